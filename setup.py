@@ -1,4 +1,5 @@
-"""Puts the presets of `configs/` into the package that is built; everything else is in pyproject.toml."""
+"""Puts the presets of `configs/` into the package that is built; everything else is in
+pyproject.toml."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +16,9 @@ class BuildWithPresets(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            shutil.copytree(ROOT / "configs", Path(self.build_lib) / "brx" / "presets", dirs_exist_ok=True)
+            shutil.copytree(
+                ROOT / "configs", Path(self.build_lib) / "brx" / "presets", dirs_exist_ok=True
+            )
 
 
 setup(cmdclass={"build_py": BuildWithPresets})

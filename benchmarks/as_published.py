@@ -1,7 +1,8 @@
-"""What the differences between the authors' implementation and brx do to a training (docs/methods.md names them).
+"""What the differences between the authors' implementation and brx do to a training
+(docs/methods.md names them).
 
-Trains the model of `brx compare` at P = 8 with the four strategies, as brx takes them and `as_published`, rate 1e-3;
-goes on where it was left.
+Trains the model of `brx compare` at P = 8 with the four strategies, as brx takes them and
+`as_published`, rate 1e-3; goes on where it was left.
 
     python -m benchmarks.as_published [--iterations 1000] [--seeds 2]
 """
@@ -27,10 +28,25 @@ def main() -> None:
     for is_theirs, (source, geometry) in itertools.product((True, False), strategies):
         losses = []
         for seed in range(options.seeds):
-            settings = {"source": source, "geometry": geometry, "as_published": str(is_theirs).lower()}
-            keys = ["method=basis-rotation", "lr=1e-3", *(f"{key}={value}" for key, value in settings.items())]
-            common = [f"training.iterations={options.iterations}", f"training.seed={seed}", "pipeline.stages=8"]
-            folder = RUNS / f"{source}-{geometry}-{'theirs' if is_theirs else 'ours'}-t{options.iterations}-s{seed}"
+            settings = {
+                "source": source,
+                "geometry": geometry,
+                "as_published": str(is_theirs).lower(),
+            }
+            keys = [
+                "method=basis-rotation",
+                "lr=1e-3",
+                *(f"{key}={value}" for key, value in settings.items()),
+            ]
+            common = [
+                f"training.iterations={options.iterations}",
+                f"training.seed={seed}",
+                "pipeline.stages=8",
+            ]
+            folder = (
+                RUNS / f"{source}-{geometry}-{'theirs' if is_theirs else 'ours'}"
+                f"-t{options.iterations}-s{seed}"
+            )
             losses.append(final_loss(folder, [*common, *(f"optimizer.{key}" for key in keys)]))
         table.add(
             f"{source} {geometry}",
@@ -39,11 +55,15 @@ def main() -> None:
             f"{statistics.mean(losses):.3f}",
         )
     table.rows.sort(key=lambda row: row[0], reverse=True)
-    table.write(f"Basis rotation at P = 8: {options.iterations} iterations of the model of brx compare, rate 1e-3")
+    table.write(
+        f"Basis rotation at P = 8: {options.iterations} iterations of the model of brx compare, "
+        f"rate 1e-3"
+    )
 
 
 def final_loss(folder: Path, overrides: list[str]) -> float:
-    """The validation loss at the end of a run of the preset `compare`; a run that is there already is continued."""
+    """The validation loss at the end of a run of the preset `compare`; a run that is there already
+    is continued."""
     if RunFolder(folder).read_summary().get("status") != "finished":
         train(load_config("compare", overrides), folder, resume=True)
     return float(load([folder])["val_loss"].item())

@@ -1,7 +1,9 @@
-"""What `delayed` costs: a loop under the delay of a pipeline against the same loop without, at d 768.
+"""What `delayed` costs: a loop under the delay of a pipeline against the same loop without, at d
+768.
 
-A copy of the delayed stages' weights per update is the price of keeping versions; beside it the hooks should cost
-nothing. Loop, delayed loop and copy take turns in one process, so that ratios hold when the machine's speed drifts.
+A copy of the delayed stages' weights per update is the price of keeping versions; beside it the
+hooks should cost nothing. Loop, delayed loop and copy take turns in one process, so that ratios
+hold when the machine's speed drifts.
 
     python -m benchmarks.delayed [--threads 1] [--rounds 9] [--iterations 2] [--device cpu]
 """
@@ -31,32 +33,59 @@ def main() -> None:
     for stash in ("exact", "none"):
         variants[f"delayed, P = {STAGES}, {stash}"], ring = loop(device, stash)
     held, formula = ring()
-    copied = [torch.empty(formula // (4 * sum(range(2, STAGES + 1))), device=device) for _ in range(2 * (STAGES - 1))]
+    copied = [
+        torch.empty(formula // (4 * sum(range(2, STAGES + 1))), device=device)
+        for _ in range(2 * (STAGES - 1))
+    ]
     variants["a copy of the delayed weights"] = lambda count: [
         torch._foreach_copy_(copied[::2], copied[1::2]) for _ in range(count)
     ]
     # The first turns warm up, and make the rings.
-    times = take_turns(variants, options.rounds, options.iterations, warm_up=2, wait=lambda: synchronize(device))
+    times = take_turns(
+        variants, options.rounds, options.iterations, warm_up=2, wait=lambda: synchronize(device)
+    )
     base, copy = times["plain loop"], times["a copy of the delayed weights"]
-    table = Table("delayed", ["variant", "ms / update (median)", "ratio to plain loop", "ratio without its copies"])
+    table = Table(
+        "delayed",
+        ["variant", "ms / update (median)", "ratio to plain loop", "ratio without its copies"],
+    )
     for name, series in times.items():
         copies = 2 if "none" in name else 1 if "delayed," in name else 0
         net = [one - copies * each for one, each in zip(series, copy, strict=True)]
-        row = [f"{1e3 * statistics.median(series):.1f}", f"{ratio(series, base):.3f}", f"{ratio(net, base):.3f}"]
+        row = [
+            f"{1e3 * statistics.median(series):.1f}",
+            f"{ratio(series, base):.3f}",
+            f"{ratio(net, base):.3f}",
+        ]
         table.add(name, *row)
     table.write(
-        f"{BLOCKS} blocks, d {WIDTH}, sequence {SEQUENCE}, batch {BATCH}, fp32, AdamW, {options.threads} thread(s), on"
-        f" {options.device}; ratios are medians over {options.rounds} turns; rings held / formula {held / formula:.3f}"
+        f"{BLOCKS} blocks, d {WIDTH}, sequence {SEQUENCE}, batch {BATCH}, fp32, AdamW, "
+        f"{options.threads} thread(s), on"
+        f" {options.device}; ratios are medians over {options.rounds} turns; rings held / formula "
+        f"{held / formula:.3f}"
     )
 
 
-def loop(device: torch.device, stash: str | None = None) -> tuple[Callable[[int], None], Callable[[], tuple[int, int]]]:
-    """Updates of an ordinary loop; and of a delayed one the bytes of its rings, and those of the formula."""
+def loop(
+    device: torch.device, stash: str | None = None
+) -> tuple[Callable[[int], None], Callable[[], tuple[int, int]]]:
+    """Updates of an ordinary loop; and of a delayed one the bytes of its rings, and those of the
+    formula."""
     torch.manual_seed(0)
-    layer = {"nhead": HEADS, "dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
-    model = nn.Sequential(*(nn.TransformerEncoderLayer(WIDTH, **layer) for _ in range(BLOCKS))).to(device)
+    layer = {
+        "nhead": HEADS,
+        "dropout": 0.0,
+        "activation": "gelu",
+        "batch_first": True,
+        "norm_first": True,
+    }
+    model = nn.Sequential(*(nn.TransformerEncoderLayer(WIDTH, **layer) for _ in range(BLOCKS))).to(
+        device
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    pipeline = None if stash is None else delayed(model, optimizer, STAGES, stash=stash, accumulation=1)
+    pipeline = (
+        None if stash is None else delayed(model, optimizer, STAGES, stash=stash, accumulation=1)
+    )
     x = torch.randn(BATCH, SEQUENCE, WIDTH, device=device)
 
     def run(iterations: int) -> None:
@@ -70,8 +99,14 @@ def loop(device: torch.device, stash: str | None = None) -> tuple[Callable[[int]
         run(1)
         stages = pipeline._stages
         size = [sum(weight.nbytes for weight in stage.newest.values()) for stage in stages]
-        formula = sum((stage.delay.tau + 1) * n for stage, n in zip(stages, size, strict=True) if stage.delay.tau)
-        return sum(weight.nbytes for stage in stages for slot in stage.ring.slots for weight in slot), formula
+        formula = sum(
+            (stage.delay.tau + 1) * n
+            for stage, n in zip(stages, size, strict=True)
+            if stage.delay.tau
+        )
+        return sum(
+            weight.nbytes for stage in stages for slot in stage.ring.slots for weight in slot
+        ), formula
 
     return run, rings
 

@@ -1,8 +1,10 @@
-"""What several devices gain: the asynchronous pipeline on R processes against one, and against a synchronous one.
+"""What several devices gain: the asynchronous pipeline on R processes against one, and against a
+synchronous one.
 
-Two worker processes (one thread each) take turns at the variants, so that the ratios hold when the machine's speed
-drifts: R = 1 (on rank 0, the other one idle), R = 2 at several P, and torch.distributed.pipelining's synchronous 1F1B
-at several micro-batch counts for the same tokens per update.
+Two worker processes (one thread each) take turns at the variants, so that the ratios hold when the
+machine's speed drifts: R = 1 (on rank 0, the other one idle), R = 2 at several P, and
+torch.distributed.pipelining's synchronous 1F1B at several micro-batch counts for the same tokens
+per update.
 
     python -m benchmarks.distributed [--rounds 5] [--iterations 16]
 """
@@ -32,7 +34,8 @@ from brx.train.build import assemble
 STAGES = (2, 4, 8, 16)
 MICRO_BATCHES = (1, 2, 4, 8)
 AUTHORS_MS = 168
-"""One process per stage with a recomputed forward pass, P = 16, two cores (measured before this project)."""
+"""One process per stage with a recomputed forward pass, P = 16, two cores (measured before this
+project)."""
 
 
 def main() -> None:
@@ -45,8 +48,22 @@ def main() -> None:
         return
     with TemporaryDirectory() as folder:
         out = Path(folder) / "times.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "benchmarks.distributed"]
-        given = ["--rounds", str(options.rounds), "--iterations", str(options.iterations), "--out", str(out)]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=2",
+            "-m",
+            "benchmarks.distributed",
+        ]
+        given = [
+            "--rounds",
+            str(options.rounds),
+            "--iterations",
+            str(options.iterations),
+            "--out",
+            str(out),
+        ]
         subprocess.run([*command, *given], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         report(json.loads(out.read_text()))
 
@@ -56,14 +73,22 @@ def report(times: dict[str, list[float]]) -> None:
     one = times["brx, P = 16, R = 1"]
     synchronous = {name: series for name, series in times.items() if name.startswith("synchronous")}
     best = min(synchronous.values(), key=statistics.median)
-    table = Table("distributed", ["variant", "ms / iteration (median)", "speed-up over R = 1", "over best synchronous"])
+    table = Table(
+        "distributed",
+        ["variant", "ms / iteration (median)", "speed-up over R = 1", "over best synchronous"],
+    )
     for name, series in times.items():
         table.add(
-            name, f"{1e3 * statistics.median(series):.2f}", f"{ratio(one, series):.2f}", f"{ratio(best, series):.2f}"
+            name,
+            f"{1e3 * statistics.median(series):.2f}",
+            f"{ratio(one, series):.2f}",
+            f"{ratio(best, series):.2f}",
         )
     table.write(
-        "16 blocks, d 64, sequence 64, batch 8 per update, fp32, AdamW, one thread per process, gloo; the authors' way"
-        f" (one process per stage, recomputed forward) took {AUTHORS_MS} ms at P = 16 on such a machine"
+        "16 blocks, d 64, sequence 64, batch 8 per update, fp32, AdamW, one thread per process, "
+        "gloo; the authors' way"
+        f" (one process per stage, recomputed forward) took {AUTHORS_MS} ms at P = 16 on such a "
+        f"machine"
     )
 
 
@@ -72,9 +97,13 @@ def work(rounds: int, iterations: int, out: Path) -> None:
     torch.set_num_threads(1)
     world = DistributedWorld(timeout_s=300)
     alone = runner(assemble(config_for(16), micro_batch).engine)  # on rank 0, the other one idle
-    variants: dict[str, Callable[[int], object]] = {"brx, P = 16, R = 1": alone if world.rank == 0 else lambda _: None}
+    variants: dict[str, Callable[[int], object]] = {
+        "brx, P = 16, R = 1": alone if world.rank == 0 else lambda _: None
+    }
     for stages in STAGES:
-        variants[f"brx, P = {stages}, R = 2"] = runner(assemble(config_for(stages), micro_batch, world=world).engine)
+        variants[f"brx, P = {stages}, R = 2"] = runner(
+            assemble(config_for(stages), micro_batch, world=world).engine
+        )
     for count in MICRO_BATCHES:
         variants[f"synchronous 1F1B, {count} micro-batches, R = 2"] = synchronous(count, world)
     times = take_turns(variants, rounds, iterations, wait=world.barrier)
@@ -84,7 +113,8 @@ def work(rounds: int, iterations: int, out: Path) -> None:
 
 
 class Part(nn.Module):
-    """A stage as torch.distributed.pipelining wants it: one tensor in, one out, the loss outside."""
+    """A stage as torch.distributed.pipelining wants it: one tensor in, one out, the loss
+    outside."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
@@ -103,8 +133,11 @@ def synchronous(count: int, world: DistributedWorld) -> Callable[[int], None]:
     config = config_for(2)
     stage = Stage(config.model, VOCABULARY, partition(config.model.blocks, 2)[world.rank])
     initialize(stage, config.model.blocks, seed=0)
-    pipeline_stage = PipelineStage(Part(stage), world.rank, 2, torch.device("cpu"), group=dist.new_group())
-    # 1F1B wants at least as many micro-batches as stages; with a single one there is only one order anyway.
+    pipeline_stage = PipelineStage(
+        Part(stage), world.rank, 2, torch.device("cpu"), group=dist.new_group()
+    )
+    # 1F1B wants at least as many micro-batches as stages; with a single one there is only one order
+    # anyway.
     kind = Schedule1F1B if count > 1 else ScheduleGPipe
     schedule = kind(pipeline_stage, count, loss_fn=loss)
     optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-3, weight_decay=0.01, fused=True)

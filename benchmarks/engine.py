@@ -1,4 +1,5 @@
-"""What delay costs in time: one brx iteration at P = 1, 2, 4, 8, 16 against a plain PyTorch loop of the same model.
+"""What delay costs in time: one brx iteration at P = 1, 2, 4, 8, 16 against a plain PyTorch loop of
+the same model.
 
 All variants take turns in one process, so that the ratios hold when the machine's speed drifts.
 
@@ -34,7 +35,13 @@ def main() -> None:
         engines[stages] = assemble(config_for(stages), micro_batch).engine
         variants[f"brx, P = {stages}"] = runner(engines[stages])
     times = take_turns(variants, options.rounds, options.iterations)
-    columns = ["variant", "ms / iteration (median)", "ratio to plain loop", "ratio to P = 1", "rings / formula"]
+    columns = [
+        "variant",
+        "ms / iteration (median)",
+        "ratio to plain loop",
+        "ratio to P = 1",
+        "rings / formula",
+    ]
     table = Table("engine", columns)
     for name in variants:
         stages = next((count for count in STAGES if name == f"brx, P = {count}"), None)
@@ -46,7 +53,8 @@ def main() -> None:
             "" if stages is None else f"{ring_share(engines[stages]):.3f}",
         )
     table.write(
-        f"{BLOCKS} blocks, d {WIDTH}, sequence {SEQUENCE}, batch {BATCH}, fp32, AdamW, {options.threads} thread(s)"
+        f"{BLOCKS} blocks, d {WIDTH}, sequence {SEQUENCE}, batch {BATCH}, fp32, AdamW, "
+        f"{options.threads} thread(s)"
     )
 
 
@@ -58,7 +66,9 @@ def config_for(stages: int, settings: Settings | None = None) -> RunConfig:
         "training": {"iterations": 100_000, "batch_size": BATCH},
         "logging": {"update_norms": False},
     }
-    return apply_overrides(content, [f"{key}={value}" for key, value in (settings or {}).items()], "benchmark")
+    return apply_overrides(
+        content, [f"{key}={value}" for key, value in (settings or {}).items()], "benchmark"
+    )
 
 
 def plain_loop(config: RunConfig) -> Callable[[int], None]:

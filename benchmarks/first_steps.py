@@ -1,8 +1,10 @@
-"""How little rounding decides: noise floors, the largest early steps, and what perturbations of 1e-7 do.
+"""How little rounding decides: noise floors, the largest early steps, and what perturbations of
+1e-7 do.
 
 Gradients do not depend on the weights here, so that what grows has grown in the optimizer.
 
-    python -m benchmarks.first_steps noise     floors against measured noise, up to 2688 x 10752 (a minute, 2 GB)
+    python -m benchmarks.first_steps noise
+        floors against measured noise, up to 2688 x 10752 (a minute, 2 GB)
     python -m benchmarks.first_steps steps     early steps and perturbations (half an hour)
 """
 
@@ -86,7 +88,9 @@ def _few_entries(generator: torch.Generator, shape: Shape, _: int) -> Tensor:
 
 
 def _same_few_entries(generator: torch.Generator, shape: Shape, _: int) -> Tensor:
-    return _few_entries(torch.Generator().manual_seed(1), shape, 0).sign() * _normal(generator, shape)
+    return _few_entries(torch.Generator().manual_seed(1), shape, 0).sign() * _normal(
+        generator, shape
+    )
 
 
 def _few_tokens(generator: torch.Generator, shape: Shape, _: int) -> Tensor:
@@ -130,9 +134,15 @@ OPTIMIZERS: dict[str, Make] = {
 
 
 def weights(
-    make: Make, gradient: Gradient, shape: Shape, num_steps: int, perturbation: float = 0.0, seed: int = 0
+    make: Make,
+    gradient: Gradient,
+    shape: Shape,
+    num_steps: int,
+    perturbation: float = 0.0,
+    seed: int = 0,
 ) -> Tensor:
-    """Weights from zero on, (num_steps + 1, m, n); every entry of a gradient is perturbed by that share of itself."""
+    """Weights from zero on, (num_steps + 1, m, n); every entry of a gradient is perturbed by that
+    share of itself."""
     generator, noise = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
     weight = torch.nn.Parameter(torch.zeros(shape))
     optimizer = make([weight])
@@ -145,9 +155,14 @@ def weights(
     return torch.stack(series)
 
 
-def largest_step_and_drift(make: Make, gradient: Gradient, shape: Shape, seed: int = 0) -> tuple[float, float]:
-    """Largest entry of an update, and how far a perturbation of 1e-7 moves the end (norm), in learning rates."""
-    straight, perturbed = (weights(make, gradient, shape, NUM_STEPS, size, seed) for size in (0.0, PERTURBATION))
+def largest_step_and_drift(
+    make: Make, gradient: Gradient, shape: Shape, seed: int = 0
+) -> tuple[float, float]:
+    """Largest entry of an update, and how far a perturbation of 1e-7 moves the end (norm), in
+    learning rates."""
+    straight, perturbed = (
+        weights(make, gradient, shape, NUM_STEPS, size, seed) for size in (0.0, PERTURBATION)
+    )
     return straight.diff(dim=0).abs().max().item(), (straight[-1] - perturbed[-1]).norm().item()
 
 
@@ -156,12 +171,18 @@ def steps() -> None:
     table = Table("first_steps", ["gradients", *list(OPTIMIZERS)[1:]])
     for name, gradient in GRADIENTS.items():
         cells = [(shape, seed) for shape in SHAPES for seed in SEEDS]
-        of_adamw = [largest_step_and_drift(OPTIMIZERS["AdamW"], gradient, *cell)[1] for cell in cells]
+        of_adamw = [
+            largest_step_and_drift(OPTIMIZERS["AdamW"], gradient, *cell)[1] for cell in cells
+        ]
         texts = []
         for label, make in list(OPTIMIZERS.items())[1:]:
             few = cells if "/" in label else cells[:: len(SEEDS)]  # SOAP, for comparison: one seed
-            largest, drifts = zip(*(largest_step_and_drift(make, gradient, *cell) for cell in few), strict=True)
-            factors = [drift / of_adamw[cells.index(cell)] for drift, cell in zip(drifts, few, strict=True)]
+            largest, drifts = zip(
+                *(largest_step_and_drift(make, gradient, *cell) for cell in few), strict=True
+            )
+            factors = [
+                drift / of_adamw[cells.index(cell)] for drift, cell in zip(drifts, few, strict=True)
+            ]
             worst = few[factors.index(max(factors))]
             texts.append(
                 f"{max(largest):.1f}; {statistics.median(factors):.2g} x, {max(factors):.2g} x"
@@ -170,10 +191,13 @@ def steps() -> None:
         table.add(name, *texts)
         print(name, *texts, sep=" | ", flush=True)
     table.write(
-        f"Largest entry of an update in the first {NUM_STEPS} steps, in learning rates; and how far a perturbation of "
-        f"{PERTURBATION:g} of every entry of every gradient has moved the weights after them (norm), over AdamW's: "
+        f"Largest entry of an update in the first {NUM_STEPS} steps, in learning rates; and how "
+        f"far a perturbation of "
+        f"{PERTURBATION:g} of every entry of every gradient has moved the weights after them "
+        f"(norm), over AdamW's: "
         "the median and the largest, with its matrix.",
-        f"Over matrices of {', '.join(f'{m} x {n}' for m, n in SHAPES)} and seeds 0 to 9 (SOAP: seed 0); from weights "
+        f"Over matrices of {', '.join(f'{m} x {n}' for m, n in SHAPES)} and seeds 0 to 9 (SOAP: "
+        f"seed 0); from weights "
         "of zero, in float32, refreshes every 10 updates. AdamW's largest step is 1.1 to 1.6.",
     )
 
@@ -184,8 +208,11 @@ NUM_SAMPLED = 48
 
 
 def cosines(size: int, generator: torch.Generator) -> Tensor:
-    """An orthogonal matrix of which no entry is small: the discrete cosine transform, rows with random signs."""
-    angles = torch.outer(torch.arange(size).double() + 0.5, torch.arange(size).double()) * (math.pi / size)
+    """An orthogonal matrix of which no entry is small: the discrete cosine transform, rows with
+    random signs."""
+    angles = torch.outer(torch.arange(size).double() + 0.5, torch.arange(size).double()) * (
+        math.pi / size
+    )
     transform = angles.cos_().mul_(math.sqrt(2 / size))
     transform[:, 0] = math.sqrt(1 / size)
     signs = torch.randint(0, 2, (size, 1), generator=generator) * 2 - 1
@@ -193,7 +220,8 @@ def cosines(size: int, generator: torch.Generator) -> Tensor:
 
 
 def floor_over_noise(shape: Shape, rank: int | None, seed: int = 0) -> float:
-    """One over the root mean square, over entries, of U^T G V's rounding noise in units of the noise floor."""
+    """One over the root mean square, over entries, of U^T G V's rounding noise in units of the
+    noise floor."""
     generator = torch.Generator().manual_seed(seed)
     left, right = (cosines(size, generator) for size in shape)
     gradient = _normal(generator, shape) if rank is None else _low_rank(generator, shape, rank)
@@ -201,16 +229,26 @@ def floor_over_noise(shape: Shape, rank: int | None, seed: int = 0) -> float:
     columns = torch.linspace(0, shape[1] - 1, min(shape[1], NUM_SAMPLED)).long()
     exact = left.double().mT @ (gradient.double() @ right[:, columns].double())
     squares = rotated.square()
-    floor = noise_floor(squares.mean(1, keepdim=True), squares.mean(0, keepdim=True)).sqrt()[:, columns]
+    floor = noise_floor(squares.mean(1, keepdim=True), squares.mean(0, keepdim=True)).sqrt()[
+        :, columns
+    ]
     return 1 / ((rotated[:, columns] - exact) / floor).square().mean().sqrt().item()
 
 
 def trained_second_moments() -> Tensor:
-    """Of all rotated entries of a model after 1,000 iterations, over the mean of their matrix, in ascending order."""
-    settings = ["optimizer.method=basis-rotation", "training.iterations=1000", "training.checkpoint_every=1000"]
+    """Of all rotated entries of a model after 1,000 iterations, over the mean of their matrix, in
+    ascending order."""
+    settings = [
+        "optimizer.method=basis-rotation",
+        "training.iterations=1000",
+        "training.checkpoint_every=1000",
+    ]
     with TemporaryDirectory() as folder:
         train(load_config("laptop", [*settings, "pipeline.stages=1"]), Path(folder) / "run")
-        states = [torch.load(path, weights_only=True) for path in Path(folder).glob("run/checkpoints/*/stage*.pt")]
+        states = [
+            torch.load(path, weights_only=True)
+            for path in Path(folder).glob("run/checkpoints/*/stage*.pt")
+        ]
     found: list[Tensor] = []
 
     def collect(value: object) -> None:
@@ -230,19 +268,28 @@ def trained_second_moments() -> Tensor:
 def noise() -> None:
     """The floor against measured noise, and how many entries of a trained model it damps."""
     trained = trained_second_moments()
-    table = Table("noise_floor", ["matrix", "normal: floor / noise", "rank 1: floor / noise", "damped by over 10 %"])
+    table = Table(
+        "noise_floor",
+        ["matrix", "normal: floor / noise", "rank 1: floor / noise", "damped by over 10 %"],
+    )
     for shape in NOISE_SHAPES:
         places = torch.randint(len(trained), shape, generator=torch.Generator().manual_seed(0))
         damped = (above_noise(trained[places]) < 0.9).float().mean().item()
         ratios = [f"{floor_over_noise(shape, rank):.1f}" for rank in (None, 1)]
         table.add(f"{shape[0]} x {shape[1]}", *ratios, f"{100 * damped:.4f} %")
         print(*table.rows[-1], flush=True)
-    quantiles = ", ".join(f"{trained[int(len(trained) * q)]:.0e} ({q:g})" for q in (1e-4, 1e-3, 1e-2, 0.1, 0.5))
+    quantiles = ", ".join(
+        f"{trained[int(len(trained) * q)]:.0e} ({q:g})" for q in (1e-4, 1e-3, 1e-2, 0.1, 0.5)
+    )
     table.write(
-        "The noise floor over the root mean square of the rounding noise of U^T G V in float32, against float64; and "
-        "the entries that it damps by over 10 % where second moments are drawn from those of a trained model.",
-        f"U and V are cosine transforms with random signs; {NUM_SAMPLED} columns are sampled. Second moments of the "
-        f"preset `laptop` after 1,000 iterations, over the mean of their matrix, by quantile: {quantiles}.",
+        "The noise floor over the root mean square of the rounding noise of U^T G V in float32, "
+        "against float64; and "
+        "the entries that it damps by over 10 % where second moments are drawn from those of a "
+        "trained model.",
+        f"U and V are cosine transforms with random signs; {NUM_SAMPLED} columns are sampled. "
+        f"Second moments of the "
+        f"preset `laptop` after 1,000 iterations, over the mean of their matrix, by quantile: "
+        f"{quantiles}.",
     )
 
 

@@ -1,4 +1,5 @@
-"""What the bases of the paper's matrices cost on a device, and how exact they are: the first, and a refresh.
+"""What the bases of the paper's matrices cost on a device, and how exact they are: the first, and a
+refresh.
 
     python -m benchmarks.gpu_first_basis [--sizes 384x1536 ...] [--device cuda] [--out DIR]
 
@@ -20,12 +21,22 @@ from brx.optim.eigenbasis import Refreshed, covariance_product, exact_eigenbasis
 def main() -> None:
     """Measure and print."""
     parser = parser_of(__doc__)
-    parser.add_argument("--sizes", nargs="+", default=["384x1536", "1728x6912", "2688x10752"], metavar="MxN")
+    parser.add_argument(
+        "--sizes", nargs="+", default=["384x1536", "1728x6912", "2688x10752"], metavar="MxN"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the table")
     options = parser.parse_args()
     device = torch.device(options.device)
-    columns = ["matrix", "side", "first basis, s", "refresh, ms", "off identity: first", "refreshed", "off diagonal"]
+    columns = [
+        "matrix",
+        "side",
+        "first basis, s",
+        "refresh, ms",
+        "off identity: first",
+        "refreshed",
+        "off diagonal",
+    ]
     table = Table("first_basis", columns)
     exact_eigenbasis(torch.eye(8, device=device)[None])  # loads the device's libraries
     for size in options.sizes:
@@ -50,8 +61,10 @@ def main() -> None:
                 f"{residual:.1e}",
             )
     table.write(
-        "The first basis (exact, in float64) and a refresh (power iteration, CholeskyQR in float64) of one matrix",
-        "Off identity: the largest absolute entry of U^T U - 1, in float64. Off diagonal: the Frobenius norm of U^T C U"
+        "The first basis (exact, in float64) and a refresh (power iteration, CholeskyQR in "
+        "float64) of one matrix",
+        "Off identity: the largest absolute entry of U^T U - 1, in float64. Off diagonal: the "
+        "Frobenius norm of U^T C U"
         " off its diagonal over that of C.",
         folder=options.out,
     )
@@ -74,7 +87,11 @@ def timed(estimate: Callable[..., Refreshed], *matrices: Tensor) -> tuple[Tensor
 def off_identity(basis: Tensor) -> float:
     """The largest absolute entry of U^T U - 1."""
     basis = basis.double()
-    return float((basis.mT @ basis - torch.eye(len(basis), dtype=basis.dtype, device=basis.device)).abs().max())
+    return float(
+        (basis.mT @ basis - torch.eye(len(basis), dtype=basis.dtype, device=basis.device))
+        .abs()
+        .max()
+    )
 
 
 def off_diagonal(basis: Tensor, covariance: Tensor) -> float:

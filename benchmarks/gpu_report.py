@@ -23,7 +23,14 @@ def main() -> None:
     target = common_target(runs)
     draw_curves(runs, options.out / "curves", target=target)
     reached = {run: passage(run, target) for run in runs.index}
-    columns = ["method", "P", "training loss", "validation loss", f"iterations to {target:.3f}", "slowdown"]
+    columns = [
+        "method",
+        "P",
+        "training loss",
+        "validation loss",
+        f"iterations to {target:.3f}",
+        "slowdown",
+    ]
     table = Table("training", [*columns, "tokens/s", "MFU"])
     for path, run in runs.iterrows():
         undelayed = runs.index[(runs["method"] == run["method"]) & (runs[DEPTH] == 1)]
@@ -42,9 +49,11 @@ def main() -> None:
     iterations = first["training.iterations"]
     tokens = iterations * first["training.batch_size"] * first["model.sequence_length"]
     table.write(
-        f"{first['architecture']}, {iterations:,} iterations, {tokens:,} tokens of {first['data.source']}: a short"
+        f"{first['architecture']}, {iterations:,} iterations, {tokens:,} tokens of "
+        f"{first['data.source']}: a short"
         " schedule, not the paper's",
-        "Losses are means over the last 2 % of the run; slowdown: iterations to the common loss over those at P = 1.",
+        "Losses are means over the last 2 % of the run; slowdown: iterations to the common loss "
+        "over those at P = 1.",
         *differences(runs),
         folder=options.out,
     )

@@ -1,10 +1,12 @@
-"""Iterations per second on one device: a plain training loop against every method of `brx`, main ones at several P.
+"""Iterations per second on one device: a plain training loop against every method of `brx`, main
+ones at several P.
 
-The plain loop is what one would write without brx: blocks compiled, autocast, a clip, fused AdamW, batches copied to
-the device asynchronously. Each variant has the device to itself, one after the other. Ctrl-C keeps what has been
-measured.
+The plain loop is what one would write without brx: blocks compiled, autocast, a clip, fused AdamW,
+batches copied to the device asynchronously. Each variant has the device to itself, one after the
+other. Ctrl-C keeps what has been measured.
 
-    python -m benchmarks.gpu_speed paper-95m --stages 1 32 [--only basis ...] [--set KEY=VALUE ...] [--out results/gpu]
+    python -m benchmarks.gpu_speed paper-95m --stages 1 32 [--only basis ...] [--set KEY=VALUE ...]
+    [--out results/gpu]
 """
 
 import gc
@@ -15,7 +17,14 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from benchmarks.report import Table, gpu_parser_of, quick_first_basis, random_tokens, runner, take_turns
+from benchmarks.report import (
+    Table,
+    gpu_parser_of,
+    quick_first_basis,
+    random_tokens,
+    runner,
+    take_turns,
+)
 from brx.config.loading import load_config
 from brx.config.schema import RunConfig
 from brx.data.batches import Prefetcher
@@ -37,7 +46,10 @@ AT_FIRST_P: dict[str, list[str]] = {
         "optimizer.geometry=unilateral",
         "optimizer.covariance=refresh",
     ],
-    **{name: [] for name in ("pipedream-lr", "nesterov", "delay-compensation", "soap", "muon", "scion")},
+    **{
+        name: []
+        for name in ("pipedream-lr", "nesterov", "delay-compensation", "soap", "muon", "scion")
+    },
 }
 """Overrides by variant; a name begins with its method's."""
 
@@ -45,7 +57,9 @@ AT_FIRST_P: dict[str, list[str]] = {
 def main() -> None:
     """Measure and print."""
     parser = gpu_parser_of(__doc__, rounds=5, iterations=50)
-    parser.add_argument("--only", nargs="*", default=[""], help="rows whose names contain one of these texts")
+    parser.add_argument(
+        "--only", nargs="*", default=[""], help="rows whose names contain one of these texts"
+    )
     options = parser.parse_args()
     config = load_config(options.config, [*options.overrides, "pipeline.stages=1"])
     device, _ = choose_device(config.runtime.device)
@@ -60,7 +74,9 @@ def main() -> None:
             if not any(text in label for text in options.only):
                 continue
             method = f"optimizer.method={name.partition(',')[0]}"
-            variant = load_config(options.config, [*options.overrides, method, *own, f"pipeline.stages={stages}"])
+            variant = load_config(
+                options.config, [*options.overrides, method, *own, f"pipeline.stages={stages}"]
+            )
             variants[label] = lambda variant=variant: runner(  # type: ignore[misc]
                 assemble(variant, random_batches(variant, device).batch, device=device).engine
             )
@@ -69,7 +85,10 @@ def main() -> None:
         for name, make in variants.items():
             rates[name] = measure(make, options.rounds, options.iterations)
             print(f"{name}: {1e3 / rates[name]:.2f} ms per iteration", flush=True)
-    table = Table("speed", ["variant", "ms / iteration", "tokens/s", "MFU", "over plain loop", "over own P = 1"])
+    table = Table(
+        "speed",
+        ["variant", "ms / iteration", "tokens/s", "MFU", "over plain loop", "over own P = 1"],
+    )
     for name, rate in rates.items():
         mfu = utilization.mfu(rate * tokens)
         at_first = rates.get(f"{name.rpartition(' = ')[0]} = 1", rate)
@@ -77,15 +96,20 @@ def main() -> None:
         ratios = (f"{rates['plain loop'] / rate:.3f}", f"{at_first / rate:.3f}")
         table.add(name, f"{1e3 / rate:.2f}", f"{rate * tokens:,.0f}", share, *ratios)
     table.write(
-        f"Speed of {options.config} on one device: {config.runtime.precision}, compile {config.runtime.compile}",
-        f"Median of {options.rounds} times {options.iterations} iterations, after as many to warm up; refreshes"
+        f"Speed of {options.config} on one device: {config.runtime.precision}, compile "
+        f"{config.runtime.compile}",
+        f"Median of {options.rounds} times {options.iterations} iterations, after as many to warm "
+        f"up; refreshes"
         " (every 10) are in, the first basis is not.",
         folder=options.out,
     )
 
 
-def measure(make: Callable[[], Callable[[int], Tensor | None]], rounds: int, iterations: int) -> float:
-    """Iterations per second of a loop that returns its last loss; the loop is dropped afterwards."""
+def measure(
+    make: Callable[[], Callable[[int], Tensor | None]], rounds: int, iterations: int
+) -> float:
+    """Iterations per second of a loop that returns its last loss; the loop is dropped
+    afterwards."""
     with quick_first_basis():
         times = take_turns({"": and_wait(make())}, rounds, iterations)[""]
     gc.collect()
@@ -120,7 +144,9 @@ def plain_loop(config: RunConfig, device: torch.device) -> Callable[[int], Tenso
     if config.runtime.compile:
         for block in model.blocks.values():
             block.compile()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.optimizer.lr, weight_decay=0.01, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.optimizer.lr, weight_decay=0.01, fused=True
+    )
     batches, context = random_batches(config, device), autocast(config.runtime, device)
     done = 0
 

@@ -1,7 +1,8 @@
 """What a Hessian-vector product costs beside one gradient of the same batch, in time and in memory.
 
-The gradient is that of training, with fused attention. Time: all variants take turns in one process; CPU time, which
-other processes disturb less than they do the clock. Memory: the growth of a fresh process's peak resident size.
+The gradient is that of training, with fused attention. Time: all variants take turns in one
+process; CPU time, which other processes disturb less than they do the clock. Memory: the growth of
+a fresh process's peak resident size.
 
     python -m benchmarks.hessian [--threads 1] [--rounds 9]
 """
@@ -27,15 +28,23 @@ from brx.model.stage import initialize, whole_model
 VOCABULARY = 256
 SHAPES = {
     "quick": (load_config("quick").model, 8),
-    "32 blocks, d 32, sequence 64": (ModelConfig(blocks=32, width=32, heads=2, sequence_length=64), 8),
-    "4 blocks, d 256, sequence 256": (ModelConfig(blocks=4, width=256, heads=4, sequence_length=256), 8),
+    "32 blocks, d 32, sequence 64": (
+        ModelConfig(blocks=32, width=32, heads=2, sequence_length=64),
+        8,
+    ),
+    "4 blocks, d 256, sequence 256": (
+        ModelConfig(blocks=4, width=256, heads=4, sequence_length=256),
+        8,
+    ),
 }
 
 
 def main() -> None:
     """Measure and print."""
     parser = parser_of(__doc__, threads=1, rounds=9)
-    parser.add_argument("--memory-of", nargs=2, metavar=("SHAPE", "VARIANT"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--memory-of", nargs=2, metavar=("SHAPE", "VARIANT"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.memory_of:
@@ -43,7 +52,15 @@ def main() -> None:
         return
 
     table = Table(
-        "hessian", ["model", "variant", "CPU ms (median)", "time / gradient", "peak memory MiB", "memory / gradient"]
+        "hessian",
+        [
+            "model",
+            "variant",
+            "CPU ms (median)",
+            "time / gradient",
+            "peak memory MiB",
+            "memory / gradient",
+        ],
     )
     for shape in SHAPES:
         variants = variants_of(shape)
@@ -87,7 +104,10 @@ def peak_growth(shape: str, variant: str) -> int:
     """Bytes by which one call raises this process's resident size at its peak (Linux)."""
     run = variants_of(shape)[variant]
     warm_up = SHAPES["quick"]
-    SHAPES["warm-up"] = (warm_up[0].model_copy(update={"blocks": 1, "width": 16, "sequence_length": 8}), 1)
+    SHAPES["warm-up"] = (
+        warm_up[0].model_copy(update={"blocks": 1, "width": 16, "sequence_length": 8}),
+        1,
+    )
     variants_of("warm-up")[variant]()  # loads what the first call of its kind loads
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = resident("VmRSS")
@@ -103,7 +123,16 @@ def resident(field: str) -> int:
 
 def memory_in_fresh_process(shape: str, variant: str, threads: int) -> int:
     """`peak_growth` there."""
-    command = [sys.executable, "-m", "benchmarks.hessian", "--memory-of", shape, variant, "--threads", str(threads)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.hessian",
+        "--memory-of",
+        shape,
+        variant,
+        "--threads",
+        str(threads),
+    ]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     return int(found.stdout)
 

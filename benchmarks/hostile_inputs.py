@@ -1,16 +1,18 @@
-"""Evidence that wrong input is met with one line: configurations, overrides, data, checkpoints and metrics, damaged.
+"""Evidence that wrong input is met with one line: configurations, overrides, data, checkpoints and
+metrics, damaged.
 
     python -m benchmarks.hostile_inputs --count 1000
 
-Each input is made by chance (case N always alike) from a run that is in order. It passes if the command ends by itself
-with a known exit code, within `LIMIT_S` of processor time (a run that is training by then does not hang), prints no
-traceback, says in one short last line what is wrong if it refuses (exit code 2), and leaves every file that was there
-before as it was, unless it is the run that the command was rightly continuing.
+Each input is made by chance (case N always alike) from a run that is in order. It passes if the
+command ends by itself with a known exit code, within `LIMIT_S` of processor time (a run that is
+training by then does not hang), prints no traceback, says in one short last line what is wrong if
+it refuses (exit code 2), and leaves every file that was there before as it was, unless it is the
+run that the command was rightly continuing.
 
-Commands run in forks of this process, which has loaded torch once; every `REAL_EVERY`-th is a process of its own.
-Results are kept in benchmarks/results/hostile_inputs.jsonl as they come, so that the command can be stopped and
-repeated; inputs that had a problem are then tried again. hostile_inputs.md is the table.
-"""
+Commands run in forks of this process, which has loaded torch once; every `REAL_EVERY`-th is a
+process of its own. Results are kept in benchmarks/results/hostile_inputs.jsonl as they come, so
+that the command can be stopped and repeated; inputs that had a problem are then tried again.
+hostile_inputs.md is the table."""
 
 import hashlib
 import json
@@ -46,24 +48,94 @@ LIMIT_S, START_S, WALL_LIMIT_S = 10, 10, 1200
 REAL_EVERY = 100
 LONGEST_LINE = 1500
 
-# fmt: off
+
 VALUES: list[Any] = [
-    -1, 0, 1, 2, 3, 10**9, 10**12, 10**30, -(10**30), 0.5, -0.0, 1e-320, 1e300, float("inf"), float("-inf"),
-    float("nan"), True, False, None, "", " ", "x", "1", "nan", "auto", "stash", "basis-rotation", "muon",
-    "no.such:Class", "os:system", "builtins:print", "torch.optim:LBFGS", "torch.optim:Optimizer", "é\u202e\u0000",
-    "../..", "/", "/dev/null", "a" * 5000,
-    [], {}, [1], [[[]]], {"a": 1}, {"method": "x"}, {"method": None}, {1: 2}, [None], "2001-99-99",
+    -1,
+    0,
+    1,
+    2,
+    3,
+    10**9,
+    10**12,
+    10**30,
+    -(10**30),
+    0.5,
+    -0.0,
+    1e-320,
+    1e300,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+    True,
+    False,
+    None,
+    "",
+    " ",
+    "x",
+    "1",
+    "nan",
+    "auto",
+    "stash",
+    "basis-rotation",
+    "muon",
+    "no.such:Class",
+    "os:system",
+    "builtins:print",
+    "torch.optim:LBFGS",
+    "torch.optim:Optimizer",
+    "é\u202e\u0000",
+    "../..",
+    "/",
+    "/dev/null",
+    "a" * 5000,
+    [],
+    {},
+    [1],
+    [[[]]],
+    {"a": 1},
+    {"method": "x"},
+    {"method": None},
+    {1: 2},
+    [None],
+    "2001-99-99",
 ]
 LEVELS = zip("abcdefgh", "bcdefghi", strict=True)
 RAW = [
-    "", "\n", "null", "[]", "3", "model", "model: *x", "a: &a [*a]", "a: &a {b: *a}", "<<: *a", "model: &m {<<: *m}",
-    "? ", "{" * 2000, "[" * 100000, "!!python/object/apply:os.system [ls]", "\t", "\ufeff", "model:\n\tblocks: 2",
-    "%YAML 9.9\n---\n", "--- 1\n--- 2", "a: 1\na: 2", "training: " + "9" * 6000, "training: 2001-99-99", "model: 0x",
-    "model: 0b", "model: 1:99", "model: !!binary x", "model: !!float x", "model: !!int ''", "model: !!timestamp x",
-    "model: !!set [1]", "model: !!omap x",
+    "",
+    "\n",
+    "null",
+    "[]",
+    "3",
+    "model",
+    "model: *x",
+    "a: &a [*a]",
+    "a: &a {b: *a}",
+    "<<: *a",
+    "model: &m {<<: *m}",
+    "? ",
+    "{" * 2000,
+    "[" * 100000,
+    "!!python/object/apply:os.system [ls]",
+    "\t",
+    "\ufeff",
+    "model:\n\tblocks: 2",
+    "%YAML 9.9\n---\n",
+    "--- 1\n--- 2",
+    "a: 1\na: 2",
+    "training: " + "9" * 6000,
+    "training: 2001-99-99",
+    "model: 0x",
+    "model: 0b",
+    "model: 1:99",
+    "model: !!binary x",
+    "model: !!float x",
+    "model: !!int ''",
+    "model: !!timestamp x",
+    "model: !!set [1]",
+    "model: !!omap x",
     "a: &a [1,1]\n" + "".join(f"{y}: &{y} [{','.join(['*' + x] * 12)}]\n" for x, y in LEVELS),
 ]
-# fmt: on
+
 COMMANDS = [["train"], ["train"], ["train"], ["plan"], ["config", "show"], ["memory"], ["methods"]]
 READERS = [
     ["slowdown"],
@@ -87,7 +159,11 @@ def config_of(folder: Path) -> dict[str, Any]:
     """A run of two iterations, as YAML would give it."""
     text = folder / "text.txt"
     if not text.exists():
-        text.write_text("\n".join(f"{n}: the quick brown fox jumps over the lazy dog {n * n}" for n in range(3000)))
+        text.write_text(
+            "\n".join(
+                f"{n}: the quick brown fox jumps over the lazy dog {n * n}" for n in range(3000)
+            )
+        )
     return {
         "model": {"blocks": 2, "width": 8, "heads": 2, "sequence_length": 16},
         "data": {"source": "text.txt", "directory": "data", "validation_fraction": 0.3},
@@ -120,20 +196,28 @@ def some_path(content: dict[str, Any], choose: random.Random) -> list[str]:
 def put(content: dict[str, Any], path: list[str], value: Any) -> None:
     """Set a nested key."""
     for key in path[:-1]:
-        content = content[key] if isinstance(content.get(key), dict) else content.setdefault(f"{key} ", {})
+        content = (
+            content[key]
+            if isinstance(content.get(key), dict)
+            else content.setdefault(f"{key} ", {})
+        )
     content[path[-1]] = value
 
 
 def damaged(data: bytes, choose: random.Random) -> tuple[str, bytes]:
     """Bytes that were cut, flipped, emptied, filled or shuffled; and how."""
-    kind = choose.choice(["cut", "flip", "flip", "empty", "zeros", "random", "twice", "lines", "insert"])
+    kind = choose.choice(
+        ["cut", "flip", "flip", "empty", "zeros", "random", "twice", "lines", "insert"]
+    )
     at = choose.randrange(len(data) + 1)
     if kind == "cut":
         return f"cut at {at}", data[:at]
     if kind == "flip" and data:
         at %= len(data)
         bit = 1 << choose.randrange(8)
-        return f"bit {bit} of byte {at} flipped", data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :]
+        return f"bit {bit} of byte {at} flipped", data[:at] + bytes([data[at] ^ bit]) + data[
+            at + 1 :
+        ]
     if kind == "zeros":
         return f"zeros from {at}", data[:at] + bytes(len(data) - at)
     if kind == "random":
@@ -145,7 +229,17 @@ def damaged(data: bytes, choose: random.Random) -> tuple[str, bytes]:
         choose.shuffle(lines)
         return "lines shuffled", b"".join(lines)
     if kind == "insert":
-        extra = choose.choice([b"[1,2]\n", b"null\n", b"\xff\xfe", b"{}\n", b'{"iteration": 1}\n', b"\x00" * 100, b"]"])
+        extra = choose.choice(
+            [
+                b"[1,2]\n",
+                b"null\n",
+                b"\xff\xfe",
+                b"{}\n",
+                b'{"iteration": 1}\n',
+                b"\x00" * 100,
+                b"]",
+            ]
+        )
         return f"{extra[:10]!r} at {at}", data[:at] + extra + data[at:]
     return "emptied", b""
 
@@ -178,8 +272,16 @@ def hostile_override(folder: Path, choose: random.Random) -> Case:
     for _ in range(choose.choice([1, 1, 2])):
         key = ".".join(map(str, some_path(complete(folder), choose)))
         value = choose.choice([*VALUES, *RAW])
-        text = value if isinstance(value, str) else json.dumps(value) if not isinstance(value, dict) else str(value)
-        form = choose.choice(["{}={}"] * 8 + ["{}", "={1}", "{}=={}", "{0}.{0}={1}", ".{}={}", "{}.={}", "--{}={}"])
+        text = (
+            value
+            if isinstance(value, str)
+            else json.dumps(value)
+            if not isinstance(value, dict)
+            else str(value)
+        )
+        form = choose.choice(
+            ["{}={}"] * 8 + ["{}", "={1}", "{}=={}", "{0}.{0}={1}", ".{}={}", "{}.={}", "--{}={}"]
+        )
         settings.append(form.format(key, text[:3000]).replace("\0", ""))
     command = choose.choice([["train"], ["train"], ["train"], ["plan"], ["config", "show"]])
     options = out(folder) if command == ["train"] else []
@@ -189,25 +291,33 @@ def hostile_override(folder: Path, choose: random.Random) -> Case:
 def hostile_data(folder: Path, choose: random.Random) -> Case:
     content = config_of(folder)
     if choose.random() < 0.5:  # prepared token files
-        tokens = choose.choice([path for path in (folder / "data").rglob("*") if path.is_file() and path.suffix])
+        tokens = choose.choice(
+            [path for path in (folder / "data").rglob("*") if path.is_file() and path.suffix]
+        )
         how, data = damaged(tokens.read_bytes(), choose)
         tokens.write_bytes(data)
         what = f"{tokens.name}: {how}"
         if choose.random() < 0.3:
             return Case(
-                what, ["train", str(folder / "run"), "--resume", "--set", "training.stop_after=8"], folder / "run"
+                what,
+                ["train", str(folder / "run"), "--resume", "--set", "training.stop_after=8"],
+                folder / "run",
             )
     else:
         name = choose.choice(["a.txt", "a.jsonl", "a.parquet", "a.json", "a", "a.txt.gz"])
         source = folder / name
-        kind = choose.choice(["random", "empty", "lines", "one line", "folder", "loop", "missing", "fifo", "objects"])
+        kind = choose.choice(
+            ["random", "empty", "lines", "one line", "folder", "loop", "missing", "fifo", "objects"]
+        )
         if kind == "random":
             source.write_bytes(choose.randbytes(choose.randrange(200_000)))
         elif kind == "lines":
             source.write_text("\n".join(choose.choice(RAW[:20]) for _ in range(2000)))
         elif kind == "objects":
             field = choose.choice(["text", "x"])
-            source.write_text("\n".join(json.dumps({field: choose.choice(VALUES[:30])}) for _ in range(2000)))
+            source.write_text(
+                "\n".join(json.dumps({field: choose.choice(VALUES[:30])}) for _ in range(2000))
+            )
         elif kind == "one line":
             source.write_text("x" * choose.choice([1, 100, 10**6]))
         elif kind == "folder":
@@ -218,7 +328,9 @@ def hostile_data(folder: Path, choose: random.Random) -> Case:
             os.mkfifo(source)
         elif kind == "empty":
             source.touch()
-        content["data"]["source"] = choose.choice([str(source), str(folder / "a*"), f"{source}/../{name}"])
+        content["data"]["source"] = choose.choice(
+            [str(source), str(folder / "a*"), f"{source}/../{name}"]
+        )
         what = f"{kind} {name}"
     path = folder / "hostile.yaml"
     path.write_text(yaml.safe_dump(content))
@@ -230,7 +342,9 @@ def hostile_checkpoint(folder: Path, choose: random.Random) -> Case:
     run = folder / "run"
     checkpoints = sorted((run / "checkpoints").iterdir())
     newest = checkpoints[-1]
-    kind = choose.choice(["damage", "damage", "damage", "manifest", "manifest", "remove", "rename", "swap", "extra"])
+    kind = choose.choice(
+        ["damage", "damage", "damage", "manifest", "manifest", "remove", "rename", "swap", "extra"]
+    )
     if kind == "damage":
         path = choose.choice(sorted(newest.iterdir()))
         what, data = damaged(path.read_bytes(), choose)
@@ -252,7 +366,9 @@ def hostile_checkpoint(folder: Path, choose: random.Random) -> Case:
         path.unlink()
         what = f"without {path.name}"
     elif kind == "rename":
-        name = choose.choice(["00000005", "5", "x", "-1", "99999999999", "00000007", "0", "000000060", "٣"])
+        name = choose.choice(
+            ["00000005", "5", "x", "-1", "99999999999", "00000007", "0", "000000060", "٣"]
+        )
         newest.rename(newest.with_name(name))
         what = f"renamed to {name}"
     elif kind == "swap":
@@ -267,17 +383,25 @@ def hostile_checkpoint(folder: Path, choose: random.Random) -> Case:
         path.mkdir() if choose.random() < 0.5 else path.write_text("x")
         what = f"extra {name}"
     options = ["--set", "training.stop_after=8"] if choose.random() < 0.5 else []
-    command = [*READERS[-1], str(run)] if choose.random() < 0.15 else ["train", str(run), "--resume", *options]
+    command = (
+        [*READERS[-1], str(run)]
+        if choose.random() < 0.15
+        else ["train", str(run), "--resume", *options]
+    )
     return Case(what, command, run if command[0] == "train" else None)
 
 
 def hostile_metrics(folder: Path, choose: random.Random) -> Case:
     run = folder / "run"
-    path = run / choose.choice(["metrics.jsonl", "metrics.jsonl", "metrics.jsonl", "summary.json", "config.yaml"])
+    path = run / choose.choice(
+        ["metrics.jsonl", "metrics.jsonl", "metrics.jsonl", "summary.json", "config.yaml"]
+    )
     if choose.random() < {".json": 0.5, ".jsonl": 0.3, ".yaml": 0.0}[path.suffix]:
-        records = [json.loads(line) for line in path.read_text().splitlines()] if path.suffix == ".jsonl" else [
-            json.loads(path.read_text())
-        ]  # fmt: skip
+        records = (
+            [json.loads(line) for line in path.read_text().splitlines()]
+            if path.suffix == ".jsonl"
+            else [json.loads(path.read_text())]
+        )
         record = choose.choice(records)
         key, value = some_path(record, choose), choose.choice(VALUES)
         put(record, key, value)
@@ -290,7 +414,11 @@ def hostile_metrics(folder: Path, choose: random.Random) -> Case:
     if choose.random() < 0.5:
         return Case(what, ["train", str(run), "--resume", "--set", "training.stop_after=8"], run)
     command = choose.choice(READERS)
-    options = ["--out", str(folder / "new")] if command[0] in ("plot", "export", "report", "tables") else []
+    options = (
+        ["--out", str(folder / "new")]
+        if command[0] in ("plot", "export", "report", "tables")
+        else []
+    )
     return Case(what, [*command, str(run), *options])
 
 
@@ -317,7 +445,12 @@ def content_of(folder: Path) -> dict[str, str]:
     """A hash of every file; locks, and notes that a file was verified, aside."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        if path.name == LOCK or path.suffix in (".verified", ".lock") or path.is_symlink() or not path.is_file():
+        if (
+            path.name == LOCK
+            or path.suffix in (".verified", ".lock")
+            or path.is_symlink()
+            or not path.is_file()
+        ):
             continue
         found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
@@ -370,7 +503,9 @@ def in_process(arguments: list[str], folder: Path, log: Path) -> int:
                 timeout=WALL_LIMIT_S,
                 check=False,
                 env=environment,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (START_S + LIMIT_S,) * 2),
+                preexec_fn=lambda: resource.setrlimit(
+                    resource.RLIMIT_CPU, (START_S + LIMIT_S,) * 2
+                ),
             ).returncode
         except subprocess.TimeoutExpired:
             return -signal.SIGKILL
@@ -378,13 +513,19 @@ def in_process(arguments: list[str], folder: Path, log: Path) -> int:
             return 2
 
 
-def problem_with(case: Case, code: int, text: str, before: dict[str, str], folder: Path) -> str | None:
+def problem_with(
+    case: Case, code: int, text: str, before: dict[str, str], folder: Path
+) -> str | None:
     """What is wrong with how a command ended; None if nothing is."""
     if "Traceback (most recent call last)" in text:
         return "traceback: " + text.strip().splitlines()[-1][:200]
-    trained = any(path.stat().st_size for path in folder.glob("*/metrics.jsonl") if path.parent.name != "run")
+    trained = any(
+        path.stat().st_size for path in folder.glob("*/metrics.jsonl") if path.parent.name != "run"
+    )
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
-        return None if trained or (case.continued is not None and code == -signal.SIGXCPU) else "hangs"
+        return (
+            None if trained or (case.continued is not None and code == -signal.SIGXCPU) else "hangs"
+        )
     if code not in (0, 1, 2, 130):
         return f"exit code {code}"
     last = text.strip().splitlines()[-1] if text.strip() else ""
@@ -393,7 +534,9 @@ def problem_with(case: Case, code: int, text: str, before: dict[str, str], folde
     may_change = case.continued if code in (0, 1, 130) else None
     after = content_of(folder)
     for name, digest in before.items():
-        if after.get(name) != digest and (may_change is None or not (folder / name).is_relative_to(may_change)):
+        if after.get(name) != digest and (
+            may_change is None or not (folder / name).is_relative_to(may_change)
+        ):
             return f"{name} was changed"
     return None
 
@@ -407,12 +550,20 @@ def try_case(template: Path, index: int) -> dict[str, Any]:
         case = KINDS[kind][0](folder, random.Random(index))
         before, started = content_of(folder), time.monotonic()
         is_real = index % REAL_EVERY == REAL_EVERY - 1
-        code = (in_process if is_real else in_fork)([text.replace("\0", "") for text in case.arguments], folder, log)
+        code = (in_process if is_real else in_fork)(
+            [text.replace("\0", "") for text in case.arguments], folder, log
+        )
         seconds = time.monotonic() - started
         text = log.read_text(errors="replace") if log.exists() else ""
         problem = problem_with(case, code, text, before, folder)
     last = text.strip().splitlines()[-1][:200].replace(name, "") if text.strip() else ""
-    row = {"index": index, "kind": kind, "what": case.what[:120], "command": case.arguments[0], "code": code}
+    row = {
+        "index": index,
+        "kind": kind,
+        "what": case.what[:120],
+        "command": case.arguments[0],
+        "code": code,
+    }
     return row | {"seconds": round(seconds, 1), "real": is_real, "problem": problem, "said": last}
 
 
@@ -433,11 +584,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Hostile inputs",
         "",
-        f"{len(rows)} inputs, {sum(row['real'] for row in rows)} of them to a process of their own. None may end in a"
-        f" traceback, hang (more than {LIMIT_S} s of processor time without training), or change a file that was"
+        f"{len(rows)} inputs, {sum(row['real'] for row in rows)} of them to a process of their "
+        f"own. None may end in a"
+        f" traceback, hang (more than {LIMIT_S} s of processor time without training), or change a "
+        f"file that was"
         " there.",
         "",
-        "| input | tried | refused (exit 2) | went on (0) | failed run (1) | training at the limit | problems |",
+        "| input | tried | refused (exit 2) | went on (0) | failed run (1) | training at the limit "
+        "| problems |",
         "|---|---|---|---|---|---|---|",
     ]
     for kind in KINDS:
@@ -445,21 +599,32 @@ def table(rows: list[dict[str, Any]]) -> str:
         codes = Counter(row["code"] for row in mine)
         signals = sum(count for code, count in codes.items() if code < 0)
         problems = sum(row["problem"] is not None for row in mine)
-        lines.append(f"| {kind} | {len(mine)} | {codes[2]} | {codes[0]} | {codes[1]} | {signals} | {problems} |")
-    lines += [f"- {row['index']} ({row['what']}): {row['problem']}" for row in rows if row["problem"]]
+        lines.append(
+            f"| {kind} | {len(mine)} | {codes[2]} | {codes[0]} | {codes[1]} | {signals} | "
+            f"{problems} |"
+        )
+    lines += [
+        f"- {row['index']} ({row['what']}): {row['problem']}" for row in rows if row["problem"]
+    ]
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
     parser = parser_of(__doc__, count=1000)
-    parser.add_argument("--case", type=int, help="try this one alone, and print what the command says")
+    parser.add_argument(
+        "--case", type=int, help="try this one alone, and print what the command says"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "hostile_inputs.jsonl")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for module, _ in COMMANDS_OF_BRX.values():  # loaded once, before the forks
         import_module(f"brx.cli.{module}")
     os.environ["OMP_NUM_THREADS"] = "1"
-    rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
+    rows = (
+        [json.loads(line) for line in args.out.read_text().splitlines()]
+        if args.out.exists()
+        else []
+    )
     with tempfile.TemporaryDirectory(prefix="brx-hostile-template-") as name:
         template = Path(name) / "template"
         make_template(template)

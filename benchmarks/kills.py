@@ -1,16 +1,17 @@
-"""Evidence that no kill loses or changes anything: runs killed with SIGKILL at random times, continued, and compared.
+"""Evidence that no kill loses or changes anything: runs killed with SIGKILL at random times,
+continued, and compared.
 
     python -m benchmarks.kills --count 100
 
-A run of each case is trained without interruption, then again while one of its ranks, drawn at random, is killed at a
-time that is uniform over the run's length, start and end included; it is resumed until it ends by itself. Every metric
-but the measured ones (times, rates, memory) has to be equal: to the last bit where the number of devices R stays,
-within `TOLERANCE` where it changes between kills (1, 2, 4, 1: products of other batches of matrices round differently).
+A run of each case is trained without interruption, then again while one of its ranks, drawn at
+random, is killed at a time that is uniform over the run's length, start and end included; it is
+resumed until it ends by itself. Every metric but the measured ones (times, rates, memory) has to be
+equal: to the last bit where the number of devices R stays, within `TOLERANCE` where it changes
+between kills (1, 2, 4, 1: products of other batches of matrices round differently).
 
-Ranks are forked from this process, which has loaded torch once; every tenth run is the real `brx train --devices R`.
-Results are appended to benchmarks/results/kills.jsonl as they come, so that the command can be stopped and repeated;
-kills.md is the table.
-"""
+Ranks are forked from this process, which has loaded torch once; every tenth run is the real `brx
+train --devices R`. Results are appended to benchmarks/results/kills.jsonl as they come, so that the
+command can be stopped and repeated; kills.md is the table."""
 
 import json
 import os
@@ -56,7 +57,10 @@ CASES: dict[str, tuple[str, ...]] = {
         "optimizer.geometry=unilateral",
         "optimizer.frequency=3",
     ),
-    "basis-rotation stage-aware": ("optimizer.method=basis-rotation", "optimizer.refresh_schedule=stage-aware"),
+    "basis-rotation stage-aware": (
+        "optimizer.method=basis-rotation",
+        "optimizer.refresh_schedule=stage-aware",
+    ),
     "delay-compensation": ("optimizer.method=delay-compensation",),
     "soap": ("optimizer.method=soap", "optimizer.frequency=3"),
     "muon": ("optimizer.method=muon",),
@@ -70,16 +74,25 @@ CASES: dict[str, tuple[str, ...]] = {
         "pipeline.rings=host",
         "pipeline.recompute=true",
     ),
-    "nesterov recompute, mixture": ("optimizer.method=nesterov", "pipeline.recompute=true", MIXTURE),
+    "nesterov recompute, mixture": (
+        "optimizer.method=nesterov",
+        "pipeline.recompute=true",
+        MIXTURE,
+    ),
     "pipedream without stashing": ("pipeline.stash=none",),
-    "basis-rotation, weight prediction": ("optimizer.method=basis-rotation", "pipeline.stash=predict"),
+    "basis-rotation, weight prediction": (
+        "optimizer.method=basis-rotation",
+        "pipeline.stash=predict",
+    ),
     "delay-compensation bf16": ("optimizer.method=delay-compensation", "runtime.precision=bf16"),
 }
 
 
 def tiny(folder: Path, overrides: Sequence[str]) -> RunConfig:
     """The run of the tests, of 4 blocks and 4 stages on made-up text, twice as long."""
-    return tiny_config(folder, f"training.iterations={ITERATIONS}", "pipeline.timeout_s=120.0", *overrides)
+    return tiny_config(
+        folder, f"training.iterations={ITERATIONS}", "pipeline.timeout_s=120.0", *overrides
+    )
 
 
 class Forked:
@@ -96,7 +109,10 @@ class Forked:
 
     def poll(self) -> bool:
         """Whether all still run."""
-        return all(os.waitid(os.P_PID, rank, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None for rank in self.ranks)
+        return all(
+            os.waitid(os.P_PID, rank, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+            for rank in self.ranks
+        )
 
     def kill(self, rank: int) -> None:
         """SIGKILL."""
@@ -112,7 +128,9 @@ class Real:
         command = [sys.executable, "-m", "brx", "train", str(path), "--out", str(out), "--resume"]
         self._num_ranks = num_ranks
         self._process = subprocess.Popen(
-            [*command, "--devices", str(num_ranks)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            [*command, "--devices", str(num_ranks)],
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
         )
 
     def wait(self) -> bool:
@@ -127,7 +145,10 @@ class Real:
         """SIGKILL to a rank, or to the launcher while it has not started it."""
         pid = self._process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        os.kill(int(children[rank]) if self._num_ranks > 1 and rank < len(children) else pid, signal.SIGKILL)
+        os.kill(
+            int(children[rank]) if self._num_ranks > 1 and rank < len(children) else pid,
+            signal.SIGKILL,
+        )
 
 
 def _fork(config: RunConfig, out: Path, rank: int, num_ranks: int, port: str) -> int:
@@ -139,7 +160,11 @@ def _fork(config: RunConfig, out: Path, rank: int, num_ranks: int, port: str) ->
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         world: Any = World()
         if num_ranks > 1:
-            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1"}
+            os.environ |= {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(num_ranks),
+                "MASTER_ADDR": "127.0.0.1",
+            }
             os.environ["MASTER_PORT"] = port
             world = DistributedWorld(config.pipeline.timeout_s)
         train(config, out, resume=True, world=world)
@@ -151,7 +176,9 @@ def _fork(config: RunConfig, out: Path, rank: int, num_ranks: int, port: str) ->
 
 def with_devices(config: RunConfig, num_ranks: int) -> RunConfig:
     """The same run on another number of devices."""
-    return config.model_copy(update={"pipeline": config.pipeline.model_copy(update={"devices": num_ranks})})
+    return config.model_copy(
+        update={"pipeline": config.pipeline.model_copy(update={"devices": num_ranks})}
+    )
 
 
 def records(out: Path) -> list[dict[str, Any]]:
@@ -169,13 +196,20 @@ def largest_difference(expected: list[dict[str, Any]], seen: list[dict[str, Any]
     largest = 0.0
     for one, other in zip(expected, seen, strict=True):
         for key, value in one.items():
-            pairs = zip(value, other[key], strict=True) if isinstance(value, list) else [(value, other[key])]
+            pairs = (
+                zip(value, other[key], strict=True)
+                if isinstance(value, list)
+                else [(value, other[key])]
+            )
             largest = max([largest, *(abs(a - b) / max(abs(a), 1e-12) for a, b in pairs)])
     return largest
 
 
-def kill_and_compare(folder: Path, index: int, references: dict[tuple[str, int], tuple[Path, float]]) -> dict[str, Any]:
-    """One run: killed up to four times, resumed to its end, compared; says what was done and seen."""
+def kill_and_compare(
+    folder: Path, index: int, references: dict[tuple[str, int], tuple[Path, float]]
+) -> dict[str, Any]:
+    """One run: killed up to four times, resumed to its end, compared; says what was done and
+    seen."""
     choose = random.Random(index)
     name = list(CASES)[index % len(CASES)]
     devices = [SWITCHING, (1,) * 4, (2,) * 4, (1,) * 4][index // len(CASES) % 4]
@@ -185,15 +219,22 @@ def kill_and_compare(folder: Path, index: int, references: dict[tuple[str, int],
     if key not in references:
         out = folder / f"reference-{len(references)}"
         started = time.monotonic()
-        assert Forked(with_devices(config, key[1]), out, key[1]).wait(), f"{name}: the run without kills failed"
+        assert Forked(with_devices(config, key[1]), out, key[1]).wait(), (
+            f"{name}: the run without kills failed"
+        )
         references[key] = out, time.monotonic() - started
     reference, length = references[key]
     out = folder / f"run-{index}"
     kills = []
     for num_ranks in devices:
         start = Real if is_real else Forked
-        moment = choose.uniform(0.0, length + (6.0 if is_real else 0.0))  # a process of its own loads torch first
-        run, deadline = start(with_devices(config, num_ranks), out, num_ranks), time.monotonic() + moment
+        moment = choose.uniform(
+            0.0, length + (6.0 if is_real else 0.0)
+        )  # a process of its own loads torch first
+        run, deadline = (
+            start(with_devices(config, num_ranks), out, num_ranks),
+            time.monotonic() + moment,
+        )
         while time.monotonic() < deadline and run.poll():
             time.sleep(0.002)
         if not run.poll():
@@ -202,11 +243,19 @@ def kill_and_compare(folder: Path, index: int, references: dict[tuple[str, int],
         rank = choose.randrange(num_ranks)
         run.kill(rank)
         run.wait()
-        lines = (out / "metrics.jsonl").read_bytes().count(b"\n") if (out / "metrics.jsonl").exists() else 0
-        kills.append({"devices": num_ranks, "rank": rank, "seconds": round(moment, 3), "lines": lines})
+        lines = (
+            (out / "metrics.jsonl").read_bytes().count(b"\n")
+            if (out / "metrics.jsonl").exists()
+            else 0
+        )
+        kills.append(
+            {"devices": num_ranks, "rank": rank, "seconds": round(moment, 3), "lines": lines}
+        )
     last = devices[-1]
     is_finished = Forked(with_devices(config, last), out, last).wait()
-    difference = largest_difference(records(reference), records(out)) if is_finished else float("inf")
+    difference = (
+        largest_difference(records(reference), records(out)) if is_finished else float("inf")
+    )
     shutil.rmtree(out, ignore_errors=True)
     return {
         "index": index,
@@ -227,9 +276,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Kills",
         "",
-        f"{num_kills} kills with SIGKILL in {len(rows)} runs of {ITERATIONS} iterations, P = 4 ({ranks} of a rank other"
-        f" than 0, {early} before the first iteration was written), at times uniform over the run's length; every"
-        f" {REAL_EVERY}th run by the real command. Largest relative difference of any metric to the run without kills:"
+        f"{num_kills} kills with SIGKILL in {len(rows)} runs of {ITERATIONS} iterations, P = 4 "
+        f"({ranks} of a rank other"
+        f" than 0, {early} before the first iteration was written), at times uniform over the "
+        f"run's length; every"
+        f" {REAL_EVERY}th run by the real command. Largest relative difference of any metric to "
+        f"the run without kills:"
         f" 0 is required where R stays, at most {TOLERANCE:g} where it changes (1, 2, 4, 1).",
         "",
         "| case | runs | kills | R constant: difference | R changing: difference | passed |",
@@ -242,11 +294,13 @@ def table(rows: list[dict[str, Any]]) -> str:
         constant = [row["difference"] for row in mine if row["devices"] != "1, 2, 4, 1"]
         changing = [row["difference"] for row in mine if row["devices"] == "1, 2, 4, 1"]
         shown = [
-            f"{max(values):.1e}" if values and max(values) else "0" if values else "" for values in (constant, changing)
+            f"{max(values):.1e}" if values and max(values) else "0" if values else ""
+            for values in (constant, changing)
         ]
         passed = "yes" if all(row["passed"] for row in mine) else "**no**"
         lines.append(
-            f"| {name} | {len(mine)} | {sum(len(row['kills']) for row in mine)} | {shown[0]} | {shown[1]} | {passed} |"
+            f"| {name} | {len(mine)} | {sum(len(row['kills']) for row in mine)} | {shown[0]} | "
+            f"{shown[1]} | {passed} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -257,7 +311,11 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
-    rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
+    rows = (
+        [json.loads(line) for line in args.out.read_text().splitlines()]
+        if args.out.exists()
+        else []
+    )
     with tempfile.TemporaryDirectory(prefix="brx-kills-") as name:
         folder = Path(name)
         prepare(tiny(folder, ()).data, quiet=True)
@@ -268,8 +326,12 @@ def main() -> int:
             with args.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             args.out.with_suffix(".md").write_text(table(rows))
-            print(f"{row['index']}: {row['case']}, R = {row['devices']}: {len(row['kills'])} kills,"
-                  f" difference {row['difference']:.1e}{'' if row['passed'] else '  FAILED'}", flush=True)  # fmt: skip
+            print(
+                f"{row['index']}: {row['case']}, R = {row['devices']}: {len(row['kills'])} kills,"
+                f" difference "
+                f"{row['difference']:.1e}{'' if row['passed'] else '  FAILED'}",
+                flush=True,
+            )
     return 0 if all(row["passed"] for row in rows) else 1
 
 

@@ -1,12 +1,16 @@
-"""What the delay lab costs: methods, delay profiles, micro-batches, staleness measures, and `brx verdict`'s answer.
+"""What the delay lab costs: methods, delay profiles, micro-batches, staleness measures, and `brx
+verdict`'s answer.
 
-- an iteration of every method over AdamW's, which `brx verdict --cost-from benchmarks/results/methods.json` takes;
-- M micro-batches per update over M times one, a delay profile over the pipeline's, staleness measures over none;
+- an iteration of every method over AdamW's, which `brx verdict --cost-from
+  benchmarks/results/methods.json` takes;
+- M micro-batches per update over M times one, a delay profile over the pipeline's, staleness
+  measures over none;
 - the seconds in which `brx verdict` answers from the committed results.
 
 Variants take turns in one process, so that the ratios hold when the machine's speed drifts.
 
-    python -m benchmarks.lab [--threads 1] [--rounds 12] [--iterations 20] [--turns 5] [--blocks 8] [--out FOLDER]
+    python -m benchmarks.lab [--threads 1] [--rounds 12] [--iterations 20] [--turns 5] [--blocks 8]
+    [--out FOLDER]
 """
 
 import argparse
@@ -35,11 +39,19 @@ VERDICT = ("verdict", "--stages", "32", "--micro-batches", "8")
 def main() -> None:
     """Measure, print and write."""
     parser = parser_of(__doc__, threads=1, rounds=12, iterations=20, blocks=8)
-    parser.add_argument("--turns", type=int, default=10, help=f"of {MEASURE_EVERY} iterations, for staleness measures")
+    parser.add_argument(
+        "--turns",
+        type=int,
+        default=10,
+        help=f"of {MEASURE_EVERY} iterations, for staleness measures",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the tables")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model = f"{options.blocks} blocks, d {WIDTH}, sequence {SEQUENCE}, batch {BATCH}, P = {STAGES}, fp32"
+    model = (
+        f"{options.blocks} blocks, d {WIDTH}, sequence {SEQUENCE}, batch {BATCH}, P = "
+        f"{STAGES}, fp32"
+    )
     title = f"{model}, {options.threads} thread(s)"
     write_methods(options, title)
     write_delays(options, title)
@@ -47,11 +59,15 @@ def main() -> None:
 
 def write_methods(options: argparse.Namespace, title: str) -> None:
     """A row per built-in method."""
-    variants: dict[str, Settings] = {name: {"optimizer.method": name} for name in METHODS if name != CUSTOM}
+    variants: dict[str, Settings] = {
+        name: {"optimizer.method": name} for name in METHODS if name != CUSTOM
+    }
     times = measure(variants, options)
     table = Table("methods", ["method", "ms / iteration (median)", "ratio to pipedream"])
     for name, turns in times.items():
-        table.add(name, f"{1e3 * statistics.median(turns):.3f}", f"{ratio(turns, times['pipedream']):.3f}")
+        table.add(
+            name, f"{1e3 * statistics.median(turns):.3f}", f"{ratio(turns, times['pipedream']):.3f}"
+        )
     table.write(title, folder=options.out)
 
 
@@ -72,32 +88,50 @@ def write_delays(options: argparse.Namespace, title: str) -> None:
         if settings.get("pipeline.accumulation"):
             per_micro_batch = [turn / ACCUMULATION for turn in times[name]]
             share = ratio(per_micro_batch, times["pipeline"])
-            table.add(f"M = {ACCUMULATION}, {name}", f"{ACCUMULATION} x M = 1", f"{share:.3f}", "1.05")
+            table.add(
+                f"M = {ACCUMULATION}, {name}", f"{ACCUMULATION} x M = 1", f"{share:.3f}", "1.05"
+            )
         elif settings:
-            table.add(name, "the pipeline's delays", f"{ratio(times[name], times['pipeline']):.3f}", "1.05")
+            table.add(
+                name,
+                "the pipeline's delays",
+                f"{ratio(times[name], times['pipeline']):.3f}",
+                "1.05",
+            )
     for method in ("pipedream", "basis-rotation"):
         share = measures_share({"optimizer.method": method}, options.blocks, options.turns)
-        table.add(f"staleness_every {MEASURE_EVERY}, {method}", "iterations without", f"{share:.3f}", "1.02")
+        table.add(
+            f"staleness_every {MEASURE_EVERY}, {method}",
+            "iterations without",
+            f"{share:.3f}",
+            "1.02",
+        )
     table.add("brx " + " ".join(VERDICT), "", f"{verdict_seconds():.2f} s", "2 s")
     table.write(title, folder=options.out)
 
 
-def measure(variants: Mapping[str, Settings], options: argparse.Namespace) -> dict[str, list[float]]:
+def measure(
+    variants: Mapping[str, Settings], options: argparse.Namespace
+) -> dict[str, list[float]]:
     """Seconds per iteration of each variant, turn by turn."""
-    runners = {name: runner(make_engine(settings, options.blocks)) for name, settings in variants.items()}
+    runners = {
+        name: runner(make_engine(settings, options.blocks)) for name, settings in variants.items()
+    }
     return take_turns(runners, options.rounds, options.iterations)
 
 
 def measures_share(settings: Settings, blocks: int, turns: int) -> float:
-    """Seconds of MEASURE_EVERY iterations, the last of which measures staleness, over what they take without measures.
+    """Seconds of MEASURE_EVERY iterations, the last of which measures staleness, over what they
+    take without measures.
 
-    Within one run, because two engines of the same settings differ by more than the 2 % that are asked about: the first
-    80 of 100 iterations keep nothing for the measures (delays are less than 20). Each of the last 20 is compared with
-    the median of these at the same place between two refreshes of the basis. The median over turns.
-    """
+    Within one run, because two engines of the same settings differ by more than the 2 % that are
+    asked about: the first 80 of 100 iterations keep nothing for the measures (delays are less than
+    20). Each of the last 20 is compared with the median of these at the same place between two
+    refreshes of the basis. The median over turns."""
     run = runner(make_engine({**settings, "logging.staleness_every": MEASURE_EVERY}, blocks))
     seconds = np.reshape(
-        [seconds_of(lambda: run(1)) for _ in range((turns + 1) * MEASURE_EVERY)], (turns + 1, -1, FREQUENCY)
+        [seconds_of(lambda: run(1)) for _ in range((turns + 1) * MEASURE_EVERY)],
+        (turns + 1, -1, FREQUENCY),
     )
     seconds = seconds[1:]  # the first turn warms up
     without = np.median(seconds[:, : WITHOUT_MEASURES // FREQUENCY], axis=1, keepdims=True)
@@ -108,7 +142,10 @@ def measures_share(settings: Settings, blocks: int, turns: int) -> float:
 def verdict_seconds() -> float:
     """Of the fastest of three answers, as a user waits for them."""
     command = [sys.executable, "-m", "brx", *VERDICT]
-    return min(seconds_of(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL)) for _ in range(3))
+    return min(
+        seconds_of(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
+        for _ in range(3)
+    )
 
 
 def seconds_of(work: Callable[[], object]) -> float:
@@ -120,7 +157,9 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 def make_engine(settings: Settings, blocks: int) -> Engine:
     """A small model under delay on one device."""
-    return assemble(config_for(STAGES, {"model.blocks": blocks, "model.width": WIDTH, **settings}), micro_batch).engine
+    return assemble(
+        config_for(STAGES, {"model.blocks": blocks, "model.width": WIDTH, **settings}), micro_batch
+    ).engine
 
 
 if __name__ == "__main__":

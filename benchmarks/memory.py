@@ -1,7 +1,8 @@
 """Peak memory of short trainings against what `brx plan` says.
 
-On CUDA the measured peak is that of the allocator. On CPUs it is the largest sum of live allocations of torch's CPU
-allocator, as torch.profiler records each of them (resident memory would count Python, libraries and malloc's reserves).
+On CUDA the measured peak is that of the allocator. On CPUs it is the largest sum of live
+allocations of torch's CPU allocator, as torch.profiler records each of them (resident memory would
+count Python, libraries and malloc's reserves).
 
     python -m benchmarks.memory paper-95m --stages 1 32 [--set KEY=VALUE ...] [--out results/gpu]
 """
@@ -30,9 +31,15 @@ RINGS = ("device", "host")
 def main() -> None:
     """Measure and print."""
     options = gpu_parser_of(__doc__).parse_args()
-    table = Table("memory", ["method", "P", "rings", "planned GB", "measured GB", "planned / measured"])
+    table = Table(
+        "memory", ["method", "P", "rings", "planned GB", "measured GB", "planned / measured"]
+    )
     for method, stages, rings in itertools.product(COMPARED, options.stages, RINGS):
-        chosen = [f"optimizer.method={method}", f"pipeline.stages={stages}", f"pipeline.rings={rings}"]
+        chosen = [
+            f"optimizer.method={method}",
+            f"pipeline.stages={stages}",
+            f"pipeline.rings={rings}",
+        ]
         config = load_config(options.config, [*options.overrides, *chosen])
         device, _ = choose_device(config.runtime.device)
         if rings == "host" and (stages == 1 or device.type == "cpu"):
@@ -40,22 +47,31 @@ def main() -> None:
         (planned,) = plan_memory(config, device.type)
         with quick_first_basis():
             measured = measured_peak(config, device)
-        numbers = (f"{planned.peak / 1e9:.3f}", f"{measured / 1e9:.3f}", f"{planned.peak / measured:.3f}")
+        numbers = (
+            f"{planned.peak / 1e9:.3f}",
+            f"{measured / 1e9:.3f}",
+            f"{planned.peak / measured:.3f}",
+        )
         table.add(method, str(stages), rings, *numbers)
     note = (
-        "Planned: the closed forms of brx plan, for uncompiled blocks; compiled ones keep fewer activations. The first"
+        "Planned: the closed forms of brx plan, for uncompiled blocks; compiled ones keep fewer "
+        "activations. The first"
         " basis is that of one matrix of each shape; later refreshes are those of all."
     )
-    table.write(f"Peak memory of {options.config} on one device, 11 iterations", note, folder=options.out)
+    table.write(
+        f"Peak memory of {options.config} on one device, 11 iterations", note, folder=options.out
+    )
 
 
 def measured_peak(config: RunConfig, device: torch.device, iterations: int = 11) -> int:
-    """Largest number of bytes that tensors held at one time, from building the stages to the last iteration (R = 1)."""
+    """Largest number of bytes that tensors held at one time, from building the stages to the last
+    iteration (R = 1)."""
     return peak_during(lambda: _train(config, device, iterations), device)
 
 
 def peak_during(work: Callable[[], None], device: torch.device) -> int:
-    """Largest number of bytes of tensors that the work held at one time, beyond those that were there before."""
+    """Largest number of bytes of tensors that the work held at one time, beyond those that were
+    there before."""
     gc.collect()  # what came before
     if device.type == "cuda":
         torch.cuda.init()
@@ -68,12 +84,18 @@ def peak_during(work: Callable[[], None], device: torch.device) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("name") == "[memory]"]
+        events = [
+            event
+            for event in json.loads(path.read_text())["traceEvents"]
+            if event.get("name") == "[memory]"
+        ]
     live: dict[int, int] = {}
     held = peak = 0
     for event in sorted(events, key=lambda event: event["ts"]):
         address, size = event["args"]["Addr"], event["args"]["Bytes"]
-        held += size if size > 0 else -live.pop(address, 0)  # what was there before the profiler is none of ours
+        held += (
+            size if size > 0 else -live.pop(address, 0)
+        )  # what was there before the profiler is none of ours
         if size > 0:
             live[address] = size
         peak = max(peak, held)
@@ -83,7 +105,9 @@ def peak_during(work: Callable[[], None], device: torch.device) -> int:
 def _train(config: RunConfig, device: torch.device, iterations: int) -> None:
     shape = (config.training.batch_size, config.model.sequence_length + 1)
     tokens = torch.randint(config.data.vocabulary_size, shape, device=device)
-    training = config.training.model_copy(update={"log_every": 1})  # norms of the updates at each one
+    training = config.training.model_copy(
+        update={"log_every": 1}
+    )  # norms of the updates at each one
     engine = assemble(
         config.model_copy(update={"training": training}),
         lambda iteration: (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),

@@ -1,9 +1,10 @@
-"""Does it matter how the bases of source `1st` are refreshed? M M^T U and M^T M V (algorithm 2) against M V and M^T U.
+"""Does it matter how the bases of source `1st` are refreshed? M M^T U and M^T M V (algorithm 2)
+against M V and M^T U.
 
-brx does what the paper's text says; the authors' implementation takes the other side's basis instead of a second
-factor, which saves a product and weighs directions by singular values instead of their squares. Both have the same
-fixed points.
-Trains the model of `brx compare` at P = 8 with each, three seeds, rate 1e-3; goes on where it was left.
+brx does what the paper's text says; the authors' implementation takes the other side's basis
+instead of a second factor, which saves a product and weighs directions by singular values instead
+of their squares. Both have the same fixed points. Trains the model of `brx compare` at P = 8 with
+each, three seeds, rate 1e-3; goes on where it was left.
 
     python -m benchmarks.momentum_bases
 """
@@ -29,7 +30,8 @@ RUNS = Path("runs/momentum-bases")
 
 
 def product_of_other_side(factor: Tensor, basis: Tensor, other: Tensor) -> Tensor:
-    """M V for U, or M^T U for V, with signs that agree with the present basis; zeros beyond the factor's rank.
+    """M V for U, or M^T U for V, with signs that agree with the present basis; zeros beyond the
+    factor's rank.
 
     The factor is M seen from the side to refresh (b, m, n).
     """
@@ -43,7 +45,9 @@ def product_of_other_side(factor: Tensor, basis: Tensor, other: Tensor) -> Tenso
 @contextmanager
 def refreshed_from_the_other_side() -> Iterator[None]:
     """Within it, source `1st` refreshes each basis from the other side's."""
-    usual: Callable[[BasisRotation, MatrixBatch, Tensor, bool], None] = BasisRotation._estimate_eigenbasis
+    usual: Callable[[BasisRotation, MatrixBatch, Tensor, bool], None] = (
+        BasisRotation._estimate_eigenbasis
+    )
     usual_product = basis_rotation.factor_product
 
     def estimate(self: BasisRotation, batch: MatrixBatch, gradient: Tensor, exact: bool) -> None:
@@ -63,7 +67,9 @@ def refreshed_from_the_other_side() -> Iterator[None]:
 
 def train_all(name: str) -> list[float]:
     """Final validation losses of the seeds."""
-    return [final_loss(RUNS / f"{name}-s{seed}", [*SETTINGS, f"training.seed={seed}"]) for seed in SEEDS]
+    return [
+        final_loss(RUNS / f"{name}-s{seed}", [*SETTINGS, f"training.seed={seed}"]) for seed in SEEDS
+    ]
 
 
 def main() -> None:
@@ -72,9 +78,17 @@ def main() -> None:
     with refreshed_from_the_other_side():
         from_other = train_all("other-side")
     table = Table("momentum_bases", ["refreshed from", "final validation loss by seed", "mean"])
-    for name, losses in (("M M^T U, M^T M V (the paper, brx)", as_printed), ("M V, M^T U (the authors)", from_other)):
-        table.add(name, " ".join(f"{loss:.3f}" for loss in losses), f"{statistics.mean(losses):.3f}")
-    table.write("Basis rotation 1st/bilateral at P = 8: 4,000 iterations of the model of brx compare, rate 1e-3")
+    for name, losses in (
+        ("M M^T U, M^T M V (the paper, brx)", as_printed),
+        ("M V, M^T U (the authors)", from_other),
+    ):
+        table.add(
+            name, " ".join(f"{loss:.3f}" for loss in losses), f"{statistics.mean(losses):.3f}"
+        )
+    table.write(
+        "Basis rotation 1st/bilateral at P = 8: 4,000 iterations of the model of brx compare, rate "
+        "1e-3"
+    )
 
 
 if __name__ == "__main__":

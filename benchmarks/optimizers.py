@@ -1,8 +1,11 @@
-"""What a step of each optimizer costs on the attention and MLP matrices of a Transformer, its refreshes included.
+"""What a step of each optimizer costs on the attention and MLP matrices of a Transformer, its
+refreshes included.
 
-All optimizers take their steps in turn in one process, so that the ratios hold when the machine's speed drifts.
+All optimizers take their steps in turn in one process, so that the ratios hold when the machine's
+speed drifts.
 
-    python -m benchmarks.optimizers [--threads 1 2] [--steps 20] [--device cuda] [--blocks 16 --width 128]
+    python -m benchmarks.optimizers [--threads 1 2] [--steps 20] [--device cuda] [--blocks 16
+    --width 128]
 
 On a GPU one matrix of each shape gives all their first basis.
 
@@ -34,19 +37,31 @@ except ImportError:  # its row is left out then
     heavyball = None
 
 SIZES = {"cpu": [(16, 128), (8, 384)], "cuda": [(32, 384), (4, 1728)]}
-"""(blocks, width) by device. All optimizers hold their states at a time: of the 1B model's 24 blocks four fit 80 GB."""
+"""(blocks, width) by device. All optimizers hold their states at a time: of the 1B model's 24
+blocks four fit 80 GB."""
 
 FREQUENCY = 10
 OURS = "BasisRotation 2nd bilateral"
-COLUMNS = ["matrices", "threads", "optimizer", "ms / step (mean)", "ordinary step", "refresh step", "first step"]
+COLUMNS = [
+    "matrices",
+    "threads",
+    "optimizer",
+    "ms / step (mean)",
+    "ordinary step",
+    "refresh step",
+    "first step",
+]
 COLUMNS += ["ratio to ours"]
 STRAIGHTFORWARD = "straightforward (2nd bilateral)"
 
 
 class Straightforward(torch.optim.Optimizer):
-    """Algorithms 1 and 2 written down matrix by matrix: three rotations and both covariances in every step."""
+    """Algorithms 1 and 2 written down matrix by matrix: three rotations and both covariances in
+    every step."""
 
-    def __init__(self, params: Iterable[Tensor], lr: float = 1e-3, weight_decay: float = 0.01) -> None:
+    def __init__(
+        self, params: Iterable[Tensor], lr: float = 1e-3, weight_decay: float = 0.01
+    ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -116,7 +131,9 @@ VARIANTS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
     "BasisRotation 2nd bilateral, covariance at refreshes": rotation_variant(covariance="refresh"),
     "BasisRotation 2nd unilateral": rotation_variant(geometry="unilateral"),
     "BasisRotation 1st bilateral": rotation_variant(source="1st", covariance="refresh"),
-    "BasisRotation 1st unilateral": rotation_variant(source="1st", geometry="unilateral", covariance="refresh"),
+    "BasisRotation 1st unilateral": rotation_variant(
+        source="1st", geometry="unilateral", covariance="refresh"
+    ),
 }
 
 
@@ -146,35 +163,60 @@ def main() -> None:
     parser.add_argument("--device", choices=list(SIZES), default="cpu")
     parser.add_argument("--blocks", type=int, help="measure this size only (with --width)")
     parser.add_argument("--width", type=int)
-    parser.add_argument("--only", nargs="*", help="names of variants that contain one of these texts; writes no files")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        help="names of variants that contain one of these texts; writes no files",
+    )
     options = parser.parse_args()
     device = torch.device(options.device)
     sizes = [(options.blocks, options.width)] if options.blocks else SIZES[options.device]
-    table = Table("optimizers" if options.device == "cpu" else f"optimizers-{options.device}", COLUMNS)
+    table = Table(
+        "optimizers" if options.device == "cpu" else f"optimizers-{options.device}", COLUMNS
+    )
     notes = []
     threads = options.threads or ([1] if device.type == "cuda" else [1, 2])
     with suppress(KeyboardInterrupt):  # which keeps what has been measured
         for (blocks, width), num_threads in itertools.product(sizes, threads):
             torch.set_num_threads(num_threads)
             matrices = f"{blocks} blocks, d {width}"
-            chosen = [name for name in VARIANTS if not options.only or any(text in name for text in options.only)]
+            chosen = [
+                name
+                for name in VARIANTS
+                if not options.only or any(text in name for text in options.only)
+            ]
             runners, first_steps, rate = measure(chosen, blocks, width, device, options.steps)
             means = {name: statistics.mean(runner.seconds) for name, runner in runners.items()}
             for name, runner in runners.items():
-                ordinary = [s for step, s in enumerate(runner.seconds, start=FREQUENCY + 1) if step % FREQUENCY]
-                refresh = [s for step, s in enumerate(runner.seconds, start=FREQUENCY + 1) if not step % FREQUENCY]
+                ordinary = [
+                    s
+                    for step, s in enumerate(runner.seconds, start=FREQUENCY + 1)
+                    if step % FREQUENCY
+                ]
+                refresh = [
+                    s
+                    for step, s in enumerate(runner.seconds, start=FREQUENCY + 1)
+                    if not step % FREQUENCY
+                ]
                 table.add(
                     matrices,
                     str(num_threads),
                     name,
-                    *(f"{1e3 * seconds:.1f}" for seconds in (means[name], statistics.mean(ordinary))),
+                    *(
+                        f"{1e3 * seconds:.1f}"
+                        for seconds in (means[name], statistics.mean(ordinary))
+                    ),
                     f"{1e3 * statistics.mean(refresh):.0f}",
                     "" if device.type == "cuda" else f"{1e3 * first_steps[name]:.0f}",
                     f"{means[name] / means[OURS]:.2f}" if OURS in means else "",
                 )
             if OURS in means:
                 about = f"{matrices}, {num_threads} thread(s)"
-                notes.append(about + ", 2nd bilateral: " + explain(blocks, width, means[OURS], rate, runners[OURS]))
+                notes.append(
+                    about
+                    + ", 2nd bilateral: "
+                    + explain(blocks, width, means[OURS], rate, runners[OURS])
+                )
     title = f"{options.device}, fp32, frequency {FREQUENCY}, mean of {options.steps} steps"
     if options.only:
         table.show(title, *notes)
@@ -183,16 +225,21 @@ def main() -> None:
 
 
 def keep_others(table: Table, notes: list[str]) -> list[str]:
-    """Take over rows and notes of the written table that have not been measured anew; returns all notes."""
+    """Take over rows and notes of the written table that have not been measured anew; returns all
+    notes."""
     path = RESULTS / f"{table.name}.json"
     if not path.exists():
         return notes
     written = json.loads(path.read_text(encoding="utf-8"))
     measured = {(row[0], row[1]) for row in table.rows}
     table.rows += [row for row in written["rows"] if (row[0], row[1]) not in measured]
-    table.rows.sort(key=lambda row: ([int(n) for n in re.findall(r"\d+", row[0])][::-1], int(row[1])))
+    table.rows.sort(
+        key=lambda row: ([int(n) for n in re.findall(r"\d+", row[0])][::-1], int(row[1]))
+    )
     return notes + [
-        note for note in written["notes"] if not any(note.startswith(f"{m}, {t} thread(s)") for m, t in measured)
+        note
+        for note in written["notes"]
+        if not any(note.startswith(f"{m}, {t} thread(s)") for m, t in measured)
     ]
 
 
@@ -201,8 +248,8 @@ def measure(
 ) -> tuple[dict[str, Runner], dict[str, float], float]:
     """Time the optimizers in turns, after ten warm-up steps that end in a refresh.
 
-    Returns:
-        The runners, the seconds of their first steps (exact eigenvectors), and the rate of matrix products (FLOP/s).
+    Returns: The runners, the seconds of their first steps (exact eigenvectors), and the rate of
+        matrix products (FLOP/s).
     """
     shapes = matrix_shapes(blocks, width)
     gradients = [make_gradients(shapes, seed, device) for seed in range(4)]
@@ -235,7 +282,10 @@ def make_gradients(shapes: list[tuple[int, int]], seed: int, device: torch.devic
         row_sizes = torch.arange(1, rows + 1, device=device)[:, None] ** -0.5
         column_sizes = torch.arange(1, columns + 1, device=device) ** -0.5
         gradients.append(
-            1e-2 * row_sizes * column_sizes * torch.randn(rows, columns, device=device, generator=generator)
+            1e-2
+            * row_sizes
+            * column_sizes
+            * torch.randn(rows, columns, device=device, generator=generator)
         )
     return gradients
 
@@ -258,7 +308,10 @@ def explain(blocks: int, width: int, seconds: float, rate: float, runner: Runner
     """The counted floor, the share of it that is reached, and where the time goes."""
     step, refresh = counted_multiply_adds(matrix_shapes(blocks, width))
     floor = 2 * (step + refresh / FREQUENCY) / rate
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    activities = [
+        ProfilerActivity.CPU,
+        *([ProfilerActivity.CUDA] if torch.cuda.is_available() else []),
+    ]
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the profiler does not see the threads that work side by side
     with profile(activities=activities) as profiler:
@@ -270,17 +323,20 @@ def explain(blocks: int, width: int, seconds: float, rate: float, runner: Runner
         spent[kind_of(event.key)] += max(event.self_cpu_time_total, event.self_device_time_total)
     total = sum(spent.values())
     shares = ", ".join(
-        f"{kind} {100 * spent[kind] / total:.0f} %" for kind in sorted(spent, key=lambda kind: -spent[kind])
+        f"{kind} {100 * spent[kind] / total:.0f} %"
+        for kind in sorted(spent, key=lambda kind: -spent[kind])
     )
     return (
-        f"{step / 1e9:.2f} G multiply-adds per step and {refresh / 1e9:.2f} G per refresh; at the measured "
+        f"{step / 1e9:.2f} G multiply-adds per step and {refresh / 1e9:.2f} G per refresh; at the "
+        f"measured "
         f"{rate / 1e9:.0f} GFLOP/s the floor is {1e3 * floor:.1f} ms per step, of which "
         f"{100 * floor / seconds:.0f} % is reached. The time goes to: {shares}."
     )
 
 
 def counted_multiply_adds(shapes: list[tuple[int, int]]) -> tuple[int, int]:
-    """The least that 2nd bilateral needs, its covariances at every step: per step, and per refresh in addition."""
+    """The least that 2nd bilateral needs, its covariances at every step: per step, and per refresh
+    in addition."""
     step = refresh = 0
     for m, n in shapes:
         rotation = m * n * (m + n)
@@ -289,7 +345,9 @@ def counted_multiply_adds(shapes: list[tuple[int, int]]) -> tuple[int, int]:
         for size, other in ((m, n), (n, m)):
             step += size * size * other // 2  # a covariance, which is symmetric
             power = size**3
-            orthonormalisation = 7 * size**3 // 6  # Gram matrix, its Cholesky factor, triangular solve
+            orthonormalisation = (
+                7 * size**3 // 6
+            )  # Gram matrix, its Cholesky factor, triangular solve
             refresh += power + orthonormalisation
     return step, refresh
 

@@ -1,4 +1,5 @@
-"""What the benchmarks share: options, timing in turns, and tables under benchmarks/results/ with their machine."""
+"""What the benchmarks share: options, timing in turns, and tables under benchmarks/results/ with
+their machine."""
 
 import argparse
 import json
@@ -22,12 +23,18 @@ from brx.optim.eigenbasis import Refreshed
 from brx.pipeline.engine import Engine, MicroBatch
 
 RESULTS = Path(__file__).parent / "results"
-HELP = {"rounds": "turns of each variant", "iterations": "iterations in a turn", "steps": "timed steps"}
+HELP = {
+    "rounds": "turns of each variant",
+    "iterations": "iterations in a turn",
+    "steps": "timed steps",
+}
 
 
 def parser_of(description: str | None, **defaults: int) -> argparse.ArgumentParser:
     """A benchmark's options, of those that take a number the given ones."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=HELP.get(name))
     return parser
@@ -38,7 +45,9 @@ def gpu_parser_of(description: str | None, **defaults: int) -> argparse.Argument
     parser = parser_of(description, **defaults)
     parser.add_argument("config", help="a preset or a file")
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 32], metavar="P")
-    parser.add_argument("--set", dest="overrides", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+    parser.add_argument(
+        "--set", dest="overrides", nargs="+", action="extend", default=[], metavar="KEY=VALUE"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the table")
     return parser
 
@@ -54,8 +63,8 @@ def take_turns(
 ) -> dict[str, list[float]]:
     """Seconds per iteration of each variant, turn by turn, without the first turns, which warm up.
 
-    They take turns, so that ratios hold when the machine's speed drifts. `wait` ends what a variant has begun.
-    """
+    They take turns, so that ratios hold when the machine's speed drifts. `wait` ends what a variant
+    has begun."""
     times: dict[str, list[float]] = {name: [] for name in variants}
     for turn in range(rounds + warm_up):
         # Each turn in the other order: who comes after whom must not decide.
@@ -80,7 +89,9 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def random_tokens(batch_size: int, sequence_length: int, vocabulary: int = 256) -> Callable[[int], MicroBatch]:
+def random_tokens(
+    batch_size: int, sequence_length: int, vocabulary: int = 256
+) -> Callable[[int], MicroBatch]:
     """Micro-batches, each with its own tokens."""
 
     def micro_batch(n: int) -> MicroBatch:
@@ -93,7 +104,8 @@ def random_tokens(batch_size: int, sequence_length: int, vocabulary: int = 256) 
 
 @contextmanager
 def quick_first_basis() -> Iterator[None]:
-    """Decompose one matrix of each shape for all of them: exact eigenvectors take minutes, once in a training."""
+    """Decompose one matrix of each shape for all of them: exact eigenvectors take minutes, once in
+    a training."""
     decomposed: dict[tuple[torch.Size, torch.dtype], Any] = {}
     eigh = torch.linalg.eigh
 
@@ -111,7 +123,9 @@ def quick_first_basis() -> Iterator[None]:
         return compute
 
     names = ("exact_eigenbasis", "exact_factor_eigenbasis")
-    ours = patch.multiple(basis_rotation, **{name: of_one(getattr(basis_rotation, name)) for name in names})
+    ours = patch.multiple(
+        basis_rotation, **{name: of_one(getattr(basis_rotation, name)) for name in names}
+    )
     with ours, patch.object(torch.linalg, "eigh", eigh_of_one):
         yield
 
@@ -156,9 +170,19 @@ class Table:
         lines = [" | ".join(row) for row in [self.columns, ["---"] * len(self.columns), *self.rows]]
         body = "\n\n".join(["\n".join(f"| {line} |" for line in lines), *notes])
         machine = describe_machine()
-        (folder / f"{self.name}.md").write_text(f"{title}\n\n{body}\n\n{machine['summary']}\n", encoding="utf-8")
-        content = {"title": title, "machine": machine, "columns": self.columns, "rows": self.rows, "notes": notes}
-        (folder / f"{self.name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (folder / f"{self.name}.md").write_text(
+            f"{title}\n\n{body}\n\n{machine['summary']}\n", encoding="utf-8"
+        )
+        content = {
+            "title": title,
+            "machine": machine,
+            "columns": self.columns,
+            "rows": self.rows,
+            "notes": notes,
+        }
+        (folder / f"{self.name}.json").write_text(
+            json.dumps(content, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 def describe_machine() -> dict[str, str | int]:
@@ -166,5 +190,14 @@ def describe_machine() -> dict[str, str | int]:
     processor = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     cores = os.cpu_count() or 1
     date = time.strftime("%Y-%m-%d")
-    summary = f"{cores} cores, {processor}, torch {torch.__version__}, Python {platform.python_version()}, {date}"
-    return {"cores": cores, "processor": processor, "torch": torch.__version__, "date": date, "summary": summary}
+    summary = (
+        f"{cores} cores, {processor}, torch {torch.__version__}, Python "
+        f"{platform.python_version()}, {date}"
+    )
+    return {
+        "cores": cores,
+        "processor": processor,
+        "torch": torch.__version__,
+        "date": date,
+        "summary": summary,
+    }

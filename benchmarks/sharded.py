@@ -1,4 +1,5 @@
-"""What FSDP2 saves in a step of BasisRotation: two processes of one thread each, over one process of one thread.
+"""What FSDP2 saves in a step of BasisRotation: two processes of one thread each, over one process
+of one thread.
 
 python -m benchmarks.sharded [--blocks 8] [--width 384] [--steps 20]
 """
@@ -28,18 +29,29 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             arguments = (num_processes, options.blocks, options.width, options.steps, folder)
             mp.spawn(measure, arguments, nprocs=num_processes)
-            means[num_processes] = statistics.mean(map(float, (Path(folder) / "seconds").read_text().split()))
-        table.add(str(num_processes), f"{1e3 * means[num_processes]:.1f}", f"{means[num_processes] / means[1]:.2f}")
+            means[num_processes] = statistics.mean(
+                map(float, (Path(folder) / "seconds").read_text().split())
+            )
+        table.add(
+            str(num_processes),
+            f"{1e3 * means[num_processes]:.1f}",
+            f"{means[num_processes] / means[1]:.2f}",
+        )
     table.write(
-        f"{options.blocks} blocks, d {options.width}, fp32, frequency {FREQUENCY}, FSDP2 over gloo, one thread per "
+        f"{options.blocks} blocks, d {options.width}, fp32, frequency {FREQUENCY}, FSDP2 over "
+        f"gloo, one thread per "
         f"process, mean of {options.steps} steps"
     )
 
 
-def measure(rank: int, num_processes: int, blocks: int, width: int, num_steps: int, folder: str) -> None:
+def measure(
+    rank: int, num_processes: int, blocks: int, width: int, num_steps: int, folder: str
+) -> None:
     """Time the steps of one rank; rank 0 writes them down."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_processes)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_processes
+    )
     shapes = matrix_shapes(blocks, width)
     model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes])
     if num_processes > 1:

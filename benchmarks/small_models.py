@@ -1,11 +1,13 @@
-"""What basis rotation costs where the model is small: an iteration over AdamW's, at the sizes of laptop runs.
+"""What basis rotation costs where the model is small: an iteration over AdamW's, at the sizes of
+laptop runs.
 
-The smallest is the preset `laptop`'s, that of width 64 `similar`'s; by their times `brx claims` turns iterations into
-hours.
-Nesterov is timed as its fastest implementation has it, so that nobody gains by a slow baseline. All take turns in one
-process, so that the ratios hold when the machine's speed drifts.
+The smallest is the preset `laptop`'s, that of width 64 `similar`'s; by their times `brx claims`
+turns iterations into hours. Nesterov is timed as its fastest implementation has it, so that nobody
+gains by a slow baseline. All take turns in one process, so that the ratios hold when the machine's
+speed drifts.
 
-    python -m benchmarks.small_models [--threads 1] [--rounds 12] [--iterations 20]     (a multiple of 10)
+    python -m benchmarks.small_models [--threads 1] [--rounds 12] [--iterations 20]
+        (a multiple of 10)
 """
 
 import statistics
@@ -24,7 +26,10 @@ SIZES = ((32, 8, 1), (32, 8, 8), (64, 8, 8), (32, 32, 1), (32, 32, 32))
 """(width, blocks, stages)."""
 TIMED: dict[str, Settings] = {
     **{name: VARIANTS[name] for name in (*MAIN, "basis-rotation 2nd/unilateral")},
-    "basis-rotation, covariance at refreshes": {**VARIANTS["basis-rotation"], "optimizer.covariance": "refresh"},
+    "basis-rotation, covariance at refreshes": {
+        **VARIANTS["basis-rotation"],
+        "optimizer.covariance": "refresh",
+    },
 }
 
 
@@ -32,25 +37,39 @@ def main() -> None:
     """Measure and print."""
     options = parser_of(__doc__, threads=1, rounds=12, iterations=20).parse_args()
     torch.set_num_threads(options.threads)
-    table = Table("small_models", ["width", "blocks", "stages", "method", "ms / iteration (median)", "ratio to AdamW"])
+    table = Table(
+        "small_models",
+        ["width", "blocks", "stages", "method", "ms / iteration (median)", "ratio to AdamW"],
+    )
     for size in SIZES:
         variants = {name: runner(make_engine(*size, settings)) for name, settings in TIMED.items()}
         times = take_turns(variants, options.rounds, options.iterations)
         for name, turns in times.items():
-            numbers = (f"{1e3 * statistics.median(turns):.2f}", f"{ratio(turns, times['pipedream']):.2f}")
+            numbers = (
+                f"{1e3 * statistics.median(turns):.2f}",
+                f"{ratio(turns, times['pipedream']):.2f}",
+            )
             table.add(*map(str, size), name, *numbers)
     table.write(
         f"preset {PRESET}: sequence 32, batch 4, fp32, frequency 10; {options.threads} thread(s)",
-        "nesterov: torch's NAdam over all parameters at once (foreach), the fastest that torch has on a CPU; brx's runs"
+        "nesterov: torch's NAdam over all parameters at once (foreach), the fastest that torch has "
+        "on a CPU; brx's runs"
         " there go parameter by parameter, torch's default, which rounds otherwise.",
     )
 
 
 def make_engine(width: int, blocks: int, stages: int, settings: Settings) -> Engine:
     """The preset `laptop` at another size, on one device."""
-    size = {"model.width": width, "model.blocks": blocks, "pipeline.stages": stages, "training.iterations": 100_000}
+    size = {
+        "model.width": width,
+        "model.blocks": blocks,
+        "pipeline.stages": stages,
+        "training.iterations": 100_000,
+    }
     config = preset_with(PRESET, {**size, **settings})
-    assembly = assemble(config, random_tokens(config.training.batch_size, config.model.sequence_length))
+    assembly = assemble(
+        config, random_tokens(config.training.batch_size, config.model.sequence_length)
+    )
     for optimizer in assembly.updater.optimizers:
         if isinstance(optimizer, NAdam):
             for group in optimizer.param_groups:

@@ -1,4 +1,5 @@
-"""brx: GPT training under asynchronous pipeline parallelism, and basis rotation against gradient delay.
+"""brx: GPT training under asynchronous pipeline parallelism, and basis rotation against gradient
+delay.
 
 `from brx import delayed, record` puts anybody's model and loop under delay (docs/own-model.md).
 """

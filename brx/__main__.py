@@ -1,4 +1,5 @@
-"""`brx` and `python -m brx`: the command, in a process that ends cleanly on Ctrl-C from its first moment on."""
+"""`brx` and `python -m brx`: the command, in a process that ends cleanly on Ctrl-C from its first
+moment on."""
 
 import os
 import signal
@@ -7,7 +8,9 @@ from types import FrameType
 
 
 def start() -> None:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where whoever started it ignores Ctrl-C
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):  # not where whoever started it ignores Ctrl-C
         signal.signal(signal.SIGINT, _interrupt)
     from brx.cli.main import main
 
@@ -15,7 +18,8 @@ def start() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """KeyboardInterrupt; while a module is imported, the end: some libraries swallow the exception then."""
+    """KeyboardInterrupt; while a module is imported, the end: some libraries swallow the exception
+    then."""
     while frame is not None:
         if "importlib._bootstrap" in frame.f_code.co_filename:
             os.write(2, b"brx: interrupted\n")

@@ -1,4 +1,5 @@
-"""The two ways in which a command fails on purpose, and two special cases; each becomes one line and an exit code."""
+"""The two ways in which a command fails on purpose, and two special cases; each becomes one line
+and an exit code."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -13,22 +14,26 @@ SYNONYMS = {
 
 
 class UserError(Exception):
-    """The request cannot be carried out as written (usage, configuration, missing file): exit code 2.
+    """The request cannot be carried out as written (usage, configuration, missing file): exit code
+    2.
 
     The message is one line that names the file, key or shape, and says what would be right.
     """
 
 
 class RunError(Exception):
-    """A run that was asked for correctly failed on its way (non-finite loss, full disk, dead rank): exit code 1."""
+    """A run that was asked for correctly failed on its way (non-finite loss, full disk, dead rank):
+    exit code 1."""
 
 
 class DivergedError(RunError):
-    """The loss or a gradient is no longer finite: a result of the run's settings, unlike other failures."""
+    """The loss or a gradient is no longer finite: a result of the run's settings, unlike other
+    failures."""
 
 
 class NeighbourLostError(RunError):
-    """Another device (rank `peer`, None if it could be any) closed its connection or stopped answering (`problem`)."""
+    """Another device (rank `peer`, None if it could be any) closed its connection or stopped
+    answering (`problem`)."""
 
     def __init__(self, peer: int | None, problem: str) -> None:
         super().__init__(f"{'a rank' if peer is None else f'rank {peer}'} {problem}")
@@ -42,7 +47,8 @@ def some(names: Sequence[str]) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`, did you mean 'quick'?`, to follow a word that is not among those known; empty if none is near it."""
+    """`, did you mean 'quick'?`, to follow a word that is not among those known; empty if none is
+    near it."""
     by_lower = {name.lower(): name for name in known}
     name, why = SYNONYMS.get(word.lower(), ("", ""))
     if name in by_lower:

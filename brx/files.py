@@ -78,4 +78,6 @@ def sync_folder(folder: Path) -> None:
 
 def cannot_write(path: Path, error: OSError) -> RunError:
     """The one line for a full disk, a read-only folder and their like."""
-    return RunError(f"{path}: cannot be written: {error.strerror}; what was there before is unchanged")
+    return RunError(
+        f"{path}: cannot be written: {error.strerror}; what was there before is unchanged"
+    )

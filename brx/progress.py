@@ -12,10 +12,12 @@ PLAIN_LINE_EVERY_S = 10.0
 class ProgressBar:
     """Shows how much is done, what the work says of itself, and the time left.
 
-    `done` of the `total` (None: nobody knows) units were there before this session. `quiet` shows nothing.
-    """
+    `done` of the `total` (None: nobody knows) units were there before this session. `quiet` shows
+    nothing."""
 
-    def __init__(self, label: str, unit: str, total: int | None, done: int = 0, *, quiet: bool = False) -> None:
+    def __init__(
+        self, label: str, unit: str, total: int | None, done: int = 0, *, quiet: bool = False
+    ) -> None:
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
         self._label = label
         self._unit = unit
@@ -38,12 +40,16 @@ class ProgressBar:
     def update(self, done: int, text: str) -> None:
         self._bar.update(self._task, completed=done, text=f"{self._count(done)}  {text}")
         now = time.monotonic()
-        if self._console.is_terminal or (now - self._last_line < PLAIN_LINE_EVERY_S and done != self._total):
+        if self._console.is_terminal or (
+            now - self._last_line < PLAIN_LINE_EVERY_S and done != self._total
+        ):
             return
         self._last_line = now
         left = ""
         if self._total is not None and done > self._first:
-            left = f"  {(now - self._start) / (done - self._first) * (self._total - done):.0f} s left"
+            left = (
+                f"  {(now - self._start) / (done - self._first) * (self._total - done):.0f} s left"
+            )
         self.say(f"{self._unit} {self._count(done)}  {text}{left}")
 
     def say(self, message: str, label: str | None = None) -> None:

@@ -1,4 +1,5 @@
-"""`BasisRotation` in a training loop of one's own: one optimizer for the whole model, against AdamW.
+"""`BasisRotation` in a training loop of one's own: one optimizer for the whole model, against
+AdamW.
 
 python examples/optimizer.py
 """
@@ -15,7 +16,9 @@ def train(make_optimizer, num_steps=300):
     first, second = torch.linalg.qr(torch.randn(2, 32, 32)).Q
     mixing = first * torch.logspace(0.6, -0.9, 32) @ second
     teacher = nn.Sequential(nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 8)).requires_grad_(False)
-    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
+    model = nn.Sequential(
+        nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)
+    )
     optimizer = make_optimizer(model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
     losses = []
@@ -32,5 +35,13 @@ def train(make_optimizer, num_steps=300):
 
 if __name__ == "__main__":
     print("loss          first     last")
-    print("AdamW         {:.4f}    {:.5f}".format(*train(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2))))
-    print("BasisRotation {:.4f}    {:.5f}".format(*train(lambda m: BasisRotation(param_groups(m), lr=1e-2))))
+    print(
+        "AdamW         {:.4f}    {:.5f}".format(
+            *train(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2))
+        )
+    )
+    print(
+        "BasisRotation {:.4f}    {:.5f}".format(
+            *train(lambda m: BasisRotation(param_groups(m), lr=1e-2))
+        )
+    )

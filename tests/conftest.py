@@ -10,7 +10,8 @@ from hypothesis import settings
 
 from brx.cli.main import main
 
-# Examples are not drawn by chance, and have no time limit: a change that breaks nothing must not fail on a slow day.
+# Examples are not drawn by chance, and have no time limit: a change that breaks nothing must not
+#     fail on a slow day.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
@@ -19,12 +20,18 @@ for variable in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
     os.environ.pop(variable, None)
 
 
-# PyPI's torchvision is built for CUDA. Where one lies beside torch's CPU build, neither it nor transformers and
-# Lightning can be imported, unless its operators are declared; no test calls one.
+# PyPI's torchvision is built for CUDA. Where one lies beside torch's CPU build, neither it nor
+# transformers and Lightning can be imported, unless its operators are declared; no test calls one.
 _vision = find_spec("torchvision")
-if torch.version.cuda is None and _vision and "+cu" in Path(_vision.origin).with_name("version.py").read_text():
+if (
+    torch.version.cuda is None
+    and _vision
+    and "+cu" in Path(_vision.origin).with_name("version.py").read_text()
+):
     for name in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        torch.library.define(
+            f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        )
 
 
 @pytest.fixture
@@ -40,7 +47,8 @@ def printed(capsys):
 
 @pytest.fixture
 def refused(capsys):
-    """Runs a command that ends as wrong usage does, with exit code 2 and one line, which it gives."""
+    """Runs a command that ends as wrong usage does, with exit code 2 and one line, which it
+    gives."""
 
     def run(*arguments):
         assert main(list(map(str, arguments))) == 2

@@ -34,13 +34,16 @@ def test_links_and_named_files_are_there(page):
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
     # Paths of this repository without a link; patterns with a star may match anything.
-    for one in re.findall(r"`((?:brx|configs|results|figures|benchmarks|tests|examples)/[\w./*-]+)`", page.read_text()):
+    for one in re.findall(
+        r"`((?:brx|configs|results|figures|benchmarks|tests|examples)/[\w./*-]+)`", page.read_text()
+    ):
         assert list(ROOT.glob(one.rstrip("/"))), one
 
 
 @names
 def test_commands_parse(page, monkeypatch):
-    """Every `brx ...` line of a code block has arguments that the command takes and settings that exist."""
+    """Every `brx ...` line of a code block has arguments that the command takes and settings that
+    exist."""
     monkeypatch.chdir(ROOT)
     root = typer.main.get_command(app)
     context = typer.Context(root, info_name="brx")
@@ -58,15 +61,22 @@ def test_commands_parse(page, monkeypatch):
 
 
 def stale_numbers(page: Path) -> list[tuple[str, str]]:
-    """Of each block below `<!-- numbers: FILE FILE -->`: those that are no rounding of a number in these files. Looked
-    at are decimals, percentages and cells that hold a number alone; blocks end at an empty line."""
+    """Of each block below `<!-- numbers: FILE FILE -->`: those that are no rounding of a number in
+    these files. Looked at are decimals, percentages and cells that hold a number alone; blocks end
+    at an empty line."""
     stale = []
-    for files, block in re.findall(r"<!-- numbers: ([^>]+) -->\n\s*(.+?)(?=\n\s*\n|\Z)", page.read_text(), flags=re.S):
+    for files, block in re.findall(
+        r"<!-- numbers: ([^>]+) -->\n\s*(.+?)(?=\n\s*\n|\Z)", page.read_text(), flags=re.S
+    ):
         tables = " ".join(
-            pd.read_csv(ROOT / file).to_string() if file.endswith(".csv") else (ROOT / file).read_text()
+            pd.read_csv(ROOT / file).to_string()
+            if file.endswith(".csv")
+            else (ROOT / file).read_text()
             for file in files.split()
         )
-        known = [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", tables)]
+        known = [
+            float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", tables)
+        ]
         for number in re.findall(r"(?<![\w.])(\d+\.\d+|\d+(?= %)|(?<=\| )\d+(?= \|))", block):
             tolerance = 0.5001 * 10.0 ** -len(number.partition(".")[2])
             if not any(abs(value - float(number)) <= tolerance for value in known):
@@ -84,7 +94,9 @@ def test_numbers_of_a_page_are_those_of_the_tables(name):
 def test_a_stale_number_is_found(tmp_path):
     page = tmp_path / "page.md"
     marked = "<!-- numbers: results/tables/compare.md -->"
-    page.write_text(f"{marked}\nLosses of 2.27 and 1.234, 66 % and 31 %.\n\n{marked}\n| a | 17 | 15.7 |\n\n9.87")
+    page.write_text(
+        f"{marked}\nLosses of 2.27 and 1.234, 66 % and 31 %.\n\n{marked}\n| a | 17 | 15.7 |\n\n9.87"
+    )
     assert [number for _, number in stale_numbers(page)] == ["1.234", "31", "17"]
 
 
@@ -105,5 +117,7 @@ def test_every_command_and_room_is_in_the_docs():
     how_to = (ROOT / "docs" / "how-to.md").read_text()
     assert {command for command in COMMANDS if f"brx {command}" not in how_to} <= {"demo"}
     architecture = (ROOT / "docs" / "architecture.md").read_text()
-    for room in sorted(path.name for path in (ROOT / "brx").iterdir() if (path / "__init__.py").is_file()):
+    for room in sorted(
+        path.name for path in (ROOT / "brx").iterdir() if (path / "__init__.py").is_file()
+    ):
         assert f"`brx/{room}`" in architecture, room

@@ -10,11 +10,21 @@ from brx.files import replacing, write_text
     ("error", "told", "message"),
     [
         (ZeroDivisionError("why"), ZeroDivisionError, "why"),
-        (RuntimeError("[enforce fail at inline_container.cc:672]"), RunError, "cannot be written: no space"),
-        (OSError(28, "full"), RunError, "file: cannot be written: full; what was there before is unchanged"),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:672]"),
+            RunError,
+            "cannot be written: no space",
+        ),
+        (
+            OSError(28, "full"),
+            RunError,
+            "file: cannot be written: full; what was there before is unchanged",
+        ),
     ],
 )
-def test_what_fails_on_the_way_leaves_the_old_content_and_nothing_else(tmp_path, error, told, message):
+def test_what_fails_on_the_way_leaves_the_old_content_and_nothing_else(
+    tmp_path, error, told, message
+):
     def write():
         with replacing(path) as file:
             file.write(b"new")

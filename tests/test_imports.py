@@ -1,4 +1,5 @@
-"""Data flows one way: a package of brx imports only those before it, and the optimizer can be lifted out."""
+"""Data flows one way: a package of brx imports only those before it, and the optimizer can be
+lifted out."""
 
 import ast
 import subprocess
@@ -11,9 +12,28 @@ import pytest
 BRX = Path(__file__).resolve().parents[1] / "brx"
 # In the order of docs/architecture.md.
 PACKAGES = (
-    "errors", "files", "progress", "config", "data", "model", "optim", "pipeline", "distributed", "methods", "runs",
-    "planning", "train", "sweep", "curvature", "plot", "toy", "paper", "report", "cli", "__main__",
-)  # fmt: skip
+    "errors",
+    "files",
+    "progress",
+    "config",
+    "data",
+    "model",
+    "optim",
+    "pipeline",
+    "distributed",
+    "methods",
+    "runs",
+    "planning",
+    "train",
+    "sweep",
+    "curvature",
+    "plot",
+    "toy",
+    "paper",
+    "report",
+    "cli",
+    "__main__",
+)
 
 
 def imports(folder: Path) -> Iterator[tuple[str, str]]:
@@ -44,29 +64,52 @@ def test_a_package_imports_those_before_it_alone(package):
 def test_the_optimizer_needs_torch_alone():
     for file, module in imports(BRX / "optim"):
         package = module.partition(".")[0]
-        allowed = module.startswith("brx.optim") or package == "torch" or package in sys.stdlib_module_names
+        allowed = (
+            module.startswith("brx.optim")
+            or package == "torch"
+            or package in sys.stdlib_module_names
+        )
         assert allowed, f"{file} imports {module}"
 
 
 HELP = "from brx.cli.main import COMMANDS, main\nfor command in COMMANDS: main([command, '--help'])"
-VERDICT = "from brx.cli.main import main; main(['verdict', '--stages', '8', '--micro-batches', '8'])"
+VERDICT = (
+    "from brx.cli.main import main; main(['verdict', '--stages', '8', '--micro-batches', '8'])"
+)
 WRONG = "from brx.cli.main import main; main(['train', 'quick', '--set', 'pipeline.stages=9'])"
 
 
 @pytest.mark.parametrize(
     ("steps", "heavy"),
     [
-        # So that help is there at once, a mistake is told before torch has loaded, and an answer from a small file is.
-        ((HELP,), {"torch", "numpy", "pandas", "matplotlib", "scipy", "datasets", "yaml", "brx.config"}),
+        # So that help is there at once, a mistake is told before torch has loaded, and an answer
+        # from a small file is.
+        (
+            (HELP,),
+            {"torch", "numpy", "pandas", "matplotlib", "scipy", "datasets", "yaml", "brx.config"},
+        ),
         ((WRONG,), {"torch", "matplotlib", "scipy", "datasets"}),
-        ((VERDICT,), {"torch", "matplotlib", "scipy.stats", "datasets"}),  # an interval takes scipy's quantile
+        (
+            (VERDICT,),
+            {"torch", "matplotlib", "scipy.stats", "datasets"},
+        ),  # an interval takes scipy's quantile
         # It needs torch alone.
-        (("from brx import delayed",), {"pydantic", "yaml", "pandas", "typer", "rich", "scipy", "brx.config"}),
+        (
+            ("from brx import delayed",),
+            {"pydantic", "yaml", "pandas", "typer", "rich", "scipy", "brx.config"},
+        ),
         # Every rank of a pipeline would wait for it.
-        (("import brx.cli.train, brx.train.loop, brx.distributed.launch",), {"pandas", "matplotlib", "torch._dynamo"}),
+        (
+            ("import brx.cli.train, brx.train.loop, brx.distributed.launch",),
+            {"pandas", "matplotlib", "torch._dynamo"},
+        ),
     ],
 )
 def test_what_is_not_needed_is_not_loaded(steps, heavy):
-    program = "\n".join((*steps, f"import sys; sys.exit(' '.join({heavy} & set(sys.modules)) or 0)"))
-    ended = subprocess.run([sys.executable, "-c", program], cwd=BRX.parent, capture_output=True, text=True, check=False)
+    program = "\n".join(
+        (*steps, f"import sys; sys.exit(' '.join({heavy} & set(sys.modules)) or 0)")
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=BRX.parent, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr

@@ -18,17 +18,19 @@ SHOW = """\
   brx config show my.yaml --set pipeline.stages=16
 """
 PREPARE = """\
-  brx data prepare                                                the sources of pinned packages, as bytes
-  brx data prepare 'corpus/*.txt' --tokenizer gpt2                local .txt, .jsonl, .parquet: file, folder or glob
+  brx data prepare  the sources of pinned packages, as bytes
+  brx data prepare 'corpus/*.txt' --tokenizer gpt2
+      local .txt, .jsonl, .parquet: file, folder or glob
   brx data prepare openwebtext --tokenizer gpt2 --tokens 1_000_000_000 --workers 16
   brx data prepare --config paper-95m                             what a configuration asks for
 """
 INFO = """\
-  brx data info data/packages-bytes-1f3a9c07                      counts; reads the files and compares their SHA-256
+  brx data info data/packages-bytes-1f3a9c07  counts; reads the files and compares their SHA-256
 """
 LIST = """\
   brx data list                                                   what is in data/, with sizes
-  brx data remove data/packages-bytes-1f3a9c07                    frees the disk; a run that needs it prepares it again
+  brx data remove data/packages-bytes-1f3a9c07
+      frees the disk; a run that needs it prepares it again
 """
 
 app = Application()
@@ -49,23 +51,34 @@ def show(config: ConfigName, *, overrides: Overrides) -> None:
 @app.add("""\
   brx methods                                     all of them
   brx methods basis-rotation                      one in full, with every option
-  brx methods basis-rotation --stages 32          and how often each stage refreshes its basis, by schedule
+  brx methods basis-rotation --stages 32  and how often each stage refreshes its basis, by schedule
   brx methods torch.optim:RMSprop                 any torch optimizer: what its constructor takes
   brx methods my_method.py:MyMethod               a method of your own (docs/methods.md)
 """)
 def methods(
     name: Annotated[
-        str | None, argument("NAME", "a method, FILE.py:NAME or package.module:NAME", autocompletion=complete_method)
+        str | None,
+        argument(
+            "NAME", "a method, FILE.py:NAME or package.module:NAME", autocompletion=complete_method
+        ),
     ] = None,
     *,
-    stages: Annotated[int | None, option("P", "basis-rotation: print the refresh intervals of P stages", min=1)] = None,
+    stages: Annotated[
+        int | None, option("P", "basis-rotation: print the refresh intervals of P stages", min=1)
+    ] = None,
     frequency: Annotated[int | None, option("F", "their mean (default: 10)", min=1)] = None,
 ) -> None:
     from brx.methods.description import all_methods, one_method, refresh_table
 
-    only = "--stages: only basis-rotation has refresh intervals: brx methods basis-rotation --stages 32"
+    only = (
+        "--stages: only basis-rotation has refresh intervals: brx methods basis-rotation "
+        "--stages 32"
+    )
     refuse(stages is not None and name != "basis-rotation", only)
-    refuse(stages is None and frequency, "--frequency: is the mean of refresh intervals; give --stages too")
+    refuse(
+        stages is None and frequency,
+        "--frequency: is the mean of refresh intervals; give --stages too",
+    )
     print(all_methods() if name is None else one_method(name))
     if stages is not None:
         print("\n" + refresh_table(stages, frequency or 10))
@@ -73,14 +86,18 @@ def methods(
 
 @data.add(PREPARE + "\nAn interrupted preparation goes on where it was when started again.\n")
 def prepare(
-    source: Annotated[str | None, argument("SOURCE", "packages, a path or glob, or a hub dataset")] = None,
+    source: Annotated[
+        str | None, argument("SOURCE", "packages, a path or glob, or a hub dataset")
+    ] = None,
     *,
     config: Annotated[str, option("CONFIG", "whose data section counts")] = "quick",
     tokenizer: Annotated[str | None, option("NAME", "bytes or gpt2")] = None,
     tokens: Annotated[int | None, option("N", "stop after this many training tokens")] = None,
     directory: Annotated[str | None, option("DIR", "folder for prepared token files")] = None,
     overrides: Overrides,
-    workers: Annotated[int | None, option("N", "threads that tokenize (default: up to 8; bytes: one)", min=0)] = None,
+    workers: Annotated[
+        int | None, option("N", "threads that tokenize (default: up to 8; bytes: one)", min=0)
+    ] = None,
 ) -> None:
     """Make the token files, if they are not there yet."""
     from brx.config.loading import load_config
@@ -105,7 +122,9 @@ def info(folder: Annotated[Path, argument("DIR", "folder of token files")]) -> N
 
 @data.add(LIST, name="list")
 def list_folders(
-    directory: Annotated[Path, argument("DIR", "where data.directory puts them", show_default=True)] = Path("data"),
+    directory: Annotated[
+        Path, argument("DIR", "where data.directory puts them", show_default=True)
+    ] = Path("data"),
 ) -> None:
     """List folders of token files with their sizes, unfinished ones too."""
     from brx.data.prepare import NOTE, token_folders
@@ -115,12 +134,17 @@ def list_folders(
     for folder in folders:
         size = sum(path.stat().st_size for path in folder.iterdir())
         total += size
-        print(f"{size / 1e6:10,.1f} MB  {folder}{'  (unfinished)' if (folder / NOTE).is_file() else ''}")
+        print(
+            f"{size / 1e6:10,.1f} MB  "
+            f"{folder}{'  (unfinished)' if (folder / NOTE).is_file() else ''}"
+        )
     print(f"{total / 1e6:10,.1f} MB  in {len(folders)} folders of token files in {directory}")
 
 
 @data.add(LIST, name="remove")
-def remove_folders(folders: Annotated[list[Path], argument("DIR...", "folders that brx data list names")]) -> None:
+def remove_folders(
+    folders: Annotated[list[Path], argument("DIR...", "folders that brx data list names")],
+) -> None:
     """Remove folders of token files; nothing else."""
     from brx.data.prepare import remove
 
@@ -133,6 +157,9 @@ def _print_data(folder: Path, data: PreparedData) -> None:
     print(folder)
     for name, file in (("train", data.train), ("validation", data.validation)):
         sidecar = file.sidecar
-        print(f"{name}: {sidecar.num_tokens:,} tokens, {sidecar.num_documents:,} documents, sha256 {sidecar.sha256}")
+        print(
+            f"{name}: {sidecar.num_tokens:,} tokens, {sidecar.num_documents:,} documents, sha256 "
+            f"{sidecar.sha256}"
+        )
     print(f"source {data.train.sidecar.source}, tokenizer {data.train.sidecar.tokenizer}")
     print(f"fingerprint {data.fingerprint}")

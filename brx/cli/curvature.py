@@ -1,4 +1,5 @@
-"""Curvature of the loss at checkpoints: `brx hessian-norm`, `brx effective-delay` and `brx oscillation`."""
+"""Curvature of the loss at checkpoints: `brx hessian-norm`, `brx effective-delay` and `brx
+oscillation`."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from brx.cli.options import FigurePath, Format, OnlyMeasured, RunsOrCheckpoints, RunsOrFolders, flag, option
+from brx.cli.options import (
+    FigurePath,
+    Format,
+    OnlyMeasured,
+    RunsOrCheckpoints,
+    RunsOrFolders,
+    flag,
+    option,
+)
 from brx.cli.usage import Application, print_note, print_table, refuse
 
 if TYPE_CHECKING:
@@ -23,31 +32,53 @@ app = Application()
 
 
 @app.add("""\
-  brx hessian-norm runs/quick-basis-rotation-p8-s0                     both coordinates, 200 vectors x 160 batches
+  brx hessian-norm runs/quick-basis-rotation-p8-s0  both coordinates, 200 vectors x 160 batches
   brx hessian-norm runs/quick-basis-rotation-p8-s0 --rotated --batches-per-vector 16 --by kind
-  brx hessian-norm runs/quick-pipedream-p8-s0 --rotated --basis-batches 100    a basis estimated on the spot
-  brx hessian-norm runs/quick-pipedream-p8-s0 --strategies --runs results/similar    all strategies, and slowdowns
-  brx hessian-norm results/similar-curvature --measured --out figures/hessian-norm   what was measured before
+  brx hessian-norm runs/quick-pipedream-p8-s0 --rotated --basis-batches 100
+      a basis estimated on the spot
+  brx hessian-norm runs/quick-pipedream-p8-s0 --strategies --runs results/similar
+      all strategies, and slowdowns
+  brx hessian-norm results/similar-curvature --measured --out figures/hessian-norm
+      what was measured before
 
-The Hessian is that of the mean loss over one sample of batches, which all vectors share. Stopped with Ctrl-C or by a
+The Hessian is that of the mean loss over one sample of batches, which all vectors share. Stopped
+with Ctrl-C or by a
 crash, the same command continues. The result is kept in RUN/analysis/.
 """)
 def hessian_norm(
     runs: RunsOrCheckpoints,
     *,
-    checkpoint: Annotated[int | None, option("ITERATION", "which one (default: the newest)")] = None,
+    checkpoint: Annotated[
+        int | None, option("ITERATION", "which one (default: the newest)")
+    ] = None,
     vectors: Annotated[int, option("N", "Cauchy vectors")] = 200,
-    batches_per_vector: Annotated[int, option("N", "batches that the Hessian is of (even)", min=2)] = 160,
+    batches_per_vector: Annotated[
+        int, option("N", "batches that the Hessian is of (even)", min=2)
+    ] = 160,
     original: Annotated[bool, flag("--original", "only the original coordinates")] = False,
-    rotated: Annotated[bool, flag("--rotated", "only the rotated ones (default: both, if there is a basis)")] = False,
-    strategies: Annotated[
-        bool, flag("--strategies", "the original and all four strategies' coordinates, from --basis-batches (200)")
+    rotated: Annotated[
+        bool, flag("--rotated", "only the rotated ones (default: both, if there is a basis)")
     ] = False,
-    slowdown_runs: Annotated[Path | None, option("DIR", "with --strategies: add their slowdowns", "--runs")] = None,
-    basis_from: Annotated[Path | None, option("RUN", "take U and V from another run of the same model")] = None,
-    basis_batches: Annotated[int | None, option("N", "estimate U and V from N batches", min=1)] = None,
+    strategies: Annotated[
+        bool,
+        flag(
+            "--strategies",
+            "the original and all four strategies' coordinates, from --basis-batches (200)",
+        ),
+    ] = False,
+    slowdown_runs: Annotated[
+        Path | None, option("DIR", "with --strategies: add their slowdowns", "--runs")
+    ] = None,
+    basis_from: Annotated[
+        Path | None, option("RUN", "take U and V from another run of the same model")
+    ] = None,
+    basis_batches: Annotated[
+        int | None, option("N", "estimate U and V from N batches", min=1)
+    ] = None,
     by: Annotated[Breakdown, typer.Option(help="break the sum down")] = "none",
-    precision: Annotated[Literal["fp32", "fp64"], typer.Option(help="of the Hessian-vector products")] = "fp32",
+    precision: Annotated[
+        Literal["fp32", "fp64"], typer.Option(help="of the Hessian-vector products")
+    ] = "fp32",
     seed: Annotated[int, typer.Option(min=0, help="seed of the vectors")] = 0,
     jobs: Annotated[int, option("N", "processes that share the vectors", min=1)] = 1,
     measured: OnlyMeasured = False,
@@ -58,14 +89,29 @@ def hessian_norm(
     from brx.curvature.checkpoints import refuse_two_checkpoints
     from brx.curvature.effective_delay import strategy_slowdowns, strategy_table
     from brx.curvature.norm_measurement import measure_runs
-    from brx.curvature.norm_result import NORM_TITLE, SPACES, STRATEGY_SPACES, NormSettings, measured_norms
+    from brx.curvature.norm_result import (
+        NORM_TITLE,
+        SPACES,
+        STRATEGY_SPACES,
+        NormSettings,
+        measured_norms,
+    )
     from brx.plot.curvature import draw_norms, draw_strategy_norms
     from brx.runs.frames import load
 
-    refuse(original + rotated + strategies > 1, "--original, --rotated, --strategies: give one of them, or none")
+    refuse(
+        original + rotated + strategies > 1,
+        "--original, --rotated, --strategies: give one of them, or none",
+    )
     refuse(slowdown_runs is not None and not strategies, "--runs: only with --strategies")
-    refuse(by != "none" and format in ("csv", "json"), f"--by {by}: several tables are no {format}; leave one out")
-    refuse(original and (basis_from or basis_batches), "--original: takes no basis; leave out --basis-*")
+    refuse(
+        by != "none" and format in ("csv", "json"),
+        f"--by {by}: several tables are no {format}; leave one out",
+    )
+    refuse(
+        original and (basis_from or basis_batches),
+        "--original: takes no basis; leave out --basis-*",
+    )
     for other, is_given in (("--strategies", strategies), ("--basis-batches", basis_batches)):
         refuse(basis_from and is_given, f"--basis-from and {other}: give one of the two")
     refuse_two_checkpoints(runs, checkpoint)
@@ -88,17 +134,23 @@ def hessian_norm(
     print_table(strategy_table(results, delays), format, NORM_TITLE)
     _print_details(results, by, format, with_paths=format == "table" and not measured)
     if out is not None:
-        drawn = draw_strategy_norms(results, delays, out) if strategies else draw_norms(results, out)
+        drawn = (
+            draw_strategy_norms(results, delays, out) if strategies else draw_norms(results, out)
+        )
         print(*drawn, sep="\n", file=sys.stdout if format == "table" else sys.stderr)
 
 
-def _print_details(results: Sequence[NormResult], by: Breakdown, format: TableFormat, *, with_paths: bool) -> None:
+def _print_details(
+    results: Sequence[NormResult], by: Breakdown, format: TableFormat, *, with_paths: bool
+) -> None:
     """Each norm's breakdown, a warning, and where a new one is kept."""
     from brx.curvature.norm_result import breakdown_table, resolution_warning
 
     for result in results:
         if by != "none":
-            print_table(breakdown_table(result, by), format, f"{Path(result.run).name}, {result.space}")
+            print_table(
+                breakdown_table(result, by), format, f"{Path(result.run).name}, {result.space}"
+            )
         if warning := resolution_warning(result):
             print(f"brx: warning: {Path(result.run).name}, {warning}", file=sys.stderr)
         if with_paths:
@@ -108,13 +160,15 @@ def _print_details(results: Sequence[NormResult], by: Breakdown, format: TableFo
 @app.add("""\
   brx hessian-norm runs/quick-basis-rotation-p8-s0                     first: measure
   brx effective-delay runs/quick-basis-rotation-p8-s0 --stages 1 2 4 8
-  brx effective-delay runs/quick-* --out figures/effective-delay       with the slowdowns of all these runs
+  brx effective-delay runs/quick-* --out figures/effective-delay
+      with the slowdowns of all these runs
 """)
 def effective_delay(
     runs: RunsOrFolders,
     *,
     stages: Annotated[
-        list[int] | None, option("P...", "numbers of stages (default: powers of two up to the blocks)")
+        list[int] | None,
+        option("P...", "numbers of stages (default: powers of two up to the blocks)"),
     ] = None,
     out: FigurePath = None,
 ) -> None:
@@ -127,7 +181,9 @@ def effective_delay(
     measured = measured_norms(runs)
     print_note(*differences(loaded))
     counts = stages or delays.usual_stages(measured)
-    curves = [(result, [delays.effective_delay(result, count) for count in counts]) for result in measured]
+    curves = [
+        (result, [delays.effective_delay(result, count) for count in counts]) for result in measured
+    ]
     points, lacking = delays.measured_points(loaded, measured)
     print_table(delays.delay_table(curves))
     if len(points):
@@ -139,21 +195,29 @@ def effective_delay(
 
 
 @app.add("""\
-  brx oscillation runs/quick-pipedream-p8-s0 runs/quick-basis-rotation-p8-s0 --out figures/oscillation
-  brx oscillation runs/*-p32-*/checkpoints/00016000 --out figures/oscillation    several checkpoints, methods, seeds
-  brx oscillation results/similar-curvature --measured --out figures/oscillation      what was measured before
+  brx oscillation runs/quick-pipedream-p8-s0 runs/quick-basis-rotation-p8-s0 \\
+      --out figures/oscillation
+  brx oscillation runs/*-p32-*/checkpoints/00016000 --out figures/oscillation
+      several checkpoints, methods, seeds
+  brx oscillation results/similar-curvature --measured --out figures/oscillation
+      what was measured before
 """)
 def oscillation(
     checkpoints: RunsOrCheckpoints,
     *,
     checkpoint: Annotated[
-        int | None, option("ITERATION", "checkpoint of each run (default: the nearest to its middle)")
+        int | None,
+        option("ITERATION", "checkpoint of each run (default: the nearest to its middle)"),
     ] = None,
     iterations: Annotated[int, option("N", "training iterations to follow", min=2)] = 100,
     batches: Annotated[int, option("N", "batches whose mean loss the Hessian is of", min=1)] = 64,
-    tolerance: Annotated[float, option("RESIDUAL", "residual at which the power iteration stops")] = 1e-2,
+    tolerance: Annotated[
+        float, option("RESIDUAL", "residual at which the power iteration stops")
+    ] = 1e-2,
     power_iterations: Annotated[int, option("N", "or stops after N iterations", min=1)] = 200,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="of the start vector and the random direction")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="of the start vector and the random direction")
+    ] = 0,
     measured: OnlyMeasured = False,
     out: FigurePath = None,
 ) -> None:

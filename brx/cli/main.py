@@ -1,4 +1,5 @@
-"""The `brx` command: finds the subcommand, runs it, and turns what goes wrong into one line and an exit code."""
+"""The `brx` command: finds the subcommand, runs it, and turns what goes wrong into one line and an
+exit code."""
 
 import sys
 from collections.abc import Sequence
@@ -12,38 +13,89 @@ import brx
 from brx.cli.usage import Application, CommandGroup, usage_line
 from brx.errors import RunError, UserError
 
-# By panel of the help: name, and module (imported when the command is used: `brx --help` reads this alone), summary.
+# By panel of the help: name, and module (imported when the command is used: `brx --help` reads this
+#     alone), summary.
 PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Train": {
-        "demo": ("paper", "train the quick preset with and without delay, with two methods, and draw the loss curves"),
+        "demo": (
+            "paper",
+            "train the quick preset with and without delay, with two methods, and draw the loss "
+            "curves",
+        ),
         "train": ("train", "train a GPT under asynchronous-pipeline delay"),
         "sweep": ("train", "run a grid of runs, several at a time; continues where it was left"),
         "config": ("config", "show the complete settings of a preset or file"),
         "data": ("config", "tokenize a corpus into token files"),
     },
     "Compare": {
-        "compare": ("train", "how robust methods are against delay: the same runs for each, and their leaderboard"),
-        "slowdown": ("runs", "how many times the iterations each method needs under delay to reach a loss"),
+        "compare": (
+            "train",
+            "how robust methods are against delay: the same runs for each, and their leaderboard",
+        ),
+        "slowdown": (
+            "runs",
+            "how many times the iterations each method needs under delay to reach a loss",
+        ),
         "plot": ("paper", "draw loss curves of runs, or the paper's figures"),
-        "claims": ("paper", "every number and direction that the paper states, beside what the runs of a scale say"),
+        "claims": (
+            "paper",
+            "every number and direction that the paper states, beside what the runs of a scale say",
+        ),
         "tables": ("paper", "the paper's tables, from the runs of a scale"),
-        "report": ("paper", "one HTML page with all figures, tables and runs; opens without a network"),
-        "export": ("runs", "copy runs in compact form (config, summary, loss curves), to be committed or shared"),
+        "report": (
+            "paper",
+            "one HTML page with all figures, tables and runs; opens without a network",
+        ),
+        "export": (
+            "runs",
+            "copy runs in compact form (config, summary, loss curves), to be committed or shared",
+        ),
     },
     "Understand": {
-        "hessian-norm": ("curvature", "measure basis misalignment: the (1,1)-norm of the Hessian, per parameter"),
-        "effective-delay": ("curvature", "the effective delay tau' of measured runs, and their measured slowdown"),
-        "oscillation": ("curvature", "project updates on the Hessian's dominant eigenvector and a random direction"),
-        "toy": ("paper", "draw what delay does to Adam on a quadratic or in a spiral valley, aligned with axes or not"),
-        "methods": ("config", "list the methods: equation, source, defaults, which optimizer gets which parameters"),
+        "hessian-norm": (
+            "curvature",
+            "measure basis misalignment: the (1,1)-norm of the Hessian, per parameter",
+        ),
+        "effective-delay": (
+            "curvature",
+            "the effective delay tau' of measured runs, and their measured slowdown",
+        ),
+        "oscillation": (
+            "curvature",
+            "project updates on the Hessian's dominant eigenvector and a random direction",
+        ),
+        "toy": (
+            "paper",
+            "draw what delay does to Adam on a quadratic or in a spiral valley, aligned with axes "
+            "or not",
+        ),
+        "methods": (
+            "config",
+            "list the methods: equation, source, defaults, which optimizer gets which parameters",
+        ),
     },
     "Plan": {
-        "verdict": ("planning", "synchronous or asynchronous: time to a loss for P stages, M micro-batches per update"),
-        "schedule": ("planning", "show who computes what when, synchronously and not, with idle times and delays"),
+        "verdict": (
+            "planning",
+            "synchronous or asynchronous: time to a loss for P stages, M micro-batches per update",
+        ),
+        "schedule": (
+            "planning",
+            "show who computes what when, synchronously and not, with idle times and delays",
+        ),
         "plan": ("planning", "say what a run needs: memory of every device, FLOPs, time"),
-        "similarity": ("planning", "how far a training resembles another: the dimensionless numbers of both"),
-        "memory": ("planning", "memory overhead of the basis-rotation strategies; of a run's stages and devices, too"),
-        "stages": ("planning", "the least number of pipeline stages that a model needs, by the memory of a device"),
+        "similarity": (
+            "planning",
+            "how far a training resembles another: the dimensionless numbers of both",
+        ),
+        "memory": (
+            "planning",
+            "memory overhead of the basis-rotation strategies; of a run's stages and devices, too",
+        ),
+        "stages": (
+            "planning",
+            "the least number of pipeline stages that a model needs, by the memory of a device",
+        ),
     },
 }
 COMMANDS = {name: entry for commands in PANELS.values() for name, entry in commands.items()}
@@ -52,7 +104,8 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 class _Brx(CommandGroup):
-    """The group of all commands, each taken from the `app` of its module when somebody asks for it."""
+    """The group of all commands, each taken from the `app` of its module when somebody asks for
+    it."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -86,7 +139,7 @@ app = Application(
     _Brx,
     add_completion=True,
     epilog="""\
-  brx demo                                   what delay costs, and what basis rotation saves, in minutes
+  brx demo  what delay costs, and what basis rotation saves, in minutes
   brx train quick --set pipeline.stages=8    train one run
   brx slowdown results/similar               compare many
   brx train --help                           options and examples of a command
@@ -103,7 +156,10 @@ def _show_version(wanted: bool) -> None:
 @app.callback(help=brx.__doc__)
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and exit")
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="print the version and exit"
+        ),
     ] = False,
 ) -> None:
     """Options of brx itself."""
@@ -112,7 +168,8 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0 done, 1 failed run, 2 usage, 130 interrupted)."""
     try:
-        # Without Typer's standalone mode, errors come here, and a typer.Exit becomes the value that is returned.
+        # Without Typer's standalone mode, errors come here, and a typer.Exit becomes the value that
+        # is returned.
         return int(app(arguments, prog_name="brx", standalone_mode=False) or 0)
     except typer.TyperException as error:
         print(usage_line(error), file=sys.stderr)

@@ -24,7 +24,8 @@ def flag(name: str, help: str) -> Any:
 
 
 def completing(module: str, catalogue: str, *more: str) -> Callable[[str], list[str]]:
-    """Completes names of a catalogue (names, or a function that gives them), imported when the shell asks."""
+    """Completes names of a catalogue (names, or a function that gives them), imported when the
+    shell asks."""
 
     def complete(incomplete: str) -> list[str]:
         names = getattr(import_module(module), catalogue)
@@ -51,25 +52,39 @@ Overrides = Annotated[
     ),
 ]
 
-RunsOrCheckpoints = Annotated[list[Path], argument("RUN|CHECKPOINT", "folders of runs, or of their checkpoints")]
+RunsOrCheckpoints = Annotated[
+    list[Path], argument("RUN|CHECKPOINT", "folders of runs, or of their checkpoints")
+]
 RunsOrFolders = Annotated[list[Path], argument("RUNS", "runs, or folders that hold runs")]
 ScaleName = Annotated[Literal["similar", "laptop", "paper"], typer.Option(help="which experiments")]
-ScaleRuns = Annotated[Path | None, option("DIR", "folder of the runs (default: the scale's)", "--runs")]
+ScaleRuns = Annotated[
+    Path | None, option("DIR", "folder of the runs (default: the scale's)", "--runs")
+]
 OnlyMeasured = Annotated[
-    bool, flag("--measured", "measure nothing: show what is in RUN/analysis (a folder of runs will do)")
+    bool,
+    flag("--measured", "measure nothing: show what is in RUN/analysis (a folder of runs will do)"),
 ]
 
 Jobs = Annotated[int | None, option("N", "runs at a time (default: one per GPU or core)", min=1)]
 DryRun = Annotated[bool, flag("--dry-run", "list the runs and their time; train nothing")]
 RetryFailed = Annotated[bool, flag("--retry-failed", "train failed runs again")]
 
-DeviceMemory = Annotated[str | None, option("SIZE", "memory of each device, for example 24GB or 80GiB")]
+DeviceMemory = Annotated[
+    str | None, option("SIZE", "memory of each device, for example 24GB or 80GiB")
+]
 Throughput = Annotated[
     str | None,
-    option("FLOPS", "FLOP/s of each device: as measured (120T), or its name (40 % of its data sheet's peak)"),
+    option(
+        "FLOPS",
+        "FLOP/s of each device: as measured (120T), or its name (40 % of its data sheet's peak)",
+    ),
 ]
-Bandwidth = Annotated[str | None, option("BYTES", "bytes per second between neighbours, with --throughput")]
+Bandwidth = Annotated[
+    str | None, option("BYTES", "bytes per second between neighbours, with --throughput")
+]
 
 TableFormat = Literal["table", "markdown", "csv", "json", "latex"]
 Format = Annotated[TableFormat, typer.Option(help="format of the table")]
-FigurePath = Annotated[Path | None, option("FIGURE", "draw the figure, at this path without suffix")]
+FigurePath = Annotated[
+    Path | None, option("FIGURE", "draw the figure, at this path without suffix")
+]

@@ -1,4 +1,5 @@
-"""The paper's own, from runs: `brx demo`, `plot` (of any runs, too), `tables`, `claims`, `report`, and `brx toy`."""
+"""The paper's own, from runs: `brx demo`, `plot` (of any runs, too), `tables`, `claims`, `report`,
+and `brx toy`."""
 
 import tempfile
 from collections import Counter
@@ -37,9 +38,9 @@ def demo(
 
 @app.add("""\
   brx plot curves runs/quick-*                          training loss of any runs
-  brx plot staleness runs/mine                          what delay did to it (logging.staleness_every), into staleness
-  brx plot profiles runs/profiles                       slowdown under delay profiles, beside tau' and the (1,1)-norm
-  brx plot main                                         a figure of the paper, from results/similar into figures/similar
+  brx plot staleness runs/mine  what delay did to it (logging.staleness_every), into staleness
+  brx plot profiles runs/profiles  slowdown under delay profiles, beside tau' and the (1,1)-norm
+  brx plot main  a figure of the paper, from results/similar into figures/similar
   brx plot "Figure 5" --out main.svg                    one file
   brx plot list                                         which figures there are
 """)
@@ -48,7 +49,8 @@ def plot(
         str,
         argument(
             "FIGURE",
-            "curves, staleness, profiles, all, list, or one of the paper's figures by name or number ('Figure 5')",
+            "curves, staleness, profiles, all, list, or one of the paper's figures by name or "
+            "number ('Figure 5')",
             autocompletion=completing("brx.paper.figures", "FIGURES", *OF_ANY_RUNS, "all", "list"),
         ),
     ],
@@ -59,8 +61,10 @@ def plot(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="a file (x.png, x.pdf, x.svg); or, for curves, staleness, profiles the figure's path without suffix"
-            " (default: its name), else the folder (default: figures/SCALE; of figures that need no sweep: figures)"
+            help="a file (x.png, x.pdf, x.svg); or, for curves, staleness, profiles the figure's "
+            "path without suffix"
+            " (default: its name), else the folder (default: figures/SCALE; of figures that need "
+            "no sweep: figures)"
         ),
     ] = None,
     scale: ScaleName = "similar",
@@ -71,15 +75,29 @@ def plot(
 
     is_of_any_runs, is_file = figure in OF_ANY_RUNS, out is not None and out.suffix in FORMATS
     refuse(is_of_any_runs and not folders, "RUN: name at least one run's folder")
-    refuse(is_of_any_runs and runs is not None, f"--runs: {figure} takes its runs as arguments, after its name")
+    refuse(
+        is_of_any_runs and runs is not None,
+        f"--runs: {figure} takes its runs as arguments, after its name",
+    )
     if folders and not is_of_any_runs:
-        entries(figure, FIGURES, "figure", ", ".join(OF_ANY_RUNS))  # a name that is unknown is told first
-        raise UserError(f"RUN: only {', '.join(OF_ANY_RUNS)} take runs; name the folder of {figure}'s with --runs")
-    refuse(figure == "all" and is_file, f"--out {out}: a file holds one figure; name a folder for all")
+        entries(
+            figure, FIGURES, "figure", ", ".join(OF_ANY_RUNS)
+        )  # a name that is unknown is told first
+        raise UserError(
+            f"RUN: only {', '.join(OF_ANY_RUNS)} take runs; name the folder of {figure}'s with "
+            f"--runs"
+        )
+    refuse(
+        figure == "all" and is_file, f"--out {out}: a file holds one figure; name a folder for all"
+    )
 
     def draw(where: Path | None) -> Iterable[Path]:
         """Of any runs, `where` is the figure's path without suffix; else the folder."""
-        return _of_runs(figure, folders, where) if folders else draw_figures(figure, scale, runs, where, print_note)
+        return (
+            _of_runs(figure, folders, where)
+            if folders
+            else draw_figures(figure, scale, runs, where, print_note)
+        )
 
     if figure == "list":
         for entry in FIGURES.values():
@@ -90,7 +108,9 @@ def plot(
             print(path)
         return
     with tempfile.TemporaryDirectory() as scratch:
-        image = next(iter(draw(Path(scratch) / "figure" if folders else Path(scratch)))).with_suffix(out.suffix)
+        image = next(
+            iter(draw(Path(scratch) / "figure" if folders else Path(scratch)))
+        ).with_suffix(out.suffix)
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as file:
             file.write(image.read_bytes())
@@ -112,7 +132,10 @@ def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
 
         shown, *others = comparable(frame)
         for aspects, runs_of_another in left_out(shown, others).items():
-            print_note(f"left out, since they differ from the rest in {aspects}: {', '.join(runs_of_another['name'])}")
+            print_note(
+                f"left out, since they differ from the rest in {aspects}: "
+                f"{', '.join(runs_of_another['name'])}"
+            )
         return draw_profiles(profile_points(shown), path)
     from brx.plot.any_runs import draw_curves
 
@@ -128,13 +151,20 @@ def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
 """)
 def tables(
     table: Annotated[
-        str, argument("TABLE", "all, list, or one by name or number ('Table 3')", autocompletion=complete_table)
+        str,
+        argument(
+            "TABLE",
+            "all, list, or one by name or number ('Table 3')",
+            autocompletion=complete_table,
+        ),
     ],
     *,
     scale: ScaleName = "similar",
     runs: ScaleRuns = None,
     format: Format = "table",
-    out: Annotated[Path | None, option("DIR", "write TABLE.md and TABLE.csv there (latex: TABLE.tex, too)")] = None,
+    out: Annotated[
+        Path | None, option("DIR", "write TABLE.md and TABLE.csv there (latex: TABLE.tex, too)")
+    ] = None,
 ) -> None:
     from brx.files import write_text
     from brx.paper.tables import TABLES, make_tables, write_table
@@ -183,10 +213,15 @@ def claims(
         return
     if claim is None:
         shown = table.assign(**{"reproduced?": table["reproduced"] + ": " + table["here"]})
-        print_table(shown[["claim", "paper", "reproduced?"]] if format == "table" else table, format)
+        print_table(
+            shown[["claim", "paper", "reproduced?"]] if format == "table" else table, format
+        )
         counts = Counter(outcome.verdict for outcome in outcomes)
         totals = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("yes", "no", "not tried"))
-        print_note(f"{len(outcomes)} claims: {totals}; `brx claims NAME` gives a claim's statement and runs")
+        print_note(
+            f"{len(outcomes)} claims: {totals}; `brx claims NAME` gives a claim's statement and "
+            f"runs"
+        )
         return
     for heading, text in table.iloc[0].items():
         print(f"{heading + ':':12} {text}")
@@ -204,7 +239,11 @@ def report(
     runs: ScaleRuns = None,
     figures: Annotated[
         list[Path] | None,
-        option("DIR...", "show the figures of other commands that are there, too (default: figures and figures/SCALE)"),
+        option(
+            "DIR...",
+            "show the figures of other commands that are there, too (default: figures and "
+            "figures/SCALE)",
+        ),
     ] = None,
     out: Annotated[Path, option("FILE", "the page")] = Path("report.html"),
 ) -> None:
@@ -220,21 +259,29 @@ def report(
 
 
 @app.add("""\
-  brx toy quadratic                                     AdaSGD and Adam on an aligned and a misaligned quadratic
+  brx toy quadratic  AdaSGD and Adam on an aligned and a misaligned quadratic
   brx toy spiral                                        the spiral as the paper states it
   brx toy spiral configs/toy/spiral-small-steps.yaml    with steps small enough to get all the way
-  brx toy sweep                                         slowdown over angle and delay, beside the (1,1)-norm
+  brx toy sweep  slowdown over angle and delay, beside the (1,1)-norm
 
-The figure is figures/toy-NAME, its numbers are results/toy/NAME.json, where NAME is the configuration's.
+The figure is figures/toy-NAME, its numbers are results/toy/NAME.json, where NAME is the
+configuration's.
 """)
 def toy(
-    landscape: Annotated[Literal["quadratic", "spiral", "sweep"], argument("LANDSCAPE", "quadratic, spiral or sweep")],
-    config: Annotated[Path | None, argument("CONFIG", "set-up (default: configs/toy/LANDSCAPE.yaml)")] = None,
+    landscape: Annotated[
+        Literal["quadratic", "spiral", "sweep"], argument("LANDSCAPE", "quadratic, spiral or sweep")
+    ],
+    config: Annotated[
+        Path | None, argument("CONFIG", "set-up (default: configs/toy/LANDSCAPE.yaml)")
+    ] = None,
     *,
     out: Annotated[
-        Path | None, option("FIGURE", "the figure's path without suffix (default: figures/toy-NAME)")
+        Path | None,
+        option("FIGURE", "the figure's path without suffix (default: figures/toy-NAME)"),
     ] = None,
-    json: Annotated[Path | None, option("FILE", "where the numbers go (default: results/toy/NAME.json)")] = None,
+    json: Annotated[
+        Path | None, option("FILE", "where the numbers go (default: results/toy/NAME.json)")
+    ] = None,
 ) -> None:
     from brx.toy.landscapes import run_toy
 

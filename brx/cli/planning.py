@@ -26,16 +26,18 @@ from brx.cli.options import (
 from brx.cli.usage import Application, print_note, print_table, refuse
 
 # Options that the help lists apart.
-of_own_model = partial(option, rich_help_panel="A model of your own (default: the paper's LLaMA models)")
+of_own_model = partial(
+    option, rich_help_panel="A model of your own (default: the paper's LLaMA models)"
+)
 of_replicas = partial(option, rich_help_panel="Data-parallel replicas with local steps")
 
 app = Application()
 
 
 @app.add("""\
-  brx schedule --stages 4                                       the actions of each device, as the engine runs them
-  brx schedule --stages 4 --delay 2bw --accumulation 4          PipeDream-2BW: all stages one update behind
-  brx schedule --stages 4 --figure figures/schedule             the picture: synchronous, asynchronous, delay
+  brx schedule --stages 4  the actions of each device, as the engine runs them
+  brx schedule --stages 4 --delay 2bw --accumulation 4  PipeDream-2BW: all stages one update behind
+  brx schedule --stages 4 --figure figures/schedule  the picture: synchronous, asynchronous, delay
 """)
 def schedule(
     *,
@@ -43,22 +45,32 @@ def schedule(
     devices: Annotated[int | None, option("R", "devices (default: one per stage)")] = None,
     micro_batches: Annotated[int, option("N", "in a synchronous step", min=1)] = 4,
     accumulation: Annotated[int, option("M", "micro-batches per asynchronous update")] = 1,
-    delay: Annotated[str, option("PROFILE", "as pipeline.delay: pipeline, 2bw, 7, [3, 0, 0], {like: 32}")] = "pipeline",
+    delay: Annotated[
+        str, option("PROFILE", "as pipeline.delay: pipeline, 2bw, 7, [3, 0, 0], {like: 32}")
+    ] = "pipeline",
     figure: FigurePath = None,
 ) -> None:
-    """Print the schedules (F: forward pass, B: backward pass, U: update), or draw them (needs R = P)."""
+    """Print the schedules (F: forward pass, B: backward pass, U: update), or draw them (needs R =
+    P)."""
     from brx.config.loading import validate
     from brx.config.parsing import parse_yaml
     from brx.config.schema import PipelineConfig
     from brx.pipeline.schedule import check_size, schedule_lines
 
     num_ranks = stages if devices is None else devices
-    refuse(not 1 <= num_ranks <= stages, f"--devices must be from 1 to --stages ({stages}), got {num_ranks}")
+    refuse(
+        not 1 <= num_ranks <= stages,
+        f"--devices must be from 1 to --stages ({stages}), got {num_ranks}",
+    )
     content = {"stages": stages, "devices": num_ranks, "accumulation": accumulation}
     content["delay"] = parse_yaml(delay, f"--delay {delay}")
-    pipeline = validate(content, PipelineConfig, "brx schedule", {(key,): f"--{key}" for key in content})
+    pipeline = validate(
+        content, PipelineConfig, "brx schedule", {(key,): f"--{key}" for key in content}
+    )
     if figure is None:
-        print(*schedule_lines(pipeline, micro_batches, shutil.get_terminal_size().columns), sep="\n")
+        print(
+            *schedule_lines(pipeline, micro_batches, shutil.get_terminal_size().columns), sep="\n"
+        )
         return
     shown = "--figure shows one {} per {}: leave out {}"
     is_plain = (accumulation, delay) == (1, "pipeline")
@@ -72,9 +84,10 @@ def schedule(
 
 @app.add("""\
   brx plan paper-95m                                                    on one device
-  brx plan paper-1b --devices 6 --device-memory 80GB                    does it fit, and on how few devices would it
-  brx plan paper-1b --devices 6 --throughput A100                       with the time, at 40 % of the data sheet's peak
-  brx plan paper-1b --throughput 120T --set optimizer.method=basis-rotation    at 120 TFLOP/s, as measured
+  brx plan paper-1b --devices 6 --device-memory 80GB  does it fit, and on how few devices would it
+  brx plan paper-1b --devices 6 --throughput A100  with the time, at 40 % of the data sheet's peak
+  brx plan paper-1b --throughput 120T --set optimizer.method=basis-rotation
+      at 120 TFLOP/s, as measured
 """)
 def plan(
     config: ConfigName,
@@ -107,12 +120,15 @@ def plan(
 
 @app.add("""\
   brx memory                                         the paper's table: the matrices of Llama-3-8B
-  brx memory paper-1b                                the matrices of a configuration, its stages and its device
-  brx memory paper-1b --set pipeline.devices=6 optimizer.method=basis-rotation      the same on six devices
+  brx memory paper-1b  the matrices of a configuration, its stages and its device
+  brx memory paper-1b --set pipeline.devices=6 optimizer.method=basis-rotation
+      the same on six devices
   brx memory --matrix 4096x4096 1024x4096            any matrices
 """)
 def memory(
-    config: Annotated[str | None, argument("CONFIG", CONFIG_HELP, autocompletion=complete_config)] = None,
+    config: Annotated[
+        str | None, argument("CONFIG", CONFIG_HELP, autocompletion=complete_config)
+    ] = None,
     *,
     overrides: Overrides,
     matrix: Annotated[list[str] | None, option("MxN...", "weight matrices")] = None,
@@ -134,7 +150,10 @@ def memory(
     run_config = load_config(config, overrides, is_new=True)
     ranks = plan_memory(run_config, planned_device_type(run_config))
     overhead = memory_tables.overhead_texts(memory_tables.matrices_of(run_config), {})
-    by_stage, by_rank = memory_tables.stage_table(run_config, ranks), memory_tables.rank_table(run_config, ranks)
+    by_stage, by_rank = (
+        memory_tables.stage_table(run_config, ranks),
+        memory_tables.rank_table(run_config, ranks),
+    )
     for title, table in (overhead, by_stage, by_rank):
         print_table(table, title=title)
     print(*memory_tables.rank_notes(run_config), sep="\n")
@@ -142,14 +161,16 @@ def memory(
 
 @app.add("""\
   brx stages                                            the paper's table
-  brx stages --memory 24 141 --format markdown          the same models on other devices (GB = 1e9 bytes)
+  brx stages --memory 24 141 --format markdown  the same models on other devices (GB = 1e9 bytes)
   brx stages --hidden 8192 --heads 64 --params-per-block 856e6 --blocks 80 --sequence-length 8192
 """)
 def stages(
     *,
     hidden: Annotated[int | None, of_own_model("H", "embedding dimension", min=1)] = None,
     heads: Annotated[int | None, of_own_model("A", "attention heads", min=1)] = None,
-    params_per_block: Annotated[float | None, of_own_model("W", "parameters of one block, as 202e6", min=1)] = None,
+    params_per_block: Annotated[
+        float | None, of_own_model("W", "parameters of one block, as 202e6", min=1)
+    ] = None,
     blocks: Annotated[int | None, of_own_model("L", "Transformer blocks", min=1)] = None,
     memory: Annotated[
         list[str] | None, option("GB...", "memory of devices, in 1e9 bytes (default: the paper's)")
@@ -162,35 +183,55 @@ def stages(
     from brx.paper.printed import DEVICES_GB, LLAMAS
     from brx.planning.stage_count import ModelShape, stage_count_table
 
-    own = {"--hidden": hidden, "--heads": heads, "--params-per-block": params_per_block, "--blocks": blocks}
+    own = {
+        "--hidden": hidden,
+        "--heads": heads,
+        "--params-per-block": params_per_block,
+        "--blocks": blocks,
+    }
     missing = [option for option, value in own.items() if value is None]
     refuse(0 < len(missing) < len(own), f"a model of your own needs {', '.join(missing)} too")
     models: Sequence[ModelShape] = LLAMAS
-    if hidden is not None and heads is not None and params_per_block is not None and blocks is not None:
+    if (
+        hidden is not None
+        and heads is not None
+        and params_per_block is not None
+        and blocks is not None
+    ):
         models = (ModelShape("model", hidden, heads, params_per_block, blocks),)
-    sizes = [parse_bytes(text if text[-1:].isalpha() else f"{text}GB", "--memory") / 1e9 for text in memory or []]
+    sizes = [
+        parse_bytes(text if text[-1:].isalpha() else f"{text}GB", "--memory") / 1e9
+        for text in memory or []
+    ]
     table = stage_count_table(models, sizes or DEVICES_GB, sequence_length, batch_size)
     print_table(table, format)
     if table.map(lambda cell: cell.startswith(">=")).any(axis=None):
         print_note(">=: the device does not hold a whole block, so that each needs at least two")
     if models is LLAMAS and memory is None and (sequence_length, batch_size) == (4096, 1):
-        print_note("for Llama 3.1 405B the paper prints >= 512 where its formula, P >= 2 L, gives >= 252")
+        print_note(
+            "for Llama 3.1 405B the paper prints >= 512 where its formula, P >= 2 L, gives >= 252"
+        )
 
 
 @app.add("""\
   brx similarity laptop                                     beside the paper's main model
   brx similarity laptop --set pipeline.delay.like=32 optimizer.lr=1e-3 --like-set optimizer.lr=1e-3
   brx similarity my.yaml --like paper-1b                    beside another preset or file
-  brx similarity laptop --noise-scale 200                   with the gradient noise scale after 200 iterations
+  brx similarity laptop --noise-scale 200  with the gradient noise scale after 200 iterations
 """)
 def similarity(
     config: ConfigName,
     *,
     overrides: Overrides,
-    like: Annotated[str, option("CONFIG", "what to resemble", autocompletion=complete_config)] = "paper-95m",
-    like_set: Annotated[list[str] | None, option("KEY=VALUE...", "its settings that differ from its file")] = None,
+    like: Annotated[
+        str, option("CONFIG", "what to resemble", autocompletion=complete_config)
+    ] = "paper-95m",
+    like_set: Annotated[
+        list[str] | None, option("KEY=VALUE...", "its settings that differ from its file")
+    ] = None,
     noise_scale: Annotated[
-        int | None, option("N", "measure the gradient noise scale of CONFIG after N iterations", min=1)
+        int | None,
+        option("N", "measure the gradient noise scale of CONFIG after N iterations", min=1),
     ] = None,
     format: Format = "table",
 ) -> None:
@@ -200,7 +241,9 @@ def similarity(
 
     run_config = load_config(config, overrides, is_new=True)
     names = (config, like if like != config else f"{like} (like)")
-    print_table(similarity_table(run_config, load_config(like, like_set or [], is_new=True), names), format)
+    print_table(
+        similarity_table(run_config, load_config(like, like_set or [], is_new=True), names), format
+    )
     if noise_scale is not None:
         from brx.train.noise_scale import SAMPLES, gradient_noise_scale
 
@@ -212,56 +255,89 @@ def similarity(
 @app.add("""\
   brx verdict --stages 32 --micro-batches 8                         from the committed runs
   brx verdict runs/mine --stages 8 --micro-batches 4 --loss 2.5     from your own
-  brx verdict --stages 8 --micro-batches 8 --cost-from runs/timing-*       what it takes on your machine and model
-  brx verdict --stages 8 --micro-batches 8 --config paper-1b --device-memory 24GB --bandwidth 25GB --throughput A100
+  brx verdict --stages 8 --micro-batches 8 --cost-from runs/timing-*
+      what it takes on your machine and model
+  brx verdict --stages 8 --micro-batches 8 --config paper-1b \\
+      --device-memory 24GB --bandwidth 25GB --throughput A100
   brx verdict --stages 32 --micro-batches 8 --figure figures/verdict       over P and M
 """)
 def verdict(
     runs: Annotated[
         list[Path] | None,
-        argument("RUNS", "folders of runs, or a file that --save wrote (default: the committed measurements)"),
+        argument(
+            "RUNS",
+            "folders of runs, or a file that --save wrote (default: the committed measurements)",
+        ),
     ] = None,
     *,
     stages: Annotated[int, option("P", "stages, a device each", min=2, max=1024)],
     micro_batches: Annotated[int, option("M", "micro-batches per update", min=1, max=1024)],
     loss: Annotated[
-        float | None, option("NATS", "training loss to reach (default: the lowest that AdamW reaches here, too)")
+        float | None,
+        option("NATS", "training loss to reach (default: the lowest that AdamW reaches here, too)"),
     ] = None,
     cost: Annotated[
         list[str] | None,
-        option("METHOD=SHARE...", "its update beyond AdamW's, in iterations (default: by the runs, or its FLOPs)"),
+        option(
+            "METHOD=SHARE...",
+            "its update beyond AdamW's, in iterations (default: by the runs, or its FLOPs)",
+        ),
     ] = None,
     cost_from: Annotated[
         list[Path] | None,
-        option("PATH...", "take these costs from your own runs (any model), or from benchmarks/results/methods.json"),
+        option(
+            "PATH...",
+            "take these costs from your own runs (any model), or from "
+            "benchmarks/results/methods.json",
+        ),
     ] = None,
     config: Annotated[
         str | None,
-        option("CONFIG", f"your model, {CONFIG_HELP}; its batch is an update's", autocompletion=complete_config),
+        option(
+            "CONFIG",
+            f"your model, {CONFIG_HELP}; its batch is an update's",
+            autocompletion=complete_config,
+        ),
     ] = None,
     overrides: Overrides,
     device_memory: DeviceMemory = None,
     bandwidth: Bandwidth = None,
     throughput: Throughput = None,
-    local_steps: Annotated[int | None, of_replicas("H", "a third rival: P replicas with H local steps", min=1)] = None,
-    averaging: Annotated[
-        str | None, of_replicas("COST", "3 times an update's passes; with --throughput 0.5s, or bandwidth 1GB")
+    local_steps: Annotated[
+        int | None, of_replicas("H", "a third rival: P replicas with H local steps", min=1)
     ] = None,
-    local_slowdown: Annotated[float, of_replicas("RATIO", "their iterations over synchronous ones")] = 1.0,
+    averaging: Annotated[
+        str | None,
+        of_replicas("COST", "3 times an update's passes; with --throughput 0.5s, or bandwidth 1GB"),
+    ] = None,
+    local_slowdown: Annotated[
+        float, of_replicas("RATIO", "their iterations over synchronous ones")
+    ] = 1.0,
     figure: FigurePath = None,
-    save: Annotated[Path | None, option("FILE", "keep what the runs say, to be asked again at once")] = None,
-    verbose: Annotated[bool, flag("--verbose", "tables, what is not measured, what is assumed")] = False,
+    save: Annotated[
+        Path | None, option("FILE", "keep what the runs say, to be asked again at once")
+    ] = None,
+    verbose: Annotated[
+        bool, flag("--verbose", "tables, what is not measured, what is assumed")
+    ] = False,
 ) -> None:
     from brx.planning import verdict as verdicts
     from brx.planning.schedules import EqualStages
     from brx.planning.verdict_text import long_text, verdict_text
 
-    refuse(loss is not None and not 0 < loss < math.inf, f"--loss {loss}: must be a loss above 0, in nats")
+    refuse(
+        loss is not None and not 0 < loss < math.inf,
+        f"--loss {loss}: must be a loss above 0, in nats",
+    )
     refuse(
         config is None and (overrides or device_memory or bandwidth or throughput),
-        "--set, --device-memory, --bandwidth and --throughput: need a --config, whose sizes they are about",
+        "--set, --device-memory, --bandwidth and --throughput: need a --config, whose sizes they "
+        "are about",
     )
-    refuse(local_slowdown != 1.0 and local_steps is None, "--local-slowdown: is of replicas; give --local-steps, too")
+    refuse(
+        local_slowdown != 1.0 and local_steps is None,
+        "--local-slowdown: is of replicas; give --local-steps, too",
+    )
     measurements, notes = verdicts.read_measurements(runs or [])
     costs = verdicts.read_costs(cost_from or []) | verdicts.parse_costs(cost or [], measurements)
     model = None
@@ -272,23 +348,40 @@ def verdict(
         asked = load_config(config, overrides, is_new=True)
         model = parse_devices(asked, device_memory, throughput, bandwidth)
     run = None if model is None else model.split(stages, micro_batches)
-    losses = verdicts.losses_to_ask(measurements, (stages - 1) / micro_batches) if loss is None else [loss]
+    losses = (
+        verdicts.losses_to_ask(measurements, (stages - 1) / micro_batches)
+        if loss is None
+        else [loss]
+    )
 
-    def ask(num_stages: int, num_micro_batches: int, to_loss: float = losses[0]) -> verdicts.Question:
+    def ask(
+        num_stages: int, num_micro_batches: int, to_loss: float = losses[0]
+    ) -> verdicts.Question:
         equal = EqualStages(num_stages, num_micro_batches, measurements.examples)
         planned = None if model is None else model.split(num_stages, num_micro_batches)
-        local = verdicts.parse_local_steps(local_steps, averaging, local_slowdown, num_stages, planned)
-        return verdicts.Question(to_loss, num_stages, num_micro_batches, planned or equal, costs, local)
+        local = verdicts.parse_local_steps(
+            local_steps, averaging, local_slowdown, num_stages, planned
+        )
+        return verdicts.Question(
+            to_loss, num_stages, num_micro_batches, planned or equal, costs, local
+        )
 
     found = [verdicts.answer(measurements, ask(stages, micro_batches, one)) for one in losses]
     print(verdict_text(found, measurements, run))
     if run is not None and config is not None:
         fastest = [option.method for option in found[0].asynchronous[:1]]
         settings = verdicts.by_method(measurements)[fastest[0]][0].settings if fastest else {}
-        devices = {"--device-memory": device_memory, "--throughput": throughput, "--bandwidth": bandwidth}
+        devices = {
+            "--device-memory": device_memory,
+            "--throughput": throughput,
+            "--bandwidth": bandwidth,
+        }
         given = [word for name, value in devices.items() if value for word in (name, value)]
         changed = [*overrides, *run.overrides(asked, settings)]
-        print("  To check:", shlex.join(["brx", "plan", config, *(["--set", *changed] if changed else []), *given]))
+        print(
+            "  To check:",
+            shlex.join(["brx", "plan", config, *(["--set", *changed] if changed else []), *given]),
+        )
     if verbose:
         print(long_text(found[0], run), *notes, sep="\n")
     if save is not None:

@@ -20,7 +20,8 @@ app = Application()
 @app.add("""\
   brx slowdown results/similar                     every method and P found there, relative to P = 1
   brx slowdown runs/a runs/b --target 2.5 --format csv
-  brx slowdown results/similar --rates 3e-4 1e-3   each side at the better one of these learning rates
+  brx slowdown results/similar --rates 3e-4 1e-3
+      each side at the better one of these learning rates
   brx slowdown results/similar --all-targets figures/slowdown-all-targets
 """)
 def slowdown(
@@ -28,32 +29,48 @@ def slowdown(
     *,
     target: Annotated[
         float | None,
-        option("LOSS", "training loss to reach, in nats; by default the highest mean over the last quarter of a run"),
+        option(
+            "LOSS",
+            "training loss to reach, in nats; by default the highest mean over the last quarter of "
+            "a run",
+        ),
     ] = None,
-    rates: Annotated[list[float] | None, option("LR...", "choose among these learning rates only")] = None,
+    rates: Annotated[
+        list[float] | None, option("LR...", "choose among these learning rates only")
+    ] = None,
     same_rate: Annotated[
         bool, flag("--same-rate", "both sides at one learning rate: a row for each that both have")
     ] = False,
     reference_stages: Annotated[int, option("P", "stages to compare to", min=1)] = 1,
     format: Format = "table",
-    all_targets: Annotated[Path | None, option("FIGURE", "draw slowdown against target, too")] = None,
+    all_targets: Annotated[
+        Path | None, option("FIGURE", "draw slowdown against target, too")
+    ] = None,
 ) -> None:
     from brx.runs.comparison import compare, is_reference, with_reference
     from brx.runs.experiments import at_best_rates, notes, of_rates
     from brx.runs.frames import load
 
-    refuse(target is not None and not 0 < target < math.inf, f"--target {target}: must be a loss above 0, in nats")
-    refuse(same_rate and all_targets is not None, "--same-rate and --all-targets: give one of the two")
+    refuse(
+        target is not None and not 0 < target < math.inf,
+        f"--target {target}: must be a loss above 0, in nats",
+    )
+    refuse(
+        same_rate and all_targets is not None, "--same-rate and --all-targets: give one of the two"
+    )
     all_runs = load(runs)
     if rates:
         all_runs = of_rates(all_runs, rates)
     chosen = at_best_rates(all_runs, with_diverged=True)
-    comparison = compare(all_runs if same_rate else chosen, target, reference_stages, same_rate=same_rate)
+    comparison = compare(
+        all_runs if same_rate else chosen, target, reference_stages, same_rate=same_rate
+    )
     print_note(*[*notes(all_runs, chosen), *comparison.notes])
     same = " at the same learning rate" if same_rate else ""
     refuse(
         comparison.slowdowns.empty,
-        f"RUNS: nothing to compare: no method has runs at P = {reference_stages} and at another P{same}",
+        f"RUNS: nothing to compare: no method has runs at P = {reference_stages} and at another "
+        f"P{same}",
     )
     last_quarter = "the highest mean training loss over the last quarter of a run"
     _print(comparison, format, last_quarter if target is None else "as given")
@@ -62,8 +79,15 @@ def slowdown(
 
         compared = (with_reference(runs, reference_stages) for runs in comparison.sets)
         shown = [runs for runs in compared if not is_reference(runs, reference_stages).all()]
-        refuse(not shown, "--all-targets: every run with a slowdown diverged, or those without delay did")
-        print(*draw_all_targets(shown[0], all_targets, reference_stages, target), sep="\n", file=sys.stderr)
+        refuse(
+            not shown,
+            "--all-targets: every run with a slowdown diverged, or those without delay did",
+        )
+        print(
+            *draw_all_targets(shown[0], all_targets, reference_stages, target),
+            sep="\n",
+            file=sys.stderr,
+        )
 
 
 def _print(comparison: Comparison, format: TableFormat, target_rule: str) -> None:
@@ -74,21 +98,38 @@ def _print(comparison: Comparison, format: TableFormat, target_rule: str) -> Non
     slowdowns, reductions = comparison.slowdowns, comparison.reductions
     if format == "json":
         both = {"slowdowns": slowdowns, "reductions": reductions}
-        print(json.dumps({key: json.loads(frame.to_json(orient="records")) for key, frame in both.items()}, indent=2))
+        print(
+            json.dumps(
+                {key: json.loads(frame.to_json(orient="records")) for key, frame in both.items()},
+                indent=2,
+            )
+        )
         return
-    title = f"Iterations until the training loss falls to the target ({target_rule}); 95 % intervals over seeds"
+    title = (
+        f"Iterations until the training loss falls to the target ({target_rule}); 95 % "
+        f"intervals over seeds"
+    )
     print_table(slowdown_table(slowdowns), format, title)
     if format != "table":
         return
     if slowdowns["is_early"].any():
-        print(f"(early): without delay, training passes the target in its first {EARLY:.0%}: a ratio of its start")
+        print(
+            f"(early): without delay, training passes the target in its first {EARLY:.0%}: a ratio "
+            f"of its start"
+        )
     if slowdowns["is_plateau"].any():
-        print("plateau: the losses fall so little there that noise decides when they pass; take a higher --target")
+        print(
+            "plateau: the losses fall so little there that noise decides when they pass; take a "
+            "higher --target"
+        )
     if slowdowns[["lr_at_edge", "reference_lr_at_edge"]].any(axis=None):
         print("*: at the edge of the rates that were tried, or the only one")
     print("Of this target and of these runs, rates and seeds alone (docs/slowdown.md)")
     if len(reductions):
-        saved = "Iterations saved over the best of PipeDream, PipeDream-LR and Nesterov, at its final loss"
+        saved = (
+            "Iterations saved over the best of PipeDream, PipeDream-LR and Nesterov, at its "
+            "final loss"
+        )
         print_table(reduction_table(reductions), title=saved)
 
 
@@ -99,11 +140,15 @@ def export(
     runs: RunsOrFolders,
     *,
     to: Annotated[Path, option("DIR", "folder that gets one folder per run")],
-    unfinished: Annotated[bool, flag("--unfinished", "runs that are unfinished, interrupted or failed, too")] = False,
+    unfinished: Annotated[
+        bool, flag("--unfinished", "runs that are unfinished, interrupted or failed, too")
+    ] = False,
 ) -> None:
     from brx.runs.metrics import export_runs
 
     num_exported, num_left_out = export_runs(runs, to, unfinished=unfinished)
     print(f"{to}: {num_exported} runs")
     if num_left_out:
-        print(f"{num_left_out} left out: unfinished, interrupted or failed (--unfinished takes them)")
+        print(
+            f"{num_left_out} left out: unfinished, interrupted or failed (--unfinished takes them)"
+        )

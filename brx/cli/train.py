@@ -1,4 +1,5 @@
-"""Training: `brx train` (one run), `brx sweep` (a grid), `brx compare` (how robust is a method against delay?)."""
+"""Training: `brx train` (one run), `brx sweep` (a grid), `brx compare` (how robust is a method
+against delay?)."""
 
 import os
 import sys
@@ -29,7 +30,7 @@ app = Application()
   brx train quick                                          a preset
   brx train quick --set optimizer.method=basis-rotation    another method
   brx train runs/mine --resume                             continue a run
-  brx train quick --devices 2                              two processes, one per device; the same trajectory
+  brx train quick --devices 2  two processes, one per device; the same trajectory
   torchrun --nnodes 2 --nproc-per-node 8 -m brx train paper-95m       several machines
 
 CONFIG may also be a run's folder. Exit code 130: stopped with Ctrl-C, and can be resumed.
@@ -38,10 +39,18 @@ def train(
     config: ConfigName,
     *,
     overrides: Overrides,
-    out: Annotated[Path | None, option("DIR", "the run's folder (default: runs/NAME-METHOD-pP-sSEED)")] = None,
-    devices: Annotated[int | None, option("R", "processes, one per device (sets pipeline.devices)")] = None,
-    profile: Annotated[bool, flag("--profile", "write a profiler trace of the 8th to the 12th iteration")] = False,
-    resume: Annotated[bool, flag("--resume", "continue from the newest checkpoint, if there is one")] = False,
+    out: Annotated[
+        Path | None, option("DIR", "the run's folder (default: runs/NAME-METHOD-pP-sSEED)")
+    ] = None,
+    devices: Annotated[
+        int | None, option("R", "processes, one per device (sets pipeline.devices)")
+    ] = None,
+    profile: Annotated[
+        bool, flag("--profile", "write a profiler trace of the 8th to the 12th iteration")
+    ] = False,
+    resume: Annotated[
+        bool, flag("--resume", "continue from the newest checkpoint, if there is one")
+    ] = False,
 ) -> None:
     """Train; exit code 0 when the run is finished, 130 when it was stopped and can be resumed."""
     from brx.config.loading import find_config, load_config
@@ -51,10 +60,16 @@ def train(
     is_run = (source / "config.yaml").is_file()
     is_rank = started_as_one_of_many()
     num_ranks = int(os.environ["WORLD_SIZE"]) if is_rank else devices
-    refuse(devices not in (None, num_ranks), f"--devices {devices}: WORLD_SIZE is {num_ranks}; leave one out")
+    refuse(
+        devices not in (None, num_ranks),
+        f"--devices {devices}: WORLD_SIZE is {num_ranks}; leave one out",
+    )
     settings = overrides if num_ranks is None else [*overrides, f"pipeline.devices={num_ranks}"]
     run_config = load_config(config, settings, is_new=not resume)
-    refuse(run_config.is_recorded, f"{config}: was recorded from another loop than brx's; it goes on there")
+    refuse(
+        run_config.is_recorded,
+        f"{config}: was recorded from another loop than brx's; it goes on there",
+    )
     # Wrong settings are told at once; torch takes seconds to load.
     from brx.distributed.processes import DistributedWorld
     from brx.pipeline.world import World
@@ -73,10 +88,22 @@ def train(
         # Refuses more devices than there are.
         choose_device(run_config.runtime.device, run_config.pipeline.devices - 1)
         flags = [name for name, given in (("--resume", resume), ("--profile", profile)) if given]
-        arguments = ["train", config, "--out", str(folder), *flags, *(["--set", *settings] if settings else [])]
+        arguments = [
+            "train",
+            config,
+            "--out",
+            str(folder),
+            *flags,
+            *(["--set", *settings] if settings else []),
+        ]
         with hold(folder) as lock:
             check_request(RunFolder(folder), run_config, resume=resume)
-            code = launch(arguments, run_config.pipeline.devices, descriptors=[lock], environment=hand_down(lock))
+            code = launch(
+                arguments,
+                run_config.pipeline.devices,
+                descriptors=[lock],
+                environment=hand_down(lock),
+            )
         raise typer.Exit(code)
     status = train(run_config, folder, resume=resume, world=world, profile=profile)
     world.close()
@@ -89,19 +116,28 @@ def train(
 @app.add("""\
   brx sweep configs/sweeps/similar/main.yaml --dry-run   list the cells and how long they will take
   brx sweep similar/main --jobs 2                        the same file, by its name
-  brx sweep configs/sweeps/paper/main.yaml --launcher ray --address auto    on the Ray cluster of this node
+  brx sweep configs/sweeps/paper/main.yaml --launcher ray --address auto
+      on the Ray cluster of this node
 """)
 def sweep(
     sweeps: Annotated[
         list[Path],
-        argument("SWEEP.yaml", "sweep files, or names of those that come with brx (similar/main), run in this order"),
+        argument(
+            "SWEEP.yaml",
+            "sweep files, or names of those that come with brx (similar/main), run in this order",
+        ),
     ],
     *,
-    out: Annotated[Path | None, option("DIR", "folder of the cells (default: as the file says)")] = None,
+    out: Annotated[
+        Path | None, option("DIR", "folder of the cells (default: as the file says)")
+    ] = None,
     jobs: Jobs = None,
     launcher: Annotated[Literal["local", "ray"], typer.Option(help="where cells run")] = "local",
     address: Annotated[
-        str | None, typer.Option(help="address of a Ray cluster: auto or HOST:PORT (default: one started here)")
+        str | None,
+        typer.Option(
+            help="address of a Ray cluster: auto or HOST:PORT (default: one started here)"
+        ),
     ] = None,
     dry_run: DryRun = False,
     retry_failed: RetryFailed = False,
@@ -119,7 +155,11 @@ def sweep(
             list_cells(specification, launching, retry_failed=retry_failed)
         return
     succeeded = [
-        run_and_print(specification, make_launcher(launcher, specification, jobs, address), retry_failed=retry_failed)
+        run_and_print(
+            specification,
+            make_launcher(launcher, specification, jobs, address),
+            retry_failed=retry_failed,
+        )
         for specification in specifications
     ]
     if not all(succeeded):
@@ -127,29 +167,38 @@ def sweep(
 
 
 @app.add("""\
-  brx compare my_method.py:MyMethod                     train what is missing, and show its place among the rest
+  brx compare my_method.py:MyMethod  train what is missing, and show its place among the rest
   brx compare torch.optim:Adamax --set optimizer.arguments.betas='[0.9, 0.99]'
-  brx compare muon --rest-lr 3e-4 --rest-lr 1e-3        a rate of its own for what is no matrix, a row for each
+  brx compare muon --rest-lr 3e-4 --rest-lr 1e-3
+      a rate of its own for what is no matrix, a row for each
   brx compare --all-builtin --dry-run                   what is missing, and how long it takes
-  brx compare                                           the leaderboard of what is there; trains nothing
+  brx compare  the leaderboard of what is there; trains nothing
 
-The protocol is docs/compare.md; runs are in runs/compare, those committed in results/compare count as well.
+The protocol is docs/compare.md; runs are in runs/compare, those committed in results/compare count
+as well.
 """)
 def compare(
     methods: Annotated[
         list[str] | None,
-        argument("METHOD", "names, FILE.py:NAME or package.module:NAME", autocompletion=complete_method),
+        argument(
+            "METHOD", "names, FILE.py:NAME or package.module:NAME", autocompletion=complete_method
+        ),
     ] = None,
     *,
     all_builtin: Annotated[bool, flag("--all-builtin", "all methods that come with brx")] = False,
     overrides: Annotated[
-        list[str] | None, option("KEY=VALUE...", "settings of the optimizer, for a variant of one METHOD", "--set")
+        list[str] | None,
+        option("KEY=VALUE...", "settings of the optimizer, for a variant of one METHOD", "--set"),
     ] = None,
     rest_lr: Annotated[
         list[float] | None,
-        option("LR...", "also try these as optimizer.rest_lr of one METHOD, lr chosen anew for each"),
+        option(
+            "LR...", "also try these as optimizer.rest_lr of one METHOD, lr chosen anew for each"
+        ),
     ] = None,
-    seeds: Annotated[int, option("N", "seeds at the best rates; two or more give intervals", min=1)] = 1,
+    seeds: Annotated[
+        int, option("N", "seeds at the best rates; two or more give intervals", min=1)
+    ] = 1,
     jobs: Jobs = None,
     out: Annotated[Path, option("DIR", "folder of the runs")] = Path("runs/compare"),
     committed: Annotated[Path, option("DIR", "folder of committed runs")] = Path("results/compare"),
@@ -158,22 +207,29 @@ def compare(
     format: Format = "table",
     figure: FigurePath = None,
 ) -> None:
-    """Exit code 0 when all runs are done, 1 when some failed, 130 when interrupted (the same command continues)."""
+    """Exit code 0 when all runs are done, 1 when some failed, 130 when interrupted (the same
+    command continues)."""
     from brx.data.prepare import prepare
     from brx.methods.table import CUSTOM, METHODS
     from brx.runs.tables import leaderboard_table
     from brx.sweep import compare as comparison
     from brx.sweep.run import check_own_methods, list_cells, make_launcher, run_and_print
 
-    refuse(dry_run and not methods and not all_builtin, "--dry-run: give a METHOD, or --all-builtin")
+    refuse(
+        dry_run and not methods and not all_builtin, "--dry-run: give a METHOD, or --all-builtin"
+    )
     refuse(all_builtin and methods, "METHOD and --all-builtin: give one of the two")
     for name, given in (("--set", overrides), ("--rest-lr", rest_lr)):
         refuse(given and len(methods or []) != 1, f"{name}: is about one METHOD; name exactly one")
     asked = [name for name in METHODS if name != CUSTOM] if all_builtin else list(methods or [])
     settings = comparison.parse_settings(overrides or [])
     variants = [settings, *({**settings, "optimizer.rest_lr": rate} for rate in rest_lr or [])]
-    sweeps = [comparison.protocol(method, variant, seeds, out) for method in asked for variant in variants]
-    if asked and (comparison.TARGET_METHOD not in asked or settings):  # whose runs the slowdowns need
+    sweeps = [
+        comparison.protocol(method, variant, seeds, out) for method in asked for variant in variants
+    ]
+    if asked and (
+        comparison.TARGET_METHOD not in asked or settings
+    ):  # whose runs the slowdowns need
         sweeps.insert(0, comparison.protocol(comparison.TARGET_METHOD, {}, seeds, out))
     check_own_methods(sweeps)
     # Prepared first: committed runs of another corpus do not count.
@@ -184,8 +240,12 @@ def compare(
             list_cells(sweep, make_launcher("local", sweep, jobs, None), retry_failed=retry_failed)
         return
     launches = [(sweep, make_launcher("local", sweep, jobs, None)) for sweep in sweeps]
-    succeeded = [run_and_print(sweep, launching, retry_failed=retry_failed) for sweep, launching in launches]
-    board = comparison.read_board([out, committed], [sweep.cells[0].config.optimizer.method for sweep in sweeps])
+    succeeded = [
+        run_and_print(sweep, launching, retry_failed=retry_failed) for sweep, launching in launches
+    ]
+    board = comparison.read_board(
+        [out, committed], [sweep.cells[0].config.optimizer.method for sweep in sweeps]
+    )
     print_table(leaderboard_table(board.rows, list(comparison.DELAYS)), format)
     beside = sys.stdout if format == "table" else sys.stderr
     print(*comparison.board_legend(board), sep="\n", file=beside)

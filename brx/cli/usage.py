@@ -1,4 +1,5 @@
-"""How brx differs from Typer's defaults: wrong usage is one line, an option may have several values, help is plain."""
+"""How brx differs from Typer's defaults: wrong usage is one line, an option may have several
+values, help is plain."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 
 
 
 class _PlainHelp:
-    """Help without boxes: options by their panels, the commands of a group, then examples, as they are written."""
+    """Help without boxes: options by their panels, the commands of a group, then examples, as they
+    are written."""
 
     epilog: str | None
 
@@ -34,9 +36,13 @@ class _PlainHelp:
                 continue
             name, text = record
             is_argument = parameter.param_type_name == "argument"
-            panel = getattr(parameter, "rich_help_panel", None) or ("Arguments" if is_argument else "Options")
+            panel = getattr(parameter, "rich_help_panel", None) or (
+                "Arguments" if is_argument else "Options"
+            )
             # An argument has its type behind its name: `CONFIG <str>`.
-            panels.setdefault(panel, []).append((name.partition(" <")[0] if is_argument else name, text))
+            panels.setdefault(panel, []).append(
+                (name.partition(" <")[0] if is_argument else name, text)
+            )
         for title, records in panels.items():
             with formatter.section(title):
                 formatter.write_dl(records)
@@ -49,23 +55,37 @@ class _PlainHelp:
 
 
 class Command(_PlainHelp, TyperCommand):
-    """A command whose list options take several values after one flag: `--set a=1 b=2`, as well as repeated flags."""
+    """A command whose list options take several values after one flag: `--set a=1 b=2`, as well as
+    repeated flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Write every value of a list option behind a flag of its own, then parse as Typer does."""
-        options = {flag: option for option in self.params if isinstance(option, TyperOption) for flag in option.opts}
+        options = {
+            flag: option
+            for option in self.params
+            if isinstance(option, TyperOption)
+            for flag in option.opts
+        }
         written: list[str] = []
-        repeated, has_value = None, False  # the list option under way, and whether it has had a value
+        repeated, has_value = (
+            None,
+            False,
+        )  # the list option under way, and whether it has had a value
         for position, word in enumerate(args):
             if word == "--":
                 written += args[position:]
                 break
             if _is_option(word):
                 option = options.get(word)
-                # `--out --resume` has forgotten a folder; the parser itself would name the folder `--resume`. Not so
-                # in completion, whose line is not at its end.
+                # `--out --resume` has forgotten a folder; the parser itself would name the folder
+                # `--resume`. Not so in completion, whose line is not at its end.
                 following = [*args, "--"][position + 1]
-                if option and not option.is_flag and _is_option(following) and not ctx.resilient_parsing:
+                if (
+                    option
+                    and not option.is_flag
+                    and _is_option(following)
+                    and not ctx.resilient_parsing
+                ):
                     raise typer.BadParameter(f"needs a value: {option.help}", ctx=ctx, param=option)
                 repeated, has_value = (word if option and option.multiple else None), False
             elif repeated is not None:
@@ -84,7 +104,8 @@ class CommandGroup(_PlainHelp, TyperGroup):
 
 
 class Application(typer.Typer):
-    """A Typer application in which wrong usage is left to `brx.cli.main`: no boxes, no tracebacks, no markup."""
+    """A Typer application in which wrong usage is left to `brx.cli.main`: no boxes, no tracebacks,
+    no markup."""
 
     def __init__(self, cls: type[CommandGroup] = CommandGroup, **settings: Any) -> None:
         super().__init__(
@@ -130,14 +151,18 @@ def usage_line(error: typer.TyperException) -> str:
         if context is not None and isinstance(context.command, TyperGroup) and "command" in message:
             message += f" (known: {', '.join(context.command.list_commands(context))})"
     else:
-        name = parameter.opts[0] if isinstance(parameter, TyperOption) else parameter.display_name_raw
+        name = (
+            parameter.opts[0] if isinstance(parameter, TyperOption) else parameter.display_name_raw
+        )
         message = name + (_what_is_wrong(error) or f" is missing: {parameter.help}")
     return f"{command}: {message}; see {command} --help"
 
 
 def _what_is_wrong(error: typer.TyperException) -> str:
     """The complaint about one parameter, to be read behind its name; empty if it is missing."""
-    details = getattr(error.__cause__, "errors", None)  # pydantic's, which checks the values for Typer
+    details = getattr(
+        error.__cause__, "errors", None
+    )  # pydantic's, which checks the values for Typer
     if details is None:
         return error.message and f" {error.message}"
     first = details()[0]

@@ -37,7 +37,9 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise UserError(f"{path}: must hold a mapping of keys to values, got {type(content).__name__}")
+        raise UserError(
+            f"{path}: must hold a mapping of keys to values, got {type(content).__name__}"
+        )
     return content
 
 
@@ -45,21 +47,30 @@ def load_yaml_as(path: Path, model: type[Model]) -> Model:
     return validate(read_mapping(path), model, str(path))
 
 
-def load_config(name: str | Path, overrides: Sequence[str] = (), *, is_new: bool = False) -> RunConfig:
-    """Load a run's configuration from a file, a run's folder or a preset by name, and apply `a.b=value` overrides."""
+def load_config(
+    name: str | Path, overrides: Sequence[str] = (), *, is_new: bool = False
+) -> RunConfig:
+    """Load a run's configuration from a file, a run's folder or a preset by name, and apply
+    `a.b=value` overrides."""
     path = find_config(name)
     content = new_content(path) if is_new else read_mapping(path)
     if not content:  # a default run is a long one: it is asked for with {}, not by an emptied file
-        raise UserError(f"{path}: is empty; restore it, or name a preset ({', '.join(preset_names())})")
+        raise UserError(
+            f"{path}: is empty; restore it, or name a preset ({', '.join(preset_names())})"
+        )
     return apply_overrides(content, overrides, str(path))
 
 
 def new_content(path: Path) -> dict[str, Any]:
-    """For a run that is to begin: files of the user's own code count as they are now, whatever an old run's were."""
+    """For a run that is to begin: files of the user's own code count as they are now, whatever an
+    old run's were."""
     content = read_mapping(path)
     pipeline, optimizer = content.get("pipeline"), content.get("optimizer")
     if isinstance(optimizer, dict) and str(optimizer.get("method")).startswith(RECORDED):
-        raise UserError(f"{path}: was recorded from a loop that is not brx's, with a model that it does not know")
+        raise UserError(
+            f"{path}: was recorded from a loop that is not brx's, with a model that it does not "
+            f"know"
+        )
     for section in (optimizer, pipeline.get("delay") if isinstance(pipeline, dict) else None):
         if isinstance(section, dict):
             section.pop("code_sha256", None)
@@ -67,7 +78,8 @@ def new_content(path: Path) -> dict[str, Any]:
 
 
 def find_config(name: str | Path) -> Path:
-    """The file of that path, that of the run in that folder, or the preset of that name in `configs/`."""
+    """The file of that path, that of the run in that folder, or the preset of that name in
+    `configs/`."""
     path = Path(name)
     if path.is_file():
         return path
@@ -77,7 +89,10 @@ def find_config(name: str | Path) -> Path:
     if preset.is_file():
         return preset
     presets = preset_names()
-    raise UserError(f"{name}: no such file or preset{did_you_mean(str(name), presets)} (presets: {', '.join(presets)})")
+    raise UserError(
+        f"{name}: no such file or preset{did_you_mean(str(name), presets)} (presets: "
+        f"{', '.join(presets)})"
+    )
 
 
 def preset_names() -> list[str]:
@@ -97,9 +112,13 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
     for override in overrides:
         key, equals, text = override.partition("=")
         short = override if len(override) <= MOST_SHOWN else f"{override[:MOST_SHOWN]}..."
-        shown = f"--set {short}" if short.isprintable() else f"--set {short!r}"  # a newline must not split the message
+        shown = (
+            f"--set {short}" if short.isprintable() else f"--set {short!r}"
+        )  # a newline must not split the message
         if not equals or not all(key.split(".")) or not key.isprintable():
-            raise UserError(f"{shown}: write it as section.key=value, for example optimizer.lr=3e-4")
+            raise UserError(
+                f"{shown}: write it as section.key=value, for example optimizer.lr=3e-4"
+            )
         settings[key] = parse_yaml(text, shown)
         origins[tuple(key.split("."))] = shown
     source = f"{where} with {' '.join(origins.values())}" if origins else where
@@ -115,10 +134,11 @@ _read_once = lru_cache(read_mapping)
 
 
 def set_values(content: Mapping[str, Any], settings: Settings, where: str) -> dict[str, Any]:
-    """A copy of a configuration's content with dotted keys set; UserError where one leads through a value.
+    """A copy of a configuration's content with dotted keys set; UserError where one leads through a
+    value.
 
-    Where `optimizer.method` is set, other keys of the optimizer are kept as far as that method knows them.
-    """
+    Where `optimizer.method` is set, other keys of the optimizer are kept as far as that method
+    knows them."""
     copy = deepcopy(dict(content))
     if "optimizer.method" in settings and isinstance(copy.get("optimizer"), dict):
         known = _known_keys(RunConfig, ["optimizer", method_tag(settings["optimizer.method"])])
@@ -128,7 +148,9 @@ def set_values(content: Mapping[str, Any], settings: Settings, where: str) -> di
         *sections, last = key.split(".")
         section = copy
         for part in sections:
-            if section.get(part) is None or (part in _EITHER and not isinstance(section[part], dict)):
+            if section.get(part) is None or (
+                part in _EITHER and not isinstance(section[part], dict)
+            ):
                 section[part] = {}
             section = section[part]
             if not isinstance(section, dict):
@@ -145,9 +167,13 @@ def dump_config(config: BaseModel) -> str:
 
 
 def validate(
-    content: Any, model: type[Model], where: str, origins: Mapping[tuple[str, ...], str] | None = None
+    content: Any,
+    model: type[Model],
+    where: str,
+    origins: Mapping[tuple[str, ...], str] | None = None,
 ) -> Model:
-    """Check what `where` (`origins` for some keys) holds against a pydantic model; a mistake is told in one line."""
+    """Check what `where` (`origins` for some keys) holds against a pydantic model; a mistake is
+    told in one line."""
     try:
         return model.model_validate(content)
     except ValidationError as error:
@@ -156,15 +182,21 @@ def validate(
         raise UserError(_explain(first, model, where, origins or {}) + more) from None
 
 
-def _explain(error: ErrorDetails, model: type[BaseModel], where: str, origins: Mapping[tuple[str, ...], str]) -> str:
+def _explain(
+    error: ErrorDetails, model: type[BaseModel], where: str, origins: Mapping[tuple[str, ...], str]
+) -> str:
     location = tuple(str(part) for part in error["loc"])
-    # A tagged union puts its tag (the method's name) second in the location; the user never wrote it there.
+    # A tagged union puts its tag (the method's name) second in the location; the user never wrote
+    # it there.
     key = location[:1] + location[2:] if location[:1] == ("optimizer",) else location
     origin = next((text for parts, text in origins.items() if parts == key[: len(parts)]), where)
     prefix = f"{origin}: {'.'.join(key)}: " if key else f"{origin}: "
     if error["type"] == "extra_forbidden":
         known = _known_keys(model, location[:-1])
-        return f"{prefix}unknown key{did_you_mean(location[-1], known)} (known here: {', '.join(known)})"
+        return (
+            f"{prefix}unknown key{did_you_mean(location[-1], known)} (known here: "
+            f"{', '.join(known)})"
+        )
     if error["type"] == "union_tag_invalid":
         prefix = f"{origins.get(('optimizer', 'method'), where)}: optimizer: "
         known, tag = method_names(), str(error.get("ctx", {}).get("tag"))
@@ -174,7 +206,11 @@ def _explain(error: ErrorDetails, model: type[BaseModel], where: str, origins: M
         return f"{prefix}unknown method '{tag}'{did_you_mean(tag, known)} {choices}"
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    shown = "" if error["type"] in ("missing", "value_error") else f", got {reprlib.repr(error['input'])}"
+    shown = (
+        ""
+        if error["type"] in ("missing", "value_error")
+        else f", got {reprlib.repr(error['input'])}"
+    )
     return f"{prefix}{message}{shown}"
 
 
@@ -190,7 +226,11 @@ def _known_keys(model: type[BaseModel], location: Sequence[str]) -> list[str]:
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and not isinstance(annotation, UnionType) and issubclass(annotation, BaseModel):
+    if (
+        isinstance(annotation, type)
+        and not isinstance(annotation, UnionType)
+        and issubclass(annotation, BaseModel)
+    ):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models_in(part)]
 

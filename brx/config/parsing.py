@@ -1,4 +1,5 @@
-"""Text into plain values: YAML, and numbers with a unit. Every mistake, and every trap, becomes one line."""
+"""Text into plain values: YAML, and numbers with a unit. Every mistake, and every trap, becomes one
+line."""
 
 import math
 import re
@@ -15,7 +16,8 @@ except ImportError:  # PyYAML was built without libyaml: slower, and the same
     from yaml import SafeLoader  # type: ignore[assignment]
 
 MOST_VALUES, MOST_LEVELS = 100_000, 50
-"""More than any configuration or sweep has: a file beyond them is damaged, or aliases that multiply each other."""
+"""More than any configuration or sweep has: a file beyond them is damaged, or aliases that multiply
+each other."""
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
 UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -34,7 +36,9 @@ class _Loader(SafeLoader):
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
+    re.compile(
+        r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
+    ),
     list("-+0123456789."),
 )
 # The float pattern above matches integers too, and resolvers are tried in order of registration:
@@ -51,16 +55,22 @@ def parse_yaml(text: str, where: str) -> Any:
         line = f" (line {mark.line + 1})" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         raise UserError(f"{where}: not valid YAML: {problem[:200]}{line}") from None
-    # An impossible date, a number of thousands of digits, and what PyYAML meets where a tag does not suit its value.
+    # An impossible date, a number of thousands of digits, and what PyYAML meets where a tag does
+    # not suit its value.
     except (ValueError, OverflowError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{where}: not valid YAML: {str(error)[:200]}") from None
 
 
 def _check_size(text: str) -> None:
-    """yaml.YAMLError where values or levels are too many, aliases written out, or an alias contains itself."""
+    """yaml.YAMLError where values or levels are too many, aliases written out, or an alias contains
+    itself."""
     sizes: dict[str | None, list[int]] = {}  # values and levels of what an anchor names
-    around: list[Any] = [(None, [0, 0])]  # anchor, and values and levels so far, of each collection around an event
-    for event in yaml.parse(text, Loader=SafeLoader):  # one by one: libyaml builds nodes by recursion, and would crash
+    around: list[Any] = [
+        (None, [0, 0])
+    ]  # anchor, and values and levels so far, of each collection around an event
+    for event in yaml.parse(
+        text, Loader=SafeLoader
+    ):  # one by one: libyaml builds nodes by recursion, and would crash
         anchor, size = getattr(event, "anchor", None), [1, 0]
         if isinstance(event, yaml.CollectionStartEvent):
             around.append((anchor, size))
@@ -88,7 +98,8 @@ def _problem(text: str, place: yaml.Node | yaml.Event) -> yaml.constructor.Const
 
 
 def parse_bytes(text: str, where: str) -> float:
-    """From a number with a decimal or binary unit; else a UserError that names `where` it was given."""
+    """From a number with a decimal or binary unit; else a UserError that names `where` it was
+    given."""
     return _parse_number(text, where, "b", "80GB or 24GiB")
 
 
@@ -98,8 +109,12 @@ def parse_flops(text: str, where: str) -> float:
 
 
 def _parse_number(text: str, where: str, units: str, example: str) -> float:
-    match = re.fullmatch(rf"(\d+\.?\d*(?:e\d+)?)\s*([kmgtp]?|[kmgt]i)({units})?", text.strip().lower())
+    match = re.fullmatch(
+        rf"(\d+\.?\d*(?:e\d+)?)\s*([kmgtp]?|[kmgt]i)({units})?", text.strip().lower()
+    )
     value = float(match[1]) * UNITS[match[2]] if match else 0.0
     if match is None or not 0 < value < math.inf or not (match[2] or match[3]):
-        raise UserError(f"{where} {text}: must be a number above 0 with a unit, for example {example}")
+        raise UserError(
+            f"{where} {text}: must be a number above 0 with a unit, for example {example}"
+        )
     return value

@@ -1,4 +1,5 @@
-"""Every setting of a run: typed, with its check beside it. `brx config show PRESET` prints them all.
+"""Every setting of a run: typed, with its check beside it. `brx config show PRESET` prints them
+all.
 
 Defaults are those of the paper (appendix "Experimental Details") where the paper states one.
 """
@@ -7,7 +8,16 @@ import os
 import re
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from brx.config.user_code import code_sha256, name_without_folder
 
@@ -23,7 +33,8 @@ def refuse(is_wrong: object, message: str) -> None:
 
 
 class Section(BaseModel):
-    """A part of the configuration: unknown keys and wrong types are errors, fields are read-only."""
+    """A part of the configuration: unknown keys and wrong types are errors, fields are
+    read-only."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -49,12 +60,16 @@ class MoEConfig(Section):
 
     @model_validator(mode="after")
     def _top_k_exists(self) -> Self:
-        refuse(self.top_k > self.experts, f"top_k must be at most experts ({self.experts}), got {self.top_k}")
+        refuse(
+            self.top_k > self.experts,
+            f"top_k must be at most experts ({self.experts}), got {self.top_k}",
+        )
         return self
 
 
 class ModelConfig(Section):
-    """A decoder-only Transformer in nanoGPT's shape; the vocabulary follows from `data.tokenizer`."""
+    """A decoder-only Transformer in nanoGPT's shape; the vocabulary follows from
+    `data.tokenizer`."""
 
     blocks: int = Field(32, ge=1, le=10_000)
     """Number of Transformer blocks."""
@@ -71,7 +86,9 @@ class ModelConfig(Section):
     def _heads_divide_width(self) -> Self:
         refuse(self.width % self.heads, f"heads must divide width ({self.width}), got {self.heads}")
         every = self.moe.every if self.moe else 1
-        refuse(every > self.blocks, f"moe.every must be at most blocks ({self.blocks}), got {every}")
+        refuse(
+            every > self.blocks, f"moe.every must be at most blocks ({self.blocks}), got {every}"
+        )
         return self
 
 
@@ -79,23 +96,27 @@ class DataConfig(Section):
     """Where the tokens come from. The token files are made on first use and then reused."""
 
     source: str = "packages"
-    """`packages` (sources of pinned ones), a path or glob (.txt, .jsonl, .parquet, folder), or a Hugging Face name."""
+    """`packages` (sources of pinned ones), a path or glob (.txt, .jsonl, .parquet, folder), or a
+    Hugging Face name."""
     tokenizer: Literal["bytes", "gpt2"] = "bytes"
     """`bytes` (vocabulary 256) or `gpt2` (byte-pair encoding, vocabulary 50257)."""
     tokens: int | None = Field(None, ge=1, le=10**15)
-    """Stop preparing after this many training tokens; null takes all there are (needs a finite source)."""
+    """Stop preparing after this many training tokens; null takes all there are (needs a finite
+    source)."""
     validation_fraction: float = Field(0.1, gt=0, lt=1)
     """Share of the documents held out, chosen by a seeded hash of the document."""
     split_seed: int = Field(0, ge=0)
     """Seed of that hash."""
     sample_fraction: float = Field(1.0, gt=0, le=1)
-    """Share of the documents that are used at all, by another seeded hash; the whole source is read nevertheless."""
+    """Share of the documents that are used at all, by another seeded hash; the whole source is read
+    nevertheless."""
     sample_seed: int = Field(0, ge=0)
     """Seed of that hash."""
     text_field: str = "text"
     """The field that holds a document in .jsonl, .parquet and Hugging Face datasets."""
     max_epochs: float = Field(1.0, gt=0)
-    """How many times over the run may read the training tokens; a longer run is refused, saying its number."""
+    """How many times over the run may read the training tokens; a longer run is refused, saying its
+    number."""
     directory: str = Field("data", pattern=r"^[^\x00]+$")
     """Folder for prepared token files."""
 
@@ -117,7 +138,8 @@ class DelayCode(Section):
     function: str = Field(pattern=USER_CODE)
     """`FILE.py:NAME` or `package.module:NAME`."""
     code_sha256: str | None = None
-    """Of its file, which brx fills in: an edited function is another run. Null for installed packages."""
+    """Of its file, which brx fills in: an edited function is another run. Null for installed
+    packages."""
 
 
 DelayName = Literal["pipeline", "2bw"]
@@ -129,34 +151,47 @@ def check_delay(value: Any) -> Any:
         value = {"function": value}
     is_code = isinstance(value, dict) and re.fullmatch(USER_CODE, str(value.get("function")))
     if is_code and value.keys() <= DelayCode.model_fields.keys():
-        return {**value, "code_sha256": value.get("code_sha256") or code_sha256(str(value["function"]))}
+        return {
+            **value,
+            "code_sha256": value.get("code_sha256") or code_sha256(str(value["function"])),
+        }
     if isinstance(value, DelayCode | DelayLike) or value in get_args(DelayName):
         return value
     is_like = isinstance(value, dict) and list(value) == ["like"]
     numbers = value if isinstance(value, list) else [value["like"] if is_like else value]
-    if numbers and all(type(number) is int and number >= is_like for number in numbers):  # a bool is none
+    if numbers and all(
+        type(number) is int and number >= is_like for number in numbers
+    ):  # a bool is none
         return value
     raise ValueError(
-        f"delay must be {', '.join(get_args(DelayName))}, a whole number from 0, a list of them with one per stage,"
+        f"delay must be {', '.join(get_args(DelayName))}, a whole number from 0, a list of them "
+        f"with one per stage,"
         f" {{like: P}}, or FILE.py:NAME, got {value!r}"
     )
 
 
 class PipelineConfig(Section):
-    """The pipeline: how many virtual stages there are, how old their weights, and how many devices carry them."""
+    """The pipeline: how many virtual stages there are, how old their weights, and how many devices
+    carry them."""
 
     stages: int = Field(1, ge=1)
     """P, the number of virtual stages."""
-    delay: Annotated[DelayName | int | list[int] | DelayLike | DelayCode, BeforeValidator(check_delay)] = "pipeline"
-    """tau_k of stage k (from 0) in micro-batches: `pipeline` (P - 1 - k), a number, a list of one per stage, `2bw` (M),
-    `{like: 32}` (of 32 stages, spread over P), or your own function, FILE.py:NAME, of (stage, P, micro-batch, seed)."""
+    delay: Annotated[
+        DelayName | int | list[int] | DelayLike | DelayCode, BeforeValidator(check_delay)
+    ] = "pipeline"
+    """tau_k of stage k (from 0) in micro-batches: `pipeline` (P - 1 - k), a number, a list of one
+    per stage, `2bw` (M), `{like: 32}` (of 32 stages, spread over P), or your own function,
+    FILE.py:NAME, of (stage, P, micro-batch, seed)."""
     accumulation: int = Field(1, ge=1)
-    """M, the micro-batches (of `training.batch_size` examples each) whose mean gradient makes one update."""
+    """M, the micro-batches (of `training.batch_size` examples each) whose mean gradient makes one
+    update."""
     stash: Literal["exact", "none", "predict"] = "exact"
-    """What the backward pass sees: exactly the forward's weights, the newest weights, or PipeMare's prediction."""
+    """What the backward pass sees: exactly the forward's weights, the newest weights, or PipeMare's
+    prediction."""
     forecast: Literal["last-update", "average-update"] | None = None
-    """Run both passes at w + tau d, where the weights are expected to be when the update comes; d is the last update
-    (SpecTrain, arXiv:1809.02839), or the bias-corrected average of the updates with decay 0.9. null: at w itself."""
+    """Run both passes at w + tau d, where the weights are expected to be when the update comes; d
+    is the last update (SpecTrain, arXiv:1809.02839), or the bias-corrected average of the updates
+    with decay 0.9. null: at w itself."""
     devices: int = Field(1, ge=1)
     """R, the number of processes (one device each); the trajectory does not depend on it."""
     balance: Literal["count", "time"] = "count"
@@ -164,13 +199,15 @@ class PipelineConfig(Section):
     recompute: bool = False
     """Recompute each block's activations in the backward pass instead of keeping them."""
     rings: Literal["device", "host"] = "device"
-    """Where older weight versions are kept; `host`: in pinned memory, those in use are fetched ahead of time."""
+    """Where older weight versions are kept; `host`: in pinned memory, those in use are fetched
+    ahead of time."""
     timeout_s: float = Field(300.0, gt=0, le=1e6)
     """Seconds without an answer after which a device counts as lost."""
 
     @property
     def delay_text(self) -> str:
-        """The delay profile in a word: pipeline, 2bw, 7, like 32, 0-4-0 for a list, or delays.py:jitter."""
+        """The delay profile in a word: pipeline, 2bw, 7, like 32, 0-4-0 for a list, or
+        delays.py:jitter."""
         if isinstance(self.delay, DelayCode):
             return name_without_folder(self.delay.function)
         if isinstance(self.delay, DelayLike):
@@ -180,17 +217,33 @@ class PipelineConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         count = len(self.delay) if isinstance(self.delay, list) else self.stages
-        refuse(count != self.stages, f"delay must have one entry per stage ({self.stages}), got {count}")
+        refuse(
+            count != self.stages,
+            f"delay must have one entry per stage ({self.stages}), got {count}",
+        )
         like = self.delay.like if isinstance(self.delay, DelayLike) else 1
         refuse(self.stages == 1 and like > 1, f"delay: like: {like} needs at least 2 stages, got 1")
-        refuse(self.devices > self.stages, f"devices must be at most stages ({self.stages}), got {self.devices}")
+        refuse(
+            self.devices > self.stages,
+            f"devices must be at most stages ({self.stages}), got {self.devices}",
+        )
         of_code = isinstance(self.delay, DelayCode)
-        refuse(of_code and self.devices > 1, f"delay: a function of your own needs devices: 1 (got {self.devices})")
+        refuse(
+            of_code and self.devices > 1,
+            f"delay: a function of your own needs devices: 1 (got {self.devices})",
+        )
         for key, is_set, why in (
-            ("forecast", self.forecast is not None, "forward and backward pass see the same prediction"),
+            (
+                "forecast",
+                self.forecast is not None,
+                "forward and backward pass see the same prediction",
+            ),
             ("recompute", self.recompute, "recomputing from newer weights is another algorithm"),
         ):
-            refuse(is_set and self.stash != "exact", f"{key} needs stash: exact (got {self.stash}): {why}")
+            refuse(
+                is_set and self.stash != "exact",
+                f"{key} needs stash: exact (got {self.stash}): {why}",
+            )
         return self
 
 
@@ -223,7 +276,8 @@ class PipeDreamConfig(OptimizerSection):
 
 
 class PipeDreamLRConfig(OptimizerSection):
-    """AdamW with learning rates lowered by delay early in training (PipeMare T1, arXiv:1910.05124)."""
+    """AdamW with learning rates lowered by delay early in training (PipeMare T1,
+    arXiv:1910.05124)."""
 
     method: Literal["pipedream-lr"]
     annealing_fraction: float = Field(0.028, gt=0, le=1)
@@ -240,7 +294,9 @@ class NesterovConfig(OptimizerSection):
     """NAdam's momentum decay."""
 
 
-RefreshSchedule = Literal["uniform", "stage-aware", "reversed", "stage-aware-exact", "reversed-exact"]
+RefreshSchedule = Literal[
+    "uniform", "stage-aware", "reversed", "stage-aware-exact", "reversed-exact"
+]
 
 
 class BasisRotationConfig(MatrixOptimizerSection):
@@ -254,23 +310,33 @@ class BasisRotationConfig(MatrixOptimizerSection):
     frequency: int = Field(10, ge=1)
     """Iterations between refreshes of the basis."""
     first_refresh: int = Field(2, ge=2)
-    """The update that gives the first basis, whatever `frequency` is; until then the steps are AdamW's."""
+    """The update that gives the first basis, whatever `frequency` is; until then the steps are
+    AdamW's."""
     refresh_schedule: RefreshSchedule = "uniform"
-    """Refreshes are shared among stages evenly, by delay, or against it; the exact rules spend as much as `uniform`."""
+    """Refreshes are shared among stages evenly, by delay, or against it; the exact rules spend as
+    much as `uniform`."""
     covariance: Literal["step", "refresh", "interval"] = "step"
-    """Gradients in the covariances: all, those of refreshes (algorithm 2 as printed), or those for whole intervals."""
+    """Gradients in the covariances: all, those of refreshes (algorithm 2 as printed), or those for
+    whole intervals."""
     rotation_precision: Literal["highest", "tf32", "bf16"] = "highest"
-    """Products of the rotations: fp32, TF32, or bf16 in two parts (16 bits), faster on a GPU's matrix units."""
+    """Products of the rotations: fp32, TF32, or bf16 in two parts (16 bits), faster on a GPU's
+    matrix units."""
     staggered: bool = False
-    """Refresh a share of the matrices at each step, for even step times (not the paper's algorithm)."""
+    """Refresh a share of the matrices at each step, for even step times (not the paper's
+    algorithm)."""
     as_published: bool = False
-    """Compute what the authors' implementation does where that differs from the paper's text (docs/methods.md)."""
+    """Compute what the authors' implementation does where that differs from the paper's text
+    (docs/methods.md)."""
 
     @model_validator(mode="after")
     def _as_published_decides(self) -> Self:
         asked = self.covariance, self.rotation_precision, self.first_refresh
         is_other = self.as_published and asked != ("step", "highest", 2)
-        refuse(is_other, "as_published has its own covariance, rotation_precision and first_refresh: leave them out")
+        refuse(
+            is_other,
+            "as_published has its own covariance, rotation_precision and first_refresh: leave them "
+            "out",
+        )
         return self
 
 
@@ -279,7 +345,8 @@ class DelayCompensationConfig(OptimizerSection):
 
     method: Literal["delay-compensation"]
     compensation: float = Field(0.5, ge=0, le=1)
-    """lambda in g + lambda g*g*(w_now - w_used), w_used those of the backward pass; the paper tries 0.04 to 1.0."""
+    """lambda in g + lambda g*g*(w_now - w_used), w_used those of the backward pass; the paper tries
+    0.04 to 1.0."""
 
 
 class SoapConfig(MatrixOptimizerSection):
@@ -297,11 +364,13 @@ class MuonConfig(MatrixOptimizerSection):
     momentum: float = Field(0.95, ge=0, lt=1)
     """Muon's momentum (its rest-of-the-model AdamW uses beta1, beta2)."""
     adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
-    """Scale of a step on (m, n): 0.2 sqrt(max(m, n)), for AdamW's rates (arXiv:2502.16982), or sqrt(max(1, m / n))."""
+    """Scale of a step on (m, n): 0.2 sqrt(max(m, n)), for AdamW's rates (arXiv:2502.16982), or
+    sqrt(max(1, m / n))."""
 
 
 class ScionConfig(Section):
-    """Scion (arXiv:2502.07529): a step of fixed size in a norm chosen for each kind of parameter."""
+    """Scion (arXiv:2502.07529): a step of fixed size in a norm chosen for each kind of
+    parameter."""
 
     method: Literal["scion"]
     lr: float = Field(1e-3, gt=0)
@@ -309,26 +378,32 @@ class ScionConfig(Section):
     momentum: float = Field(0.1, gt=0, le=1)
     """Weight of the newest gradient in Scion's average."""
     scale: float = Field(50.0, gt=0)
-    """Radius for the matrices of attention and MLP, in the spectral norm (the authors' value for nanoGPT)."""
+    """Radius for the matrices of attention and MLP, in the spectral norm (the authors' value for
+    nanoGPT)."""
     rest_scale: float = Field(3000.0, gt=0)
-    """Radius for embeddings, head and router, under the sign rule (the authors' value for nanoGPT)."""
+    """Radius for embeddings, head and router, under the sign rule (the authors' value for nanoGPT).
+    """
     vector_scale: float = Field(1.0, gt=0)
-    """Radius for biases and norms, in the root mean square; the authors' nanoGPT has none of them."""
+    """Radius for biases and norms, in the root mean square; the authors' nanoGPT has none of them.
+    """
     constrained: bool = True
-    """Stay within the radius by w <- (1 - lr) w, as Scion does; false is the unconstrained Scion."""
+    """Stay within the radius by w <- (1 - lr) w, as Scion does; false is the unconstrained Scion.
+    """
 
 
 class CustomConfig(Section):
     """A method of the user's own, or any torch optimizer, by its import path."""
 
     method: str = Field(pattern=USER_CODE)
-    """`FILE.py:NAME` or `package.module:NAME` of a brx.methods.method.Method or a torch.optim.Optimizer."""
+    """`FILE.py:NAME` or `package.module:NAME` of a brx.methods.method.Method or a
+    torch.optim.Optimizer."""
     lr: float = Field(1e-3, gt=0)
     """Peak learning rate."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of its constructor, other than params and lr."""
     code_sha256: str | None = None
-    """Of the file that it is in, which brx fills in: an edited method is another run. Null for installed packages."""
+    """Of the file that it is in, which brx fills in: an edited method is another run. Null for
+    installed packages."""
 
     @field_validator("method")
     @classmethod
@@ -340,15 +415,21 @@ class CustomConfig(Section):
     def _consistent(self) -> Self:
         for key, does in (("params", "brx does"), ("lr", "set optimizer.lr")):
             refuse(key in self.arguments, f"arguments must not hold {key}: {does}")
-        # The settings of an old run have a fingerprint: they can be read when its file is long gone or another.
+        # The settings of an old run have a fingerprint: they can be read when its file is long gone
+        #     or another.
         if self.code_sha256 is None:
             object.__setattr__(self, "code_sha256", code_sha256(self.method, "method: "))
         return self
 
 
 def method_tag(value: Any) -> str:
-    """The section of a method, or of a mapping that names one: `custom` for `package.module:Class`."""
-    method = value.get("method", "pipedream") if isinstance(value, dict) else getattr(value, "method", value)
+    """The section of a method, or of a mapping that names one: `custom` for
+    `package.module:Class`."""
+    method = (
+        value.get("method", "pipedream")
+        if isinstance(value, dict)
+        else getattr(value, "method", value)
+    )
     return "custom" if isinstance(method, str) and ":" in method else str(method)
 
 
@@ -380,7 +461,8 @@ class TrainingConfig(Section):
     final_lr_fraction: float = Field(0.1, ge=0, le=1)
     """The learning rate at the end of the cosine, relative to the peak."""
     clip: float = Field(1.0, gt=0, allow_inf_nan=True)
-    """Largest gradient norm of a stage; each stage is clipped by its own norm. `.inf` clips nothing."""
+    """Largest gradient norm of a stage; each stage is clipped by its own norm. `.inf` clips
+    nothing."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Decides the initial weights and the order of the data, and nothing else does."""
     validation_every: int = Field(1000, ge=1)
@@ -392,14 +474,21 @@ class TrainingConfig(Section):
     keep_checkpoints: int = Field(2, ge=1)
     """How many of the newest checkpoints stay on disk."""
     keep_at: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
-    """Iterations whose checkpoints stay on disk besides, whatever `checkpoint_every` is: for analyses midway."""
+    """Iterations whose checkpoints stay on disk besides, whatever `checkpoint_every` is: for
+    analyses midway."""
     log_every: int = Field(10, ge=1)
     """Iterations between writes of the metrics (and, on a GPU, between waits for it)."""
 
     @model_validator(mode="after")
     def _within_schedule(self) -> Self:
-        for key, last in (("stop_after", self.stop_after or 0), ("keep_at", max(self.keep_at, default=0))):
-            refuse(last > self.iterations, f"{key} must be at most iterations ({self.iterations}), got {last}")
+        for key, last in (
+            ("stop_after", self.stop_after or 0),
+            ("keep_at", max(self.keep_at, default=0)),
+        ):
+            refuse(
+                last > self.iterations,
+                f"{key} must be at most iterations ({self.iterations}), got {last}",
+            )
         return self
 
     @property
@@ -408,7 +497,8 @@ class TrainingConfig(Section):
 
 
 class RuntimeConfig(Section):
-    """How the computation is carried out; nothing here is meant to change a result beyond rounding."""
+    """How the computation is carried out; nothing here is meant to change a result beyond
+    rounding."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute; `auto` takes CUDA or else the CPU."""
@@ -430,11 +520,14 @@ class LoggingConfig(Section):
     wandb: str | None = None
     """Weights & Biases project to log to; null for none (extra: wandb)."""
     trackio: str | None = None
-    """Trackio project to log to, a board on this machine (`trackio show`); null for none (extra: trackio)."""
+    """Trackio project to log to, a board on this machine (`trackio show`); null for none (extra:
+    trackio)."""
     staleness_every: int | None = Field(None, ge=1)
-    """Every how many iterations to measure what delay does to gradients, updates and bases (`brx plot staleness`)."""
+    """Every how many iterations to measure what delay does to gradients, updates and bases (`brx
+    plot staleness`)."""
     update_norms: bool = True
-    """At log points, the norm of each stage's update; needs room for a copy of the weights in these iterations."""
+    """At log points, the norm of each stage's update; needs room for a copy of the weights in these
+    iterations."""
 
 
 class RunConfig(Section):
@@ -453,18 +546,21 @@ class RunConfig(Section):
         devices, stages, blocks = self.pipeline.devices, self.pipeline.stages, self.model.blocks
         refuse(
             self.logging.staleness_every is not None and devices > 1,
-            f"logging.staleness_every needs pipeline.devices 1 (got {devices}), where the trajectory is the same:"
+            f"logging.staleness_every needs pipeline.devices 1 (got {devices}), where the "
+            f"trajectory is the same:"
             " a fresh gradient is one of all stages' newest weights",
         )
         refuse(
             stages > blocks and not self.is_recorded,
-            f"pipeline.stages must be at most model.blocks ({blocks}), got {stages}: a stage holds at least one block",
+            f"pipeline.stages must be at most model.blocks ({blocks}), got {stages}: a stage holds "
+            f"at least one block",
         )
         return self
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the run is that of somebody's own loop, of which only the settings that are set are known."""
+        """Whether the run is that of somebody's own loop, of which only the settings that are set
+        are known."""
         return self.optimizer.method.startswith(RECORDED)
 
     @property

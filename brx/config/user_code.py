@@ -1,4 +1,5 @@
-"""Code of a user's own, `my_method.py:MyMethod` or `package.module:Name`: its file, fingerprint, import and faults."""
+"""Code of a user's own, `my_method.py:MyMethod` or `package.module:Name`: its file, fingerprint,
+import and faults."""
 
 import hashlib
 import importlib
@@ -16,13 +17,17 @@ from brx.errors import UserError, did_you_mean
 
 
 def code_file(name: str) -> Path | None:
-    """The file of `FILE.py:NAME` or `package.module:NAME`; None for an installed package: that has a version."""
+    """The file of `FILE.py:NAME` or `package.module:NAME`; None for an installed package: that has
+    a version."""
     module, _, _ = name.rpartition(":")
     if module.endswith(".py"):
         return Path(module)
     try:
         spec = importlib.util.find_spec(module)
-    except (Exception, SystemExit):  # it imports the packages around the module; told when it is loaded
+    except (
+        Exception,
+        SystemExit,
+    ):  # it imports the packages around the module; told when it is loaded
         return None
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return None
@@ -32,11 +37,14 @@ def code_file(name: str) -> Path | None:
 
 
 def name_without_folder(name: str) -> str:
-    return Path(name).name  # `my_method.py:MyMethod` of `folder/my_method.py:MyMethod`; other names as they are
+    return Path(
+        name
+    ).name  # `my_method.py:MyMethod` of `folder/my_method.py:MyMethod`; other names as they are
 
 
 def code_sha256(name: str, key: str = "") -> str | None:
-    """The SHA-256 of `code_file`, None for an installed package; ValueError where it cannot be read, naming the key."""
+    """The SHA-256 of `code_file`, None for an installed package; ValueError where it cannot be
+    read, naming the key."""
     file = code_file(name)
     if file is None:
         return None
@@ -47,17 +55,21 @@ def code_sha256(name: str, key: str = "") -> str | None:
 
 
 def check_unchanged(name: str, sha256: str | None, where: str) -> None:
-    """Refuse a file that is no longer the one of the run's settings, or cannot be read, with a UserError."""
+    """Refuse a file that is no longer the one of the run's settings, or cannot be read, with a
+    UserError."""
     try:
         now = code_sha256(name)
     except ValueError as error:
         raise UserError(f"{where.partition(' ')[0]}: {error}") from None
     if now != sha256:
-        raise UserError(f"{where}: its file has changed since this run was set up; give another run a new --out")
+        raise UserError(
+            f"{where}: its file has changed since this run was set up; give another run a new --out"
+        )
 
 
 def load_attribute(name: str, where: str, kind: str, fits: Callable[[Any], bool]) -> Any:
-    """What `FILE.py:NAME` or `package.module:NAME` names; a UserError, where it does not fit, starts with `where`."""
+    """What `FILE.py:NAME` or `package.module:NAME` names; a UserError, where it does not fit,
+    starts with `where`."""
     module_name, _, attribute = name.rpartition(":")
     module = import_code(module_name, where)
     if not fits(chosen := getattr(module, attribute, None)):
@@ -75,8 +87,14 @@ def fault(error: BaseException, name: str) -> str:
         return said
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
-    own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file.resolve()]
-    location = f"{file}:{own[-1].lineno}" if own else file  # raised elsewhere, by what it has returned
+    own = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if Path(f.filename).resolve() == file.resolve()
+    ]
+    location = (
+        f"{file}:{own[-1].lineno}" if own else file
+    )  # raised elsewhere, by what it has returned
     return f"{location}: {type(error).__name__}: {said}"
 
 
@@ -100,7 +118,9 @@ def import_code(module_name: str, where: str) -> ModuleType:
             return _import_file(Path(module_name).resolve(), code_sha256(f"{module_name}:"))
         return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        advice = "" if module_name.endswith(".py") else " (install it, or put its folder on PYTHONPATH)"
+        advice = (
+            "" if module_name.endswith(".py") else " (install it, or put its folder on PYTHONPATH)"
+        )
         what = fault(error, f"{module_name}:")
         raise UserError(f"{where}: {module_name} cannot be imported: {what}{advice}") from None
 

@@ -1,1 +1,2 @@
-"""Curvature of a training loss at a checkpoint: Hessian products, Cauchy norms, bases, oscillation."""
+"""Curvature of a training loss at a checkpoint: Hessian products, Cauchy norms, bases,
+oscillation."""

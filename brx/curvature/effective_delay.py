@@ -1,11 +1,12 @@
-"""Slowdowns beside curvature: the effective delay tau' of pipelines and profiles, the norms of strategies.
+"""Slowdowns beside curvature: the effective delay tau' of pipelines and profiles, the norms of
+strategies.
 
-tau'^2 = sum_k tau_k^2 S_k / sum_k S_k, where tau_k is the delay of stage k in updates (P - 1 - k in a pipeline) and S_k
-the sum of the squared row norms C_i^2 of its parameters: of the Hessian at one checkpoint, where the theorem's bound
-the rows wherever training goes. Theorem 2.3 bounds convergence by the delay times the norm in the coordinates in which
-Adam steps, and its stage form replaces the delay by tau'. In a pipeline both grow with P alone; profiles of one mean
-delay tell them apart. Theorem 3.1 orders the norms: bilateral below unilateral below original.
-"""
+tau'^2 = sum_k tau_k^2 S_k / sum_k S_k, where tau_k is the delay of stage k in updates (P - 1 - k in
+a pipeline) and S_k the sum of the squared row norms C_i^2 of its parameters: of the Hessian at one
+checkpoint, where the theorem's bound the rows wherever training goes. Theorem 2.3 bounds
+convergence by the delay times the norm in the coordinates in which Adam steps, and its stage form
+replaces the delay by tau'. In a pipeline both grow with P alone; profiles of one mean delay tell
+them apart. Theorem 3.1 orders the norms: bilateral below unilateral below original."""
 
 import math
 from collections import Counter
@@ -19,7 +20,14 @@ import pandas as pd
 
 from brx.config.loading import load_config
 from brx.config.schema import DelayCode
-from brx.curvature.norm_result import STRATEGY_SPACES, NormResult, Space, norm_table, results_of, stage_of_block
+from brx.curvature.norm_result import (
+    STRATEGY_SPACES,
+    NormResult,
+    Space,
+    norm_table,
+    results_of,
+    stage_of_block,
+)
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay, pipeline_delays, stage_delays
 from brx.runs.comparison import common_target, slowdowns, with_reference
@@ -39,13 +47,20 @@ def usual_stages(results: Sequence[NormResult]) -> list[int]:  # powers of two
     return [2**power for power in range(min(result.num_blocks for result in results).bit_length())]
 
 
-def effective_delay(result: NormResult, num_stages: int, delays: Sequence[StageDelay] | None = None) -> EffectiveDelay:
-    """tau' of the measured model, cut into P stages as the trainer cuts it, with a pipeline's delays or other ones."""
+def effective_delay(
+    result: NormResult, num_stages: int, delays: Sequence[StageDelay] | None = None
+) -> EffectiveDelay:
+    """tau' of the measured model, cut into P stages as the trainer cuts it, with a pipeline's
+    delays or other ones."""
     if not 1 <= num_stages <= result.num_blocks:
-        raise UserError(f"--stages {num_stages}: must be from 1 to the model's {result.num_blocks} blocks")
+        raise UserError(
+            f"--stages {num_stages}: must be from 1 to the model's {result.num_blocks} blocks"
+        )
     stages = stage_of_block(result.num_blocks, num_stages)
     in_updates = [delay.tau_updates for delay in delays or pipeline_delays(num_stages)]
-    squared_delays = np.array([in_updates[stages[name]] ** 2 for name in result.blocks.names], np.float64)
+    squared_delays = np.array(
+        [in_updates[stages[name]] ** 2 for name in result.blocks.names], np.float64
+    )
     squares, covariance = np.array(result.blocks.sums[1]), np.array(result.blocks.covariances[1])
     squared = float(squared_delays @ squares / squares.sum())
     slope = (squared_delays - squared) / squares.sum()  # d tau'^2 / d S_k
@@ -60,13 +75,17 @@ def uniform_effective_delay(num_stages: int) -> float:
 
 
 def delay_table(curves: Sequence[tuple[NormResult, Sequence[EffectiveDelay]]]) -> pd.DataFrame:
-    """A row per run's measurement with its tau' by number of stages; at last what equal stages would have. Texts."""
+    """A row per run's measurement with its tau' by number of stages; at last what equal stages
+    would have. Texts."""
     rows = [
         {"tau'": f"{Path(result.run).name}, {result.space}"}
         | {f"P = {one.num_stages}": f"{one.delay:.3g}±{one.standard_error:.1g}" for one in delays}
         for result, delays in curves
     ]
-    equal = {f"P = {one.num_stages}": f"{uniform_effective_delay(one.num_stages):.3g}" for one in curves[0][1]}
+    equal = {
+        f"P = {one.num_stages}": f"{uniform_effective_delay(one.num_stages):.3g}"
+        for one in curves[0][1]
+    }
     return pd.DataFrame([*rows, {"tau'": "equal stages"} | equal])
 
 
@@ -79,12 +98,13 @@ def measured_points(runs: pd.DataFrame, measured: Sequence[NormResult]) -> tuple
 
 
 def profile_points(runs: pd.DataFrame) -> pd.DataFrame:
-    """What each delay profile of `runs` (rows of `brx.runs.load`) costs each method, beside what the theory predicts.
+    """What each delay profile of `runs` (rows of `brx.runs.load`) costs each method, beside what
+    the theory predicts.
 
-    Rows of `brx.runs.comparison.slowdowns`, at the best rates and to one loss for all, with the profile (`8 x 4, 0 x
-    4`: delays by stage), and of the method's run without delay (another one, if that was not measured) tau', the norm
-    per parameter in the coordinates of the method's steps, and their product. UserError where such runs or norms lack.
-    """
+    Rows of `brx.runs.comparison.slowdowns`, at the best rates and to one loss for all, with the
+    profile (`8 x 4, 0 x 4`: delays by stage), and of the method's run without delay (another one,
+    if that was not measured) tau', the norm per parameter in the coordinates of the method's steps,
+    and their product. UserError where such runs or norms lack."""
     chosen = at_best_rates(runs, with_diverged=True)
     compared = with_reference(comparable(chosen)[0]) if len(chosen) else chosen
     delayed = compared[compared["largest_delay"] > 0] if len(chosen) else chosen
@@ -102,8 +122,15 @@ def profile_points(runs: pd.DataFrame) -> pd.DataFrame:
         of_code = isinstance(pipeline.delay, DelayCode)
         profile = pipeline.delay_text if of_code else profile_text([one.tau for one in delays])
         slowdown = by_setting[first["experiment"]]
-        about = {"method": first["method"], "profile": profile, "tau": tau.delay, "error": tau.standard_error}
-        points.append(slowdown | about | {"norm": norm.normalized, "product": tau.delay * norm.normalized})
+        about = {
+            "method": first["method"],
+            "profile": profile,
+            "tau": tau.delay,
+            "error": tau.standard_error,
+        }
+        points.append(
+            slowdown | about | {"norm": norm.normalized, "product": tau.delay * norm.normalized}
+        )
     return pd.DataFrame(points).sort_values(["method", "tau"], kind="stable")
 
 
@@ -114,7 +141,8 @@ def profile_text(taus: Sequence[int]) -> str:
 
 
 def rank_correlation(points: pd.DataFrame, predictor: str) -> float:
-    """Spearman's, between slowdowns and the column that is to predict them; NaN from fewer than three."""
+    """Spearman's, between slowdowns and the column that is to predict them; NaN from fewer than
+    three."""
     known = points[points["ratio"] > 0]
     return known["ratio"].corr(known[predictor], method="spearman") if len(known) >= 3 else math.nan
 
@@ -135,16 +163,24 @@ def profile_table(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _norm_of(method: str, compared: pd.DataFrame, runs: pd.DataFrame) -> NormResult:
-    """The measurement of a method's run without delay: at its best rate, else at another; else of any of its runs."""
+    """The measurement of a method's run without delay: at its best rate, else at another; else of
+    any of its runs."""
     space: Space = "rotated" if method.startswith("basis-rotation") else "original"
-    own = runs[(runs["method"] == method) & (runs["architecture"] == compared["architecture"].iloc[0])]
-    undelayed = [frame[(frame["method"] == method) & (frame["largest_delay"] == 0)] for frame in (compared, own)]
+    own = runs[
+        (runs["method"] == method) & (runs["architecture"] == compared["architecture"].iloc[0])
+    ]
+    undelayed = [
+        frame[(frame["method"] == method) & (frame["largest_delay"] == 0)]
+        for frame in (compared, own)
+    ]
     for run in (*undelayed[0].index, *undelayed[1].index, *own.index):
         found = results_of(Path(run)).get(space)
         if found is not None:
             return found
     best = undelayed[0].index[0]
-    raise UserError(f"{best}: has no norm in {space} coordinates; run `brx hessian-norm {best}` first")
+    raise UserError(
+        f"{best}: has no norm in {space} coordinates; run `brx hessian-norm {best}` first"
+    )
 
 
 VARIANT_OF_SPACE: dict[Space, str] = {
@@ -154,11 +190,13 @@ VARIANT_OF_SPACE: dict[Space, str] = {
     "2nd-unilateral": "basis-rotation 2nd/unilateral",
     "2nd-bilateral": "basis-rotation",
 }
-"""The method that steps in these coordinates; in the original ones the baseline that the paper has beside them."""
+"""The method that steps in these coordinates; in the original ones the baseline that the paper has
+beside them."""
 
 
 StrategySlowdowns = dict[Space, dict[str, Any]]
-"""What delay costs each strategy that has such runs, to one loss at the largest P: rows of `comparison.slowdowns`."""
+"""What delay costs each strategy that has such runs, to one loss at the largest P: rows of
+`comparison.slowdowns`."""
 
 
 def strategy_slowdowns(runs: pd.DataFrame) -> StrategySlowdowns:
@@ -172,13 +210,20 @@ def strategy_slowdowns(runs: pd.DataFrame) -> StrategySlowdowns:
 
 
 def slowdowns_at_ends(ends: pd.DataFrame, target: float) -> StrategySlowdowns:
-    """From the runs at P = 1 and at one other P, rows of `at_best_rates`, to a training loss in nats."""
+    """From the runs at P = 1 and at one other P, rows of `at_best_rates`, to a training loss in
+    nats."""
     rows = slowdowns(ends, target).to_dict("records")
     by_variant = {row["method"]: row for row in rows}
     if len(by_variant) < len(rows):
         several = Counter(row["method"] for row in rows).most_common(1)[0][0]
-        raise UserError(f"--runs: {several} has runs with several settings there; name a folder of one")
-    return {space: by_variant[variant] for space, variant in VARIANT_OF_SPACE.items() if variant in by_variant}
+        raise UserError(
+            f"--runs: {several} has runs with several settings there; name a folder of one"
+        )
+    return {
+        space: by_variant[variant]
+        for space, variant in VARIANT_OF_SPACE.items()
+        if variant in by_variant
+    }
 
 
 def stages_of(delays: StrategySlowdowns) -> int:
@@ -190,7 +235,9 @@ def strategy_table(results: Sequence[NormResult], delays: StrategySlowdowns | No
     table = norm_table(results)
     if delays:
         known = {space: slowdown_text(row) for space, row in delays.items()}
-        texts = [f"{known.get(one.space, 'not run')} ({VARIANT_OF_SPACE[one.space]})" for one in results]
+        texts = [
+            f"{known.get(one.space, 'not run')} ({VARIANT_OF_SPACE[one.space]})" for one in results
+        ]
         table[f"slowdown at P = {stages_of(delays)}"] = texts
     return table
 
@@ -198,12 +245,14 @@ def strategy_table(results: Sequence[NormResult], delays: StrategySlowdowns | No
 def complete_measurements(
     results: Sequence[NormResult], spaces: Sequence[Space] = STRATEGY_SPACES
 ) -> list[list[NormResult]]:
-    """Per run, the norms at one checkpoint in all of some coordinates, in their order; without runs that lack one."""
+    """Per run, the norms at one checkpoint in all of some coordinates, in their order; without runs
+    that lack one."""
     by_run: dict[str, dict[Space, NormResult]] = {}
     for result in results:
         by_run.setdefault(result.run, {})[result.space] = result
     return [
         [of_run[space] for space in spaces]
         for of_run in by_run.values()
-        if of_run.keys() >= set(spaces) and len({result.iteration for result in of_run.values()}) == 1
+        if of_run.keys() >= set(spaces)
+        and len({result.iteration for result in of_run.values()}) == 1
     ]

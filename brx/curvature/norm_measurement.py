@@ -1,10 +1,11 @@
-"""Measuring the (1,1)-norm of the training loss's Hessian at a checkpoint: resumable, by one process or several.
+"""Measuring the (1,1)-norm of the training loss's Hessian at a checkpoint: resumable, by one
+process or several.
 
-The Hessian is that of the mean loss over one sample of batches, which all vectors share. Every product is made for
-the two halves of the sample: their mean is the whole sample's, and their norms say how much of it is the batches' noise
-(`NormResult.norms`). What is done lies in a hidden folder named by the settings: stopped at any time, the same request
-goes on from there. The numbers depend on the settings alone.
-"""
+The Hessian is that of the mean loss over one sample of batches, which all vectors share. Every
+product is made for the two halves of the sample: their mean is the whole sample's, and their norms
+say how much of it is the batches' noise (`NormResult.norms`). What is done lies in a hidden folder
+named by the settings: stopped at any time, the same request goes on from there. The numbers depend
+on the settings alone."""
 
 import hashlib
 import math
@@ -27,9 +28,24 @@ from torch import Tensor
 
 from brx.config.schema import BasisRotationConfig
 from brx.curvature import hessian
-from brx.curvature.checkpoints import Checkpoint, check_same_model, find_checkpoint, load_checkpoint, num_trained_on
+from brx.curvature.checkpoints import (
+    Checkpoint,
+    check_same_model,
+    find_checkpoint,
+    load_checkpoint,
+    num_trained_on,
+)
 from brx.curvature.hessian_norm import GeometricEstimate, Sums, below_resolution, cauchy_vector
-from brx.curvature.norm_result import SPACES, Groups, NormResult, NormSettings, Space, block_of, kind_of, strategy_of
+from brx.curvature.norm_result import (
+    SPACES,
+    Groups,
+    NormResult,
+    NormSettings,
+    Space,
+    block_of,
+    kind_of,
+    strategy_of,
+)
 from brx.errors import RunError, UserError
 from brx.files import replacing
 from brx.progress import ProgressBar
@@ -51,15 +67,21 @@ def measure_runs(
 ) -> list[NormResult]:
     """One measurement per run (or checkpoint) and space, made now or read again if it has been.
 
-    Without `spaces`: of the original coordinates, and of the rotated ones where a run has a basis. Without `iteration`:
-    at each run's newest checkpoint. Asked to stop, it saves what is done and raises KeyboardInterrupt.
-    """
+    Without `spaces`: of the original coordinates, and of the rotated ones where a run has a basis.
+    Without `iteration`: at each run's newest checkpoint. Asked to stop, it saves what is done and
+    raises KeyboardInterrupt."""
     if settings.vectors < 3:
-        raise UserError(f"--vectors {settings.vectors}: must be at least 3: fewer have no estimate of squares")
+        raise UserError(
+            f"--vectors {settings.vectors}: must be at least 3: fewer have no estimate of squares"
+        )
     if settings.batches_per_vector % 2:
-        raise UserError(f"--batches-per-vector {settings.batches_per_vector}: must be even, to be halved")
+        raise UserError(
+            f"--batches-per-vector {settings.batches_per_vector}: must be even, to be halved"
+        )
     if settings.basis_from:
-        find_checkpoint(Run.load(Path(settings.basis_from)), None, "newest")  # told before hours of other coordinates
+        find_checkpoint(
+            Run.load(Path(settings.basis_from)), None, "newest"
+        )  # told before hours of other coordinates
     original = settings.model_copy(update={"basis_from": None, "basis_batches": None})
     tasks = []
     for path in runs:
@@ -70,7 +92,10 @@ def measure_runs(
         for space in spaces or (SPACES if has_basis else SPACES[:1]):
             tasks.append(_Task(folder, at, space, original if space == "original" else settings))
             if (tasks[-1].settings.basis_batches or 0) > (most := num_trained_on(run)):
-                raise UserError(f"--basis-batches {settings.basis_batches}: {folder} trained on {most} batches only")
+                raise UserError(
+                    f"--basis-batches {settings.basis_batches}: {folder} trained on {most} batches "
+                    f"only"
+                )
     return [_measure(task, jobs) for task in tasks]
 
 
@@ -84,7 +109,9 @@ class _Task:  # what a process needs to know of a measurement
     @property
     def folder(self) -> Path:  # while it is under way
         digest = hashlib.sha256(self.settings.model_dump_json().encode()).hexdigest()
-        return self.run / "analysis" / f".hessian-norm-{self.space}-{self.iteration:08d}-{digest[:8]}"
+        return (
+            self.run / "analysis" / f".hessian-norm-{self.space}-{self.iteration:08d}-{digest[:8]}"
+        )
 
     def load(self) -> Checkpoint:
         """The checkpoint, with the bases of these coordinates (none for the original ones)."""
@@ -95,7 +122,11 @@ class _Task:  # what a process needs to know of a measurement
         if (num_batches := self.settings.basis_batches) is not None:
             strategy = () if self.space == "rotated" else strategy_of(self.space)
             return replace(checkpoint, bases=fit_bases(checkpoint, num_batches, *strategy))
-        lender = load_checkpoint(Path(borrowed), dtype=dtype, device=checkpoint.device) if borrowed else checkpoint
+        lender = (
+            load_checkpoint(Path(borrowed), dtype=dtype, device=checkpoint.device)
+            if borrowed
+            else checkpoint
+        )
         if not lender.bases:
             told = "give --basis-from a run of basis rotation, or --basis-batches N"
             raise UserError(f"{lender.path}: has no basis (method {lender.run.method}); {told}")
@@ -104,13 +135,19 @@ class _Task:  # what a process needs to know of a measurement
 
 
 def fit_bases(
-    checkpoint: Checkpoint, num_batches: int, source: hessian.Source = "2nd", geometry: hessian.Geometry = "bilateral"
+    checkpoint: Checkpoint,
+    num_batches: int,
+    source: hessian.Source = "2nd",
+    geometry: hessian.Geometry = "bilateral",
 ) -> hessian.Bases:
-    """A strategy's bases, estimated on the spot from fresh gradients at the checkpoint's weights."""
-    # Numbers below 1 are batches of the training itself: those that measurements take from 1 on stay unseen.
+    """A strategy's bases, estimated on the spot from fresh gradients at the checkpoint's
+    weights."""
+    # Numbers below 1 are batches of the training itself: those that measurements take from 1 on
+    #     stay unseen.
     numbers = range(1 - num_batches, 1)
     gradients = (
-        hessian.gradient(checkpoint.model, checkpoint.parameters, batch) for _, batch in checkpoint.batches(numbers)
+        hessian.gradient(checkpoint.model, checkpoint.parameters, batch)
+        for _, batch in checkpoint.batches(numbers)
     )
     return hessian.estimate_bases(checkpoint.parameters, gradients, source, geometry)
 
@@ -131,7 +168,9 @@ def _measure(task: _Task, jobs: int) -> NormResult:
     ):
         while state.num_vectors < total and not stop.requested:
             state.add(next(products))
-            if state.num_vectors > 1:  # one vector has no estimate: its correction cos(pi / 2) is zero
+            if (
+                state.num_vectors > 1
+            ):  # one vector has no estimate: its correction cos(pi / 2) is zero
                 norm = float(state.estimates[0].scales(1).sum()) / checkpoint.num_parameters
                 progress.update(state.num_vectors, f"so far {norm:.4g} per parameter")
             if time.monotonic() - saved_at > SAVE_EVERY_S:
@@ -141,27 +180,36 @@ def _measure(task: _Task, jobs: int) -> NormResult:
     if state.num_vectors < total:
         done = f"stopped after {state.num_vectors} of {total} vectors"
         raise KeyboardInterrupt(f"{label}: {done}; the same command continues")
-    result = _result(task, checkpoint, [estimate.sums(state.names) for estimate in state.estimates], state.lost)
+    result = _result(
+        task, checkpoint, [estimate.sums(state.names) for estimate in state.estimates], state.lost
+    )
     result.write(task.run)
     shutil.rmtree(task.folder)
     return result
 
 
 def vector_product(checkpoint: Checkpoint, settings: NormSettings, number: int) -> Tensor:
-    """Q^T H Q z (2, d) for Cauchy vector `number`, H of the mean loss over either half of the sample; on the CPU."""
-    vector = hessian.to_weights(checkpoint.bases, cauchy_vector(checkpoint.parameters, settings.seed, number))
+    """Q^T H Q z (2, d) for Cauchy vector `number`, H of the mean loss over either half of the
+    sample; on the CPU."""
+    vector = hessian.to_weights(
+        checkpoint.bases, cauchy_vector(checkpoint.parameters, settings.seed, number)
+    )
     where = f"{checkpoint.path}: --precision {settings.precision}: vector {number}"
     half = settings.batches_per_vector // 2
     products = []
     for first in (1, 1 + half):
         batches = checkpoint.batches(range(first, first + half))
-        product = hessian.mean_product(checkpoint.model, checkpoint.parameters, batches, vector, where)
+        product = hessian.mean_product(
+            checkpoint.model, checkpoint.parameters, batches, vector, where
+        )
         product = hessian.from_weights(checkpoint.bases, product)
         products.append(torch.cat([part.flatten() for part in product.values()]))
     return torch.stack(products).cpu()
 
 
-def _products(task: _Task, checkpoint: Checkpoint, numbers: Sequence[int], jobs: int) -> Generator[Tensor]:
+def _products(
+    task: _Task, checkpoint: Checkpoint, numbers: Sequence[int], jobs: int
+) -> Generator[Tensor]:
     """`vector_product` of each number, in their order."""
     if jobs == 1:
         yield from (vector_product(checkpoint, task.settings, number) for number in numbers)
@@ -171,7 +219,9 @@ def _products(task: _Task, checkpoint: Checkpoint, numbers: Sequence[int], jobs:
         threads = max(1, torch.get_num_threads() // jobs)
         yield from map(torch.from_numpy, pool.map(partial(_worker_product, task, threads), numbers))
     except BrokenProcessPool:
-        raise RunError("a process was lost (killed?); the same command continues what is saved") from None
+        raise RunError(
+            "a process was lost (killed?); the same command continues what is saved"
+        ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -194,7 +244,9 @@ class _State:
         num_rows = [parameter.numel() for parameter in checkpoint.parameters.values()]
         self.names = list(checkpoint.parameters)
         # Of the whole sample and of its halves.
-        self.estimates = [GeometricEstimate(num_rows, DTYPES[task.settings.precision]) for _ in range(3)]
+        self.estimates = [
+            GeometricEstimate(num_rows, DTYPES[task.settings.precision]) for _ in range(3)
+        ]
         self.lost: list[float] = []  # `below_resolution` of each product
         self._path = task.folder / "state.pt"
         if self._path.exists():
@@ -214,7 +266,10 @@ class _State:
 
     def save(self) -> None:
         with replacing(self._path) as file:
-            torch.save({"lost": self.lost, "estimates": [vars(estimate) for estimate in self.estimates]}, file)
+            torch.save(
+                {"lost": self.lost, "estimates": [vars(estimate) for estimate in self.estimates]},
+                file,
+            )
 
 
 def _result(task: _Task, checkpoint: Checkpoint, sums: list[Sums], lost: list[float]) -> NormResult:

@@ -1,8 +1,7 @@
 """The measured (1,1)-norm of a Hessian: what is kept of it, and tables.
 
-The sums s_i of the rows are kept by Transformer block and by kind of parameter, with their covariances, in
-RUN/analysis/hessian-norm-SPACE-ITERATION.json.
-"""
+The sums s_i of the rows are kept by Transformer block and by kind of parameter, with their
+covariances, in RUN/analysis/hessian-norm-SPACE-ITERATION.json."""
 
 from __future__ import annotations
 
@@ -21,26 +20,44 @@ from brx.curvature.hessian import Geometry, Source
 from brx.curvature.hessian_norm import POWERS, Sums, membership
 from brx.model.stage import partition
 
-Space = Literal["original", "rotated", "1st-unilateral", "1st-bilateral", "2nd-unilateral", "2nd-bilateral"]
+Space = Literal[
+    "original", "rotated", "1st-unilateral", "1st-bilateral", "2nd-unilateral", "2nd-bilateral"
+]
 SPACES: tuple[Space, ...] = ("original", "rotated")
-STRATEGY_SPACES: tuple[Space, ...] = ("original", "1st-unilateral", "1st-bilateral", "2nd-unilateral", "2nd-bilateral")
-"""The original coordinates, and those of each strategy with bases estimated at the checkpoint's weights."""
+STRATEGY_SPACES: tuple[Space, ...] = (
+    "original",
+    "1st-unilateral",
+    "1st-bilateral",
+    "2nd-unilateral",
+    "2nd-bilateral",
+)
+"""The original coordinates, and those of each strategy with bases estimated at the checkpoint's
+weights."""
 NORMAL_95 = 1.96
 
 NORM_TITLE = (
-    "(1,1)-norm of the training loss's Hessian, per parameter; in brackets from half the sample, and extrapolated to an"
-    " infinite one, a lower bound (sample: vectors x tokens; each: every vector has its own, whose noise is not known)"
+    "(1,1)-norm of the training loss's Hessian, per parameter; in brackets from half the sample, "
+    "and extrapolated to an"
+    " infinite one, a lower bound (sample: vectors x tokens; each: every vector has its own, whose "
+    "noise is not known)"
 )
-NOTABLE_SHARE = 0.01  # of rows below the resolution of their vector's largest entry: worth a second look in fp64
-Short = Annotated[float, AfterValidator(lambda value: float(f"{value:.6g}"))]  # more digits than an estimate has
+# of rows below the resolution of their vector's largest entry: worth a second look in fp64
+NOTABLE_SHARE = 0.01
+Short = Annotated[
+    float, AfterValidator(lambda value: float(f"{value:.6g}"))
+]  # more digits than an estimate has
 
 
 class NormSettings(BaseModel, frozen=True):
     vectors: int = 200  # n, Cauchy vectors
-    batches_per_vector: int = 160  # the sample whose mean loss has the Hessian; all vectors share it
+    batches_per_vector: int = (
+        160  # the sample whose mean loss has the Hessian; all vectors share it
+    )
     precision: Literal["fp32", "fp64"] = "fp32"  # of weights and products
     seed: int = 0  # of the vectors
-    basis_from: str | None = None  # a run whose newest checkpoint lends its basis; None for the checkpoint's own
+    basis_from: str | None = (
+        None  # a run whose newest checkpoint lends its basis; None for the checkpoint's own
+    )
     basis_batches: int | None = None  # batches from which the basis is estimated instead
 
 
@@ -55,7 +72,12 @@ class Groups(BaseModel):
     @classmethod
     def of(cls, sums: Sums) -> Groups:
         covariances = [sums.covariance(power).tolist() for power in POWERS]
-        return cls(names=sums.names, num_rows=sums.num_rows, sums=sums.sums.tolist(), covariances=covariances)
+        return cls(
+            names=sums.names,
+            num_rows=sums.num_rows,
+            sums=sums.sums.tolist(),
+            covariances=covariances,
+        )
 
 
 class NormResult(Measured):
@@ -65,7 +87,8 @@ class NormResult(Measured):
     settings: NormSettings
     num_parameters: int  # d
     norm: float  # sum |H_ij|
-    # The mean norm of both halves of the sample. None in old results, where each vector had its own batches.
+    # The mean norm of both halves of the sample. None in old results, where each vector had its own
+    # batches.
     norm_of_half: float | None = None
     standard_error: float  # of `norm`, from the chance of the vectors
     tokens: int  # in the sample
@@ -86,10 +109,10 @@ class NormResult(Measured):
     def norms(self) -> list[float]:
         """From the sample, from half of it, and extrapolated; the first alone if half is not known.
 
-        A sample of b batches has entries H_ij + e_ij / sqrt(b), with noise e of mean zero. The mean of their absolute
-        value is above |H_ij| and convex in 1 / sqrt(b). So the population's norm lies below the sample's, and above the
-        extrapolated one: where a line through the norms of both sizes meets 1 / sqrt(b) = 0.
-        """
+        A sample of b batches has entries H_ij + e_ij / sqrt(b), with noise e of mean zero. The mean
+        of their absolute value is above |H_ij| and convex in 1 / sqrt(b). So the population's norm
+        lies below the sample's, and above the extrapolated one: where a line through the norms of
+        both sizes meets 1 / sqrt(b) = 0."""
         if self.norm_of_half is None:
             return [self.norm]
         extrapolated = self.norm - (self.norm_of_half - self.norm) / (math.sqrt(2) - 1)
@@ -97,7 +120,8 @@ class NormResult(Measured):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the population's norm per parameter: from the extrapolated to the sampled norm, widened."""
+        """95 % interval of the population's norm per parameter: from the extrapolated to the
+        sampled norm, widened."""
         # By the chance of the vectors, on the logarithm, since the estimate is positive.
         factor = math.exp(NORMAL_95 * self.standard_error / self.norm) if self.norm else 1.0
         return min(self.norms) / self.num_parameters / factor, self.normalized * factor
@@ -113,9 +137,16 @@ def strategy_of(space: Space) -> tuple[Source, Geometry]:
     return cast(Source, source), cast(Geometry, geometry)
 
 
-def results_of(run: Path, spaces: Sequence[Space] = SPACES, iteration: int | None = None) -> dict[Space, NormResult]:
-    """A run's measurements at one checkpoint, by default at the latest of those with the most of these spaces."""
-    results = [result for space in spaces for result in NormResult.all_of(run, iteration, f"hessian-norm-{space}")]
+def results_of(
+    run: Path, spaces: Sequence[Space] = SPACES, iteration: int | None = None
+) -> dict[Space, NormResult]:
+    """A run's measurements at one checkpoint, by default at the latest of those with the most of
+    these spaces."""
+    results = [
+        result
+        for space in spaces
+        for result in NormResult.all_of(run, iteration, f"hessian-norm-{space}")
+    ]
     num_spaces = Counter(result.iteration for result in results)
     at = max(num_spaces, key=lambda one: (num_spaces[one], one), default=None)
     return {result.space: result for result in results if result.iteration == at}
@@ -125,14 +156,22 @@ def measured_norms(
     runs: Sequence[Path], spaces: Sequence[Space] = SPACES, iteration: int | None = None
 ) -> list[NormResult]:
     """The measurements of each run (see `results_of` and `measured_in`)."""
-    options = {SPACES[:1]: " --original", SPACES[1:]: " --rotated", STRATEGY_SPACES: " --strategies"}
+    options = {
+        SPACES[:1]: " --original",
+        SPACES[1:]: " --rotated",
+        STRATEGY_SPACES: " --strategies",
+    }
     command = NormResult.command + options.get(tuple(spaces), "")
-    return measured_in(runs, iteration, lambda run, at: results_of(run, spaces, at).values(), command)
+    return measured_in(
+        runs, iteration, lambda run, at: results_of(run, spaces, at).values(), command
+    )
 
 
 def by_method_and_depth(results: Sequence[NormResult]) -> dict[tuple[str, int], list[NormResult]]:
     kinds = dict.fromkeys((result.method, result.num_stages) for result in results)
-    return {kind: [one for one in results if (one.method, one.num_stages) == kind] for kind in kinds}
+    return {
+        kind: [one for one in results if (one.method, one.num_stages) == kind] for kind in kinds
+    }
 
 
 def block_of(name: str) -> str:  # `embedding`, the block's number, or `head`
@@ -141,7 +180,8 @@ def block_of(name: str) -> str:  # `embedding`, the block's number, or `head`
 
 
 def kind_of(name: str) -> str:
-    """What a parameter is in its block: attention.query, mlp.up, bias, norm, embedding.tokens, ..."""
+    """What a parameter is in its block: attention.query, mlp.up, bias, norm, embedding.tokens,
+    ..."""
     if "norm" in name:
         return "norm"
     if name.endswith(".bias"):
@@ -176,9 +216,13 @@ def norm_table(results: Sequence[NormResult]) -> pd.DataFrame:
 
 
 def shares_of_original(result: NormResult, results: Sequence[NormResult]) -> list[float]:
-    """Its `norms` over those of the original coordinates at the same checkpoint; empty if that was not measured."""
+    """Its `norms` over those of the original coordinates at the same checkpoint; empty if that was
+    not measured."""
     for other in results:
-        if other.space == "original" and (other.run, other.iteration) == (result.run, result.iteration):
+        if other.space == "original" and (other.run, other.iteration) == (
+            result.run,
+            result.iteration,
+        ):
             pairs = zip(result.norms, other.norms, strict=False)
             return [norm / original if original else math.nan for norm, original in pairs]
     return []
@@ -211,7 +255,9 @@ def breakdown_table(result: NormResult, by: Literal["stage", "kind"]) -> pd.Data
     """A row per stage of the run, or per kind of parameter; texts."""
     groups = result.kinds if by == "kind" else result.blocks
     stages = stage_of_block(result.num_blocks, result.num_own_stages)
-    names, member = membership([name if by == "kind" else f"stage {stages[name]}" for name in groups.names])
+    names, member = membership(
+        [name if by == "kind" else f"stage {stages[name]}" for name in groups.names]
+    )
     num_rows = np.array(groups.num_rows) @ member
     totals = np.array(groups.sums[0]) @ member
     errors = np.sqrt(np.diag(member.T @ np.array(groups.covariances[0]) @ member))
@@ -232,5 +278,6 @@ def resolution_warning(result: NormResult) -> str | None:
         return None
     return (
         f"{result.space}: {result.below_resolution:.1%} of the rows lie below the resolution of"
-        f" {result.settings.precision} beside their vector's largest entry; compare with --precision fp64"
+        f" {result.settings.precision} beside their vector's largest entry; compare with "
+        f"--precision fp64"
     )

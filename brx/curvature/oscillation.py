@@ -1,8 +1,8 @@
-"""How updates move along the Hessian's dominant eigenvector, and along a random direction orthogonal to it.
+"""How updates move along the Hessian's dominant eigenvector, and along a random direction
+orthogonal to it.
 
-The paper's figure "oscillation": from a checkpoint midway, train on with the run's own delay and method, and project
-each update w(t) - w(t - 1) on the two directions, which stay fixed.
-"""
+The paper's figure "oscillation": from a checkpoint midway, train on with the run's own delay and
+method, and project each update w(t) - w(t - 1) on the two directions, which stay fixed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Track(BaseModel, frozen=True):
     """Projections of the updates on one direction, one per iteration."""
 
     projections: list[float]
-    # Mean square of the projections over that of the updates' norms: how much of the motion is along the direction,
-    # whatever the methods' step sizes.
+    # Mean square of the projections over that of the updates' norms: how much of the motion is
+    # along the direction, whatever the methods' step sizes.
     share: float
     sign_changes: float  # share of updates that go the other way than the one before
     variance: float  # of the projections
@@ -69,28 +69,36 @@ def measure_oscillation(
     seed: int = 0,
     report: Callable[[str], None] = lambda line: None,
 ) -> Oscillation:
-    """Find the directions at a checkpoint, train on from it, and project; the run's folder gets the result.
+    """Find the directions at a checkpoint, train on from it, and project; the run's folder gets the
+    result.
 
-    The Hessian is that of the mean loss over `num_batches` at the checkpoint of `iteration` (None: the one nearest to
-    the middle). UserError where there is none, or the run's schedule ends before the iterations do.
-    """
+    The Hessian is that of the mean loss over `num_batches` at the checkpoint of `iteration` (None:
+    the one nearest to the middle). UserError where there is none, or the run's schedule ends before
+    the iterations do."""
     checkpoint = load_checkpoint(run_path, iteration, default="midway")
     check_trajectory_version(read_manifest(checkpoint.path), checkpoint.path)
     last = checkpoint.run.config.training.last_iteration
     if checkpoint.iteration + num_iterations > last:
         raise UserError(
-            f"{checkpoint.path}: {num_iterations} iterations from here pass the run's last one, {last}; name an earlier"
+            f"{checkpoint.path}: {num_iterations} iterations from here pass the run's last one, "
+            f"{last}; name an earlier"
             " checkpoint with --checkpoint, or fewer --iterations"
         )
-    (run_path / "analysis").mkdir(exist_ok=True)  # a folder that cannot be written to is found out before the work
+    (run_path / "analysis").mkdir(
+        exist_ok=True
+    )  # a folder that cannot be written to is found out before the work
     batches = list(checkpoint.batches(range(1, num_batches + 1)))
 
     def product(vector: Vectors) -> Vectors:
-        return mean_product(checkpoint.model, checkpoint.parameters, batches, vector, str(checkpoint.path))
+        return mean_product(
+            checkpoint.model, checkpoint.parameters, batches, vector, str(checkpoint.path)
+        )
 
     generator = torch.Generator().manual_seed(seed)
     start = _random_like(checkpoint.parameters, generator)
-    value, vector, residual, number = dominant_eigenvector(product, start, tolerance, max_power_iterations)
+    value, vector, residual, number = dominant_eigenvector(
+        product, start, tolerance, max_power_iterations
+    )
     report(
         f"{checkpoint.path}: eigenvalue {value:.4g}, residual {residual:.2g} after {number}"
         f" power iterations (stop at {tolerance:g} or {max_power_iterations} iterations)"
@@ -98,9 +106,13 @@ def measure_oscillation(
     other = orthogonal_to(vector, _random_like(checkpoint.parameters, generator))
     dominant, random = track_updates(checkpoint, [vector, other], num_iterations)
     oscillation = Oscillation(
-        **checkpoint.about, eigenvalue=value, residual=residual, num_power_iterations=number, dominant=dominant,
+        **checkpoint.about,
+        eigenvalue=value,
+        residual=residual,
+        num_power_iterations=number,
+        dominant=dominant,
         random=random,
-    )  # fmt: skip
+    )
     oscillation.write(run_path)
     return oscillation
 
@@ -111,8 +123,11 @@ def oscillations_in(paths: Sequence[Path], iteration: int | None = None) -> list
 
 
 def representative(results: Sequence[Oscillation]) -> Oscillation:
-    """The one, of several of one method and P, whose projections are shown: the first run's middle checkpoint."""
-    of_run = sorted((run for run in results if run.run == results[0].run), key=lambda run: run.iteration)
+    """The one, of several of one method and P, whose projections are shown: the first run's middle
+    checkpoint."""
+    of_run = sorted(
+        (run for run in results if run.run == results[0].run), key=lambda run: run.iteration
+    )
     return of_run[len(of_run) // 2]
 
 
@@ -121,14 +136,16 @@ def dominant_eigenvector(
 ) -> tuple[float, Vectors, float, int]:
     """The largest |eigenvalue| of a symmetric H, by power iteration with `product`, z to H z.
 
-    Gives value = v . H v, the vector v, the residual |H v - value v| / |value|, and the number of iterations.
-    """
+    Gives value = v . H v, the vector v, the residual |H v - value v| / |value|, and the number of
+    iterations."""
     vector = _scaled(start, 1 / _dot(start, start) ** 0.5)
     for number in range(1, max_iterations + 1):
         image = product(vector)
         value, norm = _dot(vector, image), _dot(image, image) ** 0.5
         if norm == 0:
-            raise RunError("the Hessian times a vector is zero: there is no dominant direction here")
+            raise RunError(
+                "the Hessian times a vector is zero: there is no dominant direction here"
+            )
         # |H v - value v|^2 = |H v|^2 - value^2 for a unit vector v.
         residual = max(0.0, norm**2 - value**2) ** 0.5 / max(abs(value), 1e-300)
         if residual <= tolerance or number == max_iterations:
@@ -137,17 +154,24 @@ def dominant_eigenvector(
     return value, vector, residual, number
 
 
-def orthogonal_to(direction: Vectors, vector: Vectors) -> Vectors:  # the part of a vector that is, scaled to norm 1
+def orthogonal_to(
+    direction: Vectors, vector: Vectors
+) -> Vectors:  # the part of a vector that is, scaled to norm 1
     along = _dot(direction, vector)
     rest = {name: value - along * direction[name] for name, value in vector.items()}
     return _scaled(rest, 1 / _dot(rest, rest) ** 0.5)
 
 
-def track_updates(checkpoint: Checkpoint, directions: list[Vectors], num_iterations: int) -> list[Track]:
-    """Train on from the checkpoint exactly as the run did, and project each update on each direction."""
+def track_updates(
+    checkpoint: Checkpoint, directions: list[Vectors], num_iterations: int
+) -> list[Track]:
+    """Train on from the checkpoint exactly as the run did, and project each update on each
+    direction."""
     assembly = assemble(checkpoint.run.config, checkpoint.micro_batch, device=checkpoint.device)
     assembly.restore(checkpoint.path)
-    newest: Vectors = {name: weight for stage in assembly.engine.stages for name, weight in stage.newest.items()}
+    newest: Vectors = {
+        name: weight for stage in assembly.engine.stages for name, weight in stage.newest.items()
+    }
     before = {name: weight.detach().clone() for name, weight in newest.items()}
     projections: list[list[float]] = [[] for _ in directions]
     squared_norms = []
@@ -163,7 +187,10 @@ def track_updates(checkpoint: Checkpoint, directions: list[Vectors], num_iterati
 
 
 def _random_like(parameters: Vectors, generator: torch.Generator) -> Vectors:
-    return {name: torch.randn(value.shape, generator=generator).to(value) for name, value in parameters.items()}
+    return {
+        name: torch.randn(value.shape, generator=generator).to(value)
+        for name, value in parameters.items()
+    }
 
 
 def _scaled(vector: Vectors, factor: float) -> Vectors:
@@ -176,7 +203,8 @@ def _dot(left: Vectors, right: Vectors) -> float:  # summed in float64
 
 
 def oscillation_table(results: Sequence[Oscillation]) -> pd.DataFrame:
-    """Two rows per checkpoint: along the dominant eigenvector, and along a random direction; texts."""
+    """Two rows per checkpoint: along the dominant eigenvector, and along a random direction;
+    texts."""
     return pd.DataFrame(
         {
             "run": Path(result.run).name,

@@ -1,4 +1,5 @@
-"""Micro-batches: random windows of the token file, each a pure function of (seed, iteration), brought to the device.
+"""Micro-batches: random windows of the token file, each a pure function of (seed, iteration),
+brought to the device.
 
 Shape legend: B examples, S positions.
 """
@@ -20,23 +21,32 @@ AHEAD = 4
 
 
 class Batches:
-    """The training micro-batches of a run, each decided by seed and iteration alone; UserError if the file is short."""
+    """The training micro-batches of a run, each decided by seed and iteration alone; UserError if
+    the file is short."""
 
-    def __init__(self, file: TokenFile, *, sequence_length: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self, file: TokenFile, *, sequence_length: int, batch_size: int, seed: int
+    ) -> None:
         check_length(file, sequence_length)
         self._tokens, self._window = file.tokens, sequence_length + 1
         self._batch_size, self._seed = batch_size, seed
 
     def batch(self, iteration: int) -> Batch:
         """Token ids and next tokens of micro-batch `iteration`, each (B, S), int64."""
-        # The iteration as a spawn key, not as part of the entropy: no two (seed, iteration) share a stream.
-        generator = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(iteration,)))
+        # The iteration as a spawn key, not as part of the entropy: no two (seed, iteration) share a
+        #     stream.
+        generator = np.random.default_rng(
+            np.random.SeedSequence(self._seed, spawn_key=(iteration,))
+        )
         starts = generator.integers(len(self._tokens) - self._window + 1, size=self._batch_size)
         return windows(self._tokens, starts, self._window)
 
 
-def validation_set(file: TokenFile, *, sequence_length: int, examples: int, batch_size: int) -> list[Batch]:
-    """The fixed validation examples, evenly spread over the file, in batches of at most `batch_size`."""
+def validation_set(
+    file: TokenFile, *, sequence_length: int, examples: int, batch_size: int
+) -> list[Batch]:
+    """The fixed validation examples, evenly spread over the file, in batches of at most
+    `batch_size`."""
     check_length(file, sequence_length)
     starts = np.linspace(0, len(file.tokens) - sequence_length - 1, examples).astype(np.int64)
     return [
@@ -56,7 +66,10 @@ def check_validation_examples(file: TokenFile, sequence_length: int, examples: i
     check_length(file, sequence_length)
     num_windows = file.num_tokens - sequence_length
     if examples > num_windows:
-        most = f"must be at most {num_windows:,}, the windows of model.sequence_length {sequence_length}"
+        most = (
+            f"must be at most {num_windows:,}, the windows of model.sequence_length "
+            f"{sequence_length}"
+        )
         there = f"in the {file.num_tokens:,} validation tokens"
         raise UserError(f"training.validation_examples: {most} {there}, got {examples:,}")
 
@@ -68,11 +81,12 @@ def check_length(file: TokenFile, sequence_length: int) -> None:
 
 
 class Prefetcher:
-    """Fetches micro-batches for a device, and measures how long the training loop waited for them (`seconds_waited`).
+    """Fetches micro-batches for a device, and measures how long the training loop waited for them
+    (`seconds_waited`).
 
-    On CUDA a thread assembles the next `AHEAD` ones in pinned memory, so that the copy to the device is asynchronous.
-    Elsewhere it would compete with the computation, and a micro-batch is made (`make`, on the CPU) when asked for.
-    """
+    On CUDA a thread assembles the next `AHEAD` ones in pinned memory, so that the copy to the
+    device is asynchronous. Elsewhere it would compete with the computation, and a micro-batch is
+    made (`make`, on the CPU) when asked for."""
 
     def __init__(self, make: Callable[[int], Batch], device: torch.device) -> None:
         self._make, self._device = make, device
@@ -81,16 +95,23 @@ class Prefetcher:
         self.seconds_waited = 0.0
 
     def batch(self, iteration: int) -> Batch:
-        """Inputs and targets of micro-batch `iteration` on the device; any order works, ascending ones are ready."""
+        """Inputs and targets of micro-batch `iteration` on the device; any order works, ascending
+        ones are ready."""
         started = time.perf_counter()
         if self._thread is None:
             inputs, targets = self._make(iteration)
         else:
             wanted, start = range(iteration, iteration + 1 + AHEAD), self._thread.submit
-            self._ahead = {number: self._ahead.get(number) or start(self._make_pinned, number) for number in wanted}
+            self._ahead = {
+                number: self._ahead.get(number) or start(self._make_pinned, number)
+                for number in wanted
+            }
             inputs, targets = self._ahead[iteration].result()
         # The caching allocator of pinned memory keeps a buffer until the copy from it is over.
-        on_device = inputs.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True)
+        on_device = (
+            inputs.to(self._device, non_blocking=True),
+            targets.to(self._device, non_blocking=True),
+        )
         self.seconds_waited += time.perf_counter() - started
         return on_device
 

@@ -2,9 +2,9 @@
 
     DIRECTORY/<source>-<tokenizer>-<hash>/train.bin, train.json, validation.bin, validation.json
 
-The folder appears under its name when it is complete. Until then a hidden one holds what has been written, and a note
-of how far it is good; an interrupted preparation goes on from there, to the same bytes.
-"""
+The folder appears under its name when it is complete. Until then a hidden one holds what has been
+written, and a note of how far it is good; an interrupted preparation goes on from there, to the
+same bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
 from brx.config.schema import DataConfig
-from brx.data.sources import documents, installed_versions, is_validation, local_files, other_packages
+from brx.data.sources import (
+    documents,
+    installed_versions,
+    is_validation,
+    local_files,
+    other_packages,
+)
 from brx.data.token_file import DTYPE, Sidecar, TokenFile, Tokenize, Tokens, make_tokenizer, sha256
 from brx.errors import RunError, UserError
 from brx.files import sync_folder, write_json
@@ -50,20 +56,26 @@ class PreparedData:
 
     @classmethod
     def load(cls, folder: Path, *, always_hash: bool = False) -> PreparedData:
-        """Open a folder of token files; UserError where one is missing or damaged: see `TokenFile.load`."""
-        return cls(*(TokenFile.load(folder / f"{split}.bin", always_hash=always_hash) for split in SPLITS))
+        """Open a folder of token files; UserError where one is missing or damaged: see
+        `TokenFile.load`."""
+        return cls(
+            *(TokenFile.load(folder / f"{split}.bin", always_hash=always_hash) for split in SPLITS)
+        )
 
     @property
     def fingerprint(self) -> str:
         """A hash of both files' contents; runs with different ones are never compared silently."""
-        return hashlib.sha256((self.train.sidecar.sha256 + self.validation.sidecar.sha256).encode()).hexdigest()
+        return hashlib.sha256(
+            (self.train.sidecar.sha256 + self.validation.sidecar.sha256).encode()
+        ).hexdigest()
 
 
 def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = False) -> PreparedData:
-    """Make the token files if they are not there yet, and open them; after a RunError another call goes on.
+    """Make the token files if they are not there yet, and open them; after a RunError another call
+    goes on.
 
-    `workers` are threads that tokenize: by default one per core, up to 8, for GPT-2's encoding, one for bytes.
-    """
+    `workers` are threads that tokenize: by default one per core, up to 8, for GPT-2's encoding, one
+    for bytes."""
     folder = token_folder(config)
     if not folder.is_dir():
         try:
@@ -73,29 +85,41 @@ def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = Fal
                     _make(config, folder, workers, quiet)
         except OSError as error:
             remedy = "once that is mended, preparing again goes on from here"
-            raise RunError(f"{folder}: cannot be written: {error.strerror or error}; {remedy}") from None
+            raise RunError(
+                f"{folder}: cannot be written: {error.strerror or error}; {remedy}"
+            ) from None
     data = PreparedData.load(folder)
-    if not quiet and config.source == "packages" and (difference := other_packages(config, data.fingerprint)):
+    if (
+        not quiet
+        and config.source == "packages"
+        and (difference := other_packages(config, data.fingerprint))
+    ):
         published = "not the corpus of the published results (constraints.txt pins its packages)"
         print(f"data.source: packages: {difference}: {published}", file=sys.stderr)
     return data
 
 
 def token_folder(config: DataConfig) -> Path:
-    """The folder of the token files: named by the source and by a hash of all that decides their content."""
+    """The folder of the token files: named by the source and by a hash of all that decides their
+    content."""
     decides = {"format": FORMAT, **config.model_dump(exclude={"directory", "max_epochs"})}
     if config.source == "packages":
         decides["versions"] = installed_versions()
     elif (files := local_files(config.source)) is not None:  # a changed file is another source
-        decides["files"] = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        decides["files"] = [
+            (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files
+        ]
     digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
     name = re.sub(r"[^\w.-]+", "-", Path(config.source).name).strip(".-") or "data"
     return Path(config.directory) / f"{name}-{config.tokenizer}-{digest[:8]}"
 
 
 def token_folders(directory: Path) -> list[Path]:
-    """All folders of token files in a directory, and the hidden ones of preparations that are not complete."""
-    return sorted(path.parent for name in ("train.json", NOTE) for path in directory.glob(f"*/{name}"))
+    """All folders of token files in a directory, and the hidden ones of preparations that are not
+    complete."""
+    return sorted(
+        path.parent for name in ("train.json", NOTE) for path in directory.glob(f"*/{name}")
+    )
 
 
 def remove(folder: Path) -> None:
@@ -127,7 +151,8 @@ class Written(BaseModel):
 
 
 class TokenWriter:
-    """Appends documents to token files that are not complete; opened again, it cuts them back to the last commit."""
+    """Appends documents to token files that are not complete; opened again, it cuts them back to
+    the last commit."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -146,7 +171,9 @@ class TokenWriter:
 
     def commit(self) -> None:
         """Make what has been written survive anything."""
-        for file in self._files.values():  # first: the note must never promise more than the disk holds
+        for (
+            file
+        ) in self._files.values():  # first: the note must never promise more than the disk holds
             file.flush()
             os.fsync(file.fileno())
         write_json(self._folder / NOTE, self.written.model_dump())
@@ -156,7 +183,9 @@ class TokenWriter:
         self.commit()
         for split, count in self.written.splits.items():
             path = self._folder / f"{split}.bin"
-            Sidecar(source=source, tokenizer=tokenizer, sha256=sha256(path), **count.model_dump()).write(path)
+            Sidecar(
+                source=source, tokenizer=tokenizer, sha256=sha256(path), **count.model_dump()
+            ).write(path)
         (self._folder / NOTE).unlink()
         self._folder.rename(folder)
         sync_folder(folder)
@@ -168,19 +197,25 @@ class TokenWriter:
 
 
 def _read_note(folder: Path) -> Written:
-    """What the note promises, and nothing where there is no good note or the files fall short of it."""
+    """What the note promises, and nothing where there is no good note or the files fall short of
+    it."""
     try:
         written = Written.model_validate_json((folder / NOTE).read_bytes())
         for split in SPLITS:
-            if (folder / f"{split}.bin").stat().st_size < written.splits[split].num_tokens * DTYPE.itemsize:
+            if (folder / f"{split}.bin").stat().st_size < written.splits[
+                split
+            ].num_tokens * DTYPE.itemsize:
                 raise ValueError("less than promised")
     except (OSError, ValueError, KeyError):
         return Written(documents_read=0, splits={split: SplitCount() for split in SPLITS})
     return written
 
 
-def tokenized(tokenize: Tokenize, texts: Iterable[str], workers: int) -> Generator[tuple[str, Tokens], None, None]:
-    """Documents with their tokens, in order; `DOCUMENTS_AHEAD` at a time, in threads: encodings release the GIL."""
+def tokenized(
+    tokenize: Tokenize, texts: Iterable[str], workers: int
+) -> Generator[tuple[str, Tokens], None, None]:
+    """Documents with their tokens, in order; `DOCUMENTS_AHEAD` at a time, in threads: encodings
+    release the GIL."""
     texts = iter(texts)
     with ThreadPoolExecutor(workers) as threads:
         while ahead := list(islice(texts, DOCUMENTS_AHEAD)):
@@ -196,14 +231,19 @@ def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) ->
     with closing(TokenWriter(partial)) as writer:
         written, before, start = writer.written, writer.written.num_tokens, time.monotonic()
         done = written.splits["train"].num_tokens
-        with ProgressBar(f"preparing {config.source}", "training tokens", config.tokens, done, quiet=quiet) as progress:
+        with ProgressBar(
+            f"preparing {config.source}", "training tokens", config.tokens, done, quiet=quiet
+        ) as progress:
             if done:
                 progress.say(f"going on after {done:,} training tokens")
             texts = documents(config, skip=written.documents_read)
             with closing(tokenized(tokenize, texts, max(1, workers))) as pairs:
                 _write_all(config, writer, progress, pairs)
             rate = (written.num_tokens - before) / max(time.monotonic() - start, 1e-9)
-            text = f"{written.num_tokens:,} tokens  {written.documents_read:,} documents  {rate:,.0f} tokens/s"
+            text = (
+                f"{written.num_tokens:,} tokens  {written.documents_read:,} documents  "
+                f"{rate:,.0f} tokens/s"
+            )
             progress.say(text, label=f"prepared {config.source}")
         if (problem := _too_small(config, written)) is not None:
             shutil.rmtree(partial)
@@ -212,7 +252,10 @@ def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) ->
 
 
 def _write_all(
-    config: DataConfig, writer: TokenWriter, progress: ProgressBar, pairs: Iterable[tuple[str, Tokens]]
+    config: DataConfig,
+    writer: TokenWriter,
+    progress: ProgressBar,
+    pairs: Iterable[tuple[str, Tokens]],
 ) -> None:
     """Append documents until they or the budget of training tokens run out."""
     written, train = writer.written, writer.written.splits["train"]
@@ -229,15 +272,24 @@ def _write_all(
 
 
 def _too_small(config: DataConfig, written: Written) -> str | None:
-    """What is wrong with a source that has been read to its end or to the budget; None if it will do."""
+    """What is wrong with a source that has been read to its end or to the budget; None if it will
+    do."""
     train, validation = written.splits["train"], written.splits["validation"]
     if train.num_documents == 0 or validation.num_documents == 0:
         gave = f"{train.num_documents} for training and {validation.num_documents} for validation"
-        settings = f"data.validation_fraction {config.validation_fraction}, data.tokens {config.tokens}"
-        return f"data.source: {config.source}: too small: {written.documents_read} documents gave {gave} ({settings})"
+        settings = (
+            f"data.validation_fraction {config.validation_fraction}, data.tokens {config.tokens}"
+        )
+        return (
+            f"data.source: {config.source}: too small: {written.documents_read} documents gave "
+            f"{gave} ({settings})"
+        )
     if config.tokens is not None and train.num_tokens < config.tokens:
         holds = f"{train.num_tokens:,} (and {validation.num_tokens:,} for validation)"
-        return f"data.tokens: {config.tokens:,} training tokens were asked for, {config.source} holds {holds}"
+        return (
+            f"data.tokens: {config.tokens:,} training tokens were asked for, {config.source} "
+            f"holds {holds}"
+        )
     return None
 
 
@@ -245,10 +297,17 @@ def _check_disk(config: DataConfig, partial: Path) -> None:
     if config.tokens is None:
         return
     needed = int(config.tokens * DTYPE.itemsize / (1.0 - config.validation_fraction))
-    there = shutil.disk_usage(partial.parent).free + sum(file.stat().st_size for file in partial.glob("*.bin"))
+    there = shutil.disk_usage(partial.parent).free + sum(
+        file.stat().st_size for file in partial.glob("*.bin")
+    )
     if needed > there:
-        asked = f"{config.tokens:,} training tokens and their validation tokens need {needed / 1e9:.2f} GB"
-        raise UserError(f"data.directory: {config.directory}: {asked}, {there / 1e9:.2f} GB are free")
+        asked = (
+            f"{config.tokens:,} training tokens and their validation tokens need "
+            f"{needed / 1e9:.2f} GB"
+        )
+        raise UserError(
+            f"data.directory: {config.directory}: {asked}, {there / 1e9:.2f} GB are free"
+        )
 
 
 @contextmanager

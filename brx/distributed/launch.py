@@ -1,8 +1,8 @@
-"""Start the ranks of one machine and watch over them: if one fails, all end, and one line says which and why.
+"""Start the ranks of one machine and watch over them: if one fails, all end, and one line says
+which and why.
 
-torch's own launcher is not used: it ends all ranks at the first failure, before the others can say whom they lost,
-sends Ctrl-C to all of them, and leaves them running when it is killed itself.
-"""
+torch's own launcher is not used: it ends all ranks at the first failure, before the others can say
+whom they lost, sends Ctrl-C to all of them, and leaves them running when it is killed itself."""
 
 import contextlib
 import json
@@ -24,12 +24,13 @@ from typing import Any
 
 from brx.errors import NeighbourLostError, RunError, UserError
 
-# Environment variables: set in the ranks that `launch` has started; and, torchrun's own, where a rank leaves its error.
+# Environment variables: set in the ranks that `launch` has started; and, torchrun's own, where a
+#     rank leaves its error.
 LAUNCHED, ERROR_FILE = "BRX_LAUNCHED", "TORCHELASTIC_ERROR_FILE"
 
 POLL_S = 0.05
-# After the first failure the others get this long to report theirs, so that the cause is told from its consequences;
-# and after rank 0 was stopped, to end.
+# After the first failure the others get this long to report theirs, so that the cause is told from
+# its consequences; and after rank 0 was stopped, to end.
 GRACE_S = 3.0
 TERMINATE_S = 2.0  # those that wait for a lost neighbour do not hear it
 
@@ -49,7 +50,8 @@ class _Rank:
         return self.code not in (None, 0, 130)
 
     def error(self) -> dict[str, Any]:
-        """What it left behind: `text` and, where another rank was lost, `problem` and `peer`; empty if nothing."""
+        """What it left behind: `text` and, where another rank was lost, `problem` and `peer`; empty
+        if nothing."""
         try:
             return json.loads(self.report.read_text(encoding="utf-8"))["brx"]  # type: ignore[no-any-return]
         except (OSError, ValueError, KeyError):
@@ -57,16 +59,27 @@ class _Rank:
 
 
 def launch(
-    arguments: Sequence[str], num_ranks: int, *, descriptors: Sequence[int] = (), environment: Mapping[str, str] = {}
+    arguments: Sequence[str],
+    num_ranks: int,
+    *,
+    descriptors: Sequence[int] = (),
+    environment: Mapping[str, str] = {},
 ) -> int:
-    """Run `brx ARGUMENTS` in `num_ranks` processes on this machine, with the environment that torchrun would set.
+    """Run `brx ARGUMENTS` in `num_ranks` processes on this machine, with the environment that
+    torchrun would set.
 
-    They keep files open (`descriptors`, such as a lock), and get further variables (`environment`). Gives 0 when all
-    are done, 130 when they were stopped; UserError where a rank refused the request, RunError where one failed.
-    """
+    They keep files open (`descriptors`, such as a lock), and get further variables (`environment`).
+    Gives 0 when all are done, 130 when they were stopped; UserError where a rank refused the
+    request, RunError where one failed."""
     with tempfile.TemporaryDirectory(prefix="brx-") as folder:
         port = os.environ.get("MASTER_PORT") or str(free_port())
-        shared = {**os.environ, **environment, LAUNCHED: "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        shared = {
+            **os.environ,
+            **environment,
+            LAUNCHED: "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
         shared |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
         ranks: list[_Rank] = []
         passed_on: list[int] = []
@@ -77,16 +90,24 @@ def launch(
             passed_on.append(number)
             ranks[0].process.send_signal(number)
 
-        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             for rank in range(num_ranks):
                 report = Path(folder) / f"rank-{rank}.json"
                 process = subprocess.Popen(
                     [sys.executable, "-m", "brx", *arguments],
-                    env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), ERROR_FILE: str(report)},
+                    env={
+                        **shared,
+                        "RANK": str(rank),
+                        "LOCAL_RANK": str(rank),
+                        ERROR_FILE: str(report),
+                    },
                     stdin=subprocess.PIPE,  # see `end_with_launcher`
                     pass_fds=tuple(descriptors),
-                    start_new_session=True,  # Ctrl-C reaches the launcher, which passes it on to rank 0 alone
+                    # Ctrl-C reaches the launcher, which passes it on to rank 0 alone
+                    start_new_session=True,
                 )
                 ranks.append(_Rank(rank, process, report))
             return _watch(ranks, passed_on)
@@ -101,19 +122,24 @@ def started_as_one_of_many() -> bool:
 
 
 def report_error(error: UserError | RunError) -> bool:
-    """In a rank: leave the error for the launcher to tell; whether that is enough, and it need not be printed."""
+    """In a rank: leave the error for the launcher to tell; whether that is enough, and it need not
+    be printed."""
     if ERROR_FILE in os.environ:
         content: dict[str, Any] = {"text": str(error)}
         if isinstance(error, NeighbourLostError):
             content |= {"problem": error.problem, "peer": error.peer}
-        # torchrun shows the message where it has no traceback, and takes the earliest for the cause.
+        # torchrun shows the message where it has no traceback, and takes the earliest for the
+        # cause.
         message = {"message": f"brx: {error}", "extraInfo": {"timestamp": str(int(time.time()))}}
-        Path(os.environ[ERROR_FILE]).write_text(json.dumps({"message": message, "brx": content}), encoding="utf-8")
+        Path(os.environ[ERROR_FILE]).write_text(
+            json.dumps({"message": message, "brx": content}), encoding="utf-8"
+        )
     return LAUNCHED in os.environ
 
 
 def end_with_launcher() -> None:
-    """In a launched rank: exit as soon as the launcher is gone, however it went (it holds our standard input open)."""
+    """In a launched rank: exit as soon as the launcher is gone, however it went (it holds our
+    standard input open)."""
 
     def wait_for_end() -> None:
         os.read(0, 1)  # not sys.stdin: its lock would be held at interpreter shutdown
@@ -131,8 +157,11 @@ def _watch(ranks: list[_Rank], passed_on: list[int]) -> int:
     deadline = math.inf
     while True:
         codes = [rank.code for rank in ranks]
-        # Stopped while still starting, rank 0 says nothing; the others wait for it in vain or have lost it.
-        was_stopped = codes[0] == 130 or (passed_on and codes[0] not in (None, 0) and not ranks[0].report.exists())
+        # Stopped while still starting, rank 0 says nothing; the others wait for it in vain or have
+        # lost it.
+        was_stopped = codes[0] == 130 or (
+            passed_on and codes[0] not in (None, 0) and not ranks[0].report.exists()
+        )
         has_failed = any(rank.has_failed for rank in ranks)
         if was_stopped or has_failed:
             deadline = min(deadline, time.monotonic() + GRACE_S)
@@ -151,20 +180,29 @@ def _watch(ranks: list[_Rank], passed_on: list[int]) -> int:
 def _cause(ranks: list[_Rank]) -> UserError | RunError | None:
     """A rank's own error; None where those that failed have merely lost a neighbour."""
     # Those that a signal has killed first: the others may have failed because of them.
-    for rank in sorted((rank for rank in ranks if rank.has_failed), key=lambda rank: rank.process.returncode >= 0):
+    for rank in sorted(
+        (rank for rank in ranks if rank.has_failed), key=lambda rank: rank.process.returncode >= 0
+    ):
         error, code = rank.error(), rank.process.returncode
         if code < 0:
             name = signal.Signals(-code).name
             return RunError(f"rank {rank.number} was killed by {name}; the last checkpoint is kept")
         if not error:
-            return RunError(f"rank {rank.number} ended with exit code {code} (its traceback is above)")
+            return RunError(
+                f"rank {rank.number} ended with exit code {code} (its traceback is above)"
+            )
         if "problem" not in error:
-            return UserError(error["text"]) if code == 2 else RunError(f"rank {rank.number}: {error['text']}")
+            return (
+                UserError(error["text"])
+                if code == 2
+                else RunError(f"rank {rank.number}: {error['text']}")
+            )
     return None
 
 
 def _blame(ranks: list[_Rank]) -> RunError:
-    """The rank that those which failed have lost: one that still runs, and has stopped answering, if there is any."""
+    """The rank that those which failed have lost: one that still runs, and has stopped answering,
+    if there is any."""
     running = [rank.number for rank in ranks if rank.code is None]
     errors = [error for rank in ranks if rank.has_failed and "problem" in (error := rank.error())]
     told = next((error for error in errors if error["peer"] in running), errors[0])
@@ -189,7 +227,8 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def free_port() -> int:
-    """A port below those that systems hand out by themselves: nobody is given it before rank 0 binds it."""
+    """A port below those that systems hand out by themselves: nobody is given it before rank 0
+    binds it."""
     for port in random.SystemRandom().sample(range(20_000, 32_768), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

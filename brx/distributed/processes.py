@@ -1,4 +1,5 @@
-"""Several devices, one process each, as torchrun or `brx train --devices R` starts them, and the links between them."""
+"""Several devices, one process each, as torchrun or `brx train --devices R` starts them, and the
+links between them."""
 
 import contextlib
 import os
@@ -19,15 +20,17 @@ from brx.pipeline.world import Neighbours, Topic, World
 T = TypeVar("T")
 
 _PREPARATION_TIMEOUT = timedelta(days=2)  # rank 0 may tokenize a corpus while the others wait
-_MEETING_TIMEOUT_S = 300.0  # the first process waits so long for the last at least: they start at different times
+_MEETING_TIMEOUT_S = (
+    300.0  # the first process waits so long for the last at least: they start at different times
+)
 
 
 class DistributedWorld(World):
-    """One of several processes, over torch.distributed; UserError where they cannot find each other.
+    """One of several processes, over torch.distributed; UserError where they cannot find each
+    other.
 
-    Once all have met, a device counts as lost after `timeout_s` seconds without an answer. What is exchanged outside of
-    the pipeline goes over gloo, whatever the devices are.
-    """
+    Once all have met, a device counts as lost after `timeout_s` seconds without an answer. What is
+    exchanged outside of the pipeline goes over gloo, whatever the devices are."""
 
     def __init__(self, timeout_s: float) -> None:
         self.rank = int(os.environ["RANK"])
@@ -38,19 +41,28 @@ class DistributedWorld(World):
         self._sending: list[tuple[dist.Work | None, Tensor]] = []
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
-            dist.init_process_group(backend, timeout=timedelta(seconds=max(timeout_s, _MEETING_TIMEOUT_S)))
+            dist.init_process_group(
+                backend, timeout=timedelta(seconds=max(timeout_s, _MEETING_TIMEOUT_S))
+            )
         except (RuntimeError, ValueError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-            problem = "the port is in use" if "EADDRINUSE" in str(error) else " ".join(str(error).split())[:150]
+            problem = (
+                "the port is in use"
+                if "EADDRINUSE" in str(error)
+                else " ".join(str(error).split())[:150]
+            )
             raise UserError(
-                f"MASTER_ADDR, MASTER_PORT {address}: the {self.num_ranks} processes cannot meet: {problem}"
+                f"MASTER_ADDR, MASTER_PORT {address}: the {self.num_ranks} processes cannot meet: "
+                f"{problem}"
             ) from None
         self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._patient = dist.new_group(backend="gloo", timeout=_PREPARATION_TIMEOUT)
         self._store: Any = _get_default_store().clone()  # type: ignore[attr-defined]  # what anybody sets, all see
         self._store.set_timeout(timedelta(seconds=timeout_s))
 
-    def connect(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Neighbours | None:
+    def connect(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Neighbours | None:
         if self.num_ranks == 1:
             return None
         previous = self.rank - 1 if self.rank > 0 else None
@@ -58,11 +70,14 @@ class DistributedWorld(World):
 
         def channel(source: int | None, target: int | None, num_buffers: int) -> PointToPoint:
             needed = num_buffers if source is not None else 0
-            buffers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(needed)]  # each (B, S, D)
+            buffers = [
+                torch.empty(shape, dtype=dtype, device=device) for _ in range(needed)
+            ]  # each (B, S, D)
             return PointToPoint(source, target, shape[0], buffers, self._timeout_s)
 
-        # A received activation is the input of a graph until its backward pass: one buffer for each of the R - r
-        # micro-batches that may be in flight here, and one to receive into meanwhile. A gradient is used at once.
+        # A received activation is the input of a graph until its backward pass: one buffer for each
+        # of the R - r micro-batches that may be in flight here, and one to receive into meanwhile.
+        # A gradient is used at once.
         return Neighbours(
             activations=channel(previous, following, self.num_ranks - self.rank + 1),
             gradients=channel(following, previous, 2),
@@ -72,7 +87,9 @@ class DistributedWorld(World):
         # dist.gather_object would make all wait for all; here only rank 0 waits.
         if self.rank != 0:
             # Tensors have to outlive their transfer.
-            self._sending = [entry for entry in self._sending if entry[0] is None or not entry[0].is_completed()]
+            self._sending = [
+                entry for entry in self._sending if entry[0] is None or not entry[0].is_completed()
+            ]
             payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
             for tensor in (torch.tensor([len(payload)]), payload):
                 self._sending.append((dist.isend(tensor, 0, group=self._control), tensor))
@@ -114,20 +131,27 @@ class DistributedWorld(World):
 
 
 class PointToPoint:
-    """Implements `brx.pipeline.world.Channel` over torch.distributed: a send and a receive in flight at most.
+    """Implements `brx.pipeline.world.Channel` over torch.distributed: a send and a receive in
+    flight at most.
 
-    Messages of B examples are received from `source` into the buffers, in turn, and sent to `target` (None: there is no
-    such neighbour). All devices make their channels at the same time.
+    Messages of B examples are received from `source` into the buffers, in turn, and sent to
+    `target` (None: there is no such neighbour). All devices make their channels at the same time.
     """
 
     def __init__(
-        self, source: int | None, target: int | None, num_examples: int, buffers: list[Tensor], timeout_s: float
+        self,
+        source: int | None,
+        target: int | None,
+        num_examples: int,
+        buffers: list[Tensor],
+        timeout_s: float,
     ) -> None:
         self._source, self._target = source, target
         self._num_examples = num_examples
         self._free = deque(buffers)
-        # Each direction has a group of its own: with NCCL the operations of one group run in the order in which they
-        # were posted, and a receive posted ahead would hold up the other direction.
+        # Each direction has a group of its own: with NCCL the operations of one group run in the
+        # order in which they were posted, and a receive posted ahead would hold up the other
+        # direction.
         self._group = dist.new_group(timeout=timedelta(seconds=timeout_s))
         self._timeout_s = timeout_s
         self._receiving: tuple[dist.Work, Tensor] | None = None
@@ -169,7 +193,9 @@ class PointToPoint:
 
     def _wait(self, work: dist.Work, message: Tensor, peer: int | None) -> None:
         with told_if_lost(peer, self._timeout_s):
-            if message.is_cuda:  # the device's next work waits, not the host: NCCL's watchdog minds the time
+            if (
+                message.is_cuda
+            ):  # the device's next work waits, not the host: NCCL's watchdog minds the time
                 work.wait()
             else:
                 work.wait(timedelta(seconds=self._timeout_s))
@@ -177,7 +203,8 @@ class PointToPoint:
 
 @contextlib.contextmanager
 def told_if_lost(peer: int | None, timeout_s: float) -> Iterator[None]:
-    """What torch.distributed's error says about a peer (None: any), in words: NeighbourLostError."""
+    """What torch.distributed's error says about a peer (None: any), in words:
+    NeighbourLostError."""
     try:
         yield
     except RuntimeError as error:

@@ -1,4 +1,5 @@
-"""Methods that are not in the table: a user's own `Method`, or any torch optimizer, by file or import path."""
+"""Methods that are not in the table: a user's own `Method`, or any torch optimizer, by file or
+import path."""
 
 import contextlib
 import inspect
@@ -29,7 +30,8 @@ class AnyOptimizer(Method):
 
 
 def load_method(settings: CustomConfig) -> Method:
-    """The method that `optimizer.method` names; UserError where it cannot be had, or its file has changed since."""
+    """The method that `optimizer.method` names; UserError where it cannot be had, or its file has
+    changed since."""
     check_unchanged(settings.method, settings.code_sha256, f"optimizer.method {settings.method}")
     chosen = load_class(settings.method)
     if issubclass(chosen, Optimizer):
@@ -40,25 +42,37 @@ def load_method(settings: CustomConfig) -> Method:
 
 def load_class(name: str) -> type[Method] | type[Optimizer]:
     def fits(value: Any) -> bool:
-        return isinstance(value, type) and issubclass(value, Method | Optimizer) and value is not Method
+        return (
+            isinstance(value, type)
+            and issubclass(value, Method | Optimizer)
+            and value is not Method
+        )
 
     where = f"optimizer.method {name}"
-    chosen: type[Method] | type[Optimizer] = load_attribute(name, where, "Method and no torch.optim.Optimizer", fits)
+    chosen: type[Method] | type[Optimizer] = load_attribute(
+        name, where, "Method and no torch.optim.Optimizer", fits
+    )
     if issubclass(chosen, Optimizer):
         closure = inspect.signature(chosen.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
-            raise UserError(f"{where}: its step needs a closure to compute the loss anew, which a pipeline cannot do")
+            raise UserError(
+                f"{where}: its step needs a closure to compute the loss anew, which a pipeline "
+                f"cannot do"
+            )
     return chosen
 
 
-Rule = Literal["optimizers", "lr_divisor", "correct_gradients", "forecast", "step"]  # what a method is asked for
+Rule = Literal[
+    "optimizers", "lr_divisor", "correct_gradients", "forecast", "step"
+]  # what a method is asked for
 
 
 @contextlib.contextmanager
 def user_code(
     config: RunConfig, rule: Rule, kind: type[UserError | RunError], iteration: int | None = None
 ) -> Iterator[None]:
-    """Turn what a user's own method raises into one line with file and line; built-in methods raise as they do."""
+    """Turn what a user's own method raises into one line with file and line; built-in methods raise
+    as they do."""
     try:
         yield
     except (UserError, RunError):
@@ -73,18 +87,27 @@ def user_code(
 
 @contextlib.contextmanager
 def _refused_in_one_line(settings: CustomConfig, chosen: type[Any]) -> Iterator[None]:
-    """Check the arguments of a constructor; what it objects to when it is called becomes one line."""
+    """Check the arguments of a constructor; what it objects to when it is called becomes one
+    line."""
     name, accepted = settings.method, inspect.signature(chosen).parameters
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
+    takes_any = any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()
+    )
     given = [*(("lr",) if issubclass(chosen, Optimizer) else ()), *settings.arguments]
     unknown = [key for key in given if key not in accepted and not takes_any]
     if unknown:
         options = ", ".join(key for key in accepted if key not in ("params", "lr")) or "none"
-        raise UserError(f"optimizer.method {name}: takes no argument '{unknown[0]}' (known: {options})")
+        raise UserError(
+            f"optimizer.method {name}: takes no argument '{unknown[0]}' (known: {options})"
+        )
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # libraries raise what they like
-        doing = f"arguments: {name} refuses them" if settings.arguments else f"method {name}: its constructor"
+        doing = (
+            f"arguments: {name} refuses them"
+            if settings.arguments
+            else f"method {name}: its constructor"
+        )
         raise UserError(f"optimizer.{doing}: {fault(error, name)}") from None

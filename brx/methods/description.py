@@ -1,4 +1,5 @@
-"""The methods in words: equation, source, defaults, options, and how often each stage refreshes its basis."""
+"""The methods in words: equation, source, defaults, options, and how often each stage refreshes its
+basis."""
 
 import inspect
 import textwrap
@@ -17,31 +18,45 @@ WIDTH = 110
 def all_methods() -> str:
     entries = []
     for name, method in METHODS.items():
-        defaults = " ".join(f"{key}={_shown(default)}" for key, default, _ in _options(method.section))
+        defaults = " ".join(
+            f"{key}={_shown(default)}" for key, default, _ in _options(method.section)
+        )
         entries.append(_entry(name, method, {"defaults": defaults}))
     return "\n\n".join(entries)
 
 
 def one_method(name: str) -> str:
-    """One method with all its options, of a user's own what its constructor takes; UserError where there is none."""
+    """One method with all its options, of a user's own what its constructor takes; UserError where
+    there is none."""
     chosen = load_class(name) if ":" in name else None
     if chosen is None and name not in METHODS:
-        raise UserError(f"{name}: no such method{did_you_mean(name, METHODS)} (known: {', '.join(METHODS)})")
-    method = chosen if chosen and issubclass(chosen, Method) else METHODS[CUSTOM if chosen else name]
+        raise UserError(
+            f"{name}: no such method{did_you_mean(name, METHODS)} (known: {', '.join(METHODS)})"
+        )
+    method = (
+        chosen if chosen and issubclass(chosen, Method) else METHODS[CUSTOM if chosen else name]
+    )
     lines = [_entry(name, method, {"why": method.why}), ""]
     lines.append("options (section `optimizer`; change one with --set optimizer.KEY=VALUE)")
     for key, default, explanation in _options(method.section):
         title = f"  {key} = {_shown(default)}"
-        lines.append(textwrap.fill(explanation, WIDTH, initial_indent=f"{title:<34}", subsequent_indent=" " * 34))
+        lines.append(
+            textwrap.fill(
+                explanation, WIDTH, initial_indent=f"{title:<34}", subsequent_indent=" " * 34
+            )
+        )
     if chosen:
         parameters = inspect.signature(chosen).parameters
         lines += ["", f"arguments of {name} (under `optimizer.arguments`)"]
-        lines += [f"  {parameters[key]}" for key in parameters if key not in ("self", "params", "lr")]
+        lines += [
+            f"  {parameters[key]}" for key in parameters if key not in ("self", "params", "lr")
+        ]
     return "\n".join(lines)
 
 
 def refresh_table(num_stages: int, frequency: int) -> str:
-    """Iterations between the refreshes of each stage, by refresh schedule, with what each schedule spends."""
+    """Iterations between the refreshes of each stage, by refresh schedule, with what each schedule
+    spends."""
     schedules = get_args(RefreshSchedule)
     delays = pipeline_delays(num_stages)
     columns = {name: refresh_intervals(delays, frequency, name) for name in schedules}
@@ -60,7 +75,9 @@ def _entry(name: str, method: Method | type[Method], further: dict[str, str]) ->
     facts = {"equation": method.equation, "source": method.source, "gets": gets, **further}
     lines = [f"{name}: {method.summary}"]
     for title, text in facts.items():
-        lines.append(textwrap.fill(text, WIDTH, initial_indent=f"  {title:<10}", subsequent_indent=" " * 12))
+        lines.append(
+            textwrap.fill(text, WIDTH, initial_indent=f"  {title:<10}", subsequent_indent=" " * 12)
+        )
     return "\n".join(lines)
 
 

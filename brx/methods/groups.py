@@ -1,4 +1,5 @@
-"""Which parameters an optimizer is given: one group per stage, and matrices that come as a stack one by one."""
+"""Which parameters an optimizer is given: one group per stage, and matrices that come as a stack
+one by one."""
 
 import re
 from collections import Counter
@@ -14,8 +15,11 @@ from brx.pipeline.versions import StageVersions
 _INDEX_IN_STACK = re.compile(r"\[\d+\]$")
 
 
-def stage_groups(stages: Sequence[StageVersions], select: Callable[[str], bool] = lambda name: True) -> list[Group]:
-    """One parameter group per stage with the parameters that `select` picks by name; stages with none are left out.
+def stage_groups(
+    stages: Sequence[StageVersions], select: Callable[[str], bool] = lambda name: True
+) -> list[Group]:
+    """One parameter group per stage with the parameters that `select` picks by name; stages with
+    none are left out.
 
     Beside its named parameters a group has the keys `stage` and `delay` (tau_updates).
     """
@@ -31,7 +35,8 @@ StackMembers = list[tuple[Tensor, Tensor, int]]  # stand-in, stack, index in the
 
 
 def split_stacks(groups: list[Group]) -> StackMembers:
-    """Replace stacked parameters (X, ...), in place, by stand-ins of their members, named `NAME[INDEX]`.
+    """Replace stacked parameters (X, ...), in place, by stand-ins of their members, named
+    `NAME[INDEX]`.
 
     For optimizers that take matrices one at a time.
     """
@@ -44,7 +49,9 @@ def split_stacks(groups: list[Group]) -> StackMembers:
                 split.append((name, parameter))
                 continue
             # Views share the stack's memory: the optimizer updates the model itself.
-            of_stack = [(view, parameter, index) for index, view in enumerate(parameter.detach().unbind())]
+            of_stack = [
+                (view, parameter, index) for index, view in enumerate(parameter.detach().unbind())
+            ]
             split += [(f"{name}[{index}]", view) for view, _, index in of_stack]
             members += of_stack
         group["params"] = split
@@ -68,22 +75,40 @@ def lend_gradients(optimizer: Optimizer, members: StackMembers) -> Optimizer:
     return optimizer
 
 
-def check_each_parameter_once(optimizers: Sequence[Optimizer], stages: Sequence[StageVersions]) -> None:
-    """ValueError unless every parameter is in exactly one of the groups that `stage_groups` made, whole and no copy."""
+def check_each_parameter_once(
+    optimizers: Sequence[Optimizer], stages: Sequence[StageVersions]
+) -> None:
+    """ValueError unless every parameter is in exactly one of the groups that `stage_groups` made,
+    whole and no copy."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     if not all({"stage", "delay", "param_names", "lr"} <= set(group) for group in groups):
-        raise ValueError("an optimizer's parameter groups are not those that brx gave, with an lr; hand on all keys")
-    given = [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
+        raise ValueError(
+            "an optimizer's parameter groups are not those that brx gave, with an lr; hand on all "
+            "keys"
+        )
+    given = [
+        pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)
+    ]
     names = [name for name, _ in given]
     newest = {name: parameter for stage in stages for name, parameter in stage.newest.items()}
     twice = [name for name, count in Counter(names).items() if count > 1]
     missing = sorted(set(newest) - {_INDEX_IN_STACK.sub("", name) for name in names})
     for wrong, how_many in ((twice, "two optimizers"), (missing, "no optimizer")):
         if wrong:
-            raise ValueError(f"{some(wrong)} given to {how_many}; every parameter belongs to exactly one")
+            raise ValueError(
+                f"{some(wrong)} given to {how_many}; every parameter belongs to exactly one"
+            )
     storages = {name: parameter.untyped_storage().data_ptr() for name, parameter in newest.items()}
-    copied = [n for n, p in given if p.untyped_storage().data_ptr() != storages[_INDEX_IN_STACK.sub("", n)]]
+    copied = [
+        n
+        for n, p in given
+        if p.untyped_storage().data_ptr() != storages[_INDEX_IN_STACK.sub("", n)]
+    ]
     if copied:
-        raise ValueError(f"{some(copied)} given to an optimizer as a copy, which moves no weight of the model")
+        raise ValueError(
+            f"{some(copied)} given to an optimizer as a copy, which moves no weight of the model"
+        )
     num_given = sum(parameter.numel() for _, parameter in given)
-    assert num_given == sum(parameter.numel() for parameter in newest.values()), "a stack is not given whole"
+    assert num_given == sum(parameter.numel() for parameter in newest.values()), (
+        "a stack is not given whole"
+    )

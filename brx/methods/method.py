@@ -1,4 +1,5 @@
-"""A method: which optimizers train a stage under delay, at what learning rate, on which gradients."""
+"""A method: which optimizers train a stage under delay, at what learning rate, on which
+gradients."""
 
 import copy
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ Stages = Sequence[StageVersions]
 
 
 class Method:
-    """AdamW on delayed gradients; a subclass, built-in or in a user's own file, overrides what it does otherwise.
+    """AdamW on delayed gradients; a subclass, built-in or in a user's own file, overrides what it
+    does otherwise.
 
         from brx.methods.method import Group, Method
 
@@ -33,9 +35,9 @@ class Method:
 
     A method's own settings are the arguments of its constructor, from `optimizer.arguments`.
 
-    Attributes:
-        config: the run's configuration; set before any rule is asked, not yet in the constructor.
-        one_matrix_at_a_time: whether `matrices` wants each expert's matrix of a mixture by itself (m, n), rather than
+    Attributes: config: the run's configuration; set before any rule is asked, not yet in the
+        constructor. one_matrix_at_a_time: whether `matrices` wants each expert's matrix of a
+        mixture by itself (m, n), rather than
             the stack of all experts' (experts, m, n). They share the memory of the stack.
     """
 
@@ -64,36 +66,44 @@ class Method:
         return self.config.optimizer.lr
 
     def matrices(self, groups: list[Group]) -> Optimizer:
-        """The optimizer of the weight matrices of attention and MLP. There is a group per stage; hand all its keys on,
-        with further options, or divided among several groups.
-        """
+        """The optimizer of the weight matrices of attention and MLP. There is a group per stage;
+        hand all its keys on, with further options, or divided among several groups."""
         return self.adamw(groups)
 
     def rest(self, groups: list[Group]) -> Optimizer:
         """The optimizer of everything else: embeddings, head, router, biases, norms."""
         rest_lr = getattr(self.config.optimizer, "rest_lr", None)
-        return self.adamw(groups if rest_lr is None else [{"lr": rest_lr, **group} for group in groups])
+        return self.adamw(
+            groups if rest_lr is None else [{"lr": rest_lr, **group} for group in groups]
+        )
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
-        """All optimizers of one device; `brx.methods.groups.stage_groups` divides otherwise than matrices and rest."""
+        """All optimizers of one device; `brx.methods.groups.stage_groups` divides otherwise than
+        matrices and rest."""
         groups = stage_groups(stages, is_block_matrix)
         members = split_stacks(groups) if self.one_matrix_at_a_time else []
         matrices = lend_gradients(self.matrices(groups), members)
         return [matrices, self.rest(stage_groups(stages, lambda name: not is_block_matrix(name)))]
 
     def lr_divisor(self, tau_updates: float, t: int, T: int) -> float:
-        """What a stage's learning rate is divided by in iteration t of T; `tau_updates` is its delay in updates."""
+        """What a stage's learning rate is divided by in iteration t of T; `tau_updates` is its
+        delay in updates."""
         return 1.0
 
     def correct_gradients(
-        self, gradients: list[Tensor], newest: list[Tensor], used: list[Tensor], state: ParameterStates
+        self,
+        gradients: list[Tensor],
+        newest: list[Tensor],
+        used: list[Tensor],
+        state: ParameterStates,
     ) -> None:
-        """Change a micro-batch's gradients of a stage in place, before they are averaged over the update and clipped.
+        """Change a micro-batch's gradients of a stage in place, before they are averaged over the
+        update and clipped.
 
-        Called for stages whose weights have moved on: not where tau is 0, nor with `stash: none`, where the backward
-        pass saw the newest weights. `newest` are the weights that the update will change, `used` those of the backward
-        pass, tau updates older (or as predicted); `state` has the rule's own dict per parameter, saved with the run.
-        """
+        Called for stages whose weights have moved on: not where tau is 0, nor with `stash: none`,
+        where the backward pass saw the newest weights. `newest` are the weights that the update
+        will change, `used` those of the backward pass, tau updates older (or as predicted); `state`
+        has the rule's own dict per parameter, saved with the run."""
 
     @property
     def corrects_gradients(self) -> bool:
@@ -102,12 +112,13 @@ class Method:
     def forecast(
         self, newest: list[Tensor], update: list[Tensor], tau_updates: float, state: ParameterStates
     ) -> list[Tensor]:
-        """A prediction: the weights with which a later micro-batch computes, forward and backward, instead of `newest`.
+        """A prediction: the weights with which a later micro-batch computes, forward and backward,
+        instead of `newest`.
 
-        Called after each update for each stage with a delay, without gradients; with `stash: exact` only. `newest` are
-        not to be changed; the optimizer has its moments by them. `update` is what the last update added to them,
-        `tau_updates` in how many the micro-batch's own gradient comes, on average; `state` as in `correct_gradients`.
-        """
+        Called after each update for each stage with a delay, without gradients; with `stash: exact`
+        only. `newest` are not to be changed; the optimizer has its moments by them. `update` is
+        what the last update added to them, `tau_updates` in how many the micro-batch's own gradient
+        comes, on average; `state` as in `correct_gradients`."""
         return newest
 
     @property
@@ -115,9 +126,12 @@ class Method:
         return type(self).forecast is not Method.forecast
 
     def adamw(self, groups: list[Group]) -> Optimizer:
-        """Fused AdamW with the run's beta1, beta2, eps and weight decay (the defaults where a method has none)."""
+        """Fused AdamW with the run's beta1, beta2, eps and weight decay (the defaults where a
+        method has none)."""
         settings = self.config.optimizer
-        common = settings if isinstance(settings, schema.OptimizerSection) else schema.OptimizerSection()
+        common = (
+            settings if isinstance(settings, schema.OptimizerSection) else schema.OptimizerSection()
+        )
         return AdamW(groups, lr=self.lr, **adam_options(common), fused=True)
 
 

@@ -1,8 +1,8 @@
 """The built-in methods, each readable by itself, and the method that a configuration selects.
 
-What the backward pass sees (`pipeline.stash`) belongs to the pipeline: any method runs with any mode, but for one with
-a forecast of its own, which needs `exact`. "Matrices" are those of `brx.model.stage.is_block_matrix`.
-"""
+What the backward pass sees (`pipeline.stash`) belongs to the pipeline: any method runs with any
+mode, but for one with a forecast of its own, which needs `exact`. "Matrices" are those of
+`brx.model.stage.is_block_matrix`."""
 
 import importlib
 import math
@@ -30,7 +30,8 @@ REST = "embeddings, head, router, biases, norms"
 ALL = "all parameters"
 
 CURVATURE_OF_MATRICES = (
-    "its curvature estimate is one of matrices inside the network; embeddings and head have a side of the size of the"
+    "its curvature estimate is one of matrices inside the network; embeddings and head have a side "
+    "of the size of the"
     " vocabulary, and vectors have no two sides (the paper, appendix 'Experimental Details')"
 )
 
@@ -57,7 +58,9 @@ class PipeDreamLR(AdamWEverywhere):
     section = schema.PipeDreamLRConfig
 
     def lr_divisor(self, tau_updates: float, t: int, T: int) -> float:
-        return float(max(1, tau_updates) ** (1.0 - min(t / (self.settings.annealing_fraction * T), 1.0)))
+        return float(
+            max(1, tau_updates) ** (1.0 - min(t / (self.settings.annealing_fraction * T), 1.0))
+        )
 
 
 class DelayCompensation(AdamWEverywhere):
@@ -68,7 +71,11 @@ class DelayCompensation(AdamWEverywhere):
     section = schema.DelayCompensationConfig
 
     def correct_gradients(
-        self, gradients: list[Tensor], newest: list[Tensor], used: list[Tensor], state: ParameterStates
+        self,
+        gradients: list[Tensor],
+        newest: list[Tensor],
+        used: list[Tensor],
+        state: ParameterStates,
     ) -> None:
         correction = torch._foreach_sub(newest, used)
         torch._foreach_mul_(correction, gradients)
@@ -90,7 +97,10 @@ class Nesterov(Method):
 
 
 class BasisRotationMethod(Method):
-    summary = "Adam in the Hessian's Kronecker eigenbasis for attention and MLP matrices, AdamW for the rest"
+    summary = (
+        "Adam in the Hessian's Kronecker eigenbasis for attention and MLP matrices, AdamW "
+        "for the rest"
+    )
     source = "the paper's algorithms 1 and 2"
     equation = "W <- (1 - lr wd) W - lr U [ (U^T M V)^ / (sqrt(v^) + eps) ] V^T, v of (U^T G V)^2"
     gets: ClassVar = {"BasisRotation": MATRICES, "AdamW": REST}
@@ -101,7 +111,15 @@ class BasisRotationMethod(Method):
         settings: schema.BasisRotationConfig = self.settings
         delays = stage_delays(self.config.pipeline, self.config.training.seed)
         intervals = refresh_intervals(delays, settings.frequency, settings.refresh_schedule)
-        names = ("source", "geometry", "first_refresh", "covariance", "staggered", "rotation_precision", "as_published")
+        names = (
+            "source",
+            "geometry",
+            "first_refresh",
+            "covariance",
+            "staggered",
+            "rotation_precision",
+            "as_published",
+        )
         return BasisRotation(
             [{**group, "frequency": intervals[group["stage"]]} for group in groups],
             lr=settings.lr,
@@ -113,7 +131,10 @@ class BasisRotationMethod(Method):
 class Soap(Method):
     summary = "SOAP (pytorch-optimizer) for attention and MLP matrices, AdamW for the rest"
     source = "Vyas et al. 2024 (arXiv:2409.11321)"
-    equation = "W <- W - lr U [ U^T M V / (sqrt(v^) + eps) ] V^T; basis refreshed after the step, L, R at every step"
+    equation = (
+        "W <- W - lr U [ U^T M V / (sqrt(v^) + eps) ] V^T; basis refreshed after the step, "
+        "L, R at every step"
+    )
     gets: ClassVar = {"SOAP": MATRICES, "AdamW": REST}
     why = CURVATURE_OF_MATRICES
     section = schema.SoapConfig
@@ -127,20 +148,29 @@ class Soap(Method):
 
 class Muon(Method):
     summary = "Muon (torch.optim.Muon) for attention and MLP matrices, AdamW for the rest"
-    source = "Jordan et al. 2024 (kellerjordan.github.io/posts/muon); Liu et al. 2025 (arXiv:2502.16982)"
+    source = (
+        "Jordan et al. 2024 (kellerjordan.github.io/posts/muon); Liu et al. 2025 (arXiv:2502.16982)"
+    )
     equation = "W <- (1 - lr wd) W - 0.2 sqrt(max(m, n)) lr NewtonSchulz(Nesterov momentum of G)"
     gets: ClassVar = {"Muon": MATRICES, "AdamW": REST}
-    why = "orthogonalisation is meant for matrices inside the network, and torch's Muon takes nothing else"
+    why = (
+        "orthogonalisation is meant for matrices inside the network, and torch's Muon takes "
+        "nothing else"
+    )
     section = schema.MuonConfig
     one_matrix_at_a_time = True
 
     def matrices(self, groups: list[Group]) -> Optimizer:
         options = {"momentum": self.settings.momentum, "adjust_lr_fn": self.settings.adjust_lr}
-        return torch.optim.Muon(groups, lr=self.lr, weight_decay=self.settings.weight_decay, **options)
+        return torch.optim.Muon(
+            groups, lr=self.lr, weight_decay=self.settings.weight_decay, **options
+        )
 
 
 class Scion(Method):
-    summary = "Scion (pytorch-optimizer): steps of fixed size in a norm chosen for each kind of parameter"
+    summary = (
+        "Scion (pytorch-optimizer): steps of fixed size in a norm chosen for each kind of parameter"
+    )
     source = "Pethick et al. 2025 (arXiv:2502.07529)"
     equation = "d <- (1 - a) d + a G; W <- (1 - lr) W - lr scale argmax_{|S| <= 1} <d, S>"
     gets: ClassVar = {
@@ -148,7 +178,10 @@ class Scion(Method):
         "SCION, sign": "embeddings, head, router",
         "SCION, root mean square": "biases, norms",
     }
-    why = "Scion is a rule for all parameters: a norm for each kind (its table 2 and appendix E.3), no AdamW"
+    why = (
+        "Scion is a rule for all parameters: a norm for each kind (its table 2 and appendix "
+        "E.3), no AdamW"
+    )
     section = schema.ScionConfig
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
@@ -165,9 +198,15 @@ class Scion(Method):
         by_kind = []
         for group in groups:
             for kind, options in kinds.items():
-                named = [(name, parameter) for name, parameter in group["params"] if _kind(name, parameter) == kind]
+                named = [
+                    (name, parameter)
+                    for name, parameter in group["params"]
+                    if _kind(name, parameter) == kind
+                ]
                 by_kind += [{**group, **options, "params": named, "kind": kind}] if named else []
-        scion = library.SCION(by_kind, lr=settings.lr, momentum=settings.momentum, constraint=settings.constrained)
+        scion = library.SCION(
+            by_kind, lr=settings.lr, momentum=settings.momentum, constraint=settings.constrained
+        )
         return [lend_gradients(scion, members)]
 
 
@@ -181,11 +220,14 @@ def _pytorch_optimizer(method: str) -> Any:
     try:
         return importlib.import_module("pytorch_optimizer")
     except ImportError:
-        problem = f"method {method} needs the package pytorch-optimizer: pip install 'brx[baselines]'"
+        problem = (
+            f"method {method} needs the package pytorch-optimizer: pip install 'brx[baselines]'"
+        )
         raise UserError(f"{problem} (or pytorch-optimizer)") from None
 
 
-# Under this name `brx methods` lists what is given by file or import path; `find_method` loads that itself.
+# Under this name `brx methods` lists what is given by file or import path; `find_method` loads that
+# itself.
 CUSTOM = "package.module:Class"
 
 METHODS: dict[str, Method] = {
@@ -208,11 +250,17 @@ def find_method(config: RunConfig) -> Method:
 
 
 def ring_matrix_dtype(config: RunConfig) -> torch.dtype:
-    """The dtype in which the rings of older versions hold matrices: bf16 if autocast would cast them to it anyway."""
-    # A gradient rule takes differences to the stashed versions, which bf16 would drown in rounding. The modes that
-    # overwrite a slot need bf16: from fp32, autocast would save a copy in the forward pass, and use that.
+    """The dtype in which the rings of older versions hold matrices: bf16 if autocast would cast
+    them to it anyway."""
+    # A gradient rule takes differences to the stashed versions, which bf16 would drown in rounding.
+    # The modes that overwrite a slot need bf16: from fp32, autocast would save a copy in the
+    # forward pass, and use that.
     takes_differences = find_method(config).corrects_gradients and config.pipeline.stash == "exact"
-    return torch.bfloat16 if config.runtime.precision == "bf16" and not takes_differences else torch.float32
+    return (
+        torch.bfloat16
+        if config.runtime.precision == "bf16" and not takes_differences
+        else torch.float32
+    )
 
 
 def refresh_intervals(
@@ -220,19 +268,25 @@ def refresh_intervals(
 ) -> list[float | None]:
     """Iterations between two refreshes, by stage; None for never again after the first.
 
-    `stage-aware`: the larger a stage's delay, the more often, by the paper's rule, rounded down to whole iterations;
-    `reversed`: the same intervals the other way round. The `-exact` forms scale the rule, without rounding, to the
-    refreshes of `uniform`; 9.5 means 9 and 10 in turn.
-    """
+    `stage-aware`: the larger a stage's delay, the more often, by the paper's rule, rounded down to
+    whole iterations; `reversed`: the same intervals the other way round. The `-exact` forms scale
+    the rule, without rounding, to the refreshes of `uniform`; 9.5 means 9 and 10 in turn."""
     num_stages = len(delays)
     # Of a delay function the mean; the largest may be rare.
-    shares = _shares([delay.tau_updates if isinstance(delay, VaryingDelay) else delay.tau for delay in delays])
+    shares = _shares(
+        [delay.tau_updates if isinstance(delay, VaryingDelay) else delay.tau for delay in delays]
+    )
     if schedule == "uniform" or shares is None:
         return [frequency] * num_stages
     if schedule.startswith("reversed"):
-        # The largest share where the smallest is, and so on; of equal ones, that of the first stage to the last.
-        ascending = [-place for _, place in sorted((share, -stage) for stage, share in enumerate(shares))]
-        shares = [share for _, share in sorted(zip(ascending, sorted(shares, reverse=True), strict=True))]
+        # The largest share where the smallest is, and so on; of equal ones, that of the first stage
+        # to the last.
+        ascending = [
+            -place for _, place in sorted((share, -stage) for stage, share in enumerate(shares))
+        ]
+        shares = [
+            share for _, share in sorted(zip(ascending, sorted(shares, reverse=True), strict=True))
+        ]
     if schedule.endswith("exact"):
         rates = _within_one(shares, num_stages / frequency)
         return [1 / rate if rate else None for rate in rates]
@@ -246,23 +300,27 @@ def refreshes_per_iteration(intervals: list[float | None]) -> float:
 
 
 def _shares(taus: list[float]) -> list[float] | None:
-    """How many times as often as under `uniform` each stage is refreshed; None where no rule tells them apart.
+    """How many times as often as under `uniform` each stage is refreshed; None where no rule tells
+    them apart.
 
-    The paper's rule is for a pipeline's delays, P - 1 to 0; for others tau_k / mean(tau) is about what it comes to.
-    """
+    The paper's rule is for a pipeline's delays, P - 1 to 0; for others tau_k / mean(tau) is about
+    what it comes to."""
     num_stages = len(taus)
     if taus == list(range(num_stages - 1, -1, -1)):
         mid = num_stages // 2 - 1
         if mid < 1:
             return None  # up to three stages the paper's rule divides by zero
         numbers = [mid - tau if tau > mid else mid + 1 - tau for tau in taus]  # the paper's n
-        return [max(0.0, (mid - n) / mid) for n in numbers]  # 1 - n / mid; never where that is zero or negative
+        return [
+            max(0.0, (mid - n) / mid) for n in numbers
+        ]  # 1 - n / mid; never where that is zero or negative
     mean = sum(taus) / num_stages
     return [tau / mean for tau in taus] if mean else None
 
 
 def _within_one(shares: list[float], budget: float) -> list[float]:
-    """Rates in proportion to the shares with the given sum; what exceeds one per iteration goes to the others."""
+    """Rates in proportion to the shares with the given sum; what exceeds one per iteration goes to
+    the others."""
     rates = [0.0] * len(shares)
     open_stages = [stage for stage, share in enumerate(shares) if share]
     while open_stages:

@@ -1,18 +1,20 @@
-"""The version of the trajectory: equal settings, data and version give equal numbers, but for a machine's rounding.
+"""The version of the trajectory: equal settings, data and version give equal numbers, but for a
+machine's rounding.
 
-Every summary and checkpoint carries it; runs of two versions are never compared silently, or continued. Raise it in the
-commit that changes, by more than rounding, what a method, the model, the delay or the order of the data computes, and
-say here what changed:
+Every summary and checkpoint carries it; runs of two versions are never compared silently, or
+continued. Raise it in the commit that changes, by more than rounding, what a method, the model, the
+delay or the order of the data computes, and say here what changed:
 
 1. Until the version was recorded: runs without one count as this.
-2. Basis rotation: the first basis comes with update 10 instead of update 1; refreshes leave undecided directions where
-   they were and raise second moments to the momentum's square; rounding noise in rotated gradients moves nothing;
-   covariances take every gradient unless told otherwise.
+2. Basis rotation: the first basis comes with update 10 instead of update 1; refreshes leave
+   undecided directions where they were and raise second moments to the momentum's square; rounding
+   noise in rotated gradients moves nothing; covariances take every gradient unless told otherwise.
 3. The weights of a block's MLP are called `up` and `down`, and initial weights are drawn by name.
-4. Basis rotation alone. The floor below which entries of a rotated gradient do not move follows what rounding leaves in
-   them. The first basis comes with update 2 and does not depend on rounding: eigenspaces that tie, or have no energy,
-   get projected axes; v is shared out in it. A refresh keeps the order of columns whose eigenvalues are about as large.
-   No entry moves further than 1.8 times what AdamW's could. Every other method computes what it computed in version 3.
+4. Basis rotation alone. The floor below which entries of a rotated gradient do not move follows
+   what rounding leaves in them. The first basis comes with update 2 and does not depend on
+   rounding: eigenspaces that tie, or have no energy, get projected axes; v is shared out in it. A
+   refresh keeps the order of columns whose eigenvalues are about as large. No entry moves further
+   than 1.8 times what AdamW's could. Every other method computes what it computed in version 3.
    `pipeline.forecast: average-update` corrects the bias of what was called `momentum`.
 """
 
@@ -33,6 +35,8 @@ def check_trajectory_version(content: Mapping[str, Any], path: Path) -> None:
     version = recorded_version(content)
     if version != TRAJECTORY_VERSION:
         raise UserError(
-            f"{path}: trained at trajectory version {version}, this brx computes version {TRAJECTORY_VERSION}, whose"
-            " numbers differ: start a new run in another folder, or go on with the brx that began this one"
+            f"{path}: trained at trajectory version {version}, this brx computes version "
+            f"{TRAJECTORY_VERSION}, whose"
+            " numbers differ: start a new run in another folder, or go on with the brx that began "
+            "this one"
         )

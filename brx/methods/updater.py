@@ -1,4 +1,5 @@
-"""A method at work on one device's stages: learning rates, gradient rule, optimizer steps, state by stage."""
+"""A method at work on one device's stages: learning rates, gradient rule, optimizer steps, state by
+stage."""
 
 import math
 from collections import Counter
@@ -24,7 +25,8 @@ def num_warmup_iterations(training: TrainingConfig) -> int:
 
 
 def lr_factor(iteration: int, training: TrainingConfig) -> float:
-    """The learning rate of update `iteration` (from 1) relative to the peak: linear warm-up, then a cosine."""
+    """The learning rate of update `iteration` (from 1) relative to the peak: linear warm-up, then a
+    cosine."""
     warmup = num_warmup_iterations(training)
     if iteration <= warmup:
         return iteration / warmup
@@ -44,14 +46,22 @@ class MethodUpdater:
         if self.method.forecasts:
             pipeline, name = config.pipeline, config.optimizer.method
             if pipeline.forecast is not None:
-                raise UserError(f"pipeline.forecast: {name} has a prediction of its own; leave it null")
+                raise UserError(
+                    f"pipeline.forecast: {name} has a prediction of its own; leave it null"
+                )
             if pipeline.stash != "exact":
-                raise UserError(f"pipeline.stash: the prediction of {name} needs exact (got {pipeline.stash})")
+                raise UserError(
+                    f"pipeline.stash: the prediction of {name} needs exact (got {pipeline.stash})"
+                )
             for stage in stages:
                 stage.forecast_by(self._forecast)
-        self._peak_lrs = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
+        self._peak_lrs = [
+            [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
+        ]
         # What a gradient rule keeps, by stage and parameter name.
-        self._corrections: dict[int, Any] = {s.index: {name: {} for name in s.newest} for s in stages}
+        self._corrections: dict[int, Any] = {
+            s.index: {name: {} for name in s.newest} for s in stages
+        }
 
     def lr(self, iteration: int) -> float:
         """The learning rate of a stage without delay."""
@@ -60,15 +70,23 @@ class MethodUpdater:
     @torch.no_grad()
     def correct_gradients(self, stage: StageVersions, micro_batch: int) -> None:
         if not self.method.corrects_gradients or stage.delay.tau == 0 or stage.stash == "none":
-            return  # without delay or stash the backward pass saw the newest weights: there is nothing to correct
+            # without delay or stash the backward pass saw the newest weights: there is nothing to
+            # correct
+            return
         kept = self._corrections[stage.index]
         with_gradient = [
             (weight.grad, weight, used, kept[name])
-            for (name, weight), used in zip(stage.newest.items(), stage.backward_weights(micro_batch), strict=True)
+            for (name, weight), used in zip(
+                stage.newest.items(), stage.backward_weights(micro_batch), strict=True
+            )
             if weight.grad is not None
         ]
-        gradients, newest, used_weights, state = (list(column) for column in zip(*with_gradient, strict=True))
-        with user_code(self.config, "correct_gradients", RunError, stage.delay.update_of(micro_batch)):
+        gradients, newest, used_weights, state = (
+            list(column) for column in zip(*with_gradient, strict=True)
+        )
+        with user_code(
+            self.config, "correct_gradients", RunError, stage.delay.update_of(micro_batch)
+        ):
             self.method.correct_gradients(gradients, newest, used_weights, state)
 
     def step(self, iteration: int) -> None:
@@ -79,8 +97,12 @@ class MethodUpdater:
             with user_code(self.config, "step", RunError, iteration):
                 try:
                     optimizer.step()
-                except BadGradientError as error:  # where the engine has not looked: it would make a GPU wait
-                    raise DivergedError(f"iteration {iteration}: {error}; try a lower optimizer.lr") from None
+                except (
+                    BadGradientError
+                ) as error:  # where the engine has not looked: it would make a GPU wait
+                    raise DivergedError(
+                        f"iteration {iteration}: {error}; try a lower optimizer.lr"
+                    ) from None
                 except ValueError as error:
                     if isinstance(self.config.optimizer, CustomConfig):
                         raise
@@ -89,7 +111,9 @@ class MethodUpdater:
     def lr_divisor(self, tau_updates: float, iteration: int) -> float:
         """The method's; RunError unless it is a number above 0."""
         with user_code(self.config, "lr_divisor", RunError, iteration):
-            divisor = float(self.method.lr_divisor(tau_updates, iteration, self.config.training.iterations))
+            divisor = float(
+                self.method.lr_divisor(tau_updates, iteration, self.config.training.iterations)
+            )
             if not 0 < divisor < math.inf:
                 where = f"tau_updates {tau_updates:g}, t {iteration}"
                 raise ValueError(f"must be a number above 0, got {divisor:g} ({where})")
@@ -101,17 +125,23 @@ class MethodUpdater:
         with user_code(self.config, "forecast", RunError):
             forecast = list(self.method.forecast(newest, update, tau_updates, state))
             if [weight.shape for weight in forecast] != [weight.shape for weight in newest]:
-                raise ValueError("must return one tensor for each parameter, of the parameter's shape")
+                raise ValueError(
+                    "must return one tensor for each parameter, of the parameter's shape"
+                )
             return forecast
 
     @property
     def num_failed_refreshes(self) -> int:
-        """How often, so far, a basis stayed as it was because its decomposition failed; waits for a GPU."""
+        """How often, so far, a basis stayed as it was because its decomposition failed; waits for a
+        GPU."""
         return sum(o.num_failed_refreshes for o in self.optimizers if isinstance(o, BasisRotation))
 
     def stage_state(self, stage: StageVersions) -> dict[str, Any]:
-        """The optimizers' state of one stage, and what the gradient rule has kept: copies on the CPU."""
-        saved: list[dict[str, Any]] = []  # by optimizer: `state` by parameter name, `groups` by their name in the stage
+        """The optimizers' state of one stage, and what the gradient rule has kept: copies on the
+        CPU."""
+        saved: list[
+            dict[str, Any]
+        ] = []  # by optimizer: `state` by parameter name, `groups` by their name in the stage
         for optimizer in self.optimizers:
             entry: dict[str, Any] = {"state": {}, "groups": {}}
             for name_in_stage, group in _named_groups(optimizer.param_groups):
@@ -120,11 +150,17 @@ class MethodUpdater:
                     entry["groups"][name_in_stage] = own
                     entry["state"] |= {
                         name: copied_to("cpu", optimizer.state[parameter])
-                        for name, parameter in zip(group["param_names"], group["params"], strict=True)
+                        for name, parameter in zip(
+                            group["param_names"], group["params"], strict=True
+                        )
                         if parameter in optimizer.state
                     }
             saved.append(entry)
-        correction = {name: copied_to("cpu", own) for name, own in self._corrections[stage.index].items() if own}
+        correction = {
+            name: copied_to("cpu", own)
+            for name, own in self._corrections[stage.index].items()
+            if own
+        }
         return {"optimizer": saved, **({"correction": correction} if correction else {})}
 
     def load_stage_states(self, states: dict[int, dict[str, Any]], device: torch.device) -> None:
@@ -145,7 +181,8 @@ class MethodUpdater:
 
 
 def _named_groups(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """An optimizer's groups, each with a name of its own in its stage: its `kind`, numbered where that occurs again."""
+    """An optimizer's groups, each with a name of its own in its stage: its `kind`, numbered where
+    that occurs again."""
     seen: Counter[tuple[int, str]] = Counter()
     for group in groups:
         kind = str(group.get("kind", "all"))

@@ -1,10 +1,11 @@
-"""Eigenbasis estimation: the mathematics of algorithm 2 for a batch of matrices, without any optimizer around it.
+"""Eigenbasis estimation: the mathematics of algorithm 2 for a batch of matrices, without any
+optimizer around it.
 
-Every function takes a batch (b, m, n) and treats its matrices independently. The basis of the rows of a factor F is an
-orthogonal matrix Q (m, m) whose columns approximate the eigenvectors of F F^T, largest eigenvalue first; the
-basis of the columns is that of F^T. Bases and products are kept column by column in memory (as the transpose of a
-contiguous tensor), as LAPACK and cuSOLVER want them, so that a refresh transposes nothing.
-"""
+Every function takes a batch (b, m, n) and treats its matrices independently. The basis of the rows
+of a factor F is an orthogonal matrix Q (m, m) whose columns approximate the eigenvectors of F F^T,
+largest eigenvalue first; the basis of the columns is that of F^T. Bases and products are kept
+column by column in memory (as the transpose of a contiguous tensor), as LAPACK and cuSOLVER want
+them, so that a refresh transposes nothing."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -13,21 +14,26 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-# How many roundings of the arithmetic, relative to the largest eigenvalue, an eigenvalue must exceed to count. Averages
-# of a thousand gradients carry some ten roundings (eps / sqrt(3) * sqrt(1 / (1 - beta2^2)) of an entry), products of
-# matrices a few more. What lies below is noise, and noise must not choose a direction.
+# How many roundings of the arithmetic, relative to the largest eigenvalue, an eigenvalue must
+# exceed to count. Averages of a thousand gradients carry some ten roundings (eps / sqrt(3) * sqrt(1
+# / (1 - beta2^2)) of an entry), products of matrices a few more. What lies below is noise, and
+# noise must not choose a direction.
 NOISE_ROUNDINGS = 64
-# What the power iteration adds to an eigenvalue, as a share of that eigenvalue itself. Where a new direction of energy
-# appears in a subspace that had none, all columns of that subspace are sent to this one direction; what is left of each
-# after orthonormalisation would be rounding. The share keeps each near where it was.
+# What the power iteration adds to an eigenvalue, as a share of that eigenvalue itself. Where a new
+# direction of energy appears in a subspace that had none, all columns of that subspace are sent to
+# this one direction; what is left of each after orthonormalisation would be rounding. The share
+# keeps each near where it was.
 SELF_SHIFT = 0.1
-# Rounding of the binary logarithm of an eigenvalue's share of the largest, by which columns are ordered. Within one
-# size columns keep their order, so that rounding does not exchange those that tie.
+# Rounding of the binary logarithm of an eigenvalue's share of the largest, by which columns are
+# ordered. Within one size columns keep their order, so that rounding does not exchange those that
+# tie.
 SAME_SIZE = 0.125
-# Eigenvalues that differ by no more than this share of their mean count as equal when eigenvectors are computed.
-# Rounding moves them by some 1e-7, and turns their vectors by that over their distance.
+# Eigenvalues that differ by no more than this share of their mean count as equal when eigenvectors
+# are computed. Rounding moves them by some 1e-7, and turns their vectors by that over their
+# distance.
 TIE = 1e-5
-# The share of the largest value from which on the first one is taken instead: far from any simple fraction.
+# The share of the largest value from which on the first one is taken instead: far from any simple
+#     fraction.
 LEADING = (5**0.5 - 1) / 2
 
 
@@ -40,12 +46,13 @@ class Refreshed(NamedTuple):
 
 
 def power_iteration(product: Tensor, basis: Tensor) -> Refreshed:
-    """`Power` of algorithm 2: one power iteration from the current basis, orthonormalised, in order of eigenvalue.
+    """`Power` of algorithm 2: one power iteration from the current basis, orthonormalised, in order
+    of eigenvalue.
 
-    Where the covariance does not decide, the basis does: a column q with eigenvalue q^T C q = l becomes
-    a C q + ((1 - a) floor + SELF_SHIFT l) q before orthonormalisation, with a = l^2 / (l^2 + floor^2). So a direction
-    without energy stays where it was, up to what the others take from it. `product` is C Q (b, m, m), and overwritten.
-    """
+    Where the covariance does not decide, the basis does: a column q with eigenvalue q^T C q = l
+    becomes a C q + ((1 - a) floor + SELF_SHIFT l) q before orthonormalisation, with a = l^2 / (l^2
+    + floor^2). So a direction without energy stays where it was, up to what the others take from
+    it. `product` is C Q (b, m, m), and overwritten."""
     # The Rayleigh quotients q^T C q come from the product that the iteration needs anyway.
     eigenvalues = (basis * product).sum(dim=-2).clamp(min=0)  # (b, m)
     largest = eigenvalues.amax(dim=-1, keepdim=True)
@@ -53,8 +60,9 @@ def power_iteration(product: Tensor, basis: Tensor) -> Refreshed:
     # Of zeros, which have no logarithm, and of what is below the floor, the size is -inf.
     sizes = (shares.where(eigenvalues > floor, 0.0).log2() / SAME_SIZE).round()
     order = sizes.argsort(dim=-1, descending=True, stable=True)
-    # From 0 below the floor to 1 above it; 0 where the covariance is zero, whose basis stays. Gradients' fourth powers
-    # would leave fp32's range: in units of a power of two, which rounds nothing.
+    # From 0 below the floor to 1 above it; 0 where the covariance is zero, whose basis stays.
+    # Gradients' fourth powers would leave fp32's range: in units of a power of two, which rounds
+    # nothing.
     unit = largest.frexp().exponent
     squared, squared_floor = eigenvalues.ldexp(-unit).square(), floor.ldexp(-unit).square()
     decided = torch.where(floor > 0, squared / (squared + squared_floor), 0.0)
@@ -64,7 +72,9 @@ def power_iteration(product: Tensor, basis: Tensor) -> Refreshed:
     valid = orthonormal.sum(dim=(1, 2)).isfinite()  # of entries up to 1: only NaN can make it so
     unchanged = torch.arange(order.shape[-1], device=order.device)
     return Refreshed(
-        torch.where(valid[:, None, None], orthonormal, basis), torch.where(valid[:, None], order, unchanged), valid
+        torch.where(valid[:, None, None], orthonormal, basis),
+        torch.where(valid[:, None], order, unchanged),
+        valid,
     )
 
 
@@ -82,16 +92,20 @@ def covariance_product(covariance: Tensor, basis: Tensor) -> Tensor:
 
 
 def orthonormalize(matrices: Tensor) -> Tensor:
-    """The orthogonal factor of the QR decomposition whose R has a positive diagonal (and so is unique)."""
+    """The orthogonal factor of the QR decomposition whose R has a positive diagonal (and so is
+    unique)."""
     # Each kind of device gets what was measured to be faster there.
     return _cholesky_qr(matrices) if matrices.device.type == "cuda" else _householder_qr(matrices)
 
 
 def _householder_qr(matrices: Tensor) -> Tensor:
-    # LAPACK is slow on columns that lie a power of two apart in memory, as widths of models do: rows of zeros help.
+    # LAPACK is slow on columns that lie a power of two apart in memory, as widths of models do:
+    #     rows of zeros help.
     padded = pad(matrices.mT, (0, 8)).mT
     scales = padded.new_empty(len(padded), padded.shape[-1])
-    torch.geqrf(padded, out=(padded, scales))  # in place, as what follows: these matrices outgrow the caches
+    torch.geqrf(
+        padded, out=(padded, scales)
+    )  # in place, as what follows: these matrices outgrow the caches
     diagonal = padded.diagonal(dim1=-2, dim2=-1)
     signs = torch.ones_like(diagonal).copysign(diagonal)  # never 0
     torch.linalg.householder_product(padded, scales, out=padded)
@@ -99,18 +113,22 @@ def _householder_qr(matrices: Tensor) -> Tensor:
 
 
 def _cholesky_qr(matrices: Tensor) -> Tensor:
-    """CholeskyQR of columns scaled to length 1, in float64; by Householder where that is not orthogonal enough.
+    """CholeskyQR of columns scaled to length 1, in float64; by Householder where that is not
+    orthogonal enough.
 
-    The loss of orthogonality is the rounding error times the square of the condition number (arXiv:1401.5171,
-    section 2), which float64 has room for and float32 has not.
-    """
+    The loss of orthogonality is the rounding error times the square of the condition number
+    (arXiv:1401.5171, section 2), which float64 has room for and float32 has not."""
     columns = matrices.double()
     columns = columns / torch.linalg.vector_norm(columns, dim=-2, keepdim=True)
     lower, _ = torch.linalg.cholesky_ex(columns.mT @ columns)
-    orthogonal: Tensor = torch.linalg.solve_triangular(lower, columns.mT, upper=False).to(matrices.dtype).mT
+    orthogonal: Tensor = (
+        torch.linalg.solve_triangular(lower, columns.mT, upper=False).to(matrices.dtype).mT
+    )
     identity = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
     error = (orthogonal.mT @ orthogonal - identity).abs().amax(dim=(1, 2))
-    failed = ~(error < 40 * torch.finfo(matrices.dtype).eps)  # NaN, from a failed factorisation, is not less
+    failed = ~(
+        error < 40 * torch.finfo(matrices.dtype).eps
+    )  # NaN, from a failed factorisation, is not less
     if failed.any():
         orthogonal[failed] = _householder_qr(matrices[failed])
     return orthogonal
@@ -132,7 +150,8 @@ def resolution(dtype: torch.dtype) -> float:
 
 
 def exact_factor_eigenbasis(factor: Tensor) -> Refreshed:
-    """Exact eigenvectors of F F^T for factors (b, m, n), whose eigenvalues are squares of F's singular values."""
+    """Exact eigenvectors of F F^T for factors (b, m, n), whose eigenvalues are squares of F's
+    singular values."""
     smallest = max(resolution(factor.dtype) ** 2, resolution(torch.float64))
     return exact_eigenbasis(factor.double() @ factor.mT.double(), smallest)
 
@@ -140,14 +159,16 @@ def exact_factor_eigenbasis(factor: Tensor) -> Refreshed:
 def exact_eigenbasis(covariance: Tensor, smallest: float | None = None) -> Refreshed:
     """Exact eigenvectors of covariances (b, m, m), largest eigenvalue first.
 
-    An eigenspace whose eigenvalues rounding cannot tell apart gets the projections of some axes, orthonormalised in
-    turn: those depend on the space alone, whatever vectors of it the decomposition returns. So does the space without
-    energy, where eigenvalues are less than the share `smallest` of the largest (None: what rounding leaves); for a zero
-    matrix that is the identity. Of a single eigenvector this decides the sign. In float64, as it happens once.
-    """
+    An eigenspace whose eigenvalues rounding cannot tell apart gets the projections of some axes,
+    orthonormalised in turn: those depend on the space alone, whatever vectors of it the
+    decomposition returns. So does the space without energy, where eigenvalues are less than the
+    share `smallest` of the largest (None: what rounding leaves); for a zero matrix that is the
+    identity. Of a single eigenvector this decides the sign. In float64, as it happens once."""
     num_matrices, size = covariance.shape[:2]
     smallest = resolution(covariance.dtype) if smallest is None else smallest
-    bases = torch.eye(size, dtype=covariance.dtype, device=covariance.device).repeat(num_matrices, 1, 1)
+    bases = torch.eye(size, dtype=covariance.dtype, device=covariance.device).repeat(
+        num_matrices, 1, 1
+    )
     valid = torch.ones(num_matrices, dtype=torch.bool, device=covariance.device)
     for index, matrix in enumerate(covariance):
         try:
@@ -162,7 +183,8 @@ def exact_eigenbasis(covariance: Tensor, smallest: float | None = None) -> Refre
 
 
 def _projected_axes(eigenvalues: Tensor, vectors: Tensor, smallest: float) -> Tensor:
-    """For each eigenspace (columns of `vectors` (m, m) with like eigenvalues) as many axes, projected into it."""
+    """For each eigenspace (columns of `vectors` (m, m) with like eigenvalues) as many axes,
+    projected into it."""
     decided = eigenvalues > smallest * eigenvalues[0]
     apart = -eigenvalues.diff() > TIE * eigenvalues.clamp(min=0).mean()
     starts = torch.where(decided[1:], apart, decided[:-1]).nonzero().flatten() + 1
@@ -172,7 +194,9 @@ def _projected_axes(eigenvalues: Tensor, vectors: Tensor, smallest: float) -> Te
     for start, stop in pairwise(bounds):
         if stop - start > 1:
             space = vectors[:, start:stop]
-            if 2 * (stop - start) > len(vectors):  # cheaper: the axes that the space beside it leaves
+            if 2 * (stop - start) > len(
+                vectors
+            ):  # cheaper: the axes that the space beside it leaves
                 beside = _leading_axes(torch.cat([vectors[:, :start], vectors[:, stop:]], dim=1))
                 axes = sorted(set(range(len(vectors))) - set(beside))
             else:
@@ -182,11 +206,11 @@ def _projected_axes(eigenvalues: Tensor, vectors: Tensor, smallest: float) -> Te
 
 
 def _leading_axes(space: Tensor) -> list[int]:
-    """As many axes as the space (m, k) has dimensions, whose projections into it are far from dependent.
+    """As many axes as the space (m, k) has dimensions, whose projections into it are far from
+    dependent.
 
-    In turn the first axis of which about as much is left as of any, beside the span of those before it: a choice that
-    ties, which rounding would decide, do not change.
-    """
+    In turn the first axis of which about as much is left as of any, beside the span of those before
+    it: a choice that ties, which rounding would decide, do not change."""
     rest, axes = space.clone(), []
     for _ in range(space.shape[1]):
         lengths = rest.norm(dim=1)

@@ -1,4 +1,5 @@
-"""The options of a parameter group, and what they make of a parameter: its matrices, rotated sides and state."""
+"""The options of a parameter group, and what they make of a parameter: its matrices, rotated sides
+and state."""
 
 from __future__ import annotations
 
@@ -29,18 +30,27 @@ NONE_MEANS = {"frequency": "never again", "max_dim": "no limit", "max_aspect": "
 
 FORM = ("source", "geometry", "rotate", "flatten", "split", "max_dim", "max_aspect", "as_published")
 # What parameters must agree in to go through an update together.
-shared_options = itemgetter("lr", "weight_decay", "betas", "eps", "maximize", "as_published", *CHOICES)
+shared_options = itemgetter(
+    "lr", "weight_decay", "betas", "eps", "maximize", "as_published", *CHOICES
+)
 
 
 def form_options(group: Group) -> tuple[object, ...]:
     """What decides which state a parameter has; a pair may be a list, if it comes from a file."""
-    return tuple(tuple(group[name]) if isinstance(group[name], list) else group[name] for name in FORM)
+    return tuple(
+        tuple(group[name]) if isinstance(group[name], list) else group[name] for name in FORM
+    )
 
 
 def step_options(group: Group) -> Group:
-    """A group as numbers, where it may hold tensors; checked, since a training loop may have changed it."""
+    """A group as numbers, where it may hold tensors; checked, since a training loop may have
+    changed it."""
     check_options(group)
-    return {**group, **{name: float(group[name]) for name in NUMBERS}, "betas": tuple(map(float, group["betas"]))}
+    return {
+        **group,
+        **{name: float(group[name]) for name in NUMBERS},
+        "betas": tuple(map(float, group["betas"])),
+    }
 
 
 def check_options(group: Group) -> None:
@@ -48,9 +58,16 @@ def check_options(group: Group) -> None:
         if not accepts(group[name]):
             raise ValueError(f"Invalid {name}={group[name]!r}: must be {wanted}")
     if group["as_published"] and group["covariance"] != "step":
-        raise ValueError(f"Invalid covariance={group['covariance']!r}: as_published has every gradient's (step)")
-    if group["as_published"] and (group["rotation_precision"], group["first_refresh"]) != ("highest", 2):
-        raise ValueError("as_published has a rotation_precision and a first_refresh of its own: leave them out")
+        raise ValueError(
+            f"Invalid covariance={group['covariance']!r}: as_published has every gradient's (step)"
+        )
+    if group["as_published"] and (group["rotation_precision"], group["first_refresh"]) != (
+        "highest",
+        2,
+    ):
+        raise ValueError(
+            "as_published has a rotation_precision and a first_refresh of its own: leave them out"
+        )
 
 
 def _is_number(value: Any, smallest: float, limit: float = math.inf) -> bool:
@@ -72,14 +89,26 @@ def _is_split(value: Any) -> bool:
 # By option: whether a value will do, and which would.
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(NUMBERS, (lambda value: _is_number(value, 0), "a number >= 0")),
-    "betas": (lambda betas: _is_pair(betas) and all(_is_number(b, 0, 1) for b in betas), "two numbers in [0, 1)"),
-    **{name: (values.__contains__, f"one of {', '.join(map(repr, values))}") for name, values in CHOICES.items()},
+    "betas": (
+        lambda betas: _is_pair(betas) and all(_is_number(b, 0, 1) for b in betas),
+        "two numbers in [0, 1)",
+    ),
+    **{
+        name: (values.__contains__, f"one of {', '.join(map(repr, values))}")
+        for name, values in CHOICES.items()
+    },
     **dict.fromkeys(FLAGS, (lambda value: isinstance(value, bool), "True or False")),
     **{
-        name: (lambda value: value is None or _is_number(value, 1), f"a number >= 1, or None for {meaning}")
+        name: (
+            lambda value: value is None or _is_number(value, 1),
+            f"a number >= 1, or None for {meaning}",
+        )
         for name, meaning in NONE_MEANS.items()
     },
-    "split": (lambda value: value is None or _is_split(value), "(parts, -2 for rows or -1 for columns), or None"),
+    "split": (
+        lambda value: value is None or _is_split(value),
+        "(parts, -2 for rows or -1 for columns), or None",
+    ),
     "first_refresh": (lambda value: type(value) is int and value >= 2, "a whole number >= 2"),
 }
 
@@ -97,7 +126,8 @@ def matrix_shape(parameter: Tensor, group: Group) -> tuple[int, ...]:
 
 
 def split_into_matrices(tensors: Tensor, group: Group) -> Tensor:
-    """Tensors (.., m, n) as (.., parts, m, n / parts), or (.., parts, m / parts, n), where the group splits them."""
+    """Tensors (.., m, n) as (.., parts, m, n / parts), or (.., parts, m / parts, n), where the
+    group splits them."""
     if not group["split"]:
         return tensors
     parts, dim = group["split"]
@@ -137,7 +167,8 @@ def arithmetic(parameter: Tensor) -> torch.dtype:
 
 
 def state_shapes(parameter: Tensor, group: Group) -> dict[str, tuple[int, ...]]:
-    """What is kept for a parameter, by name; of a split one the moments, too, are those of its parts."""
+    """What is kept for a parameter, by name; of a split one the moments, too, are those of its
+    parts."""
     sides, _ = rotated_sides(parameter, group)
     shape = tuple(parameter.shape)
     if not sides:
@@ -145,7 +176,12 @@ def state_shapes(parameter: Tensor, group: Group) -> dict[str, tuple[int, ...]]:
     *lead, rows, columns = matrix_shape(parameter, group)
     if group["split"]:
         shape = *lead, rows, columns
-    shapes = {"step": (), "exp_avg": shape, "exp_avg_sq": shape, "num_failed_refreshes": tuple(lead)}
+    shapes = {
+        "step": (),
+        "exp_avg": shape,
+        "exp_avg_sq": shape,
+        "num_failed_refreshes": tuple(lead),
+    }
     for side in sides:
         size = rows if side == "left" else columns
         shapes[f"{side}_basis"] = (*lead, size, size)
@@ -155,45 +191,80 @@ def state_shapes(parameter: Tensor, group: Group) -> dict[str, tuple[int, ...]]:
 
 
 def state_dtype(name: str, parameter: Tensor) -> torch.dtype:
-    return {"step": torch.float32, "num_failed_refreshes": torch.int64}.get(name, arithmetic(parameter))
+    return {"step": torch.float32, "num_failed_refreshes": torch.int64}.get(
+        name, arithmetic(parameter)
+    )
 
 
-def check_state(state: Mapping[str, Any], parameter: Tensor, group: Group, description: str) -> None:
+def check_state(
+    state: Mapping[str, Any], parameter: Tensor, group: Group, description: str
+) -> None:
     wanted = state_shapes(parameter, group)
     shapes = {name: tuple(getattr(value, "shape", ())) for name, value in sorted(state.items())}
-    superfluous = [name for name in state if name.endswith(("_basis", "_covariance")) and name not in wanted]
+    superfluous = [
+        name for name in state if name.endswith(("_basis", "_covariance")) and name not in wanted
+    ]
     if superfluous or {name: shape for name, shape in shapes.items() if name in wanted} != wanted:
-        told, needed = (", ".join(f"{name} {shape}" for name, shape in sorted(of.items())) for of in (shapes, wanted))
+        told, needed = (
+            ", ".join(f"{name} {shape}" for name, shape in sorted(of.items()))
+            for of in (shapes, wanted)
+        )
         options = ", ".join(f"{name}={group[name]!r}" for name in FORM)
         raise ValueError(f"{description}: the state has {told}, but {options} need {needed}")
 
 
-def state_from(other: Optimizer, parameter: Tensor, group: Group, description: str) -> dict[str, Any]:
-    """What AdamW or pytorch-optimizer's SOAP keeps for a parameter, whole, by the names of `BasisRotation`'s state.
+def state_from(
+    other: Optimizer, parameter: Tensor, group: Group, description: str
+) -> dict[str, Any]:
+    """What AdamW or pytorch-optimizer's SOAP keeps for a parameter, whole, by the names of
+    `BasisRotation`'s state.
 
-    ValueError where it has no such moments, or bases of other sides than the group's options ask for.
-    """
+    ValueError where it has no such moments, or bases of other sides than the group's options ask
+    for."""
     own, shapes = other.state[parameter], state_shapes(parameter, group)
     if "exp_avg" not in own or "exp_avg_sq" not in own:
-        raise ValueError(f"{description}: its state has {', '.join(own)}, but exp_avg and exp_avg_sq are needed")
+        raise ValueError(
+            f"{description}: its state has {', '.join(own)}, but exp_avg and exp_avg_sq are needed"
+        )
     if any(name.endswith("_basis") for name in own):
         raise ValueError(f"{description}: is a BasisRotation's already; use load_state_dict")
-    bases = {side: q for side, q in zip(("left", "right"), own.get("Q") or (), strict=False) if len(q)}
+    bases = {
+        side: q for side, q in zip(("left", "right"), own.get("Q") or (), strict=False) if len(q)
+    }
     wanted = [name.removesuffix("_basis") for name in shapes if name.endswith("_basis")]
-    if bases and (sorted(bases) != wanted or "step" in own or parameter.ndim != 2 or group["split"]):
-        raise ValueError(f"{description}: bases of {', '.join(bases)} are no state of {', '.join(wanted) or 'AdamW'}")
+    if bases and (
+        sorted(bases) != wanted or "step" in own or parameter.ndim != 2 or group["split"]
+    ):
+        raise ValueError(
+            f"{description}: bases of {', '.join(bases)} are no state of "
+            f"{', '.join(wanted) or 'AdamW'}"
+        )
     if group["as_published"]:
-        raise ValueError(f"{description}: as_published has a start of its own, and takes nothing over")
-    momentum, second = (whole(own[name]).detach().to(arithmetic(parameter)) for name in ("exp_avg", "exp_avg_sq"))
-    if "left" in bases:  # SOAP's momentum is in the original space; AdamW's moments are those in bases of the identity
+        raise ValueError(
+            f"{description}: as_published has a start of its own, and takes nothing over"
+        )
+    momentum, second = (
+        whole(own[name]).detach().to(arithmetic(parameter)) for name in ("exp_avg", "exp_avg_sq")
+    )
+    if (
+        "left" in bases
+        # SOAP's momentum is in the original space; AdamW's moments are those in bases of the
+        # identity
+    ):
         momentum = bases["left"].to(momentum).mT @ momentum
     if "right" in bases:
         momentum = momentum @ bases["right"].to(momentum)
     if wanted:
         momentum, second = (split_into_matrices(moment, group) for moment in (momentum, second))
     of_other = next(g for g in other.param_groups if any(p is parameter for p in g["params"]))
-    step = own["step"] if "step" in own else of_other["step"] - 1  # SOAP's first step updates nothing
-    state: dict[str, Any] = {"step": torch.as_tensor(float(step)), "exp_avg": momentum, "exp_avg_sq": second}
+    step = (
+        own["step"] if "step" in own else of_other["step"] - 1
+    )  # SOAP's first step updates nothing
+    state: dict[str, Any] = {
+        "step": torch.as_tensor(float(step)),
+        "exp_avg": momentum,
+        "exp_avg_sq": second,
+    }
     for name, shape in shapes.items():
         side, _, what = name.partition("_")
         if what == "basis":
@@ -206,7 +277,8 @@ def state_from(other: Optimizer, parameter: Tensor, group: Group, description: s
 
 
 class ParameterSummary(NamedTuple):
-    """What was decided for one parameter: `num_state` numbers of moments, bases and covariances; `why` in words."""
+    """What was decided for one parameter: `num_state` numbers of moments, bases and covariances;
+    `why` in words."""
 
     name: str
     shape: tuple[int, ...]
@@ -224,21 +296,42 @@ class Summary(list[ParameterSummary]):
         summary = cls()
         for name, p, group in named:
             (sides, reasons), shapes = rotated_sides(p, group), state_shapes(p, group)
-            kept = [math.prod(shapes[kept]) for kept in shapes if kept not in ("step", "num_failed_refreshes")]
+            kept = [
+                math.prod(shapes[kept])
+                for kept in shapes
+                if kept not in ("step", "num_failed_refreshes")
+            ]
             num_state = sum(kept) if p.requires_grad else 0
-            why = ", ".join(filter(None, [group.get("why", "matrix" if group["rotate"] else "rotate=False"), reasons]))
-            summary.append(ParameterSummary(name, tuple(p.shape), matrix_shape(p, group), sides, num_state, why))
+            why = ", ".join(
+                filter(
+                    None,
+                    [group.get("why", "matrix" if group["rotate"] else "rotate=False"), reasons],
+                )
+            )
+            summary.append(
+                ParameterSummary(
+                    name, tuple(p.shape), matrix_shape(p, group), sides, num_state, why
+                )
+            )
         return summary
 
     def __str__(self) -> str:
         rows = [("parameter", "shape", "update", "state", "why")]
         for row in self:
             parts = "" if row.matrices == row.shape else " x ".join(map(str, row.matrices)) + ", "
-            update = f"{parts}rotated: {' and '.join(row.sides)}" if row.sides else "elementwise (AdamW)"
+            update = (
+                f"{parts}rotated: {' and '.join(row.sides)}" if row.sides else "elementwise (AdamW)"
+            )
             rows.append((row.name, str(row.shape), update, f"{row.num_state:,}", row.why))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        num_rotated, state = sum(bool(row.sides) for row in self), sum(row.num_state for row in self)
+        num_rotated, state = (
+            sum(bool(row.sides) for row in self),
+            sum(row.num_state for row in self),
+        )
         weights = sum(math.prod(row.shape) for row in self)
-        total = f"{num_rotated} of {len(self)} parameters rotated; {state:,} numbers of state for {weights:,} weights"
+        total = (
+            f"{num_rotated} of {len(self)} parameters rotated; {state:,} numbers of state for "
+            f"{weights:,} weights"
+        )
         return "\n".join([*lines, total])

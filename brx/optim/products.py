@@ -1,4 +1,5 @@
-"""Products of fp32 matrices in the reduced precisions of a GPU's matrix units, with the same rounding on any device."""
+"""Products of fp32 matrices in the reduced precisions of a GPU's matrix units, with the same
+rounding on any device."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,19 +12,22 @@ Precision = Literal["highest", "tf32", "bf16"]
 
 
 def product(left: Tensor, right: Tensor, precision: Precision) -> Tensor:
-    """The product (b, m, n) of (b, m, k) and (b, k, n), accumulated in fp32; float64 matrices stay in float64.
+    """The product (b, m, n) of (b, m, k) and (b, k, n), accumulated in fp32; float64 matrices stay
+    in float64.
 
-    On CUDA it runs on the matrix units. Elsewhere the same roundings are made by hand, which shows what they do. Bounds
-    of an entry's error: A and B are the matrices of absolute values.
-    """
+    On CUDA it runs on the matrix units. Elsewhere the same roundings are made by hand, which shows
+    what they do. Bounds of an entry's error: A and B are the matrices of absolute values."""
     if precision == "highest" or left.dtype == torch.float64:  # k 2^-24 AB
         return left @ right
-    if precision == "tf32":  # 2^-10 AB: both factors are rounded to 10 bits (2^-9 on a GPU that cuts the rest off)
+    if (
+        precision == "tf32"
+    ):  # 2^-10 AB: both factors are rounded to 10 bits (2^-9 on a GPU that cuts the rest off)
         if left.device.type != "cuda":
             return round_to_tf32(left) @ round_to_tf32(right)
         with fp32_products("tf32"):
             return left @ right
-    # 3 x 2^-16 AB: a factor is the sum of two bf16 numbers; three of four products are taken (arXiv:1904.06376).
+    # 3 x 2^-16 AB: a factor is the sum of two bf16 numbers; three of four products are taken
+    # (arXiv:1904.06376).
     (left_high, left_low), (right_high, right_low) = _halves(left), _halves(right)
     small = _bf16_product(left_low, right_high) + _bf16_product(left_high, right_low)
     return small + _bf16_product(left_high, right_high)
@@ -31,7 +35,8 @@ def product(left: Tensor, right: Tensor, precision: Precision) -> Tensor:
 
 @contextmanager
 def fp32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
-    """Take fp32 products in full, or on CUDA's TF32 units, whatever the program has chosen for its own products."""
+    """Take fp32 products in full, or on CUDA's TF32 units, whatever the program has chosen for its
+    own products."""
     settings: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
     before = [setting.fp32_precision for setting in settings]
     for setting in settings:

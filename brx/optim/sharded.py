@@ -1,8 +1,9 @@
-"""Sharded matrices (DTensor: FSDP2, tensor parallelism): each is updated, whole, by one rank of its mesh, the owner.
+"""Sharded matrices (DTensor: FSDP2, tensor parallelism): each is updated, whole, by one rank of its
+mesh, the owner.
 
-A step sends every gradient's shards to the owner, and the shards of the update back: two all-to-all exchanges, each of
-the size of this rank's shards. The owner keeps the state; in a state dict it is sharded by rows, for tools for DTensor.
-"""
+A step sends every gradient's shards to the owner, and the shards of the update back: two all-to-all
+exchanges, each of the size of this rank's shards. The owner keeps the state; in a state dict it is
+sharded by rows, for tools for DTensor."""
 
 from __future__ import annotations
 
@@ -21,16 +22,20 @@ if TYPE_CHECKING:
     from brx.optim.matrix_batch import Member
 
 T = TypeVar("T")
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # where a shard lies: its shape, and its offset in the whole tensor
+Box = tuple[
+    tuple[int, ...], tuple[int, ...]
+]  # where a shard lies: its shape, and its offset in the whole tensor
 
 FSDP1 = (
-    "FSDP1 flattens the parameters of a module (with use_orig_params, too), so that no matrix is left to rotate; shard "
+    "FSDP1 flattens the parameters of a module (with use_orig_params, too), so that no matrix is "
+    "left to rotate; shard "
     "the model with FSDP2 (torch.distributed.fsdp.fully_shard)"
 )
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether it is a DTensor. Their package is not imported for it: where it is not, there are none."""
+    """Whether it is a DTensor. Their package is not imported for it: where it is not, there are
+    none."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -67,19 +72,24 @@ class Shards:
         return self.owner == dist.get_rank(self.group)
 
     def sends(self, rank: int) -> bool:
-        return self.boxes.index(self.boxes[rank]) == rank  # of equal shards (replicas) the owner takes the first
+        return (
+            self.boxes.index(self.boxes[rank]) == rank
+        )  # of equal shards (replicas) the owner takes the first
 
     def part(self, tensor: Tensor, rank: int) -> Tensor:
         """A rank's shard of a whole tensor; a view."""
         shape, offset = self.boxes[rank]
-        return tensor[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
+        return tensor[
+            tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+        ]
 
     def size(self, rank: int) -> int:
         return math.prod(self.boxes[rank][0])
 
 
 class Sharding:
-    """Where shards are, and who updates which matrix; every rank has to ask for the same ones in the same order."""
+    """Where shards are, and who updates which matrix; every rank has to ask for the same ones in
+    the same order."""
 
     def __init__(self) -> None:
         self.of: dict[Tensor, Shards] = {}
@@ -87,7 +97,8 @@ class Sharding:
         self._loads: dict[Any, list[int]] = {}
 
     def add(self, parameters: Iterable[Tensor]) -> None:
-        """Share new parameters among the ranks, the most expensive ones first, so that all have about equal work."""
+        """Share new parameters among the ranks, the most expensive ones first, so that all have
+        about equal work."""
         new = [parameter for parameter in parameters if parameter not in self.of]
         for parameter in sorted(new, key=rotation_cost, reverse=True):
             mesh = parameter.device_mesh  # type: ignore[attr-defined]
@@ -99,41 +110,67 @@ class Sharding:
             self.of[parameter] = Shards(tuple(parameter.shape), group, boxes, owner)
 
     def agree(self, parameters: Iterable[Any], flags: dict[torch.device, Tensor]) -> None:
-        """Set the flag () of a device on all ranks of the parameters' meshes where it is set on any."""
-        for mesh, device in dict.fromkeys((p.device_mesh, p.device) for p in parameters):  # everywhere in this order
+        """Set the flag () of a device on all ranks of the parameters' meshes where it is set on
+        any."""
+        for mesh, device in dict.fromkeys(
+            (p.device_mesh, p.device) for p in parameters
+        ):  # everywhere in this order
             count = flags[device].int()
             dist.all_reduce(count, group=self._group(mesh, device))
             flags[device] = count > 0
 
     def _group(self, mesh: Any, device: torch.device) -> dist.ProcessGroup:
-        """The process group of all ranks of a mesh, for tensors of a device: the CPU where FSDP2 offloads to it."""
+        """The process group of all ranks of a mesh, for tensors of a device: the CPU where FSDP2
+        offloads to it."""
         if (mesh, device.type) not in self._groups:
             ranks = sorted(mesh.mesh.flatten().tolist())
             group = mesh.get_group() if mesh.ndim == 1 else _present(dist.group.WORLD)
             if len(ranks) != dist.get_world_size(group):  # one part of a larger job
                 group = dist.new_group(ranks, use_local_synchronization=True)
-            if f"{device.type}:" not in dist.get_backend_config(group):  # NCCL alone takes no tensors of the CPU
+            if f"{device.type}:" not in dist.get_backend_config(
+                group
+            ):  # NCCL alone takes no tensors of the CPU
                 group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
             self._groups[mesh, device.type] = group
         return self._groups[mesh, device.type]
 
 
-def _boxes(shape: Sequence[int], mesh: Any, placements: Sequence[Any], group: dist.ProcessGroup) -> list[Box]:
+def _boxes(
+    shape: Sequence[int], mesh: Any, placements: Sequence[Any], group: dist.ProcessGroup
+) -> list[Box]:
     """Where each rank's shard lies, by rank in the group."""
     from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-    coordinates = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in dist.get_process_group_ranks(group)]
-    return [_compute_local_shape_and_global_offset(tuple(shape), mesh.shape, at, placements) for at in coordinates]
+    coordinates = [
+        (mesh.mesh == rank).nonzero()[0].tolist() for rank in dist.get_process_group_ranks(group)
+    ]
+    return [
+        _compute_local_shape_and_global_offset(tuple(shape), mesh.shape, at, placements)
+        for at in coordinates
+    ]
 
 
 def gather_gradients(members: Sequence[Member]) -> None:
-    """Replace gradients that are sharded as their parameters by whole ones at the owner and by none elsewhere."""
+    """Replace gradients that are sharded as their parameters by whole ones at the owner and by none
+    elsewhere."""
     for alike, shards in _by_mesh_and_dtype(members):
         parts, group = [local(_present(member.gradient)) for member in alike], shards[0].group
         rank, ranks = dist.get_rank(group), range(dist.get_world_size(group))
-        outgoing = [(where.owner, part) for where, part in zip(shards, parts, strict=True) if where.sends(rank)]
-        expected = [(r, where.size(r)) for where in shards if where.is_owner for r in ranks if where.sends(r)]
-        pieces = iter(_exchange(outgoing, expected, parts[0], group))  # flat, matrix by matrix in order of rank
+        outgoing = [
+            (where.owner, part)
+            for where, part in zip(shards, parts, strict=True)
+            if where.sends(rank)
+        ]
+        expected = [
+            (r, where.size(r))
+            for where in shards
+            if where.is_owner
+            for r in ranks
+            if where.sends(r)
+        ]
+        pieces = iter(
+            _exchange(outgoing, expected, parts[0], group)
+        )  # flat, matrix by matrix in order of rank
         for member, where in zip(alike, shards, strict=True):
             member.gradient = None
             if where.is_owner:
@@ -144,51 +181,75 @@ def gather_gradients(members: Sequence[Member]) -> None:
 
 
 def apply_updates(members: Sequence[Member], decay: Callable[[Member], Tensor]) -> None:
-    """W <- decay W + update, on the shards that lie here, from the updates that the owners computed."""
+    """W <- decay W + update, on the shards that lie here, from the updates that the owners
+    computed."""
     for alike, shards in _by_mesh_and_dtype(members):
         like = local(alike[0].parameter).new_empty(0, dtype=decay(alike[0]).dtype)
         updates = distribute(shards, [member.update for member in alike], like)
         for member, update in zip(alike, updates, strict=True):
             weight = local(member.parameter)
             # Half-precision weights are rounded once, after the sum.
-            weight.copy_(weight.to(update.dtype, copy=True).mul_(decay(member)).add_(update.view(weight.shape)))
+            weight.copy_(
+                weight.to(update.dtype, copy=True)
+                .mul_(decay(member))
+                .add_(update.view(weight.shape))
+            )
 
 
-def as_rows(parameter: Any, where: Shards, state: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A state that the owner has whole, as a DTensor that is sharded by rows; a counter () as it is."""
+def as_rows(
+    parameter: Any, where: Shards, state: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    """A state that the owner has whole, as a DTensor that is sharded by rows; a counter () as it
+    is."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     mesh = parameter.device_mesh
     by_rows: list[Any] = [Shard(0) if shape else Replicate()] * mesh.ndim
     rows = Shards(shape, where.group, _boxes(shape, mesh, by_rows, where.group), where.owner)
-    (part,) = distribute([rows], [state if where.is_owner else None], local(parameter).new_empty(0, dtype=dtype))
+    (part,) = distribute(
+        [rows], [state if where.is_owner else None], local(parameter).new_empty(0, dtype=dtype)
+    )
     part = part.view(rows.boxes[dist.get_rank(where.group)][0])
     if not shape:
         return part
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(part, mesh, by_rows, run_check=False, shape=torch.Size(shape), stride=stride)
+    return DTensor.from_local(
+        part, mesh, by_rows, run_check=False, shape=torch.Size(shape), stride=stride
+    )
 
 
-def distribute(shards: Sequence[Shards], wholes: Sequence[Tensor | None], like: Tensor) -> list[Tensor]:
-    """This rank's parts (flattened) of tensors of which the owners have the whole; of one process group and dtype."""
+def distribute(
+    shards: Sequence[Shards], wholes: Sequence[Tensor | None], like: Tensor
+) -> list[Tensor]:
+    """This rank's parts (flattened) of tensors of which the owners have the whole; of one process
+    group and dtype."""
     group = shards[0].group
     rank, ranks = dist.get_rank(group), range(dist.get_world_size(group))
-    owned = [(where, tensor) for where, tensor in zip(shards, wholes, strict=True) if tensor is not None]
+    owned = [
+        (where, tensor) for where, tensor in zip(shards, wholes, strict=True) if tensor is not None
+    ]
     outgoing = [(target, where.part(tensor, target)) for where, tensor in owned for target in ranks]
     return _exchange(outgoing, [(where.owner, where.size(rank)) for where in shards], like, group)
 
 
 def _exchange(
-    outgoing: Sequence[tuple[int, Tensor]], expected: Sequence[tuple[int, int]], like: Tensor, group: dist.ProcessGroup
+    outgoing: Sequence[tuple[int, Tensor]],
+    expected: Sequence[tuple[int, int]],
+    like: Tensor,
+    group: dist.ProcessGroup,
 ) -> list[Tensor]:
-    """Send tensors to target ranks, flattened; what has come here, in the order of `expected`: source and size.
+    """Send tensors to target ranks, flattened; what has come here, in the order of `expected`:
+    source and size.
 
     Between two ranks, what one sends has to be in the order in which the other expects it.
     """
     ranks = range(dist.get_world_size(group))
-    by_target = [[tensor.reshape(-1) for target, tensor in outgoing if target == rank] for rank in ranks]
+    by_target = [
+        [tensor.reshape(-1) for target, tensor in outgoing if target == rank] for rank in ranks
+    ]
     send = torch.cat([like.new_empty(0), *(tensor for tensors in by_target for tensor in tensors)])
-    # all_to_all_single delivers by source; the sort is stable, so that pieces of one source keep their order.
+    # all_to_all_single delivers by source; the sort is stable, so that pieces of one source keep
+    # their order.
     by_source = sorted(range(len(expected)), key=lambda place: expected[place][0])
     receive = like.new_empty(sum(size for _, size in expected))
     num_received = [sum(size for source, size in expected if source == rank) for rank in ranks]
@@ -212,5 +273,6 @@ def _present(value: T | None) -> T:
 
 
 def rotation_cost(matrices: Tensor) -> int:
-    """Multiply-adds of a rotation of both sides of (*, m, n); the order of sizes is what matters."""
+    """Multiply-adds of a rotation of both sides of (*, m, n); the order of sizes is what
+    matters."""
     return matrices.numel() * sum(matrices.shape[-2:])

@@ -1,4 +1,5 @@
-"""What the paper states (`CLAIMS`, at the end), each number and direction beside what the runs of a scale say.
+"""What the paper states (`CLAIMS`, at the end), each number and direction beside what the runs of a
+scale say.
 
 Nothing is stored: a run that changes changes its row.
 """
@@ -26,7 +27,8 @@ from brx.plot.style import GROUP_COLORS
 from brx.runs.comparison import BASELINES
 from brx.runs.frames import SEED
 
-FACTOR = 2.0  # between our number and the paper's, either way, up to which it is reproduced (docs/protocol.md, 5)
+# between our number and the paper's, either way, up to which it is reproduced (docs/protocol.md, 5)
+FACTOR = 2.0
 GROUPS = ("as in the paper", "not as in the paper", "not tried")
 LINE_IN = 0.13
 LINE_CHARACTERS = 92  # of a statement, before it goes on below
@@ -42,9 +44,9 @@ Unit = Literal["times", "percent", "plain"]
 class Claim:
     """One statement of the paper, in our words, and the rule of its verdict (docs/protocol.md, 5).
 
-    `number`: within `FACTOR` of the paper's, of 1 - share for a share; a slowdown above 1, a share above 0, by their
-    intervals where there are any. `at least`: no smaller. `closed form`: equal as printed. Else the evidence says.
-    """
+    `number`: within `FACTOR` of the paper's, of 1 - share for a share; a slowdown above 1, a share
+    above 0, by their intervals where there are any. `at least`: no smaller. `closed form`: equal as
+    printed. Else the evidence says."""
 
     name: str
     where: str
@@ -60,7 +62,9 @@ class Claim:
             return bool(ours.holds)
         surely = ours.decisive(num_seeds)
         if self.rule == "at least":
-            is_at_most = ours.is_bound and self.unit == "percent"  # the bound of a share is an upper one
+            is_at_most = (
+                ours.is_bound and self.unit == "percent"
+            )  # the bound of a share is an upper one
             return surely >= self.paper and not is_at_most
         if self.rule == "closed form":
             return number_text(ours.value, self.unit) == number_text(self.paper, self.unit)
@@ -68,7 +72,9 @@ class Claim:
             return False
         if self.unit == "percent":
             return surely > 0 and 1 / FACTOR <= (1 - ours.value) / (1 - self.paper) <= FACTOR
-        return (self.unit != "times" or surely > 1) and 1 / FACTOR <= ours.value / self.paper <= FACTOR
+        return (
+            self.unit != "times" or surely > 1
+        ) and 1 / FACTOR <= ours.value / self.paper <= FACTOR
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,10 @@ class Outcome:
 def in_groups(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     """Claims by how they came out, in the order of GROUPS."""
     groups = zip(GROUPS, ("yes", "no", "not tried"), strict=True)
-    return {name: [outcome for outcome in outcomes if outcome.verdict == verdict] for name, verdict in groups}
+    return {
+        name: [outcome for outcome in outcomes if outcome.verdict == verdict]
+        for name, verdict in groups
+    }
 
 
 def judge(experiments: Experiments, claims: Sequence[Claim]) -> list[Outcome]:
@@ -129,7 +138,9 @@ def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:
             "claim": outcome.claim.name,
             "statement": outcome.claim.statement,
             "where": outcome.claim.where,
-            "paper": "" if outcome.claim.paper is None else number_text(outcome.claim.paper, outcome.claim.unit),
+            "paper": ""
+            if outcome.claim.paper is None
+            else number_text(outcome.claim.paper, outcome.claim.unit),
             "here": evidence_text(outcome),
             "reproduced": verdict_text(outcome),
             "rule": f"within {FACTOR:g}x" if outcome.claim.rule == "number" else outcome.claim.rule,
@@ -147,7 +158,11 @@ def evidence_text(outcome: Outcome) -> str:
         return outcome.reason
     if claim.rule == "direction" or claim.paper is None:
         return ours.text
-    around = ", around the paper's" if not few_seeds(outcome) and ours.low <= claim.paper <= ours.high else ""
+    around = (
+        ", around the paper's"
+        if not few_seeds(outcome) and ours.low <= claim.paper <= ours.high
+        else ""
+    )
     return f"{measured_text(claim, ours)}{around}{ours.text and f' ({ours.text})'}"
 
 
@@ -163,7 +178,8 @@ def few_seeds(outcome: Outcome) -> str:  # too few for an interval
 
 
 def why_not(outcome: Outcome) -> str:
-    """Say in a few words why a claim is not reproduced, as far as the evidence tells; empty for nothing."""
+    """Say in a few words why a claim is not reproduced, as far as the evidence tells; empty for
+    nothing."""
     claim, ours = outcome.claim, outcome.evidence
     if ours is None or outcome.verdict == "yes":
         return ""
@@ -173,7 +189,8 @@ def why_not(outcome: Outcome) -> str:
     reasons = {
         "the other way round": paper is None and ours.value < 0 and not is_within,
         "within chance": is_within,
-        "apart by more than chance": not ours.is_bound and (ours.low > printed or ours.high < printed),
+        "apart by more than chance": not ours.is_bound
+        and (ours.low > printed or ours.high < printed),
         few_seeds(outcome)[2:]: outcome.num_seeds in (1, 2),
         "a bound alone": ours.is_bound,
     }
@@ -181,9 +198,12 @@ def why_not(outcome: Outcome) -> str:
 
 
 def measured_text(claim: Claim, ours: Evidence) -> str:
-    """Our number with its interval, or as the bound that it is: a lower one of a slowdown, an upper one of a share."""
+    """Our number with its interval, or as the bound that it is: a lower one of a slowdown, an upper
+    one of a share."""
     bound = "" if not ours.is_bound else "< " if claim.unit == "percent" else "> "
-    value, low, high = (number_text(number, claim.unit) for number in (ours.value, ours.low, ours.high))
+    value, low, high = (
+        number_text(number, claim.unit) for number in (ours.value, ours.low, ours.high)
+    )
     return f"{bound}{value}{'' if pd.isna(ours.low) else f' [{low}, {high}]'}"
 
 
@@ -199,7 +219,9 @@ def fill_claims(figure: Figure, outcomes: Sequence[Outcome]) -> None:
     for (name, group), color in zip(groups.items(), GROUP_COLORS, strict=True):
         if group:
             heading = f"{name}: {len(group)} of {len(outcomes)}"
-            texts.text(0.0, place + 0.9, heading, color=color, weight="bold", fontsize=8, va="center")
+            texts.text(
+                0.0, place + 0.9, heading, color=color, weight="bold", fontsize=8, va="center"
+            )
             place += 1.6
         for outcome in group:
             statement = textwrap.fill(outcome.claim.statement, LINE_CHARACTERS)
@@ -231,17 +253,22 @@ def fill_claims(figure: Figure, outcomes: Sequence[Outcome]) -> None:
     # All groups count, those without a claim, too.
     lines = sum(1.5 + label.count("\n") for label in labels) + 1.6 * len(GROUPS)
     figure.set_size_inches(11.0, 1.0 + LINE_IN * lines)
-    figure.suptitle(", ".join(f"{len(group)} {name}" for name, group in groups.items() if group), fontsize=9)
+    figure.suptitle(
+        ", ".join(f"{len(group)} {name}" for name, group in groups.items() if group), fontsize=9
+    )
 
 
 def ratio_of(outcome: Outcome) -> tuple[float, float, float] | None:
-    """Ours over the paper's number with the ends of its interval (NaN for none); of shares saved, of what is left."""
+    """Ours over the paper's number with the ends of its interval (NaN for none); of shares saved,
+    of what is left."""
     claim, ours = outcome.claim, outcome.evidence
     if ours is None or claim.paper is None or pd.isna(ours.value):
         return None
     is_share = claim.unit == "percent" and claim.rule != "closed form"
     values = (ours.value, ours.low, ours.high)
-    ratios = [(1 - value) / (1 - claim.paper) if is_share else value / claim.paper for value in values]
+    ratios = [
+        (1 - value) / (1 - claim.paper) if is_share else value / claim.paper for value in values
+    ]
     return ratios[0], min(ratios[1:]), max(ratios[1:])
 
 
@@ -271,7 +298,13 @@ def _draw_ratio(axes: Axes, outcome: Outcome, place: float, color: str) -> None:
     if ratios is None or outcome.evidence is None:
         return
     ratio, low, high = (float(np.clip(value, 1 / WIDEST, WIDEST)) for value in ratios)
-    marker = ">" if outcome.evidence.is_bound or ratios[0] > WIDEST else "<" if ratios[0] < 1 / WIDEST else "o"
+    marker = (
+        ">"
+        if outcome.evidence.is_bound or ratios[0] > WIDEST
+        else "<"
+        if ratios[0] < 1 / WIDEST
+        else "o"
+    )
     face = "white" if few_seeds(outcome) else color
     if not pd.isna(ratios[1]):
         axes.plot([low, high], [place, place], color=color, linewidth=1.5)
@@ -286,122 +319,329 @@ closed_form = partial(Claim, rule="closed form")
 
 def saved(name: str, where: str, statement: str, model: str) -> Claim:
     """A claim about the iterations that basis rotation saves over a model's best baseline."""
-    return number(name, where, statement, partial(ours.saved_over_baselines, model=model), SAVED[model], "percent")
+    return number(
+        name,
+        where,
+        statement,
+        partial(ours.saved_over_baselines, model=model),
+        SAVED[model],
+        "percent",
+    )
 
 
 # Name, place in the paper, statement; then ours, and the paper's number with its unit.
 CLAIMS = (
-    Claim("toy-quadratic", "Figure 3",
-          "delay slows Adam where the eigenvectors lie between the axes, hardly where along them",
-          measured.delay_hurts_where_misaligned, command="brx toy quadratic"),
-    Claim("toy-spiral", "Figure 4b", "along the spiral, delay slows Adam the more, the more misaligned the Hessian is",
-          measured.misalignment_slows_on_the_spiral, command="brx toy spiral"),
-    number("teaser-slowdown", "Figure 2a", "PipeDream's slowdown at the deepest pipeline (to its own final loss)",
-           partial(ours.slowdown_of, method="pipedream"), SLOWDOWNS["pipedream"], "times"),
-    number("teaser-reduction", "Figure 2b", "iterations that basis rotation saves over PipeDream",
-           partial(ours.saved_over_baselines, baselines=("pipedream",)), 0.816, "percent"),
-    saved("main-reduction", "Figure 5b", "iterations saved over the best baseline, deepest pipeline", "main"),
-    Claim("main-every-depth", "Figure 5a", "basis rotation ends below all baselines at every P > 1",
-          partial(ours.ends_below_at_every_depth, pairs=OVER_BASELINES, from_stages=2)),
-    Claim("main-gap-widens", "Figure 5a", "basis rotation's lead over the best baseline widens with P",
-          partial(ours.lead_grows, method="basis-rotation", others=BASELINES, from_stages=2)),
-    Claim("main-amplified", "Section 4.2", "basis rotation's lead without delay is amplified by delay",
-          partial(ours.lead_grows, method="basis-rotation", others=BASELINES, from_stages=1)),
+    Claim(
+        "toy-quadratic",
+        "Figure 3",
+        "delay slows Adam where the eigenvectors lie between the axes, hardly where along them",
+        measured.delay_hurts_where_misaligned,
+        command="brx toy quadratic",
+    ),
+    Claim(
+        "toy-spiral",
+        "Figure 4b",
+        "along the spiral, delay slows Adam the more, the more misaligned the Hessian is",
+        measured.misalignment_slows_on_the_spiral,
+        command="brx toy spiral",
+    ),
+    number(
+        "teaser-slowdown",
+        "Figure 2a",
+        "PipeDream's slowdown at the deepest pipeline (to its own final loss)",
+        partial(ours.slowdown_of, method="pipedream"),
+        SLOWDOWNS["pipedream"],
+        "times",
+    ),
+    number(
+        "teaser-reduction",
+        "Figure 2b",
+        "iterations that basis rotation saves over PipeDream",
+        partial(ours.saved_over_baselines, baselines=("pipedream",)),
+        0.816,
+        "percent",
+    ),
+    saved(
+        "main-reduction",
+        "Figure 5b",
+        "iterations saved over the best baseline, deepest pipeline",
+        "main",
+    ),
+    Claim(
+        "main-every-depth",
+        "Figure 5a",
+        "basis rotation ends below all baselines at every P > 1",
+        partial(ours.ends_below_at_every_depth, pairs=OVER_BASELINES, from_stages=2),
+    ),
+    Claim(
+        "main-gap-widens",
+        "Figure 5a",
+        "basis rotation's lead over the best baseline widens with P",
+        partial(ours.lead_grows, method="basis-rotation", others=BASELINES, from_stages=2),
+    ),
+    Claim(
+        "main-amplified",
+        "Section 4.2",
+        "basis rotation's lead without delay is amplified by delay",
+        partial(ours.lead_grows, method="basis-rotation", others=BASELINES, from_stages=1),
+    ),
     *(
-        number(f"slowdown-{re.sub('[ /]', '-', method)}", "Figure 8a" if method in STRATEGY_NAMES else "Table 3",
-               f"slowdown of {method}", partial(ours.slowdown_of, method=method), printed, "times")
+        number(
+            f"slowdown-{re.sub('[ /]', '-', method)}",
+            "Figure 8a" if method in STRATEGY_NAMES else "Table 3",
+            f"slowdown of {method}",
+            partial(ours.slowdown_of, method=method),
+            printed,
+            "times",
+        )
         for method, printed in SLOWDOWNS.items()
         if method != "pipedream"
     ),
-    Claim("slowdown-order", "Figure 5e", "basis rotation slows down less than all baselines",
-          partial(ours.slows_down_less, pairs=OVER_BASELINES)),
-    Claim("strategies-order", "Figure 8a",
-          "closer estimates slow down less: bilateral below unilateral, 2nd below 1st",
-          partial(ours.slows_down_less, pairs=ours.FINER_THAN)),
-    Claim("strategies-every-depth", "Figure 16", "closer estimates end lower at every P",
-          partial(ours.ends_below_at_every_depth, pairs=ours.FINER_THAN, from_stages=1)),
-    Claim("strategies-gap-widens", "Figure 16",
-          "the lead of the closest over the least accurate (1st/unilateral) widens with P",
-          partial(ours.lead_grows, method="basis-rotation", others=(LEAST_ACCURATE,), from_stages=2)),
-    Claim("strategies-least", "Figure 16", "1st/unilateral ends below the best baseline at every P > 1",
-          partial(ours.ends_below_at_every_depth, pairs=[(LEAST_ACCURATE, BASELINES)], from_stages=2)),
-    Claim("strategies-least-gap-widens", "Figure 16",
-          "the lead of 1st/unilateral over the best baseline widens with P",
-          partial(ours.lead_grows, method=LEAST_ACCURATE, others=BASELINES, from_stages=2)),
-    Claim("strategies-least-reduction", "Appendix H",
-          "iterations that 1st/unilateral saves over the best baseline: more than 40 %",
-          partial(ours.saved_over_baselines, method=LEAST_ACCURATE), 0.40, "percent", "at least"),
-    Claim("preconditioned-order", "Table 3",
-          "methods in the eigenbasis (SOAP, basis rotation) slow down less than Muon and Scion",
-          partial(ours.slows_down_less, pairs=tuple(product(("soap", "basis-rotation"), ("muon", "scion"))))),
-    Claim("preconditioned-baselines", "Table 3", "Muon and Scion slow down less than the baselines",
-          partial(ours.slows_down_less, pairs=tuple(product(("muon", "scion"), BASELINES)))),
-    Claim("soap-close", "Table 3", "SOAP slows down about as basis rotation does: nearer to it than Muon and Scion",
-          ours.soap_is_close),
+    Claim(
+        "slowdown-order",
+        "Figure 5e",
+        "basis rotation slows down less than all baselines",
+        partial(ours.slows_down_less, pairs=OVER_BASELINES),
+    ),
+    Claim(
+        "strategies-order",
+        "Figure 8a",
+        "closer estimates slow down less: bilateral below unilateral, 2nd below 1st",
+        partial(ours.slows_down_less, pairs=ours.FINER_THAN),
+    ),
+    Claim(
+        "strategies-every-depth",
+        "Figure 16",
+        "closer estimates end lower at every P",
+        partial(ours.ends_below_at_every_depth, pairs=ours.FINER_THAN, from_stages=1),
+    ),
+    Claim(
+        "strategies-gap-widens",
+        "Figure 16",
+        "the lead of the closest over the least accurate (1st/unilateral) widens with P",
+        partial(ours.lead_grows, method="basis-rotation", others=(LEAST_ACCURATE,), from_stages=2),
+    ),
+    Claim(
+        "strategies-least",
+        "Figure 16",
+        "1st/unilateral ends below the best baseline at every P > 1",
+        partial(ours.ends_below_at_every_depth, pairs=[(LEAST_ACCURATE, BASELINES)], from_stages=2),
+    ),
+    Claim(
+        "strategies-least-gap-widens",
+        "Figure 16",
+        "the lead of 1st/unilateral over the best baseline widens with P",
+        partial(ours.lead_grows, method=LEAST_ACCURATE, others=BASELINES, from_stages=2),
+    ),
+    Claim(
+        "strategies-least-reduction",
+        "Appendix H",
+        "iterations that 1st/unilateral saves over the best baseline: more than 40 %",
+        partial(ours.saved_over_baselines, method=LEAST_ACCURATE),
+        0.40,
+        "percent",
+        "at least",
+    ),
+    Claim(
+        "preconditioned-order",
+        "Table 3",
+        "methods in the eigenbasis (SOAP, basis rotation) slow down less than Muon and Scion",
+        partial(
+            ours.slows_down_less,
+            pairs=tuple(product(("soap", "basis-rotation"), ("muon", "scion"))),
+        ),
+    ),
+    Claim(
+        "preconditioned-baselines",
+        "Table 3",
+        "Muon and Scion slow down less than the baselines",
+        partial(ours.slows_down_less, pairs=tuple(product(("muon", "scion"), BASELINES))),
+    ),
+    Claim(
+        "soap-close",
+        "Table 3",
+        "SOAP slows down about as basis rotation does: nearer to it than Muon and Scion",
+        ours.soap_is_close,
+    ),
     *(
-        Claim(f"depth-{re.sub('[ /]', '-', method)}", "Figure 14",
-              f"one block per stage: deeper models end {'lower' if is_ours else 'higher'} with {method}",
-              partial(ours.deeper_ends_lower, method=method, holds=is_ours))
+        Claim(
+            f"depth-{re.sub('[ /]', '-', method)}",
+            "Figure 14",
+            f"one block per stage: deeper models end {'lower' if is_ours else 'higher'} with "
+            f"{method}",
+            partial(ours.deeper_ends_lower, method=method, holds=is_ours),
+        )
         for methods, is_ours in ((BASELINES, False), (STRATEGY_NAMES, True))
         for method in methods
     ),
     saved("width-smaller", "Figure 7a", "iterations saved at P = 24, the smaller model", "smaller"),
-    saved("width-larger", "Figure 7b", "iterations saved at P = 24, the larger model (1B)", "larger"),
-    Claim("width-order", "Figure 7", "the larger model saves more",
-          partial(ours.saves_more, larger="larger", smaller="smaller")),
+    saved(
+        "width-larger", "Figure 7b", "iterations saved at P = 24, the larger model (1B)", "larger"
+    ),
+    Claim(
+        "width-order",
+        "Figure 7",
+        "the larger model saves more",
+        partial(ours.saves_more, larger="larger", smaller="smaller"),
+    ),
     saved("3b", "Figure 20", "iterations saved with 3B parameters", "3B"),
-    Claim("3b-order", "Figure 20", "3B parameters save more than 1B",
-          partial(ours.saves_more, larger="3B", smaller="larger")),
-    saved("mixture", "Figure 21", "iterations saved with a mixture of experts", "mixture of experts"),
-    Claim("mixture-lowest", "Figure 21", "with a mixture of experts, basis rotation ends below all baselines",
-          partial(ours.beats_baselines, model="mixture of experts")),
-    Claim("gpu-hours", "Figure 9a", "GPU hours saved over the best baseline",
-          ours.hours_saved, 0.543, "percent", command="make bench"),
-    Claim("frequency-100", "Figure 9b", "refreshes every 100 iterations still end below all baselines",
-          partial(ours.beats_baselines, sweep="frequency", own={"optimizer.frequency": 100})),
-    Claim("frequency-100-little", "Figure 9b", "refreshes every 100 iterations instead of every 10 cost little",
-          ours.few_refreshes_cost_little),
-    number("stage-aware", "Figure 9c", "iterations that stage-aware intervals save over equal ones",
-           ours.saved_by_stage_aware, 0.292, "percent"),
-    Claim("reversed", "Figure 17", "intervals shared the other way round end above equal ones",
-          ours.reversed_is_worse),
-    Claim("no-stashing", "Figure 10a", "without stashing, basis rotation ends below all baselines",
-          partial(ours.beats_baselines, sweep="stashing", shared={"pipeline.stash": "none"})),
-    Claim("no-stashing-robust", "Figure 10", "without stashing, basis rotation loses less than the baselines",
-          ours.loses_less_without_stashing),
-    Claim("prediction", "Figure 15", "with predicted weights, basis rotation ends below all baselines",
-          partial(ours.beats_baselines, sweep="prediction", shared={"pipeline.stash": "predict"})),
-    Claim("validation", "Figure 18", "the methods end in the same order by validation as by training loss",
-          ours.validation_follows_training),
-    Claim("delay-compensation", "Figure 19",
-          "basis rotation ends below delay compensation at P = 8, 16, 32, whatever its strength",
-          ours.beats_delay_compensation),
-    Claim("delay-compensation-like-pipedream", "Figure 19", "delay compensation ends about where PipeDream does",
-          ours.delay_compensation_is_like_pipedream),
-    number("hessian-norm", "Section 4.3", "the Hessian's (1,1)-norm in basis rotation's coordinates over the original"
-           " ones, at one checkpoint (0.1228 / 0.5436)", measured.norm_ratio, 0.1228 / 0.5436,
-           command="brx hessian-norm {curvature} --measured"),
+    Claim(
+        "3b-order",
+        "Figure 20",
+        "3B parameters save more than 1B",
+        partial(ours.saves_more, larger="3B", smaller="larger"),
+    ),
+    saved(
+        "mixture", "Figure 21", "iterations saved with a mixture of experts", "mixture of experts"
+    ),
+    Claim(
+        "mixture-lowest",
+        "Figure 21",
+        "with a mixture of experts, basis rotation ends below all baselines",
+        partial(ours.beats_baselines, model="mixture of experts"),
+    ),
+    Claim(
+        "gpu-hours",
+        "Figure 9a",
+        "GPU hours saved over the best baseline",
+        ours.hours_saved,
+        0.543,
+        "percent",
+        command="make bench",
+    ),
+    Claim(
+        "frequency-100",
+        "Figure 9b",
+        "refreshes every 100 iterations still end below all baselines",
+        partial(ours.beats_baselines, sweep="frequency", own={"optimizer.frequency": 100}),
+    ),
+    Claim(
+        "frequency-100-little",
+        "Figure 9b",
+        "refreshes every 100 iterations instead of every 10 cost little",
+        ours.few_refreshes_cost_little,
+    ),
+    number(
+        "stage-aware",
+        "Figure 9c",
+        "iterations that stage-aware intervals save over equal ones",
+        ours.saved_by_stage_aware,
+        0.292,
+        "percent",
+    ),
+    Claim(
+        "reversed",
+        "Figure 17",
+        "intervals shared the other way round end above equal ones",
+        ours.reversed_is_worse,
+    ),
+    Claim(
+        "no-stashing",
+        "Figure 10a",
+        "without stashing, basis rotation ends below all baselines",
+        partial(ours.beats_baselines, sweep="stashing", shared={"pipeline.stash": "none"}),
+    ),
+    Claim(
+        "no-stashing-robust",
+        "Figure 10",
+        "without stashing, basis rotation loses less than the baselines",
+        ours.loses_less_without_stashing,
+    ),
+    Claim(
+        "prediction",
+        "Figure 15",
+        "with predicted weights, basis rotation ends below all baselines",
+        partial(ours.beats_baselines, sweep="prediction", shared={"pipeline.stash": "predict"}),
+    ),
+    Claim(
+        "validation",
+        "Figure 18",
+        "the methods end in the same order by validation as by training loss",
+        ours.validation_follows_training,
+    ),
+    Claim(
+        "delay-compensation",
+        "Figure 19",
+        "basis rotation ends below delay compensation at P = 8, 16, 32, whatever its strength",
+        ours.beats_delay_compensation,
+    ),
+    Claim(
+        "delay-compensation-like-pipedream",
+        "Figure 19",
+        "delay compensation ends about where PipeDream does",
+        ours.delay_compensation_is_like_pipedream,
+    ),
+    number(
+        "hessian-norm",
+        "Section 4.3",
+        "the Hessian's (1,1)-norm in basis rotation's "
+        "coordinates over the original"
+        " ones, at one checkpoint (0.1228 / 0.5436)",
+        measured.norm_ratio,
+        0.1228 / 0.5436,
+        command="brx hessian-norm {curvature} --measured",
+    ),
     *(
-        Claim(name, where, f"the norm falls from original over unilateral to bilateral coordinates, source {source}",
-              partial(measured.theorem_order, source=source), rule="order of norms",
-              command="brx hessian-norm {curvature} --strategies --measured")
+        Claim(
+            name,
+            where,
+            f"the norm falls from original over unilateral to bilateral "
+            f"coordinates, source {source}",
+            partial(measured.theorem_order, source=source),
+            rule="order of norms",
+            command="brx hessian-norm {curvature} --strategies --measured",
+        )
         for name, where, source in (
-            ("theorem-order", "Theorem 3.1", "2nd"), ("theorem-order-1st", "Theorem F.5", "1st")
+            ("theorem-order", "Theorem 3.1", "2nd"),
+            ("theorem-order-1st", "Theorem F.5", "1st"),
         )
     ),
-    oscillation("oscillation", "Figure 11", "updates oscillate less along the dominant eigenvector with basis rotation,"
-                " without delay", partial(measured.oscillates_less, delayed=False)),
-    oscillation("oscillation-delayed", "Figure 11", "updates oscillate less along the dominant eigenvector with basis"
-                " rotation, with delay", partial(measured.oscillates_less, delayed=True)),
-    oscillation("oscillation-stable", "Figure 11",
-                "along other directions than the dominant one they oscillate little with either",
-                measured.stable_elsewhere),
-    closed_form("memory-share", "Appendix H", "memory of 1st/unilateral for an MLP matrix, of Adam's",
-                measured.memory_share, 0.075, "percent", command="brx memory"),
-    closed_form("memory-table", "Table 2", "memory of each strategy for Llama-3-8B's matrices, GiB",
-                measured.memory_of_strategies, command="brx memory"),
-    closed_form("parameters", "Appendix D.2", "number of parameters: about 96 M, about 1.03 B, 3,047 M",
-                measured.parameter_counts, command="brx plan paper-95m"),
-    closed_form("stage-counts", "Table 1", "least number of stages of large models by device",
-                measured.stage_counts, command="brx stages"),
-)  # fmt: skip
+    oscillation(
+        "oscillation",
+        "Figure 11",
+        "updates oscillate less along the dominant eigenvector with basis rotation, without delay",
+        partial(measured.oscillates_less, delayed=False),
+    ),
+    oscillation(
+        "oscillation-delayed",
+        "Figure 11",
+        "updates oscillate less along the dominant eigenvector with basis rotation, with delay",
+        partial(measured.oscillates_less, delayed=True),
+    ),
+    oscillation(
+        "oscillation-stable",
+        "Figure 11",
+        "along other directions than the dominant one they oscillate little with either",
+        measured.stable_elsewhere,
+    ),
+    closed_form(
+        "memory-share",
+        "Appendix H",
+        "memory of 1st/unilateral for an MLP matrix, of Adam's",
+        measured.memory_share,
+        0.075,
+        "percent",
+        command="brx memory",
+    ),
+    closed_form(
+        "memory-table",
+        "Table 2",
+        "memory of each strategy for Llama-3-8B's matrices, GiB",
+        measured.memory_of_strategies,
+        command="brx memory",
+    ),
+    closed_form(
+        "parameters",
+        "Appendix D.2",
+        "number of parameters: about 96 M, about 1.03 B, 3,047 M",
+        measured.parameter_counts,
+        command="brx plan paper-95m",
+    ),
+    closed_form(
+        "stage-counts",
+        "Table 1",
+        "least number of stages of large models by device",
+        measured.stage_counts,
+        command="brx stages",
+    ),
+)

@@ -16,10 +16,11 @@ COMPARED = ("pipedream", "basis-rotation")
 
 
 def run_demo(out: Path, overrides: Sequence[str]) -> Literal["finished", "interrupted"]:
-    """Train the preset `quick` with each method at P = 1 and at its own P; draw the curves and print the table.
+    """Train the preset `quick` with each method at P = 1 and at its own P; draw the curves and
+    print the table.
 
-    Runs that are finished already are taken as they are; `overrides` replace settings of the preset (`KEY=VALUE`).
-    """
+    Runs that are finished already are taken as they are; `overrides` replace settings of the preset
+    (`KEY=VALUE`)."""
     delayed = load_config("quick", overrides).pipeline.stages
     folders = []
     for stages in (1, delayed):

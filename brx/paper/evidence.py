@@ -1,8 +1,8 @@
-"""What our runs say on the paper's claims, compared seed by seed: which method ends lower, and which needs longer.
+"""What our runs say on the paper's claims, compared seed by seed: which method ends lower, and
+which needs longer.
 
-Every question is a function from a scale's `Experiments` to `Evidence`, or a UserError that says what is not there;
-the rules are in docs/protocol.md, 4 to 6.
-"""
+Every question is a function from a scale's `Experiments` to `Evidence`, or a UserError that says
+what is not there; the rules are in docs/protocol.md, 4 to 6."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ from scipy.special import stdtrit
 
 from brx.config.loading import Settings, preset_with
 from brx.errors import UserError
-from brx.paper.scales import BLOCKS, COMPENSATIONS, DEEPEST, DEPTHS, ENDS, MAIN, PER_BLOCK, Experiments
+from brx.paper.scales import (
+    BLOCKS,
+    COMPENSATIONS,
+    DEEPEST,
+    DEPTHS,
+    ENDS,
+    MAIN,
+    PER_BLOCK,
+    Experiments,
+)
 from brx.runs.comparison import (
     BASELINES,
     EARLY,
@@ -49,24 +58,30 @@ DELAYS_OF_COMPENSATION = (8, 16, 32)
 
 @dataclass(frozen=True)
 class Evidence:
-    """What our runs say of a number, `value` with its interval, or of a direction, whether it `holds`."""
+    """What our runs say of a number, `value` with its interval, or of a direction, whether it
+    `holds`."""
 
     value: float = math.nan
     low: float = math.nan
     high: float = math.nan
-    is_bound: bool = False  # `value` is a bound: of a slowdown a lower one, of a share saved an upper one
+    is_bound: bool = (
+        False  # `value` is a bound: of a slowdown a lower one, of a share saved an upper one
+    )
     holds: bool | None = None
     text: str = ""
     num_seeds: int | None = None  # None: as many as the runs that were asked for have
 
     def decisive(self, num_seeds: int | None) -> float:
         """What decides: the lower end of the interval from three seeds on, else the value."""
-        has_interval = not math.isnan(self.low) and (num_seeds is None or num_seeds >= SEEDS_FOR_AN_INTERVAL)
+        has_interval = not math.isnan(self.low) and (
+            num_seeds is None or num_seeds >= SEEDS_FOR_AN_INTERVAL
+        )
         return self.low if has_interval else self.value
 
 
 class Margin:
-    """By how much something is as the paper says, by seed; infinite where one side diverged, NaN (left out): both."""
+    """By how much something is as the paper says, by seed; infinite where one side diverged, NaN
+    (left out): both."""
 
     def __init__(self, by_seed: pd.Series) -> None:
         self.by_seed = by_seed.dropna()
@@ -74,16 +89,20 @@ class Margin:
             raise UserError("no seed in common that did not diverge on both sides")
         self.mean, count = float(self.by_seed.mean()), len(self.by_seed)
         self.interval: tuple[float, float] | None = None  # of the mean, 95 %
-        # What decides: the lower end of the interval; without one, the mean, or where a seed diverged, every seed.
+        # What decides: the lower end of the interval; without one, the mean, or where a seed
+        #     diverged, every seed.
         self.least = self.mean if math.isfinite(self.mean) else float(self.by_seed.min())
         if count >= SEEDS_FOR_AN_INTERVAL and math.isfinite(self.mean):
-            half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2) * self.by_seed.sem())  # quantile of Student's t
+            half = float(
+                stdtrit(count - 1, (1 + CONFIDENCE) / 2) * self.by_seed.sem()
+            )  # quantile of Student's t
             self.interval = self.mean - half, self.mean + half
             self.least = self.interval[0]
         self.holds = self.least > 0  # by more than chance, as far as the seeds can say
 
     def evidence(self, text: str, *, holds: bool | None = None) -> Evidence:
-        """Make Evidence of a direction, with mean and interval; this margin decides it unless `holds` is given."""
+        """Make Evidence of a direction, with mean and interval; this margin decides it unless
+        `holds` is given."""
         ends, holds = self.interval or (math.nan, math.nan), self.holds if holds is None else holds
         return Evidence(self.mean, *ends, holds=holds, text=text, num_seeds=len(self.by_seed))
 
@@ -92,17 +111,25 @@ class Margin:
 
 
 def runs_of(
-    experiments: Experiments, method: str, stages: int | None = None, sweep: str = "", **options: Any
+    experiments: Experiments,
+    method: str,
+    stages: int | None = None,
+    sweep: str = "",
+    **options: Any,
 ) -> pd.DataFrame:
     """The runs that `Experiments.find` finds, those that diverged among them (`with_diverged`)."""
     seeds = experiments.find(method, stages, sweep, **options)
     if seeds is None:
         what, _, why = list(experiments.missing)[-1].rpartition(": ")
-        raise UserError(f"every run of {what} diverged" if "diverged" in why else f"no runs of {what} yet")
+        raise UserError(
+            f"every run of {what} diverged" if "diverged" in why else f"no runs of {what} yet"
+        )
     return with_diverged(seeds)
 
 
-def _paired(experiments: Experiments, methods: Iterable[str], stages: int | None = None, **options: Any) -> list[Any]:
+def _paired(
+    experiments: Experiments, methods: Iterable[str], stages: int | None = None, **options: Any
+) -> list[Any]:
     return shared_seeds(*(runs_of(experiments, method, stages, **options) for method in methods))
 
 
@@ -130,8 +157,11 @@ def ends_below(name: str, ours: pd.DataFrame, others: Mapping[str, pd.DataFrame]
     return lead.evidence(text)
 
 
-def _leads(experiments: Experiments, method: str, others: Sequence[str], *depths: int) -> list[Margin]:
-    """How many nats a method ends below the lowest of others, seed by seed, at each P, over the seeds of all there."""
+def _leads(
+    experiments: Experiments, method: str, others: Sequence[str], *depths: int
+) -> list[Margin]:
+    """How many nats a method ends below the lowest of others, seed by seed, at each P, over the
+    seeds of all there."""
     names = method, *others
     runs = shared_seeds(*(runs_of(experiments, name, P) for P in depths for name in names))
     of_depths = (runs[first : first + len(names)] for first in range(0, len(runs), len(names)))
@@ -145,24 +175,38 @@ def _seeds_of(lead: Margin) -> str:
 def ends_below_at_every_depth(
     experiments: Experiments, pairs: Iterable[tuple[str, str | Sequence[str]]], from_stages: int
 ) -> Evidence:
-    """In every pair the first method ends below the other, or the lowest of the others, from a number of stages on."""
+    """In every pair the first method ends below the other, or the lowest of the others, from a
+    number of stages on."""
     named = [(method, (others,) if isinstance(others, str) else others) for method, others in pairs]
     depths = [P for P in DEPTHS if from_stages <= P]
-    leads = {P: [lead for method, others in named for lead in _leads(experiments, method, others, P)] for P in depths}
+    leads = {
+        P: [lead for method, others in named for lead in _leads(experiments, method, others, P)]
+        for P in depths
+    }
     least = {P: min(of_P, key=lambda lead: lead.mean) for P, of_P in leads.items()}
-    text = "nats below: " + ", ".join(f"P = {P}: {lead.mean:.3f}{_seeds_of(lead)}" for P, lead in least.items())
+    text = "nats below: " + ", ".join(
+        f"P = {P}: {lead.mean:.3f}{_seeds_of(lead)}" for P, lead in least.items()
+    )
     for P, of_P in leads.items():
         open_ones = [lead.interval for lead in of_P if lead.interval and not lead.holds]
-        text += "".join("; at P = {} one is [{:+.3f}, {:+.3f}]".format(P, *interval) for interval in open_ones)
+        text += "".join(
+            "; at P = {} one is [{:+.3f}, {:+.3f}]".format(P, *interval) for interval in open_ones
+        )
     closest = min((lead for of_P in leads.values() for lead in of_P), key=lambda lead: lead.least)
     return closest.evidence(text)
 
 
-def lead_grows(experiments: Experiments, method: str, others: Sequence[str], from_stages: int) -> Evidence:
-    """A method ends below the lowest of others at the deepest pipeline, and by more than at a number of stages."""
+def lead_grows(
+    experiments: Experiments, method: str, others: Sequence[str], from_stages: int
+) -> Evidence:
+    """A method ends below the lowest of others at the deepest pipeline, and by more than at a
+    number of stages."""
     small, large = _leads(experiments, method, others, from_stages, DEEPEST)
     difference = large - small
-    text = f"lead {small.mean:.3f} nats at P = {from_stages}, {large.mean:.3f} at P = {DEEPEST}{_seeds_of(difference)}"
+    text = (
+        f"lead {small.mean:.3f} nats at P = {from_stages}, {large.mean:.3f} at P = "
+        f"{DEEPEST}{_seeds_of(difference)}"
+    )
     if difference.interval:
         text += ", difference [{:+.3f}, {:+.3f}]".format(*difference.interval)
     return difference.evidence(text, holds=difference.holds and large.holds)
@@ -175,18 +219,25 @@ def beats_baselines(
     own: Settings | None = None,
     model: str = "main",
 ) -> Evidence:
-    """Basis rotation ends below all baselines at the deepest pipeline; `own` are settings that these do not have."""
+    """Basis rotation ends below all baselines at the deepest pipeline; `own` are settings that
+    these do not have."""
     settings = {**(shared or {}), **(own or {})}
     ours = runs_of(experiments, "basis-rotation", sweep=sweep, model=model, settings=settings)
     usual = "" if own else sweep
-    theirs = {name: runs_of(experiments, name, sweep=usual, model=model, settings=shared) for name in BASELINES}
+    theirs = {
+        name: runs_of(experiments, name, sweep=usual, model=model, settings=shared)
+        for name in BASELINES
+    }
     return ends_below("basis-rotation", ours, theirs)
 
 
 def few_refreshes_cost_little(experiments: Experiments) -> Evidence:
-    """Refreshes every 100 iterations lose less than a tenth of the lead over the best baseline (the paper: little)."""
+    """Refreshes every 100 iterations lose less than a tenth of the lead over the best baseline (the
+    paper: little)."""
     usual, *baselines = (runs_of(experiments, name) for name in ("basis-rotation", *BASELINES))
-    few = runs_of(experiments, "basis-rotation", sweep="frequency", settings={"optimizer.frequency": 100})
+    few = runs_of(
+        experiments, "basis-rotation", sweep="frequency", settings={"optimizer.frequency": 100}
+    )
     usual, few, *baselines = shared_seeds(usual, few, *baselines)
     cost, lead = margin(usual, few), margin(usual, best_by_seed(baselines, "val_loss"))
     text = f"{cost.mean:.3f} of a lead of {lead.mean:.3f} nats over the best baseline"
@@ -196,23 +247,37 @@ def few_refreshes_cost_little(experiments: Experiments) -> Evidence:
 def reversed_is_worse(experiments: Experiments) -> Evidence:
     settings = {"optimizer.refresh_schedule": "reversed"}
     reversed_ = runs_of(experiments, "basis-rotation", sweep="stage-aware", settings=settings)
-    return ends_below("equal intervals", runs_of(experiments, "basis-rotation"), {"reversed": reversed_})
+    return ends_below(
+        "equal intervals", runs_of(experiments, "basis-rotation"), {"reversed": reversed_}
+    )
 
 
 def deeper_ends_lower(experiments: Experiments, method: str, holds: bool) -> Evidence:
-    """From the shallowest to the deepest model, one block per stage, the final loss falls; or not `holds`: it rises."""
+    """From the shallowest to the deepest model, one block per stage, the final loss falls; or not
+    `holds`: it rises."""
     deeper = [(n, {"model.blocks": n}) for n in BLOCKS]
-    runs = shared_seeds(*(runs_of(experiments, method, n, model=PER_BLOCK, settings=blocks) for n, blocks in deeper))
-    text = ", ".join(f"{count} blocks: {final_loss(seeds):.3f}" for count, seeds in zip(BLOCKS, runs, strict=True))
+    runs = shared_seeds(
+        *(runs_of(experiments, method, n, model=PER_BLOCK, settings=blocks) for n, blocks in deeper)
+    )
+    text = ", ".join(
+        f"{count} blocks: {final_loss(seeds):.3f}"
+        for count, seeds in zip(BLOCKS, runs, strict=True)
+    )
     return margin(*((runs[-1], runs[0]) if holds else (runs[0], runs[-1]))).evidence(text)
 
 
 def loses_less_without_stashing(experiments: Experiments) -> Evidence:
     rises = {}
     for method in ("basis-rotation", *BASELINES):
-        without = runs_of(experiments, method, sweep="stashing", settings={"pipeline.stash": "none"})
+        without = runs_of(
+            experiments, method, sweep="stashing", settings={"pipeline.stash": "none"}
+        )
         rises[method] = margin(runs_of(experiments, method), without)
-    text = "rise: " + ", ".join(f"{method} {rise.mean:+.3f}" for method, rise in rises.items()) + " nats"
+    text = (
+        "rise: "
+        + ", ".join(f"{method} {rise.mean:+.3f}" for method, rise in rises.items())
+        + " nats"
+    )
     above = {method: rises[method] - rises["basis-rotation"] for method in BASELINES}
     closest = min(above, key=lambda method: above[method].least)
     if interval := above[closest].interval:
@@ -221,7 +286,8 @@ def loses_less_without_stashing(experiments: Experiments) -> Evidence:
 
 
 def _compensated(experiments: Experiments, stages: int) -> tuple[pd.DataFrame, float]:
-    """Delay compensation in the strength that ends lowest on the seeds that all strengths have, and that strength."""
+    """Delay compensation in the strength that ends lowest on the seeds that all strengths have, and
+    that strength."""
     name = "delay-compensation"
     settings = [{"optimizer.compensation": strength} for strength in COMPENSATIONS]
     tried = experiments.fresh()  # as of rates, the seeds of the chosen one count
@@ -240,7 +306,9 @@ def beats_delay_compensation(experiments: Experiments) -> Evidence:
         compensated, strength = _compensated(experiments, P)
         leads.append(margin(runs_of(experiments, "basis-rotation", P), compensated))
         texts.append(f"P = {P}: {leads[-1].mean:.3f} (strength {strength:g})")
-    return min(leads, key=lambda lead: lead.least).evidence("nats below the best strength: " + ", ".join(texts))
+    return min(leads, key=lambda lead: lead.least).evidence(
+        "nats below the best strength: " + ", ".join(texts)
+    )
 
 
 def delay_compensation_is_like_pipedream(experiments: Experiments) -> Evidence:
@@ -251,12 +319,16 @@ def delay_compensation_is_like_pipedream(experiments: Experiments) -> Evidence:
         compensated, pipedream, ours = shared_seeds(_compensated(experiments, P)[0], *others)
         below_pipedream, above_ours = margin(compensated, pipedream), margin(ours, compensated)
         nearer.append(above_ours - Margin(below_pipedream.by_seed.abs()))
-        lines.append(f"P = {P}: {below_pipedream.mean:.3f} below PipeDream, {above_ours.mean:.3f} above basis rotation")
+        lines.append(
+            f"P = {P}: {below_pipedream.mean:.3f} below PipeDream, {above_ours.mean:.3f} above "
+            f"basis rotation"
+        )
     return min(nearer, key=lambda margin: margin.least).evidence("; ".join(lines) + " nats")
 
 
 def validation_follows_training(experiments: Experiments) -> Evidence:
-    """Of each pair of the main methods whose training losses surely differ, the validation losses surely do, alike."""
+    """Of each pair of the main methods whose training losses surely differ, the validation losses
+    surely do, alike."""
     runs = dict(zip(MAIN, _paired(experiments, MAIN), strict=True))
     training = {method: final_loss(seeds, "train_loss") for method, seeds in runs.items()}
     by_training = sorted(runs, key=training.__getitem__)
@@ -265,8 +337,14 @@ def validation_follows_training(experiments: Experiments) -> Evidence:
         for lower, higher in combinations(by_training, 2)
         if margin(runs[lower], runs[higher], "train_loss").holds
     ]
-    finals = [f"{method} {training[method]:.3f} / {final_loss(runs[method]):.3f}" for method in by_training]
-    text = f"training / validation: {', '.join(finals)} nats; by both {sum(ordered)} of {len(ordered)} sure pairs"
+    finals = [
+        f"{method} {training[method]:.3f} / {final_loss(runs[method]):.3f}"
+        for method in by_training
+    ]
+    text = (
+        f"training / validation: {', '.join(finals)} nats; by both {sum(ordered)} of "
+        f"{len(ordered)} sure pairs"
+    )
     return Evidence(holds=bool(ordered) and all(ordered), text=text)
 
 
@@ -274,12 +352,15 @@ def validation_follows_training(experiments: Experiments) -> Evidence:
 
 
 def slowdown_of(experiments: Experiments, method: str) -> Evidence:
-    """A method's slowdown to the one target of the scale; PipeDream's to its own: it sets none for the others."""
+    """A method's slowdown to the one target of the scale; PipeDream's to its own: it sets none for
+    the others."""
     ends = pd.concat([runs_of(experiments, method, P) for P in ENDS])
     target = common_target(ends) if method == "pipedream" else _target(experiments)
     row = _slowdown(ends, target)
     text = f"to {target:.3f} nats, seeds: {seeds_text(row)}"
-    text += f"; early: without delay in the first {EARLY:.0%} of training" if row["is_early"] else ""
+    text += (
+        f"; early: without delay in the first {EARLY:.0%} of training" if row["is_early"] else ""
+    )
     return Evidence(row["ratio"], row["low"], row["high"], is_bound=row["is_censored"], text=text)
 
 
@@ -300,14 +381,20 @@ def _target(experiments: Experiments) -> float:
 
 
 def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) -> Evidence:
-    """In every pair, the first method slows down less than the second, all to the one target, seed by seed."""
+    """In every pair, the first method slows down less than the second, all to the one target, seed
+    by seed."""
     methods = list(dict.fromkeys(method for pair in pairs for method in pair))
     logs, bounds, basis = _log_slowdowns(experiments, methods)
-    slowed = {name: f"{'> ' if bounds[name].any() else ''}{np.exp(logs[name].mean()):.2f}" for name in methods}
+    slowed = {
+        name: f"{'> ' if bounds[name].any() else ''}{np.exp(logs[name].mean()):.2f}"
+        for name in methods
+    }
     text = ", ".join(f"{name} {ratio}" for name, ratio in slowed.items())
     margins = {(better, worse): logs[worse] - logs[better] for better, worse in pairs}
     # A bound says which is slower, not by how much: it counts as a seed that diverged does.
-    sure = {pair: Margin(by.mask(bounds[pair[1]] & (by > 0), math.inf)) for pair, by in margins.items()}
+    sure = {
+        pair: Margin(by.mask(bounds[pair[1]] & (by > 0), math.inf)) for pair, by in margins.items()
+    }
     for (better, worse), lead in sure.items():
         if math.isinf(lead.mean):
             text += f"; {worse} over {better} {'in' if lead.holds else 'not in'} every seed"
@@ -319,16 +406,23 @@ def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) 
     return closest.evidence(f"{text}; {basis}", holds=holds)
 
 
-def _log_slowdowns(experiments: Experiments, methods: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-    """A row per seed that all have, a column per method; which of them are bounds; a text of target and seeds."""
+def _log_slowdowns(
+    experiments: Experiments, methods: Sequence[str]
+) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """A row per seed that all have, a column per method; which of them are bounds; a text of target
+    and seeds."""
     target = _target(experiments)
     runs = shared_seeds(*(runs_of(experiments, method, P) for method in methods for P in ENDS))
     ends = zip(methods, runs[::2], runs[1::2], strict=True)
     rows = {method: _slowdown(pd.concat(pair), target) for method, *pair in ends}
     logs, bounds = pd.DataFrame(), pd.DataFrame()
     for method, row in rows.items():
-        logs[method] = pd.Series(np.log(np.divide(row["iterations"], row["reference_iterations"])), row["shared_seeds"])
-        bounds[method] = pd.Series(np.equal(row["iterations"], row["last_iteration"]), row["shared_seeds"])
+        logs[method] = pd.Series(
+            np.log(np.divide(row["iterations"], row["reference_iterations"])), row["shared_seeds"]
+        )
+        bounds[method] = pd.Series(
+            np.equal(row["iterations"], row["last_iteration"]), row["shared_seeds"]
+        )
     return logs, bounds, f"to {target:.3f} nats, seeds: {len(logs)}"
 
 
@@ -340,19 +434,27 @@ def soap_is_close(experiments: Experiments) -> Evidence:
     distances = above.abs().mask(bounds[above.columns] & (above > 0), math.inf)
     nearer = [Margin(distances[method] - distances["soap"]) for method in ("muon", "scion")]
     closest = min(nearer, key=lambda margin: margin.least)
-    # What is only known to be slower than a bound may be near, unless the bound is above basis rotation.
+    # What is only known to be slower than a bound may be near, unless the bound is above basis
+    # rotation.
     is_unsure = (bounds[above.columns] & (above < 0)).any(axis=None)
     holds = closest.holds and not (is_unsure or bounds[["soap", "basis-rotation"]].any(axis=None))
-    return closest.evidence(f"a factor from basis rotation's slowdown: {text}; {basis}", holds=holds)
+    return closest.evidence(
+        f"a factor from basis rotation's slowdown: {text}; {basis}", holds=holds
+    )
 
 
-def _saved(ours: pd.DataFrame, other: pd.DataFrame, times: Mapping[str, float] | None = None) -> Evidence:
-    """The share of another experiment's iterations (or of their `times`) that ours saves to its final loss."""
+def _saved(
+    ours: pd.DataFrame, other: pd.DataFrame, times: Mapping[str, float] | None = None
+) -> Evidence:
+    """The share of another experiment's iterations (or of their `times`) that ours saves to its
+    final loss."""
     ours, other = shared_seeds(ours, other)
     ratio = saved_ratio(ours, other, times)
     name, num_seeds = variants_text(other), other[SEED].nunique()
     if ratio is None:
-        raise UserError(f"{name} diverged, or ends above the loss that it has in the mean of its last quarter")
+        raise UserError(
+            f"{name} diverged, or ends above the loss that it has in the mean of its last quarter"
+        )
     if ratio.is_lower_bound:
         text = f"over {name}, whose final loss is never reached"
         return Evidence(1 - ratio.ratio, is_bound=True, text=text, num_seeds=num_seeds)
@@ -363,13 +465,17 @@ def _saved(ours: pd.DataFrame, other: pd.DataFrame, times: Mapping[str, float] |
 def _with_best_baseline(
     experiments: Experiments, method: str, baselines: Sequence[str], model: str = "main"
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A method's runs, and of each seed the baseline's of the lowest training loss: iterations are saved to that."""
+    """A method's runs, and of each seed the baseline's of the lowest training loss: iterations are
+    saved to that."""
     ours, *others = _paired(experiments, (method, *baselines), model=model)
     return ours, best_by_seed(others, "train_loss")
 
 
 def saved_over_baselines(
-    experiments: Experiments, method: str = "basis-rotation", baselines: Sequence[str] = BASELINES, model: str = "main"
+    experiments: Experiments,
+    method: str = "basis-rotation",
+    baselines: Sequence[str] = BASELINES,
+    model: str = "main",
 ) -> Evidence:
     return _saved(*_with_best_baseline(experiments, method, baselines, model))
 
@@ -381,22 +487,32 @@ def saved_by_stage_aware(experiments: Experiments) -> Evidence:
 
 
 def saves_more(experiments: Experiments, larger: str, smaller: str) -> Evidence:
-    """One model saves more than another; by their means, since the models have no seed in common but in name."""
+    """One model saves more than another; by their means, since the models have no seed in common
+    but in name."""
     ours, theirs = (saved_over_baselines(experiments, model=model) for model in (larger, smaller))
     text = f"smaller {theirs.value:.1%}, larger {ours.value:.1%}"
     return Evidence(holds=ours.value > theirs.value and not ours.is_bound, text=text)
 
 
 def hours_saved(experiments: Experiments) -> Evidence:
-    """The share of time saved: iterations times the measured time of one, as the runs' own clocks shared a machine."""
+    """The share of time saved: iterations times the measured time of one, as the runs' own clocks
+    shared a machine."""
     ours, baseline = _with_best_baseline(experiments, "basis-rotation", BASELINES)
-    times = {method: _relative_time(experiments, method) for method in ("basis-rotation", *baseline["method"].unique())}
+    times = {
+        method: _relative_time(experiments, method)
+        for method in ("basis-rotation", *baseline["method"].unique())
+    }
     hours = _saved(ours, baseline, times)
     interval = "" if np.isnan(hours.low) else f" [{hours.low:.1%}, {hours.high:.1%}]"
     of_each = ", ".join(f"{method} {time:.2f}" for method, time in times.items())
-    text = f"{'< ' if hours.is_bound else ''}{hours.value:.1%}{interval} {hours.text}; time of an iteration: {of_each}"
+    text = (
+        f"{'< ' if hours.is_bound else ''}{hours.value:.1%}{interval} {hours.text}; time of an "
+        f"iteration: {of_each}"
+    )
     text += " x AdamW's"
-    return replace(hours, text=text, holds=not hours.is_bound and hours.decisive(hours.num_seeds) > 0)
+    return replace(
+        hours, text=text, holds=not hours.is_bound and hours.decisive(hours.num_seeds) > 0
+    )
 
 
 def _relative_time(experiments: Experiments, method: str) -> float:
@@ -408,6 +524,12 @@ def _relative_time(experiments: Experiments, method: str) -> float:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         table = pd.DataFrame(content["rows"], columns=content["columns"])
-        return float(table.set_index(["width", "blocks", "stages", "method"]).loc[(*size, method), "ratio to AdamW"])
+        return float(
+            table.set_index(["width", "blocks", "stages", "method"]).loc[
+                (*size, method), "ratio to AdamW"
+            ]
+        )
     except (KeyError, TypeError, ValueError):
-        raise UserError(f"{path} has no single row of {method} at width, blocks, stages {', '.join(size)}") from None
+        raise UserError(
+            f"{path} has no single row of {method} at width, blocks, stages {', '.join(size)}"
+        ) from None

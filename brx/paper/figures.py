@@ -1,7 +1,8 @@
-"""The paper's figures (`FIGURES`, at the end), as panels over the runs of a scale: each asks for runs and draws them.
+"""The paper's figures (`FIGURES`, at the end), as panels over the runs of a scale: each asks for
+runs and draws them.
 
-Figures that need no sweep (timelines, toys, the Hessian) have a function that draws them at the paper's settings.
-"""
+Figures that need no sweep (timelines, toys, the Hessian) have a function that draws them at the
+paper's settings."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,9 +37,22 @@ from brx.paper.scales import (
     Scale,
 )
 from brx.paper.similarity import draw_study
-from brx.paper.tables import PRECONDITIONED_TABLE, Entry, Note, entries, load_noting, made, note_missing
+from brx.paper.tables import (
+    PRECONDITIONED_TABLE,
+    Entry,
+    Note,
+    entries,
+    load_noting,
+    made,
+    note_missing,
+)
 from brx.plot import losses
-from brx.plot.curvature import draw_effective_delay, draw_norms, draw_oscillation, draw_strategy_norms
+from brx.plot.curvature import (
+    draw_effective_delay,
+    draw_norms,
+    draw_oscillation,
+    draw_strategy_norms,
+)
 from brx.plot.planning import draw_schedules
 from brx.plot.style import COLUMN_WIDTH_IN, finish_panel, look_of, new_figure, save, shade
 from brx.runs.comparison import BASELINES, slowdowns
@@ -51,7 +65,8 @@ PANEL_IN, HEIGHT_IN = 2.3, 2.5
 TITLE_CHARACTERS = 34  # of a panel a column wide, with ticks of five figures
 ALONE_IN = (COLUMN_WIDTH_IN, 2.9)  # a figure of one panel
 READING = (
-    f"Training losses are means over {SMOOTHING:.0%} of the iterations, at the learning rate of the lowest final"
+    f"Training losses are means over {SMOOTHING:.0%} of the iterations, at the learning rate of "
+    f"the lowest final"
     " validation loss; bands: range over seeds, thin: one seed."
 )
 
@@ -59,7 +74,8 @@ Panel = Callable[[Experiments, Axes], None]
 
 
 class Line(NamedTuple):
-    """An experiment that a panel draws, where it is there; by default in its method's name and colour."""
+    """An experiment that a panel draws, where it is there; by default in its method's name and
+    colour."""
 
     wanted: Mapping[str, Any]  # arguments of `Experiments.find`
     label: str | None = None
@@ -74,14 +90,23 @@ def by_method(methods: Sequence[str], stages: int | None = None, **options: Any)
 def refresh_schedules(*schedules: str) -> list[Line]:
     sweeps = {schedule: "" if schedule == "uniform" else "stage-aware" for schedule in schedules}
     return [
-        Line({"method": "basis-rotation", "sweep": sweep, "settings": {"optimizer.refresh_schedule": schedule}})
+        Line(
+            {
+                "method": "basis-rotation",
+                "sweep": sweep,
+                "settings": {"optimizer.refresh_schedule": schedule},
+            }
+        )
         for schedule, sweep in sweeps.items()
     ]
 
 
 def ordered(method: str, wanted_by_label: Mapping[str, Mapping[str, Any]]) -> list[Line]:
     """A line per experiment of a method, from light to dark."""
-    shades = [shade(look_of(method).color, index, len(wanted_by_label)) for index in range(len(wanted_by_label))]
+    shades = [
+        shade(look_of(method).color, index, len(wanted_by_label))
+        for index in range(len(wanted_by_label))
+    ]
     return [
         Line({"method": method, **wanted}, label, {"color": color})
         for (label, wanted), color in zip(wanted_by_label.items(), shades, strict=True)
@@ -91,7 +116,9 @@ def ordered(method: str, wanted_by_label: Mapping[str, Mapping[str, Any]]) -> li
 def by_depth(method: str, *, per_block: bool = False) -> list[Line]:
     """A line per number of stages, or per depth of the model with one block per stage."""
     if per_block:
-        deeper = {n: {"stages": n, "model": PER_BLOCK, "settings": {"model.blocks": n}} for n in BLOCKS}
+        deeper = {
+            n: {"stages": n, "model": PER_BLOCK, "settings": {"model.blocks": n}} for n in BLOCKS
+        }
         return ordered(method, {f"{n} blocks, P = {n}": wanted for n, wanted in deeper.items()})
     return ordered(method, {f"P = {P}": {"stages": P} for P in DEPTHS})
 
@@ -137,7 +164,11 @@ def curves(
 
     def panel(experiments: Experiments, axes: Axes) -> None:
         found = [(line, experiments.find(**line.wanted)) for line in lines]
-        shown = [losses.curve_of(seeds, line.label, **line.style) for line, seeds in found if seeds is not None]
+        shown = [
+            losses.curve_of(seeds, line.label, **line.style)
+            for line, seeds in found
+            if seeds is not None
+        ]
         if shown:
             finding = says(shown, loss) if len(shown) > 1 else ""
             draw(axes, shown, f"{title}\n{textwrap.fill(finding, TITLE_CHARACTERS)}")
@@ -152,9 +183,14 @@ def deeper_models(method: str) -> Panel:
 
 
 def final_losses(
-    experiments: Experiments, axes: Axes, methods: Sequence[str], per_block: bool = False, best_of: Sequence[str] = ()
+    experiments: Experiments,
+    axes: Axes,
+    methods: Sequence[str],
+    per_block: bool = False,
+    best_of: Sequence[str] = (),
 ) -> None:
-    """Final training loss against the number of stages, or against the model's depth, one block per stage."""
+    """Final training loss against the number of stages, or against the model's depth, one block per
+    stage."""
     lines = [line for method in methods for line in by_depth(method, per_block=per_block)]
     present = experiments.find_all(line.wanted for line in lines)
     if not present:
@@ -165,11 +201,14 @@ def final_losses(
     (best, count), *_ = finals.idxmin(axis="columns").value_counts().items()
     losses.draw_final_losses(axes, runs, best_of)
     title = f"(a) final loss\n{look_of(best).label} lowest at {count} of {len(finals)} P"
-    finish_panel(axes, "blocks = stages P" if per_block else "stages P", "final training loss (nats)", title)
+    finish_panel(
+        axes, "blocks = stages P" if per_block else "stages P", "final training loss (nats)", title
+    )
 
 
 def slowdown(experiments: Experiments, axes: Axes, method: str, letter: str = "") -> None:
-    """A method at P = 1 and at the deepest pipeline, and the iterations of each to the target of the scale."""
+    """A method at P = 1 and at the deepest pipeline, and the iterations of each to the target of
+    the scale."""
     target, look = experiments.slowdown_target(), look_of(method)
     ends = experiments.find_all({"method": method, "stages": P} for P in ENDS)
     if len(ends) < 2 or target is None:
@@ -213,34 +252,55 @@ def say_not_run(axes: Axes, title: str) -> None:
 
 @dataclass(frozen=True)
 class PaperFigure(Entry):
-    """One figure: from runs, its `panels` or `fill` for the whole; or drawn by `draw_to` from no runs of a sweep."""
+    """One figure: from runs, its `panels` or `fill` for the whole; or drawn by `draw_to` from no
+    runs of a sweep."""
 
     caption: str
     panels: Sequence[Panel | None] = ()  # row by row; in the place of a None is the legend
-    fill: Callable[[Experiments, Figure], None] | None = None  # draws the whole, where it is no grid of panels
-    draw_to: Callable[[Path, Scale], list[Path]] | None = None  # at a path without suffix; the files written
-    is_measured: bool = False  # `draw_to` draws what was measured at a scale, and not the same at all scales
+    fill: Callable[[Experiments, Figure], None] | None = (
+        None  # draws the whole, where it is no grid of panels
+    )
+    draw_to: Callable[[Path, Scale], list[Path]] | None = (
+        None  # at a path without suffix; the files written
+    )
+    is_measured: bool = (
+        False  # `draw_to` draws what was measured at a scale, and not the same at all scales
+    )
     across: int = 1  # panels in a row
     height: float | None = None  # in inches; by default HEIGHT_IN per row
-    shares_y: int | None = 0  # from which panel on panels have one vertical axis; None: each has its own
+    shares_y: int | None = (
+        0  # from which panel on panels have one vertical axis; None: each has its own
+    )
     legend: bool = True  # one under all panels, instead of one under each
     reading: str = READING  # the caption's second sentence: how to read it
-    sweep: str = ""  # without runs of this one it would show other experiments alone; empty where any run will do
+    # without runs of this one it would show other experiments alone; empty where any run will do
+    sweep: str = ""
 
 
-def draw_paper_figure(figure: PaperFigure, experiments: Experiments, folder: Path) -> tuple[list[Path], Experiments]:
-    """Draw a figure that is from runs into a folder: the files, and the experiments with what was used and missing."""
+def draw_paper_figure(
+    figure: PaperFigure, experiments: Experiments, folder: Path
+) -> tuple[list[Path], Experiments]:
+    """Draw a figure that is from runs into a folder: the files, and the experiments with what was
+    used and missing."""
     asked = experiments.fresh()
     down = -(-len(figure.panels) // figure.across) or 1
-    size = ALONE_IN if len(figure.panels) == 1 else (PANEL_IN * figure.across, figure.height or HEIGHT_IN * down)
+    size = (
+        ALONE_IN
+        if len(figure.panels) == 1
+        else (PANEL_IN * figure.across, figure.height or HEIGHT_IN * down)
+    )
     with new_figure(*size) as drawn:
         if figure.fill is not None:
             figure.fill(asked, drawn)
         else:
             _fill_panels(figure, asked, drawn, down)
         if not asked.used or (figure.sweep and asked.scale.sweep(figure.sweep) not in asked.sweeps):
-            raise UserError(f"none of its runs are in {asked.folder}; make them with {asked.what_to_run}")
-        caption = f"{figure.caption} (The paper's {figure.place}.)" if figure.place else figure.caption
+            raise UserError(
+                f"none of its runs are in {asked.folder}; make them with {asked.what_to_run}"
+            )
+        caption = (
+            f"{figure.caption} (The paper's {figure.place}.)" if figure.place else figure.caption
+        )
         command = f"brx plot {figure.name} --scale {asked.scale.name}"
         text = "\n".join(filter(None, (caption, figure.reading)))
         runs = {}
@@ -248,17 +308,24 @@ def draw_paper_figure(figure: PaperFigure, experiments: Experiments, folder: Pat
             first = seeds.iloc[0]
             rate = rate_text(first[RATE], at_edge=first["lr_at_edge"])
             length = f"{first['architecture']}, {first['last_iteration']} iterations"
-            runs[f"{first['variant']}, P = {first[DEPTH]}, lr {rate}, {length}"] = list(seeds["name"])
+            runs[f"{first['variant']}, P = {first[DEPTH]}, lr {rate}, {length}"] = list(
+                seeds["name"]
+            )
         details = {"fingerprint": asked.fingerprint, "runs": runs, "not there": list(asked.missing)}
         return save(drawn, folder / figure.name, text, command=command, details=details), asked
 
 
-def draw_figures(wanted: str, scale: str, runs: Path | None, out: Path | None, note: Note) -> Iterator[Path]:
-    """Draw what is wanted (see `brx.paper.tables`); yields the images, by default in figures/SCALE or figures."""
+def draw_figures(
+    wanted: str, scale: str, runs: Path | None, out: Path | None, note: Note
+) -> Iterator[Path]:
+    """Draw what is wanted (see `brx.paper.tables`); yields the images, by default in figures/SCALE
+    or figures."""
     chosen = entries(wanted, FIGURES, "figure", "curves, staleness, profiles")
     if runs is not None and all(figure.draw_to is not None for figure in chosen):
         raise UserError(f"--runs: figure {wanted} is not drawn from a folder of runs")
-    experiments = load_noting(scale, runs, note) if any(figure.draw_to is None for figure in chosen) else None
+    experiments = (
+        load_noting(scale, runs, note) if any(figure.draw_to is None for figure in chosen) else None
+    )
 
     def draw(figure: PaperFigure) -> Path:
         is_of_scale = figure.draw_to is None or figure.is_measured
@@ -285,9 +352,13 @@ def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure, d
             axes.sharey(used[figure.shares_y])
         used.append(axes)
         panel(experiments, axes)
-    handle_by_label: dict[str, Any] = {}  # one legend in the free place, or under the panels, instead of one in each
+    handle_by_label: dict[
+        str, Any
+    ] = {}  # one legend in the free place, or under the panels, instead of one in each
     for axes in used if figure.legend else ():
-        handle_by_label |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        handle_by_label |= {
+            label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
         if legend := axes.get_legend():
             legend.remove()
     handles_and_labels = list(handle_by_label.values()), list(handle_by_label)
@@ -295,14 +366,18 @@ def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure, d
         free.set_axis_off()
         free.legend(*handles_and_labels, loc="center")
     elif handle_by_label:
-        drawn.legend(*handles_and_labels, loc="outside lower center", ncols=max(2, 2 * figure.across - 1))
+        drawn.legend(
+            *handles_and_labels, loc="outside lower center", ncols=max(2, 2 * figure.across - 1)
+        )
 
 
 def _oscillation(path: Path, scale: Scale) -> list[Path]:
     """Of the least and the largest P alone."""
     measured = oscillations_in([scale.curvature])
     depths = [result.num_stages for result in measured]
-    return draw_oscillation([result for result in measured if result.num_stages in (min(depths), max(depths))], path)
+    return draw_oscillation(
+        [result for result in measured if result.num_stages in (min(depths), max(depths))], path
+    )
 
 
 def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
@@ -311,7 +386,8 @@ def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
     results = [norm for of_run in delays.complete_measurements(norms) for norm in of_run]
     if not results:
         raise UserError(
-            f"{scale.curvature}: no checkpoint was measured in all coordinates; run `brx hessian-norm RUN --strategies`"
+            f"{scale.curvature}: no checkpoint was measured in all coordinates; run `brx "
+            f"hessian-norm RUN --strategies`"
         )
     costs = None
     if scale.runs.is_dir():
@@ -328,122 +404,333 @@ def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
 def _effective_delays(path: Path, scale: Scale) -> list[Path]:
     measured = measured_norms([scale.curvature])
     stages = delays.usual_stages(measured)
-    of_each = [(result, [delays.effective_delay(result, count) for count in stages]) for result in measured]
-    return draw_effective_delay(of_each, delays.measured_points(load([scale.curvature]), measured)[0], path)
+    of_each = [
+        (result, [delays.effective_delay(result, count) for count in stages]) for result in measured
+    ]
+    return draw_effective_delay(
+        of_each, delays.measured_points(load([scale.curvature]), measured)[0], path
+    )
 
 
 UNSTASHED: dict[str, Any] = {"sweep": "stashing", "settings": {"pipeline.stash": "none"}}
-WITHOUT_DELAY = Line({"method": "pipedream", "stages": 1}, "AdamW without delay", {"color": "black", "linestyle": ":"})
+WITHOUT_DELAY = Line(
+    {"method": "pipedream", "stages": 1},
+    "AdamW without delay",
+    {"color": "black", "linestyle": ":"},
+)
 STRATEGIES = ("pipedream-lr", *STRATEGY_NAMES)
 
 # Name, place in the paper, caption; then what is in it.
-FIGURES = {figure.name: figure for figure in (
-    PaperFigure("schedule", "Figure 1", "Synchronous and asynchronous pipelines, and the delay.",
-                draw_to=lambda path, _: draw_schedules(4, 4, path)),
-    PaperFigure("toy-quadratic", "Figure 3", "Delay on a quadratic, aligned or not.",
-                draw_to=lambda path, _: run_toy("quadratic", path)),
-    PaperFigure("toy-spiral", "Figure 4", "Delay in a valley that turns.",
-                draw_to=lambda path, _: run_toy("spiral", path)),
-    PaperFigure("oscillation", "Figure 11", "Updates along the Hessian's dominant eigenvector.",
-                draw_to=_oscillation, is_measured=True),
-    PaperFigure("hessian-norm", "", "Norm of the Hessian in original and rotated coordinates.",
-                draw_to=lambda path, scale: draw_norms(measured_norms([scale.curvature]), path),
-                is_measured=True),
-    PaperFigure("strategy-norms", "Theorem 3.1",
-                "Norm of the Hessian in each strategy's coordinates, and its slowdown.",
-                draw_to=_strategy_norms, is_measured=True),
-    PaperFigure("effective-delay", "", "The effective delay, and the slowdown.",
-                draw_to=_effective_delays, is_measured=True),
-    PaperFigure("similarity", "", "Which dimensionless numbers decide what delay costs.",
-                draw_to=lambda path, _: draw_study(path)),
-    PaperFigure("teaser", "Figure 2", "Delay slows training down; basis rotation takes most of that back.",
-                [curves("(a) PipeDream", *by_depth("pipedream"), says=change),
-                 curves("(b) P = 32", *by_method(("pipedream", "basis-rotation")), WITHOUT_DELAY,
-                        says=beside_the_last)],
-                across=2, height=3.1, legend=False),
-    PaperFigure("main", "Figure 5",
-                "Methods against the number of stages for one model; (c-e) slowdown, to the loss that they and the"
-                " strategies of basis rotation (those that are run) all reach, and its 95 % interval from 3 seeds on.",
-                [partial(final_losses, methods=MAIN),
-                 # Dashed, as P = 32 in (c-e).
-                 curves("(b) P = 32", *(line._replace(style={"linestyle": "--"}) for line in by_method(MAIN))), None,
-                 *(partial(slowdown, method=method, letter=f"({letter}) ")
-                   for method, letter in zip(MAIN[1:], "cde", strict=True))],
-                across=3, shares_y=1),
-    PaperFigure("block-scaling", "Figure 6", "Deeper models, one block per stage: (a) final loss, (b-d) by method.",
-                [partial(final_losses, methods=MAIN, per_block=True), *map(deeper_models, MAIN[1:])],
-                across=2, shares_y=1),
-    PaperFigure("width", "Figure 7", "P = 24, (a) the smaller and (b) the larger model.",
-                [curves("(a) smaller model", *by_method(MAIN, model="smaller")),
-                 curves("(b) larger model", *by_method(MAIN, model="larger"))],
-                across=2),
-    PaperFigure("strategies", "Figure 8",
-                "Estimation strategies of basis rotation: (a) final loss, with the best baseline at each P, (b) at the"
-                " largest.",
-                [partial(final_losses, methods=(*BASELINES, *STRATEGY_NAMES), best_of=BASELINES),
-                 curves("(b) P = 32", *by_method(STRATEGIES))],
-                across=2, shares_y=None),
-    PaperFigure("efficiency", "Figure 9",
-                "(a) loss against training time, at the pace of the method's fastest seed while least disturbed (cells"
-                " share a machine: an upper bound), (b) refresh intervals, (c) stage-aware.",
-                [curves("(a) P = 32", *by_method(MAIN), draw=losses.draw_against_time),
-                 curves("(b) P = 32", *by_method(("pipedream-lr",)),
-                        *ordered("basis-rotation", {
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        PaperFigure(
+            "schedule",
+            "Figure 1",
+            "Synchronous and asynchronous pipelines, and the delay.",
+            draw_to=lambda path, _: draw_schedules(4, 4, path),
+        ),
+        PaperFigure(
+            "toy-quadratic",
+            "Figure 3",
+            "Delay on a quadratic, aligned or not.",
+            draw_to=lambda path, _: run_toy("quadratic", path),
+        ),
+        PaperFigure(
+            "toy-spiral",
+            "Figure 4",
+            "Delay in a valley that turns.",
+            draw_to=lambda path, _: run_toy("spiral", path),
+        ),
+        PaperFigure(
+            "oscillation",
+            "Figure 11",
+            "Updates along the Hessian's dominant eigenvector.",
+            draw_to=_oscillation,
+            is_measured=True,
+        ),
+        PaperFigure(
+            "hessian-norm",
+            "",
+            "Norm of the Hessian in original and rotated coordinates.",
+            draw_to=lambda path, scale: draw_norms(measured_norms([scale.curvature]), path),
+            is_measured=True,
+        ),
+        PaperFigure(
+            "strategy-norms",
+            "Theorem 3.1",
+            "Norm of the Hessian in each strategy's coordinates, and its slowdown.",
+            draw_to=_strategy_norms,
+            is_measured=True,
+        ),
+        PaperFigure(
+            "effective-delay",
+            "",
+            "The effective delay, and the slowdown.",
+            draw_to=_effective_delays,
+            is_measured=True,
+        ),
+        PaperFigure(
+            "similarity",
+            "",
+            "Which dimensionless numbers decide what delay costs.",
+            draw_to=lambda path, _: draw_study(path),
+        ),
+        PaperFigure(
+            "teaser",
+            "Figure 2",
+            "Delay slows training down; basis rotation takes most of that back.",
+            [
+                curves("(a) PipeDream", *by_depth("pipedream"), says=change),
+                curves(
+                    "(b) P = 32",
+                    *by_method(("pipedream", "basis-rotation")),
+                    WITHOUT_DELAY,
+                    says=beside_the_last,
+                ),
+            ],
+            across=2,
+            height=3.1,
+            legend=False,
+        ),
+        PaperFigure(
+            "main",
+            "Figure 5",
+            "Methods against the number of stages for one model; (c-e) slowdown, to the loss "
+            "that they and the"
+            " strategies of basis rotation (those that are run) all reach, and its 95 % "
+            "interval from 3 seeds on.",
+            [
+                partial(final_losses, methods=MAIN),
+                # Dashed, as P = 32 in (c-e).
+                curves(
+                    "(b) P = 32",
+                    *(line._replace(style={"linestyle": "--"}) for line in by_method(MAIN)),
+                ),
+                None,
+                *(
+                    partial(slowdown, method=method, letter=f"({letter}) ")
+                    for method, letter in zip(MAIN[1:], "cde", strict=True)
+                ),
+            ],
+            across=3,
+            shares_y=1,
+        ),
+        PaperFigure(
+            "block-scaling",
+            "Figure 6",
+            "Deeper models, one block per stage: (a) final loss, (b-d) by method.",
+            [partial(final_losses, methods=MAIN, per_block=True), *map(deeper_models, MAIN[1:])],
+            across=2,
+            shares_y=1,
+        ),
+        PaperFigure(
+            "width",
+            "Figure 7",
+            "P = 24, (a) the smaller and (b) the larger model.",
+            [
+                curves("(a) smaller model", *by_method(MAIN, model="smaller")),
+                curves("(b) larger model", *by_method(MAIN, model="larger")),
+            ],
+            across=2,
+        ),
+        PaperFigure(
+            "strategies",
+            "Figure 8",
+            "Estimation strategies of basis rotation: (a) final loss, with the best baseline "
+            "at each P, (b) at the"
+            " largest.",
+            [
+                partial(final_losses, methods=(*BASELINES, *STRATEGY_NAMES), best_of=BASELINES),
+                curves("(b) P = 32", *by_method(STRATEGIES)),
+            ],
+            across=2,
+            shares_y=None,
+        ),
+        PaperFigure(
+            "efficiency",
+            "Figure 9",
+            "(a) loss against training time, at the pace of the method's fastest seed while "
+            "least disturbed (cells"
+            " share a machine: an upper bound), (b) refresh intervals, (c) stage-aware.",
+            [
+                curves("(a) P = 32", *by_method(MAIN), draw=losses.draw_against_time),
+                curves(
+                    "(b) P = 32",
+                    *by_method(("pipedream-lr",)),
+                    *ordered(
+                        "basis-rotation",
+                        {
                             f"every {n} iterations" if n > 1 else "every iteration": {
-                                "sweep": "frequency", "settings": {"optimizer.frequency": n}}
-                            for n in FREQUENCIES})),
-                 curves("(c) P = 32", *refresh_schedules("uniform", "stage-aware"))],
-                across=3, height=3.1, legend=False),
-    PaperFigure("weight-stashing", "Figure 10", "Without weight stashing: (a) all methods, (b, c) with and without.",
-                [curves("(a) no stashing, P = 32", *by_method(MAIN, **UNSTASHED)),
-                 *(curves(f"({letter}) {look_of(method).label}", Line({"method": method}, "stashing"),
-                          Line({"method": method, **UNSTASHED}, "no stashing", {"linestyle": "--"}))
-                   for method, letter in (("pipedream-lr", "b"), ("basis-rotation", "c")))],
-                across=3, height=3.1, legend=False, sweep="stashing"),
-    PaperFigure("all-stages", "Figure 12", "All methods at every number of stages.",
-                [curves(f"P = {P}", *by_method(MAIN, P)) for P in DEPTHS], across=3),
-    PaperFigure("slowdown-all", "Figure 13", "Slowdown of seven methods, to the loss that all but PipeDream reach.",
-                [*(partial(slowdown, method=method) for method in BASELINES_AND_STRATEGIES), None], across=4),
-    PaperFigure("block-scaling-all", "Figure 14", "Deeper models, one block per stage, seven methods.",
-                [*map(deeper_models, BASELINES_AND_STRATEGIES), None], across=4),
-    PaperFigure("weight-prediction", "Figure 15", "With PipeMare's weight prediction.",
-                [curves("P = 32", *by_method(MAIN, sweep="prediction", settings={"pipeline.stash": "predict"}))]),
-    PaperFigure("strategies-all-stages", "Figure 16", "Estimation strategies at every number of stages.",
-                [curves(f"P = {P}", *by_method(STRATEGIES, P)) for P in DEPTHS], across=3),
-    PaperFigure("reversed", "Figure 17", "Refreshes shared by delay, evenly, and inversely.",
-                [curves("P = 32", *refresh_schedules("uniform", "stage-aware", "reversed"))], sweep="stage-aware"),
-    PaperFigure("validation", "Figure 18", "(a) training and (b) validation loss.",
-                [curves("(a) training, P = 32", *by_method(BASELINES_AND_STRATEGIES)),
-                 curves("(b) validation, P = 32", *by_method(BASELINES_AND_STRATEGIES), draw=losses.draw_validation,
-                        loss="val_loss")],
-                across=2),
-    PaperFigure("delay-compensation", "Figure 19", "Delay compensation.",
-                [curves(f"P = {P}", *by_method(MAIN, P),
-                        *ordered("delay-compensation", {
-                            rf"DC, $\lambda$ = {strength:g}": {"stages": P, "sweep": "delay-compensation",
-                                                               "settings": {"optimizer.compensation": strength}}
-                            for strength in COMPENSATIONS}))
-                 for P in (8, 16, 32)],
-                across=3, sweep="delay-compensation"),
-    PaperFigure("preconditioned", "Table 3", "Preconditioned methods.",
-                [curves("P = 32", *by_method(PRECONDITIONED_TABLE))], sweep="preconditioned"),
-    PaperFigure("3b", "Figure 20", "The 3B model.", [curves("3B, P = 32", *by_method(MAIN, model="3B"))]),
-    PaperFigure("moe", "Figure 21", "A mixture-of-experts model.",
-                [curves("mixture of experts, P = 32", *by_method(MAIN, model="mixture of experts"))]),
-    PaperFigure("learning-rates", "",
-                "Final validation loss against the learning rate, by method and number of stages.",
-                [partial(rates, method=method) for method in MAIN], across=4, height=2.7,
-                reading="Filled: the chosen one; crosses: diverged."),
-    PaperFigure("ladder", "",
-                "What delay costs by the length of training T, each length to a target of its own: slowdown, and"
-                " iterations that basis rotation saves over the best baseline.",
-                reading="Hollow: one seed; arrow: a lower bound; bars: 95 %; dashed: a power law of slowdown - 1 (of"
-                " slowdown, where the model grows) and of the share that is left, by least squares, with its 95 %"
-                " prediction interval, extrapolated to the paper's relative delay; stars: the paper's numbers.",
-                fill=fill_ladder, across=3),
-    PaperFigure("claims", "",
-                "What the paper states beside what our runs say (brx claims).",
-                reading="Points: ours over the paper's number, where there is one, on a grey band within which it"
-                " counts as reproduced; bars: 95 %; hollow: one or two seeds; arrow: a bound, or beyond the axis.",
-                fill=lambda experiments, figure: fill_claims(figure, judge(experiments, CLAIMS)), across=3),
-)}  # fmt: skip
+                                "sweep": "frequency",
+                                "settings": {"optimizer.frequency": n},
+                            }
+                            for n in FREQUENCIES
+                        },
+                    ),
+                ),
+                curves("(c) P = 32", *refresh_schedules("uniform", "stage-aware")),
+            ],
+            across=3,
+            height=3.1,
+            legend=False,
+        ),
+        PaperFigure(
+            "weight-stashing",
+            "Figure 10",
+            "Without weight stashing: (a) all methods, (b, c) with and without.",
+            [
+                curves("(a) no stashing, P = 32", *by_method(MAIN, **UNSTASHED)),
+                *(
+                    curves(
+                        f"({letter}) {look_of(method).label}",
+                        Line({"method": method}, "stashing"),
+                        Line({"method": method, **UNSTASHED}, "no stashing", {"linestyle": "--"}),
+                    )
+                    for method, letter in (("pipedream-lr", "b"), ("basis-rotation", "c"))
+                ),
+            ],
+            across=3,
+            height=3.1,
+            legend=False,
+            sweep="stashing",
+        ),
+        PaperFigure(
+            "all-stages",
+            "Figure 12",
+            "All methods at every number of stages.",
+            [curves(f"P = {P}", *by_method(MAIN, P)) for P in DEPTHS],
+            across=3,
+        ),
+        PaperFigure(
+            "slowdown-all",
+            "Figure 13",
+            "Slowdown of seven methods, to the loss that all but PipeDream reach.",
+            [*(partial(slowdown, method=method) for method in BASELINES_AND_STRATEGIES), None],
+            across=4,
+        ),
+        PaperFigure(
+            "block-scaling-all",
+            "Figure 14",
+            "Deeper models, one block per stage, seven methods.",
+            [*map(deeper_models, BASELINES_AND_STRATEGIES), None],
+            across=4,
+        ),
+        PaperFigure(
+            "weight-prediction",
+            "Figure 15",
+            "With PipeMare's weight prediction.",
+            [
+                curves(
+                    "P = 32",
+                    *by_method(MAIN, sweep="prediction", settings={"pipeline.stash": "predict"}),
+                )
+            ],
+        ),
+        PaperFigure(
+            "strategies-all-stages",
+            "Figure 16",
+            "Estimation strategies at every number of stages.",
+            [curves(f"P = {P}", *by_method(STRATEGIES, P)) for P in DEPTHS],
+            across=3,
+        ),
+        PaperFigure(
+            "reversed",
+            "Figure 17",
+            "Refreshes shared by delay, evenly, and inversely.",
+            [curves("P = 32", *refresh_schedules("uniform", "stage-aware", "reversed"))],
+            sweep="stage-aware",
+        ),
+        PaperFigure(
+            "validation",
+            "Figure 18",
+            "(a) training and (b) validation loss.",
+            [
+                curves("(a) training, P = 32", *by_method(BASELINES_AND_STRATEGIES)),
+                curves(
+                    "(b) validation, P = 32",
+                    *by_method(BASELINES_AND_STRATEGIES),
+                    draw=losses.draw_validation,
+                    loss="val_loss",
+                ),
+            ],
+            across=2,
+        ),
+        PaperFigure(
+            "delay-compensation",
+            "Figure 19",
+            "Delay compensation.",
+            [
+                curves(
+                    f"P = {P}",
+                    *by_method(MAIN, P),
+                    *ordered(
+                        "delay-compensation",
+                        {
+                            rf"DC, $\lambda$ = {strength:g}": {
+                                "stages": P,
+                                "sweep": "delay-compensation",
+                                "settings": {"optimizer.compensation": strength},
+                            }
+                            for strength in COMPENSATIONS
+                        },
+                    ),
+                )
+                for P in (8, 16, 32)
+            ],
+            across=3,
+            sweep="delay-compensation",
+        ),
+        PaperFigure(
+            "preconditioned",
+            "Table 3",
+            "Preconditioned methods.",
+            [curves("P = 32", *by_method(PRECONDITIONED_TABLE))],
+            sweep="preconditioned",
+        ),
+        PaperFigure(
+            "3b", "Figure 20", "The 3B model.", [curves("3B, P = 32", *by_method(MAIN, model="3B"))]
+        ),
+        PaperFigure(
+            "moe",
+            "Figure 21",
+            "A mixture-of-experts model.",
+            [curves("mixture of experts, P = 32", *by_method(MAIN, model="mixture of experts"))],
+        ),
+        PaperFigure(
+            "learning-rates",
+            "",
+            "Final validation loss against the learning rate, by method and number of stages.",
+            [partial(rates, method=method) for method in MAIN],
+            across=4,
+            height=2.7,
+            reading="Filled: the chosen one; crosses: diverged.",
+        ),
+        PaperFigure(
+            "ladder",
+            "",
+            "What delay costs by the length of training T, each length to a target of its own: "
+            "slowdown, and"
+            " iterations that basis rotation saves over the best baseline.",
+            reading="Hollow: one seed; arrow: a lower bound; bars: 95 %; dashed: a power law "
+            "of slowdown - 1 (of"
+            " slowdown, where the model grows) and of the share that is left, by least "
+            "squares, with its 95 %"
+            " prediction interval, extrapolated to the paper's relative delay; stars: the "
+            "paper's numbers.",
+            fill=fill_ladder,
+            across=3,
+        ),
+        PaperFigure(
+            "claims",
+            "",
+            "What the paper states beside what our runs say (brx claims).",
+            reading="Points: ours over the paper's number, where there is one, on a grey band "
+            "within which it"
+            " counts as reproduced; bars: 95 %; hollow: one or two seeds; arrow: a bound, or "
+            "beyond the axis.",
+            fill=lambda experiments, figure: fill_claims(figure, judge(experiments, CLAIMS)),
+            across=3,
+        ),
+    )
+}

@@ -1,9 +1,10 @@
-"""The ladder: what delay costs against the relative delay tau / T, from trainings of several lengths T.
+"""The ladder: what delay costs against the relative delay tau / T, from trainings of several
+lengths T.
 
-A laptop cannot train as long as the paper, but it can show how the cost falls with the length, and extrapolate: a power
-law in the relative delay, fitted to slowdown - 1 and to the share of the best baseline's iterations that are left.
-Where the model grows with the training (docs/protocol.md, section 9), it is fitted to the slowdown, and to each seed.
-"""
+A laptop cannot train as long as the paper, but it can show how the cost falls with the length, and
+extrapolate: a power law in the relative delay, fitted to slowdown - 1 and to the share of the best
+baseline's iterations that are left. Where the model grows with the training (docs/protocol.md,
+section 9), it is fitted to the slowdown, and to each seed."""
 
 from __future__ import annotations
 
@@ -23,9 +24,24 @@ from scipy.special import stdtrit
 from brx.config.loading import Settings
 from brx.errors import UserError
 from brx.paper.printed import SAVED, SLOWDOWNS
-from brx.paper.scales import DEEPEST, ENDS, LADDER_METHODS, PRECONDITIONED, SCALES, STRATEGY_NAMES, Experiments
+from brx.paper.scales import (
+    DEEPEST,
+    ENDS,
+    LADDER_METHODS,
+    PRECONDITIONED,
+    SCALES,
+    STRATEGY_NAMES,
+    Experiments,
+)
 from brx.plot.style import draw_points, look_of
-from brx.runs.comparison import common_target, concat, reductions, shared_seeds, slowdowns, with_diverged
+from brx.runs.comparison import (
+    common_target,
+    concat,
+    reductions,
+    shared_seeds,
+    slowdowns,
+    with_diverged,
+)
 from brx.runs.experiments import by_experiment
 from brx.runs.frames import DEPTH, RATE, SEED
 from brx.runs.slowdown import CONFIDENCE
@@ -35,36 +51,49 @@ PAPER_RELATIVE_DELAY = 31 / 244_000
 """The paper's largest delay over its training: 1 B tokens at 4,096 per iteration."""
 LEAST_LENGTHS = 3  # for a law
 MOST = 100  # ends of intervals above it are not worth their digits
-SIDEWAYS = 1.03  # factor between neighbouring methods' points: their intervals must not cover each other
-TICKS = [digit * 10.0**power for power in range(-5, 0) for digit in (1, 2, 5)]  # of the relative delay
+SIDEWAYS = (
+    1.03  # factor between neighbouring methods' points: their intervals must not cover each other
+)
+TICKS = [
+    digit * 10.0**power for power in range(-5, 0) for digit in (1, 2, 5)
+]  # of the relative delay
 
 
 class Ladder(NamedTuple):
-    """What the complete lengths say, shortest first: those of which every method has its runs at P = 1 and 32.
+    """What the complete lengths say, shortest first: those of which every method has its runs at P
+    = 1 and 32.
 
-    Rows of both frames have `iterations_of_training`, `relative_delay` (tau / T), the length's least `num_seeds`, and
-    `of_seeds`, a text. Where the model grows, each seed has its own.
-    """
+    Rows of both frames have `iterations_of_training`, `relative_delay` (tau / T), the length's
+    least `num_seeds`, and `of_seeds`, a text. Where the model grows, each seed has its own."""
 
-    slowdowns: pd.DataFrame  # of `brx.runs.comparison`; `finals` are the final training losses at P = 1 and 32, texts
+    slowdowns: (
+        pd.DataFrame
+    )  # of `brx.runs.comparison`; `finals` are the final training losses at P = 1 and 32, texts
     savings: pd.DataFrame  # rows of `reductions` at P = 32
     slowdown: Quantity  # what the law of the first is about
 
 
 def read_ladder(experiments: Experiments) -> Ladder:
-    """Each length to the target of the ladder's methods; others are beside them where they were trained as long."""
+    """Each length to the target of the ladder's methods; others are beside them where they were
+    trained as long."""
     scale = experiments.scale
     if not scale.ladder:
-        raise UserError("the ladder: only at the scale of a laptop: brx sweep configs/sweeps/laptop/ladder.yaml")
+        raise UserError(
+            "the ladder: only at the scale of a laptop: brx sweep configs/sweeps/laptop/ladder.yaml"
+        )
     slowed, saved = [], []
     for T, further in scale.ladder.items():
         runs = _runs_of_length(experiments, {"training.iterations": T, **further})
         if runs is None:
             continue
         target = common_target(runs[runs["variant"].isin(LADDER_METHODS)])
-        of_seeds = (pd.concat(shared_seeds(*by_experiment(of_seed))) for _, of_seed in runs.groupby(SEED))
+        of_seeds = (
+            pd.concat(shared_seeds(*by_experiment(of_seed))) for _, of_seed in runs.groupby(SEED)
+        )
         for alike in of_seeds if scale.grows else [runs]:
-            finals = {end: final_loss_text(seeds) for end, seeds in alike.groupby(["variant", DEPTH])}
+            finals = {
+                end: final_loss_text(seeds) for end, seeds in alike.groupby(["variant", DEPTH])
+            }
             of_ladder = alike[alike["variant"].isin(LADDER_METHODS)]
             labels = {
                 "iterations_of_training": T,
@@ -73,24 +102,36 @@ def read_ladder(experiments: Experiments) -> Ladder:
                 "of_seeds": ", ".join(map(str, sorted(alike[SEED].unique()))),
             }
             rows = slowdowns(alike, target).assign(**labels)
-            slowed.append(rows.assign(finals=[[finals[method, P] for P in ENDS] for method in rows["method"]]))
+            slowed.append(
+                rows.assign(finals=[[finals[method, P] for P in ENDS] for method in rows["method"]])
+            )
             saved.append(reductions(of_ladder[of_ladder[DEPTH] == DEEPEST]).assign(**labels))
-    return Ladder(concat(slowed), concat(saved), SLOWDOWN._replace(shift=0) if scale.grows else SLOWDOWN)
+    return Ladder(
+        concat(slowed), concat(saved), SLOWDOWN._replace(shift=0) if scale.grows else SLOWDOWN
+    )
 
 
 def _runs_of_length(experiments: Experiments, settings: Settings) -> pd.DataFrame | None:
-    """The runs of one length: None where one of the ladder's is not there; of others those that are."""
+    """The runs of one length: None where one of the ladder's is not there; of others those that
+    are."""
     at_rate = experiments.at_rate(settings[RATE]) if RATE in settings else experiments
     runs = at_rate.find_ends(*LADDER_METHODS, sweep="ladder", settings=settings)
     if runs is None:
         return None
-    if experiments.scale.grows:  # seed by seed: those that all have; other settings of the optimizer are the length's
-        sides = [with_diverged(seeds.assign(variant=seeds["method"])) for seeds in by_experiment(runs)]
+    if (
+        experiments.scale.grows
+    ):  # seed by seed: those that all have; other settings of the optimizer are the length's
+        sides = [
+            with_diverged(seeds.assign(variant=seeds["method"])) for seeds in by_experiment(runs)
+        ]
         with suppress(UserError):
             return pd.concat(shared_seeds(*sides))
         return None
     quietly = at_rate.fresh()
-    others = [quietly.find_ends(name, settings=settings) for name in (*STRATEGY_NAMES[1:], *PRECONDITIONED)]
+    others = [
+        quietly.find_ends(name, settings=settings)
+        for name in (*STRATEGY_NAMES[1:], *PRECONDITIONED)
+    ]
     return pd.concat([runs, *(pair for pair in others if pair is not None)])
 
 
@@ -112,7 +153,8 @@ class PowerLaw(NamedTuple):
 
 
 def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
-    """The power law through some points; None for fewer than three x, or where y is not above zero: there is none."""
+    """The power law through some points; None for fewer than three x, or where y is not above zero:
+    there is none."""
     if len(set(x)) < LEAST_LENGTHS or min(y) <= 0:
         return None
     log_x, log_y = np.log(x), np.log(y)
@@ -124,7 +166,8 @@ def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
 
 
 class Quantity(NamedTuple):
-    """What the ladder measures: a column that follows `shift` + `factor` times a power law of the relative delay."""
+    """What the ladder measures: a column that follows `shift` + `factor` times a power law of the
+    relative delay."""
 
     column: str
     shift: float
@@ -142,7 +185,9 @@ class Quantity(NamedTuple):
         value, low, high = (self.shift + self.factor * each for each in law.at(relative_delay))
         return value, low, high
 
-    def prediction_text(self, law: PowerLaw | None, relative_delay: float = PAPER_RELATIVE_DELAY) -> str:
+    def prediction_text(
+        self, law: PowerLaw | None, relative_delay: float = PAPER_RELATIVE_DELAY
+    ) -> str:
         if law is None:
             return "no law"
         value, *ends = self.predicted(law, relative_delay)
@@ -157,14 +202,19 @@ SAVING = Quantity("share", 1, -1, ".0%")
 
 
 def ladder_table(experiments: Experiments) -> pd.DataFrame:
-    """What delay costs, by the length of the training: a target for each length, that the ladder's methods reach.
+    """What delay costs, by the length of the training: a target for each length, that the ladder's
+    methods reach.
 
-    The last rows extrapolate to the paper's relative delay, 0.013 %, with 95 % prediction intervals. Where the model
-    grows, those before them say what the shorter lengths predict of the longest.
-    """
+    The last rows extrapolate to the paper's relative delay, 0.013 %, with 95 % prediction
+    intervals. Where the model grows, those before them say what the shorter lengths predict of the
+    longest."""
     ladder, scale = read_ladder(experiments), experiments.scale
     saved = {
-        (row["method"], row["iterations_of_training"], row["of_seeds"]): f"{saved_text(row)} (over {row['baseline']})"
+        (
+            row["method"],
+            row["iterations_of_training"],
+            row["of_seeds"],
+        ): f"{saved_text(row)} (over {row['baseline']})"
         for row in ladder.savings.to_dict("records")
     }
     table = [
@@ -177,17 +227,29 @@ def ladder_table(experiments: Experiments) -> pd.DataFrame:
             "at P": row["finals"][1],
             "slowdown": slowdown_text(row),
             "target loss": f"{row['target']:.3f}",
-            "iterations saved at P": saved.get((row["method"], row["iterations_of_training"], row["of_seeds"]), ""),
+            "iterations saved at P": saved.get(
+                (row["method"], row["iterations_of_training"], row["of_seeds"]), ""
+            ),
             **rate_texts(row, "lr at P"),
         }
         for row in ladder.slowdowns.to_dict("records")
     ]
     longest = max(scale.ladder)
-    predicted = [(f"{longest}, predicted", (DEEPEST - 1) / longest, longest - 1)] if scale.grows else []
-    columns = (("slowdown", ladder.slowdown, ladder.slowdowns), ("iterations saved at P", SAVING, ladder.savings))
-    for label, relative_delay, most in [*predicted, ("244000, extrapolated", PAPER_RELATIVE_DELAY, longest)]:
+    predicted = (
+        [(f"{longest}, predicted", (DEEPEST - 1) / longest, longest - 1)] if scale.grows else []
+    )
+    columns = (
+        ("slowdown", ladder.slowdown, ladder.slowdowns),
+        ("iterations saved at P", SAVING, ladder.savings),
+    )
+    for label, relative_delay, most in [
+        *predicted,
+        ("244000, extrapolated", PAPER_RELATIVE_DELAY, longest),
+    ]:
         known = [
-            (name, what, rows[rows["iterations_of_training"] <= most]) for name, what, rows in columns if len(rows)
+            (name, what, rows[rows["iterations_of_training"] <= most])
+            for name, what, rows in columns
+            if len(rows)
         ]
         if not known or known[0][2]["iterations_of_training"].nunique() < LEAST_LENGTHS:
             continue
@@ -196,7 +258,9 @@ def ladder_table(experiments: Experiments) -> pd.DataFrame:
             for heading, quantity, of_lengths in known:
                 of_method = of_lengths[of_lengths["method"] == method]
                 if len(of_method):
-                    cells[heading] = quantity.prediction_text(quantity.law(of_method), relative_delay)
+                    cells[heading] = quantity.prediction_text(
+                        quantity.law(of_method), relative_delay
+                    )
             table.append(cells)
     return pd.DataFrame(table).fillna("")
 
@@ -204,11 +268,15 @@ def ladder_table(experiments: Experiments) -> pd.DataFrame:
 def rate_texts(slowdown: Mapping[str, Any], heading: str) -> dict[str, str]:
     """The learning rates of both sides, a star where one is at the edge of those tried."""
     pairs = {"lr at P = 1": "reference_lr", heading: "lr"}
-    return {title: rate_text(slowdown[key], at_edge=slowdown[f"{key}_at_edge"]) for title, key in pairs.items()}
+    return {
+        title: rate_text(slowdown[key], at_edge=slowdown[f"{key}_at_edge"])
+        for title, key in pairs.items()
+    }
 
 
 def fill_ladder(experiments: Experiments, figure: Figure) -> None:
-    """Slowdown and iterations saved against the relative delay; the legends say what is extrapolated."""
+    """Slowdown and iterations saved against the relative delay; the legends say what is
+    extrapolated."""
     slowed, saved, slowdown = read_ladder(experiments)
     if slowed.empty:
         figure.subplots().set_title("not run", color="grey")
@@ -220,11 +288,20 @@ def fill_ladder(experiments: Experiments, figure: Figure) -> None:
     if experiments.scale.grows and SCALES["laptop"].runs.is_dir():
         of_fixed_width = read_ladder(laptop := Experiments.load(SCALES["laptop"]))
         experiments.used |= laptop.used
-        fixed_width = (left, of_fixed_width.slowdowns, "ratio"), (right, of_fixed_width.savings, "share")
+        fixed_width = (
+            (left, of_fixed_width.slowdowns, "ratio"),
+            (right, of_fixed_width.savings, "share"),
+        )
         for axes, rows, column in (part for part in fixed_width if len(part[1])):
             for method, points in rows[rows["method"].isin(LADDER_METHODS)].groupby("method"):
-                axes.plot(points["relative_delay"], points[column], ".:", color=look_of(method).color, alpha=0.4,
-                          label="dotted: fixed width" if method == "basis-rotation" else "")  # fmt: skip
+                axes.plot(
+                    points["relative_delay"],
+                    points[column],
+                    ".:",
+                    color=look_of(method).color,
+                    alpha=0.4,
+                    label="dotted: fixed width" if method == "basis-rotation" else "",
+                )
     left.set(yscale="log", ylim=(0.93, highest), ylabel=f"slowdown at P = {DEEPEST}")
     left.axhline(1.0, color="black", linewidth=0.5)
     left.set_yticks([tick for tick in (1, 1.5, 2, 3, 5, 10, 20, 50) if tick < highest])
@@ -250,29 +327,58 @@ def _by_length(rows: pd.DataFrame, quantity: Quantity, what: str) -> str:
     return f"Basis rotation: {what} {short}\niterations, {long}"
 
 
-def _fill(axes: Axes, rows: pd.DataFrame, quantity: Quantity, printed: Mapping[str, float], form: str) -> list[float]:
-    """Each method's points, its law down to the paper's delay, and the paper's number there; all values drawn."""
+def _fill(
+    axes: Axes, rows: pd.DataFrame, quantity: Quantity, printed: Mapping[str, float], form: str
+) -> list[float]:
+    """Each method's points, its law down to the paper's delay, and the paper's number there; all
+    values drawn."""
     methods, values = rows["method"].unique(), []
     for index, method in enumerate(methods):
-        points, look = rows[(rows["method"] == method) & rows[quantity.column].notna()], look_of(method)
+        points, look = (
+            rows[(rows["method"] == method) & rows[quantity.column].notna()],
+            look_of(method),
+        )
         values += [printed[method], *points[quantity.column]]
         law = quantity.law(points)
         label = f"{look.label}: {quantity.prediction_text(law)} / {printed[method]:{form}}"
         offset = SIDEWAYS ** (index - (len(methods) - 1) / 2)
         for point in points.to_dict("records"):
-            x, y, ends = point["relative_delay"] * offset, point[quantity.column], (point["low"], point["high"])
+            x, y, ends = (
+                point["relative_delay"] * offset,
+                point[quantity.column],
+                (point["low"], point["high"]),
+            )
             # Hollow: one seed; an arrow: a lower bound.
             marker = r"$\uparrow$" if point.get("is_censored") else look.marker
             face = "white" if point["num_seeds"] == 1 else look.color
-            draw_points(axes, x, y, ends, look, marker=marker, markerfacecolor=face, markersize=5, label=label)
+            draw_points(
+                axes,
+                x,
+                y,
+                ends,
+                look,
+                marker=marker,
+                markerfacecolor=face,
+                markersize=5,
+                label=label,
+            )
             label = ""  # one entry in the legend
         if law is not None:
             delays = np.geomspace(PAPER_RELATIVE_DELAY, points["relative_delay"].max(), 60)
-            line, lows, highs = np.array([quantity.predicted(law, float(delay)) for delay in delays]).T
+            line, lows, highs = np.array(
+                [quantity.predicted(law, float(delay)) for delay in delays]
+            ).T
             axes.plot(delays, line, color=look.color, linewidth=1.0, linestyle=(0, (4, 1.5)))
             axes.fill_between(delays, lows, highs, color=look.color, alpha=0.12, linewidth=0)
-        axes.plot(PAPER_RELATIVE_DELAY, printed[method], "*", color=look.color, markersize=10,
-                  markeredgecolor="black", markeredgewidth=0.6)  # fmt: skip
+        axes.plot(
+            PAPER_RELATIVE_DELAY,
+            printed[method],
+            "*",
+            color=look.color,
+            markersize=10,
+            markeredgecolor="black",
+            markeredgewidth=0.6,
+        )
     return values
 
 
@@ -285,8 +391,18 @@ def _finish(axes: Axes, title: str) -> None:
     axes.minorticks_off()
     axes.axvline(PAPER_RELATIVE_DELAY, color="black", linewidth=0.6, linestyle=":")
     axes.annotate(
-        "the paper:\n31 / 244,000", (PAPER_RELATIVE_DELAY, 0.98), xycoords=("data", "axes fraction"), xytext=(3, 0),
-        textcoords="offset points", va="top", fontsize=7,
-    )  # fmt: skip
-    axes.legend(title="at the paper's delay: extrapolated [95 %] / paper", title_fontsize=7, fontsize=7,
-                loc="upper center", bbox_to_anchor=(0.5, -0.2))  # fmt: skip
+        "the paper:\n31 / 244,000",
+        (PAPER_RELATIVE_DELAY, 0.98),
+        xycoords=("data", "axes fraction"),
+        xytext=(3, 0),
+        textcoords="offset points",
+        va="top",
+        fontsize=7,
+    )
+    axes.legend(
+        title="at the paper's delay: extrapolated [95 %] / paper",
+        title_fontsize=7,
+        fontsize=7,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.2),
+    )

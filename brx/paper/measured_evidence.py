@@ -1,4 +1,5 @@
-"""What else says something on the paper's claims: measurements at checkpoints, the toy problems' files, formulas."""
+"""What else says something on the paper's claims: measurements at checkpoints, the toy problems'
+files, formulas."""
 
 import json
 import math
@@ -12,7 +13,14 @@ import pandas as pd
 
 from brx.config.loading import preset_with
 from brx.curvature.effective_delay import complete_measurements
-from brx.curvature.norm_result import SPACES, STRATEGY_SPACES, NormResult, Space, by_method_and_depth, results_of
+from brx.curvature.norm_result import (
+    SPACES,
+    STRATEGY_SPACES,
+    NormResult,
+    Space,
+    by_method_and_depth,
+    results_of,
+)
 from brx.curvature.oscillation import Oscillation
 from brx.errors import UserError
 from brx.model.sizes import num_elements, stage_shapes
@@ -28,7 +36,9 @@ from brx.runs.slowdown import geometric_mean
 
 TOYS = Path("results/toy")
 MOST_CHANCE = 0.05
-HARDLY = 1.1  # the slowdown below which delay hardly slows: by less than a tenth (docs/protocol.md, 6)
+HARDLY = (
+    1.1  # the slowdown below which delay hardly slows: by less than a tenth (docs/protocol.md, 6)
+)
 APPROXIMATELY = 0.01
 
 
@@ -38,7 +48,8 @@ def _folders(experiments: Experiments) -> list[Path]:
 
 
 def _norms(experiments: Experiments, spaces: Sequence[Space]) -> list[NormResult]:
-    """What was measured, with the folder in which it lies as its run: exported ones name where they were made."""
+    """What was measured, with the folder in which it lies as its run: exported ones name where they
+    were made."""
     return [
         norm.model_copy(update={"run": str(folder)})
         for folder in _folders(experiments)
@@ -53,8 +64,8 @@ def _seed(run: str | Path) -> int:
 def norm_ratio(experiments: Experiments) -> Evidence:
     """Rotated over original norm, at checkpoints of basis rotation with the largest delay.
 
-    Where half of the sample was measured, the interval holds the ratio extrapolated to an infinite one, too.
-    """
+    Where half of the sample was measured, the interval holds the ratio extrapolated to an infinite
+    one, too."""
     norms = [norm for norm in _norms(experiments, SPACES) if norm.method == "basis-rotation"]
     pairs = complete_measurements(norms, SPACES)
     if not pairs:
@@ -69,19 +80,24 @@ def norm_ratio(experiments: Experiments) -> Evidence:
         half, extrapolated = (_log_ratios(rotated, original, which) for which in (1, 2))
         ends = extrapolated.interval or (extrapolated.mean,)
         low, high = min(low, *ends), max(high, *ends)
-        text += f"{math.exp(half.mean):.3g} from half the sample, {math.exp(extrapolated.mean):.3g} extrapolated"
+        text += (
+            f"{math.exp(half.mean):.3g} from half the sample, "
+            f"{math.exp(extrapolated.mean):.3g} extrapolated"
+        )
     else:
         text += "raised by the noise of the batches, by how much is not known"
     low, high = math.exp(low), math.exp(high)
-    return Evidence(math.exp(rise.mean), low, high, holds=high < 1, text=text, num_seeds=len(rise.by_seed))
+    return Evidence(
+        math.exp(rise.mean), low, high, holds=high < 1, text=text, num_seeds=len(rise.by_seed)
+    )
 
 
 def theorem_order(experiments: Experiments, source: str) -> Evidence:
-    """Wherever all coordinates were measured, bilateral is below unilateral, and that below original.
+    """Wherever all coordinates were measured, bilateral is below unilateral, and that below
+    original.
 
-    With three seeds or more by the intervals over them of the samples' norms and of those extrapolated, else by more
-    than the intervals of every measurement.
-    """
+    With three seeds or more by the intervals over them of the samples' norms and of those
+    extrapolated, else by more than the intervals of every measurement."""
     measured = complete_measurements(_norms(experiments, STRATEGY_SPACES))
     if not measured:
         raise UserError("norms by strategy have not been measured on one checkpoint yet")
@@ -90,7 +106,9 @@ def theorem_order(experiments: Experiments, source: str) -> Evidence:
     of_all = [norm for of_run in measured for norm in of_run]
     for (method, P), of_seeds in sorted(by_method_and_depth(of_all).items()):
         norms = [[norm for norm in of_seeds if norm.space == space] for space in falling]
-        unsure = [lower[0].space for higher, lower in pairwise(norms) if not _surely_above(higher, lower)]
+        unsure = [
+            lower[0].space for higher, lower in pairwise(norms) if not _surely_above(higher, lower)
+        ]
         holds = holds and not unsure
         means = ", ".join(f"{_mean(of_space):.3g}" for of_space in norms)
         by_chance = "".join(f" ({space}: not by more than chance)" for space in unsure)
@@ -104,14 +122,20 @@ def _mean(norms: Sequence[NormResult]) -> float:
     return geometric_mean([norm.normalized for norm in norms])
 
 
-def _log_ratios(norms: Sequence[NormResult], others: Sequence[NormResult], which: int = 0) -> Margin:
-    """The logarithm of the ratio of two norms of one run, by its seed; `which` of `NormResult.norms`."""
+def _log_ratios(
+    norms: Sequence[NormResult], others: Sequence[NormResult], which: int = 0
+) -> Margin:
+    """The logarithm of the ratio of two norms of one run, by its seed; `which` of
+    `NormResult.norms`."""
     logs = ([math.log(max(norm.norms[which], 1e-300)) for norm in side] for side in (norms, others))
-    return Margin(pd.Series({_seed(norm.run): a - b for norm, a, b in zip(norms, *logs, strict=True)}))
+    return Margin(
+        pd.Series({_seed(norm.run): a - b for norm, a, b in zip(norms, *logs, strict=True)})
+    )
 
 
 def _log_interval(norm: NormResult, other: NormResult) -> tuple[float, float]:
-    """Of the logarithm of the ratio of two norms of one run, from the intervals of both estimates."""
+    """Of the logarithm of the ratio of two norms of one run, from the intervals of both
+    estimates."""
     (low, high), (other_low, other_high) = norm.interval, other.interval
     return math.log(max(low, 1e-300) / other_high), math.log(high / max(other_low, 1e-300))
 
@@ -125,22 +149,31 @@ def _surely_above(norms: Sequence[NormResult], others: Sequence[NormResult]) -> 
 
 
 def _variances(experiments: Experiments) -> pd.DataFrame:
-    """Variances of the updates of both methods along the dominant and a random direction, as logarithms."""
+    """Variances of the updates of both methods along the dominant and a random direction, as
+    logarithms."""
     columns = ["P", "method", "seed", "iteration", "dominant", "random", "eigenvalue"]
     rows = [
-        (one.num_stages, one.method, _seed(folder), one.iteration, np.log(one.dominant.variance),
-         np.log(one.random.variance), one.eigenvalue)
+        (
+            one.num_stages,
+            one.method,
+            _seed(folder),
+            one.iteration,
+            np.log(one.dominant.variance),
+            np.log(one.random.variance),
+            one.eigenvalue,
+        )
         for folder in _folders(experiments)
         for one in Oscillation.all_of(folder)
         if one.method in ("basis-rotation", "pipedream")
-    ]  # fmt: skip
+    ]
     if not rows:
         raise UserError("not measured yet")
     return pd.DataFrame(rows, columns=columns)
 
 
 def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
-    """Variances of basis rotation and PipeDream at the same checkpoints: at P = 1, or at the largest P measured."""
+    """Variances of basis rotation and PipeDream at the same checkpoints: at P = 1, or at the
+    largest P measured."""
     table = _variances(experiments)
     P = table["P"].max() if delayed else 1
     if delayed and P == 1:
@@ -157,25 +190,39 @@ def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
     text = f"variance along the dominant eigenvector at P = {P}: basis rotation {variances[0]:.2g},"
     text += f" PipeDream {variances[1]:.2g}"
     if less.interval:
-        text += ", basis rotation over PipeDream [{:.2g}, {:.2g}]".format(*np.exp(-np.array(less.interval[::-1])))
+        text += ", basis rotation over PipeDream [{:.2g}, {:.2g}]".format(
+            *np.exp(-np.array(less.interval[::-1]))
+        )
     counts = {"seed": len(less.by_seed), "checkpoint": len(both)}
-    text += f" ({', '.join(f'{count} {what}' + 's' * (count > 1) for what, count in counts.items())})"
+    text += (
+        f" ({', '.join(f'{count} {what}' + 's' * (count > 1) for what, count in counts.items())})"
+    )
     if plateaus := int((both["eigenvalue_of_pipedream"] < 0).sum()):
-        text += f"; at {plateaus} of them PipeDream's dominant eigenvalue is negative, as on a plateau"
+        text += (
+            f"; at {plateaus} of them PipeDream's dominant eigenvalue is negative, as on a plateau"
+        )
     return less.evidence(text)
 
 
 def stable_elsewhere(experiments: Experiments) -> Evidence:
-    """Along a random direction the updates of both methods vary less than along the dominant one, at every P."""
+    """Along a random direction the updates of both methods vary less than along the dominant one,
+    at every P."""
     table = _variances(experiments)
     if table["method"].nunique() < 2:
         raise UserError("not measured with both methods yet")
     table = table.assign(less=table["dominant"] - table["random"])
-    margins = {key: Margin(rows.groupby("seed")["less"].mean()) for key, rows in table.groupby(["method", "P"])}
-    ratios = ", ".join(f"{method} at P = {P} {np.exp(-less.mean):.2g}" for (method, P), less in margins.items())
+    margins = {
+        key: Margin(rows.groupby("seed")["less"].mean())
+        for key, rows in table.groupby(["method", "P"])
+    }
+    ratios = ", ".join(
+        f"{method} at P = {P} {np.exp(-less.mean):.2g}" for (method, P), less in margins.items()
+    )
     text = f"variance along a random direction over that along the dominant one: {ratios}"
     num_seeds = min(len(less.by_seed) for less in margins.values())
-    return Evidence(holds=all(less.holds for less in margins.values()), text=text, num_seeds=num_seeds)
+    return Evidence(
+        holds=all(less.holds for less in margins.values()), text=text, num_seeds=num_seeds
+    )
 
 
 def _toy(name: str, take: Callable[[Any], Any]) -> Any:
@@ -190,11 +237,19 @@ def _toy(name: str, take: Callable[[Any], Any]) -> Any:
 
 
 def delay_hurts_where_misaligned(_: Experiments) -> Evidence:
-    """On the quadratic, delay slows Adam with the eigenvectors between the axes, and hardly along them."""
+    """On the quadratic, delay slows Adam with the eigenvectors between the axes, and hardly along
+    them."""
 
     def of_adam(kept: Any) -> list[float]:  # None: it never arrived
-        cases = {case["aligned"]: case["slowdown"] for case in kept["slowdowns"] if case["optimizer"] == "Adam"}
-        return [math.inf if cases[aligned] is None else float(cases[aligned]) for aligned in (True, False)]
+        cases = {
+            case["aligned"]: case["slowdown"]
+            for case in kept["slowdowns"]
+            if case["optimizer"] == "Adam"
+        }
+        return [
+            math.inf if cases[aligned] is None else float(cases[aligned])
+            for aligned in (True, False)
+        ]
 
     aligned, misaligned = _toy("quadratic", of_adam)
     text = f"slowdown of Adam: aligned {aligned:.2f}, misaligned {misaligned:.2f}"
@@ -202,28 +257,41 @@ def delay_hurts_where_misaligned(_: Experiments) -> Evidence:
 
 
 def misalignment_slows_on_the_spiral(_: Experiments) -> Evidence:
-    """As the paper sets the spiral up, misalignment and slowdown rise together, on a trajectory that arrives."""
+    """As the paper sets the spiral up, misalignment and slowdown rise together, on a trajectory
+    that arrives."""
     (arrived, correlation, p_value), (small_arrived, with_small_steps, _p) = (
-        _toy(name, lambda kept: np.array([kept[key] for key in ("arrived", "spearman", "p_value")], dtype=float))
+        _toy(
+            name,
+            lambda kept: np.array(
+                [kept[key] for key in ("arrived", "spearman", "p_value")], dtype=float
+            ),
+        )
         for name in ("spiral", "spiral-small-steps")
     )  # NaN for None: of a constant there is no correlation
     text = f"rank correlation of misalignment and slowdown {correlation:.2f}"
     text += "" if arrived else ", but Adam stops on the way"
-    text += f"; with smaller steps it {'arrives' if small_arrived else 'stops'}: {with_small_steps:.2f}"
+    text += (
+        f"; with smaller steps it {'arrives' if small_arrived else 'stops'}: {with_small_steps:.2f}"
+    )
     return Evidence(holds=bool(arrived and correlation > 0 and p_value < MOST_CHANCE), text=text)
 
 
 def memory_share(_: Experiments) -> Evidence:
-    """1st/unilateral of an MLP matrix of Llama-3-8B, over 4 m n, as the paper counts; Adam's two moments are 2 m n."""
+    """1st/unilateral of an MLP matrix of Llama-3-8B, over 4 m n, as the paper counts; Adam's two
+    moments are 2 m n."""
     m, n = LLAMA_3_8B["MLP"]
     overhead = overhead_elements((m, n), "1st", "unilateral")
     of_moments = overhead / (2 * m * n)
-    text = f"of 4mn as the paper counts, {1 / 16:.2%} with its m = 4n; {of_moments:.1%} of Adam's two moments"
+    text = (
+        f"of 4mn as the paper counts, {1 / 16:.2%} with its m = 4n; {of_moments:.1%} of Adam's "
+        f"two moments"
+    )
     return Evidence(overhead / (4 * m * n), text=text)
 
 
 def llama_overhead() -> pd.DataFrame:
-    """What the strategies of basis rotation add for one matrix of Llama-3-8B's attention and of its MLP, texts."""
+    """What the strategies of basis rotation add for one matrix of Llama-3-8B's attention and of its
+    MLP, texts."""
     names = {shape: name for name, shape in LLAMA_3_8B.items()}
     return overhead_texts(dict.fromkeys(names, 1), names)[1]
 
@@ -232,7 +300,9 @@ def memory_of_strategies(_: Experiments) -> Evidence:
     table = llama_overhead()
     sizes = table.iloc[:, 4:6].to_numpy().tolist()
     strategies = table["source"] + "/" + table["geometry"]
-    text = ", ".join(f"{name} {' and '.join(both)}" for name, both in zip(strategies, sizes, strict=True))
+    text = ", ".join(
+        f"{name} {' and '.join(both)}" for name, both in zip(strategies, sizes, strict=True)
+    )
     return Evidence(holds=sizes == MEMORY_GIB, text=f"attention and MLP: {text} GiB")
 
 
@@ -243,7 +313,9 @@ def parameter_counts(_: Experiments) -> Evidence:
         shapes = stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))
         counts[preset] = num_elements(shapes)
     text = ", ".join(f"{preset} {count / 1e6:,.1f} M" for preset, count in counts.items())
-    holds = all(abs(count / PARAMETERS[preset] - 1) < APPROXIMATELY for preset, count in counts.items())
+    holds = all(
+        abs(count / PARAMETERS[preset] - 1) < APPROXIMATELY for preset, count in counts.items()
+    )
     return Evidence(holds=holds, text=text)
 
 
@@ -253,5 +325,8 @@ def stage_counts(_: Experiments) -> Evidence:
     differing = [model for model, counts in STAGE_COUNTS.items() if ours[model] != counts]
     text = f"{len(ours) - len(differing)} of {len(ours)} models as printed"
     if differing:
-        text += f"; not {', '.join(differing)}: the paper's formula, P >= 2 L, gives {ours[differing[0]][0]}"
+        text += (
+            f"; not {', '.join(differing)}: the paper's formula, P >= 2 L, gives "
+            f"{ours[differing[0]][0]}"
+        )
     return Evidence(holds=not differing, text=text)

@@ -1,9 +1,11 @@
-"""Numbers that the paper prints about its own experiments: ours stand beside them in tables, figures and claims."""
+"""Numbers that the paper prints about its own experiments: ours stand beside them in tables,
+figures and claims."""
 
 from brx.planning.stage_count import ModelShape
 
-# By method, as printed in the tables of slowdown; PipeDream's from the introduction. The table of the estimation
-# strategies has 4.24 for PipeDream-LR; the other table and the text give that number to Nesterov.
+# By method, as printed in the tables of slowdown; PipeDream's from the introduction. The table of
+# the estimation strategies has 4.24 for PipeDream-LR; the other table and the text give that number
+# to Nesterov.
 SLOWDOWNS = {
     "pipedream": 5.81,
     "pipedream-lr": 5.43,
@@ -19,8 +21,15 @@ SLOWDOWNS = {
 
 # The share of the best baseline's iterations that basis rotation saves, by model.
 SAVED = {"main": 0.716, "smaller": 0.624, "larger": 0.768, "mixture of experts": 0.468, "3B": 0.817}
-PARAMETERS = {"paper-95m": 96e6, "paper-1b": 1.03e9, "paper-3b": 3047e6}  # by preset, the first two "approximately"
-LLAMA_3_8B = {"attention": (4096, 4096), "MLP": (4096, 14336)}  # matrices (m, n) of the table of memory
+PARAMETERS = {
+    "paper-95m": 96e6,
+    "paper-1b": 1.03e9,
+    "paper-3b": 3047e6,
+}  # by preset, the first two "approximately"
+LLAMA_3_8B = {
+    "attention": (4096, 4096),
+    "MLP": (4096, 14336),
+}  # matrices (m, n) of the table of memory
 # As printed: 2nd/bilateral, 2nd/unilateral, 1st/bilateral, 1st/unilateral; attention, MLP.
 MEMORY_GIB = [["0.25", "1.66"], ["0.13", "0.13"], ["0.13", "0.83"], ["0.06", "0.06"]]
 

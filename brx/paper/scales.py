@@ -1,4 +1,5 @@
-"""The scales at which the paper is reproduced, and how its experiments are found among a scale's runs."""
+"""The scales at which the paper is reproduced, and how its experiments are found among a scale's
+runs."""
 
 from __future__ import annotations
 
@@ -26,18 +27,31 @@ VARIANTS: dict[str, Settings] = {
     **{method: {"optimizer.method": method} for method in MAIN},
     "basis-rotation 2nd/unilateral": _ROTATION | {"optimizer.geometry": "unilateral"},
     "basis-rotation 1st/bilateral": _ROTATION | {"optimizer.source": "1st"},
-    "basis-rotation 1st/unilateral": _ROTATION | {"optimizer.source": "1st", "optimizer.geometry": "unilateral"},
+    "basis-rotation 1st/unilateral": _ROTATION
+    | {"optimizer.source": "1st", "optimizer.geometry": "unilateral"},
     **{method: {"optimizer.method": method} for method in (*PRECONDITIONED, "delay-compensation")},
 }
-"""By label, the settings of a method, or of a strategy of basis rotation: those that differ from 2nd/bilateral."""
+"""By label, the settings of a method, or of a strategy of basis rotation: those that differ from
+2nd/bilateral."""
 STRATEGY_NAMES = tuple(variant for variant in VARIANTS if variant.startswith("basis-rotation"))
 BASELINES_AND_STRATEGIES = (*MAIN[:3], *reversed(STRATEGY_NAMES))
-LADDER_METHODS = ("basis-rotation", "nesterov", "pipedream-lr")  # trained for several numbers of iterations
+LADDER_METHODS = (
+    "basis-rotation",
+    "nesterov",
+    "pipedream-lr",
+)  # trained for several numbers of iterations
 DEPTHS = (1, 2, 4, 8, 16, 32)  # numbers of stages P of the main comparison
 DEEPEST = 32
 ENDS = (1, DEEPEST)  # those between which a slowdown is taken
-RUN_AT = {name: ENDS if name in PRECONDITIONED else DEPTHS for name in VARIANTS if name != "delay-compensation"}
-PER_BLOCK, BLOCKS = "one block per stage", (4, 8, 16, 32)  # the model of the block scaling, and its depths
+RUN_AT = {
+    name: ENDS if name in PRECONDITIONED else DEPTHS
+    for name in VARIANTS
+    if name != "delay-compensation"
+}
+PER_BLOCK, BLOCKS = (
+    "one block per stage",
+    (4, 8, 16, 32),
+)  # the model of the block scaling, and its depths
 COMPENSATIONS = (0.04, 0.1, 0.5, 1.0)
 FREQUENCIES = (1, 10, 100)
 
@@ -46,7 +60,9 @@ class Model(NamedTuple):
     preset: str
     settings: Settings = MappingProxyType({})  # over the preset
     sweep: str = ""  # that trains it; empty: the sweep of each method
-    stages: int | None = None  # at which methods are compared; None: the largest number of the main comparison
+    stages: int | None = (
+        None  # at which methods are compared; None: the largest number of the main comparison
+    )
 
 
 @dataclass(frozen=True)
@@ -55,10 +71,18 @@ class Scale:
     runs: Path
     curvature: Path  # the runs whose Hessians were measured
     models: Mapping[str, Model]
-    ladder: Mapping[int, Settings] = field(default_factory=dict)  # by iterations, how else the main model's runs differ
-    grows: bool = False  # model and training grow together along the ladder: its law is fitted to each seed
-    between: Mapping[str, str] = field(default_factory=dict)  # by sweep of the ends, that of the depths between them
-    times: Path = Path("benchmarks/results/small_models.json")  # of an iteration, by size and method
+    ladder: Mapping[int, Settings] = field(
+        default_factory=dict
+    )  # by iterations, how else the main model's runs differ
+    grows: bool = (
+        False  # model and training grow together along the ladder: its law is fitted to each seed
+    )
+    between: Mapping[str, str] = field(
+        default_factory=dict
+    )  # by sweep of the ends, that of the depths between them
+    times: Path = Path(
+        "benchmarks/results/small_models.json"
+    )  # of an iteration, by size and method
 
     @property
     def preset(self) -> str:
@@ -97,7 +121,9 @@ SCALES = {
             "main": Model("similar"),
             "smaller": Model("similar", sweep="width", stages=24),
             "larger": Model("similar", {"model.width": 128}, "width", 24),
-            "mixture of experts": Model("similar", {"model.moe": {"experts": 8, "top_k": 2, "every": 2}}, "moe"),
+            "mixture of experts": Model(
+                "similar", {"model.moe": {"experts": 8, "top_k": 2, "every": 2}}, "moe"
+            ),
             PER_BLOCK: Model("similar", {"model.width": 32}, "block-scaling"),
         },
         ladder={  # docs/protocol.md, section 9
@@ -126,7 +152,8 @@ SCALES = {
 
 
 def depth_settings(depth: int, blocks: int) -> Settings:
-    """The settings of a pipeline of P stages; more than the model has blocks are made up by their delays."""
+    """The settings of a pipeline of P stages; more than the model has blocks are made up by their
+    delays."""
     if depth <= blocks:
         return {"pipeline.stages": depth}
     return {"pipeline.stages": blocks, "pipeline.delay.like": depth}
@@ -138,7 +165,8 @@ def _blocks(preset: str) -> int:
 
 
 class Experiments:
-    """Finds a scale's experiments among its runs, and remembers what was asked for: what was there and what was not."""
+    """Finds a scale's experiments among its runs, and remembers what was asked for: what was there
+    and what was not."""
 
     def __init__(self, scale: Scale, runs: pd.DataFrame, folder: Path) -> None:
         # What the scale's preset sets of every method tells none from another.
@@ -148,10 +176,13 @@ class Experiments:
         self.chosen = at_best_rates(runs)  # of each experiment
         self._origin = main_origin(self.chosen)
         self._by_experiment = dict(iter(self.chosen.groupby("experiment")))
-        self._diverged = set(runs.loc[runs["status"] == "diverged", "experiment"]) - set(self._by_experiment)
+        self._diverged = set(runs.loc[runs["status"] == "diverged", "experiment"]) - set(
+            self._by_experiment
+        )
         self.used: dict[str, pd.DataFrame] = {}  # of each experiment that was asked for, by its id
         self.sweeps: list[str] = []  # the files that make these
-        # A line for each that is not there or diverged, the last asked for at the end, with the file that makes it.
+        # A line for each that is not there or diverged, the last asked for at the end, with the
+        # file that makes it.
         self.missing: dict[str, str] = {}
 
     @classmethod
@@ -159,7 +190,9 @@ class Experiments:
         """Read the runs of a scale, from its own folder by default."""
         folder = folder or scale.runs
         if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder; make the runs with brx sweep {scale.sweep('main')}")
+            raise UserError(
+                f"{folder}: no such folder; make the runs with brx sweep {scale.sweep('main')}"
+            )
         return cls(scale, load(folder), folder)
 
     @property
@@ -183,9 +216,15 @@ class Experiments:
         return again
 
     def at_rate(self, rate: float) -> Experiments:
-        """The same runs but for those at other learning rates; what is asked for there counts as asked for here."""
+        """The same runs but for those at other learning rates; what is asked for there counts as
+        asked for here."""
         alone = Experiments(self.scale, self.runs[self.runs[RATE] == rate], self.folder)
-        alone._origin, alone.used, alone.sweeps, alone.missing = self._origin, self.used, self.sweeps, self.missing
+        alone._origin, alone.used, alone.sweeps, alone.missing = (
+            self._origin,
+            self.used,
+            self.sweeps,
+            self.missing,
+        )
         return alone
 
     def find(
@@ -197,11 +236,12 @@ class Experiments:
         model: str = "main",
         settings: Settings | None = None,
     ) -> pd.DataFrame | None:
-        """The runs of a method (of VARIANTS) at P stages at their best learning rate; None where there are none.
+        """The runs of a method (of VARIANTS) at P stages at their best learning rate; None where
+        there are none.
 
-        `stages`: by default the P at which methods are compared with the scale's `model`; `sweep`: that which makes the
-        runs, where it is not the usual one; `settings`: dotted keys that differ from the model's.
-        """
+        `stages`: by default the P at which methods are compared with the scale's `model`; `sweep`:
+        that which makes the runs, where it is not the usual one; `settings`: dotted keys that
+        differ from the model's."""
         if model not in self.scale.models:
             maker = SCALES["paper"].sweep("3b")
             self.missing[f"{method} with {model} parameters: brx sweep {maker}"] = maker
@@ -226,27 +266,37 @@ class Experiments:
         return seeds
 
     def find_all(self, wanted: Iterable[Mapping[str, Any]]) -> list[pd.DataFrame]:
-        """The runs of those experiments that are there; each is wanted by the arguments of `find`."""
+        """The runs of those experiments that are there; each is wanted by the arguments of
+        `find`."""
         return [seeds for options in wanted if (seeds := self.find(**options)) is not None]
 
     def find_ends(self, *methods: str, **options: Any) -> pd.DataFrame | None:
-        """The runs of methods without delay and at the deepest pipeline, or None if any is missing."""
+        """The runs of methods without delay and at the deepest pipeline, or None if any is
+        missing."""
         wanted = [{"method": method, "stages": P, **options} for method in methods for P in ENDS]
         found = self.find_all(wanted)
         return pd.concat(found) if len(found) == len(wanted) else None
 
     def _sweep_of(self, method: str, settings: Settings) -> str:
-        """The sweep with a method's runs; the preset's own depth is not repeated by that of the block scaling."""
+        """The sweep with a method's runs; the preset's own depth is not repeated by that of the
+        block scaling."""
         usual = _blocks(self.scale.preset)
         if settings.get("model.blocks", usual) != usual:
             return "block-scaling"
-        return "main" if method in MAIN else "strategies" if method in STRATEGY_NAMES else "preconditioned"
+        return (
+            "main"
+            if method in MAIN
+            else "strategies"
+            if method in STRATEGY_NAMES
+            else "preconditioned"
+        )
 
     def slowdown_target(self) -> float | None:
-        """The one target of all the paper's slowdowns at this scale, in nats; None while no method has both ends.
+        """The one target of all the paper's slowdowns at this scale, in nats; None while no method
+        has both ends.
 
-        That of the methods whose slowdowns the paper compares in more than one place: without plain PipeDream.
-        """
+        That of the methods whose slowdowns the paper compares in more than one place: without plain
+        PipeDream."""
         quietly = self.fresh()
         pairs = [quietly.find_ends(method) for method in BASELINES_AND_STRATEGIES[1:]]
         return max((common_target(pair) for pair in pairs if pair is not None), default=None)

@@ -1,4 +1,5 @@
-"""The study of similarity (docs/protocol.md, section 7): which dimensionless numbers decide what delay costs.
+"""The study of similarity (docs/protocol.md, section 7): which dimensionless numbers decide what
+delay costs.
 
 One factor of the laptop preset is changed at a time; each setting has a target of its own.
 """
@@ -26,7 +27,10 @@ from brx.sweep.spec import value_at
 RUNS = Path("results/similarity")
 COMMON_RATE = 1e-3
 WARMUP, BATCH, WIDTH = "training.warmup_fraction", "training.batch_size", "model.width"
-SHORT_WARMUP, LONG_WARMUP = {WARMUP: 0.120125}, {WARMUP: 0.375875}  # 31 and 97 tau of 8,000 iterations
+SHORT_WARMUP, LONG_WARMUP = (
+    {WARMUP: 0.120125},
+    {WARMUP: 0.375875},
+)  # 31 and 97 tau of 8,000 iterations
 
 PRESET = "laptop preset"
 SETTINGS: dict[str, Mapping[str, Any]] = {
@@ -47,20 +51,23 @@ SETTINGS: dict[str, Mapping[str, Any]] = {
 """By name, how a setting differs from the preset `laptop`."""
 CHOSEN_RATES = "each side's best rate"
 CAPTION = (
-    "Which numbers decide what delay costs: the laptop preset with one factor changed at a time, slowdown under"
-    " the delays of 32 stages to each setting's own target (bars: 95 % where there are two seeds, arrows: lower"
+    "Which numbers decide what delay costs: the laptop preset with one factor changed at a time, "
+    "slowdown under"
+    " the delays of 32 stages to each setting's own target (bars: 95 % where there are two seeds, "
+    "arrows: lower"
     " bounds), and iterations that basis rotation saves; dashed: the paper's numbers. Repeat:"
     " brx sweep configs/sweeps/similarity/*.yaml, brx plot similarity."
 )
 
 
 def study(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per setting and method of which both ends are there: the columns of `slowdowns`, and what is saved.
+    """A row per setting and method of which both ends are there: the columns of `slowdowns`, and
+    what is saved.
 
-    Further columns: `setting`, `seeds` (the least on a side), `val_loss` and `reference_val_loss` (means over seeds),
-    `saved` by basis rotation over the better baseline under delay, with `saved_low` and `saved_high`; `is_changed`
-    where the setting, seed by seed, surely has another slowdown than the preset.
-    """
+    Further columns: `setting`, `seeds` (the least on a side), `val_loss` and `reference_val_loss`
+    (means over seeds), `saved` by basis rotation over the better baseline under delay, with
+    `saved_low` and `saved_high`; `is_changed` where the setting, seed by seed, surely has another
+    slowdown than the preset."""
     preset = preset_with("laptop", {}).model_dump(mode="json")
     unchanged = {key: value_at(preset, key) for changed in SETTINGS.values() for key in changed}
     frames = []
@@ -78,47 +85,71 @@ def study(runs: pd.DataFrame) -> pd.DataFrame:
         if len(chosen):
             frames.append(_compared(chosen).assign(setting=setting))
     if not frames:
-        raise UserError(f"{RUNS}: no method has runs at P = 1 and at another P, at the settings of the study")
+        raise UserError(
+            f"{RUNS}: no method has runs at P = 1 and at another P, at the settings of the study"
+        )
     rows = concat(frames)
     usual = {row["method"]: row for row in rows.to_dict("records") if row["setting"] == PRESET}
-    return rows.assign(is_changed=[_is_changed(row, usual.get(row["method"])) for row in rows.to_dict("records")])
+    return rows.assign(
+        is_changed=[_is_changed(row, usual.get(row["method"])) for row in rows.to_dict("records")]
+    )
 
 
 def _is_changed(row: Mapping[str, Any], usual: Mapping[str, Any] | None) -> bool:
-    """Whether the slowdowns of a setting and of the usual one differ by more than their 95 % interval over seeds."""
+    """Whether the slowdowns of a setting and of the usual one differ by more than their 95 %
+    interval over seeds."""
     if usual is None or row["is_censored"] or usual["is_censored"]:
         return False
     by_seed = [
         {seed: Reached(own / reference, True) for seed, own, reference in zip(*counts, strict=True)}
-        for counts in ((of["shared_seeds"], of["iterations"], of["reference_iterations"]) for of in (row, usual))
+        for counts in (
+            (of["shared_seeds"], of["iterations"], of["reference_iterations"])
+            for of in (row, usual)
+        )
         if counts[0]
     ]
     ratio = iteration_ratio(*by_seed) if len(by_seed) == 2 else None
-    return ratio is not None and ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high
+    return (
+        ratio is not None
+        and ratio.low is not None
+        and ratio.high is not None
+        and not ratio.low <= 1 <= ratio.high
+    )
 
 
 def _compared(chosen: pd.DataFrame) -> pd.DataFrame:
     """The columns of `study` but the setting, which is left out of the variants' names."""
     deepest, chosen = chosen[DEPTH].max(), chosen.assign(variant=chosen["method"])
-    rows, saved = slowdowns(chosen, common_target(chosen)), reductions(chosen[chosen[DEPTH] == deepest])
+    rows, saved = (
+        slowdowns(chosen, common_target(chosen)),
+        reductions(chosen[chosen[DEPTH] == deepest]),
+    )
     by_depth = chosen.groupby(["method", DEPTH])
     losses = by_depth["val_loss"].mean().unstack().loc[rows["method"]]
     seeds = by_depth[SEED].nunique().unstack().min(axis="columns").loc[rows["method"]]
     share, low, high = saved[["share", "low", "high"]].iloc[0] if len(saved) else [math.nan] * 3
     return rows.assign(
-        seeds=seeds.to_numpy(), val_loss=losses[deepest].to_numpy(), reference_val_loss=losses[1].to_numpy(),
-        saved=share, saved_low=low, saved_high=high,
-    )  # fmt: skip
+        seeds=seeds.to_numpy(),
+        val_loss=losses[deepest].to_numpy(),
+        reference_val_loss=losses[1].to_numpy(),
+        saved=share,
+        saved_low=low,
+        saved_high=high,
+    )
 
 
 def load_study() -> pd.DataFrame:
     if not RUNS.is_dir():
-        raise UserError(f"{RUNS}: no such folder, for the study's runs: brx sweep configs/sweeps/similarity/*.yaml")
+        raise UserError(
+            f"{RUNS}: no such folder, for the study's runs: brx sweep "
+            f"configs/sweeps/similarity/*.yaml"
+        )
     return study(load([RUNS]))
 
 
 def study_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per setting: slowdown and final validation losses (P = 1, under delay) of each method, iterations saved.
+    """A row per setting: slowdown and final validation losses (P = 1, under delay) of each method,
+    iterations saved.
 
     A star stands where the setting is known to change the slowdown.
     """
@@ -126,15 +157,20 @@ def study_table(rows: pd.DataFrame) -> pd.DataFrame:
     for setting, of_setting in rows.groupby("setting", sort=False):
         cells = {"setting": str(setting), "seeds": str(of_setting["seeds"].min())}
         for row in of_setting.sort_values("method", ascending=False).to_dict("records"):
-            cells[f"slowdown: {row['method']}"] = slowdown_text(row) + (" *" if row["is_changed"] else "")
-            cells[f"loss: {row['method']}"] = f"{row['reference_val_loss']:.3f}, {row['val_loss']:.3f}"
+            cells[f"slowdown: {row['method']}"] = slowdown_text(row) + (
+                " *" if row["is_changed"] else ""
+            )
+            cells[f"loss: {row['method']}"] = (
+                f"{row['reference_val_loss']:.3f}, {row['val_loss']:.3f}"
+            )
         saved = of_setting["saved"].iloc[0]
         table.append({**cells, "saved": "-" if pd.isna(saved) else f"{saved:.0%}"})
     return pd.DataFrame(table).fillna("-")
 
 
 def draw_study(path: Path) -> list[Path]:
-    """A line per setting: the slowdowns of the three methods, and the iterations saved; dashed: the paper's numbers."""
+    """A line per setting: the slowdowns of the three methods, and the iterations saved; dashed: the
+    paper's numbers."""
     rows = load_study()
     settings = rows["setting"].unique()
     places = [-place for place in range(len(settings))]
@@ -144,8 +180,16 @@ def draw_study(path: Path) -> list[Path]:
         for index, method in enumerate(reversed(LADDER_METHODS)):
             points, color = rows[rows["method"] == method], look_of(method).color
             y, bounds = points["place"] + 0.2 * (1 - index), points["is_censored"]
-            left.plot(points["ratio"], y, "o", color=color, label=look_of(method).label, markersize=4)
-            left.hlines(y, points["low"].clip(lower=0.5), points["high"].clip(upper=100), color=color, linewidth=1)
+            left.plot(
+                points["ratio"], y, "o", color=color, label=look_of(method).label, markersize=4
+            )
+            left.hlines(
+                y,
+                points["low"].clip(lower=0.5),
+                points["high"].clip(upper=100),
+                color=color,
+                linewidth=1,
+            )
             left.plot(points["ratio"][bounds] * 1.12, y[bounds], ">", color=color, markersize=3)
             left.axvline(SLOWDOWNS[method], color=color, linestyle="--", linewidth=0.8)
         left.set(xscale="log", xlim=(0.8, 40), xlabel="slowdown", xticks=[1, 2, 5, 10, 20])
@@ -154,9 +198,17 @@ def draw_study(path: Path) -> list[Path]:
         left.set_yticks(places, settings)
         left.set_ylim(-len(settings) + 0.5, 0.5)
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-        saved = rows.drop_duplicates("setting")  # of basis rotation, whose colour the loop ends with
+        saved = rows.drop_duplicates(
+            "setting"
+        )  # of basis rotation, whose colour the loop ends with
         right.plot(saved["saved"], saved["place"], "o", color=color, markersize=4)
-        right.hlines(saved["place"], saved["saved_low"].clip(lower=0), saved["saved_high"], color=color, linewidth=1)
+        right.hlines(
+            saved["place"],
+            saved["saved_low"].clip(lower=0),
+            saved["saved_high"],
+            color=color,
+            linewidth=1,
+        )
         right.axvline(SAVED["main"], color=color, linestyle="--", linewidth=0.8)
         right.set(xlim=(0, 1), ylim=left.get_ylim(), xlabel="iterations saved")
         right.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

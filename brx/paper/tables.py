@@ -1,8 +1,9 @@
-"""The paper's tables, from the runs of a scale, each a frame of texts; and what figures are made by, too.
+"""The paper's tables, from the runs of a scale, each a frame of texts; and what figures are made
+by, too.
 
-What is wanted is a name, a place in the paper (`Figure 5`), or `all`, from a folder of runs (None: the scale's). What
-cannot be made, or not all of it, is noted; where it is all that was wanted, it is a UserError.
-"""
+What is wanted is a name, a place in the paper (`Figure 5`), or `all`, from a folder of runs (None:
+the scale's). What cannot be made, or not all of it, is noted; where it is all that was wanted, it
+is a UserError."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,14 +26,22 @@ from brx.paper.similarity import load_study, study_table
 from brx.planning.stage_count import stage_count_table
 from brx.runs.comparison import reductions, slowdowns
 from brx.runs.formats import format_table
-from brx.runs.tables import experiment_table, final_loss_text, rate_table, reduction_table, seeds_text, slowdown_text
+from brx.runs.tables import (
+    experiment_table,
+    final_loss_text,
+    rate_table,
+    reduction_table,
+    seeds_text,
+    slowdown_text,
+)
 
 CLAIMS_LEGEND = """\
-Losses are final validation losses in nats, unless a row says otherwise; `basis-rotation` is 2nd/bilateral, the best
-baseline the lowest of `pipedream`, `pipedream-lr` and `nesterov` on each seed (where iterations or hours are saved, by
-training loss); brackets are 95 % intervals over seeds. A method's slowdown differs between rows that take other seeds
-(those that all methods of the row have) or another target (`teaser-slowdown`). *One seed*: some experiment of the row
-has only one. *Runs*: trainings that were read; measurements at checkpoints are not counted. The rules are in
+Losses are final validation losses in nats, unless a row says otherwise; `basis-rotation` is
+2nd/bilateral, the best baseline the lowest of `pipedream`, `pipedream-lr` and `nesterov` on each
+seed (where iterations or hours are saved, by training loss); brackets are 95 % intervals over
+seeds. A method's slowdown differs between rows that take other seeds (those that all methods of the
+row have) or another target (`teaser-slowdown`). *One seed*: some experiment of the row has only
+one. *Runs*: trainings that were read; measurements at checkpoints are not counted. The rules are in
 docs/protocol.md, sections 5 and 6."""
 PRECONDITIONED_TABLE = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 Note = Callable[..., None]  # tells the user some lines
@@ -49,7 +58,9 @@ class Entry:
 @dataclass(frozen=True)
 class PaperTable(Entry):
     title: str
-    make: Callable[[Experiments], pd.DataFrame]  # texts; empty where none of its experiments are there
+    make: Callable[
+        [Experiments], pd.DataFrame
+    ]  # texts; empty where none of its experiments are there
     legend: str = ""
 
 
@@ -58,7 +69,8 @@ Made = TypeVar("Made")
 
 
 def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.DataFrame:
-    """Each side at its own best rate; beside it the slowdown where both have the preset's, to a target of its own."""
+    """Each side at its own best rate; beside it the slowdown where both have the preset's, to a
+    target of its own."""
     rate = preset_with(experiments.scale.preset, {}).optimizer.lr
     at_rate = experiments.at_rate(rate)
     target, target_at_rate, rows = experiments.slowdown_target(), at_rate.slowdown_target(), []
@@ -67,11 +79,21 @@ def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.Data
         if target is None or ends is None:
             continue
         (slowdown,) = slowdowns(ends, target).to_dict("records")
-        row = {"method": method, f"slowdown at P = {DEEPEST}": slowdown_text(slowdown), "seeds": seeds_text(slowdown)}
+        row = {
+            "method": method,
+            f"slowdown at P = {DEEPEST}": slowdown_text(slowdown),
+            "seeds": seeds_text(slowdown),
+        }
         row |= rate_texts(slowdown, f"lr at P = {DEEPEST}")
         if target_at_rate is not None and (ends := at_rate.find_ends(method)) is not None:
             row[f"both at {rate:g}"] = slowdown_text(slowdowns(ends, target_at_rate).iloc[0])
-        rows.append(row | {"the paper's": number_text(SLOWDOWNS[method], "times"), "target loss": f"{target:.3f}"})
+        rows.append(
+            row
+            | {
+                "the paper's": number_text(SLOWDOWNS[method], "times"),
+                "target loss": f"{target:.3f}",
+            }
+        )
     return pd.DataFrame(rows).fillna("")
 
 
@@ -81,18 +103,28 @@ def final_losses(experiments: Experiments) -> pd.DataFrame:
     for method, depths in RUN_AT.items():
         found = {f"P = {P}": experiments.find(method, P) for P in depths}
         if any(seeds is not None for seeds in found.values()):
-            texts = {title: "" if seeds is None else final_loss_text(seeds) for title, seeds in found.items()}
+            texts = {
+                title: "" if seeds is None else final_loss_text(seeds)
+                for title, seeds in found.items()
+            }
             rows.append({"method": method, **texts})
     return pd.DataFrame(rows).fillna("")
 
 
 def chosen_rates(experiments: Experiments) -> pd.DataFrame:
-    present = experiments.find_all({"method": method, "stages": P} for method, depths in RUN_AT.items() for P in depths)
-    return rate_table(experiments.runs, pd.concat(present)).drop(columns="model") if present else pd.DataFrame()
+    present = experiments.find_all(
+        {"method": method, "stages": P} for method, depths in RUN_AT.items() for P in depths
+    )
+    return (
+        rate_table(experiments.runs, pd.concat(present)).drop(columns="model")
+        if present
+        else pd.DataFrame()
+    )
 
 
 def paper_reductions(experiments: Experiments) -> pd.DataFrame:
-    """Iterations that basis rotation saves over the best baseline, as the paper's headline numbers put it."""
+    """Iterations that basis rotation saves over the best baseline, as the paper's headline numbers
+    put it."""
     tables = []
     for model in [each for each in experiments.scale.models if each in SAVED]:
         present = experiments.find_all({"method": method, "model": model} for method in MAIN)
@@ -104,7 +136,9 @@ def paper_reductions(experiments: Experiments) -> pd.DataFrame:
     return pd.concat(tables)[shown] if tables else pd.DataFrame()
 
 
-def make_tables(wanted: str, scale: str, runs: Path | None, note: Note) -> Iterator[tuple[PaperTable, pd.DataFrame]]:
+def make_tables(
+    wanted: str, scale: str, runs: Path | None, note: Note
+) -> Iterator[tuple[PaperTable, pd.DataFrame]]:
     chosen = entries(wanted, TABLES, "table")
     experiments = load_noting(scale, runs, note)
 
@@ -112,7 +146,10 @@ def make_tables(wanted: str, scale: str, runs: Path | None, note: Note) -> Itera
         asked = experiments.fresh()
         texts = table.make(asked)
         if texts.empty:
-            raise UserError(f"its runs are not in {asked.folder}, or not all; make them with {asked.what_to_run}")
+            raise UserError(
+                f"its runs are not in {asked.folder}, or not all; make them with "
+                f"{asked.what_to_run}"
+            )
         note_missing(f"table {table.name}", asked, note)
         return texts
 
@@ -128,20 +165,32 @@ def write_table(table: PaperTable, texts: pd.DataFrame, folder: Path) -> Path:
     return path
 
 
-def entries(wanted: str, catalogue: Mapping[str, Wanted], kind: str, others: str = "") -> list[Wanted]:
+def entries(
+    wanted: str, catalogue: Mapping[str, Wanted], kind: str, others: str = ""
+) -> list[Wanted]:
     """All entries of a catalogue, or that of a name or of a place in the paper."""
     if wanted == "all":
         return list(catalogue.values())
-    by_name = {name.lower(): entry for entry in catalogue.values() for name in (entry.name, entry.place) if name}
+    by_name = {
+        name.lower(): entry
+        for entry in catalogue.values()
+        for name in (entry.name, entry.place)
+        if name
+    }
     if wanted.lower() in by_name:
         return [by_name[wanted.lower()]]
     known = [*filter(None, others.split(", ")), "all", "list", *catalogue]
-    hint = did_you_mean(wanted, [*known, *(entry.place for entry in catalogue.values() if entry.place)])
+    hint = did_you_mean(
+        wanted, [*known, *(entry.place for entry in catalogue.values() if entry.place)]
+    )
     raise UserError(f"{kind.upper()}: unknown {kind} '{wanted}'{hint} (known: {', '.join(known)})")
 
 
-def made(chosen: list[Wanted], make: Callable[[Wanted], Made], kind: str, note: Note) -> Iterator[tuple[Wanted, Made]]:
-    """Make the chosen entries one by one; what is a UserError for one alone is a note among several."""
+def made(
+    chosen: list[Wanted], make: Callable[[Wanted], Made], kind: str, note: Note
+) -> Iterator[tuple[Wanted, Made]]:
+    """Make the chosen entries one by one; what is a UserError for one alone is a note among
+    several."""
     for entry in chosen:
         try:
             yield entry, make(entry)
@@ -166,24 +215,68 @@ def note_missing(what: str, asked: Experiments, note: Note) -> None:
 TABLES = {
     table.name: table
     for table in (
-        PaperTable("claims", "", "What the paper states, and what our runs say",
-                   lambda experiments: claim_table(judge(experiments, CLAIMS), experiments.scale), CLAIMS_LEGEND),
+        PaperTable(
+            "claims",
+            "",
+            "What the paper states, and what our runs say",
+            lambda experiments: claim_table(judge(experiments, CLAIMS), experiments.scale),
+            CLAIMS_LEGEND,
+        ),
         PaperTable("final-loss", "Figure 5a", "Final training loss", final_losses),
-        PaperTable("slowdown", "Figure 8a", "Slowdown by method and estimation strategy",
-                   partial(paper_slowdowns, methods=BASELINES_AND_STRATEGIES)),
-        PaperTable("preconditioned", "Table 3", "Slowdown of preconditioned methods",
-                   partial(paper_slowdowns, methods=PRECONDITIONED_TABLE)),
-        PaperTable("experiments", "", "Final losses of every experiment",
-                   lambda experiments: experiment_table(experiments.chosen)),
-        PaperTable("reduction", "", "Iterations saved over the best baseline, at its final loss", paper_reductions),
+        PaperTable(
+            "slowdown",
+            "Figure 8a",
+            "Slowdown by method and estimation strategy",
+            partial(paper_slowdowns, methods=BASELINES_AND_STRATEGIES),
+        ),
+        PaperTable(
+            "preconditioned",
+            "Table 3",
+            "Slowdown of preconditioned methods",
+            partial(paper_slowdowns, methods=PRECONDITIONED_TABLE),
+        ),
+        PaperTable(
+            "experiments",
+            "",
+            "Final losses of every experiment",
+            lambda experiments: experiment_table(experiments.chosen),
+        ),
+        PaperTable(
+            "reduction",
+            "",
+            "Iterations saved over the best baseline, at its final loss",
+            paper_reductions,
+        ),
         PaperTable("ladder", "", "What delay costs, by the length of the training", ladder_table),
-        PaperTable("stages", "Table 1", "The least number of stages of large models, by the memory of a device",
-                   lambda _: stage_count_table(LLAMAS, DEVICES_GB)),
-        PaperTable("memory", "", "Memory beyond Adam's moments, GiB per matrix (fp32)", lambda _: llama_overhead()),
-        PaperTable("hessian-norm", "", NORM_TITLE,
-                   lambda experiments: norm_table(measured_norms([experiments.scale.curvature]))),
-        PaperTable("similarity", "", "What delay costs where one number of the laptop preset is another",
-                   lambda _: study_table(load_study())),
-        PaperTable("learning-rates", "", "Learning rates, chosen by the final validation loss", chosen_rates),
+        PaperTable(
+            "stages",
+            "Table 1",
+            "The least number of stages of large models, by the memory of a device",
+            lambda _: stage_count_table(LLAMAS, DEVICES_GB),
+        ),
+        PaperTable(
+            "memory",
+            "",
+            "Memory beyond Adam's moments, GiB per matrix (fp32)",
+            lambda _: llama_overhead(),
+        ),
+        PaperTable(
+            "hessian-norm",
+            "",
+            NORM_TITLE,
+            lambda experiments: norm_table(measured_norms([experiments.scale.curvature])),
+        ),
+        PaperTable(
+            "similarity",
+            "",
+            "What delay costs where one number of the laptop preset is another",
+            lambda _: study_table(load_study()),
+        ),
+        PaperTable(
+            "learning-rates",
+            "",
+            "Learning rates, chosen by the final validation loss",
+            chosen_rates,
+        ),
     )
-}  # fmt: skip
+}

@@ -1,8 +1,8 @@
-"""Which weights a stage uses when: the meaning of delay (docs/semantics.md). Needs nothing but Python.
+"""Which weights a stage uses when: the meaning of delay (docs/semantics.md). Needs nothing but
+Python.
 
-Every engine asks `StageDelay`; no other place does arithmetic on versions or slots. `tau` counts micro-batches and
-`tau_updates` counts updates, here and everywhere.
-"""
+Every engine asks `StageDelay`; no other place does arithmetic on versions or slots. `tau` counts
+micro-batches and `tau_updates` counts updates, here and everywhere."""
 
 from __future__ import annotations
 
@@ -25,21 +25,24 @@ SAMPLED = 1000  # micro-batches over which the mean of a delay function is taken
 class StageDelay:
     """The delay of one stage, and which versions of its weights follow from it.
 
-    Micro-batches are counted n = 1, 2, ...; update t takes M of them, (t - 1) M + 1 to t M. Version v of the weights
-    is what v updates have made of them. It has a slot of the stage's ring until version v + `num_slots` takes it.
-    """
+    Micro-batches are counted n = 1, 2, ...; update t takes M of them, (t - 1) M + 1 to t M. Version
+    v of the weights is what v updates have made of them. It has a slot of the stage's ring until
+    version v + `num_slots` takes it."""
 
     tau: int
-    """How many micro-batches old the weights are from which a gradient was computed, once the pipeline has filled."""
+    """How many micro-batches old the weights are from which a gradient was computed, once the
+    pipeline has filled."""
     accumulation: int = 1
     """M, the micro-batches per update."""
 
     def version_used(self, micro_batch: int) -> int:
-        """The version with which the forward pass of a micro-batch runs: max(0, floor((n - 1 - tau) / M))."""
+        """The version with which the forward pass of a micro-batch runs: max(0, floor((n - 1 - tau)
+        / M))."""
         return max(0, self._version_since_filled(micro_batch))
 
     def update_of(self, micro_batch: int) -> int:
-        """The update that a micro-batch's gradient goes into; its backward pass finds version t - 1 the newest."""
+        """The update that a micro-batch's gradient goes into; its backward pass finds version t - 1
+        the newest."""
         return (micro_batch - 1) // self.accumulation + 1
 
     def ends_update(self, micro_batch: int) -> bool:
@@ -47,17 +50,21 @@ class StageDelay:
 
     @property
     def tau_updates(self) -> float:
-        """tau / M: how many updates old the weights are, on average over an update's micro-batches."""
+        """tau / M: how many updates old the weights are, on average over an update's
+        micro-batches."""
         return self.tau / self.accumulation
 
     @property
     def most_tau_updates(self) -> int:
-        """ceil(tau / M): how many updates old the weights of an update's first micro-batch are, the oldest of its M."""
+        """ceil(tau / M): how many updates old the weights of an update's first micro-batch are, the
+        oldest of its M."""
         return math.ceil(self.tau / self.accumulation)
 
     @property
     def num_slots(self) -> int:
-        return self.most_tau_updates + 1  # versions that are in use at one time, the newest among them
+        return (
+            self.most_tau_updates + 1
+        )  # versions that are in use at one time, the newest among them
 
     @property
     def micro_batches_share_slots(self) -> bool:
@@ -66,9 +73,9 @@ class StageDelay:
     def slot_used(self, micro_batch: int) -> int:
         """The slot that holds `version_used(micro_batch)`.
 
-        While the pipeline fills, that is version 0, which all slots hold at first: the formula's negative versions have
-        slots of their own. So with M = 1 no two micro-batches in flight share a slot.
-        """
+        While the pipeline fills, that is version 0, which all slots hold at first: the formula's
+        negative versions have slots of their own. So with M = 1 no two micro-batches in flight
+        share a slot."""
         return self.slot_of(self._version_since_filled(micro_batch))
 
     def slot_of(self, version: int) -> int:
@@ -77,8 +84,8 @@ class StageDelay:
 
     @property
     def prediction_decay(self) -> float:
-        """gamma = D^(1/tau) with D = exp(-2) and tau in updates: decay of PipeMare's average step (T2,
-        arXiv:1910.05124); tau > 0."""
+        """gamma = D^(1/tau) with D = exp(-2) and tau in updates: decay of PipeMare's average step
+        (T2, arXiv:1910.05124); tau > 0."""
         return math.exp(-2.0 / self.tau_updates) if self.tau_updates else 0.0
 
     def _version_since_filled(self, micro_batch: int) -> int:
@@ -87,11 +94,12 @@ class StageDelay:
 
 @dataclass(frozen=True)
 class VaryingDelay(StageDelay):
-    """A delay that a function gives for each micro-batch; `tau` is the largest, for which the ring has room.
+    """A delay that a function gives for each micro-batch; `tau` is the largest, for which the ring
+    has room.
 
-    Versions never run backwards: where the function's delay grows by more than 1 from one micro-batch to the next, the
-    stage stays at the newest version that an earlier micro-batch used, one of the `tau` before it.
-    """
+    Versions never run backwards: where the function's delay grows by more than 1 from one
+    micro-batch to the next, the stage stays at the newest version that an earlier micro-batch used,
+    one of the `tau` before it."""
 
     tau_at: Callable[[int], int] = field(default=lambda n: 0, compare=False)
     """The function's tau at a micro-batch."""
@@ -109,7 +117,9 @@ class VaryingDelay(StageDelay):
 
     def _newest_asked_for(self, micro_batch: int) -> int:
         """n - 1 - tau, or an earlier micro-batch's where that is more."""
-        return max(n - 1 - self.tau_at(n) for n in range(max(1, micro_batch - self.tau), micro_batch + 1))
+        return max(
+            n - 1 - self.tau_at(n) for n in range(max(1, micro_batch - self.tau), micro_batch + 1)
+        )
 
     def _version_since_filled(self, micro_batch: int) -> int:
         return self._newest_asked_for(micro_batch) // self.accumulation
@@ -118,41 +128,57 @@ class VaryingDelay(StageDelay):
 def delays_of(
     profile: Any, num_stages: int, accumulation: int = 1, *, seed: int = 0, name: str = "delay"
 ) -> list[StageDelay]:
-    """The delay of each stage, from the first to the last. A new rule is a case of this function, and nothing else.
+    """The delay of each stage, from the first to the last. A new rule is a case of this function,
+    and nothing else.
 
-    A profile is `pipeline`, `2bw`, a number, a list of one per stage, {"like": P'} or an object with such an attribute,
-    or a function: tau of (stage, number of stages, micro-batch from 1, seed), whose attribute `most` is the largest
-    tau, a number or a function of (stage, number of stages). UserError where it lacks it, ValueError for all others.
-    """
+    A profile is `pipeline`, `2bw`, a number, a list of one per stage, {"like": P'} or an object
+    with such an attribute, or a function: tau of (stage, number of stages, micro-batch from 1,
+    seed), whose attribute `most` is the largest tau, a number or a function of (stage, number of
+    stages). UserError where it lacks it, ValueError for all others."""
     last = num_stages - 1
     like: Any = profile.get("like") if isinstance(profile, dict) else getattr(profile, "like", None)
     if callable(profile):
-        return [_varying(profile, stage, num_stages, accumulation, seed, name) for stage in range(num_stages)]
+        return [
+            _varying(profile, stage, num_stages, accumulation, seed, name)
+            for stage in range(num_stages)
+        ]
     if profile == "pipeline":
         taus = list(range(last, -1, -1))  # tau_k = P - 1 - k
-    elif isinstance(like, Integral) and int(like) > 0 and (last or like == 1):  # as at the same place of P' stages
-        taus = [round((int(like) - 1) * (last - stage) / max(1, last)) for stage in range(num_stages)]
-    elif profile == "2bw" or isinstance(profile, Integral):  # 2BW: tau_k = M, the version before the newest throughout
+    elif (
+        isinstance(like, Integral) and int(like) > 0 and (last or like == 1)
+    ):  # as at the same place of P' stages
+        taus = [
+            round((int(like) - 1) * (last - stage) / max(1, last)) for stage in range(num_stages)
+        ]
+    elif profile == "2bw" or isinstance(
+        profile, Integral
+    ):  # 2BW: tau_k = M, the version before the newest throughout
         taus = [accumulation if profile == "2bw" else profile] * num_stages
     elif isinstance(profile, list | tuple) and len(profile) == num_stages:
         taus = list(profile)
     else:
         taus = []
-    if not taus or not all(isinstance(tau, Integral) and not isinstance(tau, bool) and tau >= 0 for tau in taus):
+    if not taus or not all(
+        isinstance(tau, Integral) and not isinstance(tau, bool) and tau >= 0 for tau in taus
+    ):
         raise ValueError(
-            f"{name} must be pipeline, 2bw, a whole number from 0, a list of {num_stages}, {{'like': P}} or a function,"
+            f"{name} must be pipeline, 2bw, a whole number from 0, a list of {num_stages}, "
+            f"{{'like': P}} or a function,"
             f" got {profile!r}"
         )
     return [StageDelay(int(tau), accumulation) for tau in taus]
 
 
-def _varying(function: Any, stage: int, num_stages: int, accumulation: int, seed: int, name: str) -> VaryingDelay:
+def _varying(
+    function: Any, stage: int, num_stages: int, accumulation: int, seed: int, name: str
+) -> VaryingDelay:
     """One stage under a delay function, whose every answer is checked."""
     most = getattr(function, "most", None)
     most = most(stage, num_stages) if callable(most) else most
     if not isinstance(most, Integral) or int(most) < 0:
         raise UserError(
-            f"{name}: must say its largest delay, as {getattr(function, '__name__', 'function')}.most = 40 or a"
+            f"{name}: must say its largest delay, as "
+            f"{getattr(function, '__name__', 'function')}.most = 40 or a"
             f" function of (stage, num_stages), got {most!r}"
         )
     most = int(most)
@@ -162,7 +188,8 @@ def _varying(function: Any, stage: int, num_stages: int, accumulation: int, seed
         tau = function(stage, num_stages, micro_batch, seed)
         if not isinstance(tau, Integral) or not 0 <= int(tau) <= most:
             raise UserError(
-                f"{name}: stage {stage}, micro-batch {micro_batch}: must be a whole number from 0 to {most} (its"
+                f"{name}: stage {stage}, micro-batch {micro_batch}: must be a whole number from 0 "
+                f"to {most} (its"
                 f" `most`), got {tau!r}"
             )
         return int(tau)
@@ -171,7 +198,8 @@ def _varying(function: Any, stage: int, num_stages: int, accumulation: int, seed
 
 
 def stage_delays(pipeline: PipelineConfig, seed: int = 0) -> list[StageDelay]:
-    """The delay of each stage of a run; UserError where a delay function cannot be loaded. See `delays_of`."""
+    """The delay of each stage of a run; UserError where a delay function cannot be loaded. See
+    `delays_of`."""
     profile: Any = pipeline.delay
     name = getattr(profile, "function", None)
     if name is not None:
@@ -179,14 +207,23 @@ def stage_delays(pipeline: PipelineConfig, seed: int = 0) -> list[StageDelay]:
         from brx.config.user_code import check_unchanged, in_one_line, load_attribute
 
         check_unchanged(name, profile.code_sha256, f"pipeline.delay {name}")
-        profile = in_one_line(load_attribute(name, f"pipeline.delay {name}", "function", callable), name)
+        profile = in_one_line(
+            load_attribute(name, f"pipeline.delay {name}", "function", callable), name
+        )
         if callable(most := getattr(profile, "most", None)):
             profile.most = in_one_line(most, name)
-    return delays_of(profile, pipeline.stages, pipeline.accumulation, seed=seed, name=f"pipeline.delay {name or ''}")
+    return delays_of(
+        profile,
+        pipeline.stages,
+        pipeline.accumulation,
+        seed=seed,
+        name=f"pipeline.delay {name or ''}",
+    )
 
 
 def depth(pipeline: PipelineConfig) -> int:
-    """P as the paper counts it: the number of stages of the pipeline whose delays a run has, its own unless `like`."""
+    """P as the paper counts it: the number of stages of the pipeline whose delays a run has, its
+    own unless `like`."""
     return getattr(pipeline.delay, "like", pipeline.stages)
 
 
@@ -199,12 +236,14 @@ def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) ->
     if len(ranges) > 1 and any(isinstance(delay, VaryingDelay) for delay in delays):
         return "a delay function runs on one device"
     for rank, own in enumerate(ranges):
-        # 1F1B lets so many forward passes run ahead: the weights that a forward pass names have to be that old.
+        # 1F1B lets so many forward passes run ahead: the weights that a forward pass names have to
+        #     be that old.
         ahead = len(ranges) - 1 - rank
         short = next((stage for stage in own if delays[stage].tau < ahead), None)
         if short is not None:
             return (
-                f"rank {rank} of {len(ranges)} runs {ahead} forward passes ahead, which needs a delay of at least"
+                f"rank {rank} of {len(ranges)} runs {ahead} forward passes ahead, which needs a "
+                f"delay of at least"
                 f" {ahead} at stage {short}, got {delays[short].tau}"
             )
     return None
@@ -212,4 +251,6 @@ def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) ->
 
 def check_devices(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) -> None:
     if (problem := cannot_run(delays, ranges)) is not None:
-        raise UserError(f"pipeline.delay: {problem}; use fewer pipeline.devices (one runs any delays)")
+        raise UserError(
+            f"pipeline.delay: {problem}; use fewer pipeline.devices (one runs any delays)"
+        )

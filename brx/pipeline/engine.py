@@ -1,9 +1,10 @@
 """The delay engine of one device: runs the schedule's actions over the device's stages.
 
-A gradient gets old in three steps: `_forward` binds every stage to the version that its delay names; `_backward` takes
-the gradient there and hands it to the newest weights, which by then are tau micro-batches ahead; `_update` applies it
-to them. Rank r runs R - 1 - r forward passes ahead, so that many of the tau versions arise by themselves; the ring
-supplies the rest, on one device all of them. The trajectory is the same for every R (docs/semantics.md).
+A gradient gets old in three steps: `_forward` binds every stage to the version that its delay
+names; `_backward` takes the gradient there and hands it to the newest weights, which by then are
+tau micro-batches ahead; `_update` applies it to them. Rank r runs R - 1 - r forward passes ahead,
+so that many of the tau versions arise by themselves; the ring supplies the rest, on one device all
+of them. The trajectory is the same for every R (docs/semantics.md).
 
 Shape legend: B examples, S positions, D width.
 """
@@ -33,12 +34,15 @@ MicroBatch = tuple[Tensor, Tensor]
 class Updater(Protocol):
     """What turns the gradients of the newest weights into newer ones."""
 
-    def correct_gradients(self, stage: StageVersions, micro_batch: int) -> None: ...  # before they are averaged
+    def correct_gradients(
+        self, stage: StageVersions, micro_batch: int
+    ) -> None: ...  # before they are averaged
     def step(self, iteration: int) -> None: ...  # updates all stages of this device
 
 
 class Watcher(Protocol):
-    """Looks at the stages before each forward pass and just before and after each update, and changes nothing."""
+    """Looks at the stages before each forward pass and just before and after each update, and
+    changes nothing."""
 
     def before_forward(self, micro_batch: int) -> None: ...  # the stages are bound to its weights
     def before_step(self, t: int) -> None: ...  # the newest weights have the gradients of update t
@@ -74,10 +78,16 @@ class StepResult:
     """What one iteration left to be recorded on this device."""
 
     iteration: int
-    loss: Tensor | None  # mean cross-entropy in nats over the update's micro-batches, as delayed (last device only)
-    auxiliary_loss: Tensor | None  # sum over this device's mixtures, likewise the mean (mixture models only)
+    loss: (
+        Tensor | None
+    )  # mean cross-entropy in nats over the update's micro-batches, as delayed (last device only)
+    auxiliary_loss: (
+        Tensor | None
+    )  # sum over this device's mixtures, likewise the mean (mixture models only)
     grad_norms: Tensor  # (stages,), before clipping
-    update_norms: Tensor | None  # (stages,), in the iterations in which the engine was asked to take them
+    update_norms: (
+        Tensor | None
+    )  # (stages,), in the iterations in which the engine was asked to take them
     update_time: Stopwatch  # of the method's step on all of this device's stages
 
 
@@ -85,17 +95,22 @@ class StepResult:
 class _InFlight:
     """A micro-batch between its forward and its backward pass."""
 
-    received: Tensor | None  # the activation (B, S, D) from the previous device; its gradient goes back there
-    root: Tensor  # where the backward pass begins: the loss (last device), or the stream that was sent on
-    auxiliary_loss: Tensor | None  # of this device's mixtures; the backward pass begins here as well
+    received: (
+        Tensor | None
+    )  # the activation (B, S, D) from the previous device; its gradient goes back there
+    # where the backward pass begins: the loss (last device), or the stream that was sent on
+    root: Tensor
+    auxiliary_loss: (
+        Tensor | None
+    )  # of this device's mixtures; the backward pass begins here as well
 
 
 class Engine:
     """Runs one device's stages; `watcher`, if there is one, is shown every forward pass and update.
 
-    Args:
-        micro_batch: gives micro-batch n on this device (its tokens count on the first, its targets on the last).
-        takes_update_norms: in which iterations to take the norms of the updates, which needs a copy of the weights.
+    Args: micro_batch: gives micro-batch n on this device (its tokens count on the first, its
+        targets on the last). takes_update_norms: in which iterations to take the norms of the
+        updates, which needs a copy of the weights.
     """
 
     def __init__(
@@ -114,23 +129,34 @@ class Engine:
         assert (neighbours is None) == (num_ranks == 1)
         self.stages, self.rank, self.num_ranks = list(stages), rank, num_ranks
         self.is_first, self.is_last = rank == 0, rank == num_ranks - 1
-        self._updater, self._micro_batch, self._clip, self._autocast = updater, micro_batch, clip, autocast
-        self._neighbours = cast(Neighbours, neighbours)  # None of one device, which has nothing to exchange
+        self._updater, self._micro_batch, self._clip, self._autocast = (
+            updater,
+            micro_batch,
+            clip,
+            autocast,
+        )
+        self._neighbours = cast(
+            Neighbours, neighbours
+        )  # None of one device, which has nothing to exchange
         self.watcher: Watcher | None = None
         self._takes_update_norms = takes_update_norms
         self._accumulation = self.stages[0].delay.accumulation
         self._in_flight: dict[int, _InFlight] = {}
-        self._losses: list[Tensor] = []  # of the update's micro-batches so far, with their auxiliary losses
+        self._losses: list[
+            Tensor
+        ] = []  # of the update's micro-batches so far, with their auxiliary losses
         self._auxiliary_losses: list[Tensor] = []
 
     def run(self, first: int, last: Callable[[], int]) -> Iterator[StepResult]:
         """Make the updates `first` to `last()`, M micro-batches each; yields after each of them.
 
-        `last` is asked anew before each forward pass, so that a run may be cut short; when this ends, the pipeline is
-        empty. DivergedError where a loss or gradient is not finite (on CPU; elsewhere the caller checks the results).
-        """
+        `last` is asked anew before each forward pass, so that a run may be cut short; when this
+        ends, the pipeline is empty. DivergedError where a loss or gradient is not finite (on CPU;
+        elsewhere the caller checks the results)."""
         M = self._accumulation  # update t takes the micro-batches (t - 1) M + 1 to t M
-        for action in asynchronous_1f1b(self.rank, self.num_ranks, (first - 1) * M + 1, lambda: last() * M, M):
+        for action in asynchronous_1f1b(
+            self.rank, self.num_ranks, (first - 1) * M + 1, lambda: last() * M, M
+        ):
             more_to_come = action.number < last() * M  # otherwise nobody will send: post no receive
             with record_function(str(action)):
                 if action.kind == "F":
@@ -145,7 +171,8 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float | None:
-        """Mean loss in nats of all stages' newest weights (last device; None elsewhere), with an empty pipeline."""
+        """Mean loss in nats of all stages' newest weights (last device; None elsewhere), with an
+        empty pipeline."""
         assert not self._in_flight
         total = 0.0
         for inputs, targets in micro_batches:
@@ -161,7 +188,8 @@ class Engine:
         return total / sum(len(inputs) for inputs, _ in micro_batches) if self.is_last else None
 
     def fresh_gradients(self, t: int) -> list[list[Tensor]]:
-        """Gradients of update t's micro-batches at the newest weights, by stage, in the order of `newest`."""
+        """Gradients of update t's micro-batches at the newest weights, by stage, in the order of
+        `newest`."""
         assert self.num_ranks == 1  # all stages are here
         for stage in self.stages:
             stage.bind_newest()
@@ -170,25 +198,39 @@ class Engine:
         for n in range((t - 1) * self._accumulation + 1, t * self._accumulation + 1):
             output = self._through_stages(*self._micro_batch(n))
             assert output.loss is not None
-            loss = output.loss if output.auxiliary_loss is None else output.loss + output.auxiliary_loss
+            loss = (
+                output.loss
+                if output.auxiliary_loss is None
+                else output.loss + output.auxiliary_loss
+            )
             loss = loss / self._accumulation
-            # Leaves `.grad`, that of the update, alone. Zeros for an expert that no token was sent to.
-            gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
-            total = [a + b for a, b in zip(total, gradients, strict=True)] if total else list(gradients)
+            # Leaves `.grad`, that of the update, alone. Zeros for an expert that no token was sent
+            # to.
+            gradients = torch.autograd.grad(
+                loss, weights, allow_unused=True, materialize_grads=True
+            )
+            total = (
+                [a + b for a, b in zip(total, gradients, strict=True)] if total else list(gradients)
+            )
         remaining = iter(total)
         return [[next(remaining) for _ in stage.newest] for stage in self.stages]
 
     def _forward(self, n: int, more_to_come: bool) -> None:
         inputs, targets = self._micro_batch(n)
-        received = None if self.is_first else self._neighbours.activations.receive().requires_grad_()
+        received = (
+            None if self.is_first else self._neighbours.activations.receive().requires_grad_()
+        )
         if more_to_come and not self.is_first:
             self._neighbours.activations.post_receive()
         for stage in self.stages:
-            stage.bind(n)  # to weights that will be tau micro-batches old when the gradient is applied
+            stage.bind(
+                n
+            )  # to weights that will be tau micro-batches old when the gradient is applied
         if self.watcher is not None:
             self.watcher.before_forward(n)
         output = self._through_stages(inputs if received is None else received, targets)
-        # Of a last stage only the loss (a scalar) leads into the backward pass, else the residual stream (B, S, D).
+        # Of a last stage only the loss (a scalar) leads into the backward pass, else the residual
+        # stream (B, S, D).
         root = output.stream if output.loss is None else output.loss
         self._in_flight[n] = _InFlight(received, root, output.auxiliary_loss)
         if not self.is_last:
@@ -197,13 +239,19 @@ class Engine:
     def _backward(self, n: int, more_to_come: bool) -> None:
         micro_batch = self._in_flight.pop(n)
         for stage in self.stages:
-            stage.bind(n)  # other forward passes have come between; blocks that recompute activations look weights up
+            stage.bind(
+                n
+                # other forward passes have come between; blocks that recompute activations look
+                # weights up
+            )
             stage.prepare_backward(n)
         gradient = None if self.is_last else self._neighbours.gradients.receive()
         if more_to_come and not self.is_last:
             self._neighbours.gradients.post_receive()
         roots, gradients = [micro_batch.root], [gradient]
-        if micro_batch.auxiliary_loss is not None:  # of this device's mixtures: a scalar beside what the last rank sees
+        if (
+            micro_batch.auxiliary_loss is not None
+        ):  # of this device's mixtures: a scalar beside what the last rank sees
             roots.append(micro_batch.auxiliary_loss)
             gradients.append(None)
         torch.autograd.backward(roots, gradients)  # to the bound weights, and to `received`
@@ -221,9 +269,13 @@ class Engine:
 
     def _update(self, t: int) -> StepResult:
         # (stages,), each by its own norm: an asynchronous stage never sees the others' gradients.
-        grad_norms = torch.stack([clip_grad_norm_(stage.newest.values(), self._clip) for stage in self.stages])
+        grad_norms = torch.stack(
+            [clip_grad_norm_(stage.newest.values(), self._clip) for stage in self.stages]
+        )
         loss, auxiliary_loss = _take_mean(self._losses), _take_mean(self._auxiliary_losses)
-        if grad_norms.device.type == "cpu":  # a GPU would have to be waited for: there the caller looks, later
+        if (
+            grad_norms.device.type == "cpu"
+        ):  # a GPU would have to be waited for: there the caller looks, later
             check_finite(t, loss, grad_norms, self.stages[0].index)
         if self.watcher is not None:
             self.watcher.before_step(t)
@@ -237,7 +289,9 @@ class Engine:
         for stage in self.stages:
             stage.drop_gradients()  # first, so that what the update added takes their memory
         update_norms = (
-            torch.stack([get_total_norm(stage.last_update()) for stage in self.stages]) if takes_norms else None
+            torch.stack([get_total_norm(stage.last_update()) for stage in self.stages])
+            if takes_norms
+            else None
         )
         if self.watcher is not None:
             self.watcher.after_step(t)
@@ -254,7 +308,9 @@ class Engine:
                     x, loss, auxiliary_loss = stage.module(x, targets)
                 if auxiliary_loss is not None:
                     auxiliary_losses.append(auxiliary_loss)
-        return StageOutput(x, loss, torch.stack(auxiliary_losses).sum() if auxiliary_losses else None)
+        return StageOutput(
+            x, loss, torch.stack(auxiliary_losses).sum() if auxiliary_losses else None
+        )
 
 
 def _take_mean(losses: list[Tensor]) -> Tensor | None:
@@ -265,12 +321,19 @@ def _take_mean(losses: list[Tensor]) -> Tensor | None:
     return mean
 
 
-def check_finite(iteration: int, loss: Tensor | float | None, grad_norms: Tensor, first_stage: int) -> None:
-    """DivergedError where a number is no longer finite; names the iteration, and the stage whose gradient it is."""
+def check_finite(
+    iteration: int, loss: Tensor | float | None, grad_norms: Tensor, first_stage: int
+) -> None:
+    """DivergedError where a number is no longer finite; names the iteration, and the stage whose
+    gradient it is."""
     if loss is not None and not math.isfinite(float(loss)):
-        raise DivergedError(f"iteration {iteration}: the loss is {float(loss)} (last stage); try a lower optimizer.lr")
+        raise DivergedError(
+            f"iteration {iteration}: the loss is {float(loss)} (last stage); try a lower "
+            f"optimizer.lr"
+        )
     for stage, grad_norm in enumerate(grad_norms.tolist(), start=first_stage):
         if not math.isfinite(grad_norm):
             raise DivergedError(
-                f"iteration {iteration}: the gradient norm of stage {stage} is {grad_norm}; try a lower optimizer.lr"
+                f"iteration {iteration}: the gradient norm of stage {stage} is {grad_norm}; try a "
+                f"lower optimizer.lr"
             )

@@ -1,9 +1,9 @@
-"""What a device does, in order, and when: the asynchronous one-forward-one-backward schedule that the engine runs, and
-synchronous ones for comparison (`brx schedule`).
+"""What a device does, in order, and when: the asynchronous one-forward-one-backward schedule that
+the engine runs, and synchronous ones for comparison (`brx schedule`).
 
-Action text follows torch.distributed.pipelining: `2F1` is the forward pass of micro-batch 1 on stage 2, `2B1` its
-backward pass, or `2I1` and `2W1` where it is split into gradients of the input and of the weights; `2U1` is update 1.
-"""
+Action text follows torch.distributed.pipelining: `2F1` is the forward pass of micro-batch 1 on
+stage 2, `2B1` its backward pass, or `2I1` and `2W1` where it is split into gradients of the input
+and of the weights; `2U1` is update 1."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +13,16 @@ from brx.config.schema import PipelineConfig
 from brx.errors import UserError
 from brx.pipeline.delay import check_devices, stage_delays
 
-# In units of one rank's forward pass: a backward pass does twice its multiplications, half of them for the gradient of
-# the input and half for that of the weights. An update counts as instantaneous.
+# In units of one rank's forward pass: a backward pass does twice its multiplications, half of them
+# for the gradient of the input and half for that of the weights. An update counts as instantaneous.
 FORWARD_TIME, BACKWARD_TIME = 1.0, 2.0
-DURATIONS = {"F": FORWARD_TIME, "B": BACKWARD_TIME, "I": BACKWARD_TIME / 2, "W": BACKWARD_TIME / 2, "U": 0.0}
+DURATIONS = {
+    "F": FORWARD_TIME,
+    "B": BACKWARD_TIME,
+    "I": BACKWARD_TIME / 2,
+    "W": BACKWARD_TIME / 2,
+    "U": 0.0,
+}
 
 
 class Action(NamedTuple):
@@ -31,16 +37,17 @@ class Action(NamedTuple):
 def asynchronous_1f1b(
     rank: int, num_ranks: int, first: int, last: Callable[[], int], accumulation: int = 1
 ) -> Iterator[Action]:
-    """The actions of one rank for micro-batches `first` to `last()`, from an empty pipeline to an empty pipeline.
+    """The actions of one rank for micro-batches `first` to `last()`, from an empty pipeline to an
+    empty pipeline.
 
-    PipeDream (arXiv:1806.03377, section 3.2): no rank waits for another's update. `last` is asked anew each time, so
-    that a run may be cut short on its way.
-    """
+    PipeDream (arXiv:1806.03377, section 3.2): no rank waits for another's update. `last` is asked
+    anew each time, so that a run may be cut short on its way."""
     ahead = num_ranks - 1 - rank
     forwarded = first - 1
     micro_batch = first
     while micro_batch <= last():
-        # At first R - r forward passes, then one for each backward pass, until none is left to run ahead of.
+        # At first R - r forward passes, then one for each backward pass, until none is left to run
+        # ahead of.
         while forwarded < min(micro_batch + ahead, last()):
             forwarded += 1
             yield Action(rank, "F", forwarded)
@@ -51,31 +58,44 @@ def asynchronous_1f1b(
 
 
 def gpipe(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int) -> Iterator[Action]:
-    """The synchronous schedule of GPipe (arXiv:1811.06965): all forwards, all backwards, one update per step."""
+    """The synchronous schedule of GPipe (arXiv:1811.06965): all forwards, all backwards, one update
+    per step."""
     return _synchronous(rank, num_micro_batches, num_steps, ahead=num_micro_batches - 1)
 
 
-def synchronous_1f1b(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int) -> Iterator[Action]:
-    """One forward, one backward, with a flush and one update per step (PipeDream-Flush, arXiv:2006.09503)."""
+def synchronous_1f1b(
+    rank: int, num_ranks: int, num_micro_batches: int, num_steps: int
+) -> Iterator[Action]:
+    """One forward, one backward, with a flush and one update per step (PipeDream-Flush,
+    arXiv:2006.09503)."""
     return _synchronous(rank, num_micro_batches, num_steps, ahead=num_ranks - 1 - rank)
 
 
-def zero_bubble(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int, depth: int = 1) -> Iterator[Action]:
+def zero_bubble(
+    rank: int, num_ranks: int, num_micro_batches: int, num_steps: int, depth: int = 1
+) -> Iterator[Action]:
     """1F1B whose gradients of the weights wait until the rank would be idle (arXiv:2401.10241).
 
-    Every rank keeps the activations of depth (R - 1) + 1 micro-batches: those of 1F1B at depth 1 (ZB-H1), twice as many
-    at 2 (ZB-H2), which is never idle with enough micro-batches. Neither waits for other ranks at an update.
-    """
-    return _synchronous(rank, num_micro_batches, num_steps, ahead=depth * (num_ranks - 1 - rank), behind=depth * rank)
+    Every rank keeps the activations of depth (R - 1) + 1 micro-batches: those of 1F1B at depth 1
+    (ZB-H1), twice as many at 2 (ZB-H2), which is never idle with enough micro-batches. Neither
+    waits for other ranks at an update."""
+    return _synchronous(
+        rank,
+        num_micro_batches,
+        num_steps,
+        ahead=depth * (num_ranks - 1 - rank),
+        behind=depth * rank,
+    )
 
 
 def _synchronous(
     rank: int, num_micro_batches: int, num_steps: int, ahead: int, behind: int | None = None
 ) -> Iterator[Action]:
-    """Each step its own micro-batches, `ahead` forward passes in advance, and one update after the last of them.
+    """Each step its own micro-batches, `ahead` forward passes in advance, and one update after the
+    last of them.
 
-    Backward passes are whole, or split, with the gradients of the weights `behind` those of the inputs.
-    """
+    Backward passes are whole, or split, with the gradients of the weights `behind` those of the
+    inputs."""
     for step in range(num_steps):
         first, last = step * num_micro_batches + 1, (step + 1) * num_micro_batches
         forwarded = weighted = first - 1
@@ -84,7 +104,9 @@ def _synchronous(
                 forwarded += 1
                 yield Action(rank, "F", forwarded)
             yield Action(rank, "B" if behind is None else "I", micro_batch)
-            if behind is not None and micro_batch - weighted > behind:  # else W waits until the rank would be idle
+            if (
+                behind is not None and micro_batch - weighted > behind
+            ):  # else W waits until the rank would be idle
                 weighted += 1
                 yield Action(rank, "W", weighted)
         if behind is not None:
@@ -96,20 +118,26 @@ def _synchronous(
 def interleaved_1f1b(
     rank: int, num_ranks: int, num_micro_batches: int, num_steps: int, num_chunks: int = 2
 ) -> Iterator[Action]:
-    """1F1B with several chunks of the model per rank, chunk c of rank r being stage c R + r (arXiv:2104.04473, 2.2).
+    """1F1B with several chunks of the model per rank, chunk c of rank r being stage c R + r
+    (arXiv:2104.04473, 2.2).
 
-    A rank turns to its next chunk after a round of micro-batches, as in torch's `ScheduleInterleaved1F1B`. ValueError
-    where `num_micro_batches` is no multiple of the number of rounds, max(1, M // R).
-    """
+    A rank turns to its next chunk after a round of micro-batches, as in torch's
+    `ScheduleInterleaved1F1B`. ValueError where `num_micro_batches` is no multiple of the number of
+    rounds, max(1, M // R)."""
     rounds = max(1, num_micro_batches // num_ranks)
     if num_micro_batches % rounds:
-        raise ValueError(f"interleaving {num_ranks} ranks: {num_micro_batches} micro-batches, no multiple of {rounds}")
+        raise ValueError(
+            f"interleaving {num_ranks} ranks: {num_micro_batches} micro-batches, no multiple of "
+            f"{rounds}"
+        )
     per_round = num_micro_batches // rounds
     total = num_chunks * num_micro_batches
     ahead = min((num_chunks - 1) * per_round + 2 * (num_ranks - 1 - rank), total - 1)
 
     def chunk_and_micro_batch(index: int) -> tuple[int, int]:
-        round_index, within = divmod(index, num_chunks * per_round)  # of the rank's forward pass `index`, from 0
+        round_index, within = divmod(
+            index, num_chunks * per_round
+        )  # of the rank's forward pass `index`, from 0
         return within // per_round, round_index * per_round + within % per_round
 
     for step in range(num_steps):
@@ -134,14 +162,17 @@ _DIRECTIONS = {"F": "forward", "B": "backward", "I": "backward"}
 
 
 def timeline(
-    actions: Sequence[Sequence[Action]], transfer_time: float = 0.0, duration: Callable[[Action], float] | None = None
+    actions: Sequence[Sequence[Action]],
+    transfer_time: float = 0.0,
+    duration: Callable[[Action], float] | None = None,
 ) -> list[list[Timed]]:
-    """Times of the actions of all ranks, each in order and as soon as it can; ValueError where they wait for ever.
+    """Times of the actions of all ranks, each in order and as soon as it can; ValueError where they
+    wait for ever.
 
-    A forward pass needs the same micro-batch's forward pass on the stage before, a backward pass that on the stage
-    behind, and `transfer_time` (in units of one forward pass, beside the computation) from one rank to another.
-    `duration` of an action is by default that of `DURATIONS`, equal for all stages.
-    """
+    A forward pass needs the same micro-batch's forward pass on the stage before, a backward pass
+    that on the stage behind, and `transfer_time` (in units of one forward pass, beside the
+    computation) from one rank to another. `duration` of an action is by default that of
+    `DURATIONS`, equal for all stages."""
     num_ranks = len(actions)
     num_stages = 1 + max(action.stage for rank in actions for action in rank)
     # Where a rank holds several chunks of the model, each takes its share of the time.
@@ -160,7 +191,9 @@ def timeline(
                 is_needed = bool(direction) and 0 <= neighbour < num_stages
                 if is_needed and (direction, neighbour, action.number) not in arrivals:
                     break
-                start = max(free, arrivals[direction, neighbour, action.number] if is_needed else 0.0)
+                start = max(
+                    free, arrivals[direction, neighbour, action.number] if is_needed else 0.0
+                )
                 free = start + (durations[action.kind] if duration is None else duration(action))
                 if direction:
                     arrivals[direction, action.stage, action.number] = free + latency
@@ -171,49 +204,62 @@ def timeline(
     return done
 
 
-def bubble_share(timed: Sequence[Sequence[Timed]], start: float = 0.0, end: float | None = None) -> float:
-    """The share of the time from `start` to `end` (default: all) in which the ranks are idle, over all ranks."""
+def bubble_share(
+    timed: Sequence[Sequence[Timed]], start: float = 0.0, end: float | None = None
+) -> float:
+    """The share of the time from `start` to `end` (default: all) in which the ranks are idle, over
+    all ranks."""
     if end is None:
         end = max(entry.end for rank in timed for entry in rank)
-    busy = sum(max(0.0, min(entry.end, end) - max(entry.start, start)) for rank in timed for entry in rank)
+    busy = sum(
+        max(0.0, min(entry.end, end) - max(entry.start, start)) for rank in timed for entry in rank
+    )
     return 1.0 - busy / (len(timed) * (end - start))
 
 
 def steady_state(timed: Sequence[Sequence[Timed]]) -> tuple[float, float]:
-    """From the first backward pass of rank 0, when the pipeline is full, to its last forward pass, when it drains."""
+    """From the first backward pass of rank 0, when the pipeline is full, to its last forward pass,
+    when it drains."""
     first_backward = next(entry.start for entry in timed[0] if entry.action.kind == "B")
     last_forward = max(entry.start for entry in timed[0] if entry.action.kind == "F")
     return first_backward, max(last_forward, first_backward)
 
 
 def updates_between(actions: Sequence[Action], micro_batch: int) -> int:
-    """The delay of a micro-batch's gradient: how many updates its rank makes between its forward pass and its own."""
+    """The delay of a micro-batch's gradient: how many updates its rank makes between its forward
+    pass and its own."""
     passes: list[tuple[str, int]] = [(action.kind, action.number) for action in actions]
     forward, backward = (passes.index((kind, micro_batch)) for kind in "FB")
     return sum(action.kind == "U" for action in actions[forward:backward])
 
 
 def most_in_flight(actions: Sequence[Action], num_chunks: int = 1) -> float:
-    """The most micro-batches whose activations a rank keeps at one time, a chunk of the model counting as its share."""
+    """The most micro-batches whose activations a rank keeps at one time, a chunk of the model
+    counting as its share."""
     in_flight = most = 0
     for action in actions:
-        in_flight += (action.kind == "F") - (action.kind in "BW")  # until the gradient of the weights is there
+        in_flight += (action.kind == "F") - (
+            action.kind in "BW"
+        )  # until the gradient of the weights is there
         most = max(most, in_flight)
     return most / num_chunks
 
 
 MOST_ACTIONS = 20_000  # more than anybody reads, or a figure shows
 LEGEND = (
-    "Stage, action, number: 2F5 is the forward pass of micro-batch 5 on stage 2, 2B5 its backward pass, 2U5 update 5"
+    "Stage, action, number: 2F5 is the forward pass of micro-batch 5 on stage 2, 2B5 its backward "
+    "pass, 2U5 update 5"
     " of stage 2. A row per device, in the order in which it works."
 )
 
 
 def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int) -> Iterator[str]:
-    """GPipe and synchronous 1F1B for one step, asynchronous 1F1B until it has filled, and what the stages compute with;
-    UserError where so many devices cannot run the delays, or there is too much to print.
-    """
-    from brx.model.stage import partition  # loads torch, which a verdict, from schedules alone, does not wait for
+    """GPipe and synchronous 1F1B for one step, asynchronous 1F1B until it has filled, and what the
+    stages compute with; UserError where so many devices cannot run the delays, or there is too much
+    to print."""
+    from brx.model.stage import (
+        partition,
+    )  # loads torch, which a verdict, from schedules alone, does not wait for
 
     num_ranks, accumulation = pipeline.devices, pipeline.accumulation
     check_size(pipeline.stages, num_ranks, num_micro_batches, accumulation)
@@ -224,8 +270,12 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
     last = -(-wanted // accumulation) * accumulation  # whole updates
     schedules: dict[str, Callable[[int], Iterator[Action]]] = {
         "GPipe, one step": lambda rank: gpipe(rank, num_ranks, num_micro_batches, 1),
-        "synchronous 1F1B, one step": lambda rank: synchronous_1f1b(rank, num_ranks, num_micro_batches, 1),
-        "asynchronous 1F1B": lambda rank: asynchronous_1f1b(rank, num_ranks, 1, lambda: last, accumulation),
+        "synchronous 1F1B, one step": lambda rank: synchronous_1f1b(
+            rank, num_ranks, num_micro_batches, 1
+        ),
+        "asynchronous 1F1B": lambda rank: asynchronous_1f1b(
+            rank, num_ranks, 1, lambda: last, accumulation
+        ),
     }
     yield from textwrap.wrap(LEGEND, width)
     for name, schedule in schedules.items():
@@ -240,28 +290,46 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
             yield from _wrapped("  " + " ".join(map(str, row)), width)
     yield "delay of the stages, by device:"
     for rank, own in enumerate(ranges):
-        yield from _wrapped(f"  {rank}: " + " ".join(str(delays[stage].tau) for stage in own), width)
-    heading = "version of the weights that a stage uses for micro-batch 1, 2, ... (bar: an update), and versions kept:"
+        yield from _wrapped(
+            f"  {rank}: " + " ".join(str(delays[stage].tau) for stage in own), width
+        )
+    heading = (
+        "version of the weights that a stage uses for micro-batch 1, 2, ... (bar: an "
+        "update), and versions kept:"
+    )
     yield from textwrap.wrap(heading, width)
     for stage, delay in enumerate(delays):
         used = ""
         for micro_batch in range(1, last + 1):
-            bar = "|" if delay.ends_update(micro_batch) and delay.accumulation > 1 and micro_batch < last else " "
+            bar = (
+                "|"
+                if delay.ends_update(micro_batch) and delay.accumulation > 1 and micro_batch < last
+                else " "
+            )
             used += f"{delay.version_used(micro_batch):>3}{bar}"
         yield from _wrapped(f"  {stage:>3}: {used.rstrip()}   {delay.num_slots} kept", width)
 
 
-def check_size(num_stages: int, num_ranks: int, num_micro_batches: int, accumulation: int = 1) -> None:
-    # A forward pass, a backward pass and an update of each micro-batch on each device, and its version on each stage.
-    num_actions = (3 * num_ranks + num_stages) * (num_micro_batches + 2 * num_ranks + accumulation - 1)
+def check_size(
+    num_stages: int, num_ranks: int, num_micro_batches: int, accumulation: int = 1
+) -> None:
+    # A forward pass, a backward pass and an update of each micro-batch on each device, and its
+    # version on each stage.
+    num_actions = (3 * num_ranks + num_stages) * (
+        num_micro_batches + 2 * num_ranks + accumulation - 1
+    )
     if num_actions > MOST_ACTIONS:
         raise UserError(
-            f"--stages {num_stages}, --devices {num_ranks}, --micro-batches {num_micro_batches}, --accumulation"
-            f" {accumulation}: {num_actions:,} actions are more than can be shown ({MOST_ACTIONS:,}); ask for fewer"
+            f"--stages {num_stages}, --devices {num_ranks}, --micro-batches {num_micro_batches}, "
+            f"--accumulation"
+            f" {accumulation}: {num_actions:,} actions are more than can be shown "
+            f"({MOST_ACTIONS:,}); ask for fewer"
             " (--devices 1: the delays alone)"
         )
 
 
 def _wrapped(row: str, width: int) -> list[str]:
-    lines = textwrap.wrap(row, width, subsequent_indent="      ", drop_whitespace=False, break_long_words=False)
+    lines = textwrap.wrap(
+        row, width, subsequent_indent="      ", drop_whitespace=False, break_long_words=False
+    )
     return [line.rstrip() for line in lines]

@@ -11,11 +11,14 @@ Topic = Literal["stop", "diverged", "failed"]
 
 
 class Channel(Protocol):
-    """Tensors of one shape (B, S, D) between neighbouring devices in one direction, in the order of the schedule."""
+    """Tensors of one shape (B, S, D) between neighbouring devices in one direction, in the order of
+    the schedule."""
 
     def send(self, tensor: Tensor) -> None: ...  # starts to; B may be smaller
     def wait_for_send(self) -> None: ...
-    def post_receive(self) -> None: ...  # so that the next tensor can arrive while this device computes
+    def post_receive(
+        self,
+    ) -> None: ...  # so that the next tensor can arrive while this device computes
     def receive(self) -> Tensor: ...  # waits for it
 
 
@@ -28,7 +31,8 @@ class Neighbours:
 
 
 class World:
-    """The R processes of a run, one per device; here one that holds all stages, `DistributedWorld` several."""
+    """The R processes of a run, one per device; here one that holds all stages, `DistributedWorld`
+    several."""
 
     rank, num_ranks = 0, 1  # r and R; rank 0 holds the first stages and does the writing
     local_rank, num_local_ranks = 0, 1  # among those on the same machine
@@ -36,8 +40,11 @@ class World:
     def __init__(self) -> None:
         self._announced: dict[str, str] = {}
 
-    def connect(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Neighbours | None:
-        """Connect to the neighbours for tensors of that shape and dtype; None where there are none."""
+    def connect(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Neighbours | None:
+        """Connect to the neighbours for tensors of that shape and dtype; None where there are
+        none."""
         return None
 
     def gather(self, value: T) -> list[T]:
@@ -52,7 +59,8 @@ class World:
         """Wait for all; `patient`: for hours if need be (while rank 0 prepares the data)."""
 
     def announce(self, topic: Topic, message: str) -> None:
-        """Tell everybody: rank 0 after which iteration to stop, any rank of its divergence or other failure."""
+        """Tell everybody: rank 0 after which iteration to stop, any rank of its divergence or other
+        failure."""
         self._announced[topic] = message
 
     def announced(self, topic: Topic) -> str | None:

@@ -12,7 +12,14 @@ from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.model.sizes import FP32, stage_shapes
 from brx.pipeline.delay import stage_delays
-from brx.planning.plan import RANK_PARTS, STAGE_PARTS, STRATEGIES, Memory, matrices, overhead_elements
+from brx.planning.plan import (
+    RANK_PARTS,
+    STAGE_PARTS,
+    STRATEGIES,
+    Memory,
+    matrices,
+    overhead_elements,
+)
 
 UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 BINARY_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
@@ -21,7 +28,8 @@ BINARY_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 def overhead_texts(
     shapes: Mapping[tuple[int, int], int], names: Mapping[tuple[int, int], str]
 ) -> tuple[str, pd.DataFrame]:
-    """What each strategy keeps beyond Adam's moments, in fp32, for a number of matrices by shape (m, n)."""
+    """What each strategy keeps beyond Adam's moments, in fp32, for a number of matrices by shape
+    (m, n)."""
     largest = max(FP32 * overhead_elements(shape, *STRATEGIES[0]) for shape in shapes)
     unit, unit_bytes = _unit(20 * largest, BINARY_UNITS)
     moments = 2 * FP32 * sum(math.prod(shape) * count for shape, count in shapes.items())
@@ -48,9 +56,12 @@ def _two_decimals(num_bytes: int, unit_bytes: int) -> str:  # halves up, as in t
 
 
 def matrices_of(config: RunConfig) -> Counter[tuple[int, int]]:
-    """How often each shape of rotated matrix (experts counted one by one) is in a configuration's model."""
+    """How often each shape of rotated matrix (experts counted one by one) is in a configuration's
+    model."""
     counts: Counter[tuple[int, int]] = Counter()
-    for *lead, m, n in matrices(stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))):
+    for *lead, m, n in matrices(
+        stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))
+    ):
         counts[m, n] += math.prod(lead)
     return counts
 
@@ -67,7 +78,11 @@ def rank_table(
 ) -> tuple[str, pd.DataFrame]:
     """Title, and a row per rank; with the memory of a device, whether the rank fits into it."""
     unit, unit_bytes = _unit(max(rank.peak for rank in ranks))
-    parts = [part for part in (*RANK_PARTS, "peak") if part != "probe" or config.logging.staleness_every is not None]
+    parts = [
+        part
+        for part in (*RANK_PARTS, "peak")
+        if part != "probe" or config.logging.staleness_every is not None
+    ]
     rows = []
     for number, rank in enumerate(ranks):
         row = {"rank": str(number), "stages": f"{rank.stages[0]}-{rank.stages[-1]}"}
@@ -76,19 +91,28 @@ def rank_table(
         if device_memory is not None:
             row["fits"] = "yes" if rank.peak <= device_memory else "no"
         rows.append(row)
-    title = f"{_run(config, ranks)}: {sum(rank.num_parameters for rank in ranks):,} parameters; {unit} per rank"
+    title = (
+        f"{_run(config, ranks)}: {sum(rank.num_parameters for rank in ranks):,} parameters; "
+        f"{unit} per rank"
+    )
     return title, pd.DataFrame(rows)
 
 
 def rank_notes(config: RunConfig) -> list[str]:
     notes = [
-        "Peak: weights, moments, rotation and rings, with the larger of activations + logits and gradients + update"
+        "Peak: weights, moments, rotation and rings, with the larger of activations + logits and "
+        "gradients + update"
         " beside the activations of the micro-batches that are under way then."
     ]
     if config.logging.staleness_every is not None:
-        notes.append("Probe: what logging.staleness_every keeps; its second pass comes beside the update's gradients.")
+        notes.append(
+            "Probe: what logging.staleness_every keeps; its second pass comes beside the update's "
+            "gradients."
+        )
     if config.runtime.compile:
-        notes.append("Activations are those of uncompiled blocks; compiled ones (runtime.compile) keep less.")
+        notes.append(
+            "Activations are those of uncompiled blocks; compiled ones (runtime.compile) keep less."
+        )
     return notes
 
 
@@ -100,7 +124,9 @@ def stage_table(config: RunConfig, ranks: Sequence[Memory]) -> tuple[str, pd.Dat
         for index, stage in zip(rank.stages, rank.by_stage, strict=True):
             row = {"stage": str(index), "rank": str(number), "delay": str(delays[index].tau)}
             row["parameters"] = _millions(stage.num_parameters)
-            rows.append(row | {part: f"{getattr(stage, part) / unit_bytes:,.1f}" for part in STAGE_PARTS})
+            rows.append(
+                row | {part: f"{getattr(stage, part) / unit_bytes:,.1f}" for part in STAGE_PARTS}
+            )
     return f"{_run(config, ranks)}; {unit} per stage", pd.DataFrame(rows)
 
 
@@ -112,5 +138,7 @@ def _millions(count: int) -> str:
     return f"{count / 1e6:,.1f} M" if count >= 1e6 else f"{count / 1e3:,.1f} k"
 
 
-def _unit(num_bytes: int, units: Mapping[str, int] = UNITS) -> tuple[str, int]:  # the largest of which there is one
+def _unit(
+    num_bytes: int, units: Mapping[str, int] = UNITS
+) -> tuple[str, int]:  # the largest of which there is one
     return next(((unit, size) for unit, size in units.items() if num_bytes >= size), ("bytes", 1))

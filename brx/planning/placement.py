@@ -1,4 +1,5 @@
-"""Which device carries which stages, and whether they fit: a run that cannot is refused before it starts."""
+"""Which device carries which stages, and whether they fit: a run that cannot is refused before it
+starts."""
 
 import statistics
 import time
@@ -24,16 +25,20 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def assign(costs: Sequence[float], num_ranks: int) -> list[range]:
-    """Cut stages into R <= P contiguous runs, such that the largest sum of costs is as small as possible."""
+    """Cut stages into R <= P contiguous runs, such that the largest sum of costs is as small as
+    possible."""
     num_stages, sums = len(costs), [0.0, *accumulate(costs)]
 
     @cache
     def best(first: int, ranks: int) -> tuple[float, int]:
-        # The smallest possible largest sum for the stages from `first` on, and where the first of their ranks ends.
+        # The smallest possible largest sum for the stages from `first` on, and where the first of
+        # their ranks ends.
         if ranks == 1:
             return sums[num_stages] - sums[first], num_stages
         stops = range(first + 1, num_stages - ranks + 2)
-        return min((max(sums[stop] - sums[first], best(stop, ranks - 1)[0]), stop) for stop in stops)
+        return min(
+            (max(sums[stop] - sums[first], best(stop, ranks - 1)[0]), stop) for stop in stops
+        )
 
     ranges, first = [], 0
     for ranks in range(num_ranks, 0, -1):
@@ -44,10 +49,13 @@ def assign(costs: Sequence[float], num_ranks: int) -> list[range]:
 
 
 def measure_stage_costs(config: RunConfig, device: torch.device) -> list[float]:
-    """Seconds of each stage's passes, measured by part: at GPT-2's vocabulary the head weighs several blocks."""
+    """Seconds of each stage's passes, measured by part: at GPT-2's vocabulary the head weighs
+    several blocks."""
     model, batch, vocabulary = config.model, config.training.batch_size, config.data.vocabulary_size
     tokens = torch.zeros(batch, model.sequence_length, dtype=torch.int64, device=device)
-    stream = torch.randn(batch, model.sequence_length, model.width, device=device, requires_grad=True)
+    stream = torch.randn(
+        batch, model.sequence_length, model.width, device=device, requires_grad=True
+    )
     head, embedding = Head(model, vocabulary).to(device), Embedding(model, vocabulary).to(device)
 
     def block_seconds(index: int) -> float:
@@ -62,7 +70,9 @@ def measure_stage_costs(config: RunConfig, device: torch.device) -> list[float]:
     return costs
 
 
-def _seconds(forward: Callable[[], Tensor], device: torch.device) -> float:  # of a forward and backward pass, median
+def _seconds(
+    forward: Callable[[], Tensor], device: torch.device
+) -> float:  # of a forward and backward pass, median
     seconds = []
     for _ in range(1 + REPEATS):
         started = time.perf_counter()
@@ -73,8 +83,11 @@ def _seconds(forward: Callable[[], Tensor], device: torch.device) -> float:  # o
     return statistics.median(seconds[1:])  # the first one warms up
 
 
-def check_memory(config: RunConfig, device: torch.device, world: World, ranges: Sequence[range]) -> Memory:
-    """This rank's plan, by the stages of each rank; UserError if it is certain not to fit, with what would."""
+def check_memory(
+    config: RunConfig, device: torch.device, world: World, ranges: Sequence[range]
+) -> Memory:
+    """This rank's plan, by the stages of each rank; UserError if it is certain not to fit, with
+    what would."""
     ranks = plan_memory(config, device.type, ranges)
     is_shared = device.type != "cuda"
     first = world.rank - world.local_rank
@@ -86,12 +99,19 @@ def check_memory(config: RunConfig, device: torch.device, world: World, ranges: 
     if free is None or needed <= free:
         return ranks[world.rank]
     largest = max(sharing, key=lambda rank: rank.peak)
-    parts = ", ".join(f"{part} {getattr(largest, part) / 1e9:.2f}" for part in RANK_PARTS if getattr(largest, part))
+    parts = ", ".join(
+        f"{part} {getattr(largest, part) / 1e9:.2f}"
+        for part in RANK_PARTS
+        if getattr(largest, part)
+    )
     who = f"rank {ranks.index(largest)} (stages {largest.stages[0]}-{largest.stages[-1]})"
     if len(sharing) > 1:
         who = f"{len(sharing)} ranks on this machine, the largest"
-    # More ranks on the same machine share the same memory, so that only a device of its own is told to help.
-    remedies = what_would_fit(config, device.type, free) if not is_shared or world.num_ranks == 1 else []
+    # More ranks on the same machine share the same memory, so that only a device of its own is told
+    # to help.
+    remedies = (
+        what_would_fit(config, device.type, free) if not is_shared or world.num_ranks == 1 else []
+    )
     remedies = [remedy for remedy in remedies if not (is_shared and "pipeline.devices" in remedy)]
     would = f"; would fit: {' or '.join(remedies)}" if remedies else ""
     raise UserError(
@@ -115,12 +135,15 @@ def _available_on_host() -> int | None:
 
 
 def _available_in_container() -> int | None:
-    """What is left under the limit of the control group (version 2, or 1); cached files count as free."""
+    """What is left under the limit of the control group (version 2, or 1); cached files count as
+    free."""
     for folder, limit_name, used_name in (
         (CONTROL_GROUPS, "memory.max", "memory.current"),
         (CONTROL_GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
     ):
-        limit, used, words = (_words(folder / name) for name in (limit_name, used_name, "memory.stat"))
+        limit, used, words = (
+            _words(folder / name) for name in (limit_name, used_name, "memory.stat")
+        )
         if limit and limit[0].isdigit():
             counts = dict(zip(words[::2], words[1::2], strict=False))
             cached = counts.get("total_inactive_file", counts.get("inactive_file", 0))
@@ -145,14 +168,17 @@ def smallest_num_ranks(config: RunConfig, device_type: str, device_memory: float
     return next((len(ranks) for ranks in plans if fits(ranks, device_memory)), None)
 
 
-def _possible_cuts(config: RunConfig) -> Iterator[list[range]]:  # even ones that can run the configured delays, by R
+def _possible_cuts(
+    config: RunConfig,
+) -> Iterator[list[range]]:  # even ones that can run the configured delays, by R
     delays, num_stages = stage_delays(config.pipeline), config.pipeline.stages
     cuts = (partition(num_stages, num_ranks) for num_ranks in range(1, num_stages + 1))
     return (ranges for ranges in cuts if cannot_run(delays, ranges) is None)
 
 
 def what_would_fit(config: RunConfig, device_type: str, device_memory: float) -> list[str]:
-    """Changes of the configuration that would make it fit, as overrides: alone if that is enough, else with devices."""
+    """Changes of the configuration that would make it fit, as overrides: alone if that is enough,
+    else with devices."""
     remedies: list[str] = []
     for overrides in _changes(config):
         changed = apply_overrides(config.model_dump(mode="json"), overrides, "the configuration")
@@ -180,13 +206,20 @@ def _changes(config: RunConfig) -> Iterator[list[str]]:  # in order of what they
 
 
 def fit_line(config: RunConfig, ranks: Sequence[Memory], device_type: str, memory: float) -> str:
-    """Whether it fits into `memory` bytes per device, on how few devices it would, and otherwise what would."""
+    """Whether it fits into `memory` bytes per device, on how few devices it would, and otherwise
+    what would."""
     smallest = smallest_num_ranks(config, device_type, memory)
     least = f"the smallest R that fits is {smallest}"
     if smallest is None:
-        plans = ([rank.peak for rank in plan_memory(config, device_type, cut)] for cut in _possible_cuts(config))
+        plans = (
+            [rank.peak for rank in plan_memory(config, device_type, cut)]
+            for cut in _possible_cuts(config)
+        )
         peaks = min(plans, key=max)
-        least = f"even R = {len(peaks)} needs {max(peaks) / 1e9:.1f} GB on rank {peaks.index(max(peaks))}"
+        least = (
+            f"even R = {len(peaks)} needs {max(peaks) / 1e9:.1f} GB on rank "
+            f"{peaks.index(max(peaks))}"
+        )
     if fits(ranks, memory):
         return f"Fits into {memory / 1e9:.1f} GB per device; {least}."
     remedies = what_would_fit(config, device_type, memory)

@@ -1,8 +1,8 @@
-"""What a run will need, before it starts: memory of every rank and multiplications, from closed forms.
+"""What a run will need, before it starts: memory of every rank and multiplications, from closed
+forms.
 
-The memory of a rank peaks when the loss is computed, with all activations there, or when the optimizer steps, with all
-gradients there. Weights, optimizer state and rings are always there.
-"""
+The memory of a rank peaks when the loss is computed, with all activations there, or when the
+optimizer steps, with all gradients there. Weights, optimizer state and rings are always there."""
 
 from __future__ import annotations
 
@@ -37,8 +37,12 @@ from brx.pipeline.delay import StageDelay, check_devices, stage_delays
 
 Source = Literal["2nd", "1st"]
 Geometry = Literal["bilateral", "unilateral"]
-STRATEGIES: tuple[tuple[Source, Geometry], ...] = tuple(itertools.product(get_args(Source), get_args(Geometry)))
-SOAP_LONGEST_SIDE = 10_000  # pytorch-optimizer's `max_precondition_dim`: its SOAP keeps nothing for a longer side
+STRATEGIES: tuple[tuple[Source, Geometry], ...] = tuple(
+    itertools.product(get_args(Source), get_args(Geometry))
+)
+SOAP_LONGEST_SIDE = (
+    10_000  # pytorch-optimizer's `max_precondition_dim`: its SOAP keeps nothing for a longer side
+)
 NEWTON_SCHULZ_STEPS = 5  # of torch's Muon and pytorch-optimizer's Scion
 
 STAGE_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations")  # of `Memory`
@@ -47,7 +51,8 @@ RANK_PARTS = (*STAGE_PARTS, "logits", "update", "probe")  # what a rank holds
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What one virtual stage adds to its rank, or what a rank holds; in bytes but for the number of parameters."""
+    """What one virtual stage adds to its rank, or what a rank holds; in bytes but for the number of
+    parameters."""
 
     stages: Sequence[int]
     num_parameters: int
@@ -56,7 +61,8 @@ class Memory:
     moments: int
     rotation: int  # bases and covariances
     rings: int  # the older weight versions, with what weight prediction keeps
-    activations: int  # of all micro-batches in flight, with autocast's copies; of a rank with the links' buffers
+    # of all micro-batches in flight, with autocast's copies; of a rank with the links' buffers
+    activations: int
     # What a rank has once.
     logits: int = 0  # working memory of head and loss, of the rank with the last stage
     update: int = 0  # working memory of an update
@@ -74,15 +80,18 @@ def plan_memory(
 ) -> list[Memory]:
     """The memory of every rank; UserError where so many devices cannot run the configured delays.
 
-    `ranges` are the stages of each rank, by default an even cut into `pipeline.devices` runs; `in_flight` the most
-    micro-batches whose activations each rank keeps at one time, by default the R - r of asynchronous 1F1B.
-    """
+    `ranges` are the stages of each rank, by default an even cut into `pipeline.devices` runs;
+    `in_flight` the most micro-batches whose activations each rank keeps at one time, by default the
+    R - r of asynchronous 1F1B."""
     if ranges is None:
         ranges = partition(config.pipeline.stages, config.pipeline.devices)
     if in_flight is None:
         check_devices(stage_delays(config.pipeline), ranges)
         in_flight = range(len(ranges), 0, -1)
-    return [_rank(config, device_type, own, len(ranges), most) for own, most in zip(ranges, in_flight, strict=True)]
+    return [
+        _rank(config, device_type, own, len(ranges), most)
+        for own, most in zip(ranges, in_flight, strict=True)
+    ]
 
 
 def planned_device_type(config: RunConfig) -> str:  # CUDA where any would do
@@ -91,28 +100,42 @@ def planned_device_type(config: RunConfig) -> str:  # CUDA where any would do
 
 def stages_shapes(config: RunConfig, own: Sequence[int]) -> dict[int, Shapes]:
     blocks = partition(config.model.blocks, config.pipeline.stages)
-    return {index: stage_shapes(config.model, config.data.vocabulary_size, blocks[index]) for index in own}
+    return {
+        index: stage_shapes(config.model, config.data.vocabulary_size, blocks[index])
+        for index in own
+    }
 
 
 def forward_flops(config: RunConfig, own: Sequence[int]) -> int:
     """Operations of the forward pass of a micro-batch through some stages of a run."""
-    blocks, batch = partition(config.model.blocks, config.pipeline.stages), config.training.batch_size
-    return sum(stage_forward_flops(config.model, config.data.vocabulary_size, blocks[index], batch) for index in own)
+    blocks, batch = (
+        partition(config.model.blocks, config.pipeline.stages),
+        config.training.batch_size,
+    )
+    return sum(
+        stage_forward_flops(config.model, config.data.vocabulary_size, blocks[index], batch)
+        for index in own
+    )
 
 
 def update_flops(config: RunConfig, own: Sequence[int]) -> float:
-    """Operations of the method's own matrix products for some stages of a run, per update on average."""
+    """Operations of the method's own matrix products for some stages of a run, per update on
+    average."""
     return sum(method_flops(config, shapes) for shapes in stages_shapes(config, own).values())
 
 
 def passes(config: RunConfig) -> int:
-    """The time of a micro-batch's passes in forward passes: forward 1, backward 2, recomputation 1."""
+    """The time of a micro-batch's passes in forward passes: forward 1, backward 2, recomputation
+    1."""
     return 4 if config.pipeline.recompute else 3
 
 
 def rank_flops(config: RunConfig, own: Sequence[int]) -> float:
-    """Operations of one rank in an iteration: forward and backward pass, recomputation, and the method's own."""
-    return passes(config) * config.pipeline.accumulation * forward_flops(config, own) + update_flops(config, own)
+    """Operations of one rank in an iteration: forward and backward pass, recomputation, and the
+    method's own."""
+    return passes(config) * config.pipeline.accumulation * forward_flops(
+        config, own
+    ) + update_flops(config, own)
 
 
 def boundary_bytes(config: RunConfig) -> int:  # from one block to the next, of one micro-batch
@@ -120,18 +143,32 @@ def boundary_bytes(config: RunConfig) -> int:  # from one block to the next, of 
     return element * config.training.batch_size * config.model.sequence_length * config.model.width
 
 
-def _rank(config: RunConfig, device_type: str, own: Sequence[int], num_ranks: int, in_flight: float) -> Memory:
-    model, batch, bf16 = config.model, config.training.batch_size, config.runtime.precision == "bf16"
+def _rank(
+    config: RunConfig, device_type: str, own: Sequence[int], num_ranks: int, in_flight: float
+) -> Memory:
+    model, batch, bf16 = (
+        config.model,
+        config.training.batch_size,
+        config.runtime.precision == "bf16",
+    )
     vocabulary, num_stages = config.data.vocabulary_size, config.pipeline.stages
     delays, blocks = stage_delays(config.pipeline), partition(model.blocks, num_stages)
     shapes = stages_shapes(config, own)
     has_first, has_last = 0 in own, num_stages - 1 in own
     boundary = boundary_bytes(config)
 
-    by_stage = [_stage(config, device_type, k, delays[k], blocks[k], shapes[k], in_flight) for k in own]
-    total = {part: sum(getattr(stage, part) for stage in by_stage) for part in ("num_parameters", *STAGE_PARTS)}
-    # In flight across an update, once the backward pass has used up its own: without delay there are none.
-    delayed = sum(stage.activations for index, stage in zip(own, by_stage, strict=True) if delays[index].tau)
+    by_stage = [
+        _stage(config, device_type, k, delays[k], blocks[k], shapes[k], in_flight) for k in own
+    ]
+    total = {
+        part: sum(getattr(stage, part) for stage in by_stage)
+        for part in ("num_parameters", *STAGE_PARTS)
+    }
+    # In flight across an update, once the backward pass has used up its own: without delay there
+    #     are none.
+    delayed = sum(
+        stage.activations for index, stage in zip(own, by_stage, strict=True) if delays[index].tau
+    )
     others = int(delayed / in_flight * (in_flight - 1))
     buffers = 0
     if num_ranks > 1:  # received activations and gradients, and what is being sent
@@ -144,28 +181,45 @@ def _rank(config: RunConfig, device_type: str, own: Sequence[int], num_ranks: in
     early_gradients = FP32 * (model.width + 1) * vocabulary if has_last and is_chunked else 0
     backward = 6 * boundary  # gradients of activations within a block
     if config.pipeline.recompute:
-        backward += max(_block_bytes(config, device_type, block) for index in own for block in blocks[index])
-    # From its second micro-batch on, an update has the sum of the gradients so far beside the new ones.
+        backward += max(
+            _block_bytes(config, device_type, block) for index in own for block in blocks[index]
+        )
+    # From its second micro-batch on, an update has the sum of the gradients so far beside the new
+    # ones.
     gradient_sum = total["gradients"] if config.pipeline.accumulation > 1 else 0
     both_passes = total["activations"] + max(logits, backward) + early_gradients + gradient_sum
     moments = [both_passes, others + total["gradients"] + max(update, gradient_sum)]
     probe = 0
     if config.logging.staleness_every is not None:
         # From live weights, autocast makes copies in bf16 that a ring in bf16 spares.
-        second_pass = both_passes + (2 * sum(map(_num_matrix_elements, shapes.values())) if bf16 else 0)
-        older, probe, measured = _probe_bytes(config, shapes, total["gradients"], second_pass, update)
+        second_pass = both_passes + (
+            2 * sum(map(_num_matrix_elements, shapes.values())) if bf16 else 0
+        )
+        older, probe, measured = _probe_bytes(
+            config, shapes, total["gradients"], second_pass, update
+        )
         moments = [both_passes + older, moments[1], measured]
     always = total["weights"] + total["moments"] + total["rotation"] + total["rings"] + buffers
     total["activations"] += buffers
     peak = always + max(moments)
-    return Memory(stages=own, by_stage=by_stage, **total, logits=logits, update=update, probe=probe, peak=peak)
+    return Memory(
+        stages=own, by_stage=by_stage, **total, logits=logits, update=update, probe=probe, peak=peak
+    )
 
 
 def _stage(
-    config: RunConfig, device_type: str, index: int, delay: StageDelay, blocks: range, shapes: Shapes, in_flight: float
+    config: RunConfig,
+    device_type: str,
+    index: int,
+    delay: StageDelay,
+    blocks: range,
+    shapes: Shapes,
+    in_flight: float,
 ) -> Memory:
     casts = 0
-    if config.runtime.precision == "bf16" and not (ring_matrix_dtype(config) == torch.bfloat16 and delay.tau):
+    if config.runtime.precision == "bf16" and not (
+        ring_matrix_dtype(config) == torch.bfloat16 and delay.tau
+    ):
         # Autocast's copies of fp32 matrices; those of a bf16 ring are used as they are.
         casts = 2 * _num_matrix_elements(shapes)
     if config.pipeline.recompute:
@@ -187,22 +241,32 @@ def _stage(
     )
 
 
-def _block_bytes(config: RunConfig, device_type: str, block: int) -> int:  # activations of one micro-batch
+def _block_bytes(
+    config: RunConfig, device_type: str, block: int
+) -> int:  # activations of one micro-batch
     bf16 = config.runtime.precision == "bf16"
-    return block_activation_bytes(config.model, block, config.training.batch_size, bf16=bf16, device_type=device_type)
+    return block_activation_bytes(
+        config.model, block, config.training.batch_size, bf16=bf16, device_type=device_type
+    )
 
 
-def _ring_bytes(config: RunConfig, delay: StageDelay, shapes: Shapes, device_type: str, in_flight: int) -> int:
+def _ring_bytes(
+    config: RunConfig, delay: StageDelay, shapes: Shapes, device_type: str, in_flight: int
+) -> int:
     if delay.tau == 0:
         return 0
-    pipeline, num_all, num_in_matrices = config.pipeline, num_elements(shapes), _num_matrix_elements(shapes)
+    pipeline, num_all, num_in_matrices = (
+        config.pipeline,
+        num_elements(shapes),
+        _num_matrix_elements(shapes),
+    )
     num_slots = delay.num_slots
     if pipeline.rings == "host":  # only those in use and the next one are on the device
         num_slots = in_flight + 1 + (num_slots if device_type == "cpu" else 0)
     elif pipeline.stash != "exact" and pipeline.accumulation > 1:
         num_slots += in_flight  # the backward pass overwrites copies of its own
-    # Weight prediction keeps the weights before the last update, and for an average their average step. What a user's
-    # own forecast keeps besides is not known.
+    # Weight prediction keeps the weights before the last update, and for an average their average
+    # step. What a user's own forecast keeps besides is not known.
     is_average = pipeline.stash == "predict" or pipeline.forecast == "average-update"
     num_copies = 2 if is_average else int(_forecasts(config))
     slot = ring_matrix_dtype(config).itemsize * num_in_matrices + FP32 * (num_all - num_in_matrices)
@@ -214,7 +278,8 @@ def _forecasts(config: RunConfig) -> bool:  # both passes compute with predicted
 
 
 def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: str) -> int:
-    """Temporary tensors of an update: of the largest batch of equal matrices, or of the largest stage."""
+    """Temporary tensors of an update: of the largest batch of equal matrices, or of the largest
+    stage."""
     sizes = {index: FP32 * num_elements(stage) for index, stage in by_stage.items()}
     # For the norms of the updates, the weights before.
     before = sum(sizes.values()) if config.logging.update_norms else 0
@@ -225,27 +290,36 @@ def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: s
         return before + 2 * max(sizes.values())
     delays = stage_delays(config.pipeline)
     largest_delayed = max((size for index, size in sizes.items() if delays[index].tau), default=0)
-    predicted = 2 if _forecasts(config) else int(config.pipeline.stash == "predict")  # the update, and the forecast
-    correction = isinstance(config.optimizer, schema.DelayCompensationConfig) and config.pipeline.stash != "none"
+    predicted = (
+        2 if _forecasts(config) else int(config.pipeline.stash == "predict")
+    )  # the update, and the forecast
+    correction = (
+        isinstance(config.optimizer, schema.DelayCompensationConfig)
+        and config.pipeline.stash != "none"
+    )
     return max(before, (predicted + correction) * largest_delayed)
 
 
 def _probe_bytes(
     config: RunConfig, by_stage: dict[int, Shapes], gradients: int, second_pass: int, update: int
 ) -> tuple[int, int, int]:
-    """Of the measures of staleness: older updates kept; these with what an update adds; the largest sum at a time."""
+    """Of the measures of staleness: older updates kept; these with what an update adds; the largest
+    sum at a time."""
     every, delays = config.logging.staleness_every, stage_delays(config.pipeline)
     assert every is not None
     older = before = bases = 0
     for index, shapes in by_stage.items():
         size = FP32 * num_elements(shapes)
-        # Just before a measured update t: t - 1, t - lag, and those a lag before later measured ones.
+        # Just before a measured update t: t - 1, t - lag, and those a lag before later measured
+        #     ones.
         older += len({1, *range(delays[index].most_tau_updates, 0, -every)}) * size
         before += size
         if isinstance(config.optimizer, schema.BasisRotationConfig):
             bases += FP32 * sum(kept.bases for _, kept in rotations(config, shapes))
     # Of the largest parameter, in float64, when the cosine of two gradients is taken.
-    products = 3 * 8 * max(math.prod(shape) for shapes in by_stage.values() for shape in shapes.values())
+    products = (
+        3 * 8 * max(math.prod(shape) for shapes in by_stage.values() for shape in shapes.values())
+    )
     beside_gradients = (second_pass, gradients + products, bases + max(update, before))
     return older, older + before + bases, older + before + gradients + max(beside_gradients)
 
@@ -254,11 +328,13 @@ def _num_matrix_elements(shapes: Shapes) -> int:
     return sum(map(math.prod, matrices(shapes)))
 
 
-# What optimizers keep and compute beyond the passes; of BasisRotation by its own `state_shapes` on the meta device.
+# What optimizers keep and compute beyond the passes; of BasisRotation by its own `state_shapes` on
+# the meta device.
 
 
 class Rotation(NamedTuple):
-    """What a method keeps for one parameter (*lead, m, n) beyond moments; no sides where it does not rotate it."""
+    """What a method keeps for one parameter (*lead, m, n) beyond moments; no sides where it does
+    not rotate it."""
 
     sides: tuple[int, ...]  # the lengths of those that are rotated
     bases: int  # elements of U and V, of all matrices of the stack
@@ -266,7 +342,9 @@ class Rotation(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def rotation(optimizer: schema.BasisRotationConfig | schema.SoapConfig, shape: tuple[int, ...]) -> Rotation:
+def rotation(
+    optimizer: schema.BasisRotationConfig | schema.SoapConfig, shape: tuple[int, ...]
+) -> Rotation:
     if isinstance(optimizer, schema.SoapConfig):
         sides = tuple(side for side in shape[-2:] if side <= SOAP_LONGEST_SIDE)
         elements = math.prod(shape[:-2]) * sum(side**2 for side in sides)
@@ -274,13 +352,19 @@ def rotation(optimizer: schema.BasisRotationConfig | schema.SoapConfig, shape: t
     method = METHODS["basis-rotation"].bound_to(RunConfig(optimizer=optimizer))
     parameter = torch.nn.Parameter(torch.empty(shape, device="meta"))
     return _kept(
-        shape, method.matrices([{"params": [("weight", parameter)], "stage": 0, "delay": 0.0}]).param_groups[0]
+        shape,
+        method.matrices(
+            [{"params": [("weight", parameter)], "stage": 0, "delay": 0.0}]
+        ).param_groups[0],
     )
 
 
 def overhead_elements(shape: tuple[int, ...], source: Source, geometry: Geometry) -> int:
-    """Elements beyond Adam's two moments, however long the sides (appendix "Memory Overhead Analysis")."""
-    defaults = {name: option.default for name, option in signature(BasisRotation).parameters.items()}
+    """Elements beyond Adam's two moments, however long the sides (appendix "Memory Overhead
+    Analysis")."""
+    defaults = {
+        name: option.default for name, option in signature(BasisRotation).parameters.items()
+    }
     kept = _kept(shape, {**defaults, "source": source, "geometry": geometry, "max_dim": None})
     return kept.bases + kept.covariances
 
@@ -289,7 +373,11 @@ def _kept(shape: tuple[int, ...], group: dict[str, Any]) -> Rotation:
     shapes = state_shapes(torch.empty(shape, device="meta"), group)
     bases = [shape for name, shape in shapes.items() if name.endswith("_basis")]
     covariances = [shape for name, shape in shapes.items() if name.endswith("_covariance")]
-    return Rotation(tuple(shape[-1] for shape in bases), sum(map(math.prod, bases)), sum(map(math.prod, covariances)))
+    return Rotation(
+        tuple(shape[-1] for shape in bases),
+        sum(map(math.prod, bases)),
+        sum(map(math.prod, covariances)),
+    )
 
 
 def rotations(config: RunConfig, shapes: Shapes) -> Iterator[tuple[tuple[int, ...], Rotation]]:
@@ -311,17 +399,19 @@ def optimizer_bytes(config: RunConfig, shapes: Shapes) -> tuple[int, int]:
         moments -= FP32 * sum(map(math.prod, matrices(shapes)))
     if isinstance(config.optimizer, schema.ScionConfig):
         moments //= 2
-    return moments, FP32 * sum(kept.bases + kept.covariances for _, kept in rotations(config, shapes))
+    return moments, FP32 * sum(
+        kept.bases + kept.covariances for _, kept in rotations(config, shapes)
+    )
 
 
 def method_flops(config: RunConfig, shapes: Shapes) -> float:
     """Operations of the method's own matrix products, an iteration on average.
 
-    A rotation U^T G V takes 2 m n (m + n): one for the gradient and one for the update; at a refresh two more for the
-    momentum, and for each side a product and a QR decomposition, about 7 m^3. The covariances take 2 m n (m + n)
-    whenever a gradient enters them, and so do the momentum's at a refresh of source `1st`. A side that is not rotated
-    takes no part. Muon and Scion orthogonalise by five Newton-Schulz steps, each 4 m^2 n + 2 m^3 with m <= n.
-    """
+    A rotation U^T G V takes 2 m n (m + n): one for the gradient and one for the update; at a
+    refresh two more for the momentum, and for each side a product and a QR decomposition, about 7
+    m^3. The covariances take 2 m n (m + n) whenever a gradient enters them, and so do the
+    momentum's at a refresh of source `1st`. A side that is not rotated takes no part. Muon and
+    Scion orthogonalise by five Newton-Schulz steps, each 4 m^2 n + 2 m^3 with m <= n."""
     optimizer, total = config.optimizer, 0.0
     if isinstance(optimizer, schema.MuonConfig | schema.ScionConfig):
         for *lead, rows, columns in matrices(shapes):
@@ -341,16 +431,18 @@ def method_flops(config: RunConfig, shapes: Shapes) -> float:
 
 
 def rotation_update_bytes(config: RunConfig, shapes: Shapes, device_type: str) -> int:
-    """Temporary bytes of BasisRotation's largest batch of equal matrices at a refresh; `shapes`: all of the device."""
+    """Temporary bytes of BasisRotation's largest batch of equal matrices at a refresh; `shapes`:
+    all of the device."""
     largest, all_matrices = 0, list(matrices(shapes))
     for shape, kept in dict(rotations(config, shapes)).items():
         size = math.prod(shape)
         capacity = max(1, BATCH_BYTES.get(device_type, BATCH_BYTES["cuda"]) // (FP32 * size))
         members = min(all_matrices.count(shape), capacity)
         side = math.prod(shape[:-2]) * max(kept.sides, default=0) ** 2
-        # Gradients, momentum, both moments anew, their way through the products with the bases. For the side under
-        # way: the product with its basis, and what its columns are orthonormalised in, on the CPU a padded copy,
-        # elsewhere the columns, their products, the triangular factor and the solution, in float64.
+        # Gradients, momentum, both moments anew, their way through the products with the bases. For
+        # the side under way: the product with its basis, and what its columns are orthonormalised
+        # in, on the CPU a padded copy, elsewhere the columns, their products, the triangular factor
+        # and the solution, in float64.
         orthonormalisation = 1 if device_type == "cpu" else 7
         per_member = (3 + 2 * len(kept.sides)) * size + (1 + orthonormalisation) * side
         largest = max(largest, FP32 * members * per_member)

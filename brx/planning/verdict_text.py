@@ -1,4 +1,5 @@
-"""What `brx verdict` says: the answer and the reasons; with `--verbose` tables, gaps and assumptions."""
+"""What `brx verdict` says: the answer and the reasons; with `--verbose` tables, gaps and
+assumptions."""
 
 from __future__ import annotations
 
@@ -19,21 +20,35 @@ if TYPE_CHECKING:
 MOST_METHODS = 8  # rows of a table
 
 
-def verdict_text(found: Sequence[Verdict], measurements: Measurements, run: PlannedRun | None) -> str:
-    """The answer and what it rests on, a line each; behind it in `found` that for the lowest loss, if another."""
+def verdict_text(
+    found: Sequence[Verdict], measurements: Measurements, run: PlannedRun | None
+) -> str:
+    """The answer and what it rests on, a line each; behind it in `found` that for the lowest loss,
+    if another."""
     verdict, *lower = found
     question = verdict.question
     examples, count = question.devices.examples, question.num_micro_batches
     lines = _reasons(verdict) + _replicas(verdict) + _too_large(verdict, measurements, run)
-    lines.append(f"To a training loss of {question.loss:g} nats{', which AdamW reaches, too' if lower else ''}.")
-    lines += [f"To {low.question.loss:g} nats, the lowest of any method: {sentence(low)}" for low in lower]
+    lines.append(
+        f"To a training loss of {question.loss:g} "
+        f"nats{', which AdamW reaches, too' if lower else ''}."
+    )
+    lines += [
+        f"To {low.question.loss:g} nats, the lowest of any method: {sentence(low)}" for low in lower
+    ]
     if examples % count == 0:
         split = f"{count} micro-batch{'' if count == 1 else 'es'} of {examples // count}"
         lines.append(f"{examples} examples per update, {split}.")
     source = "equal stages, updates as they cost in these runs"
     if run:
-        source = "updates and stages as the planned model has them; that it slows down as these runs is assumed"
-    lines += [f"Measured on {measurements.source} ({measurements.model}); {source}.", "--verbose: tables, assumptions."]
+        source = (
+            "updates and stages as the planned model has them; that it slows down as these "
+            "runs is assumed"
+        )
+    lines += [
+        f"Measured on {measurements.source} ({measurements.model}); {source}.",
+        "--verbose: tables, assumptions.",
+    ]
     return "\n  ".join([sentence(verdict), *lines])
 
 
@@ -42,14 +57,27 @@ def _reasons(verdict: Verdict) -> list[str]:
     if not verdict.asynchronous:
         if verdict.too_large:
             return []
-        return [f"No slowdown at {delay}: {len(verdict.unmeasured)} methods were measured at other delays only."]
+        return [
+            f"No slowdown at {delay}: {len(verdict.unmeasured)} methods were measured at other "
+            f"delays only."
+        ]
     best, rival = verdict.asynchronous[0], verdict.rival
     even, measured = verdict.break_even(best), f"{option_slowdown(best)}, at {delay}."
     if rival is None or even is None:
         return [f"Slowdown of {best.method}: {measured}"]
     below = f"below {even:.2f}; measured: {measured}"
-    lines = [f"Asynchronous training {'is faster if its slowdown is' if even > 1 else 'would need a slowdown'} {below}"]
-    return [*lines, *([f"{rival.method} was not run at such delays."] if rival.method in verdict.unmeasured else [])]
+    lines = [
+        f"Asynchronous training "
+        f"{'is faster if its slowdown is' if even > 1 else 'would need a slowdown'} {below}"
+    ]
+    return [
+        *lines,
+        *(
+            [f"{rival.method} was not run at such delays."]
+            if rival.method in verdict.unmeasured
+            else []
+        ),
+    ]
 
 
 def _replicas(verdict: Verdict) -> list[str]:
@@ -57,10 +85,16 @@ def _replicas(verdict: Verdict) -> list[str]:
     if verdict.question.local is None or verdict.rival is None or verdict.rival in verdict.replicas:
         return []
     if not verdict.replicas:
-        return ["No replicas: the examples are no multiple of the devices, or the whole model does not fit into one."]
+        return [
+            "No replicas: the examples are no multiple of the devices, or the whole model does not "
+            "fit into one."
+        ]
     best = verdict.replicas[0]
     ratio = best.time / verdict.rival.time
-    return [f"Replicas, at best with {best.method}, take {ratio:.2f} times as long as {_name(verdict.rival)}."]
+    return [
+        f"Replicas, at best with {best.method}, take {ratio:.2f} times as long as "
+        f"{_name(verdict.rival)}."
+    ]
 
 
 def _too_large(verdict: Verdict, measurements: Measurements, run: PlannedRun | None) -> list[str]:
@@ -100,7 +134,10 @@ def sentence(verdict: Verdict) -> str:
         return "No verdict: no asynchronous method reached the loss; ask for a higher --loss."
     is_faster = advantage > 1.0
     ratio = advantage if is_faster or verdict.is_tie else 1 / advantage
-    text = f"{ratio:.2f} [{ratio * math.exp(-verdict.noise):.2f}, {ratio * math.exp(verdict.noise):.2f}] times as fast"
+    text = (
+        f"{ratio:.2f} [{ratio * math.exp(-verdict.noise):.2f}, "
+        f"{ratio * math.exp(verdict.noise):.2f}] times as fast"
+    )
     if verdict.is_tie:
         return f"A tie, within noise: asynchronous {best.method} is {text} as {_name(rival)}."
     if verdict.is_upper_bound:
@@ -118,7 +155,9 @@ def _missing(verdict: Verdict) -> str | None:
     if not verdict.has_cuts and too_large:
         return "no schedule fits into the memory of a device."
     if not verdict.has_cuts and rival is None:
-        return "no synchronous schedule fits into the memory of a device, the asynchronous one does."
+        return (
+            "no synchronous schedule fits into the memory of a device, the asynchronous one does."
+        )
     if not verdict.has_runs_without_delay:
         return "none of the runs is without delay; runs with pipeline.stages=1 would measure it."
     if rival is None:
@@ -153,7 +192,11 @@ def option_table(verdict: Verdict, kind: str, run: PlannedRun | None) -> pd.Data
     """A row per option of a kind (a key of `COLUMNS`), fastest first, each by its best cut."""
     rows = []
     for option in getattr(verdict, kind)[:MOST_METHODS]:
-        cut, even, bound = option.cut, verdict.break_even(option), "> " if option.iterations.is_lower_bound else ""
+        cut, even, bound = (
+            option.cut,
+            verdict.break_even(option),
+            "> " if option.iterations.is_lower_bound else "",
+        )
         cells = {
             "method": option.method,
             "schedule": cut.schedule,
@@ -184,8 +227,15 @@ def unmeasured_lines(verdict: Verdict) -> list[str]:
         by_delays.setdefault(" and ".join(f"{delay:g}" for delay in delays), []).append(method)
     around = sorted({max(1, math.floor(1 + delay)), math.ceil(1 + delay)})
     stages = " and ".join(f"pipeline.stages={count}" for count in around)
-    lines = [f"  measured only at {delays}: {'; '.join(methods)}" for delays, methods in by_delays.items()]
-    return [f"No run measures these at delays up to {delay:.3g} updates; runs of them with {stages} would:", *lines]
+    lines = [
+        f"  measured only at {delays}: {'; '.join(methods)}"
+        for delays, methods in by_delays.items()
+    ]
+    return [
+        f"No run measures these at delays up to {delay:.3g} updates; runs of them with {stages} "
+        f"would:",
+        *lines,
+    ]
 
 
 def assumption_lines(verdict: Verdict, run: PlannedRun | None) -> list[str]:
@@ -193,31 +243,51 @@ def assumption_lines(verdict: Verdict, run: PlannedRun | None) -> list[str]:
     lines = [units_line(run), *([run.uneven] if run is not None and run.uneven else [])]
     if isinstance(question.devices, EqualStages):
         lines.append(
-            f"The synchronous side may split up an update's {question.devices.examples} examples, those of these runs,"
+            f"The synchronous side may split up an update's {question.devices.examples} examples, "
+            f"those of these runs,"
             f" or take M = {question.num_micro_batches}, too."
         )
-    shown = {option.method: option.cost for option in [*verdict.synchronous[:MOST_METHODS], *asynchronous]}
+    shown = {
+        option.method: option.cost
+        for option in [*verdict.synchronous[:MOST_METHODS], *asynchronous]
+    }
     given = {True: " (given)", False: ""}
-    costs = [f"{name} {cost:.0%}{given[name in question.costs]}" for name, cost in shown.items() if cost is not None]
+    costs = [
+        f"{name} {cost:.0%}{given[name in question.costs]}"
+        for name, cost in shown.items()
+        if cost is not None
+    ]
     rest = f"what is not given by {'its FLOPs' if run else 'the pace of these runs'}"
-    lines.append(f"What an update costs beyond AdamW's, as a share of the passes: {', '.join([*costs, rest])}.")
+    lines.append(
+        f"What an update costs beyond AdamW's, as a share of the passes: "
+        f"{', '.join([*costs, rest])}."
+    )
     if question.local is not None:
         steps, averaging, slowdown = question.local
         lines.append(
-            f"Replicas: {steps} local steps, an averaging takes {averaging:.3g} times an update's passes; {slowdown:g}"
+            f"Replicas: {steps} local steps, an averaging takes {averaging:.3g} times an update's "
+            f"passes; {slowdown:g}"
             " times the iterations; each updates the whole model."
         )
     few = sorted({option.method for option in asynchronous if option.iterations.num_rates == 1})
     if few:
-        lines.append(f"At some of these delays only one learning rate was tried: {', '.join(few)}: upper estimates.")
+        lines.append(
+            f"At some of these delays only one learning rate was tried: {', '.join(few)}: upper "
+            f"estimates."
+        )
     return [*lines, "(one seed): its noise is that between the seeds of the other experiments."]
 
 
 def units_line(run: PlannedRun | None) -> str:
     stages = "equal stages, a device each" if run is None else "stages and updates by their FLOPs"
-    transfers = "transfers beside the computation" if run and run.bandwidth else "transfers that take no time"
+    transfers = (
+        "transfers beside the computation"
+        if run and run.bandwidth
+        else "transfers that take no time"
+    )
     return (
-        "Time is that to the loss, over that of the fastest option that is not asynchronous. Assumed: equal examples"
+        "Time is that to the loss, over that of the fastest option that is not asynchronous. "
+        "Assumed: equal examples"
         f" per update, {stages}, synchronous updates not overlapped with passes, {transfers}."
     )
 

@@ -1,4 +1,5 @@
-"""How losses are drawn: curves of experiments, their final losses, and what learning rates came to."""
+"""How losses are drawn: curves of experiments, their final losses, and what learning rates came
+to."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,14 +26,19 @@ def curve_of(runs: pd.DataFrame, label: str | None = None, **style: Any) -> Curv
 
 
 def draw_training_losses(axes: Axes, curves: Sequence[Curve], title: str = "") -> None:
-    """Training loss against iterations: mean over seeds, and their range as a band; thin where there is one seed."""
+    """Training loss against iterations: mean over seeds, and their range as a band; thin where
+    there is one seed."""
     for runs, label, style in curves:
         losses = thin(side_by_side(runs))
         width = THIN if len(losses.columns) == 1 else THICK
-        (line,) = axes.plot(losses.mean(axis="columns"), label=label, **{"linewidth": width, **style})
+        (line,) = axes.plot(
+            losses.mean(axis="columns"), label=label, **{"linewidth": width, **style}
+        )
         if len(losses.columns) > 1:
             low, high = losses.min(axis="columns"), losses.max(axis="columns")
-            axes.fill_between(losses.index, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+            axes.fill_between(
+                losses.index, low, high, color=line.get_color(), alpha=0.2, linewidth=0
+            )
     finish_panel(axes, "iteration", "training loss (nats)", title)
     _limit_losses(axes, curves)
     num_single = sum(len(curve.runs) == 1 for curve in curves)
@@ -41,8 +47,19 @@ def draw_training_losses(axes: Axes, curves: Sequence[Curve], title: str = "") -
     if num_single:
         notes.append("one seed" if num_single == len(curves) else "thin: one seed")
     if num_one_rate:
-        notes.append("one rate" + ("" if num_one_rate == len(curves) else f": {num_one_rate} of {len(curves)}"))
-    axes.annotate("\n".join(notes), (1, 1), xycoords="axes fraction", ha="right", va="top", fontsize=6, color="dimgrey")
+        notes.append(
+            "one rate"
+            + ("" if num_one_rate == len(curves) else f": {num_one_rate} of {len(curves)}")
+        )
+    axes.annotate(
+        "\n".join(notes),
+        (1, 1),
+        xycoords="axes fraction",
+        ha="right",
+        va="top",
+        fontsize=6,
+        color="dimgrey",
+    )
 
 
 def draw_validation(axes: Axes, curves: Sequence[Curve], title: str) -> None:
@@ -52,7 +69,8 @@ def draw_validation(axes: Axes, curves: Sequence[Curve], title: str) -> None:
 
 
 def draw_against_time(axes: Axes, curves: Sequence[Curve], title: str) -> None:
-    """The first seed's training loss against training time at the undisturbed pace of the method's fastest seed."""
+    """The first seed's training loss against training time at the undisturbed pace of the method's
+    fastest seed."""
     for runs, label, style in curves:
         losses = thin(smoothed_loss(runs.index[0]))
         minutes = losses.index * runs["seconds_per_iteration"].min() / 60.0
@@ -62,11 +80,14 @@ def draw_against_time(axes: Axes, curves: Sequence[Curve], title: str) -> None:
 
 
 def _limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Leave the first steep fall and spikes out of the range; panels that share theirs all fit in."""
+    """Leave the first steep fall and spikes out of the range; panels that share theirs all fit
+    in."""
     losses = [side_by_side(curve.runs).to_numpy() for curve in curves]
     finite = [values[np.isfinite(values)] for values in losses]
     low = min(float(values.min()) for values in finite)
-    usual = max(float(np.quantile(values, 0.75)) for values in finite)  # spikes are rarer than a quarter
+    usual = max(
+        float(np.quantile(values, 0.75)) for values in finite
+    )  # spikes are rarer than a quarter
     low, high = low - 0.05, usual + max(0.1, 0.4 * (usual - low))
     if not axes.get_autoscaley_on():  # a panel that shares this range has set it
         low, high = min(low, axes.get_ylim()[0]), max(high, axes.get_ylim()[1])
@@ -74,11 +95,20 @@ def _limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:
 
 
 def draw_final_losses(axes: Axes, runs: pd.DataFrame, best_of: Sequence[str]) -> None:
-    """A line per method against P; bars: range over seeds. Of `best_of`, each seed's best at a P, as one line."""
+    """A line per method against P; bars: range over seeds. Of `best_of`, each seed's best at a P,
+    as one line."""
     is_rival = runs["method"].isin(best_of)
     if is_rival.any():
         best = runs[is_rival].groupby([DEPTH, SEED])["train_loss"].min().groupby(DEPTH).mean()
-        axes.plot(best.index, best, color="black", linestyle="--", marker="o", markersize=3, label="best baseline")
+        axes.plot(
+            best.index,
+            best,
+            color="black",
+            linestyle="--",
+            marker="o",
+            markersize=3,
+            label="best baseline",
+        )
     for method, of_method in runs[~is_rival].groupby("method", sort=False):
         look = look_of(method)
         finals = of_method.groupby(DEPTH)["train_loss"].agg(["mean", "min", "max"])
@@ -90,11 +120,20 @@ def draw_final_losses(axes: Axes, runs: pd.DataFrame, best_of: Sequence[str]) ->
 
 
 def draw_rates(axes: Axes, scores: pd.DataFrame, color: Any, label: str) -> None:
-    """Final validation loss by rate (`tried_rates`); the chosen one is filled, crosses at the top diverged."""
+    """Final validation loss by rate (`tried_rates`); the chosen one is filled, crosses at the top
+    diverged."""
     rates, failed, chosen = scores[RATE], np.isinf(scores["score"]), scores[scores["is_best"]]
     style: dict[str, Any] = {"color": color, "marker": "o", "markersize": 4}
     axes.plot(rates[~failed], scores["score"][~failed], fillstyle="none", label=label, **style)
     axes.plot(chosen[RATE], chosen["score"], **style)
-    axes.plot(rates[failed], np.full(failed.sum(), 0.97), "x", color=color, transform=axes.get_xaxis_transform())
+    axes.plot(
+        rates[failed],
+        np.full(failed.sum(), 0.97),
+        "x",
+        color=color,
+        transform=axes.get_xaxis_transform(),
+    )
     axes.set_xscale("log")
-    axes.tick_params(axis="x", which="minor", labelbottom=False)  # of less than a decade, which overlap
+    axes.tick_params(
+        axis="x", which="minor", labelbottom=False
+    )  # of less than a decade, which overlap

@@ -1,4 +1,5 @@
-"""Figures of planning: the pipeline over time (`brx schedule`, the paper's first figure), and `brx verdict`'s."""
+"""Figures of planning: the pipeline over time (`brx schedule`, the paper's first figure), and `brx
+verdict`'s."""
 
 from __future__ import annotations
 
@@ -36,24 +37,34 @@ if TYPE_CHECKING:
 FORWARD_COLOR, BACKWARD_COLOR, UPDATE_COLOR = "#9CC9E8", "#A5D6A7", "#D62728"
 STAGES, MICRO_BATCHES = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32)
 STRONGEST = 2.0  # log2 of the ratio of times at which the colour is full
-Grid = dict[tuple[int, int], Verdict | None]  # answers by P and M; None where the model cannot be split up so
+Grid = dict[
+    tuple[int, int], Verdict | None
+]  # answers by P and M; None where the model cannot be split up so
 
 
 def draw_schedules(num_ranks: int, num_micro_batches: int, path: Path) -> list[Path]:
     ranks, last = range(num_ranks), 2 * num_micro_batches + 4 * num_ranks
-    synchronous = timeline([list(synchronous_1f1b(rank, num_ranks, num_micro_batches, 2)) for rank in ranks])
-    asynchronous = timeline([list(asynchronous_1f1b(rank, num_ranks, 1, lambda: last)) for rank in ranks])
+    synchronous = timeline(
+        [list(synchronous_1f1b(rank, num_ranks, num_micro_batches, 2)) for rank in ranks]
+    )
+    asynchronous = timeline(
+        [list(asynchronous_1f1b(rank, num_ranks, 1, lambda: last)) for rank in ranks]
+    )
     window = max(entry.end for rank in synchronous for entry in rank)
     idle = bubble_share(synchronous), bubble_share(asynchronous, *steady_state(asynchronous))
     with new_figure(width=7.0, height=0.36 * num_ranks * 2 + 2.4) as figure:
         axes = figure.subplots(3, 1, height_ratios=[num_ranks, num_ranks, 2.2])
         title = f"(a) synchronous 1F1B, {num_micro_batches} micro-batches: idle {idle[0]:.0%}"
         _draw_devices(axes[0], synchronous, window, title)
-        _draw_devices(axes[1], asynchronous, window, f"(b) asynchronous 1F1B: idle {idle[1]:.0%} once full")
+        _draw_devices(
+            axes[1], asynchronous, window, f"(b) asynchronous 1F1B: idle {idle[1]:.0%} once full"
+        )
         _draw_delay(axes[2], asynchronous[0], num_ranks, window)
         caption = (
-            f"Pipeline of {num_ranks} devices over time; a backward pass takes as long as two forward passes.\n"
-            "Blue: forward passes, green: backward passes, red: updates; numbers are micro-batches.\n"
+            f"Pipeline of {num_ranks} devices over time; a backward pass takes as long as two "
+            f"forward passes.\n"
+            "Blue: forward passes, green: backward passes, red: updates; numbers are "
+            "micro-batches.\n"
             f"Drawn from the action sequences by: brx schedule --stages {num_ranks}"
             f" --micro-batches {num_micro_batches} --figure {path}"
         )
@@ -64,7 +75,9 @@ def _draw_devices(axes: Axes, timed: Sequence[Sequence[Timed]], window: float, t
     axes.set_title(title, loc="left")
     for rank, entries in enumerate(timed):
         _draw_row(axes, entries, len(timed) - 1 - rank, window)
-    axes.set_yticks(range(len(timed)), [f"stage {rank + 1}" for rank in reversed(range(len(timed)))])
+    axes.set_yticks(
+        range(len(timed)), [f"stage {rank + 1}" for rank in reversed(range(len(timed)))]
+    )
     _frame(axes, window, len(timed))
 
 
@@ -73,16 +86,34 @@ def _draw_row(axes: Axes, entries: Sequence[Timed], height: float, window: float
         if entry.start >= window:
             continue
         if entry.action.kind == "U":
-            axes.plot(entry.start, height - 0.4, "o", color=UPDATE_COLOR, markersize=3, zorder=3, clip_on=False)
+            axes.plot(
+                entry.start,
+                height - 0.4,
+                "o",
+                color=UPDATE_COLOR,
+                markersize=3,
+                zorder=3,
+                clip_on=False,
+            )
             continue
         color = FORWARD_COLOR if entry.action.kind == "F" else BACKWARD_COLOR
         width = min(entry.end, window) - entry.start
-        axes.add_patch(Rectangle((entry.start, height - 0.4), width, 0.8, facecolor=color, edgecolor="white"))
-        axes.text(entry.start + width / 2, height, str(entry.action.number), ha="center", va="center", fontsize=7)
+        axes.add_patch(
+            Rectangle((entry.start, height - 0.4), width, 0.8, facecolor=color, edgecolor="white")
+        )
+        axes.text(
+            entry.start + width / 2,
+            height,
+            str(entry.action.number),
+            ha="center",
+            va="center",
+            fontsize=7,
+        )
 
 
 def _draw_delay(axes: Axes, entries: Sequence[Timed], num_ranks: int, window: float) -> None:
-    """The first stage's row with its versions, and the arrow from the weights used to the update they lead to."""
+    """The first stage's row with its versions, and the arrow from the weights used to the update
+    they lead to."""
     micro_batch = num_ranks
     tau = updates_between([entry.action for entry in entries], micro_batch)
     _draw_row(axes, entries, 0.0, window)
@@ -91,7 +122,15 @@ def _draw_delay(axes: Axes, entries: Sequence[Timed], num_ranks: int, window: fl
     for entry in entries:
         if entry.action.kind == "U" and entry.start < window - 0.5:
             number = entry.action.number
-            axes.text(entry.start, -0.85, f"$w_{{{number}}}$", ha="center", va="center", color=UPDATE_COLOR, fontsize=7)
+            axes.text(
+                entry.start,
+                -0.85,
+                f"$w_{{{number}}}$",
+                ha="center",
+                va="center",
+                color=UPDATE_COLOR,
+                fontsize=7,
+            )
     axes.annotate(
         "",
         xy=(update.start, 0.45),
@@ -99,7 +138,8 @@ def _draw_delay(axes: Axes, entries: Sequence[Timed], num_ranks: int, window: fl
         arrowprops={"arrowstyle": "->", "connectionstyle": "arc3,rad=-0.12", "linewidth": 0.9},
     )
     text = (
-        rf"$w_{{{micro_batch - 1}}} \rightarrow w_{{{micro_batch}}}$ with the gradient of micro-batch {micro_batch}"
+        rf"$w_{{{micro_batch - 1}}} \rightarrow w_{{{micro_batch}}}$ with the gradient of "
+        rf"micro-batch {micro_batch}"
         rf" at $w_{{{max(0, micro_batch - 1 - tau)}}}$: delay {tau}"
     )
     axes.text((forward.end + update.start) / 2, 1.35, text, ha="center", va="center", fontsize=7)
@@ -117,7 +157,8 @@ def _frame(axes: Axes, window: float, num_rows: int) -> None:
 
 
 def grid(measurements: Measurements, ask: Callable[[int, int], Question]) -> Grid:
-    """The same question for every P and M; `ask` raises UserError where the model cannot be split up so."""
+    """The same question for every P and M; `ask` raises UserError where the model cannot be split
+    up so."""
     cells: Grid = {}
     for shape in product(STAGES, MICRO_BATCHES):
         cells[shape] = None
@@ -126,28 +167,40 @@ def grid(measurements: Measurements, ask: Callable[[int, int], Question]) -> Gri
     return cells
 
 
-def draw_verdict(cells: Grid, path: Path, measurements: Measurements, run: PlannedRun | None = None) -> list[Path]:
-    """Left: times against each other, P by M; right: at the largest P, slowdowns and the break-even."""
+def draw_verdict(
+    cells: Grid, path: Path, measurements: Measurements, run: PlannedRun | None = None
+) -> list[Path]:
+    """Left: times against each other, P by M; right: at the largest P, slowdowns and the
+    break-even."""
     verdicts = [verdict for verdict in cells.values() if verdict is not None]
     deepest = max(verdict.question.num_stages for verdict in verdicts)
     with new_figure(width=3.6, height=3.4, columns=2) as panels:
         left, right = panels.subplots(1, 2)
         _draw_grid(left, cells)
-        _draw_break_even(right, [verdict for verdict in verdicts if verdict.question.num_stages == deepest])
+        _draw_break_even(
+            right, [verdict for verdict in verdicts if verdict.question.num_stages == deepest]
+        )
         rivals = " (or replicas)" if verdicts[0].question.local else ""
         caption = (
-            f"Time to a training loss of {verdicts[0].question.loss:g} nats: the best synchronous cut{rivals} and"
-            " method over the best asynchronous method, whose iterations were measured at (or between) the same delays"
-            " in updates, (P - 1) / M. <: the asynchronous run had not reached the loss; tie: within the noise between"
+            f"Time to a training loss of {verdicts[0].question.loss:g} nats: the best synchronous "
+            f"cut{rivals} and"
+            " method over the best asynchronous method, whose iterations were measured at (or "
+            "between) the same delays"
+            " in updates, (P - 1) / M. <: the asynchronous run had not reached the loss; tie: "
+            "within the noise between"
             " seeds."
         )
         notes = [f"Model of the runs: {measurements.model}.", units_line(run)]
         if len(verdicts) < len(cells):
-            notes.append("Blank: the model has fewer than P blocks, or its batch is no multiple of M.")
+            notes.append(
+                "Blank: the model has fewer than P blocks, or its batch is no multiple of M."
+            )
         if any(verdict.question.devices.memory is not None for verdict in verdicts):
             notes.append("Without what needs more memory, at that P and M, than a device has.")
         details = {"runs": measurements.source, "notes": notes}
-        return save(panels, path, caption, command="brx verdict RUNS --figure FIGURE", details=details)
+        return save(
+            panels, path, caption, command="brx verdict RUNS --figure FIGURE", details=details
+        )
 
 
 def _draw_grid(axes: Axes, cells: Grid) -> None:
@@ -167,7 +220,9 @@ def _draw_grid(axes: Axes, cells: Grid) -> None:
     axes.set_yticks(range(len(stages)), [str(count) for count in stages])
     axes.grid(False)
     axes.set(xlabel="micro-batches per update M", ylabel="stages P")
-    decided = [v for v in cells.values() if v is not None and v.advantage is not None and not v.is_open]
+    decided = [
+        v for v in cells.values() if v is not None and v.advantage is not None and not v.is_open
+    ]
     ties = sum(verdict.is_tie for verdict in decided)
     wins = sum(not verdict.is_tie and (verdict.advantage or 0.0) > 1 for verdict in decided)
     losses = {verdict.question.loss for verdict in decided}
@@ -195,10 +250,21 @@ def _draw_break_even(axes: Axes, verdicts: Sequence[Verdict]) -> None:
         for option in verdict.asynchronous
         if option.slowdown is not None and not option.slowdown.is_lower_bound
     ]
-    for method, of_method in pd.DataFrame(points, columns=["method", "M", "slowdown", "break-even"]).groupby("method"):
+    for method, of_method in pd.DataFrame(
+        points, columns=["method", "M", "slowdown", "break-even"]
+    ).groupby("method"):
         label, color, marker = look_of(method)
-        axes.plot(of_method["M"], of_method["slowdown"], color=color, marker=marker, markersize=3, label=label)
-        axes.plot(of_method["M"], of_method["break-even"], color=color, linestyle=":", linewidth=0.8)
+        axes.plot(
+            of_method["M"],
+            of_method["slowdown"],
+            color=color,
+            marker=marker,
+            markersize=3,
+            label=label,
+        )
+        axes.plot(
+            of_method["M"], of_method["break-even"], color=color, linestyle=":", linewidth=0.8
+        )
     if axes.lines:
         factor_axis(axes)
         axes.plot([], [], color="black", linestyle=":", linewidth=0.8, label="its break-even")
@@ -210,5 +276,6 @@ def _draw_break_even(axes: Axes, verdicts: Sequence[Verdict]) -> None:
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set(xlabel="micro-batches per update M", ylabel="slowdown in iterations")
     axes.set_title(
-        f"P = {verdicts[0].question.num_stages}: slowdown measured at (P - 1) / M\n(dotted: as fast as the rival)"
+        f"P = {verdicts[0].question.num_stages}: slowdown measured at (P - 1) / M\n(dotted: as "
+        f"fast as the rival)"
     )

@@ -24,9 +24,24 @@ from brx.files import replacing, write_json, write_text
 
 logging.getLogger("fontTools").setLevel(logging.ERROR)  # it warns of the dates of fonts in a PDF
 
-# From the palettes of Okabe & Ito and of Paul Tol, and some that stay apart from these without one kind of cone.
-_BLACK, _GREY, _ORANGE, _GREEN, _BLUE, _RED = "#000000", "#505050", "#E69F00", "#009E73", "#0072B2", "#D55E00"
-_SKY, _PINK, _WINE, _VIOLET, _INDIGO, _BROWN = "#88CCEE", "#CC79A7", "#7A0019", "#9933FF", "#332288", "#994F00"
+# From the palettes of Okabe & Ito and of Paul Tol, and some that stay apart from these without one
+# kind of cone.
+_BLACK, _GREY, _ORANGE, _GREEN, _BLUE, _RED = (
+    "#000000",
+    "#505050",
+    "#E69F00",
+    "#009E73",
+    "#0072B2",
+    "#D55E00",
+)
+_SKY, _PINK, _WINE, _VIOLET, _INDIGO, _BROWN = (
+    "#88CCEE",
+    "#CC79A7",
+    "#7A0019",
+    "#9933FF",
+    "#332288",
+    "#994F00",
+)
 _KHAKI = "#BBBB66"
 
 GROUP_COLORS = (_BLUE, _RED, _GREY)
@@ -65,8 +80,11 @@ def look_of(method: str) -> Look:
 
 
 def sequence_color(place: int, count: int) -> tuple[float, float, float, float]:
-    """Colour of one of `count` ordered things, light to dark, told apart by colour-blind readers too."""
-    shade: tuple[float, float, float, float] = mpl.colormaps["viridis_r"](0.1 + 0.85 * place / max(1, count - 1))
+    """Colour of one of `count` ordered things, light to dark, told apart by colour-blind readers
+    too."""
+    shade: tuple[float, float, float, float] = mpl.colormaps["viridis_r"](
+        0.1 + 0.85 * place / max(1, count - 1)
+    )
     return shade
 
 
@@ -83,7 +101,9 @@ def line_style(*, is_delayed: bool) -> str | tuple[int, tuple[float, float]]:
 
 
 @contextmanager
-def new_figure(width: float = COLUMN_WIDTH_IN, height: float = 2.4, columns: int = 1) -> Iterator[Figure]:
+def new_figure(
+    width: float = COLUMN_WIDTH_IN, height: float = 2.4, columns: int = 1
+) -> Iterator[Figure]:
     """A figure in the common style, closed at the end; sizes in inches."""
     settings: Any = {
         "font.size": 8,
@@ -114,24 +134,37 @@ def legend_below(axes: Axes, columns: int = 1) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.0, ncols=columns)
 
 
-def draw_points(axes: Axes, x: Any, y: Any, ends: tuple[Any, Any], look: Look, **style: Any) -> None:
-    """One or several points in a method's look, with bars between `ends` (low, high); none where these are NaN."""
+def draw_points(
+    axes: Axes, x: Any, y: Any, ends: tuple[Any, Any], look: Look, **style: Any
+) -> None:
+    """One or several points in a method's look, with bars between `ends` (low, high); none where
+    these are NaN."""
     low, high = ends
     bars = None if np.isnan(low).any() else np.reshape([y - low, high - y], (2, -1))
-    usual = {"color": look.color, "marker": look.marker, "markersize": 4, "capsize": 2, "linestyle": "none"}
+    usual = {
+        "color": look.color,
+        "marker": look.marker,
+        "markersize": 4,
+        "capsize": 2,
+        "linestyle": "none",
+    }
     axes.errorbar(x, y, **{"yerr": bars, **usual, **style})
 
 
 def factor_axis(axes: Axes) -> None:
-    """A logarithmic y axis of factors near 1, with plain numbers at 1, 2, 3, 5 and their multiples of 10."""
+    """A logarithmic y axis of factors near 1, with plain numbers at 1, 2, 3, 5 and their multiples
+    of 10."""
     axes.set_yscale("log")
     axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
 
 
-def finish_panel(axes: Axes, x_label: str, y_label: str, title: str, *, columns: int | None = None) -> None:
-    """Labels with units, and the legend under them, where it lies on no curve: by default two columns if they fit."""
+def finish_panel(
+    axes: Axes, x_label: str, y_label: str, title: str, *, columns: int | None = None
+) -> None:
+    """Labels with units, and the legend under them, where it lies on no curve: by default two
+    columns if they fit."""
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
     _, labels = axes.get_legend_handles_labels()
     if labels:
@@ -139,19 +172,30 @@ def finish_panel(axes: Axes, x_label: str, y_label: str, title: str, *, columns:
 
 
 def thin(losses: pd.DataFrame, most: int = 300) -> pd.DataFrame:
-    """Evenly spread rows, both ends among them: 300 points resolve means over 2 % of a run sixfold."""
-    return losses.iloc[np.unique(np.linspace(0, len(losses) - 1, min(len(losses), most)).astype(int))]
+    """Evenly spread rows, both ends among them: 300 points resolve means over 2 % of a run
+    sixfold."""
+    return losses.iloc[
+        np.unique(np.linspace(0, len(losses) - 1, min(len(losses), most)).astype(int))
+    ]
 
 
 def save(
-    figure: Figure, path: Path, caption: str, *, command: str = "", details: Mapping[str, Any] | None = None
+    figure: Figure,
+    path: Path,
+    caption: str,
+    *,
+    command: str = "",
+    details: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Write PATH.png, .pdf, .svg and .txt (caption and command), and with details PATH.json; returned in this order.
+    """Write PATH.png, .pdf, .svg and .txt (caption and command), and with details PATH.json;
+    returned in this order.
 
-    The path is without suffix; `details` are what it was drawn from, as JSON has it: the runs, and what was missing.
-    """
+    The path is without suffix; `details` are what it was drawn from, as JSON has it: the runs, and
+    what was missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    files = [path.with_name(path.name + suffix) for suffix in (".png", ".pdf", ".svg", ".txt", ".json")]
+    files = [
+        path.with_name(path.name + suffix) for suffix in (".png", ".pdf", ".svg", ".txt", ".json")
+    ]
     if layout := figure.get_layout_engine():  # laid out once, for all formats alike
         layout.execute(figure)
         figure.set_layout_engine("none")
@@ -160,7 +204,11 @@ def save(
         # No date in the file: the same runs give the same bytes.
         figure.savefig(buffer, format=form, dpi=DPI, metadata={nothing: None})
         # Two digits behind the point are a hundredth of a pixel; matplotlib writes six.
-        content = buffer.getvalue() if form != "svg" else re.sub(rb"(\.\d\d)\d+", rb"\1", buffer.getvalue())
+        content = (
+            buffer.getvalue()
+            if form != "svg"
+            else re.sub(rb"(\.\d\d)\d+", rb"\1", buffer.getvalue())
+        )
         with replacing(target) as file:
             file.write(content)
     write_text(files[3], caption.rstrip() + "\n" + (f"Drawn by: {command}\n" if command else ""))

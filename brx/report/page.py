@@ -1,4 +1,5 @@
-"""One HTML file with everything in it: findings, figures, tables, runs, and the library that draws the runs' curves."""
+"""One HTML file with everything in it: findings, figures, tables, runs, and the library that draws
+the runs' curves."""
 
 import base64
 import gzip
@@ -18,7 +19,15 @@ from matplotlib.colors import to_hex
 import brx
 from brx.errors import UserError
 from brx.files import write_text
-from brx.paper.claims import CLAIMS, claim_table, evidence_text, in_groups, judge, paper_text, why_not
+from brx.paper.claims import (
+    CLAIMS,
+    claim_table,
+    evidence_text,
+    in_groups,
+    judge,
+    paper_text,
+    why_not,
+)
 from brx.paper.figures import FIGURES, PANEL_IN, draw_paper_figure
 from brx.paper.scales import Experiments
 from brx.paper.tables import TABLES
@@ -31,10 +40,21 @@ from brx.sweep.compare import DELAYS, read_board
 from brx.sweep.run import duration
 from brx.train.recorder import git_commit
 
-KEPT_COMPARISON = Path("results") / "compare"  # runs that `brx compare --all-builtin` made, as `brx export` keeps them
+KEPT_COMPARISON = (
+    Path("results") / "compare"
+)  # runs that `brx compare --all-builtin` made, as `brx export` keeps them
 HEADLINES = ("teaser", "main", "claims")  # the figures that the page opens with
-MOST_POINTS = 120  # points of a curve: the losses are means over 2 % of a run, which 120 points resolve twice
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")  # of a method's variants, in its colour
+MOST_POINTS = (
+    120  # points of a curve: the losses are means over 2 % of a run, which 120 points resolve twice
+)
+DASHES = (
+    "solid",
+    "dash",
+    "dot",
+    "dashdot",
+    "longdash",
+    "longdashdot",
+)  # of a method's variants, in its colour
 # Facets of numbers: by name, their headings and columns.
 ORDERED = {
     "stages": ("P", DEPTH),
@@ -45,7 +65,8 @@ ORDERED = {
 
 
 class PageTable(NamedTuple):
-    """A table on the page: its anchor, what it shows, its cells by heading, and experiments that were not there."""
+    """A table on the page: its anchor, what it shows, its cells by heading, and experiments that
+    were not there."""
 
     name: str
     title: str
@@ -54,7 +75,8 @@ class PageTable(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A figure on the page: its name on the command line, caption, the caption's other lines, and the drawing."""
+    """A figure on the page: its name on the command line, caption, the caption's other lines, and
+    the drawing."""
 
     name: str
     caption: str
@@ -64,7 +86,9 @@ class Drawing(NamedTuple):
     height: int
 
     @property
-    def across(self) -> int:  # panels of the usual width side by side, which decides how small it may be shown
+    def across(
+        self,
+    ) -> int:  # panels of the usual width side by side, which decides how small it may be shown
         return max(1, round(self.width / (PANEL_IN * 72)))
 
     @property
@@ -81,7 +105,9 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise UserError(f"the report needs the package {error.name}: pip install 'brx[report]'") from None
+        raise UserError(
+            f"the report needs the package {error.name}: pip install 'brx[report]'"
+        ) from None
 
     runs = experiments.runs
     outcomes = judge(experiments.fresh(), CLAIMS)
@@ -89,8 +115,16 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
     # What other commands left there: each SVG with its caption in a .txt beside it.
     from_runs = {name for name, figure in FIGURES.items() if figure.draw_to is None}
     # Of two of one name, that in the first folder.
-    images = {path.stem: path for folder in reversed(figure_folders) for path in sorted(folder.glob("*.svg"))}
-    others = [path for name, path in images.items() if name not in from_runs and path.with_suffix(".txt").is_file()]
+    images = {
+        path.stem: path
+        for folder in reversed(figure_folders)
+        for path in sorted(folder.glob("*.svg"))
+    }
+    others = [
+        path
+        for name, path in images.items()
+        if name not in from_runs and path.with_suffix(".txt").is_file()
+    ]
     drawings += map(_read_drawing, others)
     entries, facets = run_entries(runs, experiments.chosen), facets_of(runs)
     later: dict[str, Any] = {
@@ -100,7 +134,10 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
         "plotly": get_plotlyjs(),
     }
     environment = Environment(
-        loader=PackageLoader("brx.report", "template"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("brx.report", "template"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
     page = environment.get_template("page.html").render(
         scale=experiments.scale.name,
@@ -128,7 +165,9 @@ def _packed(content: Any) -> str:
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode("ascii")
 
 
-def paper_drawings(experiments: Experiments, folders: Iterable[Path]) -> tuple[list[Drawing], list[str]]:
+def paper_drawings(
+    experiments: Experiments, folders: Iterable[Path]
+) -> tuple[list[Drawing], list[str]]:
     """The paper's figures that have runs, and a line for each that has none."""
     drawn, undrawn = [], []
     with tempfile.TemporaryDirectory(prefix="brx-report-") as scratch:
@@ -136,7 +175,11 @@ def paper_drawings(experiments: Experiments, folders: Iterable[Path]) -> tuple[l
             paths = (folder / f"{figure.name}.svg" for folder in folders)
             kept = next((path for path in paths if _is_of(path, experiments)), None)
             try:
-                drawn.append(_read_drawing(kept or draw_paper_figure(figure, experiments, Path(scratch))[0][2]))
+                drawn.append(
+                    _read_drawing(
+                        kept or draw_paper_figure(figure, experiments, Path(scratch))[0][2]
+                    )
+                )
             except UserError as error:
                 undrawn.append(f"figure {figure.name}: {error}")
     return drawn, undrawn
@@ -154,10 +197,15 @@ def _is_of(path: Path, experiments: Experiments) -> bool:
 def _read_drawing(image: Path) -> Drawing:
     """An SVG, and the caption beside it; a UserError where it is no SVG of a known size."""
     svg = image.read_text(encoding="utf-8", errors="replace")
-    size = {side: float(points) for side, points in re.findall(r' (width|height)="([\d.]+)pt"', svg[:2000])}
+    size = {
+        side: float(points)
+        for side, points in re.findall(r' (width|height)="([\d.]+)pt"', svg[:2000])
+    }
     if "<svg" not in svg or len(size) < 2:
         raise UserError(f"{image}: not an SVG image with a size in points")
-    caption, *details = image.with_suffix(".txt").read_text(encoding="utf-8").strip().splitlines() or [image.stem]
+    caption, *details = image.with_suffix(".txt").read_text(
+        encoding="utf-8"
+    ).strip().splitlines() or [image.stem]
     return Drawing(image.stem, caption, details, svg, round(size["width"]), round(size["height"]))
 
 
@@ -172,9 +220,14 @@ def page_tables(experiments: Experiments, claims: pd.DataFrame | None = None) ->
             except UserError:  # there are no rows
                 continue
     chosen = experiments.chosen
-    title = "Slowdown of every experiment against P = 1 (target: the loss that all of the same model reach)"
+    title = (
+        "Slowdown of every experiment against P = 1 (target: the loss that all of the same "
+        "model reach)"
+    )
     tables.append(PageTable("all-slowdowns", title, slowdown_table(compare(chosen).slowdowns)))
-    rates = rate_table(experiments.runs, chosen.sort_values(["architecture", "variant", DEPTH], kind="stable"))
+    rates = rate_table(
+        experiments.runs, chosen.sort_values(["architecture", "variant", DEPTH], kind="stable")
+    )
     tables.append(PageTable("all-learning-rates", "Learning rates of every experiment", rates))
     with suppress(UserError):  # there are no finished runs
         board = read_board([KEPT_COMPARISON])
@@ -184,16 +237,23 @@ def page_tables(experiments: Experiments, claims: pd.DataFrame | None = None) ->
 
 
 def provenance(runs: pd.DataFrame) -> list[tuple[str, list[str]]]:
-    """What is known of how the runs were made: headings, each with a line per distinct value and how many have it."""
+    """What is known of how the runs were made: headings, each with a line per distinct value and
+    how many have it."""
     dates = runs["finished_at"].dropna().sort_values().tolist() if "finished_at" in runs else []
 
     def versions(run: pd.Series) -> str:
         known = run.filter(like="versions.").dropna()
-        return ", ".join(f"{key.removeprefix('versions.')} {version}" for key, version in known.items())
+        return ", ".join(
+            f"{key.removeprefix('versions.')} {version}" for key, version in known.items()
+        )
 
     def device(run: pd.Series) -> str:
         is_known = pd.notna(run.get("device.type"))
-        return f"{run['device.type']} ({run['device.name']}), threads: {run['device.threads']:g}" if is_known else ""
+        return (
+            f"{run['device.type']} ({run['device.name']}), threads: {run['device.threads']:g}"
+            if is_known
+            else ""
+        )
 
     def data(run: pd.Series) -> str:
         fingerprint = "unknown" if pd.isna(run["data_fingerprint"]) else run["data_fingerprint"]
@@ -202,7 +262,10 @@ def provenance(runs: pd.DataFrame) -> list[tuple[str, list[str]]]:
     return [
         ("Runs", _counted(runs, lambda run: run["status"])),
         ("Ended", [f"{dates[0]} to {dates[-1]}"] if dates else []),
-        ("Training time", [f"{duration(runs['seconds'].sum())} in all, without validations and checkpoints"]),
+        (
+            "Training time",
+            [f"{duration(runs['seconds'].sum())} in all, without validations and checkpoints"],
+        ),
         ("Versions", _counted(runs, versions)),
         ("Git commits", _counted(runs, lambda run: run.get("git_commit"))),
         ("Devices", _counted(runs, device)),
@@ -212,12 +275,22 @@ def provenance(runs: pd.DataFrame) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _counted(runs: pd.DataFrame, text: Callable[[pd.Series], object]) -> list[str]:  # the most frequent first
-    texts = pd.Series([text(run) for _, run in runs.iterrows()], dtype=object).fillna("unknown").replace("", "unknown")
-    return [f"{text} ({count} {'run' if count == 1 else 'runs'})" for text, count in texts.value_counts().items()]
+def _counted(
+    runs: pd.DataFrame, text: Callable[[pd.Series], object]
+) -> list[str]:  # the most frequent first
+    texts = (
+        pd.Series([text(run) for _, run in runs.iterrows()], dtype=object)
+        .fillna("unknown")
+        .replace("", "unknown")
+    )
+    return [
+        f"{text} ({count} {'run' if count == 1 else 'runs'})"
+        for text, count in texts.value_counts().items()
+    ]
 
 
-# The runs as the page's browser has them: what can be filtered and sorted by, and thinned loss curves.
+# The runs as the page's browser has them: what can be filtered and sorted by, and thinned loss
+# curves.
 
 
 class Facet(NamedTuple):
@@ -227,23 +300,41 @@ class Facet(NamedTuple):
 
 
 def run_entries(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[dict[str, Any]]:
-    """All runs (rows of `load`) in the page's order, as `_entry` has them; `chosen` are at the best rates."""
+    """All runs (rows of `load`) in the page's order, as `_entry` has them; `chosen` are at the best
+    rates."""
     ordered = _by_method(runs)
     variants = ordered["variant"].drop_duplicates()
-    places = variants.groupby(variants.map(_base)).cumcount()  # of a variant among those of its method
-    dashes = {variant: DASHES[place % len(DASHES)] for variant, place in zip(variants, places, strict=True)}
-    return [_entry(run, run.name in chosen.index, dashes[run["variant"]]) for _, run in ordered.iterrows()]
+    places = variants.groupby(
+        variants.map(_base)
+    ).cumcount()  # of a variant among those of its method
+    dashes = {
+        variant: DASHES[place % len(DASHES)]
+        for variant, place in zip(variants, places, strict=True)
+    }
+    return [
+        _entry(run, run.name in chosen.index, dashes[run["variant"]])
+        for _, run in ordered.iterrows()
+    ]
 
 
 def comparable_selection(chosen: pd.DataFrame) -> dict[str, str]:
-    """What the browser opens with: the deepest pipeline of the model and length that most runs there have."""
+    """What the browser opens with: the deepest pipeline of the model and length that most runs
+    there have."""
     if chosen.empty:
         return {}
     deepest = chosen[chosen[DEPTH] == chosen[DEPTH].max()]
     model = deepest["architecture"].mode().iloc[0]
     of_model = deepest[deepest["architecture"] == model]
-    length, data = (values.mode().iloc[0] for values in (of_model["last_iteration"], _origins(of_model)))
-    return {"stages": f"{deepest[DEPTH].max()}", "length": f"{length}", "model": model, "data": data, "chosen": "yes"}
+    length, data = (
+        values.mode().iloc[0] for values in (of_model["last_iteration"], _origins(of_model))
+    )
+    return {
+        "stages": f"{deepest[DEPTH].max()}",
+        "length": f"{length}",
+        "model": model,
+        "data": data,
+        "chosen": "yes",
+    }
 
 
 def _base(variant: str) -> str:
@@ -256,14 +347,17 @@ def facets_of(runs: pd.DataFrame) -> list[Facet]:
     colors = {variant: look_of(_base(variant)).color for variant in ordered["variant"].unique()}
     facets = [Facet("method", "method", colors)]
     for name, (title, column) in ORDERED.items():
-        facets.append(Facet(name, title, _shades([_text(value) for value in sorted(runs[column].unique())])))
+        facets.append(
+            Facet(name, title, _shades([_text(value) for value in sorted(runs[column].unique())]))
+        )
     architectures = runs.sort_values(["model.blocks", "model.width"])["architecture"].unique()
     facets.append(Facet("model", "model", _shades(architectures)))
     return [*facets, Facet("data", "data", _shades(ordered["origin"].unique()))]
 
 
 def _by_method(runs: pd.DataFrame) -> pd.DataFrame:
-    """In the order of the figures' legends, variants after the usual form; then by stages, rate and seed."""
+    """In the order of the figures' legends, variants after the usual form; then by stages, rate and
+    seed."""
     order = list(METHOD_LOOKS)
     rank = runs["method"].map(lambda method: order.index(method) if method in order else len(order))
     runs = runs.assign(rank=rank, origin=_origins(runs))
@@ -291,23 +385,39 @@ def _entry(run: pd.Series, is_chosen: bool, dash: str) -> dict[str, Any]:
     numbers = losses | {"minutes": f"{run['seconds'] / 60:.1f}"}
     return {
         "name": run["name"],
-        "facets": {"method": run["variant"], **ordered, "model": run["architecture"], "data": run["origin"]},
+        "facets": {
+            "method": run["variant"],
+            **ordered,
+            "model": run["architecture"],
+            "data": run["origin"],
+        },
         "is_chosen": is_chosen,  # its learning rate is the best of those tried
         "status": run["status"],
         "dash": dash,
         # Of the table, by heading.
-        "numbers": {name: text if np.isfinite(float(text)) else "-" for name, text in numbers.items()},
-        "settings": yaml.safe_dump(trajectory_of(read.config, with_defaults=False), sort_keys=False),
+        "numbers": {
+            name: text if np.isfinite(float(text)) else "-" for name, text in numbers.items()
+        },
+        "settings": yaml.safe_dump(
+            trajectory_of(read.config, with_defaults=False), sort_keys=False
+        ),
         "curves": _curves(read),
     }
 
 
 def _curves(run: Run) -> dict[str, list[float | None]]:
-    """Series for the chart, rounded; null where a loss is not finite: JSON knows no such numbers."""
+    """Series for the chart, rounded; null where a loss is not finite: JSON knows no such
+    numbers."""
     minutes = pd.Series(run.seconds / 60, run.iterations)
-    losses = pd.Series(run.smoothed, run.iterations[run.centres]), pd.Series(run.val_loss, run.val_iterations)
+    losses = (
+        pd.Series(run.smoothed, run.iterations[run.centres]),
+        pd.Series(run.val_loss, run.val_iterations),
+    )
     chart: dict[str, list[float | None]] = {}
-    for name, prefix, loss in (("train", "", thin(losses[0], MOST_POINTS)), ("val", "val_", losses[1])):
+    for name, prefix, loss in (
+        ("train", "", thin(losses[0], MOST_POINTS)),
+        ("val", "val_", losses[1]),
+    ):
         chart[f"{prefix}iterations"] = loss.index.astype(int).tolist()
         chart[f"{prefix}minutes"] = _rounded(minutes.reindex(loss.index), 3)
         chart[name] = _rounded(loss, 4)

@@ -1,4 +1,5 @@
-"""What a run leaves on disk, and how it is read: folder, metrics, checkpoints, and many runs as pandas frames.
+"""What a run leaves on disk, and how it is read: folder, metrics, checkpoints, and many runs as
+pandas frames.
 
 import brx.runs
 runs = brx.runs.load("results/similar")   # a DataFrame: a row per run
@@ -14,7 +15,8 @@ __all__ = ["curves", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `curves` and `load` when asked for: what trains imports this package, and should not wait for pandas."""
+    """Import `curves` and `load` when asked for: what trains imports this package, and should not
+    wait for pandas."""
     if name in __all__:
         from brx.runs import frames
 

@@ -2,9 +2,8 @@
 
     checkpoints/00000500/stage-000.pt ... stage-007.pt, manifest.json
 
-Stages are files of their own so that a run may resume on another number of devices. What a run may continue from is
-decided before any data are prepared (`check_request`).
-"""
+Stages are files of their own so that a run may resume on another number of devices. What a run may
+continue from is decided before any data are prepared (`check_request`)."""
 
 import hashlib
 import json
@@ -29,9 +28,14 @@ Content = dict[str, Any]
 
 # What a manifest has; `stages` holds the entries of `write_stage`.
 _KINDS: dict[str, type | tuple[type, ...]] = {
-    "iteration": int, "fingerprint": str, "trajectory_version": int, "settings": dict, "num_stages": int,
-    "training_seconds": (int, float), "stages": list,
-}  # fmt: skip
+    "iteration": int,
+    "fingerprint": str,
+    "trajectory_version": int,
+    "settings": dict,
+    "num_stages": int,
+    "training_seconds": (int, float),
+    "stages": list,
+}
 
 
 def checkpoint_folder(run: Path, iteration: int) -> Path:
@@ -49,7 +53,8 @@ def iteration_of(checkpoint: Path) -> int:
 
 
 def run_and_iteration(path: Path) -> tuple[Path, int | None]:
-    """The run of a path that is a run's folder or one of its checkpoints, and the checkpoint's iteration, if it is."""
+    """The run of a path that is a run's folder or one of its checkpoints, and the checkpoint's
+    iteration, if it is."""
     is_checkpoint = path.parent.name == "checkpoints" and path.name.isdecimal()
     return (path.parent.parent, iteration_of(path)) if is_checkpoint else (path, None)
 
@@ -72,9 +77,15 @@ def write_stage(run: Path, iteration: int, stage: int, state: Content) -> Conten
 
 
 def finish(
-    run: Path, iteration: int, content: Content, stages: list[Content], keep: int, keep_at: Collection[int] = ()
+    run: Path,
+    iteration: int,
+    content: Content,
+    stages: list[Content],
+    keep: int,
+    keep_at: Collection[int] = (),
 ) -> Path:
-    """Put the checkpoint in place, with a manifest of `content` and `stages` (entries of `write_stage`).
+    """Put the checkpoint in place, with a manifest of `content` and `stages` (entries of
+    `write_stage`).
 
     The newest `keep` checkpoints stay, this one among them, and those at the iterations `keep_at`.
     """
@@ -98,37 +109,48 @@ def recover(run: Path) -> None:
 
 
 def remove_after(run: Path, iteration: int) -> None:
-    """Remove checkpoints whose metrics are no longer there: the run, which fell back, comes to them again."""
+    """Remove checkpoints whose metrics are no longer there: the run, which fell back, comes to them
+    again."""
     for checkpoint in list_checkpoints(run):
         if iteration_of(checkpoint) > iteration:
             _remove(checkpoint)
 
 
 def read_manifest(checkpoint: Path) -> Content:
-    """The manifest of a checkpoint; UserError where it is not there, or not what its checksum and folder's name say."""
+    """The manifest of a checkpoint; UserError where it is not there, or not what its checksum and
+    folder's name say."""
     path = checkpoint / MANIFEST
     remedy = f"remove {checkpoint} to resume before it"
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a readable checkpoint manifest: {error}; {remedy}") from None
-    if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _sha256_of_content(manifest):
+    if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _sha256_of_content(
+        manifest
+    ):
         raise UserError(f"{path}: damaged (its SHA-256 is not that of its content); {remedy}")
     if wrong := [key for key, kind in _KINDS.items() if not isinstance(manifest.get(key), kind)]:
         raise UserError(f"{path}: was written by another version of brx: {wrong[0]}; {remedy}")
     if (iteration := manifest["iteration"]) != iteration_of(checkpoint):
-        raise UserError(f"{path}: is that of iteration {iteration}, which its folder's name is not; {remedy}")
+        raise UserError(
+            f"{path}: is that of iteration {iteration}, which its folder's name is not; {remedy}"
+        )
     return manifest
 
 
 def read_stage(checkpoint: Path, stage: int, device: torch.device) -> Content:
     """One stage's state; UserError where the file is not there, or not what the manifest says."""
-    entry = next((item for item in read_manifest(checkpoint)["stages"] if item["stage"] == stage), None)
+    entry = next(
+        (item for item in read_manifest(checkpoint)["stages"] if item["stage"] == stage), None
+    )
     path = checkpoint / _stage_file(stage)
     if entry is None or not path.is_file():
         raise UserError(f"{path}: the checkpoint lacks stage {stage}; resume from another one")
     if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
-        raise UserError(f"{path}: damaged (its SHA-256 is not the manifest's); remove {checkpoint} to resume before it")
+        raise UserError(
+            f"{path}: damaged (its SHA-256 is not the manifest's); remove {checkpoint} to resume "
+            f"before it"
+        )
     try:
         state: Content = torch.load(path, map_location=device, weights_only=True)
     except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError) as error:
@@ -138,33 +160,52 @@ def read_stage(checkpoint: Path, stage: int, device: torch.device) -> Content:
 
 
 def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None:
-    """Refuse a run that its folder has no room for, or that cannot be continued: a UserError; writes nothing."""
+    """Refuse a run that its folder has no room for, or that cannot be continued: a UserError;
+    writes nothing."""
     folder.check(config, resume=resume)
     checkpoint, _ = choose_checkpoint(folder, config)
     if checkpoint is None:
         return
     manifest = read_manifest(checkpoint)
     check_trajectory_version(manifest, checkpoint)
-    then = {section: values for section, values in manifest["settings"].items() if section != "data"}
-    difference = first_difference(then, trajectory_of(config), ignore_new=True)  # of data, the fingerprint counts
+    then = {
+        section: values for section, values in manifest["settings"].items() if section != "data"
+    }
+    difference = first_difference(
+        then, trajectory_of(config), ignore_new=True
+    )  # of data, the fingerprint counts
     if difference is not None:
-        raise UserError(f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml")
+        raise UserError(
+            f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml"
+        )
     done, last = iteration_of(checkpoint), config.training.last_iteration
     # It validates at its last iteration, where one that was interrupted has not.
-    if done > last or (done == last and last in missing_iterations(folder.metrics, last, lambda t: t == last)):
-        raise UserError(f"training.stop_after: {last}: the run in {folder.path} has made {done} already; give more")
+    if done > last or (
+        done == last and last in missing_iterations(folder.metrics, last, lambda t: t == last)
+    ):
+        raise UserError(
+            f"training.stop_after: {last}: the run in {folder.path} has made {done} already; give "
+            f"more"
+        )
 
 
 def choose_checkpoint(folder: RunFolder, config: RunConfig) -> tuple[Path | None, str]:
-    """The newest checkpoint up to which the metrics lack no record (None if there is none at all), and what to tell.
+    """The newest checkpoint up to which the metrics lack no record (None if there is none at all),
+    and what to tell.
 
-    Lines that were garbled before the first checkpoint cannot be written again: then the newest checkpoint it is,
-    without them. UserError where the metrics end before the first checkpoint, or two processes have written them.
-    """
+    Lines that were garbled before the first checkpoint cannot be written again: then the newest
+    checkpoint it is, without them. UserError where the metrics end before the first checkpoint, or
+    two processes have written them."""
     if not (checkpoints := list_checkpoints(folder.path)):
         return None, ""
-    every, last, newest = config.training.validation_every, config.training.iterations, checkpoints[-1]
-    missing = missing_iterations(folder.metrics, iteration_of(newest), lambda t: t % every == 0 or t == last)
+    every, last, newest = (
+        config.training.validation_every,
+        config.training.iterations,
+        checkpoints[-1],
+    )
+    missing = missing_iterations(
+        folder.metrics, iteration_of(newest), lambda t: t % every == 0 or t == last
+    )
     if not missing:
         return newest, ""
     usable = [path for path in checkpoints if iteration_of(path) < missing[0]]
@@ -175,14 +216,24 @@ def choose_checkpoint(folder: RunFolder, config: RunConfig) -> tuple[Path | None
     garbled = garbled_lines(folder.metrics)
     if len(missing) <= 2 * len(garbled):
         lines = ", ".join(map(str, garbled))
-        return newest, f"{folder.metrics}: not readable in line {lines}; continuing from {newest} without what it said"
-    raise UserError(f"{lacking}, before the first checkpoint ({checkpoints[0].name}); restore it or start a new run")
+        return (
+            newest,
+            f"{folder.metrics}: not readable in line {lines}; continuing from {newest} without "
+            f"what it said",
+        )
+    raise UserError(
+        f"{lacking}, before the first checkpoint ({checkpoints[0].name}); restore it or start a "
+        f"new run"
+    )
 
 
 def check_data(manifest: Content, checkpoint: Path, fingerprint: str) -> None:
     if manifest["fingerprint"] != fingerprint:
         both = f"fingerprint {manifest['fingerprint'][:12]}, now {fingerprint[:12]}"
-        raise UserError(f"{checkpoint}: was trained on other data ({both}); restore the token files or start a new run")
+        raise UserError(
+            f"{checkpoint}: was trained on other data ({both}); restore the token files or start a "
+            f"new run"
+        )
 
 
 def what_is_saved(run: Path, iteration: int) -> str:

@@ -1,9 +1,10 @@
-"""A run's folder: config.yaml, metrics.jsonl, summary.json, checkpoints/, and the lock of who trains in it.
+"""A run's folder: config.yaml, metrics.jsonl, summary.json, checkpoints/, and the lock of who
+trains in it.
 
-The lock on `.lock` is the operating system's (flock): it ends with the last process that holds it, so nothing has to be
-cleaned up after a crash. A sweep that starts a run, and a launcher that starts ranks, hand it down: the child goes on
-holding it when its parent is killed. (filelock's own objects would unlock it for the child, too.)
-"""
+The lock on `.lock` is the operating system's (flock): it ends with the last process that holds it,
+so nothing has to be cleaned up after a crash. A sweep that starts a run, and a launcher that starts
+ranks, hand it down: the child goes on holding it when its parent is killed. (filelock's own objects
+would unlock it for the child, too.)"""
 
 import contextlib
 import errno
@@ -26,9 +27,11 @@ from brx.errors import UserError
 from brx.files import cannot_write, write_text
 
 ENDED = ("finished", "diverged")
-"""The statuses of runs that say what their settings come to; one that failed for another reason does not."""
+"""The statuses of runs that say what their settings come to; one that failed for another reason
+does not."""
 
-# What may differ between a run and its continuation, because no number of the trajectory depends on it.
+# What may differ between a run and its continuation, because no number of the trajectory depends on
+# it.
 _MAY_CHANGE = {
     "pipeline": {"devices", "balance", "recompute", "rings", "timeout_s"},
     "data": {"directory", "max_epochs"},
@@ -40,8 +43,12 @@ _MAY_CHANGE = {
 Sections = Mapping[str, Mapping[str, Any]]  # by section and key
 
 LOCK = ".lock"
-HANDED_DOWN = "BRX_RUN_LOCK"  # has the descriptor of a lock that the parent holds and this process goes on holding
-PATIENCE_S, POLL_S = 0.5, 0.02  # whoever asks whether a folder is locked holds its lock for an instant
+# has the descriptor of a lock that the parent holds and this process goes on holding
+HANDED_DOWN = "BRX_RUN_LOCK"
+PATIENCE_S, POLL_S = (
+    0.5,
+    0.02,
+)  # whoever asks whether a folder is locked holds its lock for an instant
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 
 
@@ -70,20 +77,30 @@ class RunFolder:
             return {}
 
     def check(self, config: RunConfig, *, resume: bool) -> None:
-        """Refuse a folder that holds a run already, unless it is this one and to be continued: a UserError."""
-        if not resume and any(path.exists() for path in (self.config, self.metrics, self.path / "checkpoints")):
+        """Refuse a folder that holds a run already, unless it is this one and to be continued: a
+        UserError."""
+        if not resume and any(
+            path.exists() for path in (self.config, self.metrics, self.path / "checkpoints")
+        ):
             raise UserError(
-                f"{self.path}: holds a run; continue it (--resume; record: resume=True), or choose another folder"
+                f"{self.path}: holds a run; continue it (--resume; record: resume=True), or choose "
+                f"another folder"
             )
         if not self.config.exists():
             return
-        if (difference := first_difference(trajectory_of(load_config(self.config)), trajectory_of(config))) is not None:
+        if (
+            difference := first_difference(
+                trajectory_of(load_config(self.config)), trajectory_of(config)
+            )
+        ) is not None:
             raise UserError(
-                f"{self.config}: {difference}: a run resumes with its own; choose another folder for a new one"
+                f"{self.config}: {difference}: a run resumes with its own; choose another folder "
+                f"for a new one"
             )
 
     def create(self, config: RunConfig, *, resume: bool) -> None:
-        """Make the folder for a new run, or note the settings with which the run in it continues; see `check`."""
+        """Make the folder for a new run, or note the settings with which the run in it continues;
+        see `check`."""
         self.check(config, resume=resume)
         with telling(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -91,11 +108,17 @@ class RunFolder:
 
 
 def parse_summary(text: str) -> dict[str, Any]:
-    """The content of a summary.json; ValueError where it is none, or what runs are sorted by is of another type."""
+    """The content of a summary.json; ValueError where it is none, or what runs are sorted by is of
+    another type."""
     content = json.loads(text)
     if not isinstance(content, dict):
         raise ValueError("must be a JSON object")
-    for key, kind in {"status": str, "iteration": int, "trajectory_version": int, "data_fingerprint": str}.items():
+    for key, kind in {
+        "status": str,
+        "iteration": int,
+        "trajectory_version": int,
+        "data_fingerprint": str,
+    }.items():
         if not isinstance(content.get(key, kind()), kind):
             raise ValueError(f"{key} is {content[key]!r}, must be of type {kind.__name__}")
     return content
@@ -103,19 +126,23 @@ def parse_summary(text: str) -> dict[str, Any]:
 
 def status_of(summary: Mapping[str, Any], config: RunConfig) -> str:
     """What a run's summary says; unfinished while there is none of the whole run."""
-    # A run that stopped early (`training.stop_after`) and was taken up again keeps its old summary for a while.
+    # A run that stopped early (`training.stop_after`) and was taken up again keeps its old summary
+    # for a while.
     last = config.training.last_iteration
     is_old = summary.get("status") == "finished" and summary.get("last_iteration", last) < last
     return "unfinished" if is_old else str(summary.get("status", "unfinished"))
 
 
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """The run folders among `folders` and directly below them, that have losses or diverged; UserError for none."""
+    """The run folders among `folders` and directly below them, that have losses or diverged;
+    UserError for none."""
     runs: list[Path] = []
     for folder in (paths := list(map(Path, folders))):
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder")
-        below = (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))  # of an export under way
+        below = (
+            path for path in sorted(folder.iterdir()) if not path.name.startswith(".")
+        )  # of an export under way
         candidates = [folder] if (folder / "config.yaml").is_file() else below
         runs += [path for path in candidates if _is_run(path)]
     if not runs:
@@ -131,7 +158,8 @@ def _is_run(path: Path) -> bool:
 
 
 def first_difference(old: Sections, new: Sections, *, ignore_new: bool = False) -> str | None:
-    """The first setting of `trajectory_of` that differs, in words; on request, of those alone that `old` knows."""
+    """The first setting of `trajectory_of` that differs, in words; on request, of those alone that
+    `old` knows."""
     for section, values in new.items():
         before = old.get(section, {})
         for key in before if ignore_new else {**values, **before}:
@@ -143,33 +171,48 @@ def first_difference(old: Sections, new: Sections, *, ignore_new: bool = False) 
 def decides_trajectory(key: str) -> bool:
     """Whether a number of the trajectory depends on the setting of this dotted key."""
     section, _, name = key.partition(".")
-    return section in RunConfig.model_fields and name.partition(".")[0] not in _MAY_CHANGE.get(section, set())
+    return section in RunConfig.model_fields and name.partition(".")[0] not in _MAY_CHANGE.get(
+        section, set()
+    )
 
 
 def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str, dict[str, Any]]:
-    """The settings, by section and key, that decide a run's trajectory; on request only those that are no defaults.
+    """The settings, by section and key, that decide a run's trajectory; on request only those that
+    are no defaults.
 
     Of a user's own method or delay function the file's name and content count, not where it is.
     """
     trajectory = {
-        section: {key: value for key, value in values.items() if key not in _MAY_CHANGE.get(section, set())}
-        for section, values in config.model_dump(mode="json", exclude_defaults=not with_defaults).items()
+        section: {
+            key: value
+            for key, value in values.items()
+            if key not in _MAY_CHANGE.get(section, set())
+        }
+        for section, values in config.model_dump(
+            mode="json", exclude_defaults=not with_defaults
+        ).items()
     }
     if "method" in trajectory.get("optimizer", {}):
         trajectory["optimizer"]["method"] = name_without_folder(config.optimizer.method)
     if isinstance(config.pipeline.delay, DelayCode):
-        trajectory["pipeline"]["delay"]["function"] = name_without_folder(config.pipeline.delay.function)
+        trajectory["pipeline"]["delay"]["function"] = name_without_folder(
+            config.pipeline.delay.function
+        )
     return trajectory
 
 
 def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:
-    """A text that is equal for runs whose trajectories the same settings decide, but for the dotted keys `without`."""
-    # Without defaults: a setting that is added to brx later leaves the keys of older runs as they are.
+    """A text that is equal for runs whose trajectories the same settings decide, but for the dotted
+    keys `without`."""
+    # Without defaults: a setting that is added to brx later leaves the keys of older runs as they
+    #     are.
     content = trajectory_of(config, with_defaults=False)
     for dotted in without:
         section, _, name = dotted.partition(".")
         content.get(section, {}).pop(name, None)
-    return json.dumps({section: values for section, values in content.items() if values}, sort_keys=True)
+    return json.dumps(
+        {section: values for section, values in content.items() if values}, sort_keys=True
+    )
 
 
 def default_folder(config: RunConfig, name: str) -> Path:
@@ -180,17 +223,20 @@ def default_folder(config: RunConfig, name: str) -> Path:
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[int]:
-    """Hold a run's folder (made if there is none) while it is trained in; gives the lock's descriptor.
+    """Hold a run's folder (made if there is none) while it is trained in; gives the lock's
+    descriptor.
 
-    UserError where another process holds it. A folder that has nothing but the lock at the end is removed again.
-    """
+    UserError where another process holds it. A folder that has nothing but the lock at the end is
+    removed again."""
     if (handed_down := _handed_down(folder)) is not None:
         _sign(handed_down)
         yield handed_down
         return
     with lock(folder, patience_s=PATIENCE_S) as descriptor:
         if descriptor is None:
-            holder = (folder / LOCK).read_text(encoding="utf-8", errors="replace") or "another process"
+            holder = (folder / LOCK).read_text(
+                encoding="utf-8", errors="replace"
+            ) or "another process"
             told = "trains in this folder; wait until it has ended, or choose another folder"
             raise UserError(f"{folder}: {holder} {told}")
         try:
@@ -204,7 +250,8 @@ def hold(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def lock(folder: Path, *, patience_s: float = 0.0) -> Iterator[int | None]:
-    """Take the lock of a run's folder, made if there is none: its descriptor, or None when another process has it."""
+    """Take the lock of a run's folder, made if there is none: its descriptor, or None when another
+    process has it."""
     deadline = time.monotonic() + patience_s
     while (descriptor := _take(folder)) is None and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -228,7 +275,8 @@ def is_locked(folder: Path) -> bool:
 
 
 def hand_down(descriptor: int) -> dict[str, str]:
-    """The environment that tells a child process, which inherits `descriptor`, that it holds the lock."""
+    """The environment that tells a child process, which inherits `descriptor`, that it holds the
+    lock."""
     return {HANDED_DOWN: str(descriptor)}
 
 
@@ -265,7 +313,10 @@ def _try(descriptor: int, folder: Path) -> bool:
 
 @functools.cache
 def _tell_no_locks(folder: Path) -> None:
-    note = f"brx: note: {folder}: this file system has no locks; let no two processes train in one folder"
+    note = (
+        f"brx: note: {folder}: this file system has no locks; let no two processes train in one "
+        f"folder"
+    )
     print(note, file=sys.stderr, flush=True)
 
 

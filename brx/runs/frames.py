@@ -1,4 +1,5 @@
-"""Runs as the analyses read them: `Run`; `load` gives a frame of a row per run, `curves` their losses in long form."""
+"""Runs as the analyses read them: `Run`; `load` gives a frame of a row per run, `curves` their
+losses in long form."""
 
 import hashlib
 import math
@@ -13,7 +14,13 @@ import numpy as np
 import pandas as pd
 
 from brx.config.loading import load_config
-from brx.config.schema import RECORDED, BasisRotationConfig, DelayCompensationConfig, DelayLike, RunConfig
+from brx.config.schema import (
+    RECORDED,
+    BasisRotationConfig,
+    DelayCompensationConfig,
+    DelayLike,
+    RunConfig,
+)
 from brx.config.user_code import name_without_folder
 from brx.errors import UserError
 from brx.methods.trajectory_version import recorded_version
@@ -27,7 +34,8 @@ Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 RATE, SEED, DEPTH = "optimizer.lr", "training.seed", "depth"
 MOST_NAMES = 3  # of many runs that a line is about
 ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
-"""What decides a run's losses beside its settings: its data, the version of brx's numbers, and where it ended."""
+"""What decides a run's losses beside its settings: its data, the version of brx's numbers, and
+where it ended."""
 
 SMOOTHING = 0.02  # the share of a run's iterations over which its training loss is averaged
 
@@ -55,14 +63,19 @@ class Run:
             raise UserError(f"{path}: not a run's folder (it has no config.yaml)")
         summary_path = path / "summary.json"
         try:
-            summary = parse_summary(summary_path.read_text(encoding="utf-8")) if summary_path.is_file() else {}
+            summary = (
+                parse_summary(summary_path.read_text(encoding="utf-8"))
+                if summary_path.is_file()
+                else {}
+            )
         except ValueError as error:
             raise UserError(f"{summary_path}: not readable: {error}") from None
         return cls(path, load_config(path / "config.yaml"), summary, *read_curves(path))
 
     @property
     def largest_delay(self) -> float:
-        """The largest delay of a stage, in updates; 0 without delay, NaN where a delay function is no longer there."""
+        """The largest delay of a stage, in updates; 0 without delay, NaN where a delay function is
+        no longer there."""
         try:
             delays = stage_delays(self.config.pipeline, self.config.training.seed)
         except UserError:  # the file of a delay function has gone or changed since
@@ -80,7 +93,8 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The method with what tells its variants apart, for example `basis-rotation 1st/unilateral`."""
+        """The method with what tells its variants apart, for example `basis-rotation
+        1st/unilateral`."""
         optimizer = self.config.optimizer
         if self.config.is_recorded:
             return optimizer.method.removeprefix(RECORDED).replace("_", "-")
@@ -101,7 +115,9 @@ class Run:
         if isinstance(optimizer, DelayCompensationConfig):
             parts.append(f"lambda {optimizer.compensation:g}")
         if self.config.pipeline.stash != "exact":
-            parts.append({"none": "no stashing", "predict": "weight prediction"}[self.config.pipeline.stash])
+            parts.append(
+                {"none": "no stashing", "predict": "weight prediction"}[self.config.pipeline.stash]
+            )
         if self.config.pipeline.forecast is not None:
             parts.append(f"forecast by {self.config.pipeline.forecast.replace('-', ' ')}")
         delay = self.config.pipeline.delay
@@ -115,7 +131,8 @@ class Run:
 
     @cached_property
     def smoothed(self) -> Series:
-        """Means of the training loss over 2 % of the schedule, each of the middle of its window (`centres`)."""
+        """Means of the training loss over 2 % of the schedule, each of the middle of its window
+        (`centres`)."""
         window = self._window
         sums = np.cumsum(np.concatenate([[0.0], self.train_loss]))
         means: Series = (sums[window:] - sums[:-window]) / window
@@ -134,7 +151,8 @@ class Run:
 
     @property
     def undisturbed_pace(self) -> float:
-        """Seconds per iteration, the 5 % quantile of the pace over 20: other work of a machine only slows runs."""
+        """Seconds per iteration, the 5 % quantile of the pace over 20: other work of a machine only
+        slows runs."""
         marks = self.seconds[::20]
         if len(marks) < 2:
             return float(self.seconds[-1] / self.iterations[-1])
@@ -142,23 +160,28 @@ class Run:
 
 
 def load(folders: Folders) -> pd.DataFrame:
-    """All runs of some folders (runs, or folders that hold some) that have losses or diverged, a row per run.
+    """All runs of some folders (runs, or folders that hold some) that have losses or diverged, a
+    row per run.
 
-    The index `run` is the path of its folder. Columns are all settings and all of summary.json by their dotted keys
-    (`pipeline.stages`, `optimizer.method`, `versions.torch`; NaN where a run has no such key), and:
+    The index `run` is the path of its folder. Columns are all settings and all of summary.json by
+    their dotted keys (`pipeline.stages`, `optimizer.method`, `versions.torch`; NaN where a run has
+    no such key), and:
 
-    - `name` of the run's folder; `architecture`, `method`, `variant`: the settings in a few words; `experiment`: equal
-      for runs that differ in nothing but learning rate and seed.
-    - `depth`: P, the stages of the pipeline whose delays it has (`pipeline.stages`, or `pipeline.delay.like`);
-      `largest_delay` of its stages, in updates; `examples_per_update`, of all its micro-batches together.
-    - `status`: finished, diverged, failed, interrupted, or unfinished where there is no summary of the whole run yet;
-      `iteration`: the newest.
-    - `train_loss`: the final training loss in nats, a mean over the last 2 % of the schedule; `last_quarter_loss` (see
-      docs/slowdown.md); `val_loss`: the newest, infinite before the first. NaN where a run has no losses.
-    - `seconds` of training; `seconds_per_iteration` while nothing else used the machine (`Run.undisturbed_pace`).
+    - `name` of the run's folder; `architecture`, `method`, `variant`: the settings in a few words;
+      `experiment`: equal for runs that differ in nothing but learning rate and seed.
+    - `depth`: P, the stages of the pipeline whose delays it has (`pipeline.stages`, or
+      `pipeline.delay.like`); `largest_delay` of its stages, in updates; `examples_per_update`, of
+      all its micro-batches together.
+    - `status`: finished, diverged, failed, interrupted, or unfinished where there is no summary of
+      the whole run yet; `iteration`: the newest.
+    - `train_loss`: the final training loss in nats, a mean over the last 2 % of the schedule;
+      `last_quarter_loss` (see docs/slowdown.md); `val_loss`: the newest, infinite before the first.
+      NaN where a run has no losses.
+    - `seconds` of training; `seconds_per_iteration` while nothing else used the machine
+      (`Run.undisturbed_pace`).
 
-    UserError where one of them is no folder, a run in it is not readable, or there is no run in any.
-    """
+    UserError where one of them is no folder, a run in it is not readable, or there is no run in
+    any."""
     paths = find_runs([folders] if isinstance(folders, str | os.PathLike) else folders)
     runs = pd.json_normalize([_row(read_run(path)) for path in paths])
     return runs.set_index(pd.Index(map(str, paths), name="run"))
@@ -167,16 +190,22 @@ def load(folders: Folders) -> pd.DataFrame:
 def curves(runs: pd.DataFrame | Folders) -> pd.DataFrame:
     """The losses of runs (rows of `load`, or folders) in long form: a row per run and iteration.
 
-    Columns: `run` (the index of `load`), `iteration` from 1, `train_loss` and `val_loss` in nats (NaN where there was
-    no validation), `smoothed` (see `Run.smoothed`; NaN within half a window of either end), `seconds` of training.
-    """
+    Columns: `run` (the index of `load`), `iteration` from 1, `train_loss` and `val_loss` in nats
+    (NaN where there was no validation), `smoothed` (see `Run.smoothed`; NaN within half a window of
+    either end), `seconds` of training."""
     frames = []
     for path in runs.index if isinstance(runs, pd.DataFrame) else load(runs).index:
         run = read_run(Path(path))
-        series = {"iteration": run.iterations.astype(int), "train_loss": run.train_loss, "seconds": run.seconds}
+        series = {
+            "iteration": run.iterations.astype(int),
+            "train_loss": run.train_loss,
+            "seconds": run.seconds,
+        }
         frame = pd.DataFrame({"run": path, **series})
         frame["smoothed"] = pd.Series(run.smoothed, frame.index[run.centres])
-        frame["val_loss"] = frame["iteration"].map(pd.Series(run.val_loss, run.val_iterations.astype(int)))
+        frame["val_loss"] = frame["iteration"].map(
+            pd.Series(run.val_loss, run.val_iterations.astype(int))
+        )
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 
@@ -191,70 +220,99 @@ def validation_loss(run: str) -> pd.Series:
     return pd.Series(read.val_loss, read.val_iterations)
 
 
-def side_by_side(runs: pd.DataFrame, loss: Callable[[str], pd.Series] = smoothed_loss) -> pd.DataFrame:
+def side_by_side(
+    runs: pd.DataFrame, loss: Callable[[str], pd.Series] = smoothed_loss
+) -> pd.DataFrame:
     """The losses of runs: a column per run, a row per iteration that all of them have."""
     return pd.concat({run: loss(run) for run in runs.index}, axis="columns", join="inner")
 
 
 def same_but_for(runs: pd.DataFrame, *settings: str) -> pd.Series:
-    """A label per run, equal for those of one origin whose settings that decide numbers are equal but for the named.
+    """A label per run, equal for those of one origin whose settings that decide numbers are equal
+    but for the named.
 
     Named are dotted keys (`training.seed`) or whole sections (`optimizer`).
     """
     left_out = tuple(f"{setting}." for setting in settings)
-    kept = [key for key in runs.columns if decides_trajectory(key) and not f"{key}.".startswith(left_out)]
-    # As texts: pandas takes milliseconds to group by a hundred columns, and some hold lists. NaN is no value.
+    kept = [
+        key
+        for key in runs.columns
+        if decides_trajectory(key) and not f"{key}.".startswith(left_out)
+    ]
+    # As texts: pandas takes milliseconds to group by a hundred columns, and some hold lists. NaN is
+    #     no value.
     rows = zip(*(runs[key].tolist() for key in (*ORIGIN, *kept)), strict=True)
     texts = [repr([None if value != value else value for value in row]) for row in rows]
     return pd.Series(pd.factorize(pd.Series(texts, dtype=object))[0], runs.index)
 
 
-def experiment_id(config: RunConfig, data_fingerprint: str | None, trajectory_version: int | None) -> str:
-    """The `experiment` of runs with these settings, whatever their learning rate and seed, and of this origin."""
+def experiment_id(
+    config: RunConfig, data_fingerprint: str | None, trajectory_version: int | None
+) -> str:
+    """The `experiment` of runs with these settings, whatever their learning rate and seed, and of
+    this origin."""
     settings = settings_key(config, without=(RATE, SEED))
     text = f"{settings} {config.training.last_iteration} {data_fingerprint} {trajectory_version}"
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def has_pipeline_delays(runs: pd.DataFrame) -> pd.Series:
-    """Whether the delays of runs fall along the stages as those of a pipeline: its own, or a deeper one's (`like`)."""
-    settings = runs.reindex(columns=["pipeline.delay", "pipeline.delay.like"])  # there if some run has such a setting
+    """Whether the delays of runs fall along the stages as those of a pipeline: its own, or a deeper
+    one's (`like`)."""
+    settings = runs.reindex(
+        columns=["pipeline.delay", "pipeline.delay.like"]
+    )  # there if some run has such a setting
     return settings["pipeline.delay.like"].notna() | (settings["pipeline.delay"] == "pipeline")
 
 
 def comparable(runs: pd.DataFrame, *, any_split: bool = False) -> list[pd.DataFrame]:
-    """Sort runs by what makes losses comparable (`_aspects`); most runs first. `any_split`: in any micro-batches.
+    """Sort runs by what makes losses comparable (`_aspects`); most runs first. `any_split`: in any
+    micro-batches.
 
     Settings that all methods of a set share tell none from another, and leave the variants' names.
     """
     keys = [key for aspect in _aspects(runs, any_split=any_split).values() for key in aspect]
     sets = [alike for _, alike in runs.groupby(keys, dropna=False, sort=False)]
-    sets = [alike.assign(variant=without_settings(alike["variant"], _shared_settings(alike))) for alike in sets]
+    sets = [
+        alike.assign(variant=without_settings(alike["variant"], _shared_settings(alike)))
+        for alike in sets
+    ]
     return sorted(sets, key=len, reverse=True)
 
 
 def _shared_settings(runs: pd.DataFrame) -> list[str]:
-    """Those of `unusual_settings` that several methods have, and every run whose method has such a setting."""
+    """Those of `unusual_settings` that several methods have, and every run whose method has such a
+    setting."""
     texts = runs["unusual"].str.split(", ")
     shared = []
     for text in texts.explode().unique():
         has_it = np.array([text in of_run for of_run in texts])
         settings = runs.get(f"optimizer.{text.split(' ')[0]}")
-        if settings is not None and (has_it == settings.notna()).all() and runs.loc[has_it, "method"].nunique() > 1:
+        if (
+            settings is not None
+            and (has_it == settings.notna()).all()
+            and runs.loc[has_it, "method"].nunique() > 1
+        ):
             shared.append(text)
     return shared
 
 
 def without_settings(variants: pd.Series, unusual: Sequence[str]) -> pd.Series:
     """Names of variants without some of `unusual_settings`."""
-    return variants.map(lambda variant: ", ".join(part for part in variant.split(", ") if part not in unusual))
+    return variants.map(
+        lambda variant: ", ".join(part for part in variant.split(", ") if part not in unusual)
+    )
 
 
 def differences(runs: pd.DataFrame) -> list[str]:
     """What makes runs incomparable with the first of them: a line per run, none if they compare."""
     by_run = _differing_aspects(runs).items()
     first = runs.index[0]
-    return [f"{run} and {first} differ in {aspects}: their losses do not compare" for run, aspects in by_run if aspects]
+    return [
+        f"{run} and {first} differ in {aspects}: their losses do not compare"
+        for run, aspects in by_run
+        if aspects
+    ]
 
 
 def _differing_aspects(runs: pd.DataFrame, *, any_split: bool = False) -> pd.Series:
@@ -267,10 +325,15 @@ def _differing_aspects(runs: pd.DataFrame, *, any_split: bool = False) -> pd.Ser
     return pd.Series(differing, runs.index[1:], dtype=object)
 
 
-def left_out(shown: pd.DataFrame, others: list[pd.DataFrame], *, any_split: bool = False) -> dict[str, pd.DataFrame]:
-    """The runs of other sets of `comparable` by what makes them incomparable with those shown, in words."""
+def left_out(
+    shown: pd.DataFrame, others: list[pd.DataFrame], *, any_split: bool = False
+) -> dict[str, pd.DataFrame]:
+    """The runs of other sets of `comparable` by what makes them incomparable with those shown, in
+    words."""
     rest = pd.concat([shown.iloc[:1], *others])
-    return dict(iter(rest.iloc[1:].groupby(_differing_aspects(rest, any_split=any_split), sort=False)))
+    return dict(
+        iter(rest.iloc[1:].groupby(_differing_aspects(rest, any_split=any_split), sort=False))
+    )
 
 
 def first_names(names: Sequence[str]) -> str:
@@ -282,7 +345,10 @@ def first_names(names: Sequence[str]) -> str:
 def _aspects(runs: pd.DataFrame, *, any_split: bool) -> dict[str, list[str]]:
     """The columns that must be equal for losses to compare, by what they are about."""
     whole = {"examples per update": ["examples_per_update"]}
-    split = {"batch size": ["training.batch_size"], "micro-batches per update": ["pipeline.accumulation"]}
+    split = {
+        "batch size": ["training.batch_size"],
+        "micro-batches per update": ["pipeline.accumulation"],
+    }
     return {
         "data fingerprint": ["data_fingerprint"],
         "trajectory version": ["trajectory_version"],
@@ -295,12 +361,16 @@ def _aspects(runs: pd.DataFrame, *, any_split: bool) -> dict[str, list[str]]:
 def read_run(path: Path) -> Run:
     """A run, read again only after the size or time of one of its files has changed."""
     files = [path / name for name in ("metrics.jsonl", "curves.npz", "summary.json", "config.yaml")]
-    states = ((file.stat().st_size, file.stat().st_mtime_ns) if file.is_file() else (0, 0) for file in files)
+    states = (
+        (file.stat().st_size, file.stat().st_mtime_ns) if file.is_file() else (0, 0)
+        for file in files
+    )
     return _read_once(path, tuple(states))
 
 
 def unusual_settings(config: RunConfig) -> list[str]:
-    """As `key value` those of the optimizer that are no defaults and that `method` and `variant` do not name."""
+    """As `key value` those of the optimizer that are no defaults and that `method` and `variant` do
+    not name."""
     optimizer = config.optimizer
     unusual = {key: getattr(optimizer, key) for key in optimizer.model_dump(exclude_defaults=True)}
     unusual |= unusual.pop("arguments", {})
@@ -325,7 +395,9 @@ def _row(run: Run) -> dict[str, Any]:
     settings = run.config.model_dump(mode="json")
     if run.config.is_recorded:  # None for what is not known of a loop of somebody's own
         known = run.config.model_dump(mode="json", exclude_unset=True)
-        settings = {name: dict.fromkeys(section) | known.get(name, {}) for name, section in settings.items()}
+        settings = {
+            name: dict.fromkeys(section) | known.get(name, {}) for name, section in settings.items()
+        }
     batch_size = settings["training"]["batch_size"]
     return {
         "name": run.path.name,

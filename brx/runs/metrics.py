@@ -1,8 +1,9 @@
-"""A run's series on disk: metrics.jsonl while it trains, and curves.npz in its place where results are kept or shared.
+"""A run's series on disk: metrics.jsonl while it trains, and curves.npz in its place where results
+are kept or shared.
 
-metrics.jsonl has one JSON object per line, in order of iteration, flushed as it is written. curves.npz holds its losses
-in a hundredth of the space, and staleness.jsonl its measures of staleness.
-"""
+metrics.jsonl has one JSON object per line, in order of iteration, flushed as it is written.
+curves.npz holds its losses in a hundredth of the space, and staleness.jsonl its measures of
+staleness."""
 
 import contextlib
 import json
@@ -24,15 +25,30 @@ from brx.files import replace_folder, replacing, sync_folder, write_text
 from brx.runs.folder import ENDED, RunFolder, find_runs, status_of, telling
 
 Record = dict[str, Any]
-"""`iteration`, then either a training step (`train_loss` in nats, `lr`, `grad_norm`, `tokens`, `seconds`) or a
-validation (`val_loss` in nats). A step at a log point has more: `stage_grad_norms`, `stage_update_norms`, those of
-`MEASURED`, and `failed_refreshes`, the number so far of bases that stayed as they were, once there has been one."""
+"""`iteration`, then either a training step (`train_loss` in nats, `lr`, `grad_norm`, `tokens`,
+`seconds`) or a validation (`val_loss` in nats). A step at a log point has more: `stage_grad_norms`,
+`stage_update_norms`, those of `MEASURED`, and `failed_refreshes`, the number so far of bases that
+stayed as they were, once there has been one."""
 
-MEASURED = frozenset({"seconds", "tokens_per_second", "mfu", "update_seconds", "refresh_seconds", "peak_memory_bytes"})
-"""Keys whose values are times, rates and memory: the only ones that differ between two runs of one configuration."""
+MEASURED = frozenset(
+    {
+        "seconds",
+        "tokens_per_second",
+        "mfu",
+        "update_seconds",
+        "refresh_seconds",
+        "peak_memory_bytes",
+    }
+)
+"""Keys whose values are times, rates and memory: the only ones that differ between two runs of one
+configuration."""
 
 COMPACT, STALENESS = "curves.npz", "staleness.jsonl"
-KEPT = ("config.yaml", "summary.json", "failed.txt")  # the last says to a sweep that a run which diverged has ended
+KEPT = (
+    "config.yaml",
+    "summary.json",
+    "failed.txt",
+)  # the last says to a sweep that a run which diverged has ended
 STALENESS_MEASURES = (
     "stage_gradient_cosine",
     "stage_update_cosine",
@@ -41,9 +57,11 @@ STALENESS_MEASURES = (
     "stage_rotated_sign_changes",
     "stage_basis_angle",
 )
-MOST_LACKING = 0.01  # of the iterations may be missing from a damaged file without changing what is read off it
+# of the iterations may be missing from a damaged file without changing what is read off it
+MOST_LACKING = 0.01
 SECONDS_EVERY = 20  # iterations, between which training time is interpolated
-LOSS_STEPS = 1024  # per nat in an export: a 280th of the noise of the loss of 128 tokens, and two fifths fewer bytes
+# per nat in an export: a 280th of the noise of the loss of 128 tokens, and two fifths fewer bytes
+LOSS_STEPS = 1024
 
 
 class MetricsWriter:
@@ -60,7 +78,8 @@ class MetricsWriter:
             self._file.flush()
 
     def sync(self) -> None:
-        """Let what was written survive a power cut; before a checkpoint that continues from it is complete."""
+        """Let what was written survive a power cut; before a checkpoint that continues from it is
+        complete."""
         with telling(self.path):
             os.fsync(self._file.fileno())
             sync_folder(self.path.parent)
@@ -75,22 +94,33 @@ class MetricsWriter:
 
 
 def garbled_lines(path: Path) -> list[int]:
-    """Numbers of the lines of a metrics file, from 1, that are no records but are followed by some."""
+    """Numbers of the lines of a metrics file, from 1, that are no records but are followed by
+    some."""
     are_records = [record is not None for _, record in _lines(path)]
-    return [n for n, is_record in enumerate(are_records, start=1) if not is_record and any(are_records[n:])]
+    return [
+        n
+        for n, is_record in enumerate(are_records, start=1)
+        if not is_record and any(are_records[n:])
+    ]
 
 
-def missing_iterations(path: Path, iteration: int, is_validated: Callable[[int], bool]) -> list[int]:
-    """The iterations up to this one that lack a record (of their step, or of their validation): an entry each."""
+def missing_iterations(
+    path: Path, iteration: int, is_validated: Callable[[int], bool]
+) -> list[int]:
+    """The iterations up to this one that lack a record (of their step, or of their validation): an
+    entry each."""
     records = list(read_metrics(path))
-    trained, validated = ({r["iteration"] for r in records if key in r} for key in ("train_loss", "val_loss"))
+    trained, validated = (
+        {r["iteration"] for r in records if key in r} for key in ("train_loss", "val_loss")
+    )
     lacking = [t for t in range(1, iteration + 1) if t not in trained]
     lacking += [t for t in range(1, iteration + 1) if is_validated(t) and t not in validated]
     return sorted(lacking)
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
-    """The records of a metrics file, without lines that are none; a UserError where two processes have written it."""
+    """The records of a metrics file, without lines that are none; a UserError where two processes
+    have written it."""
     return (record for _, record in _lines(path) if record is not None)
 
 
@@ -103,17 +133,22 @@ def truncate_metrics(path: Path, iteration: int) -> None:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Record | None]]:
-    """Each line with its record: steps once each in order, validations likewise, after their iteration's step."""
+    """Each line with its record: steps once each in order, validations likewise, after their
+    iteration's step."""
     newest = {"train_loss": 0, "val_loss": 0}
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for number, line in enumerate(file, start=1):
                 record = _parse(line)
                 if record is not None:
-                    kind, iteration = "val_loss" if "val_loss" in record else "train_loss", record["iteration"]
+                    kind, iteration = (
+                        "val_loss" if "val_loss" in record else "train_loss",
+                        record["iteration"],
+                    )
                     if iteration <= newest[kind] or iteration < newest["train_loss"]:
                         raise UserError(
-                            f"{path}: line {number}: iteration {iteration} after iteration {max(newest.values())}: two"
+                            f"{path}: line {number}: iteration {iteration} after iteration "
+                            f"{max(newest.values())}: two"
                             " processes have written here; train the run again in another folder"
                         )
                     newest[kind] = iteration
@@ -141,7 +176,8 @@ def exact(value: float) -> float:
 
 
 class Curves(NamedTuple):
-    """A run's series, float64: `iterations` from 1, `train_loss` and `val_loss` in nats, `seconds` of training."""
+    """A run's series, float64: `iterations` from 1, `train_loss` and `val_loss` in nats, `seconds`
+    of training."""
 
     iterations: NDArray[np.float64]
     train_loss: NDArray[np.float64]
@@ -153,8 +189,8 @@ class Curves(NamedTuple):
 def read_curves(folder: Path) -> Curves:
     """The series of a run's folder; of one that diverged, maybe empty.
 
-    A line on stderr says that a few are missing; UserError where all are, or over 1 %, or two processes wrote them.
-    """
+    A line on stderr says that a few are missing; UserError where all are, or over 1 %, or two
+    processes wrote them."""
     path, read = folder / "metrics.jsonl", _from_metrics
     if (folder / COMPACT).is_file() and not path.is_file():
         path, read = folder / COMPACT, _from_compact
@@ -168,7 +204,10 @@ def read_curves(folder: Path) -> Curves:
         num_iterations = summary.get("iteration", num_iterations)
     num_lacking = num_iterations - len(curves.iterations)
     if num_lacking > 0:
-        problem = f"{path}: damaged: lacks {num_lacking} of the {num_iterations} iterations that the run has made"
+        problem = (
+            f"{path}: damaged: lacks {num_lacking} of the {num_iterations} iterations that "
+            f"the run has made"
+        )
         if num_lacking > MOST_LACKING * num_iterations:
             raise UserError(f"{problem}; restore it, or train it again")
         print(f"brx: note: {problem}", file=sys.stderr)
@@ -176,7 +215,8 @@ def read_curves(folder: Path) -> Curves:
 
 
 def read_staleness(folder: Path) -> list[Record]:
-    """The records of the iterations at which staleness was measured: of the measures, a number per stage each."""
+    """The records of the iterations at which staleness was measured: of the measures, a number per
+    stage each."""
     metrics = folder / "metrics.jsonl"
     kept = ("iteration", "train_loss", "seconds", *STALENESS_MEASURES)
     return [
@@ -199,41 +239,71 @@ def _from_metrics(path: Path) -> Curves:
 
 
 def _from_compact(path: Path) -> Curves:
-    pairs = (("iterations", "train_loss"), ("second_places", "seconds"), ("val_iterations", "val_loss"))
+    pairs = (
+        ("iterations", "train_loss"),
+        ("second_places", "seconds"),
+        ("val_iterations", "val_loss"),
+    )
     try:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
-        if arrays["train_loss"].ndim == 2:  # of losses in steps, first the low bytes, then the high ones
-            arrays["train_loss"] = np.ascontiguousarray(arrays["train_loss"].T).view("<i2")[:, 0] / LOSS_STEPS
+        if (
+            arrays["train_loss"].ndim == 2
+        ):  # of losses in steps, first the low bytes, then the high ones
+            arrays["train_loss"] = (
+                np.ascontiguousarray(arrays["train_loss"].T).view("<i2")[:, 0] / LOSS_STEPS
+            )
         arrays = {name: values.astype(np.float64) for name, values in arrays.items()}
-        if "steps" in arrays:  # between iterations: a quarter smaller than their numbers, which earlier exports have
+        if (
+            "steps" in arrays
+        ):  # between iterations: a quarter smaller than their numbers, which earlier exports have
             arrays["iterations"] = np.cumsum(arrays["steps"])
         for places, values in pairs:  # curves that are functions of the iteration
-            if not arrays[places].ndim == arrays[values].ndim == 1 or len(arrays[places]) != len(arrays[values]):
+            if not arrays[places].ndim == arrays[values].ndim == 1 or len(arrays[places]) != len(
+                arrays[values]
+            ):
                 raise ValueError(f"{places} and {values} must be two lists of one length")
             if (np.diff(arrays[places]) <= 0).any():
                 raise ValueError(f"{places} must rise")
         indices = np.arange(len(arrays["iterations"]), dtype=np.float64)
-        seconds = np.interp(indices, arrays["second_places"], arrays["seconds"]) if len(indices) else indices
-        return Curves(arrays["iterations"], arrays["train_loss"], seconds, arrays["val_iterations"], arrays["val_loss"])
+        seconds = (
+            np.interp(indices, arrays["second_places"], arrays["seconds"])
+            if len(indices)
+            else indices
+        )
+        return Curves(
+            arrays["iterations"],
+            arrays["train_loss"],
+            seconds,
+            arrays["val_iterations"],
+            arrays["val_loss"],
+        )
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: not readable: {error}") from None
 
 
-def export_runs(folders: Sequence[Path], target: Path, *, unfinished: bool = False) -> tuple[int, int]:
-    """Export runs that have ended, each to a folder of its name below `target`; how many were, and how many not."""
+def export_runs(
+    folders: Sequence[Path], target: Path, *, unfinished: bool = False
+) -> tuple[int, int]:
+    """Export runs that have ended, each to a folder of its name below `target`; how many were, and
+    how many not."""
     paths = find_runs(folders)
-    # Those that diverged are among them: they count where learning rates are chosen and slowdowns bounded.
+    # Those that diverged are among them: they count where learning rates are chosen and slowdowns
+    #     bounded.
     chosen = [path for path in paths if unfinished or _status(path) in ENDED]
     sources: dict[str, Path] = {}
     for path in chosen:
         place = path.resolve()
         if (other := sources.setdefault(place.name, path)) != path:
-            raise UserError(f"RUNS: {other} and {path} would both become {target / place.name}; export one")
+            raise UserError(
+                f"RUNS: {other} and {path} would both become {target / place.name}; export one"
+            )
         if place.parent == target.resolve():
             raise UserError(f"--to {target}: is where {path} lies already; name another folder")
         if (target / place.name / "metrics.jsonl").exists():
-            raise UserError(f"--to {target}: {place.name} there is a whole run, which its copy would replace")
+            raise UserError(
+                f"--to {target}: {place.name} there is a whole run, which its copy would replace"
+            )
     for name, path in sources.items():
         export(path, target / name)
     return len(chosen), len(paths) - len(chosen)
@@ -244,7 +314,8 @@ def _status(folder: Path) -> str:
 
 
 def export(folder: Path, target: Path) -> Path:
-    """Replace the folder `target` by a run's compact form: settings, summary, measurements, losses rounded."""
+    """Replace the folder `target` by a run's compact form: settings, summary, measurements, losses
+    rounded."""
     curves = read_curves(folder)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -257,9 +328,12 @@ def export(folder: Path, target: Path) -> Path:
         if lines := [json.dumps(record) + "\n" for record in read_staleness(folder)]:
             write_text(temporary / STALENESS, "".join(lines))
         every, steps = range(len(curves.seconds)), (curves.train_loss * LOSS_STEPS).round()
-        # Two bytes each, alike ones together: a quarter smaller than as float32. A run that diverged has larger ones.
+        # Two bytes each, alike ones together: a quarter smaller than as float32. A run that
+        #     diverged has larger ones.
         is_small = (abs(steps) < 2**15).all()
-        losses = steps.astype("<i2").view(np.uint8).reshape(-1, 2).T if is_small else steps / LOSS_STEPS
+        losses = (
+            steps.astype("<i2").view(np.uint8).reshape(-1, 2).T if is_small else steps / LOSS_STEPS
+        )
         kept = sorted({*every[::SECONDS_EVERY], *every[-1:]})
         with replacing(temporary / COMPACT) as compact:
             np.savez_compressed(

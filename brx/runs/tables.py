@@ -35,11 +35,17 @@ def slowdown_table(slowdowns: pd.DataFrame) -> pd.DataFrame:
             "model": row["model"],
             "method": row["method"],
             "P": str(row["stages"]),
-            **({"of training": str(row["last_iteration"])} if slowdowns["last_iteration"].nunique() > 1 else {}),
+            **(
+                {"of training": str(row["last_iteration"])}
+                if slowdowns["last_iteration"].nunique() > 1
+                else {}
+            ),
             "slowdown": slowdown_text(row) + (" (early)" if row["is_early"] else ""),
             "iterations": _iterations_text(row["iterations"], is_censored=row["is_censored"]),
             "reference P": str(row["reference_stages"]),
-            "its iterations": _iterations_text(row["reference_iterations"], is_censored=row["reference_is_censored"]),
+            "its iterations": _iterations_text(
+                row["reference_iterations"], is_censored=row["reference_is_censored"]
+            ),
             "lr": rate_text(row["lr"], at_edge=row["lr_at_edge"]),
             "its lr": rate_text(row["reference_lr"], at_edge=row["reference_lr_at_edge"]),
             "seeds": seeds_text(row),
@@ -52,9 +58,11 @@ def slowdown_table(slowdowns: pd.DataFrame) -> pd.DataFrame:
 def slowdown_text(slowdown: Mapping[str, Any]) -> str:
     """A slowdown as `4.24`, `1.27 [1.21, 1.35]`, or `> 8.1` for a run that never got there.
 
-    Where an interval is finer than the recorded iterations can tell, that resolution: `1.00 (to 0.01)`.
-    """
-    ratio, low, high, resolution = (slowdown.get(key, math.nan) for key in ("ratio", "low", "high", "resolution"))
+    Where an interval is finer than the recorded iterations can tell, that resolution: `1.00 (to
+    0.01)`."""
+    ratio, low, high, resolution = (
+        slowdown.get(key, math.nan) for key in ("ratio", "low", "high", "resolution")
+    )
     if pd.isna(ratio):
         return "target on a plateau" if slowdown.get("is_plateau") else "reference never reaches it"
     if slowdown["is_censored"]:
@@ -73,7 +81,11 @@ def reduction_table(reductions: pd.DataFrame) -> pd.DataFrame:
             "model": reductions["model"],
             "method": reductions["method"],
             "P": reductions["stages"].astype(str),
-            **({"of training": lengths.astype(str)} if (lengths := reductions["last_iteration"]).nunique() > 1 else {}),
+            **(
+                {"of training": lengths.astype(str)}
+                if (lengths := reductions["last_iteration"]).nunique() > 1
+                else {}
+            ),
             "best baseline": reductions["baseline"],
             "its final loss": reductions["baseline_final_loss"].map("{:.3f}".format),
             "iterations saved": [saved_text(row) for row in reductions.to_dict("records")],
@@ -82,7 +94,8 @@ def reduction_table(reductions: pd.DataFrame) -> pd.DataFrame:
 
 
 def experiment_table(chosen: pd.DataFrame) -> pd.DataFrame:
-    """A row per experiment: its final losses at its best rate; of several seeds [range] and (standard error)."""
+    """A row per experiment: its final losses at its best rate; of several seeds [range] and
+    (standard error)."""
     by_size = ["model.blocks", "model.width", "last_iteration", DEPTH, "variant"]
     return pd.DataFrame(
         {
@@ -93,7 +106,8 @@ def experiment_table(chosen: pd.DataFrame) -> pd.DataFrame:
             "lr": rate_text(first[RATE], at_edge=first["lr_at_edge"]),
             "seeds": str(len(seeds)),
             "final training loss": final_loss_text(seeds),
-            "final validation loss": f"{seeds['val_loss'].mean():.3f}" + _standard_error(seeds["val_loss"]),
+            "final validation loss": f"{seeds['val_loss'].mean():.3f}"
+            + _standard_error(seeds["val_loss"]),
         }
         for seeds in by_experiment(chosen.sort_values(by_size, kind="stable"))
         for first in [seeds.iloc[0]]
@@ -105,7 +119,8 @@ def _standard_error(values: pd.Series) -> str:
 
 
 def rate_table(runs: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
-    """A row per experiment of `chosen`: its best learning rate, and the final validation loss of each among `runs`."""
+    """A row per experiment of `chosen`: its best learning rate, and the final validation loss of
+    each among `runs`."""
     tried = tried_rates(runs).groupby("experiment")
     return pd.DataFrame(
         {
@@ -114,8 +129,12 @@ def rate_table(runs: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
             "P": str(first[DEPTH]),
             "chosen": f"{first[RATE]:g}",
             "seeds": str(len(seeds)),
-            "at the edge": "yes" if first["lr_at_edge"] and len(scores) > 2 else "",  # two are no grid
-            "final validation loss of each": ", ".join(f"{rate:g}: {score:.3f}" for rate, score in scores),
+            "at the edge": "yes"
+            if first["lr_at_edge"] and len(scores) > 2
+            else "",  # two are no grid
+            "final validation loss of each": ", ".join(
+                f"{rate:g}: {score:.3f}" for rate, score in scores
+            ),
         }
         for seeds in by_experiment(chosen)
         for first in [seeds.iloc[0]]
@@ -124,25 +143,32 @@ def rate_table(runs: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
 
 
 def final_loss_text(seeds: pd.DataFrame) -> str:
-    """Mean final training loss of an experiment's runs, and its range over seeds where there are several."""
+    """Mean final training loss of an experiment's runs, and its range over seeds where there are
+    several."""
     losses = seeds["train_loss"]
-    return f"{losses.mean():.3f}" + (f" [{losses.min():.3f}, {losses.max():.3f}]" if len(losses) > 1 else "")
+    return f"{losses.mean():.3f}" + (
+        f" [{losses.min():.3f}, {losses.max():.3f}]" if len(losses) > 1 else ""
+    )
 
 
 def rate_text(rate: float, *, at_edge: bool) -> str:
-    """A chosen learning rate; with a star when it is the lowest or highest of those tried, or the only one."""
+    """A chosen learning rate; with a star when it is the lowest or highest of those tried, or the
+    only one."""
     return f"{rate:g}{'*' if at_edge else ''}"
 
 
 def saved_text(reduction: Mapping[str, Any]) -> str:
     if pd.isna(reduction["share"]):
         return str(reduction["missing"])
-    interval = "" if pd.isna(reduction["low"]) else f" [{reduction['low']:.1%}, {reduction['high']:.1%}]"
+    interval = (
+        "" if pd.isna(reduction["low"]) else f" [{reduction['low']:.1%}, {reduction['high']:.1%}]"
+    )
     return f"{reduction['share']:.1%}{interval}"
 
 
 def seeds_text(slowdown: Mapping[str, Any]) -> str:
-    """How many seeds it is from; under delay / without where they differ, and there is no interval."""
+    """How many seeds it is from; under delay / without where they differ, and there is no
+    interval."""
     ours, theirs = len(slowdown["iterations"]), len(slowdown["reference_iterations"])
     return str(ours) if ours == theirs else f"{ours} / {theirs}"
 
@@ -152,16 +178,24 @@ def _iterations_text(iterations: list[float], *, is_censored: bool) -> str:
 
 
 def leaderboard_table(board: pd.DataFrame, delays: list[str]) -> pd.DataFrame:
-    """A row per method, from those of `comparison.leaderboard`; the first of the delays is the reference."""
+    """A row per method, from those of `comparison.leaderboard`; the first of the delays is the
+    reference."""
     reference, *others = [delay for delay in delays if delay in set(board["delay"])]
     rows = []
     for _, alike in board.groupby("rank"):
         first, under = alike.iloc[0], {row["delay"]: row for row in alike.to_dict("records")}
         losses = {delay: f"{row['loss']:.3f}" for delay, row in under.items()}
-        compared = {delay: row for delay, row in under.items() if isinstance(row.get("is_censored"), bool)}
-        early = {delay: " (early)" if row["is_early"] and row["ratio"] > 0 else "" for delay, row in compared.items()}
+        compared = {
+            delay: row for delay, row in under.items() if isinstance(row.get("is_censored"), bool)
+        }
+        early = {
+            delay: " (early)" if row["is_early"] and row["ratio"] > 0 else ""
+            for delay, row in compared.items()
+        }
         slowdowns = {delay: slowdown_text(row) + early[delay] for delay, row in compared.items()}
-        rates = {delay: rate_text(row["lr"], at_edge=row["lr_at_edge"]) for delay, row in under.items()}
+        rates = {
+            delay: rate_text(row["lr"], at_edge=row["lr_at_edge"]) for delay, row in under.items()
+        }
         saved = under[others[-1]]["saved"] if others and others[-1] in under else None
         rows.append(
             {

@@ -1,4 +1,5 @@
-"""The choice of a learning rate as the paper makes it: per combination of everything else, the best of the grid."""
+"""The choice of a learning rate as the paper makes it: per combination of everything else, the best
+of the grid."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ SCORE = "final_val_loss"
 
 
 def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
-    """Score the values of the chosen key among cells that differ in nothing else but the seed: `score_values`."""
+    """Score the values of the chosen key among cells that differ in nothing else but the seed:
+    `score_values`."""
     rows = []
     names: dict[str, str] = {}
     for cell in cells:
@@ -29,10 +31,11 @@ def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
 
 
 def tried_cells(sweep: Sweep) -> list[Cell]:
-    """The cells of the grid, and those beyond it that `choose.further` asks for after the ones that are done.
+    """The cells of the grid, and those beyond it that `choose.further` asks for after the ones that
+    are done.
 
-    Where a group's best value is the lowest or highest tried, the next of `further` in that direction is tried, too.
-    """
+    Where a group's best value is the lowest or highest tried, the next of `further` in that
+    direction is tried, too."""
     cells = list(sweep.cells)
     while more := _beyond(sweep, cells):
         cells += more
@@ -46,24 +49,45 @@ def _beyond(sweep: Sweep, cells: Sequence[Cell]) -> list[Cell]:
         return []
     scored = choose(cells, rule)
     is_open = scored["at_edge"] & scored["is_best"] & scored["score"].map(math.isfinite)
-    waiting = {_group(cell, rule) for cell in cells if state_of(cell) not in (State.DONE, State.FAILED)}
-    tried = scored.groupby("group")[rule.over].agg(["min", "max"]).loc[list(set(scored["group"][is_open]) - waiting)]
+    waiting = {
+        _group(cell, rule) for cell in cells if state_of(cell) not in (State.DONE, State.FAILED)
+    }
+    tried = (
+        scored.groupby("group")[rule.over]
+        .agg(["min", "max"])
+        .loc[list(set(scored["group"][is_open]) - waiting)]
+    )
     variations = []
     for cell in chosen_cells(cells, scored, rule):
         if _group(cell, rule) in tried.index:
             low, high = tried.loc[_group(cell, rule)]
-            higher = [value for value in rule.further if value > high] if _value(cell, rule) == high else []
-            lower = [value for value in rule.further if value < low] if _value(cell, rule) == low else []
+            higher = (
+                [value for value in rule.further if value > high]
+                if _value(cell, rule) == high
+                else []
+            )
+            lower = (
+                [value for value in rule.further if value < low]
+                if _value(cell, rule) == low
+                else []
+            )
             nearest = [*sorted(higher)[:1], *sorted(lower)[-1:]]
             variations += [(cell, {rule.over: value}) for value in nearest]
-    tried_folders = {cell.folder for cell in cells}  # one that failed decides nothing, and is not tried twice
+    tried_folders = {
+        cell.folder for cell in cells
+    }  # one that failed decides nothing, and is not tried twice
     return [cell for cell in sweep.varied_further(variations) if cell.folder not in tried_folders]
 
 
 def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> list[Cell]:
-    """The cells with the best value of their group, from `choose`; none of a group of which all cells have failed."""
+    """The cells with the best value of their group, from `choose`; none of a group of which all
+    cells have failed."""
     best = scored[scored["is_best"]].set_index("group")[rule.over]
-    best = best[best.index.isin({_group(cell, rule) for cell in cells if state_of(cell) is not State.FAILED})]
+    best = best[
+        best.index.isin(
+            {_group(cell, rule) for cell in cells if state_of(cell) is not State.FAILED}
+        )
+    ]
     return [cell for cell in cells if best.get(_group(cell, rule)) == _value(cell, rule)]
 
 
@@ -76,7 +100,8 @@ def _value(cell: Cell, rule: Choice) -> Any:
 
 
 def score(cell: Cell) -> float:
-    """Infinite where it diverged or is still to run; NaN, which decides nothing, where it failed otherwise."""
+    """Infinite where it diverged or is still to run; NaN, which decides nothing, where it failed
+    otherwise."""
     summary = RunFolder(cell.folder).read_summary()
     if summary.get("status") != "diverged" and state_of(cell) is State.FAILED:
         return math.nan
@@ -84,8 +109,11 @@ def score(cell: Cell) -> float:
     return value if isinstance(value, float) and math.isfinite(value) else math.inf
 
 
-def choices_and_repetitions(sweep: Sweep, tried: Sequence[Cell]) -> tuple[pd.DataFrame | None, list[Cell]]:
-    """What `choose` says of the cells tried so far, and the repetitions that the choices ask for."""
+def choices_and_repetitions(
+    sweep: Sweep, tried: Sequence[Cell]
+) -> tuple[pd.DataFrame | None, list[Cell]]:
+    """What `choose` says of the cells tried so far, and the repetitions that the choices ask
+    for."""
     if sweep.spec.choose is None:
         return None, sweep.repetitions(tried)
     choices = choose(tried, sweep.spec.choose)
@@ -101,6 +129,8 @@ def choice_table(choices: pd.DataFrame, rule: Choice) -> pd.DataFrame:
         rule.over: choices[rule.over].map("{:g}".format),
         SCORE: choices["score"].map("{:.4f}".format).where(is_finite, "failed"),
         "chosen": is_chosen.map({True: "yes", False: ""}),
-        "remark": (is_chosen & choices["at_edge"]).map({True: "at the edge: widen the grid", False: ""}),
+        "remark": (is_chosen & choices["at_edge"]).map(
+            {True: "at the edge: widen the grid", False: ""}
+        ),
     }
     return pd.DataFrame(columns)

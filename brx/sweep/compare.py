@@ -1,4 +1,5 @@
-"""The protocol of `brx compare`: the same runs for every method (docs/compare.md says why these)."""
+"""The protocol of `brx compare`: the same runs for every method (docs/compare.md says why
+these)."""
 
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -20,19 +21,26 @@ from brx.sweep.spec import Sweep, SweepSpec
 
 PRESET = "compare"
 RATES = (1e-3, 3e-3, 3e-4)
-FURTHER_RATES = (3e-5, 1e-4, 1e-2, 3e-2)  # one after another, while the best rate is at an end of those tried
+FURTHER_RATES = (
+    3e-5,
+    1e-4,
+    1e-2,
+    3e-2,
+)  # one after another, while the best rate is at an end of those tried
 # Of pipelines of so many stages, on the same eight blocks.
 DELAYS: dict[str, dict[str, Any]] = {
     "none": {"pipeline.stages": 1},
     "8 stages": {"pipeline.stages": 8},
     "32 stages": {"pipeline.stages": 8, "pipeline.delay.like": 32},
 }
-# Slowdowns are at the loss that it reaches under every delay, so that a new method moves nobody else's.
+# Slowdowns are at the loss that it reaches under every delay, so that a new method moves nobody
+# else's.
 TARGET_METHOD = "pipedream"
 
 
 def protocol(method: str, settings: Mapping[str, Any], num_seeds: int, out: Path) -> Sweep:
-    """The runs of one method: every delay and rate with seed 0, the further seeds at each delay's best rate."""
+    """The runs of one method: every delay and rate with seed 0, the further seeds at each delay's
+    best rate."""
     content: dict[str, Any] = {
         "base": PRESET,
         "set": {"optimizer.method": method, **settings},
@@ -45,8 +53,11 @@ def protocol(method: str, settings: Mapping[str, Any], num_seeds: int, out: Path
     return Sweep.expand(Path(name), validate(content, SweepSpec, name), out)
 
 
-def take_committed(sweeps: Sequence[Sweep], committed: Path, data_fingerprint: str | None = None) -> int:
-    """Copy the committed runs that the sweeps ask for, of this trajectory version and corpus; returns how many."""
+def take_committed(
+    sweeps: Sequence[Sweep], committed: Path, data_fingerprint: str | None = None
+) -> int:
+    """Copy the committed runs that the sweeps ask for, of this trajectory version and corpus;
+    returns how many."""
     if not committed.is_dir():
         return 0
     kept: dict[str, Path] = {}
@@ -73,12 +84,19 @@ def take_committed(sweeps: Sequence[Sweep], committed: Path, data_fingerprint: s
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """`optimizer.KEY=VALUE` as dotted keys and values; UserError for any other: the rest is the protocol's."""
+    """`optimizer.KEY=VALUE` as dotted keys and values; UserError for any other: the rest is the
+    protocol's."""
     settings = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not equals or not key.startswith("optimizer.") or key in ("optimizer.lr", "optimizer.method"):
-            right = "must be optimizer.KEY=VALUE, KEY neither lr nor method: the rest is the protocol's"
+        if (
+            not equals
+            or not key.startswith("optimizer.")
+            or key in ("optimizer.lr", "optimizer.method")
+        ):
+            right = (
+                "must be optimizer.KEY=VALUE, KEY neither lr nor method: the rest is the protocol's"
+            )
             raise UserError(f"--set {text}: {right}")
         settings[key] = parse_yaml(value, f"--set {text}")
     return settings
@@ -97,7 +115,8 @@ class Board(NamedTuple):  # a leaderboard (`brx.runs.comparison`)
 
 
 def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
-    """The leaderboard of the set of runs that compare with most of the methods `asked` for, then with most runs."""
+    """The leaderboard of the set of runs that compare with most of the methods `asked` for, then
+    with most runs."""
     there = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
     if not there:
         raise UserError(f"METHOD: needed, since no run is in {' or '.join(map(str, folders))}")
@@ -105,25 +124,40 @@ def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
     runs = runs[~runs["name"].duplicated()]  # a kept run that was copied
     chosen = with_delays(at_best_rates(runs))
     if chosen.empty:
-        raise UserError(f"{', '.join(map(str, there))}: no run is finished under delays of {', '.join(DELAYS)}")
+        raise UserError(
+            f"{', '.join(map(str, there))}: no run is finished under delays of {', '.join(DELAYS)}"
+        )
     sets = comparable(chosen)
-    sets.sort(key=lambda alike: (alike["optimizer.method"].isin(asked).sum(), len(alike)), reverse=True)
+    sets.sort(
+        key=lambda alike: (alike["optimizer.method"].isin(asked).sum(), len(alike)), reverse=True
+    )
     shown, *others = sets
     notes = []
     for aspects, alike in left_out(shown, others).items():
         variants = ", ".join(sorted(set(alike["variant"])))
-        notes.append(f"left out, since they differ from the rest in {aspects}: {len(alike)} runs of {variants}")
+        notes.append(
+            f"left out, since they differ from the rest in {aspects}: {len(alike)} runs of "
+            f"{variants}"
+        )
     seeds = ", ".join(map(str, sorted(shown[SEED].unique())))
-    source = f"{len(shown)} runs at the best rates in {' and '.join(map(str, there))}, seeds {seeds}"
+    source = (
+        f"{len(shown)} runs at the best rates in {' and '.join(map(str, there))}, seeds {seeds}"
+    )
     return Board(leaderboard(shown, list(DELAYS), TARGET_METHOD), source, notes)
 
 
 def board_legend(board: Board) -> list[str]:
     target = board.rows["target"].iloc[0]
-    reached = f"of {target:.3f}, which {TARGET_METHOD} reaches under every delay" if pd.notna(target) else "to be set"
+    reached = (
+        f"of {target:.3f}, which {TARGET_METHOD} reaches under every delay"
+        if pd.notna(target)
+        else "to be set"
+    )
     return [
         f"Of {board.runs}.",
-        f"Slowdown: iterations to a training loss {reached}, over those of the same method without delay.",
-        "Saved: iterations over the best of PipeDream, PipeDream-LR and Nesterov, under the longest delay.",
+        f"Slowdown: iterations to a training loss {reached}, over those of the same method without "
+        f"delay.",
+        "Saved: iterations over the best of PipeDream, PipeDream-LR and Nesterov, under the "
+        "longest delay.",
         "lr: without delay / with each; *: at the edge of the rates that were tried.",
     ]

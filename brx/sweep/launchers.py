@@ -1,8 +1,8 @@
 """Where cells run: as processes that share this machine's threads and GPUs, or on a Ray cluster.
 
-Here a server process imports torch once, which takes seconds, and every cell is a fork of it. All nodes of a cluster
-must share the cells' folder, the working folder and the prepared data, at the same path, on a file system with locks
-that hold across nodes (NFS 4, Lustre mounted with `flock`).
+Here a server process imports torch once, which takes seconds, and every cell is a fork of it. All
+nodes of a cluster must share the cells' folder, the working folder and the prepared data, at the
+same path, on a file system with locks that hold across nodes (NFS 4, Lustre mounted with `flock`).
 """
 
 import logging
@@ -31,19 +31,23 @@ from brx.files import write_text
 from brx.runs.folder import RunFolder, hand_down, is_locked, lock
 from brx.sweep.spec import FAILURE, LOG, Cell, State, outcome_of, prepare_folder, state_of
 
-# What macOS has started in its libraries by then does not survive a fork: there, every cell pays its start.
+# What macOS has started in its libraries by then does not survive a fork: there, every cell pays
+#     its start.
 START = "forkserver" if sys.platform == "linux" else "spawn"
 SHARED_IMPORTS = ["brx.sweep.launchers", "brx.cli.train", "brx.train.loop", "torch._dynamo"]
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
-MOST_RESTARTS = 3  # how often Ray continues a cell elsewhere after its node or Ray's process there was lost
+MOST_RESTARTS = (
+    3  # how often Ray continues a cell elsewhere after its node or Ray's process there was lost
+)
 POLL_S = 0.2
 CONNECT_S = 10.0
 
 
 @dataclass
 class Job:
-    """A cell that runs: its process, what closes at its end (the lock, pipes), and its share of the machine."""
+    """A cell that runs: its process, what closes at its end (the lock, pipes), and its share of the
+    machine."""
 
     cell: Cell
     process: BaseProcess
@@ -52,16 +56,24 @@ class Job:
 
 
 class LocalLauncher:
-    """Starts cells in free places: by default one per GPU (or group of them), one per core without GPUs."""
+    """Starts cells in free places: by default one per GPU (or group of them), one per core without
+    GPUs."""
 
-    def __init__(self, num_jobs: int | None, devices_per_cell: int, *, on_gpus: bool = True) -> None:
+    def __init__(
+        self, num_jobs: int | None, devices_per_cell: int, *, on_gpus: bool = True
+    ) -> None:
         self._num_gpus = torch.cuda.device_count() if on_gpus else 0
         if 0 < self._num_gpus < devices_per_cell:
-            raise UserError(f"pipeline.devices: cells need {devices_per_cell} GPUs each, there are {self._num_gpus}")
+            raise UserError(
+                f"pipeline.devices: cells need {devices_per_cell} GPUs each, there are "
+                f"{self._num_gpus}"
+            )
         self._gpus_per_cell = devices_per_cell if self._num_gpus else 0
         cores = os.cpu_count() or 1
         self.num_jobs = num_jobs or max(1, (self._num_gpus or cores) // devices_per_cell)
-        self._threads = max(1, cores // self.num_jobs)  # a cell divides them among its devices itself
+        self._threads = max(
+            1, cores // self.num_jobs
+        )  # a cell divides them among its devices itself
         self.jobs: list[Job] = []
 
     def start(self, cell: Cell) -> bool:
@@ -78,7 +90,8 @@ class LocalLauncher:
         return True
 
     def collect(self) -> list[tuple[Cell, State, str]]:
-        """Take the cells that have ended since the last call: each with its state and, if it failed, why."""
+        """Take the cells that have ended since the last call: each with its state and, if it
+        failed, why."""
         outcomes = []
         for job in list(self.jobs):
             if (code := job.process.exitcode) is not None:
@@ -103,24 +116,38 @@ class LocalLauncher:
         environment.pop("RANK", None)  # of the sweep's own process, not of its cells
         if self._gpus_per_cell:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            names = visible.split(",") if visible else [str(index) for index in range(self._num_gpus)]
+            names = (
+                visible.split(",") if visible else [str(index) for index in range(self._num_gpus)]
+            )
             first = share % (self._num_gpus // self._gpus_per_cell) * self._gpus_per_cell
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[first : first + self._gpus_per_cell])
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(
+                names[first : first + self._gpus_per_cell]
+            )
         return environment
 
 
-def start_process(folder: Path, lock_descriptor: int, environment: Mapping[str, str]) -> BaseProcess:
-    """Start `brx train FOLDER --resume` with this environment; it holds the folder's lock and writes to its log."""
+def start_process(
+    folder: Path, lock_descriptor: int, environment: Mapping[str, str]
+) -> BaseProcess:
+    """Start `brx train FOLDER --resume` with this environment; it holds the folder's lock and
+    writes to its log."""
     context: Any = multiprocessing.get_context(START)
     if START == "forkserver":
         context.set_forkserver_preload(SHARED_IMPORTS)
-    # The server, and a cell until it is in a session of its own, must survive what stops the whole process group: the
-    # sweep tells its cells to stop itself, and waits for them through the server.
+    # The server, and a cell until it is in a session of its own, must survive what stops the whole
+    # process group: the sweep tells its cells to stop itself, and waits for them through the
+    # server.
     resource_tracker.ensure_running()  # by itself it would unblock them
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
-        # As a Connection, a descriptor is good in the process that it is sent to, too: what is locked stays locked.
-        arguments = (folder.absolute(), Path.cwd(), Connection(os.dup(lock_descriptor)), dict(environment))
+        # As a Connection, a descriptor is good in the process that it is sent to, too: what is
+        #     locked stays locked.
+        arguments = (
+            folder.absolute(),
+            Path.cwd(),
+            Connection(os.dup(lock_descriptor)),
+            dict(environment),
+        )
         process: BaseProcess = context.Process(target=_train, args=arguments)
         process.start()
     finally:
@@ -128,7 +155,9 @@ def start_process(folder: Path, lock_descriptor: int, environment: Mapping[str, 
     return process
 
 
-def _train(folder: Path, working_folder: Path, locked: Connection, environment: dict[str, str]) -> None:
+def _train(
+    folder: Path, working_folder: Path, locked: Connection, environment: dict[str, str]
+) -> None:
     os.setsid()  # Ctrl-C reaches it through `LocalLauncher.interrupt`, once
     with (folder / LOG).open("wb") as log:
         os.dup2(log.fileno(), 1)
@@ -144,25 +173,32 @@ def _train(folder: Path, working_folder: Path, locked: Connection, environment: 
 
 
 class RayLauncher:
-    """Starts cells as tasks of a Ray cluster (None: one started here), with the methods of `LocalLauncher`.
+    """Starts cells as tasks of a Ray cluster (None: one started here), with the methods of
+    `LocalLauncher`.
 
-    Each device of a cell asks for a GPU, if the cluster has any, and for `runtime.threads` CPU cores (or one). Cells
-    beyond `num_jobs` wait in Ray's queue. UserError where Ray is missing, or has no node that is large enough.
-    """
+    Each device of a cell asks for a GPU, if the cluster has any, and for `runtime.threads` CPU
+    cores (or one). Cells beyond `num_jobs` wait in Ray's queue. UserError where Ray is missing, or
+    has no node that is large enough."""
 
     def __init__(self, num_jobs: int | None, cells: Sequence[Cell], address: str | None) -> None:
-        self._ray = _connect(address, None if num_jobs is None else num_jobs * max(_needs(cell)[1] for cell in cells))
+        self._ray = _connect(
+            address, None if num_jobs is None else num_jobs * max(_needs(cell)[1] for cell in cells)
+        )
         self._jobs: dict[Any, Cell] = {}  # by the reference of what `run_cell` returns
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         self._has_gpus = any(node.get("GPU", 0) for node in nodes)
         largest = max(cells, key=lambda cell: _needs(cell, has_gpus=self._has_gpus))
         gpus, cores = _needs(largest, has_gpus=self._has_gpus)
-        rooms = [min(node.get("CPU", 0) // cores, node.get("GPU", 0) // gpus if gpus else math.inf) for node in nodes]
+        rooms = [
+            min(node.get("CPU", 0) // cores, node.get("GPU", 0) // gpus if gpus else math.inf)
+            for node in nodes
+        ]
         self.num_jobs = num_jobs or int(sum(rooms))
         if self.num_jobs == 0:
             self.close()
             raise UserError(
-                f"pipeline.devices: cell {largest.name} needs {cores} CPU cores and {gpus} GPUs on one node, which no"
+                f"pipeline.devices: cell {largest.name} needs {cores} CPU cores and {gpus} GPUs on "
+                f"one node, which no"
                 " node of the cluster has; --jobs N queues cells all the same"
             )
 
@@ -170,7 +206,9 @@ class RayLauncher:
         if state_of(cell) in (State.RUNNING, State.DONE):
             return False
         gpus, cores = _needs(cell, has_gpus=self._has_gpus)
-        task = self._ray.remote(run_cell).options(num_cpus=cores, num_gpus=gpus, max_retries=MOST_RESTARTS)
+        task = self._ray.remote(run_cell).options(
+            num_cpus=cores, num_gpus=gpus, max_retries=MOST_RESTARTS
+        )
         self._jobs[task.remote(replace(cell, folder=cell.folder.absolute()), Path.cwd())] = cell
         return True
 
@@ -181,13 +219,18 @@ class RayLauncher:
             try:
                 state, reason = self._ray.get(reference)
             except self._ray.exceptions.RayError as error:
-                # The node was lost too often, or the task itself failed, which Ray wraps together with its traceback.
+                # The node was lost too often, or the task itself failed, which Ray wraps together
+                # with its traceback.
                 cause = getattr(error, "cause", None) or error
                 state, reason = State.FAILED, f"Ray: {str(cause).strip().splitlines()[0]}"
                 cell.folder.mkdir(parents=True, exist_ok=True)
                 write_text(cell.folder / FAILURE, reason + "\n")
-            # A network file system may show the summary some seconds after the node that wrote it has told us.
-            if state is State.DONE and RunFolder(cell.folder).read_summary().get("status") != "finished":
+            # A network file system may show the summary some seconds after the node that wrote it
+            # has told us.
+            if (
+                state is State.DONE
+                and RunFolder(cell.folder).read_summary().get("status") != "finished"
+            ):
                 continue
             del self._jobs[reference]
             outcomes.append((cell, state, reason))
@@ -201,9 +244,14 @@ class RayLauncher:
             time.sleep(POLL_S)
 
     def _wait(self, timeout: float | None) -> list[Any]:
-        """The references of the cells that have ended, after at most `timeout` seconds; None waits for all."""
+        """The references of the cells that have ended, after at most `timeout` seconds; None waits
+        for all."""
         references = list(self._jobs)
-        return self._ray.wait(references, num_returns=len(references), timeout=timeout)[0] if references else []
+        return (
+            self._ray.wait(references, num_returns=len(references), timeout=timeout)[0]
+            if references
+            else []
+        )
 
     def close(self) -> None:
         """Leave the cluster; end it, if it was started here."""
@@ -214,10 +262,13 @@ Launcher = LocalLauncher | RayLauncher
 
 
 def run_cell(cell: Cell, working_folder: Path) -> tuple[State, str]:
-    """Start or resume a cell where Ray has placed this task, and wait for its end; `ray.cancel` makes it save."""
+    """Start or resume a cell where Ray has placed this task, and wait for its end; `ray.cancel`
+    makes it save."""
     for folder in (cell.folder.parent, working_folder):
         if not folder.is_dir():
-            raise UserError(f"{folder}: not there on node {socket.gethostname()}: all nodes must share it")
+            raise UserError(
+                f"{folder}: not there on node {socket.gethostname()}: all nodes must share it"
+            )
     # A process that outlived the loss of its task, or of another sweep, may still hold the cell.
     with lock(cell.folder, patience_s=math.inf) as descriptor:
         assert descriptor is not None
@@ -236,7 +287,9 @@ def run_cell(cell: Cell, working_folder: Path) -> tuple[State, str]:
                 start_new_session=True,
             )
         try:
-            while process.poll() is None:  # Ray's KeyboardInterrupt comes between two instructions, not into a wait
+            while (
+                process.poll() is None
+            ):  # Ray's KeyboardInterrupt comes between two instructions, not into a wait
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
             # Not SIGINT: Ray blocks it in its processes and, with them, in their children.
@@ -246,7 +299,9 @@ def run_cell(cell: Cell, working_folder: Path) -> tuple[State, str]:
 
 def _needs(cell: Cell, *, has_gpus: bool = False) -> tuple[int, int]:
     num_devices, runtime = cell.config.pipeline.devices, cell.config.runtime
-    return num_devices if has_gpus and runtime.device != "cpu" else 0, num_devices * (runtime.threads or 1)
+    return num_devices if has_gpus and runtime.device != "cpu" else 0, num_devices * (
+        runtime.threads or 1
+    )
 
 
 def _connect(address: str | None, num_cores: int | None) -> Any:
@@ -260,7 +315,10 @@ def _connect(address: str | None, num_cores: int | None) -> Any:
         cores = None if num_cores is None else max(num_cores, os.cpu_count() or 1)
         options |= {"num_cpus": cores, "include_dashboard": False}
     try:
-        if address not in (None, "auto"):  # Ray itself waits for minutes for a host that does not answer
+        if address not in (
+            None,
+            "auto",
+        ):  # Ray itself waits for minutes for a host that does not answer
             host, _, port = str(address).removeprefix("ray://").rpartition(":")
             if not port.isdecimal():
                 raise ValueError("must be auto, HOST:PORT or ray://HOST:PORT")
@@ -268,5 +326,7 @@ def _connect(address: str | None, num_cores: int | None) -> Any:
         ray.init(address=address or "local", **options)
     except (OSError, ValueError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
-        raise UserError(f"--address {address or 'local'}: no Ray cluster there that can be used: {first}") from None
+        raise UserError(
+            f"--address {address or 'local'}: no Ray cluster there that can be used: {first}"
+        ) from None
     return ray

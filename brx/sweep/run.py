@@ -1,4 +1,5 @@
-"""`brx sweep`: skips what is done, resumes what was interrupted, records what fails, and goes on."""
+"""`brx sweep`: skips what is done, resumes what was interrupted, records what fails, and goes
+on."""
 
 from __future__ import annotations
 
@@ -35,11 +36,14 @@ LARGEST_ON_CPU = 20_000_000  # parameters up to which a calibration on a CPU tak
 
 
 def check_own_methods(sweeps: Sequence[Sweep]) -> None:
-    """Refuse a user's own method that cannot train (`check_method`), before anything is paid for any run."""
+    """Refuse a user's own method that cannot train (`check_method`), before anything is paid for
+    any run."""
     asked = {}
     for config in (cell.config for sweep in sweeps for cell in sweep.cells):
         if isinstance(config.optimizer, CustomConfig):
-            asked[repr((config.optimizer.method, config.optimizer.arguments, config.pipeline))] = config
+            asked[repr((config.optimizer.method, config.optimizer.arguments, config.pipeline))] = (
+                config
+            )
     for config in asked.values():
         try:
             device = choose_device(config.runtime.device)[0]
@@ -49,7 +53,8 @@ def check_own_methods(sweeps: Sequence[Sweep]) -> None:
 
 
 def list_cells(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> None:
-    """Print every cell with its state, and about how long the rest will take in the launcher's places."""
+    """Print every cell with its state, and about how long the rest will take in the launcher's
+    places."""
     cells = tried_cells(sweep)
     _, repetitions = choices_and_repetitions(sweep, cells)
     states = {cell.name: state_of(cell) for cell in cells}
@@ -59,13 +64,21 @@ def list_cells(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> None:
     launcher.close()
     say = Console(stderr=True, highlight=False).print
     left = remaining_seconds([*cells, *repetitions], num_jobs, say, retry_failed=retry_failed)
-    counts = ", ".join(f"{count} {state.value}" for state, count in Counter(states.values()).items())
-    time = "too large to time without a GPU" if left is None else f"about {duration(left)} with {num_jobs} at a time"
+    counts = ", ".join(
+        f"{count} {state.value}" for state, count in Counter(states.values()).items()
+    )
+    time = (
+        "too large to time without a GPU"
+        if left is None
+        else f"about {duration(left)} with {num_jobs} at a time"
+    )
     more = f" and {len(repetitions)} repetitions of the chosen ones" if repetitions else ""
     print(f"{sweep.path}: {len(states)} cells{more} in {sweep.out}: {counts}; {time}")
 
 
-def make_launcher(kind: Literal["local", "ray"], sweep: Sweep, jobs: int | None, address: str | None) -> Launcher:
+def make_launcher(
+    kind: Literal["local", "ray"], sweep: Sweep, jobs: int | None, address: str | None
+) -> Launcher:
     if kind == "ray":
         return RayLauncher(jobs, sweep.cells, address)
     configs = [cell.config for cell in sweep.cells]
@@ -74,15 +87,16 @@ def make_launcher(kind: Literal["local", "ray"], sweep: Sweep, jobs: int | None,
 
 
 def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bool:
-    """Run the grid, what lies beyond it where the choice falls on an end, and the repetitions of what is chosen.
+    """Run the grid, what lies beyond it where the choice falls on an end, and the repetitions of
+    what is chosen.
 
-    What was chosen and what failed is printed; False if a cell failed. KeyboardInterrupt comes after every running cell
-    has saved; the same call continues.
-    """
+    What was chosen and what failed is printed; False if a cell failed. KeyboardInterrupt comes
+    after every running cell has saved; the same call continues."""
     sweep.out.mkdir(parents=True, exist_ok=True)
     failures: dict[str, str] = {}
     with closing(launcher), closing(SweepDisplay()) as display:
-        # From a terminal, a scheduler, or to a job in the background. After the launcher: Ray has a handler of its own.
+        # From a terminal, a scheduler, or to a job in the background. After the launcher: Ray has a
+        # handler of its own.
         for stop in (signal.SIGINT, signal.SIGTERM):
             signal.signal(stop, signal.default_int_handler)
         cells: list[Cell] = []
@@ -92,7 +106,10 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         choices, repetitions = choices_and_repetitions(sweep, cells)
         failures |= _run_cells(repetitions, launcher, display, retry_failed)
     if (rule := sweep.spec.choose) is not None and choices is not None:
-        table, path = choice_table(choices, rule), sweep.out / f"choice-{sweep.path.name.removesuffix('.yaml')}.csv"
+        table, path = (
+            choice_table(choices, rule),
+            sweep.out / f"choice-{sweep.path.name.removesuffix('.yaml')}.csv",
+        )
         print(f"chosen by the lowest {SCORE}", format_table(table, "table"), path, sep="\n")
         write_text(path, format_table(table, "csv") + "\n")
     for name, reason in failures.items():
@@ -111,8 +128,12 @@ def remaining_seconds(
     for cell in cells:
         summary = RunFolder(cell.folder).read_summary()
         if summary.get("status") == "finished" and summary.get("training_seconds"):
-            seconds[cost_kind(cell.config)].append(summary["training_seconds"] / summary["iteration"])
-    rates: dict[str, float | None] = {kind: statistics.fmean(values) for kind, values in seconds.items()}
+            seconds[cost_kind(cell.config)].append(
+                summary["training_seconds"] / summary["iteration"]
+            )
+    rates: dict[str, float | None] = {
+        kind: statistics.fmean(values) for kind, values in seconds.items()
+    }
     total = 0.0
     for cell in cells:
         if state_of(cell) in ended:
@@ -128,15 +149,19 @@ def remaining_seconds(
 
 
 def cost_kind(config: RunConfig) -> str:
-    """What an iteration's time depends on: everything but the number of stages, rates, seeds and budget."""
+    """What an iteration's time depends on: everything but the number of stages, rates, seeds and
+    budget."""
     content = config.model_dump(mode="json", include={"model", "optimizer", "runtime"})
     content["optimizer"].pop("lr")
     batch = config.training.batch_size, config.pipeline.accumulation
-    return json.dumps([content, batch, config.data.vocabulary_size, config.pipeline.stash], sort_keys=True)
+    return json.dumps(
+        [content, batch, config.data.vocabulary_size, config.pipeline.stash], sort_keys=True
+    )
 
 
 def calibrate(config: RunConfig) -> float | None:
-    """Seconds per iteration on this machine, with random tokens; None where that would take too long."""
+    """Seconds per iteration on this machine, with random tokens; None where that would take too
+    long."""
     device, _ = choose_device(config.runtime.device, 0)
     shapes = stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))
     if device.type == "cpu" and num_elements(shapes) > LARGEST_ON_CPU:
@@ -144,7 +169,9 @@ def calibrate(config: RunConfig) -> float | None:
     set_up(config.runtime, device, 1)
     shape = (config.training.batch_size, config.model.sequence_length + 1)
     tokens = torch.randint(config.data.vocabulary_size, shape, device=device)
-    engine = assemble(config, lambda iteration: (tokens[:, :-1], tokens[:, 1:]), device=device).engine
+    engine = assemble(
+        config, lambda iteration: (tokens[:, :-1], tokens[:, 1:]), device=device
+    ).engine
     started = 0.0
     for result in engine.run(1, lambda: WARM_UP + MEASURED):
         if result.iteration in (WARM_UP, WARM_UP + MEASURED):
@@ -154,13 +181,17 @@ def calibrate(config: RunConfig) -> float | None:
     return elapsed / MEASURED
 
 
-def _run_cells(cells: Sequence[Cell], launcher: Launcher, display: SweepDisplay, retry_failed: bool) -> dict[str, str]:
+def _run_cells(
+    cells: Sequence[Cell], launcher: Launcher, display: SweepDisplay, retry_failed: bool
+) -> dict[str, str]:
     """Run what is not done yet; returns why cells failed, by name."""
     failures = {}
 
     def ended(cell: Cell, state: State, reason: str = "") -> None:
         if state is State.FAILED:
-            reason = failures[cell.name] = reason or (cell.folder / FAILURE).read_text(encoding="utf-8").strip()
+            reason = failures[cell.name] = (
+                reason or (cell.folder / FAILURE).read_text(encoding="utf-8").strip()
+            )
         display.changed(cell, state, reason)
 
     display.begin(cells)
@@ -188,14 +219,17 @@ def _run_cells(cells: Sequence[Cell], launcher: Launcher, display: SweepDisplay,
             display.refresh()
             if waiting or num_running:
                 time.sleep(POLL_S)
-    except BaseException:  # Ctrl-C, or a folder that cannot be written to: leave nothing running unseen
+    except (
+        BaseException
+    ):  # Ctrl-C, or a folder that cannot be written to: leave nothing running unseen
         launcher.interrupt()
         raise
     return failures
 
 
 class SweepDisplay:
-    """Follows the cells of a sweep on stderr: a live table on a terminal, a line per change otherwise."""
+    """Follows the cells of a sweep on stderr: a live table on a terminal, a line per change
+    otherwise."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)

@@ -1,4 +1,5 @@
-"""Sweep files, the cells that they expand into, and a cell's state, from its folder alone: all sweeps agree on it."""
+"""Sweep files, the cells that they expand into, and a cell's state, from its folder alone: all
+sweeps agree on it."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ SHORT_NAMES = {
     "training.iterations": "t",
     "training.seed": "s",
 }
-SILENT_KEYS = {f"optimizer.{key}" for key in ("method", "source", "geometry", "refresh_schedule")} | {"pipeline.stash"}
+SILENT_KEYS = {
+    f"optimizer.{key}" for key in ("method", "source", "geometry", "refresh_schedule")
+} | {"pipeline.stash"}
 """Keys whose values speak for themselves in a name."""
 
 
@@ -54,15 +57,19 @@ class Choice(Section):
     """Which value of a key is reported, as the paper does with learning rates."""
 
     over: str = "optimizer.lr"
-    """The key of which the value with the lowest final validation loss is taken, for each combination of the others."""
+    """The key of which the value with the lowest final validation loss is taken, for each
+    combination of the others."""
     further: list[int | float] = Field(default_factory=list)
-    """Values beyond the grid, tried one after another where the best value is the lowest or highest of those tried."""
+    """Values beyond the grid, tried one after another where the best value is the lowest or highest
+    of those tried."""
 
 
 class Repeat(Section):
     """More runs of chosen cells, usually other seeds."""
 
-    set: dict[str, Annotated[list[Value], Field(min_length=1)]] = Field({"training.seed": [1, 2]}, min_length=1)
+    set: dict[str, Annotated[list[Value], Field(min_length=1)]] = Field(
+        {"training.seed": [1, 2]}, min_length=1
+    )
     """Dotted keys and the further values."""
     where: dict[str, Value | list[Value]] = Field(default_factory=dict)
     """Only cells that have one of these values for each of these keys."""
@@ -74,11 +81,13 @@ class SweepSpec(Section, allow_inf_nan=True):
     base: str
     """A preset's name, or a run's YAML file."""
     out: str | None = None
-    """Folder of the cells (default: runs/NAME of the sweep file). Sweeps may share one: equal cells run once."""
+    """Folder of the cells (default: runs/NAME of the sweep file). Sweeps may share one: equal cells
+    run once."""
     set: dict[str, Value | list[Value]] = Field(default_factory=dict)
     """Dotted keys that differ from the base in all cells."""
     grid: dict[str, list[Value | dict[str, Value | list[Value]]]] = Field(min_length=1)
-    """Axes: either a dotted key and its values, or any name and a list of mappings of dotted keys to values."""
+    """Axes: either a dotted key and its values, or any name and a list of mappings of dotted keys
+    to values."""
     exclude: list[dict[str, Value | list[Value]]] = Field(default_factory=list)
     """Cells to leave out: those that have one of the listed values for each key of an entry."""
     choose: Choice | None = None
@@ -89,7 +98,8 @@ class SweepSpec(Section, allow_inf_nan=True):
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep; `varied` are the dotted keys that it sets in addition to the sweep's base."""
+    """One run of a sweep; `varied` are the dotted keys that it sets in addition to the sweep's
+    base."""
 
     name: str
     varied: Mapping[str, Any]
@@ -99,7 +109,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep file, read and checked; `out` is the folder of its cells, `cells` are the grid's, without repetitions."""
+    """A sweep file, read and checked; `out` is the folder of its cells, `cells` are the grid's,
+    without repetitions."""
 
     path: Path
     spec: SweepSpec
@@ -108,15 +119,21 @@ class Sweep:
 
     @classmethod
     def load(cls, path: Path, out: Path | None = None) -> Sweep:
-        """Read a sweep file, or the one of that name that comes with brx (`laptop/main`), and expand its grid."""
+        """Read a sweep file, or the one of that name that comes with brx (`laptop/main`), and
+        expand its grid."""
         if not path.exists():
             folder = PRESETS / "sweeps"
-            shipped = {str(file.relative_to(folder).with_suffix("")): file for file in sorted(folder.rglob("*.yaml"))}
+            shipped = {
+                str(file.relative_to(folder).with_suffix("")): file
+                for file in sorted(folder.rglob("*.yaml"))
+            }
             if str(path) not in shipped:
                 raise UserError(f"{path}: no such sweep file{did_you_mean(str(path), shipped)}")
             path = shipped[str(path)]
         spec = load_yaml_as(path, SweepSpec)
-        return cls.expand(path, spec, out or (Path(spec.out) if spec.out else Path("runs") / path.stem))
+        return cls.expand(
+            path, spec, out or (Path(spec.out) if spec.out else Path("runs") / path.stem)
+        )
 
     @classmethod
     def expand(cls, path: Path, spec: SweepSpec, folder: Path) -> Sweep:
@@ -124,14 +141,20 @@ class Sweep:
         base = new_content(find_config(spec.base))
         cells = [_cell(path, spec, base, folder, varied) for varied in _combinations(path, spec)]
         _check_keys(path, spec, cells)
-        included = [cell for cell in cells if not any(matches(cell.config, entry) for entry in spec.exclude)]
+        included = [
+            cell for cell in cells if not any(matches(cell.config, entry) for entry in spec.exclude)
+        ]
         if not included:
             raise UserError(f"{path}: exclude: leaves no cell of the grid's {len(cells)}")
-        distinct = {identity(cell.config): cell for cell in reversed(included)}  # of equal cells, the first one's name
+        distinct = {
+            identity(cell.config): cell for cell in reversed(included)
+        }  # of equal cells, the first one's name
         sweep = cls(path, spec, folder, list(reversed(distinct.values())))
         # Values beyond the grid that make no run are refused before the grid has been paid for.
         if spec.choose is not None:
-            sweep.varied_further((sweep.cells[0], {spec.choose.over: value}) for value in spec.choose.further)
+            sweep.varied_further(
+                (sweep.cells[0], {spec.choose.over: value}) for value in spec.choose.further
+            )
         if spec.repeat is not None:
             repeated = [cell for cell in sweep.cells if matches(cell.config, spec.repeat.where)]
             if not repeated and (spec.choose is None or spec.choose.over not in spec.repeat.where):
@@ -142,7 +165,10 @@ class Sweep:
     def varied_further(self, variations: Iterable[tuple[Cell, Settings]]) -> list[Cell]:
         """Cells beyond the grid: each the same as one of it but for some dotted keys."""
         base = new_content(find_config(self.spec.base))
-        return [_cell(self.path, self.spec, base, self.out, {**of.varied, **more}) for of, more in variations]
+        return [
+            _cell(self.path, self.spec, base, self.out, {**of.varied, **more})
+            for of, more in variations
+        ]
 
     def repetitions(self, chosen: Sequence[Cell]) -> list[Cell]:
         repeat = self.spec.repeat
@@ -160,7 +186,9 @@ class Sweep:
 
 def matches(config: RunConfig, condition: Mapping[str, Any]) -> bool:
     content = config.model_dump(mode="json")
-    options = {key: wanted if isinstance(wanted, list) else [wanted] for key, wanted in condition.items()}
+    options = {
+        key: wanted if isinstance(wanted, list) else [wanted] for key, wanted in condition.items()
+    }
     return all(value_at(content, key) in values for key, values in options.items())
 
 
@@ -182,34 +210,48 @@ def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
             raise UserError(f"{path}: grid.{axis}: needs at least one value")
         kinds = {isinstance(value, dict) for value in values}
         if len(kinds) > 1:
-            raise UserError(f"{path}: grid.{axis}: either all values or all mappings of dotted keys, not both")
+            raise UserError(
+                f"{path}: grid.{axis}: either all values or all mappings of dotted keys, not both"
+            )
         axes.append([dict(value) if isinstance(value, dict) else {axis: value} for value in values])
     for combination in itertools.product(*axes):
         yield {key: value for settings in combination for key, value in settings.items()}
 
 
 def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
-    """Refuse axes that make no cells, conditions that cannot hold, choices that cannot be made: before days of runs."""
+    """Refuse axes that make no cells, conditions that cannot hold, choices that cannot be made:
+    before days of runs."""
     contents = [cell.config.model_dump(mode="json") for cell in cells]
     for key, values in spec.grid.items():
         if "." in key and len(values) > 1 and not decides_trajectory(key):
-            raise UserError(f"{path}: grid.{key}: changes no number of a run, so that its values would be one cell")
+            raise UserError(
+                f"{path}: grid.{key}: changes no number of a run, so that its values would be one "
+                f"cell"
+            )
     for entry in spec.exclude:
         if not any(matches(cell.config, entry) for cell in cells):
-            raise UserError(f"{path}: exclude: no cell has {', '.join(f'{key}={entry[key]}' for key in entry)}")
+            raise UserError(
+                f"{path}: exclude: no cell has {', '.join(f'{key}={entry[key]}' for key in entry)}"
+            )
     for key in {} if spec.repeat is None else spec.repeat.where:
         if all(value_at(content, key) is None for content in contents):
             raise UserError(f"{path}: repeat.where: '{key}' has a value in no cell")
     if spec.choose is not None:
         if spec.choose.over == "training.seed":
-            raise UserError(f"{path}: choose.over: seeds are repetitions, among which nothing is chosen")
+            raise UserError(
+                f"{path}: choose.over: seeds are repetitions, among which nothing is chosen"
+            )
         for content in contents:
             value = value_at(content, spec.choose.over)
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise UserError(f"{path}: choose.over: needs a key of numbers, {spec.choose.over} is {value!r}")
+                raise UserError(
+                    f"{path}: choose.over: needs a key of numbers, {spec.choose.over} is {value!r}"
+                )
 
 
-def _cell(path: Path, spec: SweepSpec, base: Mapping[str, Any], out: Path, varied: Settings) -> Cell:
+def _cell(
+    path: Path, spec: SweepSpec, base: Mapping[str, Any], out: Path, varied: Settings
+) -> Cell:
     content = set_values(base, {**spec.set, **varied}, f"{path}:")
     name = cell_name(varied)
     config = validate(content, RunConfig, f"{path}: cell {name}")
@@ -226,7 +268,9 @@ def cell_name(varied: Mapping[str, Any]) -> str:
     for key, value in varied.items():
         if value is not None:
             numbers = value if isinstance(value, list) else [value]
-            shown = ".".join(f"{part:g}" if isinstance(part, float) else str(part) for part in numbers)
+            shown = ".".join(
+                f"{part:g}" if isinstance(part, float) else str(part) for part in numbers
+            )
             short = SHORT_NAMES.get(key, "" if key in SILENT_KEYS else key.rpartition(".")[2])
             parts.append(short + shown.replace(":", ".").replace("/", "."))
     return "-".join(parts)
@@ -241,10 +285,15 @@ class State(Enum):
 
 
 def state_of(cell: Cell) -> State:
-    """The cell's state; UserError where a default of brx or the trajectory version has changed since it was done."""
+    """The cell's state; UserError where a default of brx or the trajectory version has changed
+    since it was done."""
     summary = RunFolder(cell.folder).read_summary()
-    # A run that finished at an earlier training.stop_after is the same run, cut short: there is more of it to do.
-    if summary.get("status") == "finished" and summary.get("iteration", 0) >= cell.config.training.last_iteration:
+    # A run that finished at an earlier training.stop_after is the same run, cut short: there is
+    # more of it to do.
+    if (
+        summary.get("status") == "finished"
+        and summary.get("iteration", 0) >= cell.config.training.last_iteration
+    ):
         _check_same_run(cell)
         check_trajectory_version(summary, cell.folder)
         return State.DONE
@@ -270,25 +319,32 @@ def iterations_done(folder: Path) -> int:
 
 
 def prepare_folder(cell: Cell) -> None:
-    """Write what `brx train FOLDER --resume` starts from; UserError where the folder holds another run."""
+    """Write what `brx train FOLDER --resume` starts from; UserError where the folder holds another
+    run."""
     cell.folder.mkdir(parents=True, exist_ok=True)
     (cell.folder / FAILURE).unlink(missing_ok=True)
     path = RunFolder(cell.folder).config
     if path.exists():
         _check_same_run(cell)
-    # Anew for a run to be continued, too: it may have been told to stop earlier than the sweep asks for.
+    # Anew for a run to be continued, too: it may have been told to stop earlier than the sweep asks
+    #     for.
     write_text(path, dump_config(cell.config))
 
 
 def outcome_of(cell: Cell, code: int) -> tuple[State, str]:
-    """The state of a cell whose run ended with an exit code, and why it failed, which its folder then says, too."""
+    """The state of a cell whose run ended with an exit code, and why it failed, which its folder
+    then says, too."""
     if code in (0, 130):
         return State.INTERRUPTED if code else State.DONE, ""
     try:
-        lines = (cell.folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = (
+            (cell.folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        )
     except OSError:
         lines = []
-    said = next((line for line in reversed(lines) if line.startswith("brx: ")), lines[-1] if lines else "")
+    said = next(
+        (line for line in reversed(lines) if line.startswith("brx: ")), lines[-1] if lines else ""
+    )
     told = f"exit code {code}: {said.removeprefix('brx: ')}"
     write_text(cell.folder / FAILURE, told + "\n")
     return State.FAILED, told
@@ -297,4 +353,7 @@ def outcome_of(cell: Cell, code: int) -> tuple[State, str]:
 def _check_same_run(cell: Cell) -> None:
     config = RunFolder(cell.folder).config
     if trajectory_of(load_config(config)) != trajectory_of(cell.config):
-        raise UserError(f"{config}: differs from what the sweep asks for, in a default of brx; move the folder away")
+        raise UserError(
+            f"{config}: differs from what the sweep asks for, in a default of brx; move the folder "
+            f"away"
+        )

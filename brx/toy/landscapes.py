@@ -1,8 +1,8 @@
-"""The paper's two toy landscapes: a quadratic with eigenvectors at an angle, a spiral valley where they turn.
+"""The paper's two toy landscapes: a quadratic with eigenvectors at an angle, a spiral valley where
+they turn.
 
-The sweep goes over angles and delays on the quadratic, beside the Hessian's (1,1)-norm: theorem 2.3 bounds the cost of
-delay by tau times that norm, and a rotation changes nothing else.
-"""
+The sweep goes over angles and delays on the quadratic, beside the Hessian's (1,1)-norm: theorem 2.3
+bounds the cost of delay by tau times that norm, and a rotation changes nothing else."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -29,16 +29,21 @@ OptimizerName = Literal["AdaSGD", "Adam"]
 
 EPS = 1e-8  # torch's
 COMPARISONS: list[tuple[OptimizerName, bool]] = [
-    ("AdaSGD", True), ("Adam", True), ("AdaSGD", False), ("Adam", False)
-]  # fmt: skip
-"""Of the quadratic: optimizer, and whether the eigenvectors are the axes; each is run with delay and without."""
+    ("AdaSGD", True),
+    ("Adam", True),
+    ("AdaSGD", False),
+    ("Adam", False),
+]
+"""Of the quadratic: optimizer, and whether the eigenvectors are the axes; each is run with delay
+and without."""
 PHASE_OF_FLOOR = -math.asin(1.0 / 20.0)  # 4 r - theta where the second term of the spiral vanishes
 COLORS = {"AdaSGD": "#0072B2", "Adam": "#E69F00"}  # blue and orange, as in the paper
 SPECIAL_COLORS = ("#009E73", "#D55E00")  # green: the eigenbasis is aligned, red: misaligned
 
 
 class ToySection(Section):
-    """What every set-up has; the files in configs/toy say which values are the paper's, and why the others are so."""
+    """What every set-up has; the files in configs/toy say which values are the paper's, and why the
+    others are so."""
 
     lr: float = Field(gt=0)
     beta2: float = Field(ge=0, lt=1)
@@ -48,10 +53,15 @@ class ToySection(Section):
 
 class _QuadraticSection(ToySection):
     target: float = Field(gt=0)  # the loss at which a run has converged
-    eigenvalues: list[Annotated[float, Field(gt=0)]] = Field(min_length=2, max_length=2)  # the dominant one first
+    eigenvalues: list[Annotated[float, Field(gt=0)]] = Field(
+        min_length=2, max_length=2
+    )  # the dominant one first
 
     def check_loss(self, key: str, loss: float) -> None:
-        refuse(loss <= self.target, f"{key}: the loss there, {loss:g}, must be above the target, {self.target:g}")
+        refuse(
+            loss <= self.target,
+            f"{key}: the loss there, {loss:g}, must be above the target, {self.target:g}",
+        )
 
 
 class QuadraticConfig(_QuadraticSection):
@@ -72,7 +82,9 @@ class QuadraticConfig(_QuadraticSection):
 
 
 class SweepConfig(_QuadraticSection):
-    momenta: list[Annotated[float, Field(ge=0, lt=1)]] = Field(min_length=1)  # beta1: one sweep for each
+    momenta: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        min_length=1
+    )  # beta1: one sweep for each
     angles_degrees: list[float] = Field(min_length=2)  # between eigenvectors and coordinates
     delays: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)  # tau, in updates
     distance: float = Field(gt=0)  # of the starts from the optimum, in random directions
@@ -92,7 +104,9 @@ class SpiralConfig(ToySection):
     interval_degrees: float = Field(gt=0)  # the angle to be travelled with and without delay
     start_radius: float = Field(gt=0)  # the trajectory starts on the valley's floor at this radius,
     end_radius: float = Field(gt=0)  # and ends at this one, or after `most_updates`
-    measurements: int = Field(ge=2)  # iterations of the trajectory, drawn at random, at which the delay is introduced
+    measurements: int = Field(
+        ge=2
+    )  # iterations of the trajectory, drawn at random, at which the delay is introduced
     most_measured: int = Field(ge=1)  # updates after which a measurement gives up
 
     @property
@@ -102,9 +116,16 @@ class SpiralConfig(ToySection):
 
     @model_validator(mode="after")
     def _there_is_a_way(self) -> Self:
-        start, end, least, most = self.start_radius, self.end_radius, self.first_measured, self.most_updates
+        start, end, least, most = (
+            self.start_radius,
+            self.end_radius,
+            self.first_measured,
+            self.most_updates,
+        )
         refuse(end >= start, f"end_radius must be less than start_radius ({start}), got {end}")
-        refuse(most < least, f"most_updates: must be at least {least} (2 / (1 - beta2)), got {most}")
+        refuse(
+            most < least, f"most_updates: must be at least {least} (2 / (1 - beta2)), got {most}"
+        )
         return self
 
 
@@ -116,11 +137,11 @@ class State(NamedTuple):
 
 @dataclass
 class DelayedAdam:
-    """Adam on many points (..., 2) at once, each by itself: w(t) = w(t-1) - update(gradient(w(t-1-tau))).
+    """Adam on many points (..., 2) at once, each by itself: w(t) = w(t-1) -
+    update(gradient(w(t-1-tau))).
 
-    With `one_size` it is AdaSGD (Wang & Wiens 2020, arXiv:2006.16541): the second moment is of the mean squared
-    gradient, so that all coordinates have one step size.
-    """
+    With `one_size` it is AdaSGD (Wang & Wiens 2020, arXiv:2006.16541): the second moment is of the
+    mean squared gradient, so that all coordinates have one step size."""
 
     gradient: Callable[[Array], Array]
     lr: float
@@ -147,7 +168,8 @@ class DelayedAdam:
         return self.recent[-1]
 
     def updates_until(self, has_arrived: Callable[[Array], NDArray[np.bool_]], most: int) -> Array:
-        """How many updates each point makes before it first arrives (...); infinite if it has not by `most`."""
+        """How many updates each point makes before it first arrives (...); infinite if it has not
+        by `most`."""
         needed = np.full(self.recent[-1].shape[:-1], np.inf)
         for count in range(1, most + 1):
             needed[np.isinf(needed) & has_arrived(self.update())] = count
@@ -157,7 +179,8 @@ class DelayedAdam:
 
 
 def _kept(values: Iterable[float | None], digits: int | None) -> list[float | None]:
-    """Numbers as a file keeps them, rounded (no digits: to whole ones); None for one that is not finite."""
+    """Numbers as a file keeps them, rounded (no digits: to whole ones); None for one that is not
+    finite."""
     return [None if x is None or not math.isfinite(x) else round(float(x), digits) for x in values]
 
 
@@ -188,13 +211,21 @@ def descend(
     one_size: bool = False,
     trace: list[State] | None = None,
 ) -> Array:
-    """How many updates each start needs to the target loss of its quadratic (A, S); infinite for never."""
+    """How many updates each start needs to the target loss of its quadratic (A, S); infinite for
+    never."""
     adam = DelayedAdam(
-        lambda points: np.einsum("aij,asj->asi", curvatures, points), config.lr, beta1, config.beta2,
-        [starts] * (delay + 1), one_size=one_size, trace=trace,
-    )  # fmt: skip
+        lambda points: np.einsum("aij,asj->asi", curvatures, points),
+        config.lr,
+        beta1,
+        config.beta2,
+        [starts] * (delay + 1),
+        one_size=one_size,
+        trace=trace,
+    )
     return adam.updates_until(
-        lambda points: 0.5 * np.einsum("asi,aij,asj->as", points, curvatures, points) <= config.target,
+        lambda points: (
+            0.5 * np.einsum("asi,aij,asj->as", points, curvatures, points) <= config.target
+        ),
         config.most_updates,
     )
 
@@ -210,7 +241,9 @@ class Case(NamedTuple):
 class Trajectory(NamedTuple):
     path: Array  # the points (T + 1, 2), in the coordinates in which the optimizer works
     along_dominant: Array  # each update's component along the dominant eigenvector (T,)
-    updates: Array  # to the target loss, from the start and from the others (1 + N,); infinite for never
+    updates: (
+        Array  # to the target loss, from the start and from the others (1 + N,); infinite for never
+    )
 
 
 class QuadraticResult(NamedTuple):
@@ -218,24 +251,34 @@ class QuadraticResult(NamedTuple):
     runs: dict[Case, Trajectory]
 
     def slowdowns(self, optimizer: OptimizerName, aligned: bool) -> tuple[float, float]:
-        """Updates with delay over updates without: from the configured start, and the median over the others.
+        """Updates with delay over updates without: from the configured start, and the median over
+        the others.
 
-        A run that never arrives is infinitely slow; where that without delay does not, NaN, or left out of the others.
-        """
-        plain, delayed = (self.runs[Case(optimizer, aligned, delay)].updates for delay in (0, self.config.delay))
+        A run that never arrives is infinitely slow; where that without delay does not, NaN, or left
+        out of the others."""
+        plain, delayed = (
+            self.runs[Case(optimizer, aligned, delay)].updates for delay in (0, self.config.delay)
+        )
         ratios = _ratios(plain, delayed)
         others = ratios[1:][~np.isnan(ratios[1:])]
         return float(ratios[0]), float(np.median(others)) if len(others) else math.nan
 
     def numbers(self) -> dict[str, Any]:
-        """What is kept in a file; a slowdown of None: never, or unknown; `sign_changes`: the share that turns back."""
+        """What is kept in a file; a slowdown of None: never, or unknown; `sign_changes`: the share
+        that turns back."""
         runs, slowdowns = [], []
         for case, run in self.runs.items():
             signs = np.sign(run.along_dominant)
             first, *others = _kept(run.updates, None)
             turns = signs[1:] != signs[:-1]
-            sign_changes = round(float(turns.mean()), 4) if len(turns) else None  # there at the first update
-            counted = {"updates": first, "sign_changes": sign_changes, "updates_from_other_starts": others}
+            sign_changes = (
+                round(float(turns.mean()), 4) if len(turns) else None
+            )  # there at the first update
+            counted = {
+                "updates": first,
+                "sign_changes": sign_changes,
+                "updates_from_other_starts": others,
+            }
             runs.append(case._asdict() | counted)
         for optimizer, aligned in COMPARISONS:
             ratios = _kept(self.slowdowns(optimizer, aligned), 17)
@@ -259,10 +302,14 @@ def run_quadratic(config: QuadraticConfig) -> QuadraticResult:
         starts = np.array([config.start, *others]) @ basis.T
         for delay in (0, config.delay):
             trace: list[State] = []
-            updates = descend(config, curvature, starts[None], config.beta1, delay, optimizer == "AdaSGD", trace)[0]
+            updates = descend(
+                config, curvature, starts[None], config.beta1, delay, optimizer == "AdaSGD", trace
+            )[0]
             last = int(min(updates[0], config.most_updates))
             path = np.stack([starts[0], *(state.point[0, 0] for state in trace[:last])])
-            runs[Case(optimizer, aligned, delay)] = Trajectory(path, np.diff(path, axis=0) @ basis[:, 0], updates)
+            runs[Case(optimizer, aligned, delay)] = Trajectory(
+                path, np.diff(path, axis=0) @ basis[:, 0], updates
+            )
     return QuadraticResult(config, runs)
 
 
@@ -272,11 +319,19 @@ def draw_quadratic(result: QuadraticResult, path: Path) -> list[Path]:
         for column, aligned in enumerate((True, False)):
             top, bottom = panels[0, column], panels[1, column]
             shown = {case: run for case, run in result.runs.items() if case.aligned == aligned}
-            top.set_title("eigenbasis aligned with the axes" if aligned else "eigenbasis misaligned")
+            top.set_title(
+                "eigenbasis aligned with the axes" if aligned else "eigenbasis misaligned"
+            )
             _draw_landscape(top, result, aligned)
             for case, run in shown.items():
-                style = {"color": COLORS[case.optimizer], "linestyle": line_style(is_delayed=case.delay > 0)}
-                label = f"{case.optimizer}, {f'delay {case.delay}' if case.delay else 'no delay'}: {_count(run)}"
+                style = {
+                    "color": COLORS[case.optimizer],
+                    "linestyle": line_style(is_delayed=case.delay > 0),
+                }
+                label = (
+                    f"{case.optimizer}, {f'delay {case.delay}' if case.delay else 'no delay'}: "
+                    f"{_count(run)}"
+                )
                 top.plot(*run.path.T, **style, linewidth=1.0, marker="o", markersize=2, label=label)
                 if case.optimizer == "Adam":
                     bottom.plot(range(1, len(run.path)), run.along_dominant, **style, linewidth=1.0)
@@ -284,7 +339,10 @@ def draw_quadratic(result: QuadraticResult, path: Path) -> list[Path]:
             top.set(xlabel="$w_1$", ylabel="$w_2$" if aligned else None)
             top.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, fontsize=6)
             bottom.axhline(0.0, color="black", linewidth=0.5)
-            bottom.set(xlabel="update", ylabel="Adam's update along\nthe dominant eigenvector" if aligned else None)
+            bottom.set(
+                xlabel="update",
+                ylabel="Adam's update along\nthe dominant eigenvector" if aligned else None,
+            )
         panels[1, 0].sharey(panels[1, 1])
         panels[1, 0].sharex(panels[1, 1])
         return save(figure, path, _quadratic_caption(result))
@@ -297,13 +355,22 @@ def _count(run: Trajectory) -> str:
 def _draw_landscape(axes: Axes, result: QuadraticResult, aligned: bool) -> None:
     """Level lines around all the points, the one of the target loss thick."""
     config = result.config
-    points = np.concatenate([run.path for case, run in result.runs.items() if case.aligned == aligned])
+    points = np.concatenate(
+        [run.path for case, run in result.runs.items() if case.aligned == aligned]
+    )
     middle, half = (points.min(0) + points.max(0)) / 2, 0.55 * float(np.ptp(points, axis=0).max())
     x, y = (np.linspace(center - half, center + half, 200) for center in middle)
     (curvature,) = quadratic_hessians(config.eigenvalues, [config.degrees(aligned)])
     grid = np.stack(np.meshgrid(x, y), axis=-1)
     loss = 0.5 * np.einsum("abi,ij,abj->ab", grid, curvature, grid)
-    axes.contour(x, y, loss, levels=[config.target * 4.0**power for power in range(1, 7)], colors="0.8", linewidths=0.6)
+    axes.contour(
+        x,
+        y,
+        loss,
+        levels=[config.target * 4.0**power for power in range(1, 7)],
+        colors="0.8",
+        linewidths=0.6,
+    )
     axes.contour(x, y, loss, levels=[config.target], colors="0.3", linewidths=1.0)
     axes.set_aspect("equal")
     axes.grid(visible=False)
@@ -312,42 +379,57 @@ def _draw_landscape(axes: Axes, result: QuadraticResult, aligned: bool) -> None:
 def _quadratic_caption(result: QuadraticResult) -> str:
     config = result.config
     lines = [
-        f"Quadratic with eigenvalues {config.eigenvalues}; updates until the loss is {config.target:g} (dark ellipse)"
-        f" without delay and with delay {config.delay}, lr {config.lr:g}, beta1 {config.beta1:g}, beta2"
-        f" {config.beta2:g}. Slowdown: their ratio; in brackets its median over {config.other_starts} other starts at"
+        f"Quadratic with eigenvalues {config.eigenvalues}; updates until the loss is "
+        f"{config.target:g} (dark ellipse)"
+        f" without delay and with delay {config.delay}, lr {config.lr:g}, beta1 {config.beta1:g}, "
+        f"beta2"
+        f" {config.beta2:g}. Slowdown: their ratio; in brackets its median over "
+        f"{config.other_starts} other starts at"
         " the same distance."
     ]
     for optimizer, aligned in COMPARISONS:
-        plain, delayed = (_count(result.runs[Case(optimizer, aligned, delay)]) for delay in (0, config.delay))
+        plain, delayed = (
+            _count(result.runs[Case(optimizer, aligned, delay)]) for delay in (0, config.delay)
+        )
         slowdown, median = (
             "unknown" if math.isnan(ratio) else f"{ratio:.2f}".replace("inf", "infinite")
             for ratio in result.slowdowns(optimizer, aligned)
         )
         basis = "aligned" if aligned else "misaligned"
-        lines.append(f"{optimizer}, {basis}: {plain}, with delay {delayed}, slowdown {slowdown} ({median})")
+        lines.append(
+            f"{optimizer}, {basis}: {plain}, with delay {delayed}, slowdown {slowdown} ({median})"
+        )
     return "\n".join(lines)
 
 
 class SweepResult(NamedTuple):
     config: SweepConfig
-    norms: Array  # sum |H_ij| over the sum of the eigenvalues, its minimum over rotations, at each angle (A,)
-    updates: Array  # to the target (momenta, 1 + delays, angles, starts), first without delay; infinite for never
+    # sum |H_ij| over the sum of the eigenvalues, its minimum over rotations, at each angle (A,)
+    norms: Array
+    # to the target (momenta, 1 + delays, angles, starts), first without delay; infinite for never
+    updates: Array
 
     @property
     def slowdowns(self) -> Array:
-        """Median over the starts of updates with delay over updates without (momenta, delays, angles).
+        """Median over the starts of updates with delay over updates without (momenta, delays,
+        angles).
 
-        Infinite where more than half of the starts never arrive; those that do not even without delay do not count.
-        """
+        Infinite where more than half of the starts never arrive; those that do not even without
+        delay do not count."""
         ratios = _ratios(self.updates[:, :1], self.updates[:, 1:])
         # Of an even number, the upper of the two in the middle: a mean with infinity says nothing.
         medians: Array = np.nanquantile(ratios, 0.5, axis=-1, method="higher")
         return medians
 
     def correlation(self, momentum: int, delay: int) -> float | None:
-        """Spearman's, of norm and slowdown over the angles, by index; None where all slowdowns are equal."""
+        """Spearman's, of norm and slowdown over the angles, by index; None where all slowdowns are
+        equal."""
         slowdowns = self.slowdowns[momentum, delay]
-        return None if np.all(slowdowns == slowdowns[0]) else float(spearmanr(self.norms, slowdowns).statistic)
+        return (
+            None
+            if np.all(slowdowns == slowdowns[0])
+            else float(spearmanr(self.norms, slowdowns).statistic)
+        )
 
     def numbers(self) -> dict[str, Any]:
         sweeps = [
@@ -367,46 +449,79 @@ def run_sweep(config: SweepConfig) -> SweepResult:
     starts = random_starts(config.seed, config.starts, config.distance)
     curvatures = quadratic_hessians(config.eigenvalues, config.angles_degrees)
     bases = np.stack([rotation(angle) for angle in config.angles_degrees])
-    # The starts lie alike to the eigenvectors at every angle, so that the landscape alone turns under the optimizer.
+    # The starts lie alike to the eigenvectors at every angle, so that the landscape alone turns
+    # under the optimizer.
     points = np.einsum("aij,sj->asi", bases, starts)
     updates = [
-        [descend(config, curvatures, points, beta1, delay) for delay in (0, *config.delays)] for beta1 in config.momenta
+        [descend(config, curvatures, points, beta1, delay) for delay in (0, *config.delays)]
+        for beta1 in config.momenta
     ]
-    return SweepResult(config, np.abs(curvatures).sum((-2, -1)) / sum(config.eigenvalues), np.array(updates))
+    return SweepResult(
+        config, np.abs(curvatures).sum((-2, -1)) / sum(config.eigenvalues), np.array(updates)
+    )
 
 
 def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
-    """Per momentum: slowdown against the angle beside the (1,1)-norm (top), and against tau x norm (bottom)."""
-    momenta, delays, angles = result.config.momenta, result.config.delays, result.config.angles_degrees
-    slowdowns = np.where(np.isfinite(result.slowdowns), result.slowdowns, np.nan)  # gaps where there is no number
+    """Per momentum: slowdown against the angle beside the (1,1)-norm (top), and against tau x norm
+    (bottom)."""
+    momenta, delays, angles = (
+        result.config.momenta,
+        result.config.delays,
+        result.config.angles_degrees,
+    )
+    slowdowns = np.where(
+        np.isfinite(result.slowdowns), result.slowdowns, np.nan
+    )  # gaps where there is no number
     with new_figure(width=3.4, height=5.2, columns=len(momenta)) as figure:
         panels = figure.subplots(2, len(momenta), squeeze=False, sharey="row")
         for column, beta1 in enumerate(momenta):
             top, bottom = panels[:, column]
-            known = [one for row in range(len(delays)) if (one := result.correlation(column, row)) is not None]
-            finding = f"rank correlation with the norm {min(known):.2f} to {max(known):.2f}" if known else ""
+            known = [
+                one
+                for row in range(len(delays))
+                if (one := result.correlation(column, row)) is not None
+            ]
+            finding = (
+                f"rank correlation with the norm {min(known):.2f} to {max(known):.2f}"
+                if known
+                else ""
+            )
             top.set_title(f"Adam with $\\beta_1$ = {beta1:g}\n{finding}")
             for index, delay in enumerate(delays):
                 look = {"color": sequence_color(index, len(delays)), "marker": "o", "markersize": 3}
                 top.plot(angles, slowdowns[column, index], **look, label=f"$\\tau$ = {delay}")
-                bottom.plot(delay * result.norms, slowdowns[column, index], **look, linestyle="none")
-            top.plot(angles, result.norms, color="black", linestyle=":", label="(1,1)-norm / its minimum")
+                bottom.plot(
+                    delay * result.norms, slowdowns[column, index], **look, linestyle="none"
+                )
+            top.plot(
+                angles, result.norms, color="black", linestyle=":", label="(1,1)-norm / its minimum"
+            )
             top.set(yscale="log", xlabel="angle of the eigenvectors to the coordinates (degrees)")
-            scale: Literal["log", "linear"] = "log" if np.isfinite(slowdowns).any() else "linear"  # of nothing: none
-            bottom.set(xscale="log", yscale=scale, xlabel="$\\tau \\times$ (1,1)-norm / its minimum")
+            scale: Literal["log", "linear"] = (
+                "log" if np.isfinite(slowdowns).any() else "linear"
+            )  # of nothing: none
+            bottom.set(
+                xscale="log", yscale=scale, xlabel="$\\tau \\times$ (1,1)-norm / its minimum"
+            )
         for axes in panels[:, 0]:
             axes.set_ylabel("slowdown (median over starts)")
-        figure.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=len(delays) + 1)
+        figure.legend(
+            *top.get_legend_handles_labels(), loc="outside lower center", ncols=len(delays) + 1
+        )
         return save(figure, path, _sweep_caption(result))
 
 
 def _sweep_caption(result: SweepResult) -> str:
     config = result.config
     lines = [
-        f"Adam on a quadratic with eigenvalues {config.eigenvalues}, whose eigenvectors stand at an angle to the"
-        f" coordinates; lr {config.lr:g}, beta2 {config.beta2:g}, from {config.starts} starts at distance"
-        f" {config.distance:g} to a loss of {config.target:g}. Slowdown: updates with delay over updates without,"
-        f" median over the starts; a gap: more than half of them never arrive in {config.most_updates:,} updates.",
+        f"Adam on a quadratic with eigenvalues {config.eigenvalues}, whose eigenvectors stand at "
+        f"an angle to the"
+        f" coordinates; lr {config.lr:g}, beta2 {config.beta2:g}, from {config.starts} starts at "
+        f"distance"
+        f" {config.distance:g} to a loss of {config.target:g}. Slowdown: updates with delay over "
+        f"updates without,"
+        f" median over the starts; a gap: more than half of them never arrive in "
+        f"{config.most_updates:,} updates.",
         "Spearman's correlation of slowdown and (1,1)-norm over the angles:",
     ]
     for row, beta1 in enumerate(config.momenta):
@@ -420,7 +535,8 @@ def _sweep_caption(result: SweepResult) -> str:
 
 
 class SpiralResult(NamedTuple):
-    """What was measured at N iterations; angles in degrees along the way (unwrapped), falling towards the centre."""
+    """What was measured at N iterations; angles in degrees along the way (unwrapped), falling
+    towards the centre."""
 
     config: SpiralConfig
     path: Array  # the trajectory without delay (T + 1, 2)
@@ -428,7 +544,9 @@ class SpiralResult(NamedTuple):
     plain: Array  # updates for the interval without delay (N,); infinite where it was not travelled
     delayed: Array  # the same with delay
     misalignments: Array  # there (N,)
-    special_angles: tuple[Array, Array]  # of the floor: the dominant eigenvector lies on an axis; half-way between axes
+    special_angles: tuple[
+        Array, Array
+    ]  # of the floor: the dominant eigenvector lies on an axis; half-way between axes
 
     @property
     def slowdowns(self) -> Array:  # NaN where the interval was not travelled with delay or without
@@ -440,14 +558,17 @@ class SpiralResult(NamedTuple):
         return bool(np.hypot(*self.path[-1]) <= self.config.end_radius)
 
     def correlation(self) -> tuple[float, float]:
-        """Spearman's, of misalignment and slowdown, with its p-value; NaN if there are not two finished pairs."""
+        """Spearman's, of misalignment and slowdown, with its p-value; NaN if there are not two
+        finished pairs."""
         finished = np.isfinite(self.slowdowns)
         if finished.sum() < 2:
             return math.nan, math.nan
         correlation = spearmanr(self.misalignments[finished], self.slowdowns[finished])
         return float(correlation.statistic), float(correlation.pvalue)
 
-    def median_slowdown(self, low: float, high: float) -> float | None:  # at misalignments between these
+    def median_slowdown(
+        self, low: float, high: float
+    ) -> float | None:  # at misalignments between these
         chosen = self.slowdowns[(self.misalignments >= low) & (self.misalignments <= high)]
         return None if np.isnan(chosen).all() else float(np.nanmedian(chosen))
 
@@ -503,8 +624,11 @@ def spiral_hessians(points: Array) -> Tensor:  # at points (N, 2): (N, 2, 2)
 
 
 def misalignment(hessians: Tensor) -> Array:
-    """sum |H_ij| of matrices (N, 2, 2) over its minimum over rotations, the sum of |eigenvalues|: from 1 to 2."""
-    ratio: Array = (hessians.abs().sum((-2, -1)) / torch.linalg.eigvalsh(hessians).abs().sum(-1)).numpy()
+    """sum |H_ij| of matrices (N, 2, 2) over its minimum over rotations, the sum of |eigenvalues|:
+    from 1 to 2."""
+    ratio: Array = (
+        hessians.abs().sum((-2, -1)) / torch.linalg.eigvalsh(hessians).abs().sum(-1)
+    ).numpy()
     return ratio
 
 
@@ -528,27 +652,38 @@ def angles_along(path: Array) -> Array:  # of points (T, 2), unwrapped
     return unwrapped
 
 
-def adam_at(config: SpiralConfig, states: State, iterations: NDArray[np.int64], delay: int) -> DelayedAdam:
-    """Adam at N iterations of a trajectory without delay (T + 1, 2), to go on from there with a delay."""
+def adam_at(
+    config: SpiralConfig, states: State, iterations: NDArray[np.int64], delay: int
+) -> DelayedAdam:
+    """Adam at N iterations of a trajectory without delay (T + 1, 2), to go on from there with a
+    delay."""
     recent = [states.point[np.maximum(0, iterations - age)] for age in range(delay, -1, -1)]
     moments = states.exp_avg[iterations], states.exp_avg_sq[iterations]
     step = iterations[:, None].astype(np.float64)
-    return DelayedAdam(spiral_gradient, config.lr, config.beta1, config.beta2, recent, *moments, step)
+    return DelayedAdam(
+        spiral_gradient, config.lr, config.beta1, config.beta2, recent, *moments, step
+    )
 
 
 def run_spiral(config: SpiralConfig) -> SpiralResult:
-    """Descend without delay, and measure at random iterations what a delay introduced there would cost."""
+    """Descend without delay, and measure at random iterations what a delay introduced there would
+    cost."""
     states = spiral_trajectory(config)
     path = states.point
     candidates = np.arange(min(len(path) - 1, config.first_measured), len(path))
     count = min(config.measurements, len(candidates))
-    chosen = np.sort(np.random.default_rng(config.seed).choice(candidates, size=count, replace=False))
+    chosen = np.sort(
+        np.random.default_rng(config.seed).choice(candidates, size=count, replace=False)
+    )
     plain, delayed = (
-        updates_for_interval(config, adam_at(config, states, chosen, delay)) for delay in (0, config.delay)
+        updates_for_interval(config, adam_at(config, states, chosen, delay))
+        for delay in (0, config.delay)
     )
     angles = angles_along(path)
     misalignments = misalignment(spiral_hessians(path[chosen]))
-    return SpiralResult(config, path, angles[chosen], plain, delayed, misalignments, special_angles(config, angles))
+    return SpiralResult(
+        config, path, angles[chosen], plain, delayed, misalignments, special_angles(config, angles)
+    )
 
 
 def spiral_trajectory(config: SpiralConfig) -> State:
@@ -561,7 +696,8 @@ def spiral_trajectory(config: SpiralConfig) -> State:
 
 
 def updates_for_interval(config: SpiralConfig, adam: DelayedAdam) -> Array:
-    """Updates until each point's angle has fallen by the interval (N,); infinite where it has not in time."""
+    """Updates until each point's angle has fallen by the interval (N,); infinite where it has not
+    in time."""
     angle = np.arctan2(*adam.recent[-1].T[::-1])
     turned = np.zeros(len(angle))
 
@@ -575,12 +711,14 @@ def updates_for_interval(config: SpiralConfig, adam: DelayedAdam) -> Array:
 
 
 def special_angles(config: SpiralConfig, angles: Array) -> tuple[Array, Array]:
-    """Where on the floor, as far as the path goes, the dominant eigenvector is on an axis, and half-way."""
+    """Where on the floor, as far as the path goes, the dominant eigenvector is on an axis, and
+    half-way."""
     points = floor_points(np.linspace(config.start_radius, config.end_radius, 4000))
     along_floor = angles_along(points)
     along_floor += angles[0] - along_floor[0]
     dominant = torch.linalg.eigh(spiral_hessians(points)).eigenvectors[:, :, -1].numpy()
-    # Four times the eigenvector's direction makes one turn from axis to axis, and does not see its sign.
+    # Four times the eigenvector's direction makes one turn from axis to axis, and does not see its
+    # sign.
     turns = np.unwrap(4.0 * np.arctan2(dominant[:, 1], dominant[:, 0])) / (2.0 * math.pi)
     inside = (along_floor >= angles.min()) & (along_floor <= angles.max())
 
@@ -619,15 +757,24 @@ def _draw_way(axes: Axes, result: SpiralResult) -> None:
         radii = result.config.start_radius + np.radians(angles - along[0]) / 4.0
         points = np.stack([radii * np.cos(np.radians(angles)), radii * np.sin(np.radians(angles))])
         axes.plot(*points, "o", color=color, markersize=4, zorder=3)
-    axes.set(xlabel="x", ylabel="y", aspect="equal", title="Adam without delay; grey: floor of the valley")
+    axes.set(
+        xlabel="x",
+        ylabel="y",
+        aspect="equal",
+        title="Adam without delay; grey: floor of the valley",
+    )
     _magnify_oscillation(axes, result, floor)
 
 
 def _magnify_oscillation(axes: Axes, result: SpiralResult, floor: Array) -> None:
     distance = distance_from_floor(result.path)  # the inset is where this is largest
     center = result.path[int(np.argmax(distance))]
-    half = 1.3 * max(float(distance.max()), result.config.lr)  # a little more than the largest distance
-    inset = axes.inset_axes((1.0, 0.7, 0.28, 0.28), xlim=center[0] + [-half, half], ylim=center[1] + [-half, half])
+    half = 1.3 * max(
+        float(distance.max()), result.config.lr
+    )  # a little more than the largest distance
+    inset = axes.inset_axes(
+        (1.0, 0.7, 0.28, 0.28), xlim=center[0] + [-half, half], ylim=center[1] + [-half, half]
+    )
     near = np.abs(result.path - center).max(axis=1) < 2 * half
     inset.plot(*floor.T, color="0.85", linewidth=3.0)
     path = np.where(near[:, None], result.path, np.nan)
@@ -670,16 +817,26 @@ def _spiral_caption(result: SpiralResult) -> str:
     config = result.config
     numbers = result.numbers()
     lines = [
-        f"Adam on r^2 + (20 sin(4 r - theta) + 1)^2, lr {config.lr:g}, beta1 {config.beta1:g}, beta2 {config.beta2:g};"
-        f" delay {config.delay} introduced at {len(result.angles)} random iterations; slowdown: updates for"
-        f" {config.interval_degrees:g} degrees with delay over those without. Green: the Hessian's dominant eigenvector"
+        f"Adam on r^2 + (20 sin(4 r - theta) + 1)^2, lr {config.lr:g}, beta1 {config.beta1:g}, "
+        f"beta2 {config.beta2:g};"
+        f" delay {config.delay} introduced at {len(result.angles)} random iterations; slowdown: "
+        f"updates for"
+        f" {config.interval_degrees:g} degrees with delay over those without. Green: the Hessian's "
+        f"dominant eigenvector"
         " on the floor of the valley lies along an axis; red: half-way between axes.",
-        f"trajectory without delay: from radius {config.start_radius:g}, {numbers['updates']:,} updates,"
+        f"trajectory without delay: from radius {config.start_radius:g}, {numbers['updates']:,} "
+        f"updates,"
         f" {numbers['turned_degrees']:g} degrees; "
-        + (f"arrived at radius {config.end_radius:g}" if result.arrived else "came to a stop on the way"),
-        f"aligned angles: {numbers['aligned_angles']}; misaligned angles: {numbers['misaligned_angles']}",
+        + (
+            f"arrived at radius {config.end_radius:g}"
+            if result.arrived
+            else "came to a stop on the way"
+        ),
+        f"aligned angles: {numbers['aligned_angles']}; misaligned angles: "
+        f"{numbers['misaligned_angles']}",
         f"measurements that did not travel the angle in {config.most_measured:,} updates:"
-        f" {numbers['not_travelled_without_delay']} without delay, {numbers['not_travelled_with_delay']} with",
+        f" {numbers['not_travelled_without_delay']} without delay, "
+        f"{numbers['not_travelled_with_delay']} with",
     ]
     for low, high in ((1.0, 1.1), (1.1, 1.5), (1.5, 2.0)):
         median = result.median_slowdown(low, high)
@@ -687,7 +844,10 @@ def _spiral_caption(result: SpiralResult) -> str:
         lines.append(f"misalignment {low:g} to {high:g}: {slowdown}")
     correlation, p_value = result.correlation()
     if math.isfinite(correlation):
-        lines.append(f"Spearman correlation of misalignment and slowdown: {correlation:.3f} (p {p_value:.2g})")
+        lines.append(
+            f"Spearman correlation of misalignment and slowdown: {correlation:.3f} (p "
+            f"{p_value:.2g})"
+        )
     return "\n".join(lines)
 
 
@@ -699,10 +859,13 @@ TOYS: dict[str, tuple[type[Any], Callable[[Any], Any], Callable[[Any, Path], lis
 
 
 def run_toy(
-    landscape: Literal["quadratic", "spiral", "sweep"], figure: Path, config: Path | None = None,
+    landscape: Literal["quadratic", "spiral", "sweep"],
+    figure: Path,
+    config: Path | None = None,
     numbers: Path | None = None,
-) -> list[Path]:  # fmt: skip
-    """Run a landscape's descents, by a YAML file or the paper's set-up, draw them, keep their numbers as JSON."""
+) -> list[Path]:
+    """Run a landscape's descents, by a YAML file or the paper's set-up, draw them, keep their
+    numbers as JSON."""
     section, run, draw = TOYS[landscape]
     result = run(load_yaml_as(config or PRESETS / "toy" / f"{landscape}.yaml", section))
     written = draw(result, figure)

@@ -1,4 +1,5 @@
-"""The one place that puts a run together (stages, weight versions, method, delay engine), and tries the method."""
+"""The one place that puts a run together (stages, weight versions, method, delay engine), and tries
+the method."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +24,12 @@ from brx.runs.checkpoint import read_stage
 from brx.train.device import autocast
 from brx.train.staleness import StalenessProbe
 
-TRIED_WIDTH = 64  # at most, of the model that a user's own method trains on trial; the others fit any width
-UPDATES = 2  # of that trial: one from version 0 everywhere, and one after which weights have moved on
+TRIED_WIDTH = (
+    64  # at most, of the model that a user's own method trains on trial; the others fit any width
+)
+UPDATES = (
+    2  # of that trial: one from version 0 everywhere, and one after which weights have moved on
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,11 @@ class Assembly:
 
     def stage_state(self, stage: StageVersions) -> dict[str, Any]:
         """What decides the trajectory of a stage: the content of its file in a checkpoint."""
-        state = {"versions": stage.state_dict(), "rng": torch.get_rng_state(), **self.updater.stage_state(stage)}
+        state = {
+            "versions": stage.state_dict(),
+            "rng": torch.get_rng_state(),
+            **self.updater.stage_state(stage),
+        }
         return state if self.probe is None else state | {"staleness": self.probe.stage_state(stage)}
 
     def restore(self, checkpoint: Path) -> None:
@@ -62,18 +71,22 @@ def assemble(
     own: range | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Assembly:
-    """Put together what one device of a run trains with: the stages `own`, by default its part of an even cut.
+    """Put together what one device of a run trains with: the stages `own`, by default its part of
+    an even cut.
 
-    `micro_batch` gives micro-batch n (from 1). UserError where the device cannot compute in the configured precision,
-    the devices cannot run the configured delays, or the method's library is missing.
-    """
+    `micro_batch` gives micro-batch n (from 1). UserError where the device cannot compute in the
+    configured precision, the devices cannot run the configured delays, or the method's library is
+    missing."""
     device, world = device or torch.device("cpu"), world or World()
     if own is None:
         ranges = partition(config.pipeline.stages, world.num_ranks)
         check_devices(stage_delays(config.pipeline), ranges)
         own = ranges[world.rank]
-    stages = build_stages(config, device, own, num_in_flight=world.num_ranks - world.rank, dtype=dtype)
-    # Finds the method, makes its optimizers for these stages and drives them: learning rates, gradient rule, forecast.
+    stages = build_stages(
+        config, device, own, num_in_flight=world.num_ranks - world.rank, dtype=dtype
+    )
+    # Finds the method, makes its optimizers for these stages and drives them: learning rates,
+    #     gradient rule, forecast.
     updater = MethodUpdater(config, stages)
     # Neighbours exchange the residual stream, which autocast makes bf16, and its gradient.
     shape = (config.training.batch_size, config.model.sequence_length, config.model.width)
@@ -87,26 +100,43 @@ def assemble(
         rank=world.rank,
         num_ranks=world.num_ranks,
         neighbours=world.connect(shape, exchanged, device),
-        takes_update_norms=lambda t: config.logging.update_norms and t % config.training.log_every == 0,
+        takes_update_norms=lambda t: (
+            config.logging.update_norms and t % config.training.log_every == 0
+        ),
     )
     probe = None
     if config.logging.staleness_every is not None:
-        probe = StalenessProbe(stages, updater.optimizers, config.logging.staleness_every, engine.fresh_gradients)
+        probe = StalenessProbe(
+            stages, updater.optimizers, config.logging.staleness_every, engine.fresh_gradients
+        )
         engine.watcher = probe
     return Assembly(stages, updater, engine, probe)
 
 
 def build_stages(
-    config: RunConfig, device: torch.device, own: range, *, num_in_flight: int = 1, dtype: torch.dtype = torch.float32
+    config: RunConfig,
+    device: torch.device,
+    own: range,
+    *,
+    num_in_flight: int = 1,
+    dtype: torch.dtype = torch.float32,
 ) -> list[StageVersions]:
-    """The stages `own` with their initial weights and their rings; on rank r with R - r micro-batches in flight."""
+    """The stages `own` with their initial weights and their rings; on rank r with R - r
+    micro-batches in flight."""
     parts = partition(config.model.blocks, config.pipeline.stages)
     delays = stage_delays(config.pipeline, config.training.seed)
     matrix_dtype = ring_matrix_dtype(config) if dtype == torch.float32 else dtype
-    forecast = None if config.pipeline.forecast is None else FORECAST_RULES[config.pipeline.forecast]
+    forecast = (
+        None if config.pipeline.forecast is None else FORECAST_RULES[config.pipeline.forecast]
+    )
     stages = []
     for index in own:
-        stage = Stage(config.model, config.data.vocabulary_size, parts[index], recompute=config.pipeline.recompute)
+        stage = Stage(
+            config.model,
+            config.data.vocabulary_size,
+            parts[index],
+            recompute=config.pipeline.recompute,
+        )
         initialize(stage, config.model.blocks, config.training.seed)
         if config.runtime.compile:
             for block in stage.blocks.values():
@@ -128,41 +158,55 @@ def build_stages(
 
 def training_batches(config: RunConfig, data: PreparedData) -> Batches:
     training, length = config.training, config.model.sequence_length
-    return Batches(data.train, sequence_length=length, batch_size=training.batch_size, seed=training.seed)
+    return Batches(
+        data.train, sequence_length=length, batch_size=training.batch_size, seed=training.seed
+    )
 
 
 def check_head(config: RunConfig) -> None:
-    """Refuse a head whose backward pass would not see that its weights have been overwritten (docs/semantics.md)."""
+    """Refuse a head whose backward pass would not see that its weights have been overwritten
+    (docs/semantics.md)."""
     pipeline, training = config.pipeline, config.training
     delay = stage_delays(pipeline)[-1].tau
     if pipeline.stash == "exact" or delay == 0:  # 0 in a pipeline
         return
-    # Under autocast, and with a loss in chunks, it computes with what the forward pass has saved elsewhere.
+    # Under autocast, and with a loss in chunks, it computes with what the forward pass has saved
+    # elsewhere.
     if config.runtime.precision == "bf16":
         needs = "runtime.precision: fp32"
-    elif training.batch_size * config.model.sequence_length * config.data.vocabulary_size > CHUNK_LOGITS:
-        needs = f"at most {CHUNK_LOGITS:,} logits per micro-batch (training.batch_size, data.tokenizer)"
+    elif (
+        training.batch_size * config.model.sequence_length * config.data.vocabulary_size
+        > CHUNK_LOGITS
+    ):
+        needs = (
+            f"at most {CHUNK_LOGITS:,} logits per micro-batch (training.batch_size, data.tokenizer)"
+        )
     else:
         return
     raise UserError(
-        f"pipeline.stash: {pipeline.stash} with a delay of {delay} at the last stage needs {needs}: its head would"
+        f"pipeline.stash: {pipeline.stash} with a delay of {delay} at the last stage needs "
+        f"{needs}: its head would"
         " not see the overwritten weights; or use exact"
     )
 
 
 def check_method(config: RunConfig, device: torch.device) -> None:
-    """Make the method's optimizers for a small model with the same parameters by name; train a user's own two updates.
-    UserError where the device lacks a number format, a package is missing, or a user's own method fails.
-    """
+    """Make the method's optimizers for a small model with the same parameters by name; train a
+    user's own two updates. UserError where the device lacks a number format, a package is missing,
+    or a user's own method fails."""
     if device.type == "mps" and isinstance(config.optimizer, BasisRotationConfig):
-        raise UserError("runtime.device: basis rotation's first bases need float64, which mps has not; use cpu")
+        raise UserError(
+            "runtime.device: basis rotation's first bases need float64, which mps has not; use cpu"
+        )
     is_own = isinstance(config.optimizer, CustomConfig)
     trial = _small(config, min(config.model.width, TRIED_WIDTH) if is_own else 2)
     trial_device = device if is_own else torch.device("cpu")
 
     def micro_batch(n: int) -> MicroBatch:
         generator = torch.Generator().manual_seed(n)
-        tokens = torch.randint(256, (1, trial.model.sequence_length + 1), generator=generator).to(trial_device)
+        tokens = torch.randint(256, (1, trial.model.sequence_length + 1), generator=generator).to(
+            trial_device
+        )
         return tokens[:, :-1], tokens[:, 1:]
 
     state = torch.get_rng_state()
@@ -172,7 +216,9 @@ def check_method(config: RunConfig, device: torch.device) -> None:
             for delay in stage_delays(config.pipeline, config.training.seed):
                 assembly.updater.lr_divisor(delay.tau_updates, step.iteration)
     except RunError as error:
-        if error.__cause__ is not None:  # otherwise the small model diverged, which says nothing of the run's own
+        if (
+            error.__cause__ is not None
+        ):  # otherwise the small model diverged, which says nothing of the run's own
             raise UserError(f"{error} (in a trial on a small model)") from None
     finally:
         torch.set_rng_state(state)
@@ -180,7 +226,9 @@ def check_method(config: RunConfig, device: torch.device) -> None:
 
 def _small(config: RunConfig, width: int) -> RunConfig:
     # One update old where the run's are older: no more memory for the rings of a trial.
-    delays = [min(delay.tau, config.pipeline.accumulation) for delay in stage_delays(config.pipeline)]
+    delays = [
+        min(delay.tau, config.pipeline.accumulation) for delay in stage_delays(config.pipeline)
+    ]
     changes = {
         "model": {"width": width, "heads": 1, "sequence_length": 4},
         "data": {"tokenizer": "bytes"},
@@ -189,5 +237,7 @@ def _small(config: RunConfig, width: int) -> RunConfig:
         "logging": {"staleness_every": None},
         "runtime": {"compile": False, "precision": "fp32"},
     }
-    sections = {name: getattr(config, name).model_copy(update=update) for name, update in changes.items()}
+    sections = {
+        name: getattr(config, name).model_copy(update=update) for name, update in changes.items()
+    }
     return config.model_copy(update=sections)

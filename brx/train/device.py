@@ -13,27 +13,38 @@ from brx.errors import UserError
 
 
 def choose_device(requested: str, local_rank: int = 0) -> tuple[torch.device, str]:
-    """The device to compute on, and why in a few words; UserError where the requested one is not there."""
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    """The device to compute on, and why in a few words; UserError where the requested one is not
+    there."""
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
     if requested == "auto":
         kind, reason = ("cuda", "found") if available["cuda"] else ("cpu", "CUDA not available")
     else:
         kind, reason = requested, "runtime.device"
         if not available[kind]:
             there = ", ".join(name for name, is_there in available.items() if is_there)
-            raise UserError(f"runtime.device: {kind} is not available on this machine (available: {there})")
+            raise UserError(
+                f"runtime.device: {kind} is not available on this machine (available: {there})"
+            )
     if kind != "cuda":
         return torch.device(kind), reason
     if local_rank >= torch.cuda.device_count():
         raise UserError(
             f"pipeline.devices: rank {local_rank} needs a CUDA device of its own, there are"
-            f" {torch.cuda.device_count()}; set pipeline.devices to at most that, or runtime.device to cpu"
+            f" {torch.cuda.device_count()}; set pipeline.devices to at most that, or "
+            f"runtime.device to cpu"
         )
     return torch.device("cuda", local_rank), reason
 
 
-def autocast(runtime: RuntimeConfig, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """The context of a forward pass: bf16 autocast, or nothing; UserError for bf16 on hardware without it."""
+def autocast(
+    runtime: RuntimeConfig, device: torch.device
+) -> Callable[[], AbstractContextManager[object]]:
+    """The context of a forward pass: bf16 autocast, or nothing; UserError for bf16 on hardware
+    without it."""
     if runtime.precision == "fp32":
         return nullcontext
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -52,8 +63,8 @@ def set_up(runtime: RuntimeConfig, device: torch.device, num_local_ranks: int) -
 class StopSignal:
     """While active, the first SIGINT or SIGTERM sets `requested`; a second one interrupts at once.
 
-    In a process that does not `listen`, Ctrl-C is ignored (rank 0 says when to stop) and SIGTERM kills.
-    """
+    In a process that does not `listen`, Ctrl-C is ignored (rank 0 says when to stop) and SIGTERM
+    kills."""
 
     def __init__(self, listen: bool = True) -> None:
         self.requested = False
@@ -62,7 +73,9 @@ class StopSignal:
             self._handlers = {signal.SIGINT: self._handle, signal.SIGTERM: self._handle}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, handler) for number, handler in self._handlers.items()}
+        self._before = {
+            number: signal.signal(number, handler) for number, handler in self._handlers.items()
+        }
         return self
 
     def __exit__(self, *error: object) -> None:

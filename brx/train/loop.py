@@ -1,4 +1,5 @@
-"""The training loop: the same for one device and for many, each of which runs it on its own stages."""
+"""The training loop: the same for one device and for many, each of which runs it on its own
+stages."""
 
 import math
 import sys
@@ -34,7 +35,12 @@ Status = Literal["finished", "interrupted"]
 
 
 def train(
-    config: RunConfig, out: Path, *, resume: bool = False, world: World | None = None, profile: bool = False
+    config: RunConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    world: World | None = None,
+    profile: bool = False,
 ) -> Status:
     """Train, or continue, one run in the folder `out`, to its end or until it is asked to stop."""
     world, folder = world or World(), RunFolder(out)
@@ -65,11 +71,15 @@ class Trainer:
         self.planned_memory = check_memory(config, self.device, world, ranges)
         self.data = self._prepare_data()
         self.prefetcher = Prefetcher(training_batches(config, self.data).batch, self.device)
-        self.assembly = assemble(config, self.prefetcher.batch, device=self.device, world=world, own=ranges[world.rank])
+        self.assembly = assemble(
+            config, self.prefetcher.batch, device=self.device, world=world, own=ranges[world.rank]
+        )
         self.iteration = 0
         self.training_seconds = 0.0
         self._end = 0  # of the segment under way
-        self._stop_at: int | None = None  # what rank 0 announced, once this rank has seen it at a log point
+        self._stop_at: int | None = (
+            None  # what rank 0 announced, once this rank has seen it at a log point
+        )
         self._recorder: RunRecorder | None = None  # of the writer
         self._after_iteration: Callable[[], None] = lambda: None
 
@@ -86,10 +96,18 @@ class Trainer:
             stack.enter_context(closing(self.prefetcher))
             if profile:
                 traces = self.folder.path / "profile"
-                self._after_iteration = stack.enter_context(iteration_profiler(traces, self.world.rank)).step
+                self._after_iteration = stack.enter_context(
+                    iteration_profiler(traces, self.world.rank)
+                ).step
             stop = stack.enter_context(StopSignal(listen=self.is_writer))
             progress = stack.enter_context(
-                ProgressBar(self.folder.path.name, "iteration", last, self.iteration, quiet=not self.is_writer)
+                ProgressBar(
+                    self.folder.path.name,
+                    "iteration",
+                    last,
+                    self.iteration,
+                    quiet=not self.is_writer,
+                )
             )
             if self.is_writer:
                 if resume:
@@ -112,45 +130,69 @@ class Trainer:
                 progress.say(what_is_saved(self.folder.path, self.iteration))
                 raise
             except Exception as error:
-                if not isinstance(error, NeighbourLostError):  # which is no more than what another's error led to
+                if not isinstance(
+                    error, NeighbourLostError
+                ):  # which is no more than what another's error led to
                     topic: Topic = "diverged" if isinstance(error, DivergedError) else "failed"
                     self.world.announce(topic, str(error) or type(error).__name__)
                 if self._recorder is not None:
                     diverged = self.world.announced("diverged")
-                    how, told = "failed" if diverged is None else "diverged", diverged or self.world.announced("failed")
-                    self._recorder.summarize(how, self.iteration, self.training_seconds, told or str(error))
+                    how, told = (
+                        "failed" if diverged is None else "diverged",
+                        diverged or self.world.announced("failed"),
+                    )
+                    self._recorder.summarize(
+                        how, self.iteration, self.training_seconds, told or str(error)
+                    )
                 raise
             status: Status = "finished" if self.iteration >= last else "interrupted"
             memory = self.world.gather((peak_memory(self.device), self.planned_memory.peak))
             if self._recorder is not None:
-                self._recorder.summarize(status, self.iteration, self.training_seconds, memory=memory)
+                self._recorder.summarize(
+                    status, self.iteration, self.training_seconds, memory=memory
+                )
                 if profile:
                     share = self.prefetcher.seconds_waited / max(self.training_seconds, 1e-9)
-                    what = f"profile in {traces}" if any(traces.iterdir()) else "no profile before 12 iterations"
+                    what = (
+                        f"profile in {traces}"
+                        if any(traces.iterdir())
+                        else "no profile before 12 iterations"
+                    )
                     progress.say(f"{what}; waited for data {share:.1%} of the time")
                 if status == "interrupted":
-                    progress.say(f"stopped after iteration {self.iteration}; continue with --resume")
+                    progress.say(
+                        f"stopped after iteration {self.iteration}; continue with --resume"
+                    )
         return status
 
     def _train(self, last: int, stop: StopSignal) -> None:
-        """Run segment after segment; the pipeline is empty between them, for validations and checkpoints."""
+        """Run segment after segment; the pipeline is empty between them, for validations and
+        checkpoints."""
         training = self.config.training
         is_stopped = False
         while self.iteration < last and not is_stopped:
-            following = [self.iteration // n * n + n for n in (training.validation_every, training.checkpoint_every)]
+            following = [
+                self.iteration // n * n + n
+                for n in (training.validation_every, training.checkpoint_every)
+            ]
             kept = [at for at in training.keep_at if at > self.iteration]
             self._run_segment(min(last, *following, *kept), stop)
             is_stopped = self.iteration == self._stop_at
             if self.iteration % training.validation_every == 0 or self.iteration == last:
                 self._validate()
             is_kept = self.iteration in training.keep_at
-            if self.iteration % training.checkpoint_every == 0 or is_kept or self.iteration == last or is_stopped:
+            if (
+                self.iteration % training.checkpoint_every == 0
+                or is_kept
+                or self.iteration == last
+                or is_stopped
+            ):
                 self._save()
 
     def _run_segment(self, end: int, stop: StopSignal) -> None:
         """Train to iteration `end`, or to an earlier one if asked to stop on the way."""
-        # A stop that is known already counts from the start: at its own log point it would be too late, as the forward
-        # passes of later micro-batches would be on their way.
+        # A stop that is known already counts from the start: at its own log point it would be too
+        # late, as the forward passes of later micro-batches would be on their way.
         self._end = self._until_stop(end)
         pending: list[tuple[StepResult, float]] = []  # with the training seconds at its end
         started, before = time.perf_counter(), self.training_seconds
@@ -176,8 +218,9 @@ class Trainer:
     def _look_for_stop(self, stop: StopSignal) -> None:
         """Ask everybody to stop, if a signal asked for it here, and see whether that was asked."""
         if stop.requested and self.world.announced("stop") is None:
-            # Several devices: at a log point that nobody has passed and that everybody passes another log point before.
-            # Micro-batches up to iteration + R - 1 are on their way, R is at most the interval: the next but one.
+            # Several devices: at a log point that nobody has passed and that everybody passes
+            # another log point before. Micro-batches up to iteration + R - 1 are on their way, R is
+            # at most the interval: the next but one.
             later = 2 * self._log_every if self.world.num_ranks > 1 else 0
             self.world.announce("stop", str(self.iteration + later))
         announced = self.world.announced("stop")
@@ -199,7 +242,12 @@ class Trainer:
         for result, _ in pending:  # on a GPU this is where the host first sees them
             step = StepNumbers.of(result, failed_refreshes)
             try:
-                check_finite(step.iteration, step.loss, torch.tensor(step.grad_norms), self.assembly.stages[0].index)
+                check_finite(
+                    step.iteration,
+                    step.loss,
+                    torch.tensor(step.grad_norms),
+                    self.assembly.stages[0].index,
+                )
             except DivergedError as error:
                 diverged = error
                 break
@@ -224,7 +272,9 @@ class Trainer:
         if self._recorder is not None:
             assert losses[-1] is not None  # the last device has the head
             if not math.isfinite(losses[-1]):  # of the last update no loss is computed
-                raise DivergedError(f"iteration {self.iteration}: the validation loss is {losses[-1]}")
+                raise DivergedError(
+                    f"iteration {self.iteration}: the validation loss is {losses[-1]}"
+                )
             self._recorder.record_validation(self.iteration, losses[-1])
 
     def _save(self) -> None:
@@ -234,7 +284,9 @@ class Trainer:
             checkpoint.begin(run, self.iteration)
         self.world.barrier()
         entries = [
-            checkpoint.write_stage(run, self.iteration, stage.index, self.assembly.stage_state(stage))
+            checkpoint.write_stage(
+                run, self.iteration, stage.index, self.assembly.stage_state(stage)
+            )
             for stage in self.assembly.stages
         ]
         everybody = self.world.gather(entries)
@@ -249,7 +301,14 @@ class Trainer:
             }
             all_entries = [entry for entries in everybody for entry in entries]
             training = self.config.training
-            checkpoint.finish(run, self.iteration, content, all_entries, training.keep_checkpoints, training.keep_at)
+            checkpoint.finish(
+                run,
+                self.iteration,
+                content,
+                all_entries,
+                training.keep_checkpoints,
+                training.keep_at,
+            )
 
     def _restore(self) -> None:
         """Continue from the newest checkpoint that can be continued from, if there is one."""
@@ -279,7 +338,8 @@ class Trainer:
     def _stage_ranges(self) -> list[range]:
         ranges = partition(self.config.pipeline.stages, self.world.num_ranks)
         if self.config.pipeline.balance == "time" and self.world.num_ranks > 1:
-            # Measured once, on rank 0: all have to agree. The trajectory does not depend on the cut.
+            # Measured once, on rank 0: all have to agree. The trajectory does not depend on the
+            #     cut.
             costs = measure_stage_costs(self.config, self.device) if self.is_writer else []
             ranges = assign(self.world.broadcast(costs), self.world.num_ranks)
         return ranges
@@ -290,16 +350,20 @@ def check_budget(config: RunConfig, num_tokens: int) -> None:
     epochs = needed / num_tokens
     if epochs > config.data.max_epochs:
         raise UserError(
-            f"data.source {config.data.source}: the run reads {needed:,} tokens, there are {num_tokens:,}:"
-            f" {epochs:.2f} epochs; allow it with data.max_epochs={math.ceil(epochs * 100) / 100:.2f}"
+            f"data.source {config.data.source}: the run reads {needed:,} tokens, there are "
+            f"{num_tokens:,}:"
+            f" {epochs:.2f} epochs; allow it with "
+            f"data.max_epochs={math.ceil(epochs * 100) / 100:.2f}"
         )
 
 
 def iteration_profiler(folder: Path, rank: int) -> profiler.profile:
-    """Records iterations 8 to 12 of a session into FOLDER/rank-R.json, with the schedule's actions as named ranges."""
+    """Records iterations 8 to 12 of a session into FOLDER/rank-R.json, with the schedule's actions
+    as named ranges."""
     folder.mkdir(parents=True, exist_ok=True)
     return profiler.profile(
-        # 5 iterations are left out (allocators, kernel choices), 2 warm the profiler up, 5 are recorded.
+        # 5 iterations are left out (allocators, kernel choices), 2 warm the profiler up, 5 are
+        # recorded.
         schedule=profiler.schedule(wait=5, warmup=2, active=5, repeat=1),
         on_trace_ready=lambda trace: trace.export_chrome_trace(str(folder / f"rank-{rank}.json")),
     )

@@ -1,4 +1,5 @@
-"""What a run leaves on disk but its checkpoints: metrics and progress, from what the devices report; summary.json."""
+"""What a run leaves on disk but its checkpoints: metrics and progress, from what the devices
+report; summary.json."""
 
 import math
 import platform
@@ -44,18 +45,28 @@ class StepNumbers:
     @classmethod
     def of(cls, result: StepResult, failed_refreshes: int) -> Self:
         """Fetch a result from its device; waits for a GPU."""
-        loss, auxiliary_loss = (None if one is None else one.item() for one in (result.loss, result.auxiliary_loss))
+        loss, auxiliary_loss = (
+            None if one is None else one.item() for one in (result.loss, result.auxiliary_loss)
+        )
         update_norms = [] if result.update_norms is None else result.update_norms.tolist()
         grad_norms, seconds = result.grad_norms.tolist(), result.update_time.seconds()
-        return cls(result.iteration, loss, auxiliary_loss, grad_norms, update_norms, seconds, failed_refreshes)
+        return cls(
+            result.iteration,
+            loss,
+            auxiliary_loss,
+            grad_norms,
+            update_norms,
+            seconds,
+            failed_refreshes,
+        )
 
 
 class RunRecorder:
-    """Turns what the devices report into metrics and progress, and sums the run up; of rank 0, which gathers it.
+    """Turns what the devices report into metrics and progress, and sums the run up; of rank 0,
+    which gathers it.
 
-    `fingerprint` is the data's, `start` the iteration and training seconds before this session; `stack` closes what
-    it opens.
-    """
+    `fingerprint` is the data's, `start` the iteration and training seconds before this session;
+    `stack` closes what it opens."""
 
     def __init__(
         self,
@@ -80,12 +91,19 @@ class RunRecorder:
         self._first = self._reported = start
 
     def record(self, reports: list[tuple[list[StepNumbers], int]], seconds: list[float]) -> None:
-        """Write a record per iteration, with the seconds at its end, from each device's steps and peak memory."""
-        steps = list(zip(*(own_steps for own_steps, _ in reports), strict=True))  # by iteration and device
-        update_seconds = [max(part.update_seconds for part in parts) for parts in steps]  # at one time: the slowest
+        """Write a record per iteration, with the seconds at its end, from each device's steps and
+        peak memory."""
+        steps = list(
+            zip(*(own_steps for own_steps, _ in reports), strict=True)
+        )  # by iteration and device
+        update_seconds = [
+            max(part.update_seconds for part in parts) for parts in steps
+        ]  # at one time: the slowest
         for parts, update in zip(steps, update_seconds, strict=True):
             self._refresh_time.see(parts[0].iteration, update)
-        records = [self._record(parts, second) for parts, second in zip(steps, seconds, strict=True)]
+        records = [
+            self._record(parts, second) for parts, second in zip(steps, seconds, strict=True)
+        ]
         newest = records[-1]
         rate = self._rate(self._reported, newest["iteration"], seconds[-1])
         self._reported = (newest["iteration"], seconds[-1])
@@ -96,9 +114,13 @@ class RunRecorder:
             "refresh_seconds": self._refresh_time.seconds,
         }
         newest["peak_memory_bytes"] = max(peak for _, peak in reports)
-        newest |= {key: float(f"{value:.5g}") for key, value in measured.items() if value is not None}
+        newest |= {
+            key: float(f"{value:.5g}") for key, value in measured.items() if value is not None
+        }
         self._write(records)
-        self._progress.update(newest["iteration"], f"loss {newest['train_loss']:.3f}  {rate:,.0f} tokens/s")
+        self._progress.update(
+            newest["iteration"], f"loss {newest['train_loss']:.3f}  {rate:,.0f} tokens/s"
+        )
 
     def record_validation(self, iteration: int, loss: float) -> None:
         self._write([{"iteration": iteration, "val_loss": loss}])
@@ -112,17 +134,27 @@ class RunRecorder:
         error: str | None = None,
         memory: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Write summary.json. `training_seconds` are those of all sessions, without validations and checkpoints;
-        `memory` has each rank's measured and planned peak in bytes, if they could still be asked.
-        """
+        """Write summary.json. `training_seconds` are those of all sessions, without validations and
+        checkpoints; `memory` has each rank's measured and planned peak in bytes, if they could
+        still be asked."""
         before = self._folder.read_summary()
-        has_finished_here = before.get("status") == "finished" and before.get("iteration") == iteration
+        has_finished_here = (
+            before.get("status") == "finished" and before.get("iteration") == iteration
+        )
         if status == "finished" and iteration == self._first[0] and has_finished_here:
             return  # this session had nothing to add
-        rate = self._rate(self._first, iteration, training_seconds) if training_seconds > self._first[1] else None
+        rate = (
+            self._rate(self._first, iteration, training_seconds)
+            if training_seconds > self._first[1]
+            else None
+        )
         device = self._device
         is_cuda = device.type == "cuda"
-        name = torch.cuda.get_device_name(device) if is_cuda else platform.processor() or platform.machine()
+        name = (
+            torch.cuda.get_device_name(device)
+            if is_cuda
+            else platform.processor() or platform.machine()
+        )
         write_summary(
             self._folder,
             self._config,
@@ -134,7 +166,9 @@ class RunRecorder:
             training_seconds=round(training_seconds, 3),
             session_wall_seconds=round(time.time() - self._started, 3),
             tokens_per_second=None if rate is None else round(rate, 1),
-            model_flops_per_second=None if rate is None else round(rate * self._utilization.flops_per_token),
+            model_flops_per_second=None
+            if rate is None
+            else round(rate * self._utilization.flops_per_token),
             mfu=None if rate is None else self._utilization.mfu(rate),
             refresh_seconds=self._refresh_time.seconds,
             peak_memory_bytes=[measured for measured, _ in memory] or [peak_memory(device)],
@@ -143,7 +177,9 @@ class RunRecorder:
         )
 
     def _rate(self, since: tuple[int, float], iteration: int, seconds: float) -> float:
-        return (iteration - since[0]) * self._config.tokens_per_update / max(seconds - since[1], 1e-9)
+        return (
+            (iteration - since[0]) * self._config.tokens_per_update / max(seconds - since[1], 1e-9)
+        )
 
     def _record(self, parts: Sequence[StepNumbers], seconds: float) -> Record:
         """One iteration as all devices saw it, in order of rank."""
@@ -158,7 +194,9 @@ class RunRecorder:
             "tokens": iteration * self._config.tokens_per_update,
             "seconds": round(seconds, 4),
         }
-        if auxiliary_losses := [part.auxiliary_loss for part in parts if part.auxiliary_loss is not None]:
+        if auxiliary_losses := [
+            part.auxiliary_loss for part in parts if part.auxiliary_loss is not None
+        ]:
             record["auxiliary_loss"] = exact(sum(auxiliary_losses))
         if iteration % self._config.training.log_every == 0:
             record["stage_grad_norms"] = [exact(norm) for norm in grad_norms]
@@ -178,16 +216,22 @@ class RunRecorder:
 
 
 class Utilization:
-    """MFU: the model's multiplications per second as a share of the devices' peak (PaLM, arXiv:2204.02311, appendix B).
+    """MFU: the model's multiplications per second as a share of the devices' peak (PaLM,
+    arXiv:2204.02311, appendix B).
 
     Recomputation and the method's own products do not count; of a mixture, the chosen experts do.
     """
 
     def __init__(self, config: RunConfig, device: torch.device) -> None:
-        flops = training_flops(config.model, config.data.vocabulary_size, config.training.batch_size)
+        flops = training_flops(
+            config.model, config.data.vocabulary_size, config.training.batch_size
+        )
         self.flops_per_token = flops / (config.training.batch_size * config.model.sequence_length)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        self._peak, self._num_devices = peak_flops(name, config.runtime.precision), config.pipeline.devices
+        self._peak, self._num_devices = (
+            peak_flops(name, config.runtime.precision),
+            config.pipeline.devices,
+        )
 
     def mfu(self, tokens_per_second: float) -> float | None:
         """The share at that rate; None where the devices' peak is not known."""
@@ -196,24 +240,36 @@ class Utilization:
 
 
 class RefreshTime:
-    """What a refresh of the basis adds to an update: mean time of updates with one, less mean time of those without."""
+    """What a refresh of the basis adds to an update: mean time of updates with one, less mean time
+    of those without."""
 
     def __init__(self, config: RunConfig) -> None:
         optimizer = config.optimizer
         self._frequency: int | None = None  # where not all stages refresh in the same iterations
         if isinstance(optimizer, BasisRotationConfig) and not optimizer.staggered:
-            self._frequency = optimizer.frequency if optimizer.refresh_schedule == "uniform" else None
+            self._frequency = (
+                optimizer.frequency if optimizer.refresh_schedule == "uniform" else None
+            )
             self._first = optimizer.first_refresh
-        self._seconds: dict[bool, list[float]] = {True: [], False: []}  # of updates with a refresh, and without
+        self._seconds: dict[bool, list[float]] = {
+            True: [],
+            False: [],
+        }  # of updates with a refresh, and without
 
     def see(self, iteration: int, update_seconds: float) -> None:
-        if self._frequency is not None and iteration > self._first:  # the first basis takes eigenvectors
+        if (
+            self._frequency is not None and iteration > self._first
+        ):  # the first basis takes eigenvectors
             self._seconds[iteration % self._frequency == 0].append(update_seconds)
 
     @property
     def seconds(self) -> float | None:
         """The difference; None as long as one of the two kinds has not been seen."""
-        return fmean(self._seconds[True]) - fmean(self._seconds[False]) if all(self._seconds.values()) else None
+        return (
+            fmean(self._seconds[True]) - fmean(self._seconds[False])
+            if all(self._seconds.values())
+            else None
+        )
 
 
 def write_summary(
@@ -242,7 +298,11 @@ def write_summary(
         **measured,
         "data_fingerprint": fingerprint,
         "trajectory_version": TRAJECTORY_VERSION,
-        "versions": {"brx": brx.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {
+            "brx": brx.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
         "git_commit": git_commit(),
         "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
@@ -250,22 +310,30 @@ def write_summary(
 
 
 def peak_memory(device: torch.device) -> int:
-    """Largest memory in bytes that this process has held: on the GPU its allocator's, else resident memory."""
+    """Largest memory in bytes that this process has held: on the GPU its allocator's, else resident
+    memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if platform.system() == "Darwin" else 1024
+    )
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout that this code runs from, with `-dirty` if its code has changed."""
+    """The commit of the checkout that this code runs from, with `-dirty` if its code has
+    changed."""
     package = Path(brx.__file__).parent
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(package), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
 
     try:
         git("ls-files", "--error-unmatch", Path(brx.__file__).name)  # else it is not brx's own
-        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", ".") else "")
+        return git("rev-parse", "HEAD") + (
+            "-dirty" if git("status", "--porcelain", "--", ".") else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,4 +1,5 @@
-"""`record`: ordinary run folders from anybody's training loop, for `brx slowdown`, `plot`, `report` and `export`."""
+"""`record`: ordinary run folders from anybody's training loop, for `brx slowdown`, `plot`, `report`
+and `export`."""
 
 from __future__ import annotations
 
@@ -35,19 +36,21 @@ class Recording:
         with brx.record("runs/mine", method="lion", stages=32, seed=0, lr=1e-3) as run:
             run.log(t, loss)  # after each update t, from 1
 
-    It has config.yaml (with what is known of such a loop), metrics.jsonl and summary.json. A loss that is not finite
-    ends the block, quietly: the run has diverged. UserError where the folder holds another run already, or is in use.
+    It has config.yaml (with what is known of such a loop), metrics.jsonl and summary.json. A loss
+    that is not finite ends the block, quietly: the run has diverged. UserError where the folder
+    holds another run already, or is in use.
 
-    Args:
-        method: a name for figures and tables; what is no letter or digit becomes a hyphen.
-        stages: P of a plain pipeline; by default that of `pipeline`, or 1.
-        pipeline: what `delayed` returned, which says it all.
-        task: a name for model, data and tokens together: runs of different ones are never compared silently. By default
+    Args: method: a name for figures and tables; what is no letter or digit becomes a hyphen.
+        stages: P of a plain pipeline; by default that of `pipeline`, or 1. pipeline: what `delayed`
+        returned, which says it all. task: a name for model, data and tokens together: runs of
+        different ones are never compared silently. By default
             of the script's name and, with `pipeline`, the model's class and shapes.
-        iterations: T, the updates of the whole run. By default as many as are logged: runs of other numbers of updates
-            do not compare, so that one which diverges is not counted.
-        settings: anything else to keep (but `lr`), under `arguments` in config.yaml; what JSON has no form for as text.
-        resume: go on with the run in the folder; what was logged from the next `t` on is written anew.
+        iterations: T, the updates of the whole run. By default as many as are logged: runs of other
+            numbers of updates do not compare, so that one which diverges is not counted.
+        settings: anything else to keep (but `lr`), under `arguments` in config.yaml; what JSON has
+            no form for as text.
+        resume: go on with the run in the folder; what was logged from the next `t` on is written
+            anew.
     """
 
     def __init__(
@@ -70,7 +73,11 @@ class Recording:
         self._stack = ExitStack()
         self._metrics: MetricsWriter | None = None
         self._t, self._validated, self._seconds, self._started = 0, 0, 0.0, time.perf_counter()
-        delays: dict[str, Any] = {"stages": 1 if stages is None else stages, "delay": "pipeline", "accumulation": 1}
+        delays: dict[str, Any] = {
+            "stages": 1 if stages is None else stages,
+            "delay": "pipeline",
+            "accumulation": 1,
+        }
         if pipeline is not None:
             delays = pipeline.settings()
         if stages is not None and stages != delays["stages"]:
@@ -78,17 +85,25 @@ class Recording:
         if resume and self._folder.config.is_file():
             old = load_config(self._folder.path)
             # More than were logged: somebody has said so.
-            self._counts &= old.training.iterations <= max(1, self._folder.read_summary().get("iteration", 0))
+            self._counts &= old.training.iterations <= max(
+                1, self._folder.read_summary().get("iteration", 0)
+            )
             iterations = old.training.iterations if iterations is None else iterations
             if pipeline is not None and not pipeline.updates:  # M is not known yet
                 delays["accumulation"] = old.pipeline.accumulation
-        kept = to_jsonable_python({k: v for k, v in settings.items() if k not in ("lr", "params")}, fallback=str)
+        kept = to_jsonable_python(
+            {k: v for k, v in settings.items() if k not in ("lr", "params")}, fallback=str
+        )
         training = {"iterations": 1 if iterations is None else iterations, "seed": seed}
         training |= {} if batch_size is None else {"batch_size": batch_size}
         content = {
             "data": {"source": self._task},
             "pipeline": delays,
-            "optimizer": {"method": RECORDED + re.sub(r"\W+", "_", method), "lr": lr, "arguments": kept},
+            "optimizer": {
+                "method": RECORDED + re.sub(r"\W+", "_", method),
+                "lr": lr,
+                "arguments": kept,
+            },
             "training": training,
         }
         self._config = check(content, RunConfig, "record")
@@ -105,26 +120,44 @@ class Recording:
         return self
 
     def log(self, t: int, loss: float | torch.Tensor, **numbers: float | torch.Tensor) -> None:
-        """Write the training loss of update t in nats, mean over its micro-batches, and any other numbers (`lr`)."""
+        """Write the training loss of update t in nats, mean over its micro-batches, and any other
+        numbers (`lr`)."""
         t = int(t)  # numpy's integers, too
         if self._metrics is None:
             self._open(t)
         if t != self._t + 1:
-            raise UserError(f"record: {self._folder.path}: iteration {t} after iteration {self._t}: log every update")
+            raise UserError(
+                f"record: {self._folder.path}: iteration {t} after iteration {self._t}: log every "
+                f"update"
+            )
         value = _number(loss)
         if taken := numbers.keys() & {"iteration", "train_loss", "seconds", "val_loss"}:
-            raise UserError(f"record: log: {', '.join(sorted(taken))} is written anyway; give the number another name")
+            raise UserError(
+                f"record: log: {', '.join(sorted(taken))} is written anyway; give the number "
+                f"another name"
+            )
         if not math.isfinite(value):
             raise DivergedError(f"iteration {t}: the loss is {value}")
         self._t = t
         others = {name: _number(number) for name, number in numbers.items()}
-        self._write({"iteration": t, "train_loss": exact(value), "seconds": self._seconds_so_far(4), **others})
+        self._write(
+            {
+                "iteration": t,
+                "train_loss": exact(value),
+                "seconds": self._seconds_so_far(4),
+                **others,
+            }
+        )
 
     def validate(self, t: int, loss: float | torch.Tensor) -> None:
         """Write a validation loss in nats, taken after update t."""
         t = int(t)
         if self._metrics and (t != self._t or t == self._validated):
-            what = "validated already" if t == self._validated else f"iteration {self._t} is the newest"
+            what = (
+                "validated already"
+                if t == self._validated
+                else f"iteration {self._t} is the newest"
+            )
             raise UserError(f"record: {self._folder.path}: validation of iteration {t}: {what}")
         if not math.isfinite(value := _number(loss)):
             raise DivergedError(f"iteration {t}: the validation loss is {value}")
@@ -146,19 +179,29 @@ class Recording:
 
     def _write(self, entry: Record) -> None:
         if self._metrics is None:
-            raise UserError(f"record: {self._folder.path}: log the first update before its validation")
+            raise UserError(
+                f"record: {self._folder.path}: log the first update before its validation"
+            )
         self._metrics.write([entry])
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *trace: object) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *trace: object
+    ) -> bool:
         diverged = isinstance(error, DivergedError)
         with self._stack:
             self._complete_config()
-            status = "finished" if error is None and self._t >= self._config.training.iterations else "interrupted"
+            status = (
+                "finished"
+                if error is None and self._t >= self._config.training.iterations
+                else "interrupted"
+            )
             if isinstance(error, Exception):  # a KeyboardInterrupt is none
                 status = "diverged" if diverged else "failed"
             self._write_summary(status, str(error) if error else None)
         if diverged:
-            alone = "; without iterations= no longer run is compared with it" if self._counts else ""
+            alone = (
+                "; without iterations= no longer run is compared with it" if self._counts else ""
+            )
             print(f"brx: {self._folder.path}: diverged: {error}{alone}", file=sys.stderr)
         return diverged
 
@@ -192,5 +235,10 @@ def _task(pipeline: DelayedPipeline | None) -> str:
     script = Path(sys.argv[0] or "interactive").name
     if pipeline is None:
         return script
-    shapes = repr([(name, tuple(weight.shape)) for name, weight in pipeline.model.named_parameters()])
-    return f"{script}, {type(pipeline.model).__name__} {hashlib.sha256(shapes.encode()).hexdigest()[:8]}"
+    shapes = repr(
+        [(name, tuple(weight.shape)) for name, weight in pipeline.model.named_parameters()]
+    )
+    return (
+        f"{script}, {type(pipeline.model).__name__} "
+        f"{hashlib.sha256(shapes.encode()).hexdigest()[:8]}"
+    )

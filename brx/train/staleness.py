@@ -1,8 +1,9 @@
-"""Why delay costs what it costs, while a run trains: gradients, updates and bases compared over the delay.
+"""Why delay costs what it costs, while a run trains: gradients, updates and bases compared over the
+delay.
 
-The paper's argument is that updates stay alike over tau iterations in the rotated space (its appendix on delayed
-updates); `logging.staleness_every: N` measures every N iterations whether they do.
-"""
+The paper's argument is that updates stay alike over tau iterations in the rotated space (its
+appendix on delayed updates); `logging.staleness_every: N` measures every N iterations whether they
+do."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,21 +24,24 @@ Measures = dict[str, list[float | None]]
 class StalenessProbe:
     """Measures around the updates that are multiples of N; on one device, which holds all stages.
 
-    Each takes one more forward and backward pass of its micro-batches. Nothing of it changes the trajectory.
-    `fresh_gradients` gives those of update t at the newest weights, by stage, in the order of `newest`.
+    Each takes one more forward and backward pass of its micro-batches. Nothing of it changes the
+    trajectory. `fresh_gradients` gives those of update t at the newest weights, by stage, in the
+    order of `newest`.
 
     `take(t)` gives, per stage:
 
-    - `stage_gradient_cosine`: of the gradient that is applied (as the stash mode and the method's gradient rule make
-      it) and of the fresh one, the mean over the same micro-batches at the newest weights of all stages.
-    - `stage_update_cosine`: of the updates t and t - ceil(tau / M), the oldest update that a gradient of update t knows
-      nothing of. None where tau = 0.
-    - `stage_weight_distance`: norm of (newest - the forward pass's weights) over that of the newest, the mean over the
-      update's micro-batches.
-    - `stage_sign_changes`: of the entries of the attention and MLP matrices, the share whose update changes its sign
-      from t - 1 to t; `stage_rotated_sign_changes` in the coordinates of the basis, of the matrices that have one.
-    - `stage_basis_angle`: mean angle in degrees that the basis vectors turned in the refresh of this iteration; None if
-      it had none, so N is best a multiple of `optimizer.frequency`.
+    - `stage_gradient_cosine`: of the gradient that is applied (as the stash mode and the method's
+      gradient rule make it) and of the fresh one, the mean over the same micro-batches at the
+      newest weights of all stages.
+    - `stage_update_cosine`: of the updates t and t - ceil(tau / M), the oldest update that a
+      gradient of update t knows nothing of. None where tau = 0.
+    - `stage_weight_distance`: norm of (newest - the forward pass's weights) over that of the
+      newest, the mean over the update's micro-batches.
+    - `stage_sign_changes`: of the entries of the attention and MLP matrices, the share whose update
+      changes its sign from t - 1 to t; `stage_rotated_sign_changes` in the coordinates of the
+      basis, of the matrices that have one.
+    - `stage_basis_angle`: mean angle in degrees that the basis vectors turned in the refresh of
+      this iteration; None if it had none, so N is best a multiple of `optimizer.frequency`.
     """
 
     def __init__(
@@ -57,7 +61,9 @@ class StalenessProbe:
             for parameter in group["params"]
         }
         self._fresh_gradients = fresh_gradients
-        self._updates: list[dict[int, list[Tensor]]] = [{} for _ in stages]  # by stage and iteration, while needed
+        self._updates: list[dict[int, list[Tensor]]] = [
+            {} for _ in stages
+        ]  # by stage and iteration, while needed
         self._measures: dict[int, Measures] = {}
         self._distances: list[list[float]] = []  # of the update's micro-batches so far, by stage
         self._bases: list[list[dict[str, Tensor]]] = []  # before the update, by stage and weight
@@ -75,12 +81,17 @@ class StalenessProbe:
         delayed = [[weight.grad for weight in stage.newest.values()] for stage in self._stages]
         self._measures[t] = {
             "stage_gradient_cosine": [
-                _cosine(used, fresh) for used, fresh in zip(delayed, self._fresh_gradients(t), strict=True)
+                _cosine(used, fresh)
+                for used, fresh in zip(delayed, self._fresh_gradients(t), strict=True)
             ],
-            "stage_weight_distance": [sum(stage) / len(stage) for stage in zip(*self._distances, strict=True)],
+            "stage_weight_distance": [
+                sum(stage) / len(stage) for stage in zip(*self._distances, strict=True)
+            ],
         }
         self._distances = []
-        self._bases = [[self._bases_of(weight) for weight in stage.newest.values()] for stage in self._stages]
+        self._bases = [
+            [self._bases_of(weight) for weight in stage.newest.values()] for stage in self._stages
+        ]
 
     def after_step(self, t: int) -> None:
         for stage, updates in zip(self._stages, self._updates, strict=True):
@@ -90,11 +101,17 @@ class StalenessProbe:
             stages = range(len(self._stages))
             measures: Measures = {
                 "stage_update_cosine": [self._update_cosine(index, t) for index in stages],
-                "stage_sign_changes": [self._sign_changes(index, t, lambda weight, update: update) for index in stages],
-                "stage_rotated_sign_changes": [self._sign_changes(index, t, self._rotate) for index in stages],
+                "stage_sign_changes": [
+                    self._sign_changes(index, t, lambda weight, update: update) for index in stages
+                ],
+                "stage_rotated_sign_changes": [
+                    self._sign_changes(index, t, self._rotate) for index in stages
+                ],
                 "stage_basis_angle": [self._basis_angle(index) for index in stages],
             }
-            self._measures[t] |= {name: found for name, found in measures.items() if any(n is not None for n in found)}
+            self._measures[t] |= {
+                name: found for name, found in measures.items() if any(n is not None for n in found)
+            }
             self._bases = []
         for stage, updates in zip(self._stages, self._updates, strict=True):
             for past in [past for past in updates if not self._is_needed(stage, past, after=t)]:
@@ -113,7 +130,8 @@ class StalenessProbe:
         }
 
     def _is_needed(self, stage: StageVersions, t: int, after: int = 0) -> bool:
-        """Whether update t is one to measure after an iteration, the one before it, or the one a lag before it."""
+        """Whether update t is one to measure after an iteration, the one before it, or the one a
+        lag before it."""
         measured = (t + later for later in (0, 1, stage.delay.most_tau_updates))
         return any(at % self.every == 0 and at > after for at in measured)
 
@@ -121,14 +139,21 @@ class StalenessProbe:
         updates, lag = self._updates[index], self._stages[index].delay.most_tau_updates
         return _cosine(updates[t], updates[t - lag]) if lag and t - lag in updates else None
 
-    def _sign_changes(self, index: int, t: int, in_basis: Callable[[Tensor, Tensor], Tensor | None]) -> float | None:
-        """The share of the block matrices' entries whose sign differs between the updates t - 1 and t."""
+    def _sign_changes(
+        self, index: int, t: int, in_basis: Callable[[Tensor, Tensor], Tensor | None]
+    ) -> float | None:
+        """The share of the block matrices' entries whose sign differs between the updates t - 1 and
+        t."""
         updates, newest = self._updates[index], self._stages[index].newest
         if t - 1 not in updates:
             return None
         changed = total = 0
-        for (name, weight), before, now in zip(newest.items(), updates[t - 1], updates[t], strict=True):
-            if not is_block_matrix(name):  # embedding rows hardly move, and not all methods rotate the same matrices
+        for (name, weight), before, now in zip(
+            newest.items(), updates[t - 1], updates[t], strict=True
+        ):
+            if not is_block_matrix(
+                name
+            ):  # embedding rows hardly move, and not all methods rotate the same matrices
                 continue
             earlier, later = in_basis(weight, before), in_basis(weight, now)
             if earlier is not None and later is not None:
@@ -147,11 +172,17 @@ class StalenessProbe:
 
     def _bases_of(self, weight: Tensor) -> dict[str, Tensor]:
         state = self._rotating[weight].state.get(weight, {}) if weight in self._rotating else {}
-        return {side: state[f"{side}_basis"].clone() for side in ("left", "right") if f"{side}_basis" in state}
+        return {
+            side: state[f"{side}_basis"].clone()
+            for side in ("left", "right")
+            if f"{side}_basis" in state
+        }
 
     def _basis_angle(self, index: int) -> float | None:
         angles = []
-        for weight, before in zip(self._stages[index].newest.values(), self._bases[index], strict=True):
+        for weight, before in zip(
+            self._stages[index].newest.values(), self._bases[index], strict=True
+        ):
             for side, new in self._bases_of(weight).items():
                 if side in before and not torch.equal(before[side], new):
                     angles.append(mean_angle_degrees(before[side], new))
@@ -159,13 +190,15 @@ class StalenessProbe:
 
 
 def mean_angle_degrees(old: Tensor, new: Tensor) -> float:
-    """Between each column of one orthogonal basis (..., m, m) and the nearest, up to sign, of another: 0 to 90."""
+    """Between each column of one orthogonal basis (..., m, m) and the nearest, up to sign, of
+    another: 0 to 90."""
     cosines = (old.mT.double() @ new.double()).abs().amax(-1).clamp(max=1.0)
     return float(torch.rad2deg(torch.arccos(cosines)).mean())
 
 
 def _weight_distance(stage: StageVersions, micro_batch: int) -> float:
-    """Norm of (newest weights - those of the micro-batch's forward pass), over that of the newest."""
+    """Norm of (newest weights - those of the micro-batch's forward pass), over that of the
+    newest."""
     if stage.delay.tau == 0:
         return 0.0
     newest = [weight.detach() for weight in stage.newest.values()]
@@ -180,7 +213,11 @@ def _norm(tensors: Sequence[Tensor]) -> float:
 
 def _cosine(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> float | None:
     """The cosine of two lists of tensors as vectors; None where one of them is zero."""
-    pairs = [(a.detach(), b.detach()) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
+    pairs = [
+        (a.detach(), b.detach())
+        for a, b in zip(first, second, strict=True)
+        if a is not None and b is not None
+    ]
     product = sum(float((a.double() * b.double()).sum()) for a, b in pairs)
     norms = _norm([a for a, _ in pairs]) * _norm([b for _, b in pairs])
     return product / norms if norms > 0 and math.isfinite(norms) else None

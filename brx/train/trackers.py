@@ -27,7 +27,8 @@ class Tracker(NamedTuple):
 def tensorboard(run: Path, first_iteration: int) -> Tracker:
     from torch.utils.tensorboard import SummaryWriter
 
-    # A resumed run writes the iterations after its checkpoint again: purge_step drops the first writing.
+    # A resumed run writes the iterations after its checkpoint again: purge_step drops the first
+    #     writing.
     writer = SummaryWriter(str(run / "tensorboard"), purge_step=first_iteration)
 
     def log(scalars: dict[str, float], iteration: int) -> None:
@@ -38,12 +39,19 @@ def tensorboard(run: Path, first_iteration: int) -> Tracker:
 
 
 def board(module: str, project: str, run: Path, config: RunConfig) -> Tracker:
-    """A run on a board of Weights & Biases or Trackio, whose interfaces are the same; resumes under the same name."""
-    id_file = run / "run_id.txt"  # a name that no other run has on the board, kept for when this one resumes
+    """A run on a board of Weights & Biases or Trackio, whose interfaces are the same; resumes under
+    the same name."""
+    id_file = (
+        run / "run_id.txt"
+    )  # a name that no other run has on the board, kept for when this one resumes
     if not id_file.is_file():
         write_text(id_file, uuid4().hex[:12] + "\n")
     name, identity = run.name, id_file.read_text(encoding="utf-8").strip()
-    settings: dict[str, Any] = {"project": project, "resume": "allow", "config": config.model_dump(mode="json")}
+    settings: dict[str, Any] = {
+        "project": project,
+        "resume": "allow",
+        "config": config.model_dump(mode="json"),
+    }
     if module == "wandb":
         settings |= {"name": name, "id": identity, "dir": str(run)}
     else:  # which knows a run by its name, and prints on stdout, where results are
@@ -59,13 +67,20 @@ def board(module: str, project: str, run: Path, config: RunConfig) -> Tracker:
 
 
 def check_trackers(config: RunConfig) -> None:
-    """Refuse, with a UserError and before there is a run folder, a tracker that is not installed or has no key."""
-    asked = {module: name for module, name in SETTINGS.items() if getattr(config.logging, name) not in (False, None)}
+    """Refuse, with a UserError and before there is a run folder, a tracker that is not installed or
+    has no key."""
+    asked = {
+        module: name
+        for module, name in SETTINGS.items()
+        if getattr(config.logging, name) not in (False, None)
+    }
     for module, setting in asked.items():
         try:
             import_module(module)
         except ImportError:
-            raise UserError(f"logging.{setting}: {setting} is not installed: pip install 'brx[{setting}]'") from None
+            raise UserError(
+                f"logging.{setting}: {setting} is not installed: pip install 'brx[{setting}]'"
+            ) from None
     if "wandb" in asked:
         wandb: Any = import_module("wandb")
         try:
@@ -77,13 +92,23 @@ def check_trackers(config: RunConfig) -> None:
 
 def open_trackers(config: RunConfig, run: Path, first_iteration: int) -> list[Tracker]:
     projects = {"wandb": config.logging.wandb, "trackio": config.logging.trackio}
-    boards = [board(module, name, run, config) for module, name in projects.items() if name is not None]
+    boards = [
+        board(module, name, run, config) for module, name in projects.items() if name is not None
+    ]
     return [tensorboard(run, first_iteration), *boards] if config.logging.tensorboard else boards
 
 
 def scalars_of(record: Record) -> dict[str, float]:
     scalars: dict[str, float] = {}
     for key, value in record.items():
-        numbers = {f"{key}/stage_{k:03d}": v for k, v in enumerate(value)} if isinstance(value, list) else {key: value}
-        scalars |= {name: number for name, number in numbers.items() if number is not None and name != "iteration"}
+        numbers = (
+            {f"{key}/stage_{k:03d}": v for k, v in enumerate(value)}
+            if isinstance(value, list)
+            else {key: value}
+        )
+        scalars |= {
+            name: number
+            for name, number in numbers.items()
+            if number is not None and name != "iteration"
+        }
     return scalars

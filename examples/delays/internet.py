@@ -3,9 +3,9 @@
     brx train quick --set pipeline.stages=8 pipeline.delay=examples/delays/internet.py:straggler
     brx schedule --stages 8 --devices 1 --delay examples/delays/internet.py:churn
 
-A function of (stage, stages, micro-batch from 1, seed) says tau in micro-batches, as the stage's own forward pass finds
-it. `most` says the largest, for which the ring of versions has room. brx keeps versions from running backwards.
-"""
+A function of (stage, stages, micro-batch from 1, seed) says tau in micro-batches, as the stage's
+own forward pass finds it. `most` says the largest, for which the ring of versions has room. brx
+keeps versions from running backwards."""
 
 import random
 
@@ -39,11 +39,14 @@ def straggler(stage: int, num_stages: int, micro_batch: int, seed: int) -> int:
     return in_pipeline(stage, num_stages) + LATE * is_late
 
 
-straggler.most = lambda stage, num_stages: in_pipeline(stage, num_stages) + LATE * (stage == num_stages // 2)
+straggler.most = lambda stage, num_stages: (
+    in_pipeline(stage, num_stages) + LATE * (stage == num_stages // 2)
+)
 
 
 def churn(stage: int, num_stages: int, micro_batch: int, seed: int) -> int:
-    """In each 50 micro-batches another stage is gone for 20: it computes with the weights that it left with."""
+    """In each 50 micro-batches another stage is gone for 20: it computes with the weights that it
+    left with."""
     period, now = divmod(micro_batch, EVERY)
     draw = random.Random(f"{seed} {period}")
     gone, begins = draw.randrange(num_stages), draw.randrange(EVERY - GONE_FOR)

@@ -1,9 +1,12 @@
-"""AdamW on gradients that are damped where they and the weights' drift since they were taken agree in sign.
+"""AdamW on gradients that are damped where they and the weights' drift since they were taken agree
+in sign.
 
-A gradient from older weights asks for a move that the later updates may have made already: the part of each coordinate
-that has moved down its gradient since then, relative to the largest such move, is taken off.
+A gradient from older weights asks for a move that the later updates may have made already: the part
+of each coordinate that has moved down its gradient since then, relative to the largest such move,
+is taken off.
 
-    brx train quick --set pipeline.stages=8 optimizer.method=examples/methods/drift_corrector.py:DriftCorrector
+    brx train quick --set pipeline.stages=8
+    optimizer.method=examples/methods/drift_corrector.py:DriftCorrector
 """
 
 import torch
@@ -13,7 +16,8 @@ from brx.methods.method import Method
 
 
 class DriftCorrector(Method):
-    """g <- g (1 - strength d / max d), d the distance moved against g since the backward pass's weights."""
+    """g <- g (1 - strength d / max d), d the distance moved against g since the backward pass's
+    weights."""
 
     summary = "AdamW on gradients without what the weights have followed meanwhile"
 

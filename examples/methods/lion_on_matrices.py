@@ -1,7 +1,8 @@
-"""Lion (Chen et al. 2023, arXiv:2302.06675) on the matrices of attention and MLP, AdamW on everything else.
+"""Lion (Chen et al. 2023, arXiv:2302.06675) on the matrices of attention and MLP, AdamW on
+everything else.
 
-brx train quick --set pipeline.stages=8 optimizer.method=examples/methods/lion_on_matrices.py:LionOnMatrices
-"""
+brx train quick --set pipeline.stages=8
+optimizer.method=examples/methods/lion_on_matrices.py:LionOnMatrices"""
 
 import torch
 from torch.optim import Optimizer

@@ -1,4 +1,5 @@
-"""AdamW that computes where Adam's own steps are about to take the weights (XPipe, Guan et al. 2019, arXiv:1911.04610).
+"""AdamW that computes where Adam's own steps are about to take the weights (XPipe, Guan et al.
+2019, arXiv:1911.04610).
 
 brx train quick --set pipeline.stages=8 optimizer.method=examples/methods/xpipe.py:XPipe
 """
@@ -11,7 +12,8 @@ from brx.methods.method import Method, Stages
 
 
 class XPipe(Method):
-    """Both passes at w - strength tau lr m^ / (sqrt(v^) + eps), with the moments and the rate of the last update."""
+    """Both passes at w - strength tau lr m^ / (sqrt(v^) + eps), with the moments and the rate of
+    the last update."""
 
     summary = "AdamW at predicted weights: tau of Adam's last steps ahead"
 
@@ -32,5 +34,7 @@ class XPipe(Method):
             step = moments["step"].item()
             mean = moments["exp_avg"] / (1 - beta1**step)
             root = (moments["exp_avg_sq"] / (1 - beta2**step)).sqrt()
-            predicted.append(weight - self.strength * tau_updates * group["lr"] * mean / (root + group["eps"]))
+            predicted.append(
+                weight - self.strength * tau_updates * group["lr"] * mean / (root + group["eps"])
+            )
         return predicted

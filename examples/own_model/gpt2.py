@@ -1,4 +1,5 @@
-"""A tiny Hugging Face GPT-2 through its Trainer on Python's own manual, bytes, P = 1 and 4: `python gpt2.py [N]`."""
+"""A tiny Hugging Face GPT-2 through its Trainer on Python's own manual, bytes, P = 1 and 4: `python
+gpt2.py [N]`."""
 
 import sys
 from pydoc_data import topics
@@ -10,7 +11,9 @@ from brx import delayed, record
 from brx.cli.main import main
 
 iterations = int(sys.argv[1]) if len(sys.argv) > 1 else 400
-text = torch.frombuffer(bytearray("".join(topics.topics.values()).encode()), dtype=torch.uint8).long()
+text = torch.frombuffer(
+    bytearray("".join(topics.topics.values()).encode()), dtype=torch.uint8
+).long()
 examples = [{"input_ids": part, "labels": part} for part in text.split(64)[:-1]]
 SIZES = {"vocab_size": 256, "n_positions": 64, "n_embd": 64, "n_layer": 4, "n_head": 2}
 
@@ -30,9 +33,23 @@ for stages in (1, 4):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     pipeline = delayed(model, optimizer, stages)
     print(pipeline)
-    options = {"max_steps": iterations, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "use_cpu": True}
-    arguments = TrainingArguments("runs/gpt2-trainer", per_device_train_batch_size=8, disable_tqdm=True, **options)
+    options = {
+        "max_steps": iterations,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+    }
+    arguments = TrainingArguments(
+        "runs/gpt2-trainer", per_device_train_batch_size=8, disable_tqdm=True, **options
+    )
     task = {"task": "GPT-2 on the manual", "iterations": iterations}
     with record(f"runs/gpt2/p{stages}", method="adamw", pipeline=pipeline, lr=1e-3, **task) as run:
-        Trainer(model, arguments, train_dataset=examples, optimizers=(optimizer, None), callbacks=[Log(run)]).train()
+        Trainer(
+            model,
+            arguments,
+            train_dataset=examples,
+            optimizers=(optimizer, None),
+            callbacks=[Log(run)],
+        ).train()
 main(["slowdown", "runs/gpt2"])

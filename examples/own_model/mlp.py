@@ -1,4 +1,5 @@
-"""An MLP on scikit-learn's digits under the delay of a pipeline of 8 stages, and without: `python mlp.py [N]`."""
+"""An MLP on scikit-learn's digits under the delay of a pipeline of 8 stages, and without: `python
+mlp.py [N]`."""
 
 import sys
 
@@ -19,7 +20,9 @@ for stages in (1, 8):
     model = nn.Sequential(*blocks, nn.Linear(64, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     pipeline = delayed(model, optimizer, stages)
-    with record(f"runs/mlp/p{stages}", "adamw", pipeline=pipeline, lr=1e-3, iterations=iterations) as run:
+    with record(
+        f"runs/mlp/p{stages}", "adamw", pipeline=pipeline, lr=1e-3, iterations=iterations
+    ) as run:
         for t in range(1, iterations + 1):
             chosen = torch.randint(len(images), (64,), generator=torch.Generator().manual_seed(t))
             loss = nn.functional.cross_entropy(model(images[chosen]), labels[chosen])

@@ -1,4 +1,5 @@
-"""A small convolutional network with skip connections on scikit-learn's digits, P = 1 and 4: `python vision.py [N]`."""
+"""A small convolutional network with skip connections on scikit-learn's digits, P = 1 and 4:
+`python vision.py [N]`."""
 
 import sys
 
@@ -26,10 +27,14 @@ class Block(nn.Module):
 for stages in (1, 4):
     torch.manual_seed(0)
     blocks = nn.Sequential(*(Block() for _ in range(8)))
-    model = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), blocks, nn.Flatten(), nn.Linear(16 * 64, 10))
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), blocks, nn.Flatten(), nn.Linear(16 * 64, 10)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     pipeline = delayed(model, optimizer, stages)
-    with record(f"runs/vision/p{stages}", "adamw", pipeline=pipeline, lr=1e-3, iterations=iterations) as run:
+    with record(
+        f"runs/vision/p{stages}", "adamw", pipeline=pipeline, lr=1e-3, iterations=iterations
+    ) as run:
         for t in range(1, iterations + 1):
             chosen = torch.randint(len(images), (32,), generator=torch.Generator().manual_seed(t))
             optimizer.zero_grad()

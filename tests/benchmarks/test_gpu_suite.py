@@ -1,4 +1,5 @@
-"""The GPU suite in small, on the CPU: all its pieces run, what is done is not done again, and its tables are there."""
+"""The GPU suite in small, on the CPU: all its pieces run, what is done is not done again, and its
+tables are there."""
 
 import json
 import os
@@ -13,8 +14,15 @@ SUITE = Path(__file__).parents[2] / "benchmarks" / "gpu_suite.sh"
 
 def run_suite(folder, *options):
     command = [SUITE, "--tiny", "--out", folder / "gpu", "--source", folder / "text.txt", *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500, check=False)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHON": sys.executable,
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=500, check=False
+    )
 
 
 def table(folder, name):
@@ -24,7 +32,9 @@ def table(folder, name):
 
 @pytest.mark.slow
 def test_tiny_suite_goes_on_where_it_was(tmp_path):
-    (tmp_path / "text.txt").write_text("\n".join(f"{number}: the quick brown fox jumps" for number in range(20000)))
+    (tmp_path / "text.txt").write_text(
+        "\n".join(f"{number}: the quick brown fox jumps" for number in range(20000))
+    )
     first = run_suite(tmp_path, "--one-piece")
     assert first.returncode == 3, first.stderr
     assert "left to do: memory training" in first.stdout
@@ -32,7 +42,9 @@ def test_tiny_suite_goes_on_where_it_was(tmp_path):
     rest = run_suite(tmp_path)
     assert rest.returncode == 0, rest.stderr
     assert (tmp_path / "gpu" / "speed.json").stat().st_mtime_ns == speed
-    pairs = [(method, stages) for method in ("pipedream", "basis-rotation") for stages in ("1", "4")]
+    pairs = [
+        (method, stages) for method in ("pipedream", "basis-rotation") for stages in ("1", "4")
+    ]
     variants = ["plain loop", *(f"{method}, P = {stages}" for method, stages in pairs)]
     assert [row["variant"] for row in table(tmp_path, "speed")] == variants
     assert all(float(row["ms / iteration"]) > 0 for row in table(tmp_path, "speed"))

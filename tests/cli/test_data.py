@@ -11,8 +11,19 @@ def corpus(tmp_path):
 
 def test_prepare_and_info(tmp_path, corpus, capsys, printed):
     config = tmp_path / "config.yaml"  # arguments win
-    config.write_text(f"data: {{source: nowhere.txt, tokens: 2000, directory: '{tmp_path / 'data'}'}}\n")
-    options = ["--tokenizer", "gpt2", "--tokens", "3_000", "--workers", "1", "--config", str(config)]
+    config.write_text(
+        f"data: {{source: nowhere.txt, tokens: 2000, directory: '{tmp_path / 'data'}'}}\n"
+    )
+    options = [
+        "--tokenizer",
+        "gpt2",
+        "--tokens",
+        "3_000",
+        "--workers",
+        "1",
+        "--config",
+        str(config),
+    ]
     assert main(["data", "prepare", str(corpus), *options]) == 0
     prepared = capsys.readouterr()
     folder, train, validation, source, fingerprint = prepared.out.splitlines()
@@ -30,7 +41,15 @@ def test_prepare_and_info(tmp_path, corpus, capsys, printed):
 def test_list_and_remove(tmp_path, corpus, printed, refused):
     directory = tmp_path / "data"
     for seed in range(2):
-        printed("data", "prepare", corpus, "--directory", str(directory), "--set", f"data.split_seed={seed}")
+        printed(
+            "data",
+            "prepare",
+            corpus,
+            "--directory",
+            str(directory),
+            "--set",
+            f"data.split_seed={seed}",
+        )
     kept, removed = sorted(directory.glob("[!.]*"))
     unfinished = directory / f".{kept.name}x.partial"
     unfinished.mkdir()

@@ -1,4 +1,5 @@
-"""The command through its entry point: exit codes, help with examples, one line for each mistake."""
+"""The command through its entry point: exit codes, help with examples, one line for each
+mistake."""
 
 import re
 import subprocess
@@ -16,7 +17,10 @@ from tests.train.helpers import tiny_config
 def test_every_command_has_help_with_examples(printed):
     assert printed("--version") == f"brx {__version__}\n"
     overview = printed("--help")
-    assert all(f"\n{panel}:\n" in overview for panel in ("Options", "Train", "Compare", "Understand", "Plan"))
+    assert all(
+        f"\n{panel}:\n" in overview
+        for panel in ("Options", "Train", "Compare", "Understand", "Plan")
+    )
     for command in COMMANDS:
         assert re.search(rf"^  {command}  +\S", overview, flags=re.M)
         shown, _, examples = printed(command, "--help").partition("Examples:")
@@ -33,18 +37,29 @@ def test_every_command_has_help_with_examples(printed):
     ],
 )
 def test_one_flag_takes_several_settings(arguments, printed, refused):
-    # A negative learning rate is refused by the configuration, after all three settings have reached it.
+    # A negative learning rate is refused by the configuration, after all three settings have
+    # reached it.
     assert "optimizer.lr" in refused("config", "show", *arguments.split())
     shown = yaml.safe_load(printed("config", "show", *arguments.replace("=-", "=").split()))
-    assert (shown["pipeline"]["stages"], shown["training"]["iterations"], shown["optimizer"]["lr"]) == (4, 70, 0.05)
+    assert (
+        shown["pipeline"]["stages"],
+        shown["training"]["iterations"],
+        shown["optimizer"]["lr"],
+    ) == (4, 70, 0.05)
 
 
 def test_ctrl_c_during_an_import_that_would_swallow_it_ends_the_process_with_one_line(tmp_path):
     (tmp_path / "greedy.py").write_text(
-        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n "
+        "   pass\n"
     )
-    program = "import signal; from brx import __main__ as b; signal.signal(signal.SIGINT, b._interrupt); import greedy"
-    run = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    program = (
+        "import signal; from brx import __main__ as b; signal.signal(signal.SIGINT, "
+        "b._interrupt); import greedy"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
     assert (run.returncode, run.stdout, run.stderr) == (130, "", "brx: interrupted\n")
 
 
@@ -60,8 +75,14 @@ def test_ctrl_c_during_an_import_that_would_swallow_it_ends_the_process_with_one
         ("brx tables slo", "slowdown"),
     ],
 )
-def test_the_shell_completes_commands_presets_methods_and_options(words, expected, capsys, monkeypatch):
-    line = {"_BRX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+def test_the_shell_completes_commands_presets_methods_and_options(
+    words, expected, capsys, monkeypatch
+):
+    line = {
+        "_BRX_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
     for name, value in line.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit):
@@ -74,7 +95,8 @@ def test_demo_in_small_then_train_and_plot(tmp_path, printed, monkeypatch):
     config = tiny_config(tmp_path, "training.iterations=8")
     small = [
         "model={blocks: 4, width: 8, heads: 2, sequence_length: 16}",
-        f"data={{source: '{config.data.source}', directory: '{config.data.directory}', validation_fraction: 0.3}}",
+        f"data={{source: '{config.data.source}', directory: '{config.data.directory}', "
+        f"validation_fraction: 0.3}}",
         "pipeline.stages=4",
         "training={iterations: 10, batch_size: 2, validation_examples: 4}",
     ]
@@ -83,7 +105,14 @@ def test_demo_in_small_then_train_and_plot(tmp_path, printed, monkeypatch):
     (tmp_path / "tiny.yaml").write_text(dump_config(config))
     assert printed("train", "tiny.yaml") == "runs/tiny-pipedream-p4-s0\n"
     printed("train", "runs/tiny-pipedream-p4-s0", "--resume")
-    printed("plot", "curves", "runs/tiny-pipedream-p4-s0", "demo/basis-rotation-p4", "--out", "figures/curves")
+    printed(
+        "plot",
+        "curves",
+        "runs/tiny-pipedream-p4-s0",
+        "demo/basis-rotation-p4",
+        "--out",
+        "figures/curves",
+    )
     for suffix in (".png", ".pdf", ".svg", ".txt"):
         assert (tmp_path / "figures" / f"curves{suffix}").stat().st_size > 0
     assert "runs/tiny-pipedream-p4-s0" in (tmp_path / "figures" / "curves.json").read_text()

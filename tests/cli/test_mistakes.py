@@ -1,4 +1,5 @@
-"""Mistakes of users: exit code 2 (1 where a disk refuses), one line that says what would be right, nothing left."""
+"""Mistakes of users: exit code 2 (1 where a disk refuses), one line that says what would be right,
+nothing left."""
 
 import shlex
 import shutil
@@ -16,20 +17,35 @@ MISTAKES = [
     ("", "brx: Missing command (known: demo, train, "),
     ("trian", "brx: No such command 'trian'. Did you mean 'train'? (known: demo, "),
     ("data", "brx data: Missing command (known: prepare, info, "),
-    ("toy circle", "brx toy: LANDSCAPE: 'circle' is not one of 'quadratic', 'spiral', 'sweep'; see"),
+    (
+        "toy circle",
+        "brx toy: LANDSCAPE: 'circle' is not one of 'quadratic', 'spiral', 'sweep'; see",
+    ),
     ("train", "brx train: CONFIG is missing: a YAML file or a preset's name; see brx train --help"),
     ("train quick --devcies 2", "No such option: --devcies (Possible options: --devices)"),
-    ("train quick --devices two", "brx train: --devices: input should be a valid integer, unable to"),
+    (
+        "train quick --devices two",
+        "brx train: --devices: input should be a valid integer, unable to",
+    ),
     ("train quick --out --resume", "brx train: --out needs a value: the run's folder"),
     ("train quik", "did you mean 'quick'"),
-    ("train quick --set pipeline.micro_batches=4", "unknown key, did you mean 'accumulation', the micro"),
+    (
+        "train quick --set pipeline.micro_batches=4",
+        "unknown key, did you mean 'accumulation', the micro",
+    ),
     ("train quick --set optimizer.method=adam", "did you mean 'pipedream', which is AdamW?"),
     ("train quick --set pipeline.stages=9", "must be at most model.blocks (8)"),
     ("train quick --set runtime.device=cuda", "cuda is not available on this machine"),
     ("train quick --set data.source=missing.txt", "missing.txt: no such file"),
-    ("train quick --set pipeline.delay=nothing.py:f", "pipeline.delay: nothing.py cannot be read: No such file"),
+    (
+        "train quick --set pipeline.delay=nothing.py:f",
+        "pipeline.delay: nothing.py cannot be read: No such file",
+    ),
     ("plan empty-section.yaml", "empty-section.yaml: pipeline: input should be a valid dictionary"),
-    ("plot oscillation --runs results/similar", "--runs: figure oscillation is not drawn from a folder of runs"),
+    (
+        "plot oscillation --runs results/similar",
+        "--runs: figure oscillation is not drawn from a folder of runs",
+    ),
     ("sweep laptop/mian --dry-run", "laptop/mian: no such sweep file, did you mean 'laptop/main'?"),
     ("claims main-reductoin", "did you mean 'main-reduction'?"),
     # Token files.
@@ -41,7 +57,10 @@ MISTAKES = [
     ("plot all --out x.png", "--out x.png: a file holds one figure"),
     ("plot main --runs nowhere", "nowhere: no such folder; make the runs with brx sweep"),
     ("plot curves", "name at least one run's folder"),
-    ("plot main runs/a", "RUN: only curves, staleness, profiles take runs; name the folder of main's"),
+    (
+        "plot main runs/a",
+        "RUN: only curves, staleness, profiles take runs; name the folder of main's",
+    ),
     ("plot curves runs/a --out runs/a/config.yaml/figure", "config.yaml"),
     # Runs.
     ("slowdown empty", "no run with losses there"),
@@ -73,28 +92,47 @@ MISTAKES = [
     ("schedule --stages 4 --delay 2", "rank 0 of 4 runs 3 forward passes ahead"),
     (
         "schedule --stages 2000",
-        "--micro-batches 4, --accumulation 1: 32,032,000 actions are more than can be shown (20,000)",
+        "--micro-batches 4, --accumulation 1: 32,032,000 actions are more than can be shown "
+        "(20,000)",
     ),
     ("schedule --stages 4 --accumulation 1000000", "actions are more than can be shown"),
     ("schedule --stages 4 --accumulation 2 --figure x", "shows one micro-batch per update"),
     ("plan quick --throughput H10", "no such device, did you mean 'H100'?"),
-    ("stages --hidden 4096 --heads 32", "a model of your own needs --params-per-block, --blocks too"),
+    (
+        "stages --hidden 4096 --heads 32",
+        "a model of your own needs --params-per-block, --blocks too",
+    ),
     ("stages --memory -8", "--memory -8GB: must be a number above 0 with a unit"),
     # Verdicts.
     (f"{ASKED} --loss 9", "--loss 9: above 4"),
     (f"{ASKED} --loss nan", "--loss nan: must be a loss above 0"),
-    (f"{ASKED} --cost adam=0.1", "--cost adam=0.1: write METHOD=SHARE, did you mean 'pipedream', which is AdamW?"),
+    (
+        f"{ASKED} --cost adam=0.1",
+        "--cost adam=0.1: write METHOD=SHARE, did you mean 'pipedream', which is AdamW?",
+    ),
     (f"{ASKED} --cost nesterov=much", "--cost nesterov=much: the share"),
     (f"{ASKED} --device-memory 8GB", "need a --config"),
     (f"{ASKED} --config quick --bandwidth 8GB", "--bandwidth: needs"),
-    (f"{ASKED} --micro-batches 3 --config quick", "--micro-batches 3: 8 examples per update are no multiple"),
+    (
+        f"{ASKED} --micro-batches 3 --config quick",
+        "--micro-batches 3: 8 examples per update are no multiple",
+    ),
     ("plot curves RUN --runs x", "--runs: curves takes its runs as arguments"),
     (f"{ASKED} --stages 64 --config quick", "--stages 64: the model has only 8"),
-    (f"{ASKED} --cost-from results/tables/similar/time-to-loss.json", "no table of milliseconds per iteration by"),
-    (f"{ASKED} --cost-from results/demo/basis-rotation-p1", "has no pipedream (AdamW), which costs are"),
+    (
+        f"{ASKED} --cost-from results/tables/similar/time-to-loss.json",
+        "no table of milliseconds per iteration by",
+    ),
+    (
+        f"{ASKED} --cost-from results/demo/basis-rotation-p1",
+        "has no pipedream (AdamW), which costs are",
+    ),
     (f"{ASKED} --cost-from results/demo results/laptop", "runs of one model and batch are needed"),
     (f"{ASKED} --local-steps 8", "--local-steps and --averaging: give both"),
-    (f"{ASKED} --local-steps 8 --averaging 3GB", "--averaging 3GB: write units of an update's passes"),
+    (
+        f"{ASKED} --local-steps 8 --averaging 3GB",
+        "--averaging 3GB: write units of an update's passes",
+    ),
     (f"{ASKED} --local-steps 8 --averaging 3 --local-slowdown 0.5", "--local-slowdown 0.5: must"),
     (f"{ASKED} nowhere.json", "nowhere.json: not readable"),
 ]

@@ -1,4 +1,5 @@
-"""`brx methods`, `memory`, `schedule` and `stages`: what they print, and what they refuse in one line."""
+"""`brx methods`, `memory`, `schedule` and `stages`: what they print, and what they refuse in one
+line."""
 
 import re
 
@@ -13,20 +14,28 @@ def _wide(monkeypatch):
 
 
 def rows_of(table):
-    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines() if line.startswith("│")]
+    return [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in table.splitlines()
+        if line.startswith("│")
+    ]
 
 
 def test_methods_are_listed_and_explained_with_every_option(printed):
     text = printed("methods")
     for name, method in METHODS.items():
-        flat = " ".join(text.partition(f"{name}: {method.summary}\n")[2].partition("\n\n")[0].split())
+        flat = " ".join(
+            text.partition(f"{name}: {method.summary}\n")[2].partition("\n\n")[0].split()
+        )
         assert f"equation {method.equation}" in flat
         assert f"source {method.source}" in flat
         assert all(optimizer in flat for optimizer in method.gets)
         assert "defaults lr=0.001" in flat
     text = printed("methods", "basis-rotation", "--stages", "32")
     assert METHODS["basis-rotation"].why[:40] in text
-    for key in METHODS["basis-rotation"].section.model_fields:  # each has a default and an explanation
+    for key in METHODS[
+        "basis-rotation"
+    ].section.model_fields:  # each has a default and an explanation
         assert key == "method" or re.search(rf"^  {key} = \S+ +\S", text, flags=re.M), key
     assert re.search(r"sum of 1/f +3\.2000 +3\.4302", text)
     assert "  momentum: float = 0" in printed("methods", "torch.optim:SGD")
@@ -34,7 +43,8 @@ def test_methods_are_listed_and_explained_with_every_option(printed):
 
 def test_memory_of_a_model_counts_every_matrix_and_expert(printed):
     text = printed("memory", "paper-moe-100m")
-    # 16 of 32 blocks are mixtures of 8 experts: 4 x 32 attention matrices, 16 + 16 x 8 of each kind in MLPs.
+    # 16 of 32 blocks are mixtures of 8 experts: 4 x 32 attention matrices, 16 + 16 x 8 of each kind
+    #     in MLPs.
     assert "240x240 (128 of them)" in text
     assert "960x240 (144 of them)" in text
     assert "MiB" in text
@@ -48,7 +58,8 @@ def test_memory_of_a_run_is_shown_by_stage_and_by_device(printed):
     _, by_stage, by_rank = text.split("P = 32, R = 2")
     rows = rows_of(by_stage)
     assert [tuple(map(int, row[:3])) for row in rows] == [(k, k // 16, 31 - k) for k in range(32)]
-    # A block of width 32: 12 d^2 + 2 d weights; U, V, L and R of four (32, 32) and two (128, 32) matrices.
+    # A block of width 32: 12 d^2 + 2 d weights; U, V, L and R of four (32, 32) and two (128, 32)
+    #     matrices.
     assert [float(rows[1][4]), float(rows[1][7])] == [
         pytest.approx(4 * (12 * 32**2 + 10 * 32) / 1e3, abs=2),
         pytest.approx(4 * 2 * (4 * 2 * 32**2 + 2 * (128**2 + 32**2)) / 1e3, abs=0.1),
@@ -58,7 +69,9 @@ def test_memory_of_a_run_is_shown_by_stage_and_by_device(printed):
 
 
 def test_schedule_shows_the_engines_actions_and_the_delays(printed):
-    lines = printed("schedule", "--stages", "4", "--devices", "2", "--micro-batches", "3").splitlines()
+    lines = printed(
+        "schedule", "--stages", "4", "--devices", "2", "--micro-batches", "3"
+    ).splitlines()
     assert "GPipe, one step: idle 25.0% of the time shown" in lines
     assert "  0F1 0F2 0F3 0B1 0B2 0B3 0U1" in lines
     assert "  1F1 1B1 1F2 1B2 1F3 1B3 1U1" in lines
@@ -76,7 +89,9 @@ def test_schedules_are_wrapped_at_the_terminals_width_or_drawn(printed, monkeypa
     texts = {}
     for width in (60, 500):
         monkeypatch.setenv("COLUMNS", str(width))
-        texts[width] = printed("schedule", "--stages", "8", "--devices", "4", "--micro-batches", "9")
+        texts[width] = printed(
+            "schedule", "--stages", "8", "--devices", "4", "--micro-batches", "9"
+        )
         assert max(map(len, texts[width].splitlines())) <= width
     assert "".join(texts[60].split()) == "".join(texts[500].split())
     printed("schedule", "--stages", "3", "--figure", tmp_path / "schedule")
@@ -85,8 +100,20 @@ def test_schedules_are_wrapped_at_the_terminals_width_or_drawn(printed, monkeypa
 
 
 def test_stages_of_an_own_model_on_own_devices(printed):
-    own = ["stages", "--hidden", "4096", "--heads", "32", "--params-per-block", "202e6", "--blocks", "32"]
+    own = [
+        "stages",
+        "--hidden",
+        "4096",
+        "--heads",
+        "32",
+        "--params-per-block",
+        "202e6",
+        "--blocks",
+        "32",
+    ]
     table = printed(*own, "--memory", "16", "80", "--format", "markdown").splitlines()
     assert table[2] == "| model | 4096 | 32 | 202M | 32 | 16 | 3 |"
-    table = printed(*own, "--memory", "8", "80GB", "--sequence-length", "8192", "--format", "csv").splitlines()
+    table = printed(
+        *own, "--memory", "8", "80GB", "--sequence-length", "8192", "--format", "csv"
+    ).splitlines()
     assert table[1].endswith(",>= 64,7")

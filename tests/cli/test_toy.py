@@ -20,19 +20,39 @@ SWEEP = {"starts": 5, "angles_degrees": "[0, 30, 45]", "delays": "[1, 2]", "most
 @pytest.mark.parametrize(
     ("preset", "changes", "shown", "lengths"),
     [
-        ("quadratic", {"other_starts": 2}, "Adam, aligned: 14 updates, with delay 14 updates", {"runs": 8}),
-        ("spiral-small-steps", SPIRAL, "Spearman correlation", {"angles": 20, "updates_with_delay": 20}),
-        ("sweep", SWEEP, "Spearman's correlation of slowdown and (1,1)-norm over the angles", {"sweeps": 4}),
+        (
+            "quadratic",
+            {"other_starts": 2},
+            "Adam, aligned: 14 updates, with delay 14 updates",
+            {"runs": 8},
+        ),
+        (
+            "spiral-small-steps",
+            SPIRAL,
+            "Spearman correlation",
+            {"angles": 20, "updates_with_delay": 20},
+        ),
+        (
+            "sweep",
+            SWEEP,
+            "Spearman's correlation of slowdown and (1,1)-norm over the angles",
+            {"sweeps": 4},
+        ),
     ],
     ids=["quadratic", "spiral", "sweep"],
 )
-def test_toys_print_draw_and_keep_numbers(preset, changes, shown, lengths, tmp_path, printed, monkeypatch):
+def test_toys_print_draw_and_keep_numbers(
+    preset, changes, shown, lengths, tmp_path, printed, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     config = write(tmp_path / "mine.yaml", preset, **changes)
     folders = ("figures", "results/toy") if preset == "quadratic" else ("a", "b")
     where = [] if preset == "quadratic" else ["--out", "a/toy-mine", "--json", "b/mine.json"]
     assert shown in printed("toy", preset.partition("-")[0], config, *where)
-    assert all((tmp_path / folders[0] / f"toy-mine{suffix}").stat().st_size for suffix in (".png", ".pdf", ".txt"))
+    assert all(
+        (tmp_path / folders[0] / f"toy-mine{suffix}").stat().st_size
+        for suffix in (".png", ".pdf", ".txt")
+    )
     numbers = json.loads((tmp_path / folders[1] / "mine.json").read_text())
     assert {key: len(numbers[key]) for key in lengths} == lengths
 

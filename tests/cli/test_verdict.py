@@ -25,10 +25,14 @@ def test_own_runs_are_kept_drawn_and_asked_again(printed, tmp_path):
     kept = str(tmp_path / "kept.json")
     arguments = ["--stages", "8", "--micro-batches", "2"]
     figure = str(tmp_path / "figure")
-    first = printed("verdict", str(ROOT / "results" / "demo"), *arguments, "--save", kept, "--figure", figure)
+    first = printed(
+        "verdict", str(ROOT / "results" / "demo"), *arguments, "--save", kept, "--figure", figure
+    )
     assert (tmp_path / "figure.png").stat().st_size > 0
     assert printed("verdict", kept, *arguments) == first[: first.index(kept)]
-    assert "basis-rotation 50%" in printed("verdict", kept, *arguments, "--verbose", "--cost", "basis-rotation=0.5")
+    assert "basis-rotation 50%" in printed(
+        "verdict", kept, *arguments, "--verbose", "--cost", "basis-rotation=0.5"
+    )
 
 
 def test_costs_come_from_own_runs_or_a_benchmark(printed, tmp_path, monkeypatch):
@@ -44,7 +48,10 @@ def test_costs_come_from_own_runs_or_a_benchmark(printed, tmp_path, monkeypatch)
     assert "basis-rotation 75%" in printed("verdict", *question, "--cost-from", str(table))
     both = [*question, "--cost-from", str(table), "--cost", "basis-rotation=0.5"]
     assert "basis-rotation 50%" in printed("verdict", *both)
-    assert printed("verdict", *question, "--cost-from", "results/similar-curvature").count("% (given)") == 2
+    assert (
+        printed("verdict", *question, "--cost-from", "results/similar-curvature").count("% (given)")
+        == 2
+    )
     text = printed("verdict", *question, "--cost-from", "results/demo/pipedream-p1")
     assert "pipedream 0% (given)" in text
     assert text.count("(given)") == 1
@@ -52,11 +59,22 @@ def test_costs_come_from_own_runs_or_a_benchmark(printed, tmp_path, monkeypatch)
 
 def test_a_model_gives_memory_updates_and_transfers(printed, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    model = ["--config", "paper-95m", "--device-memory", "1GB", "--bandwidth", "1GB", "--throughput", "100T"]
+    model = [
+        "--config",
+        "paper-95m",
+        "--device-memory",
+        "1GB",
+        "--bandwidth",
+        "1GB",
+        "--throughput",
+        "100T",
+    ]
     figure = ["--figure", str(tmp_path / "figure")]
     monkeypatch.setattr("brx.plot.planning.STAGES", (8, 64))
     monkeypatch.setattr("brx.plot.planning.MICRO_BATCHES", (4, 8))
-    text = printed("verdict", *ASKED, *model, *figure, "--verbose", "--local-steps", "8", "--averaging", "10GB")
+    text = printed(
+        "verdict", *ASKED, *model, *figure, "--verbose", "--local-steps", "8", "--averaging", "10GB"
+    )
     assert re.search(r"Too large for 1 GB: .*basis-rotation", text)
     assert "8 examples per update, 8 micro-batches of 1." in text
     assert "s / update" in text
@@ -72,7 +90,16 @@ def test_a_model_gives_memory_updates_and_transfers(printed, tmp_path, monkeypat
 
 def test_it_prints_the_equal_plan_and_what_would_make_methods_fit(printed, monkeypatch):
     monkeypatch.chdir(ROOT)
-    question = ["--stages", "16", "--micro-batches", "4", "--config", "paper-1b", "--device-memory", "6GB"]
+    question = [
+        "--stages",
+        "16",
+        "--micro-batches",
+        "4",
+        "--config",
+        "paper-1b",
+        "--device-memory",
+        "6GB",
+    ]
     text = printed("verdict", *question, "--throughput", "A100", "--loss", "2.4")
     command = shlex.split(re.search(r"To check: brx (.*)", text)[1])
     planned = printed(*command)
@@ -84,18 +111,32 @@ def test_it_prints_the_equal_plan_and_what_would_make_methods_fit(printed, monke
     changed = [f"optimizer={{method: {method}}}", *remedy[2].split()]
     position = command.index("--set") + 1
     for settings, does in ((changed[:1], "Does not fit"), (changed, "Fits")):
-        assert f"{does} into 6.0 GB" in printed(*command[:position], *settings, *command[position + 1 :])
+        assert f"{does} into 6.0 GB" in printed(
+            *command[:position], *settings, *command[position + 1 :]
+        )
 
 
 @pytest.mark.parametrize(
     ("setting", "crosses_3_at", "status", "message"),
     [
-        ("pipeline.stages=4", -500, "finished", "runs: no run falls to a training loss of 4 nats, where measurements"),
-        ("pipeline.delay=3", 100, "finished", "runs: no run has a pipeline's delays (pipeline.delay: pipeline"),
+        (
+            "pipeline.stages=4",
+            -500,
+            "finished",
+            "runs: no run falls to a training loss of 4 nats, where measurements",
+        ),
+        (
+            "pipeline.delay=3",
+            100,
+            "finished",
+            "runs: no run has a pipeline's delays (pipeline.delay: pipeline",
+        ),
         ("pipeline.stages=4", 100, "interrupted", "runs: no run is finished"),
     ],
 )
-def test_runs_that_say_nothing_are_refused(setting, crosses_3_at, status, message, refused, tmp_path, monkeypatch):
+def test_runs_that_say_nothing_are_refused(
+    setting, crosses_3_at, status, message, refused, tmp_path, monkeypatch
+):
     write_run(tmp_path, "run", setting, crosses_3_at=crosses_3_at, status=status)
     monkeypatch.chdir(tmp_path)
     assert message in refused("verdict", "runs", *ASKED)

@@ -1,4 +1,5 @@
-"""Configurations: presets load and round-trip; each mistake is one line that names file, key and what is right."""
+"""Configurations: presets load and round-trip; each mistake is one line that names file, key and
+what is right."""
 
 import re
 
@@ -20,14 +21,28 @@ def test_preset_round_trips(preset, tmp_path):
 
 
 def test_overrides_win_and_nest():
-    config = load_config("quick", ["optimizer.method=basis-rotation", "optimizer.lr=3e-4", "model.moe.experts=4"])
-    assert (config.optimizer.method, config.optimizer.lr, config.model.moe.experts) == ("basis-rotation", 3e-4, 4)
-    config = load_config("quick", ["optimizer={method: 'torch.optim:SGD', arguments: {a: 0.9}}", "training.clip=.inf"])
+    config = load_config(
+        "quick", ["optimizer.method=basis-rotation", "optimizer.lr=3e-4", "model.moe.experts=4"]
+    )
+    assert (config.optimizer.method, config.optimizer.lr, config.model.moe.experts) == (
+        "basis-rotation",
+        3e-4,
+        4,
+    )
+    config = load_config(
+        "quick",
+        ["optimizer={method: 'torch.optim:SGD', arguments: {a: 0.9}}", "training.clip=.inf"],
+    )
     assert config.optimizer.arguments == {"a": 0.9}
     assert RunConfig.model_validate(parse_yaml(dump_config(config), "here")) == config
-    config = apply_overrides({"pipeline": {"stages": 4, "delay": "pipeline"}}, ["pipeline.delay.like=8"], "file")
+    config = apply_overrides(
+        {"pipeline": {"stages": 4, "delay": "pipeline"}}, ["pipeline.delay.like=8"], "file"
+    )
     assert config.pipeline.delay_text == "like 8"  # a value has become a section
-    assert repr(parse_yaml("[3e-4, 1e6, 12, 1_000, .5, -2.]", "here")) == "[0.0003, 1000000.0, 12, 1000, 0.5, -2.0]"
+    assert (
+        repr(parse_yaml("[3e-4, 1e6, 12, 1_000, .5, -2.]", "here"))
+        == "[0.0003, 1000000.0, 12, 1000, 0.5, -2.0]"
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,15 +50,30 @@ def test_overrides_win_and_nest():
     [
         ("model.bloks=3", "--set model.bloks=3: model.bloks: unknown key, did you mean 'blocks'?"),
         ("optimizer.method=mine.py", "method must name a class of the file, mine.py:CLASS"),
-        ("optimizer.method=basis-rot", "unknown method 'basis-rot', did you mean 'basis-rotation'?"),
+        (
+            "optimizer.method=basis-rot",
+            "unknown method 'basis-rot', did you mean 'basis-rotation'?",
+        ),
         ("optimizer=pipedream", "--set optimizer=pipedream: optimizer: "),
         ("optimizer.lr=-1", "optimizer.lr: input should be greater than 0, got -1"),
         ("optimizer.eps=.inf", "optimizer.eps: input should be a finite number, got inf"),
         ("training.batch_size=a", "training.batch_size: input should be a valid integer, got 'a'"),
-        ("pipeline.stash=foo", "pipeline.stash: input should be 'exact', 'none' or 'predict', got 'foo'"),
-        ("pipeline.stages=3 & pipeline.delay=[1, 0]", "delay must have one entry per stage (3), got 2"),
-        ("pipeline.stages=1 & pipeline.delay={like: 8}", "delay: like: 8 needs at least 2 stages, got 1"),
-        ("pipeline.forecast=last-update & pipeline.stash=none", "forecast needs stash: exact (got none)"),
+        (
+            "pipeline.stash=foo",
+            "pipeline.stash: input should be 'exact', 'none' or 'predict', got 'foo'",
+        ),
+        (
+            "pipeline.stages=3 & pipeline.delay=[1, 0]",
+            "delay must have one entry per stage (3), got 2",
+        ),
+        (
+            "pipeline.stages=1 & pipeline.delay={like: 8}",
+            "delay: like: 8 needs at least 2 stages, got 1",
+        ),
+        (
+            "pipeline.forecast=last-update & pipeline.stash=none",
+            "forecast needs stash: exact (got none)",
+        ),
         ("pipeline.stages=9", "pipeline.stages must be at most model.blocks (8), got 9"),
         ("pipeline.devices=9", "devices must be at most stages (8), got 9"),
         ("model.heads=5", "heads must divide width (64), got 5"),
@@ -60,7 +90,19 @@ def test_wrong_override_is_one_clear_line(override, expected):
 
 
 @pytest.mark.parametrize(
-    "delay", ["-1", "1.5", "true", "[]", "[3, -1, 0]", "deep", "{like: 0}", "{like: true}", "{lik: 3}", "null"]
+    "delay",
+    [
+        "-1",
+        "1.5",
+        "true",
+        "[]",
+        "[3, -1, 0]",
+        "deep",
+        "{like: 0}",
+        "{like: true}",
+        "{lik: 3}",
+        "null",
+    ],
 )
 def test_no_delay_profile_is_one_clear_line(delay):
     message = r"^--set pipeline.delay=.*: pipeline.delay: delay must be pipeline, 2bw, a whole"
@@ -84,7 +126,9 @@ def test_no_delay_profile_is_one_clear_line(delay):
 def test_wrong_file_is_one_clear_line(text, expected, tmp_path):
     path = tmp_path / "wrong.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(UserError, match=rf"\A{re.escape(str(path))}.*{re.escape(expected)}.*\Z") as caught:
+    with pytest.raises(
+        UserError, match=rf"\A{re.escape(str(path))}.*{re.escape(expected)}.*\Z"
+    ) as caught:
         load_config(path)
     assert len(str(caught.value)) < 300 + len(str(path))
 

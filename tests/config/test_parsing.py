@@ -6,7 +6,8 @@ from brx.config.parsing import parse_bytes, parse_flops, parse_yaml
 from brx.errors import UserError
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
 MERGE_BOMB = "a: &a {x: 1}\n" + "".join(
     f"{name}: &{name} {{<<: [{','.join([f'*{before}'] * 10)}]}}\n"
@@ -23,7 +24,10 @@ TRAPS = {
     ),
     "an impossible date": ("training: 2001-99-99", "month must be in 1..12"),
     "a number of thousands of digits": ("training: " + "9" * 5000, "4300 digits"),
-    "many keys": ("\n".join(f"k{number}: 1" for number in range(60_000)), "more than 100,000 values"),
+    "many keys": (
+        "\n".join(f"k{number}: 1" for number in range(60_000)),
+        "more than 100,000 values",
+    ),
     "a control character": ("a: \x07", "not valid YAML"),
     "an unknown tag": ("a: !!python/object:os.system x", "not valid YAML"),
     "a key that is a list": ("? [a]\n: 1", "not valid YAML"),
@@ -43,8 +47,10 @@ def test_traps_are_one_short_line(trap):
 
 def test_aliases_and_merged_keys_are_fine():
     assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 3e-4}\nc: [*a, *a]", "here") == {
-        "a": {"x": 1}, "b": {"x": 1, "y": 3e-4}, "c": [{"x": 1}] * 2,
-    }  # fmt: skip
+        "a": {"x": 1},
+        "b": {"x": 1, "y": 3e-4},
+        "c": [{"x": 1}] * 2,
+    }
 
 
 @pytest.mark.parametrize(
@@ -64,5 +70,7 @@ def test_numbers_with_a_unit(parse, text, expected):
 
 @pytest.mark.parametrize("text", ["", "GB", "24", "24Q", "-1GB", "0GB", "1.2.3GB"])
 def test_anything_else_is_one_line(text):
-    with pytest.raises(UserError, match=r"^--option .*must be a number above 0 with a unit, for example 80GB"):
+    with pytest.raises(
+        UserError, match=r"^--option .*must be a number above 0 with a unit, for example 80GB"
+    ):
         parse_bytes(text, "--option")

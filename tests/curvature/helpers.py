@@ -13,17 +13,23 @@ from brx.train.loop import train
 from tests.train.helpers import tiny_config
 
 VOCABULARY = 7
-KINDS = {"dense": None, "mixture": MoEConfig(experts=3, top_k=2, every=2, load_balance_weight=0.5, router_z_weight=0.1)}
+KINDS = {
+    "dense": None,
+    "mixture": MoEConfig(experts=3, top_k=2, every=2, load_balance_weight=0.5, router_z_weight=0.1),
+}
 
 
 def tiny_model(kind, dtype=torch.float64):
-    """A model of about a thousand parameters, its parameters away from their special initial values, and a batch."""
+    """A model of about a thousand parameters, its parameters away from their special initial
+    values, and a batch."""
     config = ModelConfig(blocks=2, width=4, heads=2, sequence_length=5, moe=KINDS[kind])
     model = whole_model(config, VOCABULARY)
     initialize(model, config.blocks, seed=0)
     generator = torch.Generator().manual_seed(1)
     parameters = {
-        name: (parameter.detach() + 0.5 * torch.randn(parameter.shape, generator=generator)).to(dtype)
+        name: (parameter.detach() + 0.5 * torch.randn(parameter.shape, generator=generator)).to(
+            dtype
+        )
         for name, parameter in model.named_parameters()
     }
     inputs, targets = torch.randint(VOCABULARY, (2, 3, 5), generator=generator)
@@ -36,12 +42,15 @@ def flat(vectors):
 
 def unflat(vector, like):
     parts = vector.split([value.numel() for value in like.values()])
-    return {name: part.view_as(value) for part, (name, value) in zip(parts, like.items(), strict=True)}
+    return {
+        name: part.view_as(value) for part, (name, value) in zip(parts, like.items(), strict=True)
+    }
 
 
 def full_hessian(model, parameters, batch):
-    """The Hessian (d, d), in forward mode over reverse mode. `torch.func.hessian` runs the backward pass under `vmap`,
-    where torch (2.13) differentiates layer norm's weight gradient wrongly: it is not even symmetric."""
+    """The Hessian (d, d), in forward mode over reverse mode. `torch.func.hessian` runs the backward
+    pass under `vmap`, where torch (2.13) differentiates layer norm's weight gradient wrongly: it is
+    not even symmetric."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < (2, 13) and any(isinstance(module, Mixture) for module in model.modules()):
         pytest.skip("torch.func's transforms of this torch hide the numbers of tokens by expert")
@@ -58,7 +67,10 @@ def full_hessian(model, parameters, batch):
 
 def random_like(parameters, seed=2):
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(p.shape, generator=generator, dtype=p.dtype) for name, p in parameters.items()}
+    return {
+        name: torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        for name, p in parameters.items()
+    }
 
 
 def finished_run(folder, name, *overrides):
@@ -68,16 +80,35 @@ def finished_run(folder, name, *overrides):
     return run
 
 
-def norm_result(run, method, stages, iteration, space, num_parameters, norm, squares, covariance=None, **others):
-    """A made-up measurement of a model with these sums of squared row norms by embedding, blocks and head."""
+def norm_result(
+    run, method, stages, iteration, space, num_parameters, norm, squares, covariance=None, **others
+):
+    """A made-up measurement of a model with these sums of squared row norms by embedding, blocks
+    and head."""
     count = len(squares)
     names = ["embedding", *map(str, range(count - 2)), "head"]
     zero = [[0.0] * count] * count
     sums = [[1.0] * count, list(squares)]
-    groups = Groups(names=names, num_rows=[1] * count, sums=sums, covariances=[zero, covariance or zero])
+    groups = Groups(
+        names=names, num_rows=[1] * count, sums=sums, covariances=[zero, covariance or zero]
+    )
     settings = {"vectors": 5, "batches_per_vector": 2, "basis_batches": 7}
-    content = {"standard_error": 0.0, "below_resolution": 0.0, "settings": settings, "tokens": 64} | others
+    content = {
+        "standard_error": 0.0,
+        "below_resolution": 0.0,
+        "settings": settings,
+        "tokens": 64,
+    } | others
     return NormResult(
-        run=str(run), method=method, num_stages=stages, iteration=iteration, space=space, norm=norm,
-        num_parameters=num_parameters, blocks=groups, kinds=groups, num_own_stages=stages, **content,
-    )  # fmt: skip
+        run=str(run),
+        method=method,
+        num_stages=stages,
+        iteration=iteration,
+        space=space,
+        norm=norm,
+        num_parameters=num_parameters,
+        blocks=groups,
+        kinds=groups,
+        num_own_stages=stages,
+        **content,
+    )

@@ -1,4 +1,5 @@
-"""Hessian products and strategies' bases against the whole Hessian and naive ones; what stands beside their norms."""
+"""Hessian products and strategies' bases against the whole Hessian and naive ones; what stands
+beside their norms."""
 
 import csv
 import re
@@ -11,7 +12,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from brx.cli.main import main
 from brx.curvature import hessian
-from brx.curvature.effective_delay import VARIANT_OF_SPACE, complete_measurements, strategy_slowdowns, strategy_table
+from brx.curvature.effective_delay import (
+    VARIANT_OF_SPACE,
+    complete_measurements,
+    strategy_slowdowns,
+    strategy_table,
+)
 from brx.curvature.hessian_norm import cauchy_vector
 from brx.curvature.norm_result import STRATEGY_SPACES, results_of, strategy_of
 from brx.errors import RunError, UserError
@@ -19,7 +25,15 @@ from brx.model.stage import is_block_matrix
 from brx.paper.scales import VARIANTS
 from brx.runs.frames import load
 from brx.runs.tables import slowdown_text
-from tests.curvature.helpers import KINDS, flat, full_hessian, norm_result, random_like, tiny_model, unflat
+from tests.curvature.helpers import (
+    KINDS,
+    flat,
+    full_hessian,
+    norm_result,
+    random_like,
+    tiny_model,
+    unflat,
+)
 from tests.paper.helpers import write_experiment
 
 
@@ -39,10 +53,17 @@ def test_a_dense_batch_in_parts_gives_the_same_product(monkeypatch):
     vector = random_like(parameters)
     whole = hessian.hessian_vector_product(model, parameters, batch, vector)
     assert len(hessian._parts(model, batch)) == 1
-    for tokens, worth, parts in ((5, 1, [1, 1, 1]), (10, 1, [2, 1]), (1000, 1, [2, 1]), (1000, 2**14, [3])):
+    for tokens, worth, parts in (
+        (5, 1, [1, 1, 1]),
+        (10, 1, [2, 1]),
+        (1000, 1, [2, 1]),
+        (1000, 2**14, [3]),
+    ):
         monkeypatch.setattr(hessian, "WORTH_A_PASS", worth)
         monkeypatch.setitem(hessian.TOKENS_PER_PASS, "cpu", tokens)
-        assert [len(inputs) for inputs, _ in hessian._parts(model, batch)] == parts  # of 3 examples of 5 tokens
+        assert [
+            len(inputs) for inputs, _ in hessian._parts(model, batch)
+        ] == parts  # of 3 examples of 5 tokens
         product = hessian.hessian_vector_product(model, parameters, batch, vector)
         torch.testing.assert_close(product, whole, rtol=1e-9, atol=1e-12)
 
@@ -58,7 +79,11 @@ def test_mean_over_batches_is_the_product_of_the_mean_loss_however_many_make_one
     with sdpa_kernel(SDPBackend.MATH):
         _, expected = jvp(grad(loss), (parameters,), (vector,))
     for at_a_time, passes in ((1, [[7], [8], [9]]), (2, [[7, 8], [9]]), (100, [[7, 8, 9]])):
-        monkeypatch.setattr(hessian, "WORTH_A_PASS", at_a_time * inputs.numel() * model.embedding.tokens.embedding_dim)
+        monkeypatch.setattr(
+            hessian,
+            "WORTH_A_PASS",
+            at_a_time * inputs.numel() * model.embedding.tokens.embedding_dim,
+        )
         assert [numbers for numbers, _ in hessian._joined(model, batches)] == passes
         found = hessian.mean_product(model, parameters, batches, vector, "here")
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
@@ -68,10 +93,15 @@ def test_a_mixtures_batches_are_neither_split_nor_joined(monkeypatch):
     model, parameters, batch = tiny_model("mixture")
     vector = random_like(parameters)
     whole = hessian.hessian_vector_product(model, parameters, batch, vector)
-    assert [numbers for numbers, _ in hessian._joined(model, [(1, batch), (2, batch)])] == [[1], [2]]
+    assert [numbers for numbers, _ in hessian._joined(model, [(1, batch), (2, batch)])] == [
+        [1],
+        [2],
+    ]
     monkeypatch.setitem(hessian.TOKENS_PER_PASS, "cpu", 5)
     assert len(hessian._parts(model, batch)) == 1
-    torch.testing.assert_close(hessian.mean_product(model, parameters, [(1, batch), (2, batch)], vector, "here"), whole)
+    torch.testing.assert_close(
+        hessian.mean_product(model, parameters, [(1, batch), (2, batch)], vector, "here"), whole
+    )
 
 
 def test_a_product_that_is_not_finite_names_the_batch():
@@ -79,10 +109,18 @@ def test_a_product_that_is_not_finite_names_the_batch():
     huge = unflat(torch.full_like(flat(parameters), 1e38), parameters)
     for numbers, told in (([41], "batch 41"), ([41, 42], "batches 41 to 42")):
         with pytest.raises(RunError, match=f"runs/x/7: vector 3: .* of {told} is not finite$"):
-            hessian.mean_product(model, parameters, [(number, batch) for number in numbers], huge, "runs/x/7: vector 3")
+            hessian.mean_product(
+                model,
+                parameters,
+                [(number, batch) for number in numbers],
+                huge,
+                "runs/x/7: vector 3",
+            )
 
 
-@pytest.mark.parametrize(("kind", "space"), [("dense", "1st-unilateral"), ("mixture", "2nd-bilateral")])
+@pytest.mark.parametrize(
+    ("kind", "space"), [("dense", "1st-unilateral"), ("mixture", "2nd-bilateral")]
+)
 def test_products_in_a_strategys_coordinates_are_those_of_the_whole_hessian(kind, space):
     model, parameters, batch = tiny_model(kind)
     inputs, targets = batch
@@ -101,13 +139,16 @@ def test_products_in_a_strategys_coordinates_are_those_of_the_whole_hessian(kind
             rows, columns = (stack @ stack.mT).mean(0), (stack.mT @ stack).mean(0)
             is_wide, is_bilateral = len(rows) < len(columns), geometry == "bilateral"
             U = eigenbasis_of(rows, bases[name].left, index, is_rotated=is_bilateral or is_wide)
-            V = eigenbasis_of(columns, bases[name].right, index, is_rotated=is_bilateral or not is_wide)
+            V = eigenbasis_of(
+                columns, bases[name].right, index, is_rotated=is_bilateral or not is_wide
+            )
             blocks.append(torch.kron(U, V))  # in row-major order, vec(U A V^T) = kron(U, V) vec(A)
     rotation = torch.block_diag(*blocks)
     matrix = rotation.T @ full_hessian(model, parameters, batch) @ rotation
     vector = cauchy_vector(parameters, 4, 0)
     product = hessian.from_weights(
-        bases, hessian.hessian_vector_product(model, parameters, batch, hessian.to_weights(bases, vector))
+        bases,
+        hessian.hessian_vector_product(model, parameters, batch, hessian.to_weights(bases, vector)),
     )
     torch.testing.assert_close(flat(product), matrix @ flat(vector))
 
@@ -118,12 +159,15 @@ def matrices(values):
 
 
 def eigenbasis_of(covariance, sides, index, *, is_rotated):
-    """A basis, after a check that it is orthogonal and makes the covariance diagonal, the largest eigenvalue first."""
+    """A basis, after a check that it is orthogonal and makes the covariance diagonal, the largest
+    eigenvalue first."""
     if not is_rotated:
         assert sides is None
         return torch.eye(len(covariance), dtype=covariance.dtype)
     side = matrices(sides)[index]
-    torch.testing.assert_close(side.T @ side, torch.eye(len(side), dtype=side.dtype), atol=1e-10, rtol=0)
+    torch.testing.assert_close(
+        side.T @ side, torch.eye(len(side), dtype=side.dtype), atol=1e-10, rtol=0
+    )
     turned = side.T @ covariance @ side
     torch.testing.assert_close(turned, turned.diagonal().diag(), atol=1e-8, rtol=0)
     assert (turned.diagonal().diff() < 1e-8).all()
@@ -136,17 +180,30 @@ def numbers_of(cell):
 
 
 def test_command_measures_all_coordinates_at_one_checkpoint(run, tmp_path, capsys):
-    arguments = ["hessian-norm", str(run), "--strategies", "--format", "csv", "--out", str(tmp_path / "figure")]
+    arguments = [
+        "hessian-norm",
+        str(run),
+        "--strategies",
+        "--format",
+        "csv",
+        "--out",
+        str(tmp_path / "figure"),
+    ]
     sample = ["--vectors", "5", "--batches-per-vector", "2", "--basis-batches", "4"]
     assert main([*arguments, *sample, "--checkpoint", "14"]) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    names = ["original", *(f"{'/'.join(strategy_of(space))}, 4 batches" for space in STRATEGY_SPACES[1:])]
+    names = [
+        "original",
+        *(f"{'/'.join(strategy_of(space))}, 4 batches" for space in STRATEGY_SPACES[1:]),
+    ]
     assert [row["coordinates"] for row in rows] == names
     assert {row["at"] for row in rows} == {"14"}
     for row in rows:
         norms = numbers_of(row["norm"])
         assert float(row["95 % low"]) < min(norms) <= norms[0] < float(row["95 % high"])
-        expected = [own / other for own, other in zip(norms, numbers_of(rows[0]["norm"]), strict=True)]
+        expected = [
+            own / other for own, other in zip(norms, numbers_of(rows[0]["norm"]), strict=True)
+        ]
         assert numbers_of(row["of original"]) == pytest.approx(expected, abs=2e-3)
         assert row["sample"] == "5 x 64 tokens"
     assert "2nd/bilateral, 4 batches" in (tmp_path / "figure.json").read_text()
@@ -172,7 +229,9 @@ def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path
     delays = strategy_slowdowns(load([runs]))
     assert {row["stages"] for row in delays.values()} == {32}
     ratios = {space: row["ratio"] for space, row in delays.items()}
-    assert ratios == pytest.approx({"original": 9, "1st-unilateral": 5, "2nd-bilateral": 2}, rel=0.05)
+    assert ratios == pytest.approx(
+        {"original": 9, "1st-unilateral": 5, "2nd-bilateral": 2}, rel=0.05
+    )
     assert set(VARIANT_OF_SPACE.values()) <= VARIANTS.keys()
     column = strategy_table(results, delays)["slowdown at P = 32"]
     assert column[0] == f"{slowdown_text(delays['original'])} (pipedream-lr)"
@@ -186,7 +245,9 @@ def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path
 
 
 def made_up(run, space, iteration):
-    return norm_result(run, "pipedream", 4, iteration, space, 100, 10.0 + STRATEGY_SPACES.index(space), [1.0] * 6)
+    return norm_result(
+        run, "pipedream", 4, iteration, space, 100, 10.0 + STRATEGY_SPACES.index(space), [1.0] * 6
+    )
 
 
 def test_only_complete_measurements_of_one_checkpoint_are_compared(tmp_path):
@@ -196,7 +257,10 @@ def test_only_complete_measurements_of_one_checkpoint_are_compared(tmp_path):
     assert complete_measurements(results[1:]) == []
     assert complete_measurements([made_up("run", "original", 30), *results[1:]]) == []
     others = [made_up("other/run", space, 14) for space in STRATEGY_SPACES]
-    assert complete_measurements([*results, *others]) == [results, others]  # seeds of one name in two folders
+    assert complete_measurements([*results, *others]) == [
+        results,
+        others,
+    ]  # seeds of one name in two folders
     for result in (*results, made_up("run", "original", 30)):
         result.write(tmp_path)
     assert list(results_of(tmp_path, STRATEGY_SPACES).values()) == results
@@ -207,7 +271,10 @@ def test_only_complete_measurements_of_one_checkpoint_are_compared(tmp_path):
     ("arguments", "expected"),
     [
         (["--strategies", "--rotated"], "--original, --rotated, --strategies: give one of them"),
-        (["--strategies", "--basis-from", "x"], "--basis-from and --strategies: give one of the two"),
+        (
+            ["--strategies", "--basis-from", "x"],
+            "--basis-from and --strategies: give one of the two",
+        ),
         (["--original", "--basis-batches", "2"], "--original: takes no basis"),
         (["--measured", "--checkpoint", "999"], "has no measured hessian-norm at iteration 999"),
         (["--measured", "--rotated"], "run `brx hessian-norm --rotated "),

@@ -1,4 +1,5 @@
-"""Norms: the estimators against exact ones; a measurement resumes to the same numbers, and refuses what it cannot."""
+"""Norms: the estimators against exact ones; a measurement resumes to the same numbers, and refuses
+what it cannot."""
 
 import json
 import math
@@ -32,11 +33,17 @@ def estimate(products, sizes):
 
 
 def random_products(size, num_vectors):
-    """A symmetric matrix whose rows have very different sums, and its products with Cauchy vectors."""
-    matrix = torch.randn(size, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    """A symmetric matrix whose rows have very different sums, and its products with Cauchy
+    vectors."""
+    matrix = torch.randn(
+        size, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     scale = torch.logspace(-2, 1, size, dtype=torch.float64)
     matrix = scale[:, None] * (matrix + matrix.T) * scale
-    vectors = [cauchy_vector({"x": torch.zeros(size).double()}, 0, number)["x"] for number in range(num_vectors)]
+    vectors = [
+        cauchy_vector({"x": torch.zeros(size).double()}, 0, number)["x"]
+        for number in range(num_vectors)
+    ]
     return matrix, [matrix @ vector for vector in vectors]
 
 
@@ -55,7 +62,9 @@ def test_random_symmetric_matrix():
         assert error < 0.2 * found
         assert abs(found - (scales**power).sum().item()) < 3 * error
     errors = np.diag(sums.covariance(1)) ** 0.5
-    assert (abs(sums.sums[0] - [scales[:20].sum().item(), scales[20:].sum().item()]) < 3 * errors).all()
+    assert (
+        abs(sums.sums[0] - [scales[:20].sum().item(), scales[20:].sum().item()]) < 3 * errors
+    ).all()
 
 
 def test_intervals_cover_as_often_as_they_say():
@@ -95,15 +104,22 @@ def test_rows_that_are_sometimes_zero_count_with_their_share():
 
 def test_the_extrapolated_norm_is_that_without_the_batches_noise():
     """Of entries whose mean size is 3 + 2 / sqrt(b) over b batches, here 4 and half of them."""
-    result = norm_result("r", "m", 1, 1, "original", 1, 3 + 2 / 2, [1.0] * 4, norm_of_half=3 + 2 / math.sqrt(2))
+    result = norm_result(
+        "r", "m", 1, 1, "original", 1, 3 + 2 / 2, [1.0] * 4, norm_of_half=3 + 2 / math.sqrt(2)
+    )
     assert result.norms == pytest.approx([4, 3 + math.sqrt(2), 3])
     assert result.model_copy(update={"norm_of_half": 9.0}).norms[2] == 0
 
 
 def test_cauchy_vectors_depend_on_seed_and_number_and_not_on_precision():
-    like = {"a": torch.zeros(1000, dtype=torch.float64), "b": torch.zeros(5, 4, dtype=torch.float64)}
+    like = {
+        "a": torch.zeros(1000, dtype=torch.float64),
+        "b": torch.zeros(5, 4, dtype=torch.float64),
+    }
     one = cauchy_vector(like, 0, 3)
-    assert [torch.equal(one["a"], cauchy_vector(like, *at)["a"]) for at in ((0, 3), (0, 4), (1, 3))] == [1, 0, 0]
+    assert [
+        torch.equal(one["a"], cauchy_vector(like, *at)["a"]) for at in ((0, 3), (0, 4), (1, 3))
+    ] == [1, 0, 0]
     assert torch.equal(cauchy_vector({"a": like["a"].float()}, 0, 3)["a"], one["a"].float())
     assert one["a"].abs().median().item() == pytest.approx(1, rel=0.15)
     product = torch.tensor([1e8, 1.0, 20.0, 0.0])
@@ -126,12 +142,19 @@ def norm_of(products):
     """The sum of the rows' scales by a naive estimator, from |H z| (n, d)."""
     seen = (products > 0).sum(dim=0)
     mean_log = torch.where(products > 0, products.log(), 0.0).sum(dim=0) / seen.clamp(min=1)
-    corrected = mean_log.exp() * torch.cos(torch.pi / (2 * seen.clamp(min=1))) ** seen * seen / len(products)
+    corrected = (
+        mean_log.exp()
+        * torch.cos(torch.pi / (2 * seen.clamp(min=1))) ** seen
+        * seen
+        / len(products)
+    )
     return torch.where(seen > 1, corrected, 0.0).sum().item()
 
 
 @pytest.mark.parametrize(("space", "precision"), [("original", "fp64"), ("rotated", "fp32")])
-def test_result_is_the_estimate_over_the_products_of_one_sample_and_of_its_halves(run, space, precision):
+def test_result_is_the_estimate_over_the_products_of_one_sample_and_of_its_halves(
+    run, space, precision
+):
     result = measure(run, space, settings(precision=precision, batches_per_vector=4))
     checkpoint = load_checkpoint(run, dtype=norm_measurement.DTYPES[precision])
     bases = checkpoint.bases if space == "rotated" else {}
@@ -153,7 +176,9 @@ def test_result_is_the_estimate_over_the_products_of_one_sample_and_of_its_halve
     assert sum(result.blocks.sums[0]) == pytest.approx(result.norm, rel=1e-5)
     assert sum(result.kinds.num_rows) == checkpoint.num_parameters == result.num_parameters
     assert results_of(run) == {space: result}
-    assert [path.name for path in (run / "analysis").iterdir()] == [f"hessian-norm-{space}-00000030.json"]
+    assert [path.name for path in (run / "analysis").iterdir()] == [
+        f"hessian-norm-{space}-00000030.json"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +188,9 @@ def test_result_is_the_estimate_over_the_products_of_one_sample_and_of_its_halve
         (RunError("stopped here"), 1, "stopped here", [3, 4]),
     ],
 )
-def test_stopped_and_continued_gives_the_same_numbers(run, monkeypatch, capsys, fault, code, told, again):
+def test_stopped_and_continued_gives_the_same_numbers(
+    run, monkeypatch, capsys, fault, code, told, again
+):
     expected = measure(run, "original")
     shutil.rmtree(run / "analysis")
     usual, calls = norm_measurement.vector_product, []
@@ -200,8 +227,16 @@ def test_a_basis_may_be_borrowed_or_estimated(runs, tmp_path):
     borrowed = measure(run, "rotated", settings(basis_from=str(runs["basis-rotation"])))
     estimated = measure(run, "rotated", settings(basis_batches=4))
     assert borrowed.norm != estimated.norm
-    assert (estimated.num_stages, estimated.num_own_stages) == (8, 4)  # P is that of the pipeline whose delays it has
-    assert list(breakdown_table(estimated, "stage")["stage"]) == ["stage 0", "stage 1", "stage 2", "stage 3"]
+    assert (estimated.num_stages, estimated.num_own_stages) == (
+        8,
+        4,
+    )  # P is that of the pipeline whose delays it has
+    assert list(breakdown_table(estimated, "stage")["stage"]) == [
+        "stage 0",
+        "stage 1",
+        "stage 2",
+        "stage 3",
+    ]
     checkpoint, lender = load_checkpoint(run), load_checkpoint(runs["basis-rotation"], 14)
     assert checkpoint.bases == {}
     assert lender.path == list_checkpoints(runs["basis-rotation"])[1]
@@ -213,19 +248,31 @@ def test_a_basis_may_be_borrowed_or_estimated(runs, tmp_path):
                 torch.testing.assert_close(side.T @ side, torch.eye(len(side)), atol=1e-5, rtol=0)
 
 
-def test_without_a_choice_both_coordinates_are_measured_where_a_run_has_a_basis(run, runs, tmp_path, capsys):
+def test_without_a_choice_both_coordinates_are_measured_where_a_run_has_a_basis(
+    run, runs, tmp_path, capsys
+):
     other = shutil.copytree(runs["pipedream"], tmp_path / "other")
-    assert main(["hessian-norm", str(run), str(other), *QUICK, "--format", "markdown", "--by", "kind"]) == 0
+    assert (
+        main(["hessian-norm", str(run), str(other), *QUICK, "--format", "markdown", "--by", "kind"])
+        == 0
+    )
     text = capsys.readouterr().out
-    assert [text.count(what) for what in ("| original |", "| rotated, own basis |", "attention.query")] == [2, 1, 3]
+    assert [
+        text.count(what) for what in ("| original |", "| rotated, own basis |", "attention.query")
+    ] == [2, 1, 3]
 
 
 def test_an_unfinished_runs_checkpoints_are_named_and_must_be_there(run):
     summary = json.loads((run / "summary.json").read_text())
-    told = {"diverged": r"diverged \(iteration 30 of 30\); ", "interrupted": r"not finished .*finish it with .* or "}
+    told = {
+        "diverged": r"diverged \(iteration 30 of 30\); ",
+        "interrupted": r"not finished .*finish it with .* or ",
+    }
     for status, expected in told.items():
         (run / "summary.json").write_text(json.dumps(summary | {"status": status}))
-        with pytest.raises(UserError, match=f"{expected}name a checkpoint with --checkpoint: 7, 14"):
+        with pytest.raises(
+            UserError, match=f"{expected}name a checkpoint with --checkpoint: 7, 14"
+        ):
             measure(run, "original")
     assert measure(run, "original", iteration=14).iteration == 14
     shutil.rmtree(run / "checkpoints")
@@ -234,12 +281,17 @@ def test_an_unfinished_runs_checkpoints_are_named_and_must_be_there(run):
 
 
 def test_checkpoint_of_another_model_or_without_a_basis(run, runs):
-    for without, of_run in ((runs["pipedream"], settings()), (run, settings(basis_from=str(runs["pipedream"])))):
+    for without, of_run in (
+        (runs["pipedream"], settings()),
+        (run, settings(basis_from=str(runs["pipedream"]))),
+    ):
         with pytest.raises(UserError, match=r"has no basis .* give --basis-from"):
             measure(without, "rotated", of_run)
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("width: 8", "width: 16"))
-    with pytest.raises(UserError, match=r"model: blocks.0.attention.key.weight is \(8, 8\) in it and \(16, 16\)"):
+    with pytest.raises(
+        UserError, match=r"model: blocks.0.attention.key.weight is \(8, 8\) in it and \(16, 16\)"
+    ):
         measure(run, "original")
     with pytest.raises(UserError, match="another model"):
         measure(runs["pipedream"], "rotated", settings(basis_from=str(run)))

@@ -24,7 +24,9 @@ def test_dominant_eigenvector_is_that_of_eigh(largest):
     values[7] = largest
     matrix = basis @ torch.diag(values) @ basis.T
     start = {"x": torch.randn(20, generator=generator, dtype=torch.float64)}
-    value, vector, residual, num_iterations = oscillation.dominant_eigenvector(product_with(matrix), start, 1e-6, 1000)
+    value, vector, residual, num_iterations = oscillation.dominant_eigenvector(
+        product_with(matrix), start, 1e-6, 1000
+    )
     assert value == pytest.approx(largest)
     assert abs(vector["x"] @ basis[:, 7]).item() == pytest.approx(1)
     actual = (matrix @ vector["x"] - value * vector["x"]).norm() / abs(value)
@@ -34,7 +36,9 @@ def test_dominant_eigenvector_is_that_of_eigh(largest):
     # It stops at its limit, and refuses a Hessian of zero.
     assert oscillation.dominant_eigenvector(product_with(matrix), start, 1e-12, 5)[3] == 5
     with pytest.raises(RunError, match="no dominant direction"):
-        oscillation.dominant_eigenvector(product_with(torch.zeros(3, 3)), {"x": torch.ones(3)}, 1e-3, 10)
+        oscillation.dominant_eigenvector(
+            product_with(torch.zeros(3, 3)), {"x": torch.ones(3)}, 1e-3, 10
+        )
 
 
 @pytest.mark.parametrize("method", ["pipedream", "basis-rotation"])
@@ -50,7 +54,9 @@ def test_tracked_updates_are_those_of_the_run(runs, method):
     for track, direction in zip(tracks, (one, other), strict=True):
         assert len(track.projections) == 7
         assert sum(track.projections) == pytest.approx((moved @ flat(direction)).item(), rel=1e-3)
-    (track,) = oscillation.track_updates(before, [unflat(moved / moved.norm(), before.parameters)], 7)
+    (track,) = oscillation.track_updates(
+        before, [unflat(moved / moved.norm(), before.parameters)], 7
+    )
     assert 0.5 < track.share <= 1 + 1e-6  # of the motion, along its own direction
 
 
@@ -67,7 +73,9 @@ def test_measured_and_drawn_and_shown_again_without_checkpoints(runs, tmp_path, 
         streams = capsys.readouterr()
         return " ".join((streams.err if expected else streams.out).split())
 
-    assert "has no measured oscillation; run `brx oscillation" in shown(run, "--measured", expected=2)
+    assert "has no measured oscillation; run `brx oscillation" in shown(
+        run, "--measured", expected=2
+    )
     paths = [run / "checkpoints" / name for name in ("00000007", "00000014", "00000021")]
     quick = ["--iterations", "9", "--batches", "1", "--power-iterations", "3"]
     assert shown(*paths[:2], *quick, "--out", tmp_path / "figure").count("dominant") == 2
@@ -75,7 +83,10 @@ def test_measured_and_drawn_and_shown_again_without_checkpoints(runs, tmp_path, 
     assert [result.iteration for result in results] == [7, 14]
     assert oscillation.representative(results) == results[1]
     assert (results[1].num_stages, len(results[1].dominant.projections)) == (8, 9)
-    assert all(f"variance {one.dominant.variance:.3g}" in (tmp_path / "figure.json").read_text() for one in results)
+    assert all(
+        f"variance {one.dominant.variance:.3g}" in (tmp_path / "figure.json").read_text()
+        for one in results
+    )
     shutil.rmtree(run / "checkpoints")
     for place, count in ((run, 2), (run.parent, 2), (paths[0], 1)):
         assert shown(place, "--measured").count("dominant") == count
@@ -89,7 +100,9 @@ def test_measured_and_drawn_and_shown_again_without_checkpoints(runs, tmp_path, 
 
 def test_checkpoints_too_late_or_not_midway_or_of_other_numerics(run, monkeypatch):
     monkeypatch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", 99)
-    with pytest.raises(UserError, match="14: trained at trajectory version 4, this brx computes version 99"):
+    with pytest.raises(
+        UserError, match="14: trained at trajectory version 4, this brx computes version 99"
+    ):
         oscillation.measure_oscillation(run, num_iterations=5)
     monkeypatch.undo()
     with pytest.raises(UserError, match="14: 100 iterations from here pass the run's last one, 30"):
@@ -97,5 +110,7 @@ def test_checkpoints_too_late_or_not_midway_or_of_other_numerics(run, monkeypatc
     for path in (run / "checkpoints").iterdir():
         if int(path.name) < 28:
             shutil.rmtree(path)
-    with pytest.raises(UserError, match=r"no checkpoint near the middle of its 30 iterations.*28, 30"):
+    with pytest.raises(
+        UserError, match=r"no checkpoint near the middle of its 30 iterations.*28, 30"
+    ):
         oscillation.measure_oscillation(run)

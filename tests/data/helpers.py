@@ -14,7 +14,10 @@ def texts(count, seed=0):
     """Documents of different lengths, some of them awkward."""
     chance = random.Random(seed)
     words = ["delay", "stage", "'s", "naïve", "中文", "\n\n", "x = 1", "\U0001f600", "3.14", "   "]
-    return [f"document {number}: " + " ".join(chance.choices(words, k=chance.randrange(60))) for number in range(count)]
+    return [
+        f"document {number}: " + " ".join(chance.choices(words, k=chance.randrange(60)))
+        for number in range(count)
+    ]
 
 
 def write_rows(path, documents, field="text"):

@@ -1,4 +1,5 @@
-"""Micro-batches: windows that seed and iteration alone decide, and the thread that fetches them ahead."""
+"""Micro-batches: windows that seed and iteration alone decide, and the thread that fetches them
+ahead."""
 
 import threading
 import time
@@ -18,7 +19,9 @@ from brx.errors import UserError
 
 def counting_file(num_tokens):
     """A token file whose ids are their own places."""
-    sidecar = Sidecar(source="counting", tokenizer="gpt2", num_tokens=num_tokens, num_documents=1, sha256="")
+    sidecar = Sidecar(
+        source="counting", tokenizer="gpt2", num_tokens=num_tokens, num_documents=1, sha256=""
+    )
     return TokenFile(np.arange(num_tokens, dtype="<u2"), sidecar)
 
 
@@ -29,7 +32,9 @@ def counting_file(num_tokens):
     seed=st.integers(0, 2**70),
     iteration=st.integers(0, 2**40),
 )
-def test_windows_lie_inside_and_targets_are_next_tokens(sequence_length, spare, batch_size, seed, iteration):
+def test_windows_lie_inside_and_targets_are_next_tokens(
+    sequence_length, spare, batch_size, seed, iteration
+):
     num_tokens = sequence_length + 1 + spare
     settings = {"sequence_length": sequence_length, "batch_size": batch_size, "seed": seed}
     inputs, targets = Batches(counting_file(num_tokens), **settings).batch(iteration)
@@ -53,13 +58,18 @@ def test_windows_lie_inside_and_targets_are_next_tokens(sequence_length, spare, 
 def test_other_iterations_and_seeds_give_other_windows(seed, iteration, other):
     def starts(seed, iteration):
         # 8 starts among 60,000: the same ones by chance in one of 10^38 cases
-        return Batches(counting_file(60_000), sequence_length=4, batch_size=8, seed=seed).batch(iteration)[0][:, 0]
+        return Batches(counting_file(60_000), sequence_length=4, batch_size=8, seed=seed).batch(
+            iteration
+        )[0][:, 0]
 
     first = starts(seed, iteration)
     assert torch.equal(first, starts(seed, other)) == (iteration == other)
     assert not torch.equal(first, starts(seed + 1, iteration))
-    # A seed of several words and an iteration could be mistaken for each other, were they only strung together.
-    assert not torch.equal(starts(seed % 2**32 + 7 * 2**32, iteration % 2**32), starts(seed % 2**32, 7))
+    # A seed of several words and an iteration could be mistaken for each other, were they only
+    # strung together.
+    assert not torch.equal(
+        starts(seed % 2**32 + 7 * 2**32, iteration % 2**32), starts(seed % 2**32, 7)
+    )
 
 
 def test_the_order_of_the_data_never_changes_and_every_window_is_equally_likely():
@@ -90,7 +100,9 @@ def test_validation_windows_are_evenly_spread(sequence_length, spare, examples):
 @pytest.mark.parametrize("num_tokens", [0, 16])
 def test_a_file_shorter_than_a_window_is_refused(num_tokens):
     file = counting_file(num_tokens)
-    with pytest.raises(UserError, match=rf"counting: {num_tokens} tokens are too few for model.sequence_length 16"):
+    with pytest.raises(
+        UserError, match=rf"counting: {num_tokens} tokens are too few for model.sequence_length 16"
+    ):
         Batches(file, sequence_length=16, batch_size=1, seed=0)
     with pytest.raises(UserError, match="too few"):
         validation_set(file, sequence_length=16, examples=1, batch_size=1)
@@ -119,7 +131,9 @@ def test_on_a_cpu_there_is_no_thread():
     assert prefetcher.seconds_waited > 0
 
 
-def test_iterations_are_made_ahead_each_once_in_any_order_and_an_exception_comes_at_its_iteration(threaded):
+def test_iterations_are_made_ahead_each_once_in_any_order_and_an_exception_comes_at_its_iteration(
+    threaded,
+):
     made = []
 
     def counted(iteration):

@@ -1,4 +1,5 @@
-"""Token files: every document once, in order, to the same bytes wherever a preparation is interrupted."""
+"""Token files: every document once, in order, to the same bytes wherever a preparation is
+interrupted."""
 
 import json
 import os
@@ -26,7 +27,11 @@ def naive(documents, tokenizer="bytes", fraction=0.1, seed=0):
     encoding = gpt2_encoding()
     splits = {False: [], True: []}
     for text in documents:
-        tokens = [*text.encode(), 0] if tokenizer == "bytes" else [*encoding.encode_ordinary(text), GPT2_END_OF_TEXT]
+        tokens = (
+            [*text.encode(), 0]
+            if tokenizer == "bytes"
+            else [*encoding.encode_ordinary(text), GPT2_END_OF_TEXT]
+        )
         splits[is_validation(text, fraction, seed)] += tokens
     return splits[False], splits[True]
 
@@ -39,12 +44,16 @@ def ids(data):
 def test_the_files_hold_every_document_once(tmp_path, tokenizer):
     data = prepare(local_config(tmp_path, DOCUMENTS, tokenizer=tokenizer), workers=3)
     assert ids(data) == naive(DOCUMENTS, tokenizer)
-    assert data.train.sidecar.num_documents + data.validation.sidecar.num_documents == len(DOCUMENTS)
+    assert data.train.sidecar.num_documents + data.validation.sidecar.num_documents == len(
+        DOCUMENTS
+    )
 
 
 def test_few_documents_are_in_memory():
     read = []
-    pairs = tokenized(make_tokenizer("bytes"), (read.append(1) or "0123456789" for _ in range(1000)), 2)
+    pairs = tokenized(
+        make_tokenizer("bytes"), (read.append(1) or "0123456789" for _ in range(1000)), 2
+    )
     for number in range(1, 20):
         next(pairs)
         assert len(read) <= number + preparing.DOCUMENTS_AHEAD
@@ -64,7 +73,10 @@ def test_the_budget_is_met_exactly(tmp_path, tokens, monkeypatch):
         prepare(config)
     monkeypatch.undo()  # started again after its last document it takes no further one
     again = prepare(config)
-    assert (again.train.sidecar, again.validation.sidecar) == (data.train.sidecar, data.validation.sidecar)
+    assert (again.train.sidecar, again.validation.sidecar) == (
+        data.train.sidecar,
+        data.validation.sidecar,
+    )
 
 
 def test_found_again_without_work_and_told_when_damaged(tmp_path, monkeypatch, capsys):
@@ -83,9 +95,17 @@ def test_found_again_without_work_and_told_when_damaged(tmp_path, monkeypatch, c
         prepare(config)
 
 
-def test_whatever_changes_the_content_changes_folder_and_fingerprint_and_where_it_lies_does_not(tmp_path):
+def test_whatever_changes_the_content_changes_folder_and_fingerprint_and_where_it_lies_does_not(
+    tmp_path,
+):
     config = local_config(tmp_path, DOCUMENTS)
-    changes = ({}, {"tokenizer": "gpt2"}, {"tokens": 5000}, {"validation_fraction": 0.2}, {"split_seed": 1})
+    changes = (
+        {},
+        {"tokenizer": "gpt2"},
+        {"tokens": 5000},
+        {"validation_fraction": 0.2},
+        {"split_seed": 1},
+    )
     changes += ({"sample_fraction": 0.5}, {"sample_fraction": 0.5, "sample_seed": 1})
     changed = [config.model_copy(update=change) for change in changes]
     found = [prepare(one).fingerprint for one in changed]
@@ -102,10 +122,26 @@ def test_whatever_changes_the_content_changes_folder_and_fingerprint_and_where_i
     ("documents", "settings", "message"),
     [
         ([""], {}, r"^data\.source: \S+: too small: 0 documents"),
-        (["only one"], {}, r"^data\.source: \S+: too small: 1 documents gave 1 for training and 0 for validation"),
-        (DOCUMENTS, {"tokens": 9}, r"too small: 1 documents .* \(data\.validation_fraction 0\.1, data\.tokens 9"),
-        (DOCUMENTS, {"tokens": 10**6}, r"^data\.tokens: 1,000,000 .* asked for, \S+ holds \d\d,\d{3} \(and \d,\d{3} "),
-        (DOCUMENTS, {"text_field": "body"}, r"^data\.text_field: \S+ has no field 'body'; its fields are id, text$"),
+        (
+            ["only one"],
+            {},
+            r"^data\.source: \S+: too small: 1 documents gave 1 for training and 0 for validation",
+        ),
+        (
+            DOCUMENTS,
+            {"tokens": 9},
+            r"too small: 1 documents .* \(data\.validation_fraction 0\.1, data\.tokens 9",
+        ),
+        (
+            DOCUMENTS,
+            {"tokens": 10**6},
+            r"^data\.tokens: 1,000,000 .* asked for, \S+ holds \d\d,\d{3} \(and \d,\d{3} ",
+        ),
+        (
+            DOCUMENTS,
+            {"text_field": "body"},
+            r"^data\.text_field: \S+ has no field 'body'; its fields are id, text$",
+        ),
     ],
 )
 def test_a_source_that_will_not_do_leaves_no_token_files(tmp_path, documents, settings, message):
@@ -115,10 +151,15 @@ def test_a_source_that_will_not_do_leaves_no_token_files(tmp_path, documents, se
 
 
 def test_a_disk_that_is_too_small_or_no_folder_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "free")(1_500_000_000))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: namedtuple("usage", "free")(1_500_000_000)
+    )
     monkeypatch.setattr(preparing, "documents", None)
     config = local_config(tmp_path, DOCUMENTS, tokens=10**9, validation_fraction=0.1)
-    with pytest.raises(UserError, match=r"^data\.directory: \S+: 1,000,000,000 .* need 2\.22 GB, 1\.50 GB are free$"):
+    with pytest.raises(
+        UserError,
+        match=r"^data\.directory: \S+: 1,000,000,000 .* need 2\.22 GB, 1\.50 GB are free$",
+    ):
         prepare(config)
     shutil.rmtree(tmp_path / "data")
     (tmp_path / "data").write_text("a file")
@@ -126,7 +167,8 @@ def test_a_disk_that_is_too_small_or_no_folder_is_told(tmp_path, monkeypatch):
         prepare(config)
 
 
-# A process that prepares what its arguments name, and after each commit waits for a line (or for the end of its input).
+# A process that prepares what its arguments name, and after each commit waits for a line (or for
+# the end of its input).
 STEPWISE = """
 import sys
 from brx.config.schema import DataConfig
@@ -139,7 +181,9 @@ def stepwise_commit(writer):
     print("committed", flush=True)
     sys.stdin.readline()
 prepare.TokenWriter.commit = stepwise_commit
-prepare.prepare(DataConfig(source=sys.argv[1], directory=sys.argv[2], tokenizer=sys.argv[3]), workers=2)
+source, directory, tokenizer = sys.argv[1:]
+config = DataConfig(source=source, directory=directory, tokenizer=tokenizer)
+prepare.prepare(config, workers=2)
 """
 
 
@@ -155,7 +199,11 @@ def test_killed_and_started_again_it_gives_the_same_files(tmp_path, monkeypatch)
     assert not token_folder(config).exists()
     read = []
     documents = preparing.documents
-    monkeypatch.setattr(preparing, "documents", lambda config, skip: read.append(skip) or documents(config, skip=skip))
+    monkeypatch.setattr(
+        preparing,
+        "documents",
+        lambda config, skip: read.append(skip) or documents(config, skip=skip),
+    )
     assert ids(prepare(config)) == naive(DOCUMENTS, "gpt2")
     assert read == [100]  # it did go on, and did not start afresh
     assert not list((tmp_path / "data").glob(".*.partial"))
@@ -166,7 +214,10 @@ def test_two_at_once(tmp_path):
     first = run_python(STEPWISE, config.source, config.directory, "bytes")
     assert first.stdout.readline() == "committed\n"
     second = run_python(STEPWISE, config.source, config.directory, "bytes")
-    assert second.stderr.readline() == f"waiting for another process that prepares {token_folder(config)}\n"
+    assert (
+        second.stderr.readline()
+        == f"waiting for another process that prepares {token_folder(config)}\n"
+    )
     for process in (first, second):
         process.communicate(timeout=300)
         assert process.returncode == 0
@@ -187,12 +238,17 @@ def test_a_file_system_that_is_full_is_one_line_and_can_be_gone_on_from(tmp_path
     process = run_python(FULL, *arguments, PYTHONDONTWRITEBYTECODE="1")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1
-    assert err.startswith(f"brx: {token_folder(config)}: cannot be written: File too large; once that is mended")
+    assert err.startswith(
+        f"brx: {token_folder(config)}: cannot be written: File too large; once that is mended"
+    )
     assert len(err.splitlines()) == 1
     assert ids(prepare(config)) == naive(DOCUMENTS)
 
 
-entries = st.lists(st.tuples(st.sampled_from(SPLITS), st.binary(max_size=6).map(lambda half: half + half)), max_size=30)
+entries = st.lists(
+    st.tuples(st.sampled_from(SPLITS), st.binary(max_size=6).map(lambda half: half + half)),
+    max_size=30,
+)
 
 
 def to_ids(half):
@@ -204,11 +260,19 @@ def finished(folder, writer):
     return {split: (folder / f"{split}.bin").read_bytes() for split in SPLITS}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
-@given(entries=entries, commits=st.sets(st.integers(0, 30)), interruptions=st.sets(st.integers(0, 30)))
-def test_a_writer_interrupted_anywhere_gives_the_same_files(tmp_path_factory, entries, commits, interruptions):
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40
+)
+@given(
+    entries=entries, commits=st.sets(st.integers(0, 30)), interruptions=st.sets(st.integers(0, 30))
+)
+def test_a_writer_interrupted_anywhere_gives_the_same_files(
+    tmp_path_factory, entries, commits, interruptions
+):
     tmp_path = tmp_path_factory.mktemp("writing")
-    expected = {split: b"".join(tokens for to, tokens in entries if to == split) for split in SPLITS}
+    expected = {
+        split: b"".join(tokens for to, tokens in entries if to == split) for split in SPLITS
+    }
     left = set(interruptions)
     while True:
         with closing(TokenWriter(tmp_path / "partial")) as writer:

@@ -1,4 +1,5 @@
-"""Documents: of packages, against a plain list of their files; of files and the hub; drawn by seed and text alone."""
+"""Documents: of packages, against a plain list of their files; of files and the hub; drawn by seed
+and text alone."""
 
 import importlib
 import re
@@ -39,7 +40,8 @@ def test_the_published_corpus(tmp_path, capsys):
 
 
 def test_the_sources_are_the_packages_own_files_without_tests_and_each_part_holds_all_packages():
-    """Validation examples are spread evenly over the held-out documents, and `data.tokens` takes the first ones."""
+    """Validation examples are spread evenly over the held-out documents, and `data.tokens` takes
+    the first ones."""
     expected = set()
     for name in PUBLISHED_VERSIONS:
         root = Path(importlib.import_module(name).__file__).parent
@@ -53,7 +55,9 @@ def test_the_sources_are_the_packages_own_files_without_tests_and_each_part_hold
     tenth = len(found) // 10
     for start in range(0, 9 * tenth, tenth):
         part = "".join(found[start : start + tenth])
-        assert all(re.search(rf"^(from|import) {name}\b", part, re.M) for name in PUBLISHED_VERSIONS)
+        assert all(
+            re.search(rf"^(from|import) {name}\b", part, re.M) for name in PUBLISHED_VERSIONS
+        )
 
 
 def test_other_packages_are_said_and_have_a_folder_of_their_own(tmp_path, capsys, monkeypatch):
@@ -68,20 +72,28 @@ def test_other_packages_are_said_and_have_a_folder_of_their_own(tmp_path, capsys
     versions_are(PUBLISHED_VERSIONS | {"scipy": "1.18.0"})
     assert prepare.token_folder(config) not in [*tmp_path.iterdir()]
     assert prepare.prepare(config).fingerprint == published.fingerprint
-    line = "data.source: packages: scipy 1.18.0 instead of 1.17.1: not the corpus of the published results"
+    line = (
+        "data.source: packages: scipy 1.18.0 instead of 1.17.1: not the corpus of the published "
+        "results"
+    )
     assert capsys.readouterr().err.count(line) == 1
     prepare.prepare(config, quiet=True)
     assert capsys.readouterr().err == ""
     versions_are(PUBLISHED_VERSIONS)
     monkeypatch.setattr(sources, "package_sources", lambda: (f"document {n}" for n in range(100)))
     prepare.prepare(DataConfig(directory=str(tmp_path)))
-    assert "data.source: packages: files of the installed packages were changed" in capsys.readouterr().err
+    assert (
+        "data.source: packages: files of the installed packages were changed"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(PUBLISHED_VERSIONS, "no_such_package", "1.0")
     for ask in (sources.installed_versions, lambda: list(sources.package_sources())):
-        with pytest.raises(UserError, match=r"^data\.source: packages: no_such_package is not installed"):
+        with pytest.raises(
+            UserError, match=r"^data\.source: packages: no_such_package is not installed"
+        ):
             ask()
 
 
@@ -91,8 +103,14 @@ def test_the_split_and_the_sample_are_independent_functions_of_seed_and_text():
     assert 420 < sum(held_out) < 580  # 500, give or take 3.7 standard deviations
     other = [is_validation(text, 0.1, 1) for text in everything]
     assert sum(a and b for a, b in zip(held_out, other, strict=True)) < 100  # 50 by chance
-    assert all(b or not a for a, b in zip(held_out, [is_validation(text, 0.2, 0) for text in everything], strict=True))
-    assert [text for text in "abcdef" if is_validation(text, 0.5, 0)] == ["b", "d"]  # on every machine
+    assert all(
+        b or not a
+        for a, b in zip(held_out, [is_validation(text, 0.2, 0) for text in everything], strict=True)
+    )
+    assert [text for text in "abcdef" if is_validation(text, 0.5, 0)] == [
+        "b",
+        "d",
+    ]  # on every machine
     drawn = [text for text in everything if is_sampled(text, 0.2, 0)]
     assert 890 < len(drawn) < 1110  # 1,000, give or take 3.9 standard deviations
     assert 60 < sum(is_validation(text, 0.1, 0) for text in drawn) < 140  # 100, give or take 4.2
@@ -112,7 +130,9 @@ def test_a_source_gives_the_sampled_documents_in_its_order(tmp_path):
 def test_rows_are_documents_and_empty_ones_are_left_out(tmp_path, suffix):
     path = write_rows(tmp_path / f"a{suffix}", ["", *DOCUMENTS, "", "last"], field="content")
     assert read(path, text_field="content") == [*DOCUMENTS, "last"]
-    with pytest.raises(UserError, match=r"^data\.text_field: \S+ has no field 'text'; its fields are content, id$"):
+    with pytest.raises(
+        UserError, match=r"^data\.text_field: \S+ has no field 'text'; its fields are content, id$"
+    ):
         read(path)
 
 
@@ -160,20 +180,27 @@ def test_folders_and_patterns(tmp_path):
         ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r':2: must be a JSON object, is {"text":$'),
         ("array.jsonl", b'["a"]', r':1: must be a JSON object, is \["a"\]$'),
         ("bad.parquet", b"not parquet", "cannot be read: "),
-        ("null.jsonl", b'{"text": "a"}\n{"text": null}\n', "'text' holds None where text is expected"),
+        (
+            "null.jsonl",
+            b'{"text": "a"}\n{"text": null}\n',
+            "'text' holds None where text is expected",
+        ),
     ],
 )
 def test_bad_files_are_told_in_one_line(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / ("table.csv" if name in ("", "*.csv") else name)).write_bytes(content)
-    with pytest.raises(UserError, match=rf"^data\.\w+: \S*{Path(name).suffix}.*{message}") as caught:
+    with pytest.raises(
+        UserError, match=rf"^data\.\w+: \S*{Path(name).suffix}.*{message}"
+    ) as caught:
         read(tmp_path / name)
     assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A hub that holds one dataset, as a local file: what was asked of it, and whether it is there converted alone."""
+    """A hub that holds one dataset, as a local file: what was asked of it, and whether it is there
+    converted alone."""
     state, load = SimpleNamespace(asked=[], script_only=False), datasets.load_dataset
     path = write_rows(tmp_path / "hub.parquet", DOCUMENTS)
 
@@ -193,14 +220,18 @@ def test_a_dataset_on_the_hub(hub):
     assert read("someone/some-corpus_1.0") == DOCUMENTS
     assert read("openwebtext") == DOCUMENTS
     assert hub.asked == [("someone/some-corpus_1.0", None), ("Skylion007/openwebtext", None)]
-    with pytest.raises(UserError, match=r"someone/corpus has no field 'body'; its fields are id, text"):
+    with pytest.raises(
+        UserError, match=r"someone/corpus has no field 'body'; its fields are id, text"
+    ):
         read("someone/corpus", text_field="body")
     hub.script_only = True  # read in its converted form
     assert read("openwebtext") == DOCUMENTS
     assert hub.asked[-1] == ("Skylion007/openwebtext", "refs/convert/parquet")
 
 
-def test_a_hub_out_of_reach_is_told_in_one_line_and_a_stream_that_breaks_off_can_be_gone_on_with(hub, monkeypatch):
+def test_a_hub_out_of_reach_is_told_in_one_line_and_a_stream_that_breaks_off_can_be_gone_on_with(
+    hub, monkeypatch
+):
     def breaking(rows, text_field):
         yield "first"
         raise ConnectionResetError("peer went away")
@@ -211,9 +242,14 @@ def test_a_hub_out_of_reach_is_told_in_one_line_and_a_stream_that_breaks_off_can
     monkeypatch.setattr(sources, "_texts", breaking)
     stream = documents(DataConfig(source="openwebtext"))
     assert next(stream) == "first"
-    with pytest.raises(RunError, match="openwebtext: the stream broke off: ConnectionResetError: peer went away"):
+    with pytest.raises(
+        RunError, match="openwebtext: the stream broke off: ConnectionResetError: peer went away"
+    ):
         next(stream)
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
-    told = r"^data\.source: openwebtext: no such file, and .* cannot be reached: ConnectionError: .* service not known$"
+    told = (
+        r"^data\.source: openwebtext: no such file, and .* cannot be reached: ConnectionError: "
+        r".* service not known$"
+    )
     with pytest.raises(UserError, match=told):
         read("openwebtext")

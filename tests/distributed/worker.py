@@ -18,7 +18,10 @@ from tests.train.helpers import tiny_config
 OVERRIDES = {
     "pipedream": ["optimizer.method=pipedream"],
     "bilateral": ["optimizer.method=basis-rotation", "optimizer.frequency=5"],
-    "unilateral": ["optimizer={method: basis-rotation, lr: 0.01, source: 1st, geometry: unilateral, frequency: 5}"],
+    "unilateral": [
+        "optimizer={method: basis-rotation, lr: 0.01, source: 1st, geometry: unilateral, "
+        "frequency: 5}"
+    ],
 }
 XPIPE = f"{Path(__file__).parents[2] / 'examples/methods/xpipe.py'}:XPipe"
 STAGE_AWARE = "{method: basis-rotation, lr: 0.01, frequency: 3, refresh_schedule: stage-aware}"
@@ -35,8 +38,16 @@ def equality_configs(folder):
     for stash in ("exact", "none", "predict"):
         common = [*split, f"pipeline.stash={stash}"]
         runs[f"pipedream-2bw-{stash}"] = [*common, "pipeline.delay=2bw"]
-        runs[f"pipedream-two-versions-{stash}"] = [*common, "pipeline.stages=8", "optimizer.method=delay-compensation"]
-        runs[f"pipedream-host-{stash}"] = [*common, "pipeline.rings=host", "pipeline.delay=[5, 4, 4, 3]"]
+        runs[f"pipedream-two-versions-{stash}"] = [
+            *common,
+            "pipeline.stages=8",
+            "optimizer.method=delay-compensation",
+        ]
+        runs[f"pipedream-host-{stash}"] = [
+            *common,
+            "pipeline.rings=host",
+            "pipeline.delay=[5, 4, 4, 3]",
+        ]
     deep = ["pipeline.stages=8", "training.iterations=20"]
     mixture = ["model.moe={experts: 4}", "training.iterations=15"]
     runs |= {
@@ -46,7 +57,9 @@ def equality_configs(folder):
         "stage-aware-mixture": [*mixture, f"optimizer={STAGE_AWARE}"],
         "scion-mixture": [*mixture, "optimizer.method=scion", "optimizer.lr=0.001"],
     }
-    return {name: tiny_config(folder, "model.blocks=8", *overrides) for name, overrides in runs.items()}
+    return {
+        name: tiny_config(folder, "model.blocks=8", *overrides) for name, overrides in runs.items()
+    }
 
 
 def equality(folder, world):
@@ -55,14 +68,29 @@ def equality(folder, world):
 
 
 def stop(folder, world):
-    """Ask rank 0 to stop between two validations, and note what is on its way when all have saved."""
+    """Ask rank 0 to stop between two validations, and note what is on its way when all have
+    saved."""
     # Log points at 20, 30, 40; the stop asked for at 20 is for 40, and a segment ends at 33.
-    intervals = ["training.log_every=10", "training.validation_every=33", "training.checkpoint_every=100"]
-    trainer = Trainer(tiny_config(folder, "training.iterations=100", *intervals), RunFolder(folder / "stopped"), world)
+    intervals = [
+        "training.log_every=10",
+        "training.validation_every=33",
+        "training.checkpoint_every=100",
+    ]
+    trainer = Trainer(
+        tiny_config(folder, "training.iterations=100", *intervals),
+        RunFolder(folder / "stopped"),
+        world,
+    )
     if world.rank == 0:
-        trainer._after_iteration = lambda: trainer.iteration == 20 and signal.raise_signal(signal.SIGINT)
+        trainer._after_iteration = lambda: (
+            trainer.iteration == 20 and signal.raise_signal(signal.SIGINT)
+        )
     status = trainer.run(resume=False)
-    found = {"status": status, "iteration": trainer.iteration, "in_flight": sorted(trainer.assembly.engine._in_flight)}
+    found = {
+        "status": status,
+        "iteration": trainer.iteration,
+        "in_flight": sorted(trainer.assembly.engine._in_flight),
+    }
     (folder / f"stop-{world.rank}.json").write_text(json.dumps(found))
     world.barrier()
 

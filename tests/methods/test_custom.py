@@ -1,4 +1,5 @@
-"""A user's own methods: the examples do what they say, an edited file is another run, faults name file and line."""
+"""A user's own methods: the examples do what they say, an edited file is another run, faults name
+file and line."""
 
 from pathlib import Path
 
@@ -11,7 +12,13 @@ from brx.methods.updater import MethodUpdater
 from brx.runs.folder import default_folder, settings_key
 from brx.train.build import check_method
 from brx.train.loop import train
-from tests.pipeline.test_engine import NaiveUpdate, assert_equals_naive, make_config, make_versions, run_engine
+from tests.pipeline.test_engine import (
+    NaiveUpdate,
+    assert_equals_naive,
+    make_config,
+    make_versions,
+    run_engine,
+)
 from tests.train.helpers import steps_of, tiny_config
 
 CPU = torch.device("cpu")
@@ -23,8 +30,12 @@ XPIPE = f"{EXAMPLES}/xpipe.py:XPipe"
 
 
 def weights_of(method, stages, *extra, iterations=10):
-    _, versions = run_engine(make_config(method, stages, "exact", 24, "optimizer.lr=0.001", *extra), iterations)
-    return torch.cat([weight.detach().flatten() for stage in versions for weight in stage.newest.values()])
+    _, versions = run_engine(
+        make_config(method, stages, "exact", 24, "optimizer.lr=0.001", *extra), iterations
+    )
+    return torch.cat(
+        [weight.detach().flatten() for stage in versions for weight in stage.newest.values()]
+    )
 
 
 @pytest.mark.parametrize("method", [STALENESS, CORRECTOR, XPIPE])
@@ -42,7 +53,9 @@ def updater_with_gradients(config, value):
 
 
 def test_staleness_aware_rate_is_the_rate_over_tau():
-    _, updater = updater_with_gradients(make_config(STALENESS, 4, "exact", 24, "optimizer.arguments={power: 0.5}"), 0.0)
+    _, updater = updater_with_gradients(
+        make_config(STALENESS, 4, "exact", 24, "optimizer.arguments={power: 0.5}"), 0.0
+    )
     updater.step(2)
     for optimizer in updater.optimizers:
         rates = {group["delay"]: group["lr"] for group in optimizer.param_groups}
@@ -50,11 +63,15 @@ def test_staleness_aware_rate_is_the_rate_over_tau():
 
 
 def test_lion_is_lion_on_the_matrices_alone():
-    (stage,), updater = updater_with_gradients(make_config(LION, 1, "exact", 24, "training.clip=1e9"), -2.0)
+    (stage,), updater = updater_with_gradients(
+        make_config(LION, 1, "exact", 24, "training.clip=1e9"), -2.0
+    )
     before = {name: weight.detach().clone() for name, weight in stage.newest.items()}
     updater.step(10)
     lr, query, bias = updater.lr(10), "blocks.0.attention.query.weight", "head.linear.bias"
-    torch.testing.assert_close(stage.newest[query].detach(), before[query] * (1 - 0.2 * lr * 0.1) + 0.2 * lr)
+    torch.testing.assert_close(
+        stage.newest[query].detach(), before[query] * (1 - 0.2 * lr * 0.1) + 0.2 * lr
+    )
     torch.testing.assert_close(stage.newest[bias].detach(), torch.full_like(before[bias], lr))
 
 
@@ -79,7 +96,11 @@ class XPipeUpdate(NaiveUpdate):
 
 
 @pytest.mark.parametrize(
-    ("extra", "taus"), [([], [3, 2, 1, 0]), (["pipeline.delay=[5, 0, 2, 3]", "pipeline.accumulation=2"], [5, 0, 2, 3])]
+    ("extra", "taus"),
+    [
+        ([], [3, 2, 1, 0]),
+        (["pipeline.delay=[5, 0, 2, 3]", "pipeline.accumulation=2"], [5, 0, 2, 3]),
+    ],
 )
 def test_a_prediction_by_the_optimizers_moments_equals_naive_simulation(extra, taus):
     config = make_config(XPIPE, 4, "exact", 24, *extra)
@@ -95,21 +116,30 @@ class Mine(Method):
             kept["count"] = kept.get("count", 0) + 1
             kept["average"] = 0.9 * kept.get("average", torch.zeros_like(one)) + (1 - 0.9) * one
         unbiased = 1 - 0.9 ** state[0]["count"]
-        return [weight + tau * kept["average"] / unbiased for weight, kept in zip(newest, state, strict=True)]
+        kept = [entry["average"] / unbiased for entry in state]
+        return [weight + tau * average for weight, average in zip(newest, kept, strict=True)]
 """
 
 
 def test_a_prediction_with_a_state_of_its_own_is_that_of_the_pipeline(tmp_path):
     own = weights_of(write(tmp_path, OWN_AVERAGE), 4)
-    torch.testing.assert_close(own, weights_of("pipedream", 4, "pipeline.forecast=average-update"), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        own, weights_of("pipedream", 4, "pipeline.forecast=average-update"), rtol=0, atol=1e-6
+    )
     assert (own - weights_of("pipedream", 4)).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ("pipeline.forecast=average-update", r"^pipeline\.forecast: .*xpipe\.py:XPipe has a prediction of its own"),
-        ("pipeline.stash=predict", r"^pipeline\.stash: the prediction of .*xpipe\.py:XPipe needs exact"),
+        (
+            "pipeline.forecast=average-update",
+            r"^pipeline\.forecast: .*xpipe\.py:XPipe has a prediction of its own",
+        ),
+        (
+            "pipeline.stash=predict",
+            r"^pipeline\.stash: the prediction of .*xpipe\.py:XPipe needs exact",
+        ),
     ],
 )
 def test_one_prediction_at_a_time(extra, message):
@@ -143,7 +173,9 @@ def test_an_edited_file_is_another_run(tmp_path, monkeypatch, capsys):
         train(edited, tmp_path / "run", resume=True)
     assert main(["train", str(tmp_path / "run"), "--resume", "--set", "training.stop_after=4"]) == 2
     assert "mine.py:Mine: its file has changed since this run was set up" in capsys.readouterr().err
-    write(tmp_path, PLAIN, "other.py")  # a new run takes the file as it is; an old run is read without it
+    write(
+        tmp_path, PLAIN, "other.py"
+    )  # a new run takes the file as it is; an old run is read without it
     for out, extra in (("as-it-is", []), ("another", ["--set", "optimizer.method=other.py:Mine"])):
         assert main(["train", "run", "--out", out, *extra]) == 0
     (tmp_path / "mine.py").unlink()
@@ -156,7 +188,8 @@ class Mine(Method):
     def rest(self, groups):
         halves = []
         for group in groups:
-            for part, options in ((slice(0, None, 2), {}), (slice(1, None, 2), {"lr": 1e-5, "weight_decay": 0.5})):
+            even, odd = slice(0, None, 2), slice(1, None, 2)
+            for part, options in ((even, {}), (odd, {"lr": 1e-5, "weight_decay": 0.5})):
                 halves.append({**group, **options, "params": group["params"][part]})
         return self.adamw(halves)
 
@@ -174,41 +207,86 @@ def test_a_method_with_groups_rules_and_memory_of_its_own_resumes_exactly(method
     settings = (f"optimizer.method={name}", "training.iterations=14")
     train(tiny_config(tmp_path, *settings), tmp_path / "whole")
     for stop in (5, 12, 14):
-        train(tiny_config(tmp_path, *settings, f"training.stop_after={stop}"), tmp_path / "run", resume=True)
+        train(
+            tiny_config(tmp_path, *settings, f"training.stop_after={stop}"),
+            tmp_path / "run",
+            resume=True,
+        )
     assert steps_of(tmp_path / "run") == steps_of(tmp_path / "whole")
 
 
 def mine(rule, *lines):
     """A method of one rule, whose first line is the sixth of its file."""
-    return "\n".join(["class Mine(Method):", f"    def {rule}:", *(f"        {line}" for line in lines), ""])
+    return "\n".join(
+        ["class Mine(Method):", f"    def {rule}:", *(f"        {line}" for line in lines), ""]
+    )
 
 
-OPTIMIZERS, MATRICES, RATE = "optimizers(self, stages)", "matrices(self, groups)", "lr_divisor(self, tau, t, T)"
+OPTIMIZERS, MATRICES, RATE = (
+    "optimizers(self, stages)",
+    "matrices(self, groups)",
+    "lr_divisor(self, tau, t, T)",
+)
 FORECAST = "forecast(self, newest, update, tau, state)"
-COPIES = ("for group in groups:", "    group['params'] = [(n, p.detach().clone()) for n, p in group['params']]")
+COPIES = (
+    "for group in groups:",
+    "    group['params'] = [(n, p.detach().clone()) for n, p in group['params']]",
+)
 STRANGERS = "return SGD([p for group in groups for _, p in group['params']], lr=1.0)"
 
 
 BODIES = [
-    ("import nothing_of_this_name\n", r"mine\.py cannot be imported: .*mine\.py:4: ModuleNotFoundError: No module"),
+    (
+        "import nothing_of_this_name\n",
+        r"mine\.py cannot be imported: .*mine\.py:4: ModuleNotFoundError: No module",
+    ),
     ("class Mine(Method:\n", r"mine\.py cannot be imported: .*mine\.py:4: SyntaxError: "),
     ("import sys\nsys.exit(3)\n", r"mine\.py cannot be imported: .*mine\.py:5: SystemExit: 3"),
-    ("class Other(Method):\n    pass\n", r"Mine is no Method and no torch\.optim\.Optimizer of .*\(there: Other\)"),
-    (mine("__init__(self)", "1 / 0"), r"optimizer\.method .*: its constructor: .*mine\.py:6: ZeroDivisionError"),
-    (mine(MATRICES, "return self.none(groups)"), r"its optimizers: .*mine\.py:6: AttributeError: 'Mine' object has"),
-    (mine(OPTIMIZERS, "return super().optimizers(stages)[:1]"), r"py: ValueError: .* \d+ more are given to no opt"),
-    (mine(OPTIMIZERS, "return 2 * super().optimizers(stages)"), r"py: ValueError: .* are given to two optimizers"),
-    (mine(OPTIMIZERS, "return super().optimizers(stages)[0]"), r"mine\.py: TypeError: 'AdamW' object is not iterable"),
-    (mine("rest(self, groups)", "from torch.optim import SGD", STRANGERS), r"mine\.py: ValueError: .* are not those"),
-    (mine(MATRICES, *COPIES, "return self.adamw(groups)"), r"mine\.py: ValueError: .* to an optimizer as a copy"),
-    (mine(RATE, "return tau"), r"iteration 1: its lr_divisor: .*mine\.py: ValueError: .* \(in a trial on a"),
+    (
+        "class Other(Method):\n    pass\n",
+        r"Mine is no Method and no torch\.optim\.Optimizer of .*\(there: Other\)",
+    ),
+    (
+        mine("__init__(self)", "1 / 0"),
+        r"optimizer\.method .*: its constructor: .*mine\.py:6: ZeroDivisionError",
+    ),
+    (
+        mine(MATRICES, "return self.none(groups)"),
+        r"its optimizers: .*mine\.py:6: AttributeError: 'Mine' object has",
+    ),
+    (
+        mine(OPTIMIZERS, "return super().optimizers(stages)[:1]"),
+        r"py: ValueError: .* \d+ more are given to no opt",
+    ),
+    (
+        mine(OPTIMIZERS, "return 2 * super().optimizers(stages)"),
+        r"py: ValueError: .* are given to two optimizers",
+    ),
+    (
+        mine(OPTIMIZERS, "return super().optimizers(stages)[0]"),
+        r"mine\.py: TypeError: 'AdamW' object is not iterable",
+    ),
+    (
+        mine("rest(self, groups)", "from torch.optim import SGD", STRANGERS),
+        r"mine\.py: ValueError: .* are not those",
+    ),
+    (
+        mine(MATRICES, *COPIES, "return self.adamw(groups)"),
+        r"mine\.py: ValueError: .* to an optimizer as a copy",
+    ),
+    (
+        mine(RATE, "return tau"),
+        r"iteration 1: its lr_divisor: .*mine\.py: ValueError: .* \(in a trial on a",
+    ),
     # Asked at the run's own delays, of which the trial keeps few versions; on the run's device.
     (mine(RATE, "return 1 if tau < 10**9 else 1 / 0"), r"its lr_divisor: .*ZeroDivisionError"),
     (mine(MATRICES, "raise ValueError(groups[0]['params'][0][1].device)"), "ValueError: meta"),
 ]
 HAS_RANK = "assert min(min(p.shape) for group in groups for _, p in group['params']) >= 4"
 LOW_RANK = mine(MATRICES, HAS_RANK, "return self.adamw(groups)")
-DATA_CLASS = "import dataclasses\n\n@dataclasses.dataclass\nclass Mine(Method):\n    power: float = 1.0\n"
+DATA_CLASS = (
+    "import dataclasses\n\n@dataclasses.dataclass\nclass Mine(Method):\n    power: float = 1.0\n"
+)
 
 
 @pytest.mark.parametrize(("body", "message"), BODIES)
@@ -229,19 +307,33 @@ def test_a_package_or_a_file_that_cannot_be_had_is_one_line(tmp_path, monkeypatc
     (tmp_path / "broken_for_brx").mkdir()
     (tmp_path / "broken_for_brx" / "__init__.py").write_text("nothing_of_this_name\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=r"broken_for_brx\.mine cannot be imported: name 'nothing_of_this_name' is not"):
+    with pytest.raises(
+        UserError,
+        match=r"broken_for_brx\.mine cannot be imported: name 'nothing_of_this_name' is not",
+    ):
         check_method(make_config("broken_for_brx.mine:Mine", 2, "exact"), CPU)
-    with pytest.raises(UserError, match=r"optimizer: method: .*none\.py cannot be read: No such file"):
+    with pytest.raises(
+        UserError, match=r"optimizer: method: .*none\.py cannot be read: No such file"
+    ):
         make_config(f"{tmp_path}/none.py:Mine", 2, "exact")
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (mine(RATE, "return 1 / (t - 1)"), r"iteration 1: its lr_divisor: .*mine\.py:6: ZeroDivisionError"),
-        (mine("correct_gradients(self, *of)", "of[9]"), r"iteration \d: its correct_gr.*mine\.py:6: IndexError"),
+        (
+            mine(RATE, "return 1 / (t - 1)"),
+            r"iteration 1: its lr_divisor: .*mine\.py:6: ZeroDivisionError",
+        ),
+        (
+            mine("correct_gradients(self, *of)", "of[9]"),
+            r"iteration \d: its correct_gr.*mine\.py:6: IndexError",
+        ),
         (mine(FORECAST, "return state[99]"), r"its forecast: .*mine\.py:6: IndexError"),
-        (mine(FORECAST, "return newest[1:]"), r"its forecast: .*mine\.py: ValueError: must return one tensor for"),
+        (
+            mine(FORECAST, "return newest[1:]"),
+            r"its forecast: .*mine\.py: ValueError: must return one tensor for",
+        ),
     ],
 )
 def test_faults_while_training_are_one_line(body, message, tmp_path):
@@ -265,8 +357,16 @@ def test_a_module_works_as_a_file_does(tmp_path, monkeypatch, capsys):
 def test_a_method_is_its_files_name_and_content_wherever_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
-    names = ("mine.py:Mine", "./mine.py:Mine", f"{tmp_path}/mine.py:Mine", "sub/../sub/mine.py:Mine")
+    names = (
+        "mine.py:Mine",
+        "./mine.py:Mine",
+        f"{tmp_path}/mine.py:Mine",
+        "sub/../sub/mine.py:Mine",
+    )
     write(tmp_path, PLAIN)
     for body, count in ((PLAIN, 1), (EDITED, 2)):
         write(tmp_path / "sub", body)
-        assert len({settings_key(tiny_config(tmp_path, f"optimizer.method={name}")) for name in names}) == count
+        assert (
+            len({settings_key(tiny_config(tmp_path, f"optimizer.method={name}")) for name in names})
+            == count
+        )

@@ -1,4 +1,5 @@
-"""Refresh intervals by stage: the paper's numbers, the budget, and what the optimizer makes of them."""
+"""Refresh intervals by stage: the paper's numbers, the budget, and what the optimizer makes of
+them."""
 
 import pytest
 import torch
@@ -13,18 +14,31 @@ RULES = ["stage-aware", "reversed", "stage-aware-exact", "reversed-exact"]
 
 def test_the_papers_numbers():
     by_delay = refresh_intervals(pipeline_delays(32), 10, "stage-aware")[::-1]
-    assert {tau: by_delay[tau] for tau in (31, 16, 15, 2, 1, 0)} == {31: 4, 16: 9, 15: 10, 2: 150, 1: None, 0: None}
+    assert {tau: by_delay[tau] for tau in (31, 16, 15, 2, 1, 0)} == {
+        31: 4,
+        16: 9,
+        15: 10,
+        2: 150,
+        1: None,
+        0: None,
+    }
     assert refresh_intervals(pipeline_delays(32), 10, "reversed") == by_delay
     assert refresh_intervals(pipeline_delays(32), 10, "uniform") == [10] * 32
     assert refreshes_per_iteration(by_delay) == pytest.approx(3.2 * 1.072, rel=1e-3)
     # Accumulation changes no ratio of delays.
-    assert refresh_intervals([StageDelay(delay.tau, 4) for delay in pipeline_delays(32)], 10, "reversed") == by_delay
+    assert (
+        refresh_intervals(
+            [StageDelay(delay.tau, 4) for delay in pipeline_delays(32)], 10, "reversed"
+        )
+        == by_delay
+    )
 
 
 @pytest.mark.parametrize("num_stages", [4, 6, 24, 32])
 @pytest.mark.parametrize("frequency", [4, 100])
 def test_budget(num_stages, frequency):
-    # Without the floor the rule adds up to (P + 1 / mid) / f_0 for even P: n = mid + 1 would have been -1 / mid.
+    # Without the floor the rule adds up to (P + 1 / mid) / f_0 for even P: n = mid + 1 would have
+    # been -1 / mid.
     budget = num_stages / frequency
     mid = num_stages // 2 - 1
     floored = refresh_intervals(pipeline_delays(num_stages), frequency, "stage-aware")
@@ -33,7 +47,9 @@ def test_budget(num_stages, frequency):
     excess = sum(1 / (interval * (interval + 1)) for interval in floored if interval is not None)
     assert unfloored <= refreshes_per_iteration(floored) <= unfloored + excess
     for schedule in ("uniform", "stage-aware-exact", "reversed-exact"):
-        rate = refreshes_per_iteration(refresh_intervals(pipeline_delays(num_stages), frequency, schedule))
+        rate = refreshes_per_iteration(
+            refresh_intervals(pipeline_delays(num_stages), frequency, schedule)
+        )
         assert rate == pytest.approx(budget, rel=1e-12)
 
 
@@ -42,23 +58,35 @@ def test_profiles_that_the_papers_rule_does_not_cover():
         return refresh_intervals([StageDelay(tau) for tau in taus], 10, schedule)
 
     for schedule in RULES:
-        for taus in ([4] * 6, [0] * 6, [0], [1, 0], [2, 1, 0]):  # up to three stages the rule divides by zero
+        for taus in (
+            [4] * 6,
+            [0] * 6,
+            [0],
+            [1, 0],
+            [2, 1, 0],
+        ):  # up to three stages the rule divides by zero
             assert intervals(taus, schedule) == [10] * len(taus)
     assert intervals([0, 5, 0, 0], "stage-aware") == [None, 2, None, None]
     assert intervals([8, 4, 4, 0], "stage-aware") == [5, 10, 10, None]
     assert intervals([8, 4, 4, 0], "reversed") == [None, 10, 10, 5]
     assert intervals([4, 0, 8, 4], "reversed") == [10, 5, None, 10]
-    assert intervals([9, 3, 3, 1], "stage-aware-exact") == pytest.approx([40 / 9, 40 / 3, 40 / 3, 40])
+    assert intervals([9, 3, 3, 1], "stage-aware-exact") == pytest.approx(
+        [40 / 9, 40 / 3, 40 / 3, 40]
+    )
 
 
 @pytest.mark.parametrize("schedule", RULES)
 @pytest.mark.parametrize(("num_stages", "frequency"), [(5, 10), (9, 10), (8, 1), (8, 2)])
-def test_rules_keep_the_order_of_delay_and_no_interval_is_shorter_than_an_iteration(num_stages, frequency, schedule):
+def test_rules_keep_the_order_of_delay_and_no_interval_is_shorter_than_an_iteration(
+    num_stages, frequency, schedule
+):
     intervals = refresh_intervals(pipeline_delays(num_stages), frequency, schedule)
     rates = [1 / interval if interval else 0 for interval in intervals]
     assert rates == sorted(rates, reverse=not schedule.startswith("reversed"))
     assert max(rates) <= 1
-    if frequency == 2 and schedule.endswith("exact"):  # what the first stages cannot take goes to the others
+    if frequency == 2 and schedule.endswith(
+        "exact"
+    ):  # what the first stages cannot take goes to the others
         assert refreshes_per_iteration(intervals) == pytest.approx(4)
 
 
@@ -69,7 +97,11 @@ def test_optimizer_refreshes_as_often_as_told(frequency):
     refreshed = []
     for member.num_updates in range(190):
         refreshed += [member.num_updates + 1] if member.next_refresh()[0] else []
-    multiples = [] if frequency is None else [t for t in range(3, 191) if t // frequency > (t - 1) // frequency]
+    multiples = (
+        []
+        if frequency is None
+        else [t for t in range(3, 191) if t // frequency > (t - 1) // frequency]
+    )
     assert refreshed == [2, *multiples]
     if frequency is not None:
         assert len(multiples) == pytest.approx(188 / frequency, abs=1)

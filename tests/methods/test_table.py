@@ -1,4 +1,5 @@
-"""Every method against its library optimizer in a plain loop; what a method refuses, in one line."""
+"""Every method against its library optimizer in a plain loop; what a method refuses, in one
+line."""
 
 import re
 import sys
@@ -12,7 +13,13 @@ from brx.methods.table import METHODS, find_method
 from brx.methods.updater import MethodUpdater
 from brx.model.stage import initialize, whole_model
 from tests.methods.test_custom import updater_with_gradients
-from tests.pipeline.test_engine import library_optimizers, make_config, make_versions, micro_batch, run_engine
+from tests.pipeline.test_engine import (
+    library_optimizers,
+    make_config,
+    make_versions,
+    micro_batch,
+    run_engine,
+)
 
 MOE = ["model.moe.experts=4", "model.moe.every=2"]
 
@@ -22,7 +29,11 @@ MOE = ["model.moe.experts=4", "model.moe.every=2"]
 @pytest.mark.parametrize("method", ["soap", "muon", "scion"])
 def test_baseline_is_the_librarys_optimizer(method, extra):
     # P = 1, constant learning rate, no clipping: nothing but the optimizer is left.
-    constant = ["training.final_lr_fraction=1.0", "training.warmup_fraction=0.0", "training.clip=1e9"]
+    constant = [
+        "training.final_lr_fraction=1.0",
+        "training.warmup_fraction=0.0",
+        "training.clip=1e9",
+    ]
     rest_lr = 0.003 if method == "muon" else 0.001
     rates = ["optimizer.lr=0.001", *(["optimizer.rest_lr=0.003"] if method == "muon" else [])]
     config = make_config(method, 1, "exact", 24, *rates, *constant, *extra)
@@ -47,7 +58,9 @@ def test_baseline_is_the_librarys_optimizer(method, extra):
 def test_missing_package_is_one_line_that_names_the_extra(method, monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     config = make_config(method, 2, "exact")
-    with pytest.raises(UserError, match=r"\w+ needs the package pytorch-optimizer: pip install 'brx\[baselines\]'"):
+    with pytest.raises(
+        UserError, match=r"\w+ needs the package pytorch-optimizer: pip install 'brx\[baselines\]'"
+    ):
         MethodUpdater(config, make_versions(config))
 
 
@@ -55,23 +68,37 @@ def test_missing_package_is_one_line_that_names_the_extra(method, monkeypatch):
     ("optimizer", "message"),
     [
         ("no.such:Class", "optimizer.method no.such:Class: no.such cannot be imported: No module"),
-        ("torch.optim:Adamm", "Adamm is no Method and no torch.optim.Optimizer of torch.optim, did you mean 'Adam'?"),
+        (
+            "torch.optim:Adamm",
+            "Adamm is no Method and no torch.optim.Optimizer of torch.optim, did you mean 'Adam'?",
+        ),
         ("json:dumps", "dumps is no Method and no torch.optim.Optimizer of json (there: none)"),
         ("torch.optim:LBFGS", "torch.optim:LBFGS: its step needs a closure"),
-        ("torch.optim:SGD, arguments: {momentun: 0.9}", "takes no argument 'momentun' (known: momentum, dampening,"),
-        ("torch.optim:SGD, arguments: {momentum: -1.0}", "SGD refuses them: Invalid momentum value: -1.0"),
+        (
+            "torch.optim:SGD, arguments: {momentun: 0.9}",
+            "takes no argument 'momentun' (known: momentum, dampening,",
+        ),
+        (
+            "torch.optim:SGD, arguments: {momentum: -1.0}",
+            "SGD refuses them: Invalid momentum value: -1.0",
+        ),
         ("torch.optim:SGD, arguments: {lr: 1}", "arguments must not hold lr: set optimizer.lr"),
         ("torch.optim:Muon", "torch.optim:Muon: its constructor: Muon only supports 2D parameters"),
     ],
 )
 def test_wrong_custom_optimizer_is_one_line(optimizer, message):
     with pytest.raises(UserError, match=rf"\A.*{re.escape(message)}.*\Z"):
-        updater_with_gradients(make_config("pipedream", 2, "exact", 24, f"optimizer={{method: {optimizer}}}"), 0.0)
+        updater_with_gradients(
+            make_config("pipedream", 2, "exact", 24, f"optimizer={{method: {optimizer}}}"), 0.0
+        )
 
 
 def test_gradient_that_the_optimizer_refuses_ends_the_run_in_one_line():
     _, updater = updater_with_gradients(make_config("basis-rotation", 2, "exact"), float("nan"))
-    with pytest.raises(RunError, match=r"iteration 7: parameter blocks\.0\.attention\.query\.weight of shape .* NaN"):
+    with pytest.raises(
+        RunError,
+        match=r"iteration 7: parameter blocks\.0\.attention\.query\.weight of shape .* NaN",
+    ):
         updater.step(7)
 
 
@@ -96,18 +123,28 @@ OPTIONS = {
     "soap": "frequency=2 beta1=0.5 eps=1e-3 rest_lr=0.01",
     "muon": "momentum=0.5 adjust_lr=original weight_decay=1.0 rest_lr=0.01",
     "scion": "momentum=0.5 scale=10.0 rest_scale=100.0 vector_scale=5.0 constrained=false",
-    "basis-rotation": "beta1=0.5 beta2=0.5 eps=1e-3 weight_decay=1.0 rest_lr=0.01 source=1st geometry=bilateral "
-    "frequency=3 covariance=refresh covariance=interval refresh_schedule=stage-aware refresh_schedule=reversed "
-    "rotation_precision=tf32 rotation_precision=bf16 staggered=true as_published=true",  # make_config has unilateral
+    "basis-rotation": "beta1=0.5 beta2=0.5 eps=1e-3 weight_decay=1.0 rest_lr=0.01 source=1st "
+    "geometry=bilateral "
+    "frequency=3 covariance=refresh covariance=interval refresh_schedule=stage-aware "
+    "refresh_schedule=reversed "
+    # make_config has unilateral
+    "rotation_precision=tf32 rotation_precision=bf16 staggered=true as_published=true",
 }
 
 
-@pytest.mark.parametrize(("method", "option"), [(m, option) for m in OPTIONS for option in OPTIONS[m].split()])
+@pytest.mark.parametrize(
+    ("method", "option"), [(m, option) for m in OPTIONS for option in OPTIONS[m].split()]
+)
 def test_every_option_changes_the_run(method, option):
-    common = ["optimizer.lr=0.001", *(["optimizer.frequency=2"] if method == "basis-rotation" else [])]
+    common = [
+        "optimizer.lr=0.001",
+        *(["optimizer.frequency=2"] if method == "basis-rotation" else []),
+    ]
     stages = 4 if "refresh_schedule" in option else 3
     weights = []
     for overrides in ([], [f"optimizer.{option}"]):
         _, versions = run_engine(make_config(method, stages, "exact", 24, *common, *overrides), 6)
-        weights.append(torch.cat([w.detach().flatten() for stage in versions for w in stage.newest.values()]))
+        weights.append(
+            torch.cat([w.detach().flatten() for stage in versions for w in stage.newest.values()])
+        )
     assert not torch.equal(*weights)

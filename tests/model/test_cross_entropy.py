@@ -1,4 +1,5 @@
-"""The chunked loss against torch's own on all logits: values, gradients, second derivatives, memory."""
+"""The chunked loss against torch's own on all logits: values, gradients, second derivatives,
+memory."""
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ def small_chunks(monkeypatch):
 def inputs(dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
     shapes = [(TOKENS, WIDTH), (VOCABULARY, WIDTH), (VOCABULARY,)]
-    tensors = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    tensors = [
+        torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes
+    ]
     return tensors, torch.randint(VOCABULARY, (TOKENS,), generator=generator)
 
 
@@ -35,7 +38,9 @@ def test_loss_and_gradients_are_those_of_torch(dtype):
     found, expected = head_loss(*tensors, targets), reference(tensors, targets)
     torch.testing.assert_close(found, expected)
     # Upstream of 3: the gradients that were made in the forward pass have to be scaled.
-    torch.testing.assert_close(torch.autograd.grad(3 * found, tensors), torch.autograd.grad(3 * expected, tensors))
+    torch.testing.assert_close(
+        torch.autograd.grad(3 * found, tensors), torch.autograd.grad(3 * expected, tensors)
+    )
 
 
 def test_bf16_autocast_rounds_no_more_than_torch_does():
@@ -56,12 +61,18 @@ def test_second_derivatives_and_a_second_backward_pass():
     vectors = [torch.randn_like(tensor) for tensor in tensors]
 
     def product(loss):
-        return torch.autograd.grad(torch.autograd.grad(loss, tensors, create_graph=True), tensors, vectors)
+        return torch.autograd.grad(
+            torch.autograd.grad(loss, tensors, create_graph=True), tensors, vectors
+        )
 
-    torch.testing.assert_close(product(head_loss(*tensors, targets)), product(reference(tensors, targets)))
+    torch.testing.assert_close(
+        product(head_loss(*tensors, targets)), product(reference(tensors, targets))
+    )
     loss = head_loss(*tensors, targets)
     first = [gradient.clone() for gradient in torch.autograd.grad(loss, tensors, retain_graph=True)]
-    torch.testing.assert_close(torch.autograd.grad(2 * loss, tensors), tuple(2 * gradient for gradient in first))
+    torch.testing.assert_close(
+        torch.autograd.grad(2 * loss, tensors), tuple(2 * gradient for gradient in first)
+    )
 
 
 class Largest(TorchDispatchMode):
@@ -73,7 +84,10 @@ class Largest(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         given = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, torch.Tensor)}
         for tensor in out if isinstance(out, (list, tuple)) else [out]:
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in given:
+            if (
+                isinstance(tensor, torch.Tensor)
+                and tensor.untyped_storage().data_ptr() not in given
+            ):
                 self.numel = max(self.numel, tensor.numel())
         return out
 

@@ -1,4 +1,5 @@
-"""The mixture of experts against every expert on every token, and its losses against their formulas."""
+"""The mixture of experts against every expert on every token, and its losses against their
+formulas."""
 
 import math
 
@@ -38,13 +39,21 @@ def dense(mixture, x):
             down @ F.gelu(up @ token + up_bias) + down_bias
             for up, up_bias, down, down_bias in zip(*experts, strict=True)
         ]
-        outputs.append(sum(part * every[expert] for part, expert in zip(share, chosen, strict=True)))
+        outputs.append(
+            sum(part * every[expert] for part, expert in zip(share, chosen, strict=True))
+        )
     return torch.stack(outputs).view_as(x)
 
 
 @pytest.mark.parametrize(
     ("experts", "top_k", "shape", "popular"),
-    [(5, 2, (3, 7), None), (2, 1, (1, 1), None), (3, 3, (3, 7), None), (8, 2, (1, 1), None), (5, 1, (3, 7), 4)],
+    [
+        (5, 2, (3, 7), None),
+        (2, 1, (1, 1), None),
+        (3, 3, (3, 7), None),
+        (8, 2, (1, 1), None),
+        (5, 1, (3, 7), 4),
+    ],
 )
 def test_equals_dense_computation(experts, top_k, shape, popular):
     """`popular`: the expert to which all tokens go."""
@@ -57,7 +66,10 @@ def test_equals_dense_computation(experts, top_k, shape, popular):
         given = x.clone().requires_grad_()
         y = compute(mixture, given)
         direction = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)
-        gradients += [y.detach(), *torch.autograd.grad(y, [given, *mixture.parameters()], direction)]
+        gradients += [
+            y.detach(),
+            *torch.autograd.grad(y, [given, *mixture.parameters()], direction),
+        ]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
     if popular is not None:
@@ -78,11 +90,21 @@ def test_losses_are_their_formulas():
             assigned[place] += 1
         for place in range(experts):
             probability[place] += math.exp(row[place]) / normalizer
-    balance = experts * sum(a * p for a, p in zip(assigned, probability, strict=True)) / (2 * num_tokens**2)
+    balance = (
+        experts
+        * sum(a * p for a, p in zip(assigned, probability, strict=True))
+        / (2 * num_tokens**2)
+    )
     _, loss = mixture(x)
     assert loss.item() == pytest.approx(0.7 * balance + 0.3 * z / num_tokens, rel=1e-12)
     gradients = torch.autograd.grad(loss, list(mixture.parameters()), allow_unused=True)
-    assert [gradient is not None for gradient in gradients] == [True, False, False, False, False]  # the router alone
+    assert [gradient is not None for gradient in gradients] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]  # the router alone
 
 
 def test_autocast_routes_as_fp32_does_and_gradients_are_the_same_every_time():

@@ -1,4 +1,5 @@
-"""The model: partition, initialization, and the stages put together (parameter counts: tests/train/test_presets.py)."""
+"""The model: partition, initialization, and the stages put together (parameter counts:
+tests/train/test_presets.py)."""
 
 import pytest
 import torch
@@ -45,7 +46,10 @@ def test_stages_in_a_row_are_the_model(num_stages):
 
 def test_initial_weights_follow_the_seed_and_the_scheme():
     config = ModelConfig(blocks=2, width=64, heads=2, sequence_length=6)
-    first, second = (dict(initialized(whole_model(config, 256), config, seed).named_parameters()) for seed in (0, 1))
+    first, second = (
+        dict(initialized(whole_model(config, 256), config, seed).named_parameters())
+        for seed in (0, 1)
+    )
     assert not torch.equal(first["head.linear.weight"], second["head.linear.weight"])
     assert first["blocks.0.mlp.up.weight"].std().item() == pytest.approx(0.02, rel=0.05)
     assert first["blocks.1.mlp.down.weight"].std().item() == pytest.approx(0.01, rel=0.05)
@@ -67,6 +71,11 @@ def test_attention_is_causal():
 def test_rotated_parameters_are_the_matrices_of_attention_and_mlp():
     stage = whole_model(SMALL.model_copy(update={"moe": MoEConfig(experts=4, every=2)}), 11)
     rotated = {name for name, _ in stage.named_parameters() if is_block_matrix(name)}
-    matrices = [f"attention.{name}" for name in ("query", "key", "value", "projection")] + ["mlp.up", "mlp.down"]
-    assert rotated == {f"blocks.{block}.{name}.weight" for block in range(SMALL.blocks) for name in matrices}
+    matrices = [f"attention.{name}" for name in ("query", "key", "value", "projection")] + [
+        "mlp.up",
+        "mlp.down",
+    ]
+    assert rotated == {
+        f"blocks.{block}.{name}.weight" for block in range(SMALL.blocks) for name in matrices
+    }
     assert dict(stage.named_parameters())["blocks.1.mlp.up.weight"].shape == (4, 32, 8)

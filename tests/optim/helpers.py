@@ -9,7 +9,9 @@ STRATEGIES = list(itertools.product(["2nd", "1st"], ["bilateral", "unilateral"])
 
 
 def random(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def parameters(num, *shape, dtype=torch.float32):
@@ -39,9 +41,15 @@ def train(optimizer, series, first, last):
 
 
 def full_rank_gradients(num, *shape, seed=1, dtype=torch.float64):
-    rows, columns = shape[-2:]  # a fixed part makes all eigenvalues distinct; noise keeps every step different
-    scales = torch.outer(torch.linspace(3, 1, rows).double(), torch.linspace(2, 1, columns).double())
-    return [(scales * random(*shape, seed=seed + k, dtype=torch.float64)).to(dtype) for k in range(num)]
+    rows, columns = shape[
+        -2:
+    ]  # a fixed part makes all eigenvalues distinct; noise keeps every step different
+    scales = torch.outer(
+        torch.linspace(3, 1, rows).double(), torch.linspace(2, 1, columns).double()
+    )
+    return [
+        (scales * random(*shape, seed=seed + k, dtype=torch.float64)).to(dtype) for k in range(num)
+    ]
 
 
 def take_steps(optimizer, series, gradient_lists):
@@ -53,4 +61,6 @@ def take_steps(optimizer, series, gradient_lists):
 
 def assert_orthonormal(state):
     for basis in (value for name, value in state.items() if name.endswith("_basis")):
-        torch.testing.assert_close(basis.mT @ basis, torch.eye(basis.shape[-1]).expand_as(basis), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            basis.mT @ basis, torch.eye(basis.shape[-1]).expand_as(basis), rtol=0, atol=1e-5
+        )

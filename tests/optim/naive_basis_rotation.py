@@ -1,4 +1,5 @@
-"""Algorithms 1 and 2 of the paper, and brx's start, for one matrix in float64, as plainly as they can be written."""
+"""Algorithms 1 and 2 of the paper, and brx's start, for one matrix in float64, as plainly as they
+can be written."""
 
 import math
 
@@ -8,9 +9,18 @@ NOISE = 64 * torch.finfo(torch.float64).eps
 
 
 def naive_basis_rotation(
-    weight, gradients, lr=0.01, weight_decay=0.01, source="2nd", geometry="bilateral", frequency=10, covariance="step",
-    first_refresh=2, betas=(0.9, 0.999), eps=1e-8,
-):  # fmt: skip
+    weight,
+    gradients,
+    lr=0.01,
+    weight_decay=0.01,
+    source="2nd",
+    geometry="bilateral",
+    frequency=10,
+    covariance="step",
+    first_refresh=2,
+    betas=(0.9, 0.999),
+    eps=1e-8,
+):
     """The weights after each of the gradients in turn."""
     first = first_refresh
     (beta1, beta2), (m, n) = betas, weight.shape
@@ -63,25 +73,35 @@ def above_noise(v):
     for i in range(m):
         for j in range(n):
             if v[i, j] > 0:
-                noise = math.sqrt(m + n) * (7 * eps) ** 2 * (v[i].mean() + v[:, j].mean() + v.mean())
-                of_row, of_column = ((16 * eps) ** 2 * v.sum() / part.sum() for part in (v[i], v[:, j]))
+                noise = (
+                    math.sqrt(m + n) * (7 * eps) ** 2 * (v[i].mean() + v[:, j].mean() + v.mean())
+                )
+                of_row, of_column = (
+                    (16 * eps) ** 2 * v.sum() / part.sum() for part in (v[i], v[:, j])
+                )
                 factor[i, j] = 1 / (1 + (noise / v[i, j]) ** 4 + of_row**4 + of_column**4)
     return factor
 
 
 def shared_out(v, C, Q, sides):
-    """v in the first basis: the product of its rows' and columns' shares, where covariances know their eigenvalues."""
+    """v in the first basis: the product of its rows' and columns' shares, where covariances know
+    their eigenvalues."""
     shares = {"left": v.sum(1), "right": v.sum(0)}
     for side in [side for side in shares if sides[side]]:
         uncorrelated = (Q[side] ** 2).T @ shares[side]
-        eigenvalues = torch.diag(Q[side].T @ C[side] @ Q[side]) if C else torch.zeros_like(uncorrelated)
-        shares[side] = torch.where(eigenvalues > NOISE * eigenvalues.max(), eigenvalues, uncorrelated)
+        eigenvalues = (
+            torch.diag(Q[side].T @ C[side] @ Q[side]) if C else torch.zeros_like(uncorrelated)
+        )
+        shares[side] = torch.where(
+            eigenvalues > NOISE * eigenvalues.max(), eigenvalues, uncorrelated
+        )
     left, right = (share / share.sum() for share in shares.values())
     return v.sum() * torch.outer(left, right)
 
 
 def first_basis(S, smallest):
-    """Eigenvectors by falling eigenvalue, the leading entry positive; where that is next to nothing, projected axes."""
+    """Eigenvectors by falling eigenvalue, the leading entry positive; where that is next to
+    nothing, projected axes."""
     eigenvalues, vectors = torch.linalg.eigh(S)
     is_decided = eigenvalues > smallest * eigenvalues[-1]
     decided, others = vectors[:, is_decided].flip(1), vectors[:, ~is_decided]
@@ -101,25 +121,34 @@ def first_basis(S, smallest):
 
 
 def leading_rows(vectors):
-    """In turn the first row of which about as much is left as of any, beside the span of those before it."""
+    """In turn the first row of which about as much is left as of any, beside the span of those
+    before it."""
     rows, chosen = vectors.clone(), []
     for _ in range(vectors.shape[1]):
         lengths = [row.norm() for row in rows]
-        chosen.append(next(k for k, length in enumerate(lengths) if length > 0.618034 * max(lengths)))
+        chosen.append(
+            next(k for k, length in enumerate(lengths) if length > 0.618034 * max(lengths))
+        )
         unit = rows[chosen[-1]] / lengths[chosen[-1]]
         rows = torch.stack([row - row.dot(unit) * unit for row in rows])
     return chosen
 
 
 def power_iteration(S, Q):
-    """One step towards the eigenvectors of S, column by column, where S decides; and the order of the columns."""
+    """One step towards the eigenvectors of S, column by column, where S decides; and the order of
+    the columns."""
     eigenvalues = torch.diag(Q.T @ S @ Q).clamp(min=0)
     floor = NOISE * eigenvalues.max()
     columns = []
     for q, eigenvalue in zip(Q.T, eigenvalues, strict=True):
         decided = eigenvalue**2 / (eigenvalue**2 + floor**2) if floor > 0 else 0.0
-        columns.append(decided * S @ q + ((1 - decided) * floor + 0.1 * eigenvalue if floor > 0 else 1.0) * q)
-    sizes = [round(8 * math.log2(x)) if x > NOISE else -math.inf for x in (eigenvalues / eigenvalues.max()).tolist()]
+        columns.append(
+            decided * S @ q + ((1 - decided) * floor + 0.1 * eigenvalue if floor > 0 else 1.0) * q
+        )
+    sizes = [
+        round(8 * math.log2(x)) if x > NOISE else -math.inf
+        for x in (eigenvalues / eigenvalues.max()).tolist()
+    ]
     order = torch.tensor(sizes).argsort(descending=True, stable=True)
     basis, triangle = torch.linalg.qr(torch.stack(columns, dim=1)[:, order])
     return basis * torch.where(triangle.diagonal() < 0, -1.0, 1.0), order

@@ -1,4 +1,5 @@
-"""Run by several processes: sharded models against the same model whole; rank 0 writes what came out as JSON."""
+"""Run by several processes: sharded models against the same model whole; rank 0 writes what came
+out as JSON."""
 
 import copy
 import json
@@ -12,10 +13,19 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from brx.optim import BasisRotation, param_groups
 from brx.optim.sharded import Sharding
@@ -25,7 +35,8 @@ OPTIONS = {"lr": 0.01, "frequency": 3, "weight_decay": 0.1}
 
 
 class Model(nn.Module):
-    """Embedding, norm, two matrices whose rows no number of ranks divides, a stack of experts, a head."""
+    """Embedding, norm, two matrices whose rows no number of ranks divides, a stack of experts, a
+    head."""
 
     def __init__(self, num_experts):
         super().__init__()
@@ -55,12 +66,17 @@ def train(model, optimizer, first, last):
     for t in range(first, last):
         tokens = torch.randint(13, (8, 5), generator=torch.Generator().manual_seed(t))
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        nn.functional.cross_entropy(
+            model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
+        ).backward()
         optimizer.step()
 
 
 def whole(model):
-    return {n: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone() for n, p in model.named_parameters()}
+    return {
+        n: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
+        for n, p in model.named_parameters()
+    }
 
 
 @cache
@@ -71,7 +87,10 @@ def expected(num_steps=NUM_STEPS, dtype=torch.float64, num_experts=3, **options)
 
 
 def difference(model, other):
-    return max((value.double() - other[name].double()).abs().max().item() for name, value in whole(model).items())
+    return max(
+        (value.double() - other[name].double()).abs().max().item()
+        for name, value in whole(model).items()
+    )
 
 
 def fsdp2(dtype=torch.float64, model=None, **options):
@@ -103,7 +122,8 @@ def trained(model, num_steps, **options):
 
 
 def sequence_parallel():
-    """Each rank norms a part of the tokens; the norm's gradient is a sum that nobody has added up for the optimizer."""
+    """Each rank norms a part of the tokens; the norm's gradient is a sum that nobody has added up
+    for the optimizer."""
     plan = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
@@ -111,7 +131,9 @@ def sequence_parallel():
         "down": RowwiseParallel(output_layouts=Shard(1)),
         "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     }
-    sharded = parallelize_module(make(num_experts=0), init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+    sharded = parallelize_module(
+        make(num_experts=0), init_device_mesh("cpu", (dist.get_world_size(),)), plan
+    )
     trained(sharded, NUM_STEPS)
     return difference(sharded, expected(num_experts=0))
 
@@ -123,7 +145,8 @@ def of_all_ranks(value):
 
 
 def updates_of_an_empty_shard():
-    """The numbers of updates that the ranks have counted, of parameters of which one rank may have nothing."""
+    """The numbers of updates that the ranks have counted, of parameters of which one rank may have
+    nothing."""
     model = fully_shard(nn.Linear(6, 1))
     optimizer = adapted(model)
     for t in range(3):
@@ -172,7 +195,8 @@ def set_weights(model, weights):
 
 
 def resumes(through, folder):
-    """Save after the first bases, load into a new model and optimizer, go on: as if never stopped."""
+    """Save after the first bases, load into a new model and optimizer, go on: as if never
+    stopped."""
     model, later = fsdp2(), fsdp2()
     optimizer, resumed = trained(model, 11), adapted(later)
     if through == "state_dict":
@@ -185,7 +209,9 @@ def resumes(through, folder):
         set_optimizer_state_dict(later, resumed, loaded["optimizer"])
     elif through == "flat":
         flat = StateDictOptions(flatten_optimizer_state_dict=True)
-        set_optimizer_state_dict(later, resumed, get_optimizer_state_dict(model, optimizer, options=flat), options=flat)
+        set_optimizer_state_dict(
+            later, resumed, get_optimizer_state_dict(model, optimizer, options=flat), options=flat
+        )
     elif through == "whole":
         resumed.load_state_dict(trained(make(), 11).state_dict())
     set_weights(later, {name: p.detach() for name, p in model.named_parameters()})
@@ -194,7 +220,8 @@ def resumes(through, folder):
 
 
 class MeshOfGPUs:
-    """What is asked of a mesh whose processes exchange through NCCL, as that of FSDP2 with offloading to the CPU."""
+    """What is asked of a mesh whose processes exchange through NCCL, as that of FSDP2 with
+    offloading to the CPU."""
 
     ndim, mesh = 1, torch.arange(2)
 
@@ -203,10 +230,13 @@ class MeshOfGPUs:
 
 
 def offloaded():
-    """The process group that shards on the CPU are exchanged through, if the mesh's own takes tensors of GPUs alone."""
+    """The process group that shards on the CPU are exchanged through, if the mesh's own takes
+    tensors of GPUs alone."""
     own = dist.new_group([0, 1], backend="gloo")
     config = dist.get_backend_config
-    with patch.object(dist, "get_backend_config", lambda group: "cuda:nccl" if group is own else config(group)):
+    with patch.object(
+        dist, "get_backend_config", lambda group: "cuda:nccl" if group is own else config(group)
+    ):
         group = Sharding()._group(MeshOfGPUs(own), torch.device("cpu"))
     total = torch.ones(())
     dist.all_reduce(total, group=group)
@@ -216,7 +246,10 @@ def offloaded():
 def taken_over():
     """AdamW under FSDP2, continued: the next step is AdamW's."""
     model, twin = fsdp2(), make()
-    first, alone = torch.optim.AdamW(model.parameters(), lr=0.01), torch.optim.AdamW(twin.parameters(), lr=0.01)
+    first, alone = (
+        torch.optim.AdamW(model.parameters(), lr=0.01),
+        torch.optim.AdamW(twin.parameters(), lr=0.01),
+    )
     train(model, first, 0, 12)
     optimizer = BasisRotation(param_groups(model), lr=0.01, first_refresh=100)
     optimizer.take_over(first)
@@ -227,14 +260,18 @@ def taken_over():
 
 def whole_state_fits_one_process():
     model = fsdp2()
-    full = get_optimizer_state_dict(model, trained(model, 11), options=StateDictOptions(full_state_dict=True))
+    full = get_optimizer_state_dict(
+        model, trained(model, 11), options=StateDictOptions(full_state_dict=True)
+    )
     weights = whole(model)
     if dist.get_rank() != 0:
         return None
     single = make()
     set_weights(single, weights)
     alone = adapted(single)
-    numbers = {name: n for n, name in enumerate(n for g in alone.param_groups for n in g["param_names"])}
+    numbers = {
+        name: n for n, name in enumerate(n for g in alone.param_groups for n in g["param_names"])
+    }
     state = {numbers[name]: values for name, values in full["state"].items()}
     alone.load_state_dict({**alone.state_dict(), "state": state})
     train(single, alone, 11, NUM_STEPS)
@@ -251,16 +288,25 @@ def cases(folder):
     if dist.get_world_size() == 4:
         return common | {
             "fsdp2 and tensor parallel": lambda: trains_as_one_process(both, geometry="unilateral"),
-            "hybrid": lambda: trains_as_one_process(lambda: fully_shard(make(), mesh=two_dimensions())),
+            "hybrid": lambda: trains_as_one_process(
+                lambda: fully_shard(make(), mesh=two_dimensions())
+            ),
         }
     return common | {
-        "fsdp2, 1st unilateral": lambda: trains_as_one_process(fsdp2, source="1st", geometry="unilateral"),
-        "fsdp2, staggered": lambda: trains_as_one_process(fsdp2, staggered=True, covariance="interval"),
+        "fsdp2, 1st unilateral": lambda: trains_as_one_process(
+            fsdp2, source="1st", geometry="unilateral"
+        ),
+        "fsdp2, staggered": lambda: trains_as_one_process(
+            fsdp2, staggered=True, covariance="interval"
+        ),
         "half precision": half_precision,
         "bad gradient": bad_gradient,
         "matrices per rank": matrices_per_rank,
         "updates of an empty shard": updates_of_an_empty_shard,
-        **{f"resume through {name}": partial(resumes, name, folder) for name in ("state_dict", "dcp", "flat", "whole")},
+        **{
+            f"resume through {name}": partial(resumes, name, folder)
+            for name in ("state_dict", "dcp", "flat", "whole")
+        },
         "offloaded": offloaded,
         "adamw taken over": taken_over,
         "full state": whole_state_fits_one_process,

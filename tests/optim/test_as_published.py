@@ -9,7 +9,14 @@ from tests.optim.helpers import STRATEGIES, full_rank_gradients, parameters
 
 def as_their_code_has_it(W, gradients, lr, b1, b2, eps, wd, source, geometry, f, first):
     """The weights after each gradient; None stands for a basis that they do not have."""
-    (m, n), M, v, U, V, L, R = W.shape, 0 * W, 0 * W, None, None, *(torch.zeros(k, k).double() for k in W.shape)
+    (m, n), M, v, U, V, L, R = (
+        W.shape,
+        0 * W,
+        0 * W,
+        None,
+        None,
+        *(torch.zeros(k, k).double() for k in W.shape),
+    )
     use_U, use_V = geometry == "bilateral" or m < n, geometry == "bilateral" or m >= n
     for t, G in enumerate(gradients, start=1):
         L, R = torch.lerp(L, G @ G.T, 1 - b2), torch.lerp(R, G.T @ G, 1 - b2)
@@ -26,7 +33,10 @@ def as_their_code_has_it(W, gradients, lr, b1, b2, eps, wd, source, geometry, f,
             elif source == "2nd":
                 U, V = first  # eigenvectors of L and R
             elif is_warm:
-                old_U, old_V = (torch.eye(m).double() if U is None else U), (torch.eye(n).double() if V is None else V)
+                old_U, old_V = (
+                    (torch.eye(m).double() if U is None else U),
+                    (torch.eye(n).double() if V is None else V),
+                )
                 if use_U:
                     order = (M @ old_V).square().sum(0).argsort(descending=True)
                     U, v = torch.linalg.qr(M @ old_V[:, order], mode="complete").Q, v[:, order]
@@ -36,7 +46,10 @@ def as_their_code_has_it(W, gradients, lr, b1, b2, eps, wd, source, geometry, f,
             else:
                 left, _, right = torch.linalg.svd(M)
                 U, V = left if use_U else None, right.T if use_V else None
-        left, right = torch.eye(m).double() if U is None else U, torch.eye(n).double() if V is None else V
+        left, right = (
+            torch.eye(m).double() if U is None else U,
+            torch.eye(n).double() if V is None else V,
+        )
         v = b2 * v + (1 - b2) * (left.T @ G @ right) ** 2
         step = left.T @ M @ right / (v.sqrt() + eps) * (1 - b2**t) ** 0.5 / (1 - b1**t)
         W = W - lr * wd * W - lr * left @ step @ right.T
@@ -44,13 +57,19 @@ def as_their_code_has_it(W, gradients, lr, b1, b2, eps, wd, source, geometry, f,
 
 
 def first_bases(state, gradient):
-    """The optimizer's own, checked: where rows or columns have no energy yet, rounding chooses among the rest."""
+    """The optimizer's own, checked: where rows or columns have no energy yet, rounding chooses
+    among the rest."""
     bases = []
-    for name, outer in (("left_basis", gradient @ gradient.T), ("right_basis", gradient.T @ gradient)):
+    for name, outer in (
+        ("left_basis", gradient @ gradient.T),
+        ("right_basis", gradient.T @ gradient),
+    ):
         bases.append(state[name].clone() if name in state else None)
         if name in state:
             rotated = bases[-1].T @ outer @ bases[-1]
-            torch.testing.assert_close(rotated, rotated.diag().sort(descending=True).values.diag(), rtol=0, atol=1e-10)
+            torch.testing.assert_close(
+                rotated, rotated.diag().sort(descending=True).values.diag(), rtol=0, atol=1e-10
+            )
     return bases
 
 
@@ -60,8 +79,17 @@ def test_equals_the_authors_code(shape, source, geometry):
     gradients = full_rank_gradients(25, *shape)
     series = parameters(2, *shape, dtype=torch.float64)
     initial = [parameter.detach().clone() for parameter in series]
-    options = {"betas": (0.9, 0.99), "eps": 1e-4, "weight_decay": 0.1, "source": source, "geometry": geometry}
-    optimizer, expected = BasisRotation(series, lr=0.01, frequency=4, as_published=True, **options), []
+    options = {
+        "betas": (0.9, 0.99),
+        "eps": 1e-4,
+        "weight_decay": 0.1,
+        "source": source,
+        "geometry": geometry,
+    }
+    optimizer, expected = (
+        BasisRotation(series, lr=0.01, frequency=4, as_published=True, **options),
+        [],
+    )
     for time, gradient in enumerate(gradients):
         for parameter in series:
             parameter.grad = gradient.clone()
@@ -81,4 +109,6 @@ def test_equals_the_authors_code(shape, source, geometry):
 
 def test_covariances_of_refreshes_alone_are_refused():
     with pytest.raises(ValueError, match="Invalid covariance='refresh': as_published"):
-        BasisRotation([torch.nn.Parameter(torch.ones(3, 3))], as_published=True, covariance="refresh")
+        BasisRotation(
+            [torch.nn.Parameter(torch.ones(3, 3))], as_published=True, covariance="refresh"
+        )

@@ -30,16 +30,31 @@ every_strategy = pytest.mark.parametrize(("source", "geometry"), STRATEGIES)
 
 @pytest.mark.parametrize(
     ("frequency", "first", "covariance"),
-    [(1, 2, "step"), (3, 2, "refresh"), (3, 10, "step"), (3, 10, "refresh"), (3, 10, "interval"), (10, 2, "interval")],
+    [
+        (1, 2, "step"),
+        (3, 2, "refresh"),
+        (3, 10, "step"),
+        (3, 10, "refresh"),
+        (3, 10, "interval"),
+        (10, 2, "interval"),
+    ],
 )
 @every_strategy
 @pytest.mark.parametrize("shape", [(5, 5), (4, 7), (7, 4)])
 def test_equals_naive_algorithm(shape, source, geometry, frequency, first, covariance):
     weight, gradients = double(*shape), full_rank_gradients(25, *shape)
     parameter = torch.nn.Parameter(weight.clone())
-    options = {"source": source, "geometry": geometry, "frequency": frequency, "covariance": covariance}
+    options = {
+        "source": source,
+        "geometry": geometry,
+        "frequency": frequency,
+        "covariance": covariance,
+    }
     options |= {"lr": 0.01, "weight_decay": 0.1, "first_refresh": first}
-    optimizer, expected = BasisRotation([parameter], **options), naive_basis_rotation(weight, gradients, **options)
+    optimizer, expected = (
+        BasisRotation([parameter], **options),
+        naive_basis_rotation(weight, gradients, **options),
+    )
     for gradient, after in zip(gradients, expected, strict=True):
         parameter.grad = gradient.clone()
         optimizer.step()
@@ -62,9 +77,13 @@ def test_gradients_of_low_rank_equal_naive_algorithm(source, rank):
 @every_strategy
 def test_many_matrices_in_one_stack_equal_each_alone(source, geometry):
     shapes = [(5, 5), (4, 7), (5, 5), (3, 5, 5)]
-    gradients = [full_rank_gradients(18, *shape, seed=10 * place) for place, shape in enumerate(shapes)]
+    gradients = [
+        full_rank_gradients(18, *shape, seed=10 * place) for place, shape in enumerate(shapes)
+    ]
     options = {"source": source, "geometry": geometry, "frequency": 4}
-    together, alone = ([torch.nn.Parameter(double(*s, seed=k)) for k, s in enumerate(shapes)] for _ in range(2))
+    together, alone = (
+        [torch.nn.Parameter(double(*s, seed=k)) for k, s in enumerate(shapes)] for _ in range(2)
+    )
     take_steps(BasisRotation(together, **options), together, gradients)
     for parameter, twin, series in zip(together, alone, gradients, strict=True):
         take_steps(BasisRotation([twin], **options), [twin], [series])
@@ -73,7 +92,9 @@ def test_many_matrices_in_one_stack_equal_each_alone(source, geometry):
 
 def test_a_rate_of_zero_changes_nothing_whatever_the_betas():
     (weight,), (unchanged,) = parameters(1, 4, 6), parameters(1, 4, 6)
-    train(BasisRotation([weight], lr=0.0, betas=(0.95, 0.9)), [weight], 0, 3)  # Adam's step has no finite bound then
+    train(
+        BasisRotation([weight], lr=0.0, betas=(0.95, 0.9)), [weight], 0, 3
+    )  # Adam's step has no finite bound then
     assert torch.equal(weight, unchanged)
 
 
@@ -82,19 +103,32 @@ def test_parameters_without_gradient_in_some_steps_are_left_alone():
     gradients = full_rank_gradients(24, 4, 4)
     optimizer = BasisRotation(series, lr=0.01, frequency=2)
     for place, gradient in enumerate(gradients):
-        series[0].grad, series[1].grad = gradient.clone(), gradient.clone() if place % 2 == 0 else None
+        series[0].grad, series[1].grad = (
+            gradient.clone(),
+            gradient.clone() if place % 2 == 0 else None,
+        )
         optimizer.step()
-    for weight, parameter, given_ones in zip(weights, series, (gradients, gradients[::2]), strict=True):
+    for weight, parameter, given_ones in zip(
+        weights, series, (gradients, gradients[::2]), strict=True
+    ):
         expected = naive_basis_rotation(weight.detach(), given_ones, frequency=2)[-1]
         torch.testing.assert_close(parameter.detach(), expected)
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.sampled_from(STRATEGIES), st.integers(0, 1000))
+@given(
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.integers(1, 3),
+    st.sampled_from(STRATEGIES),
+    st.integers(0, 1000),
+)
 def test_basis_stays_orthonormal(rows, columns, batch, strategy, seed):
     parameter = torch.nn.Parameter(random(batch, rows, columns))
     optimizer = BasisRotation([parameter], source=strategy[0], geometry=strategy[1], frequency=2)
-    take_steps(optimizer, [parameter], [[random(batch, rows, columns, seed=seed + k) for k in range(15)]])
+    take_steps(
+        optimizer, [parameter], [[random(batch, rows, columns, seed=seed + k) for k in range(15)]]
+    )
     assert torch.isfinite(parameter).all()
     assert_orthonormal(optimizer.state[parameter])
 
@@ -105,7 +139,9 @@ def test_zero_gradients_in_between_leave_the_basis_orthonormal(source, geometry)
     optimizer = BasisRotation([parameter], lr=0.01, source=source, geometry=geometry, frequency=2)
     zero, some = torch.zeros(4, 6), [random(4, 6, seed=k) for k in range(3)]
     take_steps(optimizer, [parameter], [[zero] * 12])
-    torch.testing.assert_close(parameter.detach(), random(4, 6) * (1 - 0.01 * 0.01) ** 12)  # they only decay
+    torch.testing.assert_close(
+        parameter.detach(), random(4, 6) * (1 - 0.01 * 0.01) ** 12
+    )  # they only decay
     take_steps(optimizer, [parameter], [[*some, zero, zero, zero, *some, zero, zero, *some, zero]])
     assert torch.isfinite(parameter).all()
     assert optimizer.num_failed_refreshes == 0
@@ -123,9 +159,14 @@ def test_zero_gradients_in_between_leave_the_basis_orthonormal(source, geometry)
 )
 def test_is_adamw_before_the_first_basis_and_where_it_is_not_rotated(dtype, options):
     shapes = [(6, 4)] if "frequency" in options else [(), (5,), (3, 4), (2, 3, 2, 2)]
-    ours, theirs = ([torch.nn.Parameter(random(*s, seed=k, dtype=dtype)) for k, s in enumerate(shapes)] for _ in "ab")
+    ours, theirs = (
+        [torch.nn.Parameter(random(*s, seed=k, dtype=dtype)) for k, s in enumerate(shapes)]
+        for _ in "ab"
+    )
     train(BasisRotation(ours, weight_decay=0.1, **options), ours, 0, 9)
-    adamw = torch.optim.AdamW(theirs, weight_decay=0.1, fused=True, maximize=options.get("maximize", False))
+    adamw = torch.optim.AdamW(
+        theirs, weight_decay=0.1, fused=True, maximize=options.get("maximize", False)
+    )
     train(adamw, theirs, 0, 9)
     assert all(map(torch.equal, ours, theirs))
 
@@ -137,12 +178,17 @@ def test_is_adamw_before_the_first_basis_and_where_it_is_not_rotated(dtype, opti
 )
 @pytest.mark.parametrize("source", ["1st", "2nd"])
 def test_gradient_that_is_not_finite_changes_nothing_and_is_named(source, bad, steps_before, dtype):
-    named = [(name, torch.nn.Parameter(random(3, 3, seed=k, dtype=dtype))) for k, name in enumerate(["good", "bad"])]
+    named = [
+        (name, torch.nn.Parameter(random(3, 3, seed=k, dtype=dtype)))
+        for k, name in enumerate(["good", "bad"])
+    ]
     optimizer = BasisRotation(named, source=source, frequency=3)
     train(optimizer, [p for _, p in named], 0, steps_before)
     before = copy.deepcopy((optimizer.state_dict()["state"], [p.detach() for _, p in named]))
     named[1][1].grad[0, 0] = bad
-    with pytest.raises(ValueError, match=r"parameter bad of shape \(3, 3\): its gradient has NaN, infinity"):
+    with pytest.raises(
+        ValueError, match=r"parameter bad of shape \(3, 3\): its gradient has NaN, infinity"
+    ):
         optimizer.step()
     after = optimizer.state_dict()["state"], [p.detach() for _, p in named]
     torch.testing.assert_close(after, before, rtol=0, atol=0)
@@ -151,12 +197,27 @@ def test_gradient_that_is_not_finite_changes_nothing_and_is_named(source, bad, s
 def test_sparse_gradient_is_refused():
     parameter = torch.nn.Parameter(torch.ones(3, 3))
     parameter.grad = torch.eye(3).to_sparse()
-    with pytest.raises(ValueError, match=r"parameter 0 of group 0 of shape \(3, 3\): its gradient is sparse"):
+    with pytest.raises(
+        ValueError, match=r"parameter 0 of group 0 of shape \(3, 3\): its gradient is sparse"
+    ):
         BasisRotation([parameter]).step()
 
 
-WRONG = [("lr", -1.0), ("betas", (1.0, 0.9)), ("betas", 0.9), ("eps", -1e-8), ("weight_decay", -0.1), ("source", "3rd")]
-WRONG += [("frequency", 0), ("first_refresh", 1), ("first_refresh", 2.5), ("rotation_precision", "fp8"), ("split", 3)]
+WRONG = [
+    ("lr", -1.0),
+    ("betas", (1.0, 0.9)),
+    ("betas", 0.9),
+    ("eps", -1e-8),
+    ("weight_decay", -0.1),
+    ("source", "3rd"),
+]
+WRONG += [
+    ("frequency", 0),
+    ("first_refresh", 1),
+    ("first_refresh", 2.5),
+    ("rotation_precision", "fp8"),
+    ("split", 3),
+]
 WRONG += [("staggered", 1), ("max_dim", 0.5), ("lr", float("nan")), ("betas", (0.9, True))]
 
 
@@ -238,20 +299,31 @@ def test_staggered_refreshes_are_spread_over_the_interval():
 
 @every_strategy
 @pytest.mark.parametrize(("precision", "bound"), [("tf32", 4 * 2**-11), ("bf16", 2 * 2**-16)])
-def test_rotation_precision_stays_within_its_error_and_spares_the_basis(precision, bound, source, geometry):
-    # One step from the same state: the update differs by the rotations' rounding, the state by the gradient's alone.
+def test_rotation_precision_stays_within_its_error_and_spares_the_basis(
+    precision, bound, source, geometry
+):
+    # One step from the same state: the update differs by the rotations' rounding, the state by the
+    #     gradient's alone.
     gradients = full_rank_gradients(11, 24, 40, dtype=torch.float32)
     updates, states = {}, {}
     for choice in ("highest", precision):
         (parameter,) = parameters(1, 24, 40)
-        options = {"source": source, "geometry": geometry, "frequency": 5, "eps": 1e-2, "weight_decay": 0.0}
+        options = {
+            "source": source,
+            "geometry": geometry,
+            "frequency": 5,
+            "eps": 1e-2,
+            "weight_decay": 0.0,
+        }
         optimizer = BasisRotation([parameter], lr=1.0, **options)
         take_steps(optimizer, [parameter], [gradients[:10]])
         before = parameter.detach().clone()
         optimizer.param_groups[0]["rotation_precision"] = choice
         take_steps(optimizer, [parameter], [gradients[10:]])
         updates[choice], states[choice] = parameter.detach() - before, optimizer.state[parameter]
-    error = torch.linalg.norm(updates[precision] - updates["highest"]) / torch.linalg.norm(updates["highest"])
+    error = torch.linalg.norm(updates[precision] - updates["highest"]) / torch.linalg.norm(
+        updates["highest"]
+    )
     assert bound / 200 < error < bound
     for name, value in states["highest"].items():
         if name.endswith(("basis", "covariance")):

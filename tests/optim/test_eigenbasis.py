@@ -13,7 +13,9 @@ from brx.optim.eigenbasis import (
 
 
 def covariances(num, n):
-    Q = torch.linalg.qr(torch.randn(num, n, n, generator=torch.Generator().manual_seed(0)).double()).Q
+    Q = torch.linalg.qr(
+        torch.randn(num, n, n, generator=torch.Generator().manual_seed(0)).double()
+    ).Q
     eigenvalues = torch.logspace(0, -3, n).double()
     return Q @ torch.diag(eigenvalues) @ Q.mT, Q, eigenvalues
 
@@ -25,7 +27,9 @@ def assert_same_up_to_sign(basis, expected):
 
 def test_fixed_covariance_converges_to_its_eigenvectors():
     matrices, expected, eigenvalues = covariances(3, 6)
-    basis = torch.linalg.qr(torch.randn(3, 6, 6, generator=torch.Generator().manual_seed(1)).double()).Q
+    basis = torch.linalg.qr(
+        torch.randn(3, 6, 6, generator=torch.Generator().manual_seed(1)).double()
+    ).Q
     for _ in range(300):
         basis = power_iteration(matrices @ basis, basis).basis
     assert_same_up_to_sign(basis, expected)
@@ -39,12 +43,15 @@ def test_exact_bases_are_ordered_by_eigenvalue_and_a_factors_is_its_covariances(
     assert refreshed.valid.all()
     assert_same_up_to_sign(refreshed.basis, expected)
     factor = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0)).double()
-    assert_same_up_to_sign(exact_factor_eigenbasis(factor).basis, exact_eigenbasis(factor @ factor.mT).basis)
+    assert_same_up_to_sign(
+        exact_factor_eigenbasis(factor).basis, exact_eigenbasis(factor @ factor.mT).basis
+    )
 
 
 @pytest.mark.parametrize(("rank", "scale"), [(1, 1.0), (3, 1.0), (3, 1e-26), (3, 1e25)])
 def test_directions_without_energy_do_not_depend_on_rounding(rank, scale):
-    # The covariance in float32, and again with other rounding: whatever eigh returns for the zero eigenvalues differs.
+    # The covariance in float32, and again with other rounding: whatever eigh returns for the zero
+    #     eigenvalues differs.
     generator = torch.Generator().manual_seed(0)
     factor = torch.randn(8, rank, generator=generator)
     covariance = factor @ torch.diag(torch.linspace(1, 2, rank)) @ factor.mT
@@ -60,7 +67,9 @@ def test_directions_without_energy_do_not_depend_on_rounding(rank, scale):
 def test_zero_and_not_finite_covariances_keep_the_basis():
     assert torch.equal(exact_eigenbasis(torch.zeros(2, 3, 3)).basis, torch.eye(3).expand(2, 3, 3))
     matrices, basis, _ = covariances(2, 4)
-    torch.testing.assert_close(power_iteration(torch.zeros_like(basis), basis).basis, basis, rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        power_iteration(torch.zeros_like(basis), basis).basis, basis, rtol=0, atol=1e-14
+    )
     product = matrices @ basis
     product[1, 0, 0] = float("nan")
     refreshed = power_iteration(product, basis)
@@ -74,7 +83,9 @@ def test_products_order_and_orthonormal_columns():
     for columns in (4, 9):
         factor = torch.randn(2, 7, columns, generator=torch.Generator().manual_seed(3)).double()
         torch.testing.assert_close(factor_product(factor, basis), factor @ factor.mT @ basis)
-    refreshed = power_iteration(torch.diag(torch.tensor([1.0, 3.0, 2.0]).double())[None], torch.eye(3).double()[None])
+    refreshed = power_iteration(
+        torch.diag(torch.tensor([1.0, 3.0, 2.0]).double())[None], torch.eye(3).double()[None]
+    )
     assert refreshed.order.tolist() == [[1, 2, 0]]  # which old column became which
     torch.testing.assert_close(refreshed.basis, torch.eye(3).double()[None, :, [1, 2, 0]])
     matrices = torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(2)).double()

@@ -1,4 +1,5 @@
-"""Rounding decides nothing: bases, early steps and what perturbations do, over gradients of every hostile shape."""
+"""Rounding decides nothing: bases, early steps and what perturbations do, over gradients of every
+hostile shape."""
 
 import itertools
 import os
@@ -29,7 +30,10 @@ def first_bases(gradients, shape, source, first_refresh, perturbation=0.0):
 def all_first_bases(num_threads, perturbation=0.0):
     cases = itertools.product(GRADIENTS, (("2nd", 4), ("1st", 10)))
     with threads(num_threads):
-        return {(gradients, *of): first_bases(gradients, (128, 40), *of, perturbation) for gradients, of in cases}
+        return {
+            (gradients, *of): first_bases(gradients, (128, 40), *of, perturbation)
+            for gradients, of in cases
+        }
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +48,25 @@ def assert_same_columns(bases, others, tolerance=1e-5):
 
 
 @pytest.mark.parametrize(("num_threads", "perturbation"), [(4, 0.0), (1, 1e-12)])
-def test_first_bases_are_the_same_with_more_threads_and_perturbed_by_rounding(bases, num_threads, perturbation):
+def test_first_bases_are_the_same_with_more_threads_and_perturbed_by_rounding(
+    bases, num_threads, perturbation
+):
     assert_same_columns(bases, all_first_bases(num_threads, perturbation))
 
 
 def test_first_bases_are_the_same_with_other_kernels(bases, tmp_path):
-    # In another process, as torch chooses its kernels when it starts. Its normal numbers differ by 1e-7, too.
+    # In another process, as torch chooses its kernels when it starts. Its normal numbers differ by
+    # 1e-7, too.
     path = tmp_path / "bases"
-    program = f"import torch; from {__name__} import all_first_bases as all; torch.save(all(1), {str(path)!r})"
-    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = (
+        f"import torch; from {__name__} import all_first_bases as all; torch.save(all(1), "
+        f"{str(path)!r})"
+    )
+    environment = {
+        **os.environ,
+        "ATEN_CPU_CAPABILITY": "default",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
     assert_same_columns(bases, torch.load(path), 1e-3)
 
@@ -66,31 +80,47 @@ def test_no_early_step_is_large(source, geometry, first_refresh):
         return BasisRotation(params, lr=1.0, weight_decay=0.0, **options)
 
     for name, shape in itertools.product(GRADIENTS, ((16, 48), (48, 16))):
-        assert first_steps.weights(make, GRADIENTS[name], shape, 50).diff(dim=0).abs().amax(dim=(1, 2)).max() <= 3, name
+        assert (
+            first_steps.weights(make, GRADIENTS[name], shape, 50)
+            .diff(dim=0)
+            .abs()
+            .amax(dim=(1, 2))
+            .max()
+            <= 3
+        ), name
 
 
 @pytest.mark.parametrize(
     ("first_refresh", "gradients", "bound"),
     [
         *((10, name, 50) for name in GRADIENTS if name != "2 % of entries, always the same"),
-        # Two gradients of a few entries leave rounding more to decide (docs/methods.md gives medians and worst cases).
+        # Two gradients of a few entries leave rounding more to decide (docs/methods.md gives
+        # medians and worst cases).
         *((2, name, 500) for name in GRADIENTS if "2 % of entries" not in name),
     ],
 )
 @pytest.mark.parametrize("source", ["2nd", "1st"])
 def test_perturbations_stay_about_as_small_as_with_adamw(gradients, source, first_refresh, bound):
-    optimizers = (first_steps.basis_rotation(source=source, first_refresh=first_refresh), OPTIMIZERS["AdamW"])
-    moved, of_adamw = (largest_step_and_drift(make, GRADIENTS[gradients], SHAPES[0])[1] for make in optimizers)
+    optimizers = (
+        first_steps.basis_rotation(source=source, first_refresh=first_refresh),
+        OPTIMIZERS["AdamW"],
+    )
+    moved, of_adamw = (
+        largest_step_and_drift(make, GRADIENTS[gradients], SHAPES[0])[1] for make in optimizers
+    )
     assert moved < bound * of_adamw
 
 
 def test_noise_does_not_move_and_what_a_trained_matrix_has_does():
     for shape, rank in (((16, 48), None), ((64, 64), 1), ((128, 512), None), ((128, 512), 1)):
         assert 5 < first_steps.floor_over_noise(shape, rank) < 50
-    # Second moments spread as widely as in a trained model: their median is 0.02 of the mean, some are 1e-7 of it.
+    # Second moments spread as widely as in a trained model: their median is 0.02 of the mean, some
+    #     are 1e-7 of it.
     spread = (2.8 * torch.randn(512, 2048, generator=torch.Generator().manual_seed(0))).exp()
     assert (above_noise(spread) < 0.9).float().mean() < 1e-4
-    rank_one = torch.full((512, 2048), 1e-16)  # of the largest entry: what rounding leaves beside a matrix of rank 1
+    rank_one = torch.full(
+        (512, 2048), 1e-16
+    )  # of the largest entry: what rounding leaves beside a matrix of rank 1
     rank_one[0, 0] = 1
     factor = above_noise(rank_one)
     assert factor[0, 0] == 1

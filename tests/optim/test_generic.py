@@ -1,5 +1,6 @@
-"""torch's generic optimizer tests, adapted: its cases for AdamW (they ship with torch), given to `BasisRotation`. Each
-case runs twice: rotated, and as a group with `rotate=False`. `NOT_APPLICABLE` names the cases left out."""
+"""torch's generic optimizer tests, adapted: its cases for AdamW (they ship with torch), given to
+`BasisRotation`. Each case runs twice: rotated, and as a group with `rotate=False`. `NOT_APPLICABLE`
+names the cases left out."""
 
 import copy
 import io
@@ -13,7 +14,8 @@ from brx.optim import BasisRotation
 from tests.optim.helpers import give_gradients, random, train
 
 cases = pytest.importorskip(
-    "torch.testing._internal.common_optimizers", reason="torch's own test cases need the package expecttest"
+    "torch.testing._internal.common_optimizers",
+    reason="torch's own test cases need the package expecttest",
 )
 
 NOT_APPLICABLE = {
@@ -22,7 +24,8 @@ NOT_APPLICABLE = {
     "fused": "the same",
     "differentiable": "the same; a step is not differentiated",
     "capturable": "refreshes ask the device and cannot be captured in a CUDA graph",
-    "betas must be either both floats or both Tensors": "numbers of either kind are taken as numbers",
+    "betas must be either both floats or both "
+    "Tensors": "numbers of either kind are taken as numbers",
 }
 MESSAGES = {
     "Tensor lr must be 1-element": "Invalid lr=tensor",
@@ -36,7 +39,11 @@ def applies(case):
 
 
 INPUTS = [case for case in cases.optim_inputs_func_adamw("cpu") if applies(case)]
-ERRORS = [e for e in cases.optim_error_inputs_func_adamw("cpu", torch.float32) if applies(e.optimizer_error_input)]
+ERRORS = [
+    e
+    for e in cases.optim_error_inputs_func_adamw("cpu", torch.float32)
+    if applies(e.optimizer_error_input)
+]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 every_input = pytest.mark.parametrize("case", INPUTS, ids=lambda case: case.desc)
 rotated_or_not = pytest.mark.parametrize("rotate", [True, False], ids=["rotated", "not rotated"])
@@ -61,8 +68,13 @@ def test_errors(case):
         BasisRotation(params, **given.kwargs)
 
 
-SAVED = [(case, DTYPES[0], {}) for case in INPUTS] + [(INPUTS[0], dtype, {}) for dtype in DTYPES[1:]]
-SAVED += [(INPUTS[0], DTYPES[0], {"source": "1st"}), (INPUTS[0], DTYPES[0], {"geometry": "unilateral"})]
+SAVED = [(case, DTYPES[0], {}) for case in INPUTS] + [
+    (INPUTS[0], dtype, {}) for dtype in DTYPES[1:]
+]
+SAVED += [
+    (INPUTS[0], DTYPES[0], {"source": "1st"}),
+    (INPUTS[0], DTYPES[0], {"geometry": "unilateral"}),
+]
 
 
 @rotated_or_not
@@ -80,15 +92,26 @@ def test_state_dict_continues_as_if_nothing_had_happened(case, rotate, dtype, op
     other.load_state_dict(saved)
     twins, twin = copy.deepcopy((parameters, optimizer))
     pickled_parameters, pickled = pickle.loads(pickle.dumps((parameters, optimizer)))
-    for one, its in ((optimizer, parameters), (other, others), (twin, twins), (pickled, pickled_parameters)):
+    for one, its in (
+        (optimizer, parameters),
+        (other, others),
+        (twin, twins),
+        (pickled, pickled_parameters),
+    ):
         train(one, its, saved_after, saved_after + 5)
     for parameter, *same in zip(parameters, others, twins, pickled_parameters, strict=True):
         assert parameter.dtype == dtype
         assert all(torch.equal(parameter, one) for one in same)
-    for own, loaded in zip(*(one.state_dict()["state"].values() for one in (optimizer, other)), strict=True):
+    for own, loaded in zip(
+        *(one.state_dict()["state"].values() for one in (optimizer, other)), strict=True
+    ):
         expected = torch.float64 if dtype == torch.float64 else torch.float32
-        assert {own[name].dtype for name in own if name not in ("step", "num_failed_refreshes")} == {expected}
-        assert {name: own[name].dtype for name in own} == {name: loaded[name].dtype for name in loaded}
+        assert {
+            own[name].dtype for name in own if name not in ("step", "num_failed_refreshes")
+        } == {expected}
+        assert {name: own[name].dtype for name in own} == {
+            name: loaded[name].dtype for name in loaded
+        }
 
 
 @every_input
@@ -104,7 +127,9 @@ def test_step_leaves_gradients_as_they_are_and_is_nothing_without(case, rotate):
         before = [parameter.grad.clone() for parameter in parameters]
         optimizer.step()
         assert all(map(torch.equal, [parameter.grad for parameter in parameters], before))
-    after, state = copy.deepcopy(([p.detach() for p in parameters], optimizer.state_dict()["state"]))
+    after, state = copy.deepcopy(
+        ([p.detach() for p in parameters], optimizer.state_dict()["state"])
+    )
     optimizer.zero_grad(set_to_none=True)
     optimizer.step()
     assert all(map(torch.equal, parameters, after))
@@ -126,7 +151,9 @@ def test_hooks_and_names_of_step_state_dict_and_loading(rotate):
     optimizer.register_state_dict_pre_hook(lambda _: calls.append("save"))
     optimizer.register_state_dict_post_hook(lambda _, state: {**state, "extra": 1})
     optimizer.register_load_state_dict_pre_hook(with_other_rate)
-    optimizer.register_load_state_dict_post_hook(lambda one: calls.append(int(one.state[first]["step"])))
+    optimizer.register_load_state_dict_post_hook(
+        lambda one: calls.append(int(one.state[first]["step"]))
+    )
     train(optimizer, [first, second], 0, 1)
     saved = optimizer.state_dict()
     assert saved.pop("extra") == 1

@@ -1,4 +1,5 @@
-"""Models as their authors wrote them: what is told from names, shapes and use, and what becomes of each parameter."""
+"""Models as their authors wrote them: what is told from names, shapes and use, and what becomes of
+each parameter."""
 
 import copy
 import json
@@ -14,7 +15,11 @@ from tests.optim.helpers import random, take_steps, train
 
 
 def kinds(model, **options):
-    return {name: group["kind"] for group in param_groups(model, **options) for name, _ in group["params"]}
+    return {
+        name: group["kind"]
+        for group in param_groups(model, **options)
+        for name, _ in group["params"]
+    }
 
 
 def summary(model, **options):
@@ -22,7 +27,8 @@ def summary(model, **options):
 
 
 def nano_gpt(tied, vocabulary):
-    """Width, number of positions and (if `vocabulary` says so) of tokens are the same, as in nanoGPT's small runs."""
+    """Width, number of positions and (if `vocabulary` says so) of tokens are the same, as in
+    nanoGPT's small runs."""
     block = {"c_attn": nn.Linear(16, 48), "c_proj": nn.Linear(16, 16)}
     block |= {"c_fc": nn.Linear(16, 64), "mlp_proj": nn.Linear(64, 16)}
     tables = {"wte": nn.Embedding(vocabulary, 16), "wpe": nn.Embedding(16, 16)}
@@ -43,7 +49,9 @@ def test_last_projection_is_no_head_where_width_positions_and_tokens_are_as_many
     assert found.get("unembedding.weight", "head") == "head"
 
 
-LAYERS = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)))
+LAYERS = nn.Sequential(
+    nn.Linear(6, 5), nn.ReLU(), nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+)
 TIED = nn.ModuleDict({"proj": nn.Linear(4, 9), "emb": nn.Embedding(9, 4), "last": nn.Linear(4, 5)})
 TIED["emb"].weight = TIED["proj"].weight
 
@@ -52,14 +60,42 @@ TIED["emb"].weight = TIED["proj"].weight
     ("model", "options", "expected"),
     [
         (LAYERS, {}, {"0": "matrices", "2.0": "matrices", "2.2": "head"}),
-        (nn.ModuleDict({"net": LAYERS}), {}, {"net.0": "matrices", "net.2.0": "matrices", "net.2.2": "head"}),
+        (
+            nn.ModuleDict({"net": LAYERS}),
+            {},
+            {"net.0": "matrices", "net.2.0": "matrices", "net.2.2": "head"},
+        ),
         (nn.Sequential(nn.Linear(6, 5)), {}, {"0": "matrices"}),
-        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 4)), {"keep": ["1.*"]}, {"0": "kernels", "1": "kept"}),
-        (nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Linear(4, 2)}), {}, {"body": "matrices", "head": "head"}),
-        (nn.Sequential(nn.ModuleDict({"fc_out": nn.Linear(4, 4)}), nn.ReLU()), {}, {"0.fc_out": "matrices"}),  # GPT-J
-        (nn.ModuleDict({"module": LAYERS[2], "net": nn.ModuleDict({"fc": nn.Linear(3, 3)})}), {}, {"net.fc": "head"}),
-        (TIED, {}, {"proj": "embeddings", "last": "matrices"}),  # the embedding's weight, by the name it had first
-        (nn.ModuleDict({"head": nn.Linear(4, 2)}), {"rotate": ["head.weight"]}, {"head": "matrices"}),
+        (
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 4)),
+            {"keep": ["1.*"]},
+            {"0": "kernels", "1": "kept"},
+        ),
+        (
+            nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Linear(4, 2)}),
+            {},
+            {"body": "matrices", "head": "head"},
+        ),
+        (
+            nn.Sequential(nn.ModuleDict({"fc_out": nn.Linear(4, 4)}), nn.ReLU()),
+            {},
+            {"0.fc_out": "matrices"},
+        ),  # GPT-J
+        (
+            nn.ModuleDict({"module": LAYERS[2], "net": nn.ModuleDict({"fc": nn.Linear(3, 3)})}),
+            {},
+            {"net.fc": "head"},
+        ),
+        (
+            TIED,
+            {},
+            {"proj": "embeddings", "last": "matrices"},
+        ),  # the embedding's weight, by the name it had first
+        (
+            nn.ModuleDict({"head": nn.Linear(4, 2)}),
+            {"rotate": ["head.weight"]},
+            {"head": "matrices"},
+        ),
     ],
 )
 def test_kinds(model, options, expected):
@@ -78,14 +114,19 @@ def vision_transformer():
             "classifier": nn.Sequential(nn.Linear(24, 12), nn.Tanh(), nn.Linear(12, 10)),
         }
     )
-    model.cls_token, model.pos_embed = nn.Parameter(torch.zeros(1, 1, 24)), nn.Parameter(torch.zeros(1, 17, 24))
+    model.cls_token, model.pos_embed = (
+        nn.Parameter(torch.zeros(1, 1, 24)),
+        nn.Parameter(torch.zeros(1, 17, 24)),
+    )
     return model
 
 
 def test_names_shapes_and_use_decide_and_the_summary_says_what():
     rows = summary(vision_transformer(), split={"attention.in_proj_weight": 1})
     both = ("left", "right")
-    assert {name: (row.sides, row.why) for name, row in rows.items() if not name.endswith("bias")} == {
+    assert {
+        name: (row.sides, row.why) for name, row in rows.items() if not name.endswith("bias")
+    } == {
         "cls_token": ((), "vector"),
         "pos_embed": ((), "embedding by its name"),
         "patches.weight": (both, "kernel"),
@@ -116,11 +157,16 @@ def test_names_shapes_and_use_decide_and_the_summary_says_what():
         ((6, 4), {"geometry": "unilateral"}, ("right",), "left: unilateral"),
     ],
 )
-def test_sides_that_are_too_long_are_not_rotated_and_the_summary_says_so(shape, options, sides, why):
+def test_sides_that_are_too_long_are_not_rotated_and_the_summary_says_so(
+    shape, options, sides, why
+):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         (row,) = BasisRotation([nn.Parameter(torch.zeros(shape))], **options).summary()
-    assert (row.sides, row.why) == (sides, ", ".join(filter(None, ["matrix" if sides else "no matrix to rotate", why])))
+    assert (row.sides, row.why) == (
+        sides,
+        ", ".join(filter(None, ["matrix" if sides else "no matrix to rotate", why])),
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,22 +203,32 @@ def test_fused_projection_is_trained_as_its_parts_are(make, options):
     whole = BasisRotation(param_groups(fused), frequency=3, **options)
     apart = BasisRotation(parts, frequency=3, **options)
     gradients = [random(*weight.shape, seed=time) for time in range(14)]
-    take_steps(apart, parts, list(zip(*(gradient.chunk(3, dim) for gradient in gradients), strict=True)))
+    take_steps(
+        apart, parts, list(zip(*(gradient.chunk(3, dim) for gradient in gradients), strict=True))
+    )
     take_steps(whole, [weight], [gradients[:12]])
     saved, whole = whole.state_dict(), BasisRotation(param_groups(fused))
     # Resumed in the middle, from a file that has lists for pairs.
     whole.load_state_dict({**saved, "param_groups": json.loads(json.dumps(saved["param_groups"]))})
     take_steps(whole, [weight], [gradients[12:]])
     torch.testing.assert_close(weight.detach(), torch.cat(parts, dim).detach(), rtol=0, atol=1e-7)
-    assert "left_basis" not in whole.state[weight] or whole.state[weight]["left_basis"].shape == (3, 6, 6)
+    assert "left_basis" not in whole.state[weight] or whole.state[weight]["left_basis"].shape == (
+        3,
+        6,
+        6,
+    )
 
 
 def test_split_can_be_asked_for():
     linear = type("NormedLinear", (nn.Linear,), {})(6, 20)  # no norm, whatever its name has
-    model = nn.ModuleDict({"mixed": linear, "experts": nn.ParameterDict({"up": torch.zeros(4, 6, 10)})})
+    model = nn.ModuleDict(
+        {"mixed": linear, "experts": nn.ParameterDict({"up": torch.zeros(4, 6, 10)})}
+    )
     assert summary(model, split={"mixed": 2})["mixed.weight"].matrices == (2, 10, 6)
     assert summary(model, split={"experts.up": (2, -1)})["experts.up"].matrices == (4, 2, 6, 5)
-    assert summary(model, split={"experts.up": [2, -1]}) == summary(model, split={"experts.up": (2, -1)})
+    assert summary(model, split={"experts.up": [2, -1]}) == summary(
+        model, split={"experts.up": (2, -1)}
+    )
     with pytest.raises(ValueError, match=r"split=\(3, -2\) does not divide"):
         BasisRotation([{"params": [model["mixed"].weight], "split": (3, -2)}])
 
@@ -182,12 +238,20 @@ def test_parameters_without_groups_are_divided_with_one_warning():
     with pytest.warns(UserWarning, match="4 parameters have no side to rotate") as caught:
         optimizer = BasisRotation(model.parameters(), lr=0.1, rest_lr=0.02)
     assert [warning.filename for warning in caught] == [__file__]
-    assert [(group["rotate"], group["lr"]) for group in optimizer.param_groups] == [(True, 0.1), (False, 0.02)]
-    decay, others = ([p for p in model.parameters() if (p.ndim == 2) == is_matrix] for is_matrix in (True, False))
+    assert [(group["rotate"], group["lr"]) for group in optimizer.param_groups] == [
+        (True, 0.1),
+        (False, 0.02),
+    ]
+    decay, others = (
+        [p for p in model.parameters() if (p.ndim == 2) == is_matrix] for is_matrix in (True, False)
+    )
     optimizer = BasisRotation(decay, lr=0.1)
     with pytest.warns(UserWarning, match="4 parameters"):  # as transformers' Trainer groups them
         optimizer.add_param_group({"params": others, "weight_decay": 0.0})
-    assert [(group["rotate"], group["weight_decay"]) for group in optimizer.param_groups] == [(True, 0.01), (False, 0)]
+    assert [(group["rotate"], group["weight_decay"]) for group in optimizer.param_groups] == [
+        (True, 0.01),
+        (False, 0),
+    ]
     train(optimizer, list(model.parameters()), 0, 1)
     with pytest.warns(UserWarning, match="4 parameters"):
         by_name = BasisRotation(model.named_parameters()).summary()
@@ -198,7 +262,9 @@ def test_parameters_without_groups_are_divided_with_one_warning():
     assert {group["kind"]: group["lr"] for group in grouped.param_groups}["vectors"] == 0.02
 
 
-@pytest.mark.parametrize("mark", ["_is_flat_param", FSDP_FLATTENED])  # the second with use_orig_params
+@pytest.mark.parametrize(
+    "mark", ["_is_flat_param", FSDP_FLATTENED]
+)  # the second with use_orig_params
 def test_parameters_of_fsdp1_are_refused_with_advice(mark):
     flat = nn.Parameter(torch.ones(12))
     setattr(flat, mark, True)
@@ -213,7 +279,9 @@ def test_kernel_is_one_matrix(memory_format):
     kernel, matrix = nn.Parameter(kernels[0]), nn.Parameter(kernels[0].reshape(6, 18).clone())
     optimizer = BasisRotation([kernel], flatten=True, frequency=2)
     take_steps(optimizer, [kernel], [kernels[1:]])
-    take_steps(BasisRotation([matrix], frequency=2), [matrix], [[k.reshape(6, 18) for k in kernels[1:]]])
+    take_steps(
+        BasisRotation([matrix], frequency=2), [matrix], [[k.reshape(6, 18) for k in kernels[1:]]]
+    )
     assert torch.equal(kernel.reshape(6, 18), matrix)
     names, shapes = ("exp_avg", "left_basis", "right_basis"), [(6, 2, 3, 3), (6, 6), (18, 18)]
     assert [tuple(optimizer.state[kernel][name].shape) for name in names] == shapes
@@ -247,19 +315,26 @@ def test_adamw_is_continued_and_its_bases_come_later():
     U, L = state["left_basis"], state["left_covariance"]
     torch.testing.assert_close(U.T @ U, torch.eye(5), rtol=0, atol=1e-5)
     rotated = U.T @ L @ U
-    torch.testing.assert_close(rotated, rotated.diag().diag(), rtol=0, atol=1e-6 * float(rotated.max()))
+    torch.testing.assert_close(
+        rotated, rotated.diag().diag(), rtol=0, atol=1e-6 * float(rotated.max())
+    )
     adamw.state[model[2].weight]["step"] -= 10  # where steps differ, the most count
     optimizer = BasisRotation(model.named_parameters(), first_refresh=5)
     with pytest.warns(UserWarning, match="matrices with 10, 20 updates in one group"):
         optimizer.take_over(adamw)
-    assert {(group["rotate"], group["first_refresh"]) for group in optimizer.param_groups} == {(True, 25), (False, 5)}
+    assert {(group["rotate"], group["first_refresh"]) for group in optimizer.param_groups} == {
+        (True, 25),
+        (False, 5),
+    }
 
 
 def test_soap_is_continued_in_its_bases():
     soap = pytest.importorskip("pytorch_optimizer").SOAP
     options = {"lr": 0.01, "betas": (0.9, 0.999), "weight_decay": 0.0, "eps": 1e-12}
     model, other = two_models()
-    first, twin = (soap(one.parameters(), precondition_frequency=100, **options) for one in (model, other))
+    first, twin = (
+        soap(one.parameters(), precondition_frequency=100, **options) for one in (model, other)
+    )
     go(model, first, 0, 15)
     go(other, twin, 0, 18)
     optimizer = BasisRotation(param_groups(model, rotate=["2.weight"]), frequency=None, **options)
@@ -275,7 +350,9 @@ def test_state_that_cannot_be_taken_over_is_refused():
     with pytest.raises(ValueError, match="SGD has no state"):
         optimizer.take_over(sgd)
     go(model, sgd, 0, 1)
-    with pytest.raises(ValueError, match=r"0.weight of shape \(5, 6\): its state has momentum_buffer"):
+    with pytest.raises(
+        ValueError, match=r"0.weight of shape \(5, 6\): its state has momentum_buffer"
+    ):
         optimizer.take_over(sgd)
     soap = pytest.importorskip("pytorch_optimizer").SOAP(model.parameters(), lr=0.1)
     go(model, soap, 0, 2)
@@ -303,8 +380,12 @@ def test_weights_and_gradients_that_do_not_lie_one_after_another(rotate):
 def test_eps_of_zero_with_tiny_and_zero_gradients(rotate):
     for scale in (0.0, 1e-30, 1e-20, 1.0):
         parameter = nn.Parameter(torch.ones(4, 4))
-        optimizer = BasisRotation([parameter], eps=0.0, lr=0.1, weight_decay=0.0, frequency=2, rotate=rotate)
-        take_steps(optimizer, [parameter], [[scale * random(4, 4, seed=time) for time in range(13)]])
+        optimizer = BasisRotation(
+            [parameter], eps=0.0, lr=0.1, weight_decay=0.0, frequency=2, rotate=rotate
+        )
+        take_steps(
+            optimizer, [parameter], [[scale * random(4, 4, seed=time) for time in range(13)]]
+        )
         assert torch.isfinite(parameter).all()
         assert (parameter - 1).abs().max() < 13 * 0.1 * 4
 

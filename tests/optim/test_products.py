@@ -1,4 +1,5 @@
-"""Products in reduced precision against float64, entry by entry: within the promised bounds, and not far below."""
+"""Products in reduced precision against float64, entry by entry: within the promised bounds, and
+not far below."""
 
 import pytest
 import torch
@@ -15,16 +16,27 @@ def matrices(seed, *shape):
     return torch.randn(shape, generator=generator) * scales
 
 
-@pytest.mark.parametrize(("precision", "bound"), [("highest", 128 * 2**-24), ("tf32", 2**-10), ("bf16", 3 * 2**-16)])
+@pytest.mark.parametrize(
+    ("precision", "bound"), [("highest", 128 * 2**-24), ("tf32", 2**-10), ("bf16", 3 * 2**-16)]
+)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
 def test_error_is_within_the_bound(precision, bound, device):
-    left, right = matrices(0, 3, 64, 128).to(device), matrices(1, 3, 128, 96).to(device)  # a GPU has TF32 for these
-    assert torch.equal(product(left.double(), right.double(), precision), left.double() @ right.double())
+    left, right = (
+        matrices(0, 3, 64, 128).to(device),
+        matrices(1, 3, 128, 96).to(device),
+    )  # a GPU has TF32 for these
+    assert torch.equal(
+        product(left.double(), right.double(), precision), left.double() @ right.double()
+    )
     left = left.mT.contiguous().mT  # as bases are: column by column in memory
     error = (product(left, right, precision).double() - left.double() @ right.double()).abs()
     relative = error / (left.double().abs() @ right.double().abs())
-    # Beside the rounding of the factors, the accumulation in fp32; a GPU may cut bits off instead of rounding to TF32.
-    assert relative.max() < (1 if device == "cpu" else 2 if precision == "tf32" else 1.1) * bound + 128 * 2**-24
+    # Beside the rounding of the factors, the accumulation in fp32; a GPU may cut bits off instead
+    # of rounding to TF32.
+    assert (
+        relative.max()
+        < (1 if device == "cpu" else 2 if precision == "tf32" else 1.1) * bound + 128 * 2**-24
+    )
     if precision != "highest":
         assert relative.max() > bound / 20
 
@@ -39,7 +51,10 @@ def test_tf32_has_ten_bits_of_mantissa():
 @pytest.mark.parametrize("chosen", ["highest", "high", "medium"])
 def test_precision_of_products_is_the_programs_own_again_outside(chosen):
     def precisions():
-        return torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
+        return (
+            torch.backends.cuda.matmul.fp32_precision,
+            torch.backends.mkldnn.matmul.fp32_precision,
+        )
 
     at_start = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(chosen)

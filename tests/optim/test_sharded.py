@@ -1,4 +1,5 @@
-"""FSDP2 and tensor parallelism over processes: the same training as one process, state that tools can save and load."""
+"""FSDP2 and tensor parallelism over processes: the same training as one process, state that tools
+can save and load."""
 
 import json
 import subprocess
@@ -9,20 +10,36 @@ import pytest
 EXPECTED = {
     "updates of an empty shard": [[3, 3], [3, 3]],  # of ranks without a part of a parameter, too
     "matrices per rank": [2, 1],  # state is shared among the ranks
-    "offloaded": [True, [0, 1], 2],  # shards on the CPU of a mesh of GPUs are exchanged through gloo
+    "offloaded": [
+        True,
+        [0, 1],
+        2,
+    ],  # shards on the CPU of a mesh of GPUs are exchanged through gloo
 }
 
 
-@pytest.mark.parametrize(("num_processes", "num_cases"), [(2, 16), pytest.param(4, 5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("num_processes", "num_cases"), [(2, 16), pytest.param(4, 5, marks=pytest.mark.slow)]
+)
 def test_every_case_of_the_worker(num_processes, num_cases, tmp_path, monkeypatch):
     out = tmp_path / "results.json"
     launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command = [*launcher, f"--nproc-per-node={num_processes}", "-m", "tests.optim.sharded_worker", str(out)]
+    command = [
+        *launcher,
+        f"--nproc-per-node={num_processes}",
+        "-m",
+        "tests.optim.sharded_worker",
+        str(out),
+    ]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # FSDP2 takes a GPU where it sees one
     done = subprocess.run(command, capture_output=True, timeout=600)
     assert out.exists(), done.stderr.decode()[-4000:]
     results = json.loads(out.read_text())
-    different = {n: r for n, r in results.items() if r != EXPECTED.get(n) and not (isinstance(r, float) and r < 1e-9)}
+    different = {
+        n: r
+        for n, r in results.items()
+        if r != EXPECTED.get(n) and not (isinstance(r, float) and r < 1e-9)
+    }
     if num_processes == 2:  # a gradient that is bad on one rank changes nothing on any
         difference, message = different.pop("bad gradient")
         assert difference == 0

@@ -1,4 +1,5 @@
-"""`optimizer.state` and `param_groups` decide: what is replaced, cleared, swapped, changed or loaded counts."""
+"""`optimizer.state` and `param_groups` decide: what is replaced, cleared, swapped, changed or
+loaded counts."""
 
 import copy
 from functools import partial
@@ -29,7 +30,9 @@ def test_new_tensors_of_the_same_values_go_on_and_other_values_count():
 
     def forget_momentum(optimizer, time, in_place=False):
         for state in optimizer.state.values() if time == 11 else ():
-            state["exp_avg"] = state["exp_avg"].zero_() if in_place else torch.zeros_like(state["exp_avg"])
+            state["exp_avg"] = (
+                state["exp_avg"].zero_() if in_place else torch.zeros_like(state["exp_avg"])
+            )
 
     in_place = partial(forget_momentum, in_place=True)
     replaced, written = (weights_after(13, change)[0] for change in (forget_momentum, in_place))
@@ -40,20 +43,26 @@ def test_new_tensors_of_the_same_values_go_on_and_other_values_count():
         for state in optimizer.state.values() if time == 4 else ():
             state["step"].fill_(8)  # the next update is the ninth, and 3 divides 9
 
-    before, after = (next(iter(weights_after(*of)[1].state.values())) for of in ((4,), (5, set_step)))
+    before, after = (
+        next(iter(weights_after(*of)[1].state.values())) for of in ((4,), (5, set_step))
+    )
     assert int(after["step"]) == 9
     assert not torch.equal(after["left_basis"], before["left_basis"])
 
 
 def test_cleared_state_starts_anew():
-    cleared, optimizer = weights_after(6, lambda optimizer, time: time == 4 and optimizer.state.clear())
+    cleared, optimizer = weights_after(
+        6, lambda optimizer, time: time == 4 and optimizer.state.clear()
+    )
     series = [torch.nn.Parameter(weight.clone()) for weight in weights_after(4)[0]]
     train(BasisRotation(series, lr=0.01, frequency=3), series, 4, 6)
     assert all(map(torch.equal, cleared, series))
     assert int(optimizer.state_dict()["state"][0]["step"]) == 2
 
 
-@pytest.mark.parametrize("change", [{"betas": (0.5, 0.9)}, {"eps": 0.1}, {"maximize": True}, {"lr": 0.3}])
+@pytest.mark.parametrize(
+    "change", [{"betas": (0.5, 0.9)}, {"eps": 0.1}, {"maximize": True}, {"lr": 0.3}]
+)
 def test_option_changed_in_one_of_two_groups_changes_that_group_alone(change):
     one, other = parameters(2, 6, 4)
     together = BasisRotation([{"params": [one]}, {"params": [other]}], lr=0.01)
@@ -73,9 +82,15 @@ def test_option_changed_in_one_of_two_groups_changes_that_group_alone(change):
 def test_numbers_as_tensors_changed_in_place_and_betas_as_a_list():
     as_tensors, as_numbers = (parameters(2, 6, 4) for _ in range(2))
     rate = torch.tensor(0.02)
-    groups = [{"params": as_tensors[:1], "lr": rate}, {"params": as_tensors[1:], "lr": 0.01, "rotate": False}]
+    groups = [
+        {"params": as_tensors[:1], "lr": rate},
+        {"params": as_tensors[1:], "lr": 0.01, "rotate": False},
+    ]
     first = BasisRotation(groups, betas=[0.8, 0.9], weight_decay=torch.tensor(0.5))
-    groups = [{"params": as_numbers[:1], "lr": 0.02}, {"params": as_numbers[1:], "lr": 0.01, "rotate": False}]
+    groups = [
+        {"params": as_numbers[:1], "lr": 0.02},
+        {"params": as_numbers[1:], "lr": 0.01, "rotate": False},
+    ]
     second = BasisRotation(groups, betas=(0.8, 0.9), weight_decay=0.5)
     for time in range(3):
         second.param_groups[0]["lr"] = rate.fill_(0.02 / (time + 1)).item()
@@ -94,9 +109,13 @@ def test_parameters_that_join_and_leave_do_not_touch_the_others():
     train(optimizer, [trained, frozen], 11, 14)
     new = torch.nn.Parameter(random(6, 4, seed=9))
     optimizer.param_groups[0]["params"][1] = new
-    assert [row.num_state for row in BasisRotation([trained, frozen.requires_grad_(False)]).summary()] == [152, 0]
+    assert [
+        row.num_state for row in BasisRotation([trained, frozen.requires_grad_(False)]).summary()
+    ] == [152, 0]
     frozen.requires_grad_()
-    BasisRotation([trained, torch.nn.Parameter(torch.ones(2, 2, dtype=torch.uint8), False)])  # quantized and frozen
+    BasisRotation(
+        [trained, torch.nn.Parameter(torch.ones(2, 2, dtype=torch.uint8), False)]
+    )  # quantized and frozen
     before = frozen.detach().clone(), new.detach().clone()
     train(optimizer, [trained, new], 14, 15)
     assert torch.equal(frozen, before[0])
@@ -114,7 +133,11 @@ def test_parameters_that_join_and_leave_do_not_touch_the_others():
         ({"frequency": 0}, {}, "frequency"),
         ({"geometry": "both"}, {}, "geometry"),
         ({"betas": (0.9, 1.0)}, {}, "betas"),
-        ({"geometry": "unilateral"}, {}, r"parameter 0 of group 0 .*the state has .*geometry='unilateral'"),
+        (
+            {"geometry": "unilateral"},
+            {},
+            r"parameter 0 of group 0 .*the state has .*geometry='unilateral'",
+        ),
         ({}, {"exp_avg": torch.zeros(4)}, r"exp_avg \(4,\)"),
     ],
 )
@@ -127,7 +150,9 @@ def test_what_does_not_fit_on_the_way_is_told_and_nothing_moves(options, state, 
     before = copy.deepcopy(([p.detach() for p in series], optimizer.state_dict()["state"]))
     with pytest.raises(ValueError, match=told):
         train(optimizer, series, 1, 2)
-    torch.testing.assert_close(([p.detach() for p in series], optimizer.state_dict()["state"]), before, rtol=0, atol=0)
+    torch.testing.assert_close(
+        ([p.detach() for p in series], optimizer.state_dict()["state"]), before, rtol=0, atol=0
+    )
 
 
 def trained(num_steps=3, **options):
@@ -143,7 +168,10 @@ def test_options_that_a_checkpoint_lacks_take_their_defaults():
     for group in saved["param_groups"]:
         for name in ("maximize", "rotate", "max_dim", "flatten", "rotation_precision"):
             del group[name]
-    other, kept = BasisRotation(series, rotation_precision="bf16"), saved["state"][0]["exp_avg"].clone()
+    other, kept = (
+        BasisRotation(series, rotation_precision="bf16"),
+        saved["state"][0]["exp_avg"].clone(),
+    )
     other.load_state_dict(saved)
     assert other.param_groups[0]["rotation_precision"] == "bf16"  # of the constructor
     assert other.param_groups[0]["max_dim"] == 16_384
@@ -179,7 +207,11 @@ def test_saved_state_copies_the_bases_alone_and_can_be_written_as_safetensors(tm
         for name, tensor in saved["state"][number].items():
             kept = optimizer.state[parameter][name]
             assert tensor is kept or (name.endswith("_basis") and torch.equal(tensor, kept))
-    flat = {f"{number}.{name}": value for number, own in saved["state"].items() for name, value in own.items()}
+    flat = {
+        f"{number}.{name}": value
+        for number, own in saved["state"].items()
+        for name, value in own.items()
+    }
     safetensors.save_file(flat, tmp_path / "state.safetensors")
     read = safetensors.load_file(tmp_path / "state.safetensors")
     assert all(torch.equal(read[key], value) for key, value in flat.items())

@@ -1,4 +1,5 @@
-"""One optimizer for a whole model in the training loops of others: HF Trainer, Lightning, ZeRO, DDP, our example."""
+"""One optimizer for a whole model in the training loops of others: HF Trainer, Lightning, ZeRO,
+DDP, our example."""
 
 import runpy
 from pathlib import Path
@@ -36,14 +37,19 @@ def make():
 
 def test_example_of_the_documentation():
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "optimizer.py"))
-    first, last = example["train"](lambda model: BasisRotation(param_groups(model), lr=1e-2), num_steps=60)
+    first, last = example["train"](
+        lambda model: BasisRotation(param_groups(model), lr=1e-2), num_steps=60
+    )
     assert last < first / 5
 
 
 def test_hf_trainer_makes_the_optimizer_and_its_groups_and_resumes(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, n_positions=16, vocab_size=11)
-    rows = [{"input_ids": torch.arange(k, k + 8) % 11, "labels": torch.arange(k, k + 8) % 11} for k in range(16)]
+    rows = [
+        {"input_ids": torch.arange(k, k + 8) % 11, "labels": torch.arange(k, k + 8) % 11}
+        for k in range(16)
+    ]
     arguments = transformers.TrainingArguments(
         str(tmp_path), max_steps=12, weight_decay=0.1, save_steps=6, report_to=[], use_cpu=True
     )
@@ -52,11 +58,15 @@ def test_hf_trainer_makes_the_optimizer_and_its_groups_and_resumes(tmp_path):
     for checkpoint in (None, str(tmp_path / "checkpoint-6")):
         torch.manual_seed(0)
         models.append(transformers.GPT2LMHeadModel(config))  # tied, and as wide as it has positions
-        trainer = transformers.Trainer(models[-1], arguments, train_dataset=rows, optimizer_cls_and_kwargs=choice)
+        trainer = transformers.Trainer(
+            models[-1], arguments, train_dataset=rows, optimizer_cls_and_kwargs=choice
+        )
         with pytest.warns(UserWarning, match="parameters have no side to rotate"):
             trainer.train(resume_from_checkpoint=checkpoint)
     torch.testing.assert_close(*(list(model.parameters()) for model in models))
-    groups = [(g["rotate"], g["weight_decay"], g["initial_lr"]) for g in trainer.optimizer.param_groups]
+    groups = [
+        (g["rotate"], g["weight_decay"], g["initial_lr"]) for g in trainer.optimizer.param_groups
+    ]
     assert groups == [(True, 0.1, 1e-2), (False, 0.0, 3e-3)]
     found = {row.name: row for row in BasisRotation(param_groups(models[0])).summary()}
     assert found["transformer.h.1.mlp.c_proj.weight"].sides == ("left", "right")
@@ -71,7 +81,9 @@ def test_ddp_and_zero(tmp_path):
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         (model, _), (twin, plain) = make(), make()
-        matrices = [p for group in param_groups(model) if group["rotate"] for _, p in group["params"]]
+        matrices = [
+            p for group in param_groups(model) if group["rotate"] for _, p in group["params"]
+        ]
         zero = ZeroRedundancyOptimizer(matrices, BasisRotation, lr=1e-2)
         for group in plain.param_groups:
             group["lr"] = 1e-2 if group["rotate"] else 0.0

@@ -1,4 +1,5 @@
-"""Ordinary steps on a GPU: the host waits for nothing, and a bad gradient changes nothing; tried out on the CPU."""
+"""Ordinary steps on a GPU: the host waits for nothing, and a bad gradient changes nothing; tried
+out on the CPU."""
 
 import pytest
 import torch
@@ -19,13 +20,18 @@ def cpu_as_gpu(monkeypatch):
 def make(**options):
     series = [torch.nn.Parameter(random(*shape, seed=k)) for k, shape in enumerate(SHAPES)]
     groups = [{"params": series[:4]}, {"params": series[4:], "rotate": False}]
-    return series, BasisRotation(groups, **{"lr": 0.01, "weight_decay": 0.1, "frequency": 20, **options})
+    return series, BasisRotation(
+        groups, **{"lr": 0.01, "weight_decay": 0.1, "frequency": 20, **options}
+    )
 
 
 @pytest.mark.parametrize("covariance", ["refresh", "step"])
 @pytest.mark.parametrize("place", [0, 3, 4])
 def test_bad_gradient_in_an_ordinary_step_changes_nothing(place, covariance):
-    (parameters, optimizer), (twins, undisturbed) = make(covariance=covariance), make(covariance=covariance)
+    (parameters, optimizer), (twins, undisturbed) = (
+        make(covariance=covariance),
+        make(covariance=covariance),
+    )
     for time in range(1, 31):
         give_gradients(parameters, time)
         if time in (23, 26):
@@ -56,7 +62,9 @@ def test_next_refresh_tells_and_training_can_go_on():
     assert 26 - 2 <= num_updates < 49 - 2
     train(optimizer, parameters, 50, 55)
     assert int(optimizer.state[parameters[0]]["step"]) == num_updates + 5
-    with pytest.raises(ValueError, match="parameter 2 of group 0"):  # at a refresh it is named at once
+    with pytest.raises(
+        ValueError, match="parameter 2 of group 0"
+    ):  # at a refresh it is named at once
         train_with_bad_gradients(*make(), 2, {20: torch.nan}, 21)
 
 
@@ -71,7 +79,9 @@ def test_bad_gradients_are_told_of_without_any_refresh(options):
         for _ in range(LONGEST_WAIT + 1):
             optimizer.step()
 
-    with pytest.raises(BadGradientError, match=r"parameter 0 of group 0 .*, as in \d+ steps before"):
+    with pytest.raises(
+        BadGradientError, match=r"parameter 0 of group 0 .*, as in \d+ steps before"
+    ):
         train_on()
     give_gradients(parameters, 1)
     optimizer.step()

@@ -21,13 +21,23 @@ def experiments_of_the_paper():
     yield from product(most, [{"pipeline.stages": n, "model.blocks": n} for n in scales.BLOCKS])
     widths = [LAPTOP.models[model].settings for model in ("smaller", "larger")]
     yield from product(scales.MAIN, [{"pipeline.stages": 24, **width} for width in widths])
-    yield from product(scales.MAIN, [{**deep, "pipeline.stash": stash} for stash in ("none", "predict")])
+    yield from product(
+        scales.MAIN, [{**deep, "pipeline.stash": stash} for stash in ("none", "predict")]
+    )
     refreshes = [{"optimizer.frequency": frequency} for frequency in scales.FREQUENCIES]
-    refreshes += [{"optimizer.refresh_schedule": schedule} for schedule in ("stage-aware", "reversed")]
+    refreshes += [
+        {"optimizer.refresh_schedule": schedule} for schedule in ("stage-aware", "reversed")
+    ]
     yield from product(["basis-rotation"], [deep | refresh for refresh in refreshes])
-    yield from product(scales.LADDER_METHODS, [end | {"training.iterations": T} for T in LAPTOP.ladder for end in ENDS])
+    yield from product(
+        scales.LADDER_METHODS,
+        [end | {"training.iterations": T} for T in LAPTOP.ladder for end in ENDS],
+    )
     strengths = [{"optimizer.compensation": strength} for strength in scales.COMPENSATIONS]
-    yield from product(["delay-compensation"], [{"pipeline.stages": P, **s} for P in (8, 16, 32) for s in strengths])
+    yield from product(
+        ["delay-compensation"],
+        [{"pipeline.stages": P, **s} for P in (8, 16, 32) for s in strengths],
+    )
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +46,9 @@ def complete(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results") / "laptop"
     for method, settings in experiments_of_the_paper():
         seeds = (0, 1, 2) if settings in ENDS else (0,)
-        write_experiment(folder, LAPTOP.preset, {**settings, **scales.VARIANTS[method]}, seeds=seeds)
+        write_experiment(
+            folder, LAPTOP.preset, {**settings, **scales.VARIANTS[method]}, seeds=seeds
+        )
     return folder
 
 
@@ -54,11 +66,20 @@ def outcomes(experiments):
 
 @pytest.fixture(scope="session")
 def drawn(complete, tmp_path_factory):
-    """A folder with all figures that are from those runs, as `brx plot all` draws them: laid out, but not rendered."""
+    """A folder with all figures that are from those runs, as `brx plot all` draws them: laid out,
+    but not rendered."""
     folder = tmp_path_factory.mktemp("figures")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **options: file.write(b"x" * 101))
+        patch.setattr(
+            "matplotlib.figure.Figure.savefig",
+            lambda figure, file, **options: file.write(b"x" * 101),
+        )
         from_runs = {name: figure for name, figure in FIGURES.items() if not figure.draw_to}
         patch.setattr("brx.paper.figures.FIGURES", from_runs)
-        assert main(["plot", "all", "--scale", "laptop", "--runs", str(complete), "--out", str(folder)]) == 0
+        assert (
+            main(
+                ["plot", "all", "--scale", "laptop", "--runs", str(complete), "--out", str(folder)]
+            )
+            == 0
+        )
     return folder

@@ -1,4 +1,5 @@
-"""The paper's claims beside made-up runs: each is judged, a changed run changes its row, and the figure shows them."""
+"""The paper's claims beside made-up runs: each is judged, a changed run changes its row, and the
+figure shows them."""
 
 import math
 
@@ -18,7 +19,9 @@ def outcome(evidence, paper=2.0, unit="times", rule="number", num_seeds=3):
 
 
 def test_every_claim_is_judged_and_those_without_runs_say_why(outcomes):
-    untried = {name: outcome.reason for name, outcome in outcomes.items() if outcome.verdict == "not tried"}
+    untried = {
+        name: outcome.reason for name, outcome in outcomes.items() if outcome.verdict == "not tried"
+    }
     assert set(untried) == {"3b", "3b-order", "mixture", "mixture-lowest"}
     assert all(untried.values())
     assert len(outcomes) == len(claims.CLAIMS)
@@ -38,7 +41,10 @@ def test_a_changed_run_changes_its_row(outcomes, tmp_path):
     assert outcomes["slowdown-order"].verdict == "no"  # all methods are as slow there
     write_method(tmp_path, "pipedream")
     missing = row(tmp_path, "main-reduction")
-    assert (missing.verdict, missing.reason) == ("not tried", "no runs of basis-rotation at P = 32 yet")
+    assert (missing.verdict, missing.reason) == (
+        "not tried",
+        "no runs of basis-rotation at P = 32 yet",
+    )
     for method in MAIN:
         for stages, slowness in ((1, 1), (32, 1.3 if method == "basis-rotation" else 32)):
             write_method(tmp_path, method, stages, seeds=(0, 1, 2), slowness=slowness)
@@ -59,7 +65,12 @@ def test_a_changed_run_changes_its_row(outcomes, tmp_path):
         (Evidence(5.0, is_bound=True), 2.0, 3, "a bound alone"),
         (Evidence(-0.1, -0.2, 0.1, holds=False), None, 3, "within chance"),
         (Evidence(-0.1, holds=False), None, 2, "the other way round, two seeds"),
-        (Evidence(-0.3, -0.4, -0.2, holds=False), None, 3, "the other way round, apart by more than chance"),
+        (
+            Evidence(-0.3, -0.4, -0.2, holds=False),
+            None,
+            3,
+            "the other way round, apart by more than chance",
+        ),
     ],
 )
 def test_why_a_claim_is_not_reproduced(evidence, paper, num_seeds, reasons):
@@ -68,8 +79,15 @@ def test_why_a_claim_is_not_reproduced(evidence, paper, num_seeds, reasons):
 
 VERDICTS = {
     ("times", "number", 2.0, "yes"): [Evidence(3.9)],
-    ("times", "number", 2.0, "no"): [Evidence(4.1), Evidence(4.1, 1.9, 8.0), Evidence(2.1, is_bound=True)],
-    ("times", "number", 1.5, "no"): [Evidence(0.9), Evidence(1.2, 0.9, 2.5)],  # no slowdown at all, or perhaps none
+    ("times", "number", 2.0, "no"): [
+        Evidence(4.1),
+        Evidence(4.1, 1.9, 8.0),
+        Evidence(2.1, is_bound=True),
+    ],
+    ("times", "number", 1.5, "no"): [
+        Evidence(0.9),
+        Evidence(1.2, 0.9, 2.5),
+    ],  # no slowdown at all, or perhaps none
     ("times", "closed form", 1.25, "yes"): [Evidence(1.2501)],
     ("times", "closed form", 1.25, "no"): [Evidence(1.26)],
     ("times", "at least", 0.4, "yes"): [Evidence(0.41)],
@@ -90,24 +108,40 @@ VERDICTS = {
 def test_verdict_follows_the_rule():
     for (unit, rule, paper, verdict), examples in VERDICTS.items():
         for evidence in examples:
-            assert outcome(evidence, paper, unit, rule, None).verdict == verdict, (unit, rule, paper, evidence)
+            assert outcome(evidence, paper, unit, rule, None).verdict == verdict, (
+                unit,
+                rule,
+                paper,
+                evidence,
+            )
 
 
 def test_command(complete, capsys, monkeypatch):
     few = [claim for claim in claims.CLAIMS if claim.name in ("memory-share", "parameters")]
     monkeypatch.setattr("brx.paper.claims.CLAIMS", few)
     assert main(["claims", "--scale", "laptop", "--runs", str(complete), "--format", "csv"]) == 0
-    assert capsys.readouterr().out.startswith("claim,statement,where,paper,here,reproduced,rule,runs,command")
+    assert capsys.readouterr().out.startswith(
+        "claim,statement,where,paper,here,reproduced,rule,runs,command"
+    )
     assert main(["claims", "memory-share", "--scale", "laptop", "--runs", str(complete)]) == 0
     out = capsys.readouterr().out
-    assert "7.1% (of 4mn as the paper counts, 6.25% with its m = 4n; 14.3% of Adam's two moments)" in out
+    assert (
+        "7.1% (of 4mn as the paper counts, 6.25% with its m = 4n; 14.3% of Adam's two moments)"
+        in out
+    )
     assert main(["claims", "memory", "--scale", "laptop", "--runs", str(complete)]) == 2
     assert "unknown claim 'memory'" in capsys.readouterr().err
 
 
 def test_the_command_makes_all_that_a_claim_rests_on(outcomes):
-    commands = {name: outcomes[name].command for name in ("main-every-depth", "depth-nesterov", "gpu-hours", "3b")}
-    files = {name: {word.rpartition("/")[2] for word in command.split()[2:]} for name, command in commands.items()}
+    commands = {
+        name: outcomes[name].command
+        for name in ("main-every-depth", "depth-nesterov", "gpu-hours", "3b")
+    }
+    files = {
+        name: {word.rpartition("/")[2] for word in command.split()[2:]}
+        for name, command in commands.items()
+    }
     assert files["main-every-depth"] == {"main.yaml", "depths.yaml"}
     assert files["depth-nesterov"] == {"block-scaling.yaml", "depths.yaml"}
     assert commands["gpu-hours"] == "brx sweep configs/sweeps/laptop/main.yaml; make bench"
@@ -126,9 +160,24 @@ def test_the_command_makes_all_that_a_claim_rests_on(outcomes):
             "40.0% [20.0%, 80.0%]",
             (1.5, 0.5, 2),
         ),
-        (outcome(Evidence(0.06), 0.08, "percent", "closed form"), "8.0%", "6.0%", (0.75, math.nan, math.nan)),
-        (outcome(Evidence(holds=False), None, rule="direction"), "direction", "does not hold", None),
-        (outcome(Evidence(holds=False), None, rule="closed form"), "numbers", "not all as printed", None),
+        (
+            outcome(Evidence(0.06), 0.08, "percent", "closed form"),
+            "8.0%",
+            "6.0%",
+            (0.75, math.nan, math.nan),
+        ),
+        (
+            outcome(Evidence(holds=False), None, rule="direction"),
+            "direction",
+            "does not hold",
+            None,
+        ),
+        (
+            outcome(Evidence(holds=False), None, rule="closed form"),
+            "numbers",
+            "not all as printed",
+            None,
+        ),
         (outcome(None), "2.00x", "", None),
     ],
 )
@@ -139,7 +188,11 @@ def test_texts_and_ratio_of_a_row(shown, paper, ours, ratio):
 
 def test_rows_are_grouped_and_one_seed_is_hollow():
     within = outcome(Evidence(2.1, 1.9, 2.4))
-    hollow, beyond, untried = outcome(Evidence(9.0), num_seeds=1), outcome(Evidence(1e6)), outcome(None)
+    hollow, beyond, untried = (
+        outcome(Evidence(9.0), num_seeds=1),
+        outcome(Evidence(1e6)),
+        outcome(None),
+    )
     outcomes = [untried, hollow, beyond, within]
     assert list(claims.in_groups(outcomes).values()) == [[within], [hollow, beyond], [untried]]
     with new_figure() as figure:

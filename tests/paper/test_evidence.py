@@ -1,4 +1,5 @@
-"""Which method ends lower, slowdowns in order, iterations saved and the time that they are, from made-up runs."""
+"""Which method ends lower, slowdowns in order, iterations saved and the time that they are, from
+made-up runs."""
 
 import json
 from dataclasses import replace
@@ -14,7 +15,15 @@ from brx.files import write_json
 from brx.paper import evidence
 from brx.paper.claims import evidence_text
 from brx.paper.evidence import Evidence, Margin, ends_below, runs_of, shared_seeds, slows_down_less
-from brx.paper.scales import BLOCKS, COMPENSATIONS, DEPTHS, MAIN, VARIANTS, Experiments, depth_settings
+from brx.paper.scales import (
+    BLOCKS,
+    COMPENSATIONS,
+    DEPTHS,
+    MAIN,
+    VARIANTS,
+    Experiments,
+    depth_settings,
+)
 from brx.runs.comparison import BASELINES
 from brx.sweep.spec import identity
 from tests.paper.helpers import LAPTOP, row, write_method
@@ -37,24 +46,43 @@ def write_slowness(folder, method, by_seed):
 
 
 def write_pair(folder, ours, theirs, diverged="", seed=None):
-    """Basis rotation and Nesterov, a seed of one of which may have diverged; both as `runs_of` finds them."""
+    """Basis rotation and Nesterov, a seed of one of which may have diverged; both as `runs_of`
+    finds them."""
     for method, finals in (("basis-rotation", ours), ("nesterov", theirs)):
         write_finals(folder, method, finals)
     if diverged:
         settings = {**depth_settings(32, 8), **VARIANTS[diverged], "training.seed": seed}
         run = folder / identity(preset_with(LAPTOP.preset, settings))
         write_json(run / "summary.json", {"status": "diverged", "data_fingerprint": "f"})
-    return [runs_of(Experiments.load(LAPTOP, folder), method) for method in ("basis-rotation", "nesterov")]
+    return [
+        runs_of(Experiments.load(LAPTOP, folder), method)
+        for method in ("basis-rotation", "nesterov")
+    ]
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "diverged", "holds"),
     [
         ({0: 1.0}, {0: 1.1}, "", True),
-        ({0: 1.0, 1: 1.2, 2: 1.4}, {0: 1.1, 1: 1.31, 2: 1.5}, "", True),  # seed by seed, however far seeds differ
-        ({0: 1.0, 1: 1.2, 2: 1.4}, {0: 1.1, 1: 1.3, 2: 1.3}, "", False),  # lower in the mean, not by more than chance
+        (
+            {0: 1.0, 1: 1.2, 2: 1.4},
+            {0: 1.1, 1: 1.31, 2: 1.5},
+            "",
+            True,
+        ),  # seed by seed, however far seeds differ
+        (
+            {0: 1.0, 1: 1.2, 2: 1.4},
+            {0: 1.1, 1: 1.3, 2: 1.3},
+            "",
+            False,
+        ),  # lower in the mean, not by more than chance
         ({0: 1.2, 1: 0.1}, {0: 1.1}, "", False),  # of the seed that both have
-        ({0: 1.0, 1: 1.0}, {0: 1.1, 1: 1.1}, "basis-rotation", False),  # what diverged ends above everything
+        (
+            {0: 1.0, 1: 1.0},
+            {0: 1.1, 1: 1.1},
+            "basis-rotation",
+            False,
+        ),  # what diverged ends above everything
         ({0: 1.0, 1: 1.0}, {0: 1.1, 1: 1.1}, "nesterov", True),
     ],
 )
@@ -77,8 +105,16 @@ def test_margin_is_by_seed_and_one_that_diverged_does_not_outvote_the_others():
     assert (of_two.interval, of_two.mean) == (None, pytest.approx(0.45))
 
 
-def test_seeds_that_one_side_lacks_are_forgotten_although_they_diverged_and_without_a_pair_nothing_is_tried(tmp_path):
-    found = write_pair(tmp_path / "some", dict.fromkeys(range(2), 1.0), dict.fromkeys((0, 1, 4), 1.1), "nesterov", 4)
+def test_seeds_without_a_partner_are_forgotten(
+    tmp_path,
+):
+    found = write_pair(
+        tmp_path / "some",
+        dict.fromkeys(range(2), 1.0),
+        dict.fromkeys((0, 1, 4), 1.1),
+        "nesterov",
+        4,
+    )
     pair = shared_seeds(*found)
     assert [sorted(seeds["training.seed"]) for seeds in pair] == [[0, 1], [0, 1]]
     assert not any(lost for seeds in pair for lost in seeds["diverged_seeds"])
@@ -97,11 +133,18 @@ def test_a_lead_at_every_depth_needs_every_depth(tmp_path):
         write_finals(tmp_path, method, loss)
     assert row(tmp_path, "main-every-depth").verdict == "yes"
     assert row(tmp_path, "main-gap-widens").verdict == "yes"
-    assert row(tmp_path, "main-gap-widens").evidence.text == "lead 1.000 nats at P = 2, 1.500 at P = 32"
-    # The best baseline of the seeds that are compared: on seed 0 the lead shrinks, whoever is lowest on further ones.
+    assert (
+        row(tmp_path, "main-gap-widens").evidence.text
+        == "lead 1.000 nats at P = 2, 1.500 at P = 32"
+    )
+    # The best baseline of the seeds that are compared: on seed 0 the lead shrinks, whoever is
+    #     lowest on further ones.
     for method, by_seed in zip(MAIN, ((9.0, 9.0), (2.0, 1.0), (1.2, 3.0), (0.5, 0.5)), strict=True):
         write_finals(tmp_path, method, dict(enumerate(by_seed)))
-    assert row(tmp_path, "main-gap-widens").evidence.text == "lead 1.000 nats at P = 2, 0.700 at P = 32"
+    assert (
+        row(tmp_path, "main-gap-widens").evidence.text
+        == "lead 1.000 nats at P = 2, 0.700 at P = 32"
+    )
     write_finals(tmp_path, "nesterov", 0.9, 4)
     assert row(tmp_path, "main-every-depth").verdict == "no"
 
@@ -114,18 +157,25 @@ def finals(losses, stages=32, **settings):
 def by_blocks(*losses):
     """Basis rotation and Nesterov, whose final loss depends on the depth of the model alike."""
     pairs = list(zip(BLOCKS, losses, strict=True))
-    return [(name, loss, n, {"model.blocks": n}) for name in ("basis-rotation", "nesterov") for n, loss in pairs]
+    return [
+        (name, loss, n, {"model.blocks": n})
+        for name in ("basis-rotation", "nesterov")
+        for n, loss in pairs
+    ]
 
 
 def compensated(best, further=()):
-    """PipeDream ends at 2, ours at 1, delay compensation at `best` and above; `further`: of seed 1 at the best."""
+    """PipeDream ends at 2, ours at 1, delay compensation at `best` and above; `further`: of seed 1
+    at the best."""
     runs = []
     for P in (8, 16, 32):
         for n, name in enumerate(("pipedream", "basis-rotation")):
             runs.append((name, dict(enumerate((2.0 - n, *further[n : n + 1]))), P, {}))
         for s in COMPENSATIONS:
             by_seed = (best + s - COMPENSATIONS[0], *further[2:] * (s == COMPENSATIONS[0]))
-            runs.append(("delay-compensation", dict(enumerate(by_seed)), P, {"optimizer.compensation": s}))
+            runs.append(
+                ("delay-compensation", dict(enumerate(by_seed)), P, {"optimizer.compensation": s})
+            )
     return runs
 
 
@@ -139,18 +189,42 @@ STASHED = [*finals((2.0, 2.0, 2.0, 1.0)), *finals((2.5, 2.4, 2.3, 1.1), **NO_STA
     [
         ([*ROTATED, ("basis-rotation", 1.1, 32, REVERSED)], {"reversed": "yes"}),
         ([*ROTATED, ("basis-rotation", 0.9, 32, REVERSED)], {"reversed": "no"}),
-        ([*REFRESHES, ("basis-rotation", 1.05, 32, FEW)], {"frequency-100-little": "yes"}),  # a tenth may be lost
-        ([*REFRESHES, ("basis-rotation", 1.2, 32, FEW)], {"frequency-100-little": "no", "frequency-100": "yes"}),
+        (
+            [*REFRESHES, ("basis-rotation", 1.05, 32, FEW)],
+            {"frequency-100-little": "yes"},
+        ),  # a tenth may be lost
+        (
+            [*REFRESHES, ("basis-rotation", 1.2, 32, FEW)],
+            {"frequency-100-little": "no", "frequency-100": "yes"},
+        ),
         (STASHED, {"no-stashing-robust": "yes"}),
-        ([*STASHED, ("nesterov", 2.05, 32, NO_STASH)], {"no-stashing-robust": "no"}),  # one baseline suffices
+        (
+            [*STASHED, ("nesterov", 2.05, 32, NO_STASH)],
+            {"no-stashing-robust": "no"},
+        ),  # one baseline suffices
         (by_blocks(2.0, 1.9, 1.8, 1.7), {"depth-basis-rotation": "yes", "depth-nesterov": "no"}),
         (by_blocks(1.7, 1.8, 1.9, 2.0), {"depth-basis-rotation": "no", "depth-nesterov": "yes"}),
         (compensated(1.9)[:-1], {"delay-compensation": "not tried"}),  # a strength is missing
-        (compensated(1.9), {"delay-compensation": "yes", "delay-compensation-like-pipedream": "yes"}),
-        (compensated(1.3), {"delay-compensation": "yes", "delay-compensation-like-pipedream": "no"}),
-        (compensated(2.2), {"delay-compensation": "yes", "delay-compensation-like-pipedream": "yes"}),
-        (compensated(1.9, (3.0, 2.0, 2.9)), {"delay-compensation": "yes", "delay-compensation-like-pipedream": "yes"}),
-        (compensated(1.9, (3.0, 4.0, 2.9)), {"delay-compensation": "no", "delay-compensation-like-pipedream": "no"}),
+        (
+            compensated(1.9),
+            {"delay-compensation": "yes", "delay-compensation-like-pipedream": "yes"},
+        ),
+        (
+            compensated(1.3),
+            {"delay-compensation": "yes", "delay-compensation-like-pipedream": "no"},
+        ),
+        (
+            compensated(2.2),
+            {"delay-compensation": "yes", "delay-compensation-like-pipedream": "yes"},
+        ),
+        (
+            compensated(1.9, (3.0, 2.0, 2.9)),
+            {"delay-compensation": "yes", "delay-compensation-like-pipedream": "yes"},
+        ),
+        (
+            compensated(1.9, (3.0, 4.0, 2.9)),
+            {"delay-compensation": "no", "delay-compensation-like-pipedream": "no"},
+        ),
     ],
 )
 def test_claims_on_final_losses(runs, verdicts, tmp_path):
@@ -180,26 +254,43 @@ def test_validation_follows_training_in_pairs_that_training_does_not_leave_open(
     [
         ({0: 3.0}, {0: 1.5}, False),
         ({0: 1.5, 1: 2.0, 2: 2.5}, {0: 3.0, 1: 4.1, 2: 5.2}, True),  # twice as slow, seed by seed
-        ({0: 1.5, 1: 2.0, 2: 9.0}, {0: 3.0, 1: 4.1, 2: 5.2}, False),  # by chance, as far as three seeds can say
+        (
+            {0: 1.5, 1: 2.0, 2: 9.0},
+            {0: 3.0, 1: 4.1, 2: 5.2},
+            False,
+        ),  # by chance, as far as three seeds can say
         ({0: 1.5, 1: 9.0}, {0: 3.0}, True),  # of the seed that both have
-        ({0: 1.5, 1: 2.0, 2: 2.5}, {0: 3.0, 1: 1e9, 2: 5.2}, True),  # one never gets there: every seed has to agree
+        (
+            {0: 1.5, 1: 2.0, 2: 2.5},
+            {0: 3.0, 1: 1e9, 2: 5.2},
+            True,
+        ),  # one never gets there: every seed has to agree
         ({0: 1.5, 1: 2.0, 2: 2.5}, {0: 1.2, 1: 1e9, 2: 5.2}, False),
     ],
 )
 def test_order_of_slowdowns_is_judged_seed_by_seed(ours, theirs, holds, tmp_path):
-    for method, slowness in {"basis-rotation": ours, "pipedream": theirs, "nesterov": dict.fromkeys(ours, 9)}.items():
+    for method, slowness in {
+        "basis-rotation": ours,
+        "pipedream": theirs,
+        "nesterov": dict.fromkeys(ours, 9),
+    }.items():
         write_slowness(tmp_path, method, slowness)
     judged = slows_down_less(Experiments.load(LAPTOP, tmp_path), [("basis-rotation", "pipedream")])
     assert judged.holds == holds
     is_bound = 1e9 in theirs.values()
     assert ("pipedream over basis-rotation [" in judged.text) == (len(theirs) > 2 and not is_bound)
-    assert (f"pipedream over basis-rotation {'in' if holds else 'not in'} every seed" in judged.text) == is_bound
+    assert (
+        f"pipedream over basis-rotation {'in' if holds else 'not in'} every seed" in judged.text
+    ) == is_bound
 
 
 def test_a_method_that_never_gets_there_is_not_the_faster_one(tmp_path, monkeypatch):
     write_slowness(tmp_path, "basis-rotation", {0: 1.0})
     write_slowness(tmp_path, "nesterov", {0: 40.0})
-    for stages, slowness in ((1, 3.0), (32, 1e9)):  # slow without delay, too, so that its bound is low; sets no target
+    for stages, slowness in (
+        (1, 3.0),
+        (32, 1e9),
+    ):  # slow without delay, too, so that its bound is low; sets no target
         write_method(tmp_path, "pipedream", stages, slowness=slowness)
     experiments = Experiments.load(LAPTOP, tmp_path)
     judged = slows_down_less(experiments, [("pipedream", "nesterov")])
@@ -218,7 +309,13 @@ def test_a_method_that_never_gets_there_is_not_the_faster_one(tmp_path, monkeypa
 
 
 # In the last two Muon never gets there: its bound is far, or low, so that it may be nearer.
-SOAPS = [(2.2, 6, 1, "yes"), (6, 2.2, 1, "no"), (1e9, 6, 1, "no"), (2.2, 1e9, 1, "yes"), (2.2, 1e9, 19, "no")]
+SOAPS = [
+    (2.2, 6, 1, "yes"),
+    (6, 2.2, 1, "no"),
+    (1e9, 6, 1, "no"),
+    (2.2, 1e9, 1, "yes"),
+    (2.2, 1e9, 19, "no"),
+]
 
 
 @pytest.mark.parametrize(("soap", "muon", "fresh", "verdict"), SOAPS)
@@ -246,7 +343,12 @@ def test_what_never_gets_there_saves_less_than_nothing(tmp_path, monkeypatch):
 
 def test_stage_aware_is_compared_with_the_same_seed(tmp_path):
     write_slowness(tmp_path, "basis-rotation", {0: 2.0, 1: 9.0, 2: 9.0})
-    write_method(tmp_path, "basis-rotation", settings={"optimizer.refresh_schedule": "stage-aware"}, slowness=1.5)
+    write_method(
+        tmp_path,
+        "basis-rotation",
+        settings={"optimizer.refresh_schedule": "stage-aware"},
+        slowness=1.5,
+    )
     assert row(tmp_path, "stage-aware").evidence.value == pytest.approx(0.25, abs=0.01)
 
 
@@ -254,15 +356,27 @@ def test_stage_aware_is_compared_with_the_same_seed(tmp_path):
 def test_hours_are_iterations_times_the_measured_time_of_one(slower, verdict, tmp_path):
     folder, table = tmp_path / "runs", tmp_path / "times.json"
     for method in MAIN:
-        write_slowness(folder, method, dict.fromkeys(range(3), 1.3 if method == "basis-rotation" else 32))
+        write_slowness(
+            folder, method, dict.fromkeys(range(3), 1.3 if method == "basis-rotation" else 32)
+        )
     saved = row(folder, "main-reduction").evidence.value
     rows = [["32", "8", "8", method, "2.0"] for method in BASELINES]
-    rows += [["32", "8", "8", "basis-rotation", str(2.0 * slower)], ["64", "8", "8", "basis-rotation", "1"]]
-    table.write_text(json.dumps({"columns": ["width", "blocks", "stages", "method", "ratio to AdamW"], "rows": rows}))
+    rows += [
+        ["32", "8", "8", "basis-rotation", str(2.0 * slower)],
+        ["64", "8", "8", "basis-rotation", "1"],
+    ]
+    table.write_text(
+        json.dumps(
+            {"columns": ["width", "blocks", "stages", "method", "ratio to AdamW"], "rows": rows}
+        )
+    )
     outcome = row(folder, "gpu-hours", replace(LAPTOP, times=table))
     assert outcome.evidence.value == pytest.approx(1 - (1 - saved) * slower)
     assert outcome.verdict == verdict
-    assert row(folder, "gpu-hours", replace(LAPTOP, times=tmp_path / "none.json")).verdict == "not tried"
+    assert (
+        row(folder, "gpu-hours", replace(LAPTOP, times=tmp_path / "none.json")).verdict
+        == "not tried"
+    )
     write_method(folder, "basis-rotation", seeds=(0, 1, 2), slowness=500)  # it never gets there
     never = row(folder, "gpu-hours", replace(LAPTOP, times=table))
     assert never.evidence.text.startswith("< ")

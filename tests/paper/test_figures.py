@@ -1,4 +1,5 @@
-"""The paper's figures: all draw, say what is missing, and are those of their own commands; panels and their legends."""
+"""The paper's figures: all draw, say what is missing, and are those of their own commands; panels
+and their legends."""
 
 import json
 from dataclasses import replace
@@ -46,8 +47,11 @@ def test_every_figure_draws_from_complete_results_and_names_them(drawn):
 def test_titles_say_what_the_numbers_say(tmp_path):
     for method, slowness in (("pipedream", 4), ("basis-rotation", 2)):
         for stages in (1, 32):
-            # Two seeds at the ends: a curve between them that has one must not take the second from the difference.
-            write_method(tmp_path, method, stages, seeds=(0, 1), slowness=slowness if stages > 1 else 3)
+            # Two seeds at the ends: a curve between them that has one must not take the second from
+            #     the difference.
+            write_method(
+                tmp_path, method, stages, seeds=(0, 1), slowness=slowness if stages > 1 else 3
+            )
     write_method(tmp_path, "pipedream", 8, slowness=3.5)
     experiments = Experiments.load(LAPTOP, tmp_path)
     undelayed, delayed, ours = (
@@ -62,13 +66,19 @@ def test_titles_say_what_the_numbers_say(tmp_path):
         labels = [text.get_text() for text in drawn.axes[1].get_legend().get_texts()]
     assert left == f"(a) PipeDream P = 1 to P = 32: {delayed - undelayed:+.2f} nats"
     assert undelayed > ours
-    assert right == f"(b) P = 32 Basis rotation ends {undelayed - ours:.2f} nats below AdamW without delay"
+    assert (
+        right
+        == f"(b) P = 32 Basis rotation ends {undelayed - ours:.2f} nats below AdamW without delay"
+    )
     assert labels == ["PipeDream", "Basis rotation", "AdamW without delay"]
 
 
 def test_same_runs_give_the_same_bytes(experiments, tmp_path, monkeypatch):
     monkeypatch.setattr("brx.plot.style.DPI", 30)
-    once, again = (draw_paper_figure(FIGURES["teaser"], experiments, tmp_path / which)[0] for which in ("a", "b"))
+    once, again = (
+        draw_paper_figure(FIGURES["teaser"], experiments, tmp_path / which)[0]
+        for which in ("a", "b")
+    )
     assert [path.suffix for path in once] == [".png", ".pdf", ".svg", ".txt", ".json"]
     for ours, theirs in zip(once, again, strict=True):
         assert ours.read_bytes() == theirs.read_bytes()
@@ -76,10 +86,20 @@ def test_same_runs_give_the_same_bytes(experiments, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("svg_alone")
 def test_all_draws_what_there_is_and_names_the_sweep_of_the_rest(tmp_path, capsys, monkeypatch):
-    few = {name: FIGURES[name] for name in ("schedule", "teaser", "weight-prediction", "preconditioned")}
+    few = {
+        name: FIGURES[name]
+        for name in ("schedule", "teaser", "weight-prediction", "preconditioned")
+    }
     monkeypatch.setattr("brx.paper.figures.FIGURES", few)
     write_method(tmp_path / "runs", "pipedream")
-    places = ["--scale", "laptop", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "figures")]
+    places = [
+        "--scale",
+        "laptop",
+        "--runs",
+        str(tmp_path / "runs"),
+        "--out",
+        str(tmp_path / "figures"),
+    ]
     assert main(["plot", "all", *places]) == 0
     out, error = capsys.readouterr()
     assert [line.rpartition("/")[2] for line in out.splitlines()] == ["schedule.png", "teaser.png"]
@@ -116,7 +136,9 @@ def test_figure_is_that_of_its_own_command(name, tmp_path):
         assert own.read_bytes().replace(b"/own/", b"/plot/") == drawn.read_bytes()
 
 
-def test_norms_by_strategy_stand_beside_the_slowdowns_of_the_scale_as_far_as_there_are_any(tmp_path):
+def test_norms_by_strategy_stand_beside_the_slowdowns_of_the_scale_as_far_as_there_are_any(
+    tmp_path,
+):
     scale = replace(SCALES["laptop"], runs=tmp_path / "runs")
     *_, details = FIGURES["strategy-norms"].draw_to(tmp_path / "figure", scale)
     assert "slowdown" not in details.read_text()
@@ -129,19 +151,30 @@ def test_norms_by_strategy_stand_beside_the_slowdowns_of_the_scale_as_far_as_the
     assert "not run (basis-rotation 1st/bilateral)" in text
     write_method(tmp_path / "unmeasured", "pipedream")
     with pytest.raises(UserError, match="has no measured hessian-norm"):
-        FIGURES["strategy-norms"].draw_to(tmp_path / "figure", replace(scale, curvature=tmp_path / "unmeasured"))
+        FIGURES["strategy-norms"].draw_to(
+            tmp_path / "figure", replace(scale, curvature=tmp_path / "unmeasured")
+        )
 
 
 @pytest.mark.usefixtures("svg_alone")
-def test_what_a_scale_has_measured_is_drawn_into_its_own_folder_and_refused_without(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(SCALES, "paper", replace(SCALES["paper"], curvature=SCALES["similar"].curvature.resolve()))
-    monkeypatch.setitem(SCALES, "similar", replace(SCALES["similar"], curvature=tmp_path / "nothing"))
+def test_what_a_scale_has_measured_is_drawn_into_its_own_folder_and_refused_without(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(
+        SCALES, "paper", replace(SCALES["paper"], curvature=SCALES["similar"].curvature.resolve())
+    )
+    monkeypatch.setitem(
+        SCALES, "similar", replace(SCALES["similar"], curvature=tmp_path / "nothing")
+    )
     monkeypatch.chdir(tmp_path)
     for name in ("hessian-norm", "oscillation"):
         assert main(["plot", name, "--scale", "paper"]) == 0
         assert (tmp_path / "figures" / "paper" / f"{name}.svg").is_file()
     assert main(["plot", "oscillation"]) == 2
-    assert capsys.readouterr().err == f"brx: figure oscillation: {tmp_path / 'nothing'}: no such folder\n"
+    assert (
+        capsys.readouterr().err
+        == f"brx: figure oscillation: {tmp_path / 'nothing'}: no such folder\n"
+    )
 
 
 @pytest.fixture
@@ -166,7 +199,11 @@ def test_few_seeds_and_rates_are_told_and_the_legend_lies_below(axes, tmp_path):
     for shown in ([several, single], [single], [several]):
         draw_training_losses(axes, shown)
     assert [line.get_linewidth() for line in axes.lines[:2]] == [THICK, THIN]
-    assert [text.get_text() for text in axes.texts] == ["thin: one seed\none rate: 1 of 2", "one seed\none rate", ""]
+    assert [text.get_text() for text in axes.texts] == [
+        "thin: one seed\none rate: 1 of 2",
+        "one seed\none rate",
+        "",
+    ]
     axes.figure.draw_without_rendering()
     legend, label = (artist.get_window_extent() for artist in (axes.get_legend(), axes.xaxis.label))
     assert legend.y1 < label.y0
@@ -185,7 +222,10 @@ def test_spikes_do_not_set_the_range(axes, tmp_path):
 
 
 def test_best_baseline_is_one_line_that_takes_the_lowest_at_each_number_of_stages(axes, tmp_path):
-    for stages, slowness in ((8, {"pipedream": 2, "nesterov": 3}), (32, {"pipedream": 9, "nesterov": 4})):
+    for stages, slowness in (
+        (8, {"pipedream": 2, "nesterov": 3}),
+        (32, {"pipedream": 9, "nesterov": 4}),
+    ):
         for method, slow in {**slowness, "basis-rotation": 1}.items():
             write(tmp_path, method, stages, slowness=slow)
     experiments = Experiments.load(LAPTOP, tmp_path)
@@ -194,4 +234,7 @@ def test_best_baseline_is_one_line_that_takes_the_lowest_at_each_number_of_stage
     (best,) = [line for line in axes.lines if line.get_label() == "best baseline"]
     runs = experiments.runs[experiments.runs["method"] != "basis-rotation"]
     assert best.get_ydata().tolist() == runs.groupby("depth")["train_loss"].min().tolist()
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["best baseline", "Basis rotation"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "best baseline",
+        "Basis rotation",
+    ]

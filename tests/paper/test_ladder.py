@@ -1,4 +1,5 @@
-"""The ladder: complete lengths alone, the law against polyfit and the coverage of its interval, the figure."""
+"""The ladder: complete lengths alone, the law against polyfit and the coverage of its interval, the
+figure."""
 
 import json
 import math
@@ -11,7 +12,13 @@ import pytest
 
 from brx.errors import UserError
 from brx.paper.figures import FIGURES, draw_paper_figure
-from brx.paper.ladder import PAPER_RELATIVE_DELAY, fill_ladder, fit_power_law, ladder_table, read_ladder
+from brx.paper.ladder import (
+    PAPER_RELATIVE_DELAY,
+    fill_ladder,
+    fit_power_law,
+    ladder_table,
+    read_ladder,
+)
 from brx.paper.scales import LADDER_METHODS, SCALES, VARIANTS, Experiments
 from brx.plot.style import new_figure
 from brx.runs.comparison import common_target
@@ -21,23 +28,39 @@ from tests.paper.helpers import LAPTOP, write_experiment, write_method
 def write_ladder(folder, iterations, slowness_by_method, seeds=(0,)):
     for method, slowness in slowness_by_method.items():
         for stages, slower in ((1, 1), (32, slowness)):
-            write_method(folder, method, stages, {"training.iterations": iterations}, seeds=seeds, slowness=slower)
+            write_method(
+                folder,
+                method,
+                stages,
+                {"training.iterations": iterations},
+                seeds=seeds,
+                slowness=slower,
+            )
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Slowdowns of 1 + 200 tau / T (basis rotation), twice and three times as much; there are no others."""
+    """Slowdowns of 1 + 200 tau / T (basis rotation), twice and three times as much; there are no
+    others."""
     folder = tmp_path_factory.mktemp("ladder")
     for iterations in (2000, 4000, 16000):
         cost = 200 * 31 / iterations
-        methods = {"basis-rotation": 1 + cost, "pipedream-lr": 1 + 2 * cost, "nesterov": 1 + 3 * cost}
+        methods = {
+            "basis-rotation": 1 + cost,
+            "pipedream-lr": 1 + 2 * cost,
+            "nesterov": 1 + 3 * cost,
+        }
         write_ladder(folder, iterations, methods, seeds=(0, 1) if iterations == 2000 else (0,))
     return folder
 
 
 def test_slowdowns_and_savings_of_every_complete_length(runs):
     rows, savings, _ = read_ladder(Experiments.load(LAPTOP, runs))
-    assert rows.groupby("iterations_of_training")["num_seeds"].first().to_dict() == {2000: 2, 4000: 1, 16000: 1}
+    assert rows.groupby("iterations_of_training")["num_seeds"].first().to_dict() == {
+        2000: 2,
+        4000: 1,
+        16000: 1,
+    }
     for row in rows.to_dict("records"):
         assert row["relative_delay"] == 31 / row["iterations_of_training"]
         factor = {"basis-rotation": 200, "pipedream-lr": 400, "nesterov": 600}[row["method"]]
@@ -73,7 +96,9 @@ def test_a_length_that_lacks_a_run_is_left_out_and_without_one_the_figure_says_s
                 shutil.rmtree(path)
         experiments = Experiments.load(LAPTOP, folder)
         slowdowns = read_ladder(experiments).slowdowns
-        assert (slowdowns["iterations_of_training"].unique().tolist() if left else len(slowdowns)) == (left or 0)
+        assert (
+            slowdowns["iterations_of_training"].unique().tolist() if left else len(slowdowns)
+        ) == (left or 0)
         assert experiments.missing
         assert all("ladder.yaml" in line for line in experiments.missing)
     written, asked = draw_paper_figure(FIGURES["ladder"], experiments, tmp_path)
@@ -84,41 +109,75 @@ def test_a_length_that_lacks_a_run_is_left_out_and_without_one_the_figure_says_s
 
 
 def test_a_growing_ladder_predicts_its_longest_length_from_the_shorter_ones_seed_by_seed(tmp_path):
-    """Slowdowns of 1.5, 2, 3 times 20 (tau / T)^0.4, a tenth more for seed 1; runs at other rates do not count."""
+    """Slowdowns of 1.5, 2, 3 times 20 (tau / T)^0.4, a tenth more for seed 1; runs at other rates
+    do not count."""
     scale = SCALES["similar"]
     for (T, rung), (factor, method) in product(
         [*scale.ladder.items()][:3], enumerate(("basis-rotation", "nesterov", "pipedream-lr"), 2)
     ):
         settings = {"training.iterations": T, **rung, **VARIANTS[method]}
         slowness = factor * 10 * (31 / T) ** 0.4
-        for seed in (0, 1, 2) if T == 32000 and factor < 4 else (0, 1):  # 2: left out, since not all have it
+        for seed in (
+            (0, 1, 2) if T == 32000 and factor < 4 else (0, 1)
+        ):  # 2: left out, since not all have it
             status = "diverged" if (seed, factor) == (2, 3) else "finished"
             options = {"seeds": [seed], "val_loss": 1.0, "status": status}
             delayed = slowness * (1 + 0.1 * seed)
-            write_experiment(tmp_path, "similar", {**settings, "pipeline.stages": 32}, slowness=delayed, **options)
-            write_experiment(tmp_path, "similar", {**settings, "pipeline.stages": 1}, slowness=1, **options)
-        better = {**settings, "optimizer.lr": 0.5}  # by its validation loss the best, elsewhere than on the ladder
-        write_experiment(tmp_path, "similar", {**better, "pipeline.stages": 32}, slowness=50, val_loss=0.0)
+            write_experiment(
+                tmp_path,
+                "similar",
+                {**settings, "pipeline.stages": 32},
+                slowness=delayed,
+                **options,
+            )
+            write_experiment(
+                tmp_path, "similar", {**settings, "pipeline.stages": 1}, slowness=1, **options
+            )
+        better = {
+            **settings,
+            "optimizer.lr": 0.5,
+        }  # by its validation loss the best, elsewhere than on the ladder
+        write_experiment(
+            tmp_path, "similar", {**better, "pipeline.stages": 32}, slowness=50, val_loss=0.0
+        )
     experiments = Experiments.load(scale, tmp_path)
-    slowed = read_ladder(experiments).slowdowns.set_index(["method", "iterations_of_training", "of_seeds"])["ratio"]
+    slowed = read_ladder(experiments).slowdowns.set_index(
+        ["method", "iterations_of_training", "of_seeds"]
+    )["ratio"]
     assert set(slowed.index.get_level_values("of_seeds")) == {"0", "1"}
     for (method, T, seed), ratio in slowed.items():
-        factor = {"basis-rotation": 20, "nesterov": 30, "pipedream-lr": 40}[method] * (1 + 0.1 * int(seed))
+        factor = {"basis-rotation": 20, "nesterov": 30, "pipedream-lr": 40}[method] * (
+            1 + 0.1 * int(seed)
+        )
         assert ratio == pytest.approx(factor * (31 / T) ** 0.4, rel=0.02)
-    # Now all have seed 2, of which one diverged: nothing bounds its slowdown, and the others have theirs.
+    # Now all have seed 2, of which one diverged: nothing bounds its slowdown, and the others have
+    #     theirs.
     last = {"training.iterations": 32000, **scale.ladder[32000], **VARIANTS["pipedream-lr"]}
     for stages in (1, 32):
-        write_experiment(tmp_path, "similar", {**last, "pipeline.stages": stages}, seeds=[2], slowness=stages)
-    rows = read_ladder(Experiments.load(scale, tmp_path)).slowdowns.set_index(["of_seeds", "method"])["ratio"]
-    assert rows["2"].isna().to_dict() == {"basis-rotation": False, "nesterov": True, "pipedream-lr": False}
+        write_experiment(
+            tmp_path, "similar", {**last, "pipeline.stages": stages}, seeds=[2], slowness=stages
+        )
+    rows = read_ladder(Experiments.load(scale, tmp_path)).slowdowns.set_index(
+        ["of_seeds", "method"]
+    )["ratio"]
+    assert rows["2"].isna().to_dict() == {
+        "basis-rotation": False,
+        "nesterov": True,
+        "pipedream-lr": False,
+    }
     table = ladder_table(experiments).set_index(["iterations", "method"])
-    value, low, high = re.findall(r"[0-9.]+", table.loc[("72000, predicted", "nesterov"), "slowdown"])
+    value, low, high = re.findall(
+        r"[0-9.]+", table.loc[("72000, predicted", "nesterov"), "slowdown"]
+    )
     middle = 30 * math.sqrt(1.1) * (31 / 72000) ** 0.4
     assert float(value) == pytest.approx(middle, rel=0.02)
     assert float(low) < middle / math.sqrt(1.1) < middle * math.sqrt(1.1) < float(high)
     assert ("244000, extrapolated", "nesterov") in table.index
     assert any("ladder.yaml" in line and "72000" in line for line in experiments.missing)
-    for runs in (experiments.runs, experiments.runs[experiments.runs["training.iterations"] == 8000]):
+    for runs in (
+        experiments.runs,
+        experiments.runs[experiments.runs["training.iterations"] == 8000],
+    ):
         with new_figure() as figure:
             fill_ladder(Experiments(scale, runs, tmp_path), figure)
 
@@ -163,9 +222,16 @@ def test_figure_and_table_state_the_extrapolation_with_its_interval_beside_the_p
     of_length = product(("2000", "4000", "16000"), ("basis-rotation", "nesterov", "pipedream-lr"))
     assert list(zip(measured["iterations"], measured["method"], strict=True)) == list(of_length)
     assert measured["target loss"].nunique() == 3
-    assert measured["iterations saved at P"].str.contains("over pipedream-lr").tolist() == [True, False, False] * 3
+    assert (
+        measured["iterations saved at P"].str.contains("over pipedream-lr").tolist()
+        == [True, False, False] * 3
+    )
     last = table[table["iterations"].str.endswith("extrapolated")].set_index("method")
     assert set(last.index) == set(LADDER_METHODS)
     for method, name in (("basis-rotation", "Basis rotation"), ("pipedream-lr", "PipeDream-LR")):
-        assert any(label.startswith(f"{name}: {last.loc[method, 'slowdown']} / ") for label in labels)
-    assert f"Basis rotation: {last.loc['basis-rotation', 'iterations saved at P']} / 71.6%" in labels
+        assert any(
+            label.startswith(f"{name}: {last.loc[method, 'slowdown']} / ") for label in labels
+        )
+    assert (
+        f"Basis rotation: {last.loc['basis-rotation', 'iterations saved at P']} / 71.6%" in labels
+    )

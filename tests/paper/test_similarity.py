@@ -1,4 +1,5 @@
-"""The study of similarity: settings of known slowdowns, and the figure and table of the committed runs."""
+"""The study of similarity: settings of known slowdowns, and the figure and table of the committed
+runs."""
 
 import pytest
 
@@ -13,20 +14,40 @@ UNDER_DELAY = {"pipeline.stages": 8, "pipeline.delay.like": 32}
 
 
 def test_each_setting_has_the_slowdowns_of_its_own_runs(tmp_path):
-    """They are 2, 3, 4 at the preset's rate; 1.5 times less with a warm-up of 31 tau, where one run is missing."""
-    for setting, factor in (("laptop preset", 1.0), ("warm-up 31 tau", 1 / 1.5), ("beta2 0.99", 1.0)):
+    """They are 2, 3, 4 at the preset's rate; 1.5 times less with a warm-up of 31 tau, where one run
+    is missing."""
+    for setting, factor in (
+        ("laptop preset", 1.0),
+        ("warm-up 31 tau", 1 / 1.5),
+        ("beta2 0.99", 1.0),
+    ):
         for method, slowness in zip(LADDER_METHODS, (2, 3, 4), strict=True):
             settings = {"optimizer.method": method, "optimizer.lr": 1e-3, **SETTINGS[setting]}
             if method != "nesterov" or setting != "warm-up 31 tau":
-                write_experiment(tmp_path, "laptop", {**settings, "pipeline.stages": 1}, seeds=(0, 1))
-            write_experiment(tmp_path, "laptop", {**settings, **UNDER_DELAY}, seeds=(0, 1), slowness=slowness * factor)
+                write_experiment(
+                    tmp_path, "laptop", {**settings, "pipeline.stages": 1}, seeds=(0, 1)
+                )
+            write_experiment(
+                tmp_path,
+                "laptop",
+                {**settings, **UNDER_DELAY},
+                seeds=(0, 1),
+                slowness=slowness * factor,
+            )
     # A rate that is better on one side only: it counts in the row of chosen rates alone.
     settings = {"optimizer.method": "nesterov", "optimizer.lr": 3e-3, **UNDER_DELAY}
     write_experiment(tmp_path, "laptop", settings, seeds=(0, 1), slowness=1.2, val_loss=0.1)
     frame = study(load([tmp_path]))
     table = study_table(frame).set_index("setting")
-    assert list(table.index) == ["laptop preset", "each side's best rate", "warm-up 31 tau", "beta2 0.99"]
-    assert table.loc["warm-up 31 tau", "slowdown: nesterov"] == "-"  # it has no run without delay there
+    assert list(table.index) == [
+        "laptop preset",
+        "each side's best rate",
+        "warm-up 31 tau",
+        "beta2 0.99",
+    ]
+    assert (
+        table.loc["warm-up 31 tau", "slowdown: nesterov"] == "-"
+    )  # it has no run without delay there
     rows = frame.set_index(["setting", "method"])
     for method, slowness in zip(LADDER_METHODS, (2, 3, 4), strict=True):
         assert rows.loc[("laptop preset", method), "ratio"] == pytest.approx(slowness, rel=0.05)

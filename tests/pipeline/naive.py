@@ -1,8 +1,9 @@
-"""An independent, naive simulation of docs/semantics.md: every weight version of every stage is kept in a list.
+"""An independent, naive simulation of docs/semantics.md: every weight version of every stage is
+kept in a list.
 
-It shares no code with the engine: the model is called through torch.func.functional_call, one stage at a time, and
-the backward pass is written out with explicit vector-Jacobian products between stages.
-"""
+It shares no code with the engine: the model is called through torch.func.functional_call, one stage
+at a time, and the backward pass is written out with explicit vector-Jacobian products between
+stages."""
 
 import math
 from itertools import pairwise
@@ -19,7 +20,11 @@ class OverwrittenWeights(torch.autograd.graph.saved_tensors_hooks):
 
         def pack(saved):
             name = by_storage.get(saved.untyped_storage().data_ptr())
-            return saved if name is None else (name, saved.size(), saved.stride(), saved.storage_offset())
+            return (
+                saved
+                if name is None
+                else (name, saved.size(), saved.stride(), saved.storage_offset())
+            )
 
         def unpack(packed):
             if isinstance(packed, torch.Tensor):
@@ -31,18 +36,22 @@ class OverwrittenWeights(torch.autograd.graph.saved_tensors_hooks):
 
 
 class NaivePipeline:
-    """P stages; `versions[k][v]` are the weights of stage k after v updates. Stage k runs micro-batch n of M per update
-    with version max(0, floor((n - 1 - tau_k) / M))."""
+    """P stages; `versions[k][v]` are the weights of stage k after v updates. Stage k runs
+    micro-batch n of M per update with version max(0, floor((n - 1 - tau_k) / M))."""
 
     def __init__(self, stages, stash, update, clip, taus=None, accumulation=1, forecast=None):
         self.modules = stages
         self.stash = stash
-        self.update = update  # (stage index, newest weights, gradients, iteration) -> new weights; has .rule
+        self.update = (
+            update  # (stage index, newest weights, gradients, iteration) -> new weights; has .rule
+        )
         self.clip = clip
         self.taus = list(range(len(stages)))[::-1] if taus is None else taus
         self.accumulation = accumulation
         self.forecast = forecast
-        self.versions = [[{name: w.detach().clone() for name, w in stage.named_parameters()}] for stage in stages]
+        self.versions = [
+            [{name: w.detach().clone() for name, w in stage.named_parameters()}] for stage in stages
+        ]
         self.losses = []
         self.norms = []
 
@@ -67,7 +76,9 @@ class NaivePipeline:
         x, records = inputs, []
         for k, module in enumerate(self.modules):
             history = self.versions[k]
-            weights = self._forecast(k, history[: max(0, math.floor((n - 1 - self.taus[k]) / self.accumulation)) + 1])
+            weights = self._forecast(
+                k, history[: max(0, math.floor((n - 1 - self.taus[k]) / self.accumulation)) + 1]
+            )
             used = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
             seen = used if self.stash == "exact" else self._seen_by_backward(history, self.taus[k])
             entered = x if k == 0 else x.detach().requires_grad_()
@@ -90,20 +101,24 @@ class NaivePipeline:
         return loss.item(), by_stage
 
     def _forecast(self, k, history):
-        """The newest weights of `history`, moved on by tau updates like the last one, like the average one, or by what
-        `forecast` says of (stage, version, tau)."""
+        """The newest weights of `history`, moved on by tau updates like the last one, like the
+        average one, or by what `forecast` says of (stage, version, tau)."""
         newest, tau = history[-1], self.taus[k] / self.accumulation
         if self.forecast is None or len(history) == 1:
             return newest
         if callable(self.forecast):
             ahead = self.forecast(k, len(history) - 1, tau)
             return {name: weight + ahead[name] for name, weight in newest.items()}
-        steps = [{name: after[name] - before[name] for name in newest} for before, after in pairwise(history)]
+        steps = [
+            {name: after[name] - before[name] for name in newest}
+            for before, after in pairwise(history)
+        ]
         direction = steps[-1]
         if self.forecast == "average-update":
             weights = [0.9**age for age in range(len(steps) - 1, -1, -1)]
             direction = {
-                name: sum(w * step[name] for w, step in zip(weights, steps, strict=True)) / sum(weights)
+                name: sum(w * step[name] for w, step in zip(weights, steps, strict=True))
+                / sum(weights)
                 for name in newest
             }
         return {name: weight + tau * direction[name] for name, weight in newest.items()}

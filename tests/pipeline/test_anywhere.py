@@ -36,8 +36,16 @@ def start(net=None, stages=4, delay="pipeline", **settings):
     ],
 )
 def test_is_the_engine_bit_for_bit(profile, stash, forecast, accumulation):
-    settings = [f"pipeline.delay={profile}", f"pipeline.accumulation={accumulation}", "training.clip=.inf"]
-    settings += [f"pipeline.forecast={forecast or 'null'}", "training.warmup_fraction=0", "training.batch_size=2"]
+    settings = [
+        f"pipeline.delay={profile}",
+        f"pipeline.accumulation={accumulation}",
+        "training.clip=.inf",
+    ]
+    settings += [
+        f"pipeline.forecast={forecast or 'null'}",
+        "training.warmup_fraction=0",
+        "training.batch_size=2",
+    ]
     config = make_config("pipedream", 8, stash, 24, *settings, "training.final_lr_fraction=1")
     assembly = assemble(config, micro_batch)
     expected = [result.loss for result in assembly.engine.run(1, lambda: 10)]
@@ -66,19 +74,26 @@ def test_is_the_engine_bit_for_bit(profile, stash, forecast, accumulation):
 
 
 class Net(nn.Module):
-    """Blocks with a skip connection over stages, a tied output and, on demand, recomputed activations."""
+    """Blocks with a skip connection over stages, a tied output and, on demand, recomputed
+    activations."""
 
     def __init__(self, num_blocks=4, recompute=None):
         super().__init__()
         self.enter = nn.Linear(5, 6)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(num_blocks))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(num_blocks)
+        )
         self.leave = nn.Linear(6, 5, bias=False)
         self.recompute = recompute
 
     def forward(self, x):
         first = x = self.enter(x)
         for block in self.blocks:
-            x = x + (block(x) if self.recompute is None else checkpoint(block, x, use_reentrant=self.recompute))
+            x = x + (
+                block(x)
+                if self.recompute is None
+                else checkpoint(block, x, use_reentrant=self.recompute)
+            )
         # enter.weight is used again at the end: a tied weight is of its first use's stage.
         return (self.leave(x + first) + x @ self.enter.weight).square().mean()
 
@@ -93,10 +108,14 @@ def data(n):
 
 
 def naive(taus, num_updates, accumulation=1, tau_at=None, short=()):
-    """Losses and final weights: all versions in a list, momentum SGD by hand; the `short` take a micro-batch less."""
+    """Losses and final weights: all versions in a list, momentum SGD by hand; the `short` take a
+    micro-batch less."""
     net = make_net()
     names = [name for name, _ in net.named_parameters()]
-    stage = {n: int(n.split(".")[1]) if n.startswith("blocks") else 0 if "enter" in n else len(taus) - 1 for n in names}
+    stage = {
+        n: int(n.split(".")[1]) if n.startswith("blocks") else 0 if "enter" in n else len(taus) - 1
+        for n in names
+    }
     versions = [{name: weight.detach().clone() for name, weight in net.named_parameters()}]
     velocity = {name: torch.zeros_like(weight) for name, weight in versions[0].items()}
     losses, used_before = [], dict.fromkeys(names, 0)
@@ -110,7 +129,9 @@ def naive(taus, num_updates, accumulation=1, tau_at=None, short=()):
                 weights[name] = versions[used_before[name]][name].clone().requires_grad_()
             loss = functional_call(net, weights, (data(n),))
             losses.append(loss.item())
-            for name, gradient in zip(names, torch.autograd.grad(loss, list(weights.values())), strict=True):
+            for name, gradient in zip(
+                names, torch.autograd.grad(loss, list(weights.values())), strict=True
+            ):
                 total[name] += gradient / accumulation
         for name in names:
             velocity[name] = 0.9 * velocity[name] + total[name]
@@ -158,7 +179,11 @@ def assert_is(net, losses, expected, tolerance=1e-12):
 )
 def test_is_the_naive_simulation(accumulation, delay, taus, recompute, short):
     net, optimizer, _ = start(make_net(recompute=recompute), 4, delay)
-    assert_is(net, loop(net, optimizer, 1, 12, accumulation, short), naive(taus, 12, accumulation, short=short))
+    assert_is(
+        net,
+        loop(net, optimizer, 1, 12, accumulation, short),
+        naive(taus, 12, accumulation, short=short),
+    )
 
 
 def outages(stage, num_stages, micro_batch, seed):
@@ -170,23 +195,36 @@ outages.most = 4
 
 def test_a_delay_function_never_runs_backwards():
     net, optimizer, pipeline = start(delay=outages, seed=3)
-    assert_is(net, loop(net, optimizer, 1, 20), naive([4] * 4, 20, tau_at=lambda stage, n: outages(stage, 4, n, 3)))
-    # The oldest asked for is 4 old; that never comes to pass where a newer version has been used before.
+    assert_is(
+        net,
+        loop(net, optimizer, 1, 20),
+        naive([4] * 4, 20, tau_at=lambda stage, n: outages(stage, 4, n, 3)),
+    )
+    # The oldest asked for is 4 old; that never comes to pass where a newer version has been used
+    # before.
     assert all(0 < delay.tau_updates < 4 for delay in pipeline.delays())
 
 
 def test_stages_by_name_by_function_or_of_a_sequential():
     def stage_of(name):
-        return int(name.split(".")[1]) if name.startswith("blocks") else 3 * name.startswith("leave")
+        return (
+            int(name.split(".")[1]) if name.startswith("blocks") else 3 * name.startswith("leave")
+        )
 
     for stages in (stage_of, {"enter": 0, "leave": 3, **{f"blocks.{k}": k for k in range(4)}}):
         net, optimizer, _ = start(stages=stages)
         assert_is(net, loop(net, optimizer, 1, 9), naive([3, 2, 1, 0], 9))
     layers = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(3, 3), nn.ReLU())))
     by_stage = start(layers, 3)[2].by_stage
-    assert by_stage == [[f"{i}.{kind}" for i in (a, a + 2) for kind in ("weight", "bias")] for a in (0, 4, 8)]
-    blocks = nn.Sequential(*(nn.ModuleDict({"heads": nn.ModuleList(map(nn.Linear, [3] * 4, [3] * 4))}) for _ in "123"))
-    assert [names[0] for names in start(blocks, 3)[2].by_stage] == [f"{k}.heads.0.weight" for k in range(3)]
+    assert by_stage == [
+        [f"{i}.{kind}" for i in (a, a + 2) for kind in ("weight", "bias")] for a in (0, 4, 8)
+    ]
+    blocks = nn.Sequential(
+        *(nn.ModuleDict({"heads": nn.ModuleList(map(nn.Linear, [3] * 4, [3] * 4))}) for _ in "123")
+    )
+    assert [names[0] for names in start(blocks, 3)[2].by_stage] == [
+        f"{k}.heads.0.weight" for k in range(3)
+    ]
     with pytest.raises(UserError, match="2 runs of 3 like blocks"):
         start(nn.ModuleDict({"encoder": blocks, "decoder": copy.deepcopy(blocks)}), 3)
 
@@ -211,10 +249,14 @@ def test_the_newest_weights_are_seen_between_the_passes_and_in_evaluation():
     assert all(isinstance(weight, nn.Parameter) for weight in net.parameters())
     hook.remove()
     loss.backward()
-    assert all(weight.grad is not None and isinstance(weight, nn.Parameter) for weight in net.parameters())
+    assert all(
+        weight.grad is not None and isinstance(weight, nn.Parameter) for weight in net.parameters()
+    )
 
 
-@pytest.mark.parametrize("settings", [{}, {"rings": "host"}, {"stash": "predict"}, {"forecast": "average-update"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"rings": "host"}, {"stash": "predict"}, {"forecast": "average-update"}]
+)
 def test_resumes_bit_for_bit(settings):
     net, optimizer, _ = parts = start(**settings)
     fresh = copy.deepcopy([part.state_dict() for part in parts])
@@ -222,7 +264,10 @@ def test_resumes_bit_for_bit(settings):
     saved = copy.deepcopy([part.state_dict() for part in parts])
     expected = loop(net, optimizer, 8, 14, 2)
     net, optimizer, _ = parts = start(**settings)
-    for state, first, last, losses in ((saved, 8, 14, expected), (fresh, 1, 7, begun)):  # and anew, as after a search
+    for state, first, last, losses in (
+        (saved, 8, 14, expected),
+        (fresh, 1, 7, begun),
+    ):  # and anew, as after a search
         for part, kept in zip(parts, state, strict=True):
             part.load_state_dict(kept)
         assert loop(net, optimizer, first, last, 2) == losses
@@ -252,21 +297,26 @@ def test_closures_several_optimizers_and_clipping():
         optimizer.zero_grad()
         loss = net(data(t))
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1e6)  # finds the gradients, and changes nothing
+        torch.nn.utils.clip_grad_norm_(
+            net.parameters(), 1e6
+        )  # finds the gradients, and changes nothing
         return loss
 
     assert_is(net, [optimizer.step(partial(closure, t)).item() for t in range(1, 9)], expected)
 
 
 @pytest.mark.parametrize(
-    ("skips", "stash", "to_none"), [({1}, "exact", True), ({1, 4, 5}, "none", True), ({2, 6}, "exact", False)]
+    ("skips", "stash", "to_none"),
+    [({1}, "exact", True), ({1, 4, 5}, "none", True), ({2, 6}, "exact", False)],
 )
 def test_a_step_that_a_grad_scaler_skips_makes_no_version(skips, stash, to_none):
     """The micro-batch that is skipped leaves nothing behind: the rest is the loop without it."""
 
     def run(with_skips):
         (net, optimizer, _), losses = start(stash=stash), []
-        scaler = torch.amp.GradScaler("cpu", init_scale=1.0, backoff_factor=0.999999, growth_interval=10**6)
+        scaler = torch.amp.GradScaler(
+            "cpu", init_scale=1.0, backoff_factor=0.999999, growth_interval=10**6
+        )
         for t in range(1, 9):
             for is_bad in [True, False] if with_skips and t in skips else [False]:
                 loss = net(data(99) * torch.inf if is_bad else data(t))
@@ -364,9 +414,16 @@ def accelerated(accelerate, folder, is_early=True):
 def hugging_face(transformers, folder):
     net, optimizer, pipeline = start()
     arguments = transformers.TrainingArguments(
-        str(folder), max_steps=8, gradient_accumulation_steps=2, per_device_train_batch_size=1,
-        max_grad_norm=0, save_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True,
-    )  # fmt: skip
+        str(folder),
+        max_steps=8,
+        gradient_accumulation_steps=2,
+        per_device_train_batch_size=1,
+        max_grad_norm=0,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
 
     class InOrder(transformers.Trainer):
         def _get_train_sampler(self, dataset=None):
@@ -376,7 +433,9 @@ def hugging_face(transformers, folder):
             return model(**inputs)
 
     optimizers = (optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1.0))
-    InOrder(net, arguments, lambda found: found[0], train_dataset=BATCHES, optimizers=optimizers).train()
+    InOrder(
+        net, arguments, lambda found: found[0], train_dataset=BATCHES, optimizers=optimizers
+    ).train()
     return net, pipeline
 
 
@@ -394,9 +453,15 @@ def under_lightning(lightning, folder):
 
     module = Module()
     trainer = lightning.Trainer(
-        accelerator="cpu", max_epochs=1, accumulate_grad_batches=2, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
-    )  # fmt: skip
+        accelerator="cpu",
+        max_epochs=1,
+        accumulate_grad_batches=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
     trainer.fit(module, torch.utils.data.DataLoader(BATCHES, batch_size=None))
     return module.net, module.pipeline
 
@@ -431,11 +496,23 @@ def test_print_shows_the_cut_and_what_is_tied():
         (lambda net, optimizer: net.float(), "went from torch.float64 to torch.float32; convert"),
         (lambda net, optimizer: delayed(net, optimizer, 2), "under delay already"),
         (lambda net, optimizer: delayed(make_net(), optimizer, 4), "not the model's"),
-        (lambda net, optimizer: optimizer.add_param_group({"params": [torch.zeros(1)]}), "given parameters later"),
-        (lambda net, optimizer: setattr(net.leave, "weight", nn.Parameter(torch.zeros(5, 6))), "is another object"),
+        (
+            lambda net, optimizer: optimizer.add_param_group({"params": [torch.zeros(1)]}),
+            "given parameters later",
+        ),
+        (
+            lambda net, optimizer: setattr(net.leave, "weight", nn.Parameter(torch.zeros(5, 6))),
+            "is another object",
+        ),
         (lambda net, optimizer: net(data(1)) and optimizer.step(), "without a backward pass"),
-        (lambda net, optimizer: net.enter(data(1)).sum().backward() or optimizer.step(), "without a training forward"),
-        (lambda net, optimizer: loop(net, optimizer, 3, 3, accumulation=3), "more than 2 micro-batches"),
+        (
+            lambda net, optimizer: net.enter(data(1)).sum().backward() or optimizer.step(),
+            "without a training forward",
+        ),
+        (
+            lambda net, optimizer: loop(net, optimizer, 3, 3, accumulation=3),
+            "more than 2 micro-batches",
+        ),
         (
             lambda net, sgd: [(x := net(data(1))).backward(None, True), sgd.step(), x.backward()],
             "after the optimizer's step",

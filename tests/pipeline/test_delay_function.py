@@ -1,4 +1,5 @@
-"""Delays from a function in a file, in the engine: the shipped examples against the naive simulation, and refusals."""
+"""Delays from a function in a file, in the engine: the shipped examples against the naive
+simulation, and refusals."""
 
 import math
 from pathlib import Path
@@ -13,7 +14,13 @@ from brx.runs.folder import trajectory_of
 from brx.runs.frames import Run
 from brx.train.loop import train
 from tests.pipeline.naive import NaivePipeline
-from tests.pipeline.test_engine import NaiveUpdate, make_config, make_modules, micro_batch, run_engine
+from tests.pipeline.test_engine import (
+    NaiveUpdate,
+    make_config,
+    make_modules,
+    micro_batch,
+    run_engine,
+)
 from tests.train.helpers import losses, tiny_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "delays" / "internet.py"
@@ -21,28 +28,43 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "delays" / "internet.py"
 
 def constant(folder, tau, most):
     path = folder / "mine.py"
-    path.write_text(f"def mine(stage, num_stages, micro_batch, seed):\n    return {tau}\n\n\nmine.most = {most}\n")
+    path.write_text(
+        f"def mine(stage, num_stages, micro_batch, seed):\n    return {tau}\n\n\nmine.most = "
+        f"{most}\n"
+    )
     return f"pipeline.delay={path}:mine"
 
 
-@pytest.mark.parametrize("profile", [-1, [-1, 0], [0.5, 0], ["a", 0], [True, 0], [1], {"like": 0}, {"like": 2.5}])
+@pytest.mark.parametrize(
+    "profile", [-1, [-1, 0], [0.5, 0], ["a", 0], [True, 0], [1], {"like": 0}, {"like": 2.5}]
+)
 def test_what_is_no_delay_is_refused(profile):
     with pytest.raises(ValueError, match="must be pipeline, 2bw, a whole number from 0"):
         delays_of(profile, 2)
 
 
-@pytest.mark.parametrize(("name", "stash"), [("jitter", "exact"), ("straggler", "none"), ("churn", "exact")])
+@pytest.mark.parametrize(
+    ("name", "stash"), [("jitter", "exact"), ("straggler", "none"), ("churn", "exact")]
+)
 def test_the_examples_equal_the_naive_simulation(name, stash):
-    config = make_config("pipedream", 3, stash, 60, f"pipeline.delay={EXAMPLES}:{name}", "pipeline.accumulation=2")
+    config = make_config(
+        "pipedream", 3, stash, 60, f"pipeline.delay={EXAMPLES}:{name}", "pipeline.accumulation=2"
+    )
     results, _ = run_engine(config, 30, torch.float64)
     delays = stage_delays(config.pipeline)
-    naive = VaryingNaive(make_modules(config, torch.float64), stash, NaiveUpdate(config), 0.5, [0, 0, 0], 2)
+    naive = VaryingNaive(
+        make_modules(config, torch.float64), stash, NaiveUpdate(config), 0.5, [0, 0, 0], 2
+    )
     naive.function = [delay.tau_at for delay in delays]
     for t in range(1, 31):
         naive.step(t, [micro_batch(2 * t - 1), micro_batch(2 * t)])
     found = torch.stack([r.loss for r in results])
-    torch.testing.assert_close(found, torch.tensor(naive.losses, dtype=torch.float64), rtol=1e-9, atol=0)
-    plain, _ = run_engine(make_config("pipedream", 3, stash, 60, "pipeline.accumulation=2"), 30, torch.float64)
+    torch.testing.assert_close(
+        found, torch.tensor(naive.losses, dtype=torch.float64), rtol=1e-9, atol=0
+    )
+    plain, _ = run_engine(
+        make_config("pipedream", 3, stash, 60, "pipeline.accumulation=2"), 30, torch.float64
+    )
     assert [r.loss for r in plain] != [r.loss for r in results]
 
 
@@ -54,7 +76,9 @@ class VaryingNaive(NaivePipeline):
     def _gradients(self, n, inputs, targets):
         asked = [math.floor((n - 1 - tau_at(n)) / self.accumulation) for tau_at in self.function]
         self.used = list(map(max, self.used, asked))
-        self.taus = [n - 1 - used * self.accumulation for used in self.used]  # floor gives just this version
+        self.taus = [
+            n - 1 - used * self.accumulation for used in self.used
+        ]  # floor gives just this version
         return super()._gradients(n, inputs, targets)
 
 
@@ -80,8 +104,14 @@ def test_resumes_and_an_edited_file_is_another_run(tmp_path):
     ("text", "message"),
     [
         ("def mine(*_):\n    return 0\n", r"must say its largest delay, as mine\.most = 40"),
-        ("def mine(*_):\n    return 5\n\n\nmine.most = 4\n", r"micro-batch \d+: must be a whole number from 0 to 4"),
-        ("def other(*_):\n    return 0\n\n\nother.most = 4\n", r"mine is no function .*there: other"),
+        (
+            "def mine(*_):\n    return 5\n\n\nmine.most = 4\n",
+            r"micro-batch \d+: must be a whole number from 0 to 4",
+        ),
+        (
+            "def other(*_):\n    return 0\n\n\nother.most = 4\n",
+            r"mine is no function .*there: other",
+        ),
         ("import nothing_of_this_name\n", "cannot be imported"),
     ],
 )

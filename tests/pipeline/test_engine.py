@@ -1,5 +1,6 @@
-"""The engine against the naive simulation and against an ordinary training loop. `StageVersions`, `StageDelay`, the
-forecasts and `MethodUpdater` have their tests here, with the engine that uses them."""
+"""The engine against the naive simulation and against an ordinary training loop. `StageVersions`,
+`StageDelay`, the forecasts and `MethodUpdater` have their tests here, with the engine that uses
+them."""
 
 import math
 import re
@@ -22,11 +23,13 @@ OVERRIDES = {
     "pipedream": [],
     "pipedream-lr": ["optimizer.annealing_fraction=0.5"],
     "nesterov": [],
-    # The smaller side only: the larger one's covariance starts rank-deficient, and any rounding decides its null space.
+    # The smaller side only: the larger one's covariance starts rank-deficient, and any rounding
+    #     decides its null space.
     "basis-rotation": ["optimizer.frequency=3", "optimizer.geometry=unilateral"],
     # Far above the paper's range: at these weights a smaller lambda would hardly show.
     "delay-compensation": ["optimizer.compensation=1.0"],
-    # No SOAP: it rotates both sides, from covariances that start rank-deficient (tests/methods/test_table.py has it).
+    # No SOAP: it rotates both sides, from covariances that start rank-deficient
+    #     (tests/methods/test_table.py has it).
     "muon": [],
     "scion": [],
     "torch.optim:SGD": ["optimizer.arguments={momentum: 0.9, nesterov: true}"],
@@ -40,7 +43,12 @@ def make_config(method, stages, stash, iterations=24, *extra):
         "model": {"blocks": min(stages + 1, 8), "width": 8, "heads": 2, "sequence_length": 6},
         "pipeline": {"stages": stages, "stash": stash},
         "optimizer": {"method": method, "lr": 0.01},
-        "training": {"iterations": iterations, "batch_size": 2, "clip": 0.5, "warmup_fraction": 0.1},
+        "training": {
+            "iterations": iterations,
+            "batch_size": 2,
+            "clip": 0.5,
+            "warmup_fraction": 0.1,
+        },
     }
     return apply_overrides(content, [*OVERRIDES.get(method, []), *extra], "test")
 
@@ -59,7 +67,9 @@ def make_versions(config):
 
 
 def micro_batch(t):
-    tokens = torch.randint(17, (6, 7), generator=torch.Generator().manual_seed(t))  # few, which come again
+    tokens = torch.randint(
+        17, (6, 7), generator=torch.Generator().manual_seed(t)
+    )  # few, which come again
     return tokens[:, :-1], tokens[:, 1:]
 
 
@@ -69,27 +79,46 @@ def run_engine(config, iterations, dtype=torch.float32):
 
 
 def library_optimizers(method, weights, lr, rest_lr):
-    """The baselines' optimizers as a user of the libraries would write them; and what is taken apart for them. That is
-    of a mixture's stacks each expert's (view, stack, place)."""
+    """The baselines' optimizers as a user of the libraries would write them; and what is taken
+    apart for them. That is of a mixture's stacks each expert's (view, stack, place)."""
     matrices, embeddings, vectors, rest, members = [], [], [], [], []
     for name, parameter in weights.items():
-        inside = ("attention." in name or "mlp." in name) and "router" not in name and "norm" not in name
+        inside = (
+            ("attention." in name or "mlp." in name) and "router" not in name and "norm" not in name
+        )
         if not (inside and parameter.ndim >= 2 and name.endswith("weight")):
             rest.append(parameter)  # whole: AdamW does not care
-        is_stack = parameter.ndim == 3 or (parameter.ndim == 2 and ".mlp." in name and name.endswith("bias"))
-        of_stack = [(view, parameter, i) for i, view in enumerate(parameter.detach().unbind())] if is_stack else []
+        is_stack = parameter.ndim == 3 or (
+            parameter.ndim == 2 and ".mlp." in name and name.endswith("bias")
+        )
+        of_stack = (
+            [(view, parameter, i) for i, view in enumerate(parameter.detach().unbind())]
+            if is_stack
+            else []
+        )
         for member in [view for view, _, _ in of_stack] or [parameter]:
             (vectors if member.ndim == 1 else matrices if inside else embeddings).append(member)
         members += of_stack
     if method == "soap":
-        options = {"betas": (0.9, 0.999), "weight_decay": 0.01, "precondition_frequency": 10, "eps": 1e-8}
+        options = {
+            "betas": (0.9, 0.999),
+            "weight_decay": 0.01,
+            "precondition_frequency": 10,
+            "eps": 1e-8,
+        }
         first = [pytorch_optimizer.SOAP(matrices, lr=lr, **options)]
     elif method == "muon":
-        first = [torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")]
+        first = [
+            torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+        ]
     else:
         kinds = ((matrices, 2, 50.0), (embeddings, 4, 3000.0), (vectors, 5, 1.0))
         options = {"lr": lr, "constraint": True}
-        return [pytorch_optimizer.SCION(k, norm_type=norm, scale=s, **options) for k, norm, s in kinds if k], members
+        return [
+            pytorch_optimizer.SCION(k, norm_type=norm, scale=s, **options)
+            for k, norm, s in kinds
+            if k
+        ], members
     return [*first, torch.optim.AdamW(rest, lr=rest_lr, fused=True)], members
 
 
@@ -105,7 +134,10 @@ class NaiveUpdate:
         if self.config.optimizer.method != "delay-compensation":
             return gradients
         strength = self.config.optimizer.compensation
-        return {name: g + strength * g * g * (newest[name] - seen[name].detach()) for name, g in gradients.items()}
+        return {
+            name: g + strength * g * g * (newest[name] - seen[name].detach())
+            for name, g in gradients.items()
+        }
 
     def __call__(self, k, newest, gradients, t):
         if k not in self.optimizers:
@@ -133,10 +165,15 @@ class NaiveUpdate:
             return [torch.optim.NAdam(copies.values(), **options)]
         if method == "basis-rotation":
             inside = {name for name in copies if "attention." in name or "mlp." in name}
-            chosen = {n for n in inside if copies[n].ndim >= 2 and "router" not in n and "bias" not in n}
+            chosen = {
+                n for n in inside if copies[n].ndim >= 2 and "router" not in n and "bias" not in n
+            }
             matrices = [copy for name, copy in copies.items() if name in chosen]
             rest = [copy for name, copy in copies.items() if name not in chosen]
-            return [BasisRotation(matrices, frequency=3, geometry="unilateral"), torch.optim.AdamW(rest, fused=True)]
+            return [
+                BasisRotation(matrices, frequency=3, geometry="unilateral"),
+                torch.optim.AdamW(rest, fused=True),
+            ]
         return [torch.optim.AdamW(copies.values(), fused=True)]
 
     def lr(self, k, t):
@@ -147,11 +184,14 @@ class NaiveUpdate:
         else:
             lr = peak * (0.1 + 0.45 * (1 + math.cos(math.pi * (t - warmup) / (total - warmup))))
         if self.config.optimizer.method == "pipedream-lr":
-            lr /= max(1, self.taus[k] / self.config.pipeline.accumulation) ** (1 - min(t / (0.5 * total), 1))
+            lr /= max(1, self.taus[k] / self.config.pipeline.accumulation) ** (
+                1 - min(t / (0.5 * total), 1)
+            )
         return lr
 
 
-# Delays that an update's micro-batches see from one version or from two, older and younger than the update.
+# Delays that an update's micro-batches see from one version or from two, older and younger than the
+# update.
 PROFILES = {
     "5": [5, 5, 5],
     "[0, 4, 0]": [0, 4, 0],
@@ -161,15 +201,37 @@ PROFILES = {
 }
 MIXTURE = ["model.moe={experts: 4, every: 2}"]
 FORECASTS = [f"pipeline.forecast={name}-update" for name in ("last", "average")]
-# What a method does with a stage is the same at every P: those of libraries have the table's second part alone.
+# What a method does with a stage is the same at every P: those of libraries have the table's second
+#     part alone.
 CASES = [
-    *((method, P, stash, [], None) for method in list(OVERRIDES)[:5] for P in (3, 8) for stash in STASHES),
+    *(
+        (method, P, stash, [], None)
+        for method in list(OVERRIDES)[:5]
+        for P in (3, 8)
+        for stash in STASHES
+    ),
     *((method, 1, "exact", [], None) for method in list(OVERRIDES)[:5]),
-    *((method, 3, "predict", ["pipeline.delay=2bw", "pipeline.accumulation=3"], [3, 3, 3]) for method in OVERRIDES),
-    *((method, 3, "exact", ["pipeline.delay=3", "pipeline.accumulation=2"], [3, 3, 3]) for method in OVERRIDES),
+    *(
+        (method, 3, "predict", ["pipeline.delay=2bw", "pipeline.accumulation=3"], [3, 3, 3])
+        for method in OVERRIDES
+    ),
+    *(
+        (method, 3, "exact", ["pipeline.delay=3", "pipeline.accumulation=2"], [3, 3, 3])
+        for method in OVERRIDES
+    ),
     *((method, 3, "exact", [FORECASTS[index % 2]], None) for index, method in enumerate(OVERRIDES)),
-    ("delay-compensation", 3, "exact", ["pipeline.delay=5", "pipeline.accumulation=2", FORECASTS[1]], [5] * 3),
-    *((method, 4, stash, MIXTURE, None) for method in ("pipedream", "basis-rotation") for stash in STASHES),
+    (
+        "delay-compensation",
+        3,
+        "exact",
+        ["pipeline.delay=5", "pipeline.accumulation=2", FORECASTS[1]],
+        [5] * 3,
+    ),
+    *(
+        (method, 4, stash, MIXTURE, None)
+        for method in ("pipedream", "basis-rotation")
+        for stash in STASHES
+    ),
     *(
         ("pipedream", 3, stash, [f"pipeline.delay={delay}", f"pipeline.accumulation={M}"], taus)
         for delay, taus in PROFILES.items()
@@ -185,8 +247,8 @@ def test_engine_equals_naive_simulation(method, stages, stash, extra, taus):
 
 
 def assert_equals_naive(config, taus=None, update=None, forecast=None):
-    """In float64, where the two may only differ by rounding: any wrong version shows at once. `update` and `forecast`
-    of the naive simulation are by default what the configuration says."""
+    """In float64, where the two may only differ by rounding: any wrong version shows at once.
+    `update` and `forecast` of the naive simulation are by default what the configuration says."""
     method, stages, stash = config.optimizer.method, config.pipeline.stages, config.pipeline.stash
     accumulation = config.pipeline.accumulation
     iterations = 3 * stages + 4
@@ -195,16 +257,25 @@ def assert_equals_naive(config, taus=None, update=None, forecast=None):
     clip, forecast = config.training.clip, forecast or config.pipeline.forecast
     naive = NaivePipeline(modules, stash, update, clip, taus, accumulation, forecast)
     for t in range(1, iterations + 1):
-        naive.step(t, [micro_batch(n) for n in range((t - 1) * accumulation + 1, t * accumulation + 1)])
+        naive.step(
+            t, [micro_batch(n) for n in range((t - 1) * accumulation + 1, t * accumulation + 1)]
+        )
     losses = torch.stack([r.loss for r in results])
-    torch.testing.assert_close(losses, torch.tensor(naive.losses, dtype=torch.float64), rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        losses, torch.tensor(naive.losses, dtype=torch.float64), rtol=1e-9, atol=0
+    )
     norms = torch.stack([r.grad_norms for r in results])
-    torch.testing.assert_close(norms, torch.tensor(naive.norms, dtype=torch.float64), rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(
+        norms, torch.tensor(naive.norms, dtype=torch.float64), rtol=1e-6, atol=1e-12
+    )
     for k, stage in enumerate(versions):
         for name, weight in stage.newest.items():
-            # Eigenvectors of close eigenvalues magnify rounding; a wrong version would show at 1e-3.
+            # Eigenvectors of close eigenvalues magnify rounding; a wrong version would show at
+            # 1e-3.
             tolerance = 1e-6 if method == "basis-rotation" else 1e-8
-            torch.testing.assert_close(weight.detach(), naive.versions[k][-1][name], rtol=0, atol=tolerance)
+            torch.testing.assert_close(
+                weight.detach(), naive.versions[k][-1][name], rtol=0, atol=tolerance
+            )
 
 
 @pytest.mark.numerics
@@ -236,13 +307,17 @@ def test_bf16_ring_gives_the_same_numbers(stash, monkeypatch):
         monkeypatch.setattr("brx.train.build.ring_matrix_dtype", lambda config: ring_dtype)
         return [result.loss.item() for result in run_engine(config, 12)[0]]
 
-    # Not of `none` and `predict`: an fp32 ring is cast in the forward pass, and the backward pass sees that old cast.
+    # Not of `none` and `predict`: an fp32 ring is cast in the forward pass, and the backward pass
+    # sees that old cast.
     assert (losses(torch.bfloat16) == losses(torch.float32)) == (stash == "exact")
 
 
 @pytest.mark.numerics
 def test_recomputed_activations_give_the_same_numbers():
-    configs = [make_config("pipedream", 4, "exact", 24, f"pipeline.recompute={on}") for on in ("true", "false")]
+    configs = [
+        make_config("pipedream", 4, "exact", 24, f"pipeline.recompute={on}")
+        for on in ("true", "false")
+    ]
     recomputed, plain = ([r.loss.item() for r in run_engine(config, 12)[0]] for config in configs)
     assert recomputed == plain
 

@@ -1,4 +1,5 @@
-"""Schedules over time: closed forms for the idle share, no idle time in the asynchronous one, delays as defined."""
+"""Schedules over time: closed forms for the idle share, no idle time in the asynchronous one,
+delays as defined."""
 
 import pytest
 from hypothesis import given
@@ -13,15 +14,23 @@ def rows(make, num_ranks, *arguments):
     return [list(make(rank, num_ranks, *arguments)) for rank in range(num_ranks)]
 
 
-@given(num_ranks=st.integers(1, 8), num_micro_batches=st.integers(1, 12), num_steps=st.integers(1, 3))
+@given(
+    num_ranks=st.integers(1, 8), num_micro_batches=st.integers(1, 12), num_steps=st.integers(1, 3)
+)
 @pytest.mark.parametrize("make", [schedule.gpipe, synchronous_1f1b])
-def test_idle_share_of_synchronous_schedules_is_the_closed_form(make, num_ranks, num_micro_batches, num_steps):
+def test_idle_share_of_synchronous_schedules_is_the_closed_form(
+    make, num_ranks, num_micro_batches, num_steps
+):
     timed = timeline(rows(make, num_ranks, num_micro_batches, num_steps))
-    assert schedule.bubble_share(timed) == pytest.approx((num_ranks - 1) / (num_micro_batches + num_ranks - 1))
+    assert schedule.bubble_share(timed) == pytest.approx(
+        (num_ranks - 1) / (num_micro_batches + num_ranks - 1)
+    )
 
 
 @pytest.mark.parametrize("num_ranks", range(1, 11))
-def test_asynchronous_pipeline_is_never_idle_once_full_and_has_the_delay_of_the_semantics(num_ranks):
+def test_asynchronous_pipeline_is_never_idle_once_full_and_has_the_delay_of_the_semantics(
+    num_ranks,
+):
     last = 4 * num_ranks + 4
     actions = rows(asynchronous_1f1b, num_ranks, 1, lambda: last)
     timed = timeline(actions)
@@ -32,13 +41,22 @@ def test_asynchronous_pipeline_is_never_idle_once_full_and_has_the_delay_of_the_
         for kind in "FBU":  # each micro-batch once, in order
             assert [a.number for a in row if a.kind == kind] == list(range(1, last + 1))
         for micro_batch in range(num_ranks, 3 * num_ranks + 1):
-            assert schedule.updates_between(row, micro_batch) == pipeline_delays(num_ranks)[rank].tau
+            assert (
+                schedule.updates_between(row, micro_batch) == pipeline_delays(num_ranks)[rank].tau
+            )
     for row in rows(synchronous_1f1b, num_ranks, 1, 3):
         assert schedule.updates_between(row, 2) == 0
 
 
 def test_action_text_is_torchs():
-    assert [str(a) for a in asynchronous_1f1b(1, 3, 1, lambda: 2)] == ["1F1", "1F2", "1B1", "1U1", "1B2", "1U2"]
+    assert [str(a) for a in asynchronous_1f1b(1, 3, 1, lambda: 2)] == [
+        "1F1",
+        "1F2",
+        "1B1",
+        "1U1",
+        "1B2",
+        "1U2",
+    ]
 
 
 def test_ranks_that_wait_for_each_other_are_told():

@@ -30,7 +30,11 @@ def small(*overrides):
 
 @pytest.mark.parametrize(
     ("preset", "overrides"),
-    [("paper-1b", []), ("paper-1b", ["pipeline.stash=predict"]), ("paper-moe-100m", ["runtime.precision=fp32"])],
+    [
+        ("paper-1b", []),
+        ("paper-1b", ["pipeline.stash=predict"]),
+        ("paper-moe-100m", ["runtime.precision=fp32"]),
+    ],
 )
 def test_rings_are_the_engines(preset, overrides):
     config = load_config(preset, overrides)
@@ -41,16 +45,21 @@ def test_rings_are_the_engines(preset, overrides):
         with torch.device("meta"):
             stage = Stage(config.model, config.data.vocabulary_size, blocks)
         delay, stash = pipeline_delays(num_stages)[index], config.pipeline.stash
-        versions = StageVersions(stage, index, delay, stash, lambda key, w: dtype if is_block_matrix(key) else w.dtype)
+        versions = StageVersions(
+            stage, index, delay, stash, lambda key, w: dtype if is_block_matrix(key) else w.dtype
+        )
         size = sum(weight.nbytes for weight in versions.newest.values())
         # The predictor keeps the average step and the weights before it.
         expected.append(versions.ring_bytes + (2 * size if stash == "predict" and delay.tau else 0))
-    assert [rank.rings for rank in plan_memory(config, "cuda", partition(num_stages, num_stages))] == expected
+    assert [
+        rank.rings for rank in plan_memory(config, "cuda", partition(num_stages, num_stages))
+    ] == expected
     (alone,) = plan_memory(config, "cuda", [range(num_stages)])
     assert [stage.rings for stage in alone.by_stage] == expected
 
 
-# What decides a peak, one after the other: rings, batch, precision, logits in one piece and in chunks, methods, modes.
+# What decides a peak, one after the other: rings, batch, precision, logits in one piece and in
+#     chunks, methods, modes.
 RUNS = [
     [],
     ["pipeline.stages=1"],
@@ -66,13 +75,29 @@ RUNS = [
     ["data.tokenizer=gpt2", "training.batch_size=2"],
     ["data.tokenizer=gpt2", "training.batch_size=16"],
     ["optimizer.method=nesterov"],
-    ["optimizer={method: basis-rotation, frequency: 2}", "logging.update_norms=false", "training.batch_size=1"],
-    ["optimizer={method: basis-rotation, frequency: 2, source: 1st, geometry: unilateral}", "runtime.precision=bf16"],
+    [
+        "optimizer={method: basis-rotation, frequency: 2}",
+        "logging.update_norms=false",
+        "training.batch_size=1",
+    ],
+    [
+        "optimizer={method: basis-rotation, frequency: 2, source: 1st, geometry: unilateral}",
+        "runtime.precision=bf16",
+    ],
     ["optimizer.method=delay-compensation"],
     ["optimizer.method=soap"],
-    ["logging.staleness_every=2", "pipeline.delay=7", "training.batch_size=1", "logging.update_norms=false"],
+    [
+        "logging.staleness_every=2",
+        "pipeline.delay=7",
+        "training.batch_size=1",
+        "logging.update_norms=false",
+    ],
     ["logging.staleness_every=5", "pipeline.accumulation=2", "runtime.precision=bf16"],
-    ["logging.staleness_every=5", "optimizer={method: basis-rotation, frequency: 5}", "training.batch_size=1"],
+    [
+        "logging.staleness_every=5",
+        "optimizer={method: basis-rotation, frequency: 5}",
+        "training.batch_size=1",
+    ],
 ]
 
 
@@ -80,11 +105,16 @@ RUNS = [
 def test_peak_is_within_ten_percent_of_the_measured_one(overrides):
     config = small(*overrides)
     (planned,) = plan_memory(config, "cpu")
-    # The first basis comes with update 2, its first refresh with update 4; by update 10 the probe has all older updates
-    # that it keeps.
-    is_probed, has_bases = config.logging.staleness_every is not None, config.optimizer.method == "basis-rotation"
+    # The first basis comes with update 2, its first refresh with update 4; by update 10 the probe
+    # has all older updates that it keeps.
+    is_probed, has_bases = (
+        config.logging.staleness_every is not None,
+        config.optimizer.method == "basis-rotation",
+    )
     iterations = 11 if is_probed else 5 if has_bases else 3
-    assert planned.peak == pytest.approx(measured_peak(config, torch.device("cpu"), iterations), rel=0.1)
+    assert planned.peak == pytest.approx(
+        measured_peak(config, torch.device("cpu"), iterations), rel=0.1
+    )
 
 
 class EchoChannel:
@@ -159,14 +189,18 @@ ROTATIONS = ["basis-rotation, geometry: unilateral", "basis-rotation, source: 1s
 @pytest.mark.parametrize(
     ("method", "mixture"),
     [(method, []) for method in [*METHODS, *ROTATIONS]]
-    + [(method, ["model.moe={experts: 4}"]) for method in ("pipedream", "soap", "muon", *ROTATIONS)],
+    + [
+        (method, ["model.moe={experts: 4}"]) for method in ("pipedream", "soap", "muon", *ROTATIONS)
+    ],
 )
 def test_optimizer_state_is_the_optimizers(method, mixture):
     config = small(f"optimizer={{method: {method}}}", "model.width=16", *mixture)
     stages = build_stages(config, torch.device("cpu"), range(4))
     updater = MethodUpdater(config, stages)
     (planned,) = plan_memory(config, "cpu")
-    for stage, memory, blocks in zip(stages, planned.by_stage, partition(config.model.blocks, 4), strict=True):
+    for stage, memory, blocks in zip(
+        stages, planned.by_stage, partition(config.model.blocks, 4), strict=True
+    ):
         assert memory.weights == sum(weight.nbytes for weight in stage.newest.values())
         shapes = {name: tuple(weight.shape) for name, weight in stage.newest.items()}
         assert stage_shapes(config.model, config.data.vocabulary_size, blocks) == shapes
@@ -178,10 +212,15 @@ def test_optimizer_state_is_the_optimizers(method, mixture):
         for one in updater.optimizers
         for state in one.state.values()
         for value in state.values()
-        for tensor in (value if isinstance(value, list) else [value])  # SOAP keeps lists, and plain numbers
-        if isinstance(tensor, torch.Tensor) and (tensor.ndim >= 2 or tensor.numel() > 8)  # not the counters
+        for tensor in (
+            value if isinstance(value, list) else [value]
+        )  # SOAP keeps lists, and plain numbers
+        if isinstance(tensor, torch.Tensor)
+        and (tensor.ndim >= 2 or tensor.numel() > 8)  # not the counters
     )
-    assert sum(stage.moments + stage.rotation for stage in planned.by_stage) == pytest.approx(held, rel=0.001)
+    assert sum(stage.moments + stage.rotation for stage in planned.by_stage) == pytest.approx(
+        held, rel=0.001
+    )
 
 
 def test_flops_are_those_that_torch_counts_and_ranks_share_all_of_them():
@@ -194,7 +233,9 @@ def test_flops_are_those_that_torch_counts_and_ranks_share_all_of_them():
     assert counter.get_total_flops() == stage_forward_flops(config, 256, range(4), 2)
     # Of a mixture the chosen experts count, and its router.
     mixture = config.model_copy(update={"moe": MoEConfig(experts=8, top_k=2, every=1)})
-    difference = stage_forward_flops(mixture, 256, range(4), 2) - stage_forward_flops(config, 256, range(4), 2)
+    difference = stage_forward_flops(mixture, 256, range(4), 2) - stage_forward_flops(
+        config, 256, range(4), 2
+    )
     assert difference == 4 * 128 * (2 * 8 * 32**2 + 2 * 8 * 32)
     config = load_config("paper-1b", ["optimizer.method=basis-rotation", "pipeline.devices=6"])
     parts = [rank_flops(config, own) for own in partition(24, 6)]
@@ -204,12 +245,17 @@ def test_flops_are_those_that_torch_counts_and_ranks_share_all_of_them():
 
 @pytest.mark.parametrize("source", ["2nd", "1st"])
 def test_sides_above_max_dim_are_not_planned(source):
-    # An MLP matrix of width 8,192: BasisRotation rotates sides up to 16,384, as its constructor has it.
-    kept = rotation(small(f"optimizer={{method: basis-rotation, source: {source}}}").optimizer, (32_768, 8192))
+    # An MLP matrix of width 8,192: BasisRotation rotates sides up to 16,384, as its constructor has
+    #     it.
+    kept = rotation(
+        small(f"optimizer={{method: basis-rotation, source: {source}}}").optimizer, (32_768, 8192)
+    )
     assert (kept.sides, kept.bases) == ((8192,), 8192**2)
     assert kept.covariances == (8192**2 if source == "2nd" else 0)
     config = small("optimizer={method: basis-rotation}")
     shapes = {"blocks.0.mlp.up.weight": (32_768, 8192)}
     product = 2 * 32_768 * 8192 * 8192
-    assert method_flops(config, shapes) == pytest.approx(3 * product + (2 * product + 7 * 8192**3) / 10)
+    assert method_flops(config, shapes) == pytest.approx(
+        3 * product + (2 * product + 7 * 8192**3) / 10
+    )
     assert sum(optimizer_bytes(config, shapes)) == 4 * (2 * 32_768 * 8192 + 2 * 8192**2)

@@ -1,4 +1,5 @@
-"""A run on its devices: what plan and verdict say of it agrees; memory against measured peaks; closed forms."""
+"""A run on its devices: what plan and verdict say of it agrees; memory against measured peaks;
+closed forms."""
 
 import json
 import re
@@ -35,28 +36,40 @@ def test_synchronous_memory_depends_on_nothing_that_is_for_delays():
 
 
 # Mostly activations, or mostly weights.
-@pytest.mark.parametrize(("name", "precision", "width", "batch"), [("GPipe", "bf16", 128, 2), ("1F1B", "fp32", 64, 8)])
+@pytest.mark.parametrize(
+    ("name", "precision", "width", "batch"), [("GPipe", "bf16", 128, 2), ("1F1B", "fp32", 64, 8)]
+)
 def test_synchronous_memory_is_that_of_a_naive_pipeline(name, precision, width, batch):
     settings = [f"model.width={width}", "model.blocks=8", f"runtime.precision={precision}"]
     settings += ["runtime.device=cpu", "logging.update_norms=false"]
     planned = memory_by_schedule(small(*settings, f"training.batch_size={8 * batch}"), 4, 8)[name]
     config = small(*settings, f"training.batch_size={batch}")
-    peaks = [peak_during(lambda rank=rank: train_naively(config, rank, name), torch.device("cpu")) for rank in range(4)]
+    peaks = [
+        peak_during(lambda rank=rank: train_naively(config, rank, name), torch.device("cpu"))
+        for rank in range(4)
+    ]
     assert planned == pytest.approx(max(peaks), rel=0.1)
 
 
 def train_naively(config, rank, name):
-    """Two updates of 8 micro-batches on one of 4 ranks: nothing of brx but the stage and the order of passes."""
-    stage = Stage(config.model, config.data.vocabulary_size, partition(config.model.blocks, 4)[rank])
+    """Two updates of 8 micro-batches on one of 4 ranks: nothing of brx but the stage and the order
+    of passes."""
+    stage = Stage(
+        config.model, config.data.vocabulary_size, partition(config.model.blocks, 4)[rank]
+    )
     weights = list(stage.parameters())
     optimizer = torch.optim.AdamW(weights)
-    tokens = torch.zeros(config.training.batch_size, config.model.sequence_length, dtype=torch.int64)
+    tokens = torch.zeros(
+        config.training.batch_size, config.model.sequence_length, dtype=torch.int64
+    )
     dtype = torch.bfloat16 if config.runtime.precision == "bf16" else torch.float32
     outputs, gradients = {}, None
     with torch.autocast("cpu", torch.bfloat16, enabled=config.runtime.precision == "bf16"):
         for action in SYNCHRONOUS[name].actions(rank, 4, 8, 2):
             if action.kind == "F":
-                received = torch.zeros(*tokens.shape, config.model.width, dtype=dtype, requires_grad=True)
+                received = torch.zeros(
+                    *tokens.shape, config.model.width, dtype=dtype, requires_grad=True
+                )
                 output = stage(tokens if rank == 0 else received, tokens if rank == 3 else None)
                 outputs[action.number] = output.loss if rank == 3 else output.stream
                 del received, output
@@ -98,10 +111,13 @@ def always_measured(methods, delay):
 
 
 def test_verdict_and_plan_agree_row_by_row(printed):
-    """Each row of a verdict, with its own memory and time, is what `brx plan` prints of that run."""
+    """Each row of a verdict, with its own memory and time, is what `brx plan` prints of that
+    run."""
     config = load_config("paper-95m")
     for num_stages, num_micro_batches in ((16, 1), (24, 4)):
-        run = PlannedRun(config, throughput=1e14, bandwidth=5e9).split(num_stages, num_micro_batches)
+        run = PlannedRun(config, throughput=1e14, bandwidth=5e9).split(
+            num_stages, num_micro_batches
+        )
         asked = Question(3.0, num_stages, num_micro_batches, run)
         verdict = answer(always_measured(METHODS, asked.delay), asked)
         assert {option.method for option in verdict.asynchronous} == set(METHODS)
@@ -126,16 +142,26 @@ def test_transfers_are_those_of_the_cut():
     times = {}
     for bandwidth in (None, 1e9, 0.5e9):
         run = PlannedRun(config, throughput=1e14, bandwidth=bandwidth).split(32, 8)
-        times[bandwidth] = next(cut for cut in run.synchronous({}, None) if cut.schedule == "1F1B").time * run.unit
-    # Down and up through 32 devices, the activations of 512 positions of width 384 in bf16 from each to the next.
-    assert (times[0.5e9] - times[1e9]) / 1e14 == pytest.approx(2 * 31 * 2 * 512 * 384 / 1e9, rel=0.5)
+        times[bandwidth] = (
+            next(cut for cut in run.synchronous({}, None) if cut.schedule == "1F1B").time * run.unit
+        )
+    # Down and up through 32 devices, the activations of 512 positions of width 384 in bf16 from
+    # each to the next.
+    assert (times[0.5e9] - times[1e9]) / 1e14 == pytest.approx(
+        2 * 31 * 2 * 512 * 384 / 1e9, rel=0.5
+    )
     assert times[1e9] > times[None]
 
 
 def test_replicas_hold_and_update_the_whole_model():
-    run = PlannedRun(load_config("paper-95m", ["optimizer.method=basis-rotation"]), throughput=1e14).split(8, 8)
+    run = PlannedRun(
+        load_config("paper-95m", ["optimizer.method=basis-rotation"]), throughput=1e14
+    ).split(8, 8)
     copies = run.replicas({}, None, LocalSteps(16, 3.0))
-    alone = load_config("paper-95m", ["optimizer.method=basis-rotation", "training.batch_size=1", "pipeline.stages=1"])
+    alone = load_config(
+        "paper-95m",
+        ["optimizer.method=basis-rotation", "training.batch_size=1", "pipeline.stages=1"],
+    )
     assert copies.memory == plan_memory(alone, "cuda")[0].peak
     assert copies.time == pytest.approx(1 + 3 / 16 + update_flops(run.config, range(8)) / run.unit)
     assert run.replicas({}, 0.1, LocalSteps(1, 0.0)).time == pytest.approx(1.8)
@@ -149,28 +175,49 @@ def test_the_synchronous_rival_is_the_best_cut_of_the_same_examples():
     cuts = list(run.synchronous({}, None))
     assert [cut.time for cut in cuts] == pytest.approx(sorted(cut.time for cut in cuts))
     assert {cut.num_micro_batches for cut in cuts} == {1, 2, 4, 8, 16, 32, 64}
-    hours, synchronous = (float(hours) for hours in re.findall(r"([\d.e+]+) h", " ".join(time_lines(run))))
-    assert synchronous == pytest.approx(hours * cuts[0].time / run.asynchronous({}, None).time, rel=0.01)
-    few = replace(run, memory=min(cut.memory for cut in cuts))  # in less memory, another one; in none, none
-    assert next(cut.schedule for cut in cuts if cut.memory == few.memory) in " ".join(time_lines(few))
+    hours, synchronous = (
+        float(hours) for hours in re.findall(r"([\d.e+]+) h", " ".join(time_lines(run)))
+    )
+    assert synchronous == pytest.approx(
+        hours * cuts[0].time / run.asynchronous({}, None).time, rel=0.01
+    )
+    few = replace(
+        run, memory=min(cut.memory for cut in cuts)
+    )  # in less memory, another one; in none, none
+    assert next(cut.schedule for cut in cuts if cut.memory == few.memory) in " ".join(
+        time_lines(few)
+    )
     assert "No synchronous cut" in time_lines(replace(run, memory=1e6))[-1]
 
 
 def test_uneven_cuts_are_named_with_even_ones():
     def uneven(*settings):
-        return PlannedRun(load_config("paper-1b", [f"pipeline.{setting}" for setting in settings])).uneven
+        return PlannedRun(
+            load_config("paper-1b", [f"pipeline.{setting}" for setting in settings])
+        ).uneven
 
     assert uneven("devices=6") is None
-    assert uneven("devices=16") == "The cut is uneven: 1 or 2 blocks per device; 12 or 24 device(s) would be even."
+    assert (
+        uneven("devices=16")
+        == "The cut is uneven: 1 or 2 blocks per device; 12 or 24 device(s) would be even."
+    )
     # Devices hold whole stages: five of 4, 5, 5, 5, 5 blocks are even nowhere but on one device.
-    assert uneven("stages=5", "devices=5") == "The cut is uneven: 4 or 5 blocks per device; 1 device(s) would be even."
+    assert (
+        uneven("stages=5", "devices=5")
+        == "The cut is uneven: 4 or 5 blocks per device; 1 device(s) would be even."
+    )
 
 
 def test_stage_counts_by_hand():
     model = ModelShape("tiny", hidden=10, heads=2, params_per_block=1000, blocks=7)
     # 16 1000 + 34 100 3 10 + 5 3 2 100^2
     assert block_memory(model, sequence_length=100, batch_size=3) == 16_000 + 102_000 + 300_000
-    for memory, expected in ((418_000, "7"), (417_999, ">= 14"), (3 * 418_000, "3"), (100 * 418_000, "1")):
+    for memory, expected in (
+        (418_000, "7"),
+        (417_999, ">= 14"),
+        (3 * 418_000, "3"),
+        (100 * 418_000, "1"),
+    ):
         assert stage_count(model, memory, 100, 3) == expected
 
 
@@ -183,21 +230,33 @@ def test_numbers_of_the_papers_main_run():
         "second moment's memory, 1 / (1 - beta2), / T": 1000 / 244141,
         "lr x weight decay x T": 2.44,
     }
-    numbers = dimensionless(load_config("paper-95m", ["optimizer.lr=1e-3", "training.iterations=244141"]))
+    numbers = dimensionless(
+        load_config("paper-95m", ["optimizer.lr=1e-3", "training.iterations=244141"])
+    )
     assert {name: numbers[name] for name in expected} == pytest.approx(expected, rel=5e-3)
     # Tau is in updates, and what a run does not have is absent.
-    delayed = dimensionless(load_config("quick", ["pipeline.stages=4", "pipeline.delay=8", "pipeline.accumulation=4"]))
+    delayed = dimensionless(
+        load_config("quick", ["pipeline.stages=4", "pipeline.delay=8", "pipeline.accumulation=4"])
+    )
     undelayed = dimensionless(load_config("quick", ["pipeline.stages=1", "optimizer.method=scion"]))
     assert delayed["tau / T"] == pytest.approx(2 / load_config("quick").training.iterations)
-    assert [undelayed[name] for name in ("tau / T", "warm-up / tau", "second moment's memory / tau")] == [None] * 3
+    assert [
+        undelayed[name] for name in ("tau / T", "warm-up / tau", "second moment's memory / tau")
+    ] == [None] * 3
 
 
-@pytest.mark.parametrize(("factor", "marked"), [(2.9, []), (3.1, ["lr x width", "lr x weight decay x T"])])
-def test_only_what_is_beyond_a_factor_of_three_is_marked_and_the_papers_run_is_the_default(factor, marked, printed):
+@pytest.mark.parametrize(
+    ("factor", "marked"), [(2.9, []), (3.1, ["lr x width", "lr x weight decay x T"])]
+)
+def test_only_what_is_beyond_a_factor_of_three_is_marked_and_the_papers_run_is_the_default(
+    factor, marked, printed
+):
     ours, like = (load_config("quick", [f"optimizer.lr={lr}"]) for lr in (1e-3 * factor, 1e-3))
     table = similarity_table(ours, like, ("a", "b")).set_index("")
     assert list(table.index[table["> 3 x"] == "<-"]) == marked
-    table = similarity_table(load_config("quick", ["optimizer.weight_decay=0"]), like, ("a", "b")).set_index("")
+    table = similarity_table(
+        load_config("quick", ["optimizer.weight_decay=0"]), like, ("a", "b")
+    ).set_index("")
     assert list(table.index[table["> 3 x"] == "<-"]) == ["lr x weight decay x T"]
     shown = printed("similarity", "laptop", "--set", "pipeline.delay.like=32", "--format", "json")
     rows = {row[""]: row for row in json.loads(shown)}

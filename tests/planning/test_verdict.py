@@ -15,14 +15,26 @@ from brx.planning.verdict import (
     seed_spread,
     update_costs,
 )
-from brx.planning.verdict_text import long_text, option_slowdown, option_table, sentence, verdict_text
+from brx.planning.verdict_text import (
+    long_text,
+    option_slowdown,
+    option_table,
+    sentence,
+    verdict_text,
+)
 from brx.runs.time_to_loss import Experiment, Measurements
 
 
 def experiment(method, delay, to_losses, **others):
     """Iterations to the losses 3.02, 3.0, 2.98, of one seed or several."""
     rows = [row if isinstance(row, list) else [row] for row in to_losses]
-    usual = {"settings": {}, "lr": 0.1, "num_rates": 3, "seconds": 1.0, "seeds": list(range(len(rows[0])))}
+    usual = {
+        "settings": {},
+        "lr": 0.1,
+        "num_rates": 3,
+        "seconds": 1.0,
+        "seeds": list(range(len(rows[0]))),
+    }
     return Experiment(method=method, delay=delay, iterations=rows, **usual | others)
 
 
@@ -51,9 +63,17 @@ def test_time_is_iterations_by_idle_time_and_cost():
     assert asynchronous.method == "pipedream"
     assert asynchronous.time == pytest.approx(200)
     assert [option.method for option in verdict.synchronous] == ["muon", "pipedream"]
-    bubbles = {"GPipe": 3, "1F1B": 3, "interleaved 1F1B": 3, "zero-bubble H1": 2, "zero-bubble H2": 2}
+    bubbles = {
+        "GPipe": 3,
+        "1F1B": 3,
+        "interleaved 1F1B": 3,
+        "zero-bubble H1": 2,
+        "zero-bubble H2": 2,
+    }
     times = {option.cut.schedule: option.time for option in verdict.schedules}
-    assert times == {name: pytest.approx(80 * (1 + bubble + 0.5)) for name, bubble in bubbles.items()}
+    assert times == {
+        name: pytest.approx(80 * (1 + bubble + 0.5)) for name, bubble in bubbles.items()
+    }
     assert verdict.advantage == pytest.approx(80 * 3.5 / 200)
     assert asynchronous.slowdown.ratio == pytest.approx(2)
     assert verdict.break_even(asynchronous) == pytest.approx(80 * 3.5 / 100)
@@ -62,17 +82,22 @@ def test_time_is_iterations_by_idle_time_and_cost():
 
 def test_the_synchronous_side_splits_the_same_examples_as_it_likes():
     split = answer(MEASURED, asked(3.0, 4, 1, examples=16))
-    # ZB-V and zero-bubble H2 have no bubble from 2 P - 1 micro-batches on; of equal times, the larger micro-batches.
+    # ZB-V and zero-bubble H2 have no bubble from 2 P - 1 micro-batches on; of equal times, the
+    # larger micro-batches.
     assert split.rival.cut[:3] == ("zero-bubble H2", 8, pytest.approx(1.0))
     assert {option.cut.schedule for option in split.schedules} >= {"ZB-V", "DualPipeV"}
     assert split.asynchronous[0].time == pytest.approx(200)
 
 
 def test_interpolation_is_linear_in_the_logarithm_between_neighbours_of_the_seeds_that_both_have():
-    (option,) = answer(MEASURED, asked(3.0, 31, 10)).asynchronous  # delays count in updates: as of P = 4, M = 1
+    (option,) = answer(
+        MEASURED, asked(3.0, 31, 10)
+    ).asynchronous  # delays count in updates: as of P = 4, M = 1
     assert option.num_iterations == pytest.approx(200)
     pipedream = [one for one in MEASURED.experiments if one.method == "pipedream"]
-    between = iterations_at(MEASURED, pipedream, 7.0, 3.0)  # 1 + 7 is the geometric mean of 1 + 3 and 1 + 15
+    between = iterations_at(
+        MEASURED, pipedream, 7.0, 3.0
+    )  # 1 + 7 is the geometric mean of 1 + 3 and 1 + 15
     assert between.mean == pytest.approx((200 + 900) / 2)
     assert (between.delays, between.num_rates) == ((3.0, 15.0), 1)
     assert iterations_at(MEASURED, pipedream, 16.0, 3.0) is None
@@ -109,8 +134,13 @@ def test_default_losses_are_adamws_and_the_lowest_at_this_delay():
     assert losses_to_ask(measured, 3) == [2.98]
     assert losses_to_ask(MEASURED, 31) == [2.98]  # muon alone
     assert losses_to_ask(MEASURED, 500) == [2.98]  # nobody: those of the longest delay
-    too_slow = of(experiment("pipedream", 0, [90, 100, 110]), experiment("pipedream", 3, [None, None, None]))
-    with pytest.raises(UserError, match=r"^--loss: needed, since no run falls to 3\.02 nats under the longest delay"):
+    too_slow = of(
+        experiment("pipedream", 0, [90, 100, 110]), experiment("pipedream", 3, [None, None, None])
+    )
+    with pytest.raises(
+        UserError,
+        match=r"^--loss: needed, since no run falls to 3\.02 nats under the longest delay",
+    ):
         losses_to_ask(too_slow, 3)
 
 
@@ -130,7 +160,9 @@ def test_costs_are_relative_to_adamw_at_as_many_micro_batches():
 
 
 def fresh_and_delayed(fresh, delayed, method="pipedream"):
-    return of(*(experiment(method, delay, [seeds] * 3) for delay, seeds in ((0, fresh), (3, delayed))))
+    return of(
+        *(experiment(method, delay, [seeds] * 3) for delay, seeds in ((0, fresh), (3, delayed)))
+    )
 
 
 # The break-even is 3. A slowdown below 1 is no gain: the advantage is of the schedules alone.
@@ -138,10 +170,34 @@ def fresh_and_delayed(fresh, delayed, method="pipedream"):
     ("fresh", "delayed", "advantage", "slowdown", "said"),
     [
         ([100], [50], 3.0, "0.50 (one seed)", "Asynchronous wins: "),
-        ([100], [250], 1.2, "2.50 (one seed)", "Asynchronous wins: pipedream is 1.20 times as fast (one seed) as"),
-        ([100] * 2, [240, 340], 1.05, "2.86 [", "A tie, within noise: asynchronous pipedream is 1.05 ["),
-        ([100] * 2, [250, 252], 1.195, "2.51 [2.39, 2.64]", "Asynchronous wins: pipedream is 1.20 [1.14, 1.26] times"),
-        ([100] * 2, [500, 505], 0.597, "5.02 [", "Synchronous wins: zero-bubble H1 with pipedream is 1.67 [1."),
+        (
+            [100],
+            [250],
+            1.2,
+            "2.50 (one seed)",
+            "Asynchronous wins: pipedream is 1.20 times as fast (one seed) as",
+        ),
+        (
+            [100] * 2,
+            [240, 340],
+            1.05,
+            "2.86 [",
+            "A tie, within noise: asynchronous pipedream is 1.05 [",
+        ),
+        (
+            [100] * 2,
+            [250, 252],
+            1.195,
+            "2.51 [2.39, 2.64]",
+            "Asynchronous wins: pipedream is 1.20 [1.14, 1.26] times",
+        ),
+        (
+            [100] * 2,
+            [500, 505],
+            0.597,
+            "5.02 [",
+            "Synchronous wins: zero-bubble H1 with pipedream is 1.67 [1.",
+        ),
     ],
 )
 def test_intervals_over_seeds_decide_what_is_a_tie(fresh, delayed, advantage, slowdown, said):
@@ -152,7 +208,8 @@ def test_intervals_over_seeds_decide_what_is_a_tie(fresh, delayed, advantage, sl
 
 
 def test_one_seed_has_the_noise_of_the_others():
-    # 1.2 times as fast by one seed: decided if seeds differ by 5 % as is assumed, not if others show 20 %.
+    # 1.2 times as fast by one seed: decided if seeds differ by 5 % as is assumed, not if others
+    # show 20 %.
     alone = fresh_and_delayed([100], [250])
     assert seed_spread(alone, 3.0) == ASSUMED_SPREAD
     other = experiment("muon", 31, [[1000 / 1.2, 1000 * 1.2]] * 3)
@@ -162,27 +219,46 @@ def test_one_seed_has_the_noise_of_the_others():
 
 
 def test_between_methods_the_noise_of_both_counts():
-    steady = [experiment("pipedream", delay, [[iterations] * 2] * 3) for delay, iterations in ((0, 90), (3, 900))]
-    noisy = [experiment("muon", delay, [[50 * slowdown, 200 * slowdown]] * 3) for delay, slowdown in ((0, 1), (3, 1.1))]
+    steady = [
+        experiment("pipedream", delay, [[iterations] * 2] * 3)
+        for delay, iterations in ((0, 90), (3, 900))
+    ]
+    noisy = [
+        experiment("muon", delay, [[50 * slowdown, 200 * slowdown]] * 3)
+        for delay, slowdown in ((0, 1), (3, 1.1))
+    ]
     verdict = answer(of(*steady, *noisy), asked(3.0, 4, 1))
     best, rival = verdict.asynchronous[0], verdict.rival
     assert (best.method, rival.method) == ("muon", "pipedream")
-    assert best.paired_noise == pytest.approx(0.0, abs=1e-9)  # delay slows each seed alike, but seeds differ
+    assert best.paired_noise == pytest.approx(
+        0.0, abs=1e-9
+    )  # delay slows each seed alike, but seeds differ
     assert verdict.noise == pytest.approx(math.hypot(best.noise, rival.noise))
 
 
 def test_replicas_are_a_third_rival():
-    cheap, dear = (answer(MEASURED, asked(3.0, 4, 1, local=LocalSteps(10, cost, slowdown=1.1))) for cost in (1.0, 50.0))
+    cheap, dear = (
+        answer(MEASURED, asked(3.0, 4, 1, local=LocalSteps(10, cost, slowdown=1.1)))
+        for cost in (1.0, 50.0)
+    )
     times = {option.method: option.time for option in cheap.replicas}
-    # Every replica updates the whole model: muon's 50 % are four times as much as on a quarter of it.
-    assert times == {"pipedream": pytest.approx(110 * 1.1), "muon": pytest.approx(88 * (1 + 4 * 0.5 + 0.1))}
-    assert sentence(cheap).startswith("Replicas win: replicas with pipedream is 1.65 times as fast (one seed) as")
+    # Every replica updates the whole model: muon's 50 % are four times as much as on a quarter of
+    #     it.
+    assert times == {
+        "pipedream": pytest.approx(110 * 1.1),
+        "muon": pytest.approx(88 * (1 + 4 * 0.5 + 0.1)),
+    }
+    assert sentence(cheap).startswith(
+        "Replicas win: replicas with pipedream is 1.65 times as fast (one seed) as"
+    )
     assert dear.rival.cut.schedule == "zero-bubble H1"
     assert sentence(dear).startswith("Asynchronous wins")
     assert "Replicas, at best with pipedream, take" in verdict_text([dear], MEASURED, None)
 
 
-ONLY_DELAYED = MEASURED.model_copy(update={"experiments": [one for one in MEASURED.experiments if one.delay]})
+ONLY_DELAYED = MEASURED.model_copy(
+    update={"experiments": [one for one in MEASURED.experiments if one.delay]}
+)
 NEVER_THERE = of(experiment("pipedream", 0, [90, None, None]))
 
 
@@ -205,10 +281,26 @@ class Devices(EqualStages):
     ("measurements", "fitting", "reason"),
     [
         (MEASURED, (), "no schedule fits into the memory of a device."),
-        (MEASURED, ("asynchronous",), "no synchronous schedule fits into the memory of a device, the asynchronous one"),
-        (MEASURED, ("synchronous",), "no asynchronous method fits into the memory of a device, zero-bubble H1 with"),
-        (ONLY_DELAYED, ("asynchronous", "synchronous"), "none of the runs is without delay; runs with pipeline.stages"),
-        (NEVER_THERE, ("asynchronous", "synchronous"), "no run without delay reaches this loss; ask for a higher"),
+        (
+            MEASURED,
+            ("asynchronous",),
+            "no synchronous schedule fits into the memory of a device, the asynchronous one",
+        ),
+        (
+            MEASURED,
+            ("synchronous",),
+            "no asynchronous method fits into the memory of a device, zero-bubble H1 with",
+        ),
+        (
+            ONLY_DELAYED,
+            ("asynchronous", "synchronous"),
+            "none of the runs is without delay; runs with pipeline.stages",
+        ),
+        (
+            NEVER_THERE,
+            ("asynchronous", "synchronous"),
+            "no run without delay reaches this loss; ask for a higher",
+        ),
     ],
 )
 def test_without_a_verdict_it_says_why(measurements, fitting, reason, monkeypatch):
@@ -221,17 +313,26 @@ def test_without_a_verdict_it_says_why(measurements, fitting, reason, monkeypatc
 
 
 def test_one_method_that_fits_is_enough(monkeypatch):
-    monkeypatch.setattr(Devices, "_sized", lambda _, cut, kind: cut._replace(memory=9.0 if cut.time > 5 else 1.0))
+    monkeypatch.setattr(
+        Devices, "_sized", lambda _, cut, kind: cut._replace(memory=9.0 if cut.time > 5 else 1.0)
+    )
     verdict = answer(MEASURED, Question(3.0, 4, 1, Devices(4, 1, 1, memory=5.0), {"muon": 10.0}))
-    assert [option.method for option in verdict.synchronous] == ["pipedream"]  # muon, too large, is asked last
+    assert [option.method for option in verdict.synchronous] == [
+        "pipedream"
+    ]  # muon, too large, is asked last
     assert verdict.has_cuts
 
 
 def test_it_says_who_wins_why_and_what_is_not_measured():
     text = verdict_text([answer(MEASURED, asked(3.0, 4, 1))], MEASURED, None)
-    assert "Asynchronous wins: pipedream is 1.40 times as fast (one seed) as zero-bubble H1 with muon." in text
+    assert (
+        "Asynchronous wins: pipedream is 1.40 times as fast (one seed) as zero-bubble H1 with muon."
+        in text
+    )
     assert "slowdown is below 2.80; measured: 2.00 (one seed), at delays up to 3 updates." in text
-    assert "no run measures a slowdown at delays up to 63 updates" in sentence(answer(MEASURED, asked(3.0, 64, 1)))
+    assert "no run measures a slowdown at delays up to 63 updates" in sentence(
+        answer(MEASURED, asked(3.0, 64, 1))
+    )
     text = long_text(answer(MEASURED, asked(3.0, 4, 1, costs={"muon": 0.25})), None)
     assert "  measured only at 0 and 31: muon" in text
     assert "muon 25% (given), pipedream 0%, what is not given by the pace of these runs" in text

@@ -7,14 +7,22 @@ import pytest
 from brx.curvature.effective_delay import effective_delay
 from brx.curvature.norm_result import STRATEGY_SPACES
 from brx.curvature.oscillation import Oscillation, Track
-from brx.plot.curvature import draw_effective_delay, draw_norms, draw_oscillation, draw_strategy_norms
+from brx.plot.curvature import (
+    draw_effective_delay,
+    draw_norms,
+    draw_oscillation,
+    draw_strategy_norms,
+)
 from tests.curvature.helpers import norm_result
 
 
 def norm(seed, value, space="original", method="pipedream", stages=4, squares=(1.0,) * 6):
-    """A measurement of a model of four blocks and as many parameters as groups, with an error of a tenth."""
+    """A measurement of a model of four blocks and as many parameters as groups, with an error of a
+    tenth."""
     run = f"{method}-p{stages}-s{seed}"
-    return norm_result(run, method, stages, 10, space, 6, 6 * value, squares, standard_error=0.6 * value)
+    return norm_result(
+        run, method, stages, 10, space, 6, 6 * value, squares, standard_error=0.6 * value
+    )
 
 
 @pytest.fixture
@@ -22,7 +30,9 @@ def drawn(monkeypatch):
     """The figures that would have been saved, and what stands beside them."""
     saved = []
     draw = "brx.plot.curvature.save"
-    monkeypatch.setattr(draw, lambda figure, _, caption, **rest: saved.append((figure, str(rest["details"]))) or [])
+    monkeypatch.setattr(
+        draw, lambda figure, _, caption, **rest: saved.append((figure, str(rest["details"]))) or []
+    )
     return saved
 
 
@@ -36,12 +46,18 @@ def test_seeds_of_one_method_and_depth_stand_side_by_side(drawn, tmp_path):
     assert labels == ["PipeDream\nP = 1", "PipeDream\nP = 4", "Basis rotation\nP = 4"]
     drawn_at = [tuple(bar.lines[0].get_xydata()[0]) for bar in axes.containers]
     assert len({x for x, _ in drawn_at}) == len(results)  # none over another
-    assert sorted(y for _, y in drawn_at) == pytest.approx(sorted(result.normalized for result in results))
+    assert sorted(y for _, y in drawn_at) == pytest.approx(
+        sorted(result.normalized for result in results)
+    )
     assert details.count("pipedream-p1-s") == 3
 
 
 def test_strategies_are_means_and_ranges_over_seeds(drawn, tmp_path):
-    results = [norm(seed, value, space) for seed, value in enumerate((1.0, 4.0)) for space in STRATEGY_SPACES]
+    results = [
+        norm(seed, value, space)
+        for seed, value in enumerate((1.0, 4.0))
+        for space in STRATEGY_SPACES
+    ]
     alone = [norm(0, 1.0, space, stages=1) for space in STRATEGY_SPACES]
     draw_strategy_norms([*results, *alone], None, tmp_path / "figure")
     several, single = drawn[0][0].axes[0].containers
@@ -54,21 +70,37 @@ def test_strategies_are_means_and_ranges_over_seeds(drawn, tmp_path):
 
 def test_effective_delays_are_means_over_seeds(drawn, tmp_path):
     by_seed = [norm(0, 1.0, squares=(0, 5, 0, 0, 0, 0)), norm(1, 1.0, squares=(0, 0, 0, 0, 2, 3))]
-    curves = [(result, [effective_delay(result, stages) for stages in (1, 2, 4)]) for result in by_seed]
-    point = dict.fromkeys(("tau", "error", "norm", "product", "lr"), 2.0) | {"method": "pipedream", "profile": "4 x 8"}
+    curves = [
+        (result, [effective_delay(result, stages) for stages in (1, 2, 4)]) for result in by_seed
+    ]
+    point = dict.fromkeys(("tau", "error", "norm", "product", "lr"), 2.0) | {
+        "method": "pipedream",
+        "profile": "4 x 8",
+    }
     point |= {"ratio": 3.0, "low": 2.5, "high": 4.0, "is_censored": False}
     draw_effective_delay(curves, pd.DataFrame([point]), tmp_path / "figure")
     [(figure, _)] = drawn
     assert figure.axes[1].containers[0].lines[0].get_xydata().tolist() == [[2.0, 3.0]]
-    (bars,) = figure.axes[0].containers  # one curve of both seeds: all curvature in the first stage, or in the last
+    (bars,) = figure.axes[
+        0
+    ].containers  # one curve of both seeds: all curvature in the first stage, or in the last
     assert bars.lines[0].get_xydata().tolist() == [[2, 0.5], [4, 0.5]]
 
 
 def test_updates_are_counted_from_one_and_the_legend_has_the_methods_of_all_rows(drawn, tmp_path):
-    known = {"run": "a", "iteration": 9, "eigenvalue": 1.0, "residual": 0.0, "num_power_iterations": 1}
+    known = {
+        "run": "a",
+        "iteration": 9,
+        "eigenvalue": 1.0,
+        "residual": 0.0,
+        "num_power_iterations": 1,
+    }
     known |= dict.fromkeys(("dominant", "random"), Track.of([1.0, -1.0], total=1.0))
     of_both = (("pipedream", 1), ("basis-rotation", 4))
-    draw_oscillation([Oscillation(**known, method=method, num_stages=P) for method, P in of_both], tmp_path / "figure")
+    draw_oscillation(
+        [Oscillation(**known, method=method, num_stages=P) for method, P in of_both],
+        tmp_path / "figure",
+    )
     figure = drawn[0][0]
     assert [text.get_text() for text in figure.legends[0].texts] == ["PipeDream", "Basis rotation"]
     assert figure.axes[0].lines[0].get_xdata().tolist() == [1, 2]

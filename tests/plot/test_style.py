@@ -8,23 +8,44 @@ from matplotlib.colors import to_rgb
 
 from brx.plot.style import METHOD_LOOKS, look_of
 
-# Machado, Oliveira and Fernandes (2009): what linear RGB becomes to the eyes of somebody without one kind of cone.
-WITHOUT_RED = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
-WITHOUT_GREEN = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+# Machado, Oliveira and Fernandes (2009): what linear RGB becomes to the eyes of somebody without
+# one kind of cone.
+WITHOUT_RED = [
+    [0.152286, 1.052583, -0.204868],
+    [0.114503, 0.786281, 0.099216],
+    [-0.003882, -0.048116, 1.051998],
+]
+WITHOUT_GREEN = [
+    [0.367322, 0.860646, -0.227968],
+    [0.280085, 0.672501, 0.047413],
+    [-0.011820, 0.042940, 0.968881],
+]
 
 
 def lab(color):
     """CIELAB of linear RGB in [0, 1], white point D65."""
-    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    to_xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    )
     x, y, z = np.cbrt(to_xyz @ np.clip(color, 0, 1) / [0.9505, 1.0, 1.089])
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-@pytest.mark.parametrize("eyes", [np.eye(3), WITHOUT_RED, WITHOUT_GREEN], ids=["all cones", "no red", "no green"])
+@pytest.mark.parametrize(
+    "eyes", [np.eye(3), WITHOUT_RED, WITHOUT_GREEN], ids=["all cones", "no red", "no green"]
+)
 def test_methods_can_be_told_apart_by_colour(eyes):
-    together = [method for method in METHOD_LOOKS if method != "basis-rotation reversed"]  # drawn beside two alone
+    together = [
+        method for method in METHOD_LOOKS if method != "basis-rotation reversed"
+    ]  # drawn beside two alone
     srgb = [np.array(to_rgb(look_of(method).color)) for method in together]
-    seen = [lab(np.array(eyes) @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)) for rgb in srgb]
-    distances = {pair: np.linalg.norm(seen[pair[0]] - seen[pair[1]]) for pair in combinations(range(len(seen)), 2)}
+    seen = [
+        lab(np.array(eyes) @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4))
+        for rgb in srgb
+    ]
+    distances = {
+        pair: np.linalg.norm(seen[pair[0]] - seen[pair[1]])
+        for pair in combinations(range(len(seen)), 2)
+    }
     closest = min(distances, key=distances.get)
     assert distances[closest] > 15, [together[place] for place in closest]

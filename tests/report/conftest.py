@@ -8,7 +8,8 @@ from tests.report.helpers import EVIL_NAME, write_run
 
 @pytest.fixture(scope="package")
 def runs(tmp_path_factory):
-    """Two methods at P = 1 and 32, a learning rate that was not chosen, a failed run, and one with an evil name."""
+    """Two methods at P = 1 and 32, a learning rate that was not chosen, a failed run, and one with
+    an evil name."""
     folder = tmp_path_factory.mktemp("results")
     for method, delayed in (("pipedream", 2.8), ("basis-rotation", 2.1)):
         for stages, final_loss in ((1, 2.0), (32, delayed)):
@@ -16,18 +17,35 @@ def runs(tmp_path_factory):
             write_run(folder / f"{method}-{stages}", final_loss, {**settings, "optimizer.lr": 1e-3})
     worse = {"optimizer.method": "pipedream", "pipeline.stages": 32}
     write_run(folder / "pipedream-32-worse", 2.9, {**worse, "optimizer.lr": 3e-4})
-    write_run(folder / "pipedream-32-diverged", float("nan"), {**worse, "optimizer.lr": 1e-2}, status="diverged")
-    other = {"optimizer.method": "nesterov", "pipeline.stages": 1, "optimizer.lr": 1e-3, "training.seed": 3}
+    write_run(
+        folder / "pipedream-32-diverged",
+        float("nan"),
+        {**worse, "optimizer.lr": 1e-2},
+        status="diverged",
+    )
+    other = {
+        "optimizer.method": "nesterov",
+        "pipeline.stages": 1,
+        "optimizer.lr": 1e-3,
+        "training.seed": 3,
+    }
     write_run(folder / EVIL_NAME, 2.5, other)
     return folder
 
 
 @pytest.fixture(scope="package", autouse=True)
 def _few_figures_and_tables():
-    """Two with runs, one without: to make them all is not this room's to test, and takes a while."""
+    """Two with runs, one without: to make them all is not this room's to test, and takes a
+    while."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("brx.report.page.FIGURES", {name: FIGURES[name] for name in ("teaser", "validation", "width")})
-        patch.setattr("brx.report.page.TABLES", {name: TABLES[name] for name in ("claims", "final-loss", "ladder")})
+        patch.setattr(
+            "brx.report.page.FIGURES",
+            {name: FIGURES[name] for name in ("teaser", "validation", "width")},
+        )
+        patch.setattr(
+            "brx.report.page.TABLES",
+            {name: TABLES[name] for name in ("claims", "final-loss", "ladder")},
+        )
         yield
 
 
@@ -35,5 +53,20 @@ def _few_figures_and_tables():
 def page(runs, tmp_path_factory):
     """The report of those runs."""
     path = tmp_path_factory.mktemp("report") / "report.html"
-    assert main(["report", "--scale", "laptop", "--runs", str(runs), "--figures", str(runs), "--out", str(path)]) == 0
+    assert (
+        main(
+            [
+                "report",
+                "--scale",
+                "laptop",
+                "--runs",
+                str(runs),
+                "--figures",
+                str(runs),
+                "--out",
+                str(path),
+            ]
+        )
+        == 0
+    )
     return path

@@ -20,7 +20,8 @@ SUMMARY = {
 
 
 def write_run(folder, final_loss, settings, **summary):
-    """A run of `laptop` whose training loss falls from 5 to `final_loss`; its validation loss is 0.1 higher."""
+    """A run of `laptop` whose training loss falls from 5 to `final_loss`; its validation loss is
+    0.1 higher."""
     config = preset_with("laptop", {**settings, **depth_settings(settings["pipeline.stages"], 8)})
     loss = final_loss + (5.0 - final_loss) * np.exp(-np.arange(1, 1001) / 50)
     val_losses = {t: loss[t - 1] + 0.1 for t in range(100, 1001, 100)}
@@ -47,7 +48,8 @@ class Elements(HTMLParser):
             self.all[-1][2] += data
 
     def named(self, tag, **wanted):
-        """Attributes and text of the elements of a tag that have these attributes (`class_` for class)."""
+        """Attributes and text of the elements of a tag that have these attributes (`class_` for
+        class)."""
         pairs = {key.rstrip("_").replace("_", "-"): value for key, value in wanted.items()}
         return [
             (attributes, text)

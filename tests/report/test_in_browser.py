@@ -8,14 +8,20 @@ import pytest
 
 from tests.report.helpers import EVIL_NAME, Elements
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium (Debian: apt install chromium)")
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason="no Chromium (Debian: apt install chromium)"
+)
 
 
-FRAME = """<iframe id="page" src="{address}" style="width: {width}px; height: 844px; border: 0"></iframe><pre></pre>
+FRAME = """<iframe id="page" src="{address}" style="width: {width}px; height: 844px; border: 0">
+</iframe><pre></pre>
 <script>onmessage = (event) => document.querySelector("pre").textContent = event.data;</script>"""
 SCRIPT = """
-    const texts = (selector) => [...document.querySelectorAll(selector)].map((one) => one.textContent);
+    const all = (selector) => [...document.querySelectorAll(selector)];
+    const texts = (selector) => all(selector).map((one) => one.textContent);
     const shown = () => JSON.stringify({
       runs: texts("#run-table tr:not([hidden]) .name"),
       count: texts("output"),
@@ -37,10 +43,18 @@ SCRIPT = """
 
 def browse(address, profile):
     command = [
-        BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--allow-file-access-from-files",
-        f"--user-data-dir={profile}", "--host-resolver-rules=MAP * ~NOTFOUND",
-        "--virtual-time-budget=300000", "--dump-dom", address,
-    ]  # fmt: skip
+        BROWSER,
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--allow-file-access-from-files",
+        f"--user-data-dir={profile}",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--virtual-time-budget=300000",
+        "--dump-dom",
+        address,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
 
 
@@ -53,10 +67,13 @@ def with_script(page, folder, act):
 
 @pytest.fixture
 def opened(page, tmp_path):
-    """A function that opens the page: what its browser of runs shows before and after some clicks, and its elements."""
+    """A function that opens the page: what its browser of runs shows before and after some clicks,
+    and its elements."""
 
     def open_page(fragment="", act=""):
-        elements = Elements(browse(with_script(page, tmp_path, act) + fragment, tmp_path / "profile"))
+        elements = Elements(
+            browse(with_script(page, tmp_path, act) + fragment, tmp_path / "profile")
+        )
         ((root, _),) = elements.named("html")
         assert "data-script-error" not in root, root["data-script-error"]
         return json.loads(root["data-before"]), json.loads(root["data-after"]), elements
@@ -65,14 +82,17 @@ def opened(page, tmp_path):
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_at_both_widths_nothing_is_wider_than_the_page_and_headings_clear_the_bar(page, tmp_path, width):
+def test_at_both_widths_nothing_is_wider_than_the_page_and_headings_clear_the_bar(
+    page, tmp_path, width
+):
     measure = """
       document.getElementById("figures").scrollIntoView();
       const images = [...document.querySelectorAll("img[data-figure]")];
       const isShown = (image) => image.src.startsWith("blob:");
       for (let tries = 0; tries < 1000 && !images.every(isShown); tries++) await wait(50);
       const bar = document.querySelector("header");
-      const covered = getComputedStyle(bar).position === "sticky" ? bar.getBoundingClientRect().bottom : 0;
+      const sticky = getComputedStyle(bar).position === "sticky";
+      const covered = sticky ? bar.getBoundingClientRect().bottom : 0;
       document.querySelector(".canvas").click();
       const large = document.querySelector("dialog img");
       parent.postMessage(JSON.stringify({
@@ -81,7 +101,8 @@ def test_at_both_widths_nothing_is_wider_than_the_page_and_headings_clear_the_ba
         shown: images.every(isShown),
         large: large.getBoundingClientRect().width,
         across: getComputedStyle(large).getPropertyValue("--panels"),
-        tables: [...document.querySelectorAll(".table")].every((table) => table.offsetWidth <= innerWidth),
+        tables: [...document.querySelectorAll(".table")]
+            .every((table) => table.offsetWidth <= innerWidth),
         error: document.documentElement.dataset.scriptError,
       }), "*");
     """
@@ -99,13 +120,20 @@ def test_at_both_widths_nothing_is_wider_than_the_page_and_headings_clear_the_ba
 def test_the_address_restores_a_selection_and_all_runs_can_be_shown_and_sorted(opened):
     act = """
         document.querySelector("#filters button[type=reset]").click();
-        [...document.querySelectorAll("#run-table th button")].find((one) => one.textContent === "val loss").click();
+        [...document.querySelectorAll("#run-table th button")]
+            .find((one) => one.textContent === "val loss").click();
     """
     restored, everything, _ = opened("#stages=1&method=pipedream&method=nesterov", act)
     assert (restored["runs"], restored["curves"]) == (["pipedream-1", EVIL_NAME], 2)
     assert (everything["count"], everything["curves"]) == (["7 of 7 runs"], 7)
     assert set(everything["runs"][:2]) == {"pipedream-1", "basis-rotation-1"}
-    rest = ["basis-rotation-32", EVIL_NAME, "pipedream-32", "pipedream-32-worse", "pipedream-32-diverged"]
+    rest = [
+        "basis-rotation-32",
+        EVIL_NAME,
+        "pipedream-32",
+        "pipedream-32-worse",
+        "pipedream-32-diverged",
+    ]
     assert everything["runs"][2:] == rest
 
 
@@ -115,7 +143,10 @@ def test_opens_with_the_deepest_pipeline_at_the_chosen_rates_and_a_ticked_box_fi
         document.querySelector("tr:not([hidden]) .name").click();
     """
     first, filtered, elements = opened(act=act)
-    assert (first["runs"], first["count"]) == (["pipedream-32", "basis-rotation-32"], ["2 of 7 runs"])
+    assert (first["runs"], first["count"]) == (
+        ["pipedream-32", "basis-rotation-32"],
+        ["2 of 7 runs"],
+    )
     assert (first["curves"], first["legend"]) == (2, ["pipedream", "basis-rotation"])
     assert filtered["runs"] == ["pipedream-32"]
     ((pressed, name),) = elements.named("button", aria_pressed="true")

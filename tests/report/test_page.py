@@ -1,4 +1,5 @@
-"""The page's content: all runs, figures, tables and sources, and nothing that would be loaded from elsewhere."""
+"""The page's content: all runs, figures, tables and sources, and nothing that would be loaded from
+elsewhere."""
 
 import base64
 import gzip
@@ -22,11 +23,19 @@ def elements(page):
 
 @pytest.fixture(scope="module")
 def run_data(elements):
-    packed = {name: elements.named("script", id=f"packed-{name}") for name in ("runs", "facets", "figures")}
-    return {name: json.loads(gzip.decompress(base64.b64decode(text))) for name, ((_, text),) in packed.items()}
+    packed = {
+        name: elements.named("script", id=f"packed-{name}")
+        for name in ("runs", "facets", "figures")
+    }
+    return {
+        name: json.loads(gzip.decompress(base64.b64decode(text)))
+        for name, ((_, text),) in packed.items()
+    }
 
 
-def test_every_run_is_in_the_table_and_in_the_chart_and_the_best_rates_are_marked(elements, run_data, runs):
+def test_every_run_is_in_the_table_and_in_the_chart_and_the_best_rates_are_marked(
+    elements, run_data, runs
+):
     names = sorted(path.name for path in runs.iterdir())
     assert sorted(text for _, text in elements.named("button", class_="name")) == names
     by_name = {run["name"]: run for run in run_data["runs"]}
@@ -36,7 +45,11 @@ def test_every_run_is_in_the_table_and_in_the_chart_and_the_best_rates_are_marke
     curves = by_name["basis-rotation-32"]["curves"]
     assert len(curves["train"]) == len(curves["iterations"]) == len(curves["minutes"]) == 120
     # Middles of windows of 159 iterations.
-    assert (curves["iterations"][0], curves["iterations"][-1], curves["minutes"][-1]) == (80, 921, 1.842)
+    assert (curves["iterations"][0], curves["iterations"][-1], curves["minutes"][-1]) == (
+        80,
+        921,
+        1.842,
+    )
     assert curves["val_iterations"] == list(range(100, 1001, 100))
     assert [curves["train"][-1], curves["val"][-1]] == pytest.approx([2.1, 2.2], abs=1e-3)
     diverged = by_name["pipedream-32-diverged"]
@@ -57,9 +70,14 @@ def test_each_filter_offers_the_values_that_occur(elements):
 
 
 def test_figures_with_runs_are_there_and_the_others_named(elements, run_data):
-    assert {attributes["id"] for attributes, _ in elements.named("figure")} == {"figure-teaser", "figure-validation"}
+    assert {attributes["id"] for attributes, _ in elements.named("figure")} == {
+        "figure-teaser",
+        "figure-validation",
+    }
     assert set(run_data["figures"]) == {"teaser", "validation"}
-    ((teaser, _),) = [image for image in elements.named("img") if "src" in image[0]]  # the others when they are seen
+    ((teaser, _),) = [
+        image for image in elements.named("img") if "src" in image[0]
+    ]  # the others when they are seen
     assert teaser["src"].startswith("data:image/svg+xml;base64,")
     (missing,) = [text for _, text in elements.named("li") if text.startswith("figure width: ")]
     assert "brx sweep configs/sweeps/laptop/width.yaml" in missing
@@ -70,12 +88,18 @@ def test_it_opens_with_findings_and_has_tables_and_provenance(elements, page):
     assert any(text.endswith(" not tried") for _, text in elements.named("summary"))
     findings = " ".join(" ".join(text.split()) for _, text in elements.named("li"))
     assert "The paper: 7.5%; here: 7.1% (of 4mn" in findings
-    assert re.search(r"\(Figure 2a\)\. The paper: 5\.81x; here: 12\.\d+x \([^()]+\); why: one seed\.", findings)
+    assert re.search(
+        r"\(Figure 2a\)\. The paper: 5\.81x; here: 12\.\d+x \([^()]+\); why: one seed\.", findings
+    )
     sections = [attributes["id"] for attributes, _ in elements.named("section")]
     assert sections == ["findings", "figures", "tables", "runs", "provenance"]
     assert page.stat().st_size < 3_000_000
     titles = [text for _, text in elements.named("caption")]
-    for beginning in ("Final training loss", "Slowdown of every experiment", "Learning rates of every experiment"):
+    for beginning in (
+        "Final training loss",
+        "Slowdown of every experiment",
+        "Learning rates of every experiment",
+    ):
         assert any(title.startswith(beginning) for title in titles), beginning
     assert "0.0003: 3.000, 0.001: 2.900" in page.read_text()
     facts = {text for _, text in elements.named("dd")}
@@ -89,20 +113,26 @@ def test_a_figure_of_these_runs_is_taken_as_it_is_and_one_of_others_drawn_anew(r
     drawing.write_text(drawing.read_text().replace("</svg>", "<!-- kept --></svg>"))
     taken, _ = paper_drawings(experiments, [tmp_path])
     assert [drawing.name for drawing in taken if "<!-- kept -->" in drawing.svg] == ["teaser"]
-    drawn, _ = paper_drawings(Experiments(experiments.scale, experiments.runs[:-1], runs), [tmp_path])
+    drawn, _ = paper_drawings(
+        Experiments(experiments.scale, experiments.runs[:-1], runs), [tmp_path]
+    )
     assert not any("<!-- kept -->" in drawing.svg for drawing in drawn)
 
 
 def test_variants_of_a_method_have_its_colour_and_a_dash_of_their_own(runs):
     frame = Experiments.load(SCALES["laptop"], runs).runs
-    frame = frame.assign(variant=[f"basis-rotation {n}" if n else "basis-rotation" for n in range(len(frame))])
+    frame = frame.assign(
+        variant=[f"basis-rotation {n}" if n else "basis-rotation" for n in range(len(frame))]
+    )
     assert len({entry["dash"] for entry in run_entries(frame, frame)[:5]}) == 5
     (method, *_) = facets_of(frame)
     assert len(set(method.colors.values())) == 1
 
 
 def test_nothing_is_loaded_from_anywhere_and_names_of_runs_are_text(elements, page):
-    (policy,) = [attributes for attributes, _ in elements.named("meta") if "http-equiv" in attributes]
+    (policy,) = [
+        attributes for attributes, _ in elements.named("meta") if "http-equiv" in attributes
+    ]
     assert policy["http-equiv"] == "Content-Security-Policy"
     assert policy["content"].startswith("default-src 'none'")
     for tag, attributes, _ in elements.all:
@@ -115,18 +145,28 @@ def test_nothing_is_loaded_from_anywhere_and_names_of_runs_are_text(elements, pa
 
 def test_further_figures_are_shown_with_their_captions(runs, tmp_path, page):
     (drawn := tmp_path / "drawn").mkdir()
-    (drawn / "valley.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="640.3pt" height="480pt"></svg>')
+    (drawn / "valley.svg").write_text(
+        '<svg xmlns="http://www.w3.org/2000/svg" width="640.3pt" height="480pt"></svg>'
+    )
     (drawn / "valley.txt").write_text("A valley <b>\nfrom one run\n")
     (tmp_path / "run").symlink_to(runs / "pipedream-1")
     out = tmp_path / "report.html"
-    assert main(["report", "--runs", str(tmp_path), "--figures", str(drawn), "--out", str(out)]) == 0
+    assert (
+        main(["report", "--runs", str(tmp_path), "--figures", str(drawn), "--out", str(out)]) == 0
+    )
     found = Elements(out.read_text())
     assert [attributes["id"] for attributes, _ in found.named("figure")][-1] == "figure-valley"
-    assert {"width": "640", "height": "480", "alt": "A valley <b>"}.items() <= found.named("img")[-1][0].items()
+    assert {"width": "640", "height": "480", "alt": "A valley <b>"}.items() <= found.named("img")[
+        -1
+    ][0].items()
 
 
 def test_a_missing_package_or_folder_of_figures_is_one_line(runs, tmp_path, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert "needs the package jinja2" in refused("report", "--runs", runs, "--out", tmp_path / "report.html")
+    assert "needs the package jinja2" in refused(
+        "report", "--runs", runs, "--out", tmp_path / "report.html"
+    )
     assert not (tmp_path / "report.html").exists()
-    assert "--figures: nowhere: no such folder" in refused("report", "--runs", runs, "--figures", "nowhere")
+    assert "--figures: nowhere: no such folder" in refused(
+        "report", "--runs", runs, "--figures", "nowhere"
+    )

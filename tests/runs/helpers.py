@@ -10,8 +10,18 @@ from tests.train.helpers import tiny_config
 ITERATIONS = 400
 
 
-def write_run(folder, name, *overrides, crosses_3_at=50, val_loss=1.0, status="finished", corpus="f", **summary):
-    """A run whose training loss falls on a line from 4, through 3 at the given iteration; None: it never had a loss."""
+def write_run(
+    folder,
+    name,
+    *overrides,
+    crosses_3_at=50,
+    val_loss=1.0,
+    status="finished",
+    corpus="f",
+    **summary,
+):
+    """A run whose training loss falls on a line from 4, through 3 at the given iteration; None: it
+    never had a loss."""
     config = tiny_config(folder, f"training.iterations={ITERATIONS}", *overrides)
     path = folder / "runs" / name
     path.mkdir(parents=True)
@@ -24,5 +34,10 @@ def write_run(folder, name, *overrides, crosses_3_at=50, val_loss=1.0, status="f
 
 
 def write_metrics(path, losses, validations=()):
-    steps = [{"iteration": t, "train_loss": loss, "seconds": 0.5 * t} for t, loss in enumerate(losses, start=1)]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in [*steps, *validations]))
+    steps = [
+        {"iteration": t, "train_loss": loss, "seconds": 0.5 * t}
+        for t, loss in enumerate(losses, start=1)
+    ]
+    (path / "metrics.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in [*steps, *validations])
+    )

@@ -1,4 +1,5 @@
-"""Checkpoints: complete or absent, whatever fails on the way; what a run continues from, and what is refused."""
+"""Checkpoints: complete or absent, whatever fails on the way; what a run continues from, and what
+is refused."""
 
 import json
 import shutil
@@ -13,7 +14,13 @@ from brx.config.loading import dump_config
 from brx.errors import RunError, UserError
 from brx.pipeline.world import World
 from brx.runs import checkpoint
-from brx.runs.checkpoint import _sha256_of_content, check_request, iteration_of, list_checkpoints, read_manifest
+from brx.runs.checkpoint import (
+    _sha256_of_content,
+    check_request,
+    iteration_of,
+    list_checkpoints,
+    read_manifest,
+)
 from brx.runs.folder import RunFolder
 from brx.train.loop import Trainer, train
 from tests.train.helpers import losses, tiny_config
@@ -23,13 +30,22 @@ def write(run, iteration, value, keep=1):
     """A checkpoint of one stage that holds `value`."""
     checkpoint.begin(run, iteration)
     entry = checkpoint.write_stage(run, iteration, 0, {"value": value})
-    content = {"fingerprint": "f", "trajectory_version": 1, "settings": {}, "num_stages": 1, "training_seconds": 1.0}
+    content = {
+        "fingerprint": "f",
+        "trajectory_version": 1,
+        "settings": {},
+        "num_stages": 1,
+        "training_seconds": 1.0,
+    }
     checkpoint.finish(run, iteration, content, [entry], keep)
 
 
 def values(run):
     """What the checkpoints hold, by the names of their folders."""
-    return {p.name: checkpoint.read_stage(p, 0, torch.device("cpu"))["value"] for p in checkpoint.list_checkpoints(run)}
+    return {
+        p.name: checkpoint.read_stage(p, 0, torch.device("cpu"))["value"]
+        for p in checkpoint.list_checkpoints(run)
+    }
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
@@ -43,7 +59,9 @@ def test_what_fails_on_the_way_leaves_what_was_there(error, tmp_path, monkeypatc
         patch.setattr(Path, "rename", rename)
         with pytest.raises((RunError, KeyboardInterrupt)) as raised:
             write(tmp_path, 14, "new")
-    assert isinstance(raised.value, KeyboardInterrupt) or "No space left on device; what was" in str(raised.value)
+    assert isinstance(
+        raised.value, KeyboardInterrupt
+    ) or "No space left on device; what was" in str(raised.value)
     assert values(tmp_path) == {"00000007": "old"}
     checkpoint.recover(tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000007"]
@@ -52,7 +70,9 @@ def test_what_fails_on_the_way_leaves_what_was_there(error, tmp_path, monkeypatc
 def test_later_checkpoints_are_removed_and_half_removed_ones_written_anew(tmp_path):
     for iteration in (7, 14, 21):
         write(tmp_path, iteration, "old", keep=3)
-    (tmp_path / "checkpoints" / "00000021" / "manifest.json").unlink()  # a crash while it was removed
+    (
+        tmp_path / "checkpoints" / "00000021" / "manifest.json"
+    ).unlink()  # a crash while it was removed
     checkpoint.remove_after(tmp_path, 7)
     assert values(tmp_path) == {"00000007": "old"}
     write(tmp_path, 21, "new", keep=3)
@@ -62,10 +82,14 @@ def test_later_checkpoints_are_removed_and_half_removed_ones_written_anew(tmp_pa
 @pytest.mark.parametrize(("stop", "expected"), [(7, [7]), (9, [7, 9])])
 def test_stopped_at_a_checkpoint_is_saved_once(stop, expected, tmp_path, monkeypatch):
     trainer = Trainer(tiny_config(tmp_path), RunFolder(tmp_path / "run"), World())
-    trainer._after_iteration = lambda: trainer.iteration == stop and signal.raise_signal(signal.SIGINT)
+    trainer._after_iteration = lambda: (
+        trainer.iteration == stop and signal.raise_signal(signal.SIGINT)
+    )
     saved = []
     original = checkpoint.finish
-    monkeypatch.setattr(checkpoint, "finish", lambda run, t, *rest: (saved.append(t), original(run, t, *rest)))
+    monkeypatch.setattr(
+        checkpoint, "finish", lambda run, t, *rest: (saved.append(t), original(run, t, *rest))
+    )
     assert trainer.run(resume=False) == "interrupted"
     assert saved == expected
 
@@ -82,19 +106,28 @@ def trained(tmp_path_factory):
 def run(trained, tmp_path):
     """The same, of data in another folder."""
     folder = Path(shutil.copytree(trained, tmp_path / "run"))
-    (folder / "config.yaml").write_text(dump_config(tiny_config(tmp_path, "training.stop_after=20")))
+    (folder / "config.yaml").write_text(
+        dump_config(tiny_config(tmp_path, "training.stop_after=20"))
+    )
     return folder
 
 
 def content_of(folder):
-    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"}
+    return {
+        path: path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         ((), "holds a run; continue it"),
-        (("--resume", "--set", "data.tokenizer=gpt2"), "data.tokenizer was 'bytes' and is now 'gpt2'"),
+        (
+            ("--resume", "--set", "data.tokenizer=gpt2"),
+            "data.tokenizer was 'bytes' and is now 'gpt2'",
+        ),
         (("--resume", "--set", "training.stop_after=19"), "training.stop_after: 19: the run in"),
         (("--resume", "--set", "training.seed=1"), "training.seed was 0 and is now 1"),
     ],
@@ -109,12 +142,16 @@ def test_refused_before_data_are_prepared(arguments, expected, run, tmp_path, ca
     assert not (tmp_path / "data").exists()
 
 
-def test_stop_after_that_is_reached_is_finished_and_two_writers_or_remains_are_refused(run, tmp_path):
+def test_stop_after_that_is_reached_is_finished_and_two_writers_or_remains_are_refused(
+    run, tmp_path
+):
     before = content_of(run)
     assert train(tiny_config(tmp_path, "training.stop_after=20"), run, resume=True) == "finished"
     assert content_of(run) == before
     text = (run / "metrics.jsonl").read_text()
-    (run / "metrics.jsonl").write_text("".join(text.splitlines(keepends=True)[:-1]))  # without the last validation
+    (run / "metrics.jsonl").write_text(
+        "".join(text.splitlines(keepends=True)[:-1])
+    )  # without the last validation
     with pytest.raises(UserError, match="has made 20 already; give more"):
         train(tiny_config(tmp_path, "training.stop_after=20"), run, resume=True)
     (run / "metrics.jsonl").write_text(text + text)
@@ -126,24 +163,35 @@ def test_stop_after_that_is_reached_is_finished_and_two_writers_or_remains_are_r
             check_request(RunFolder(run), tiny_config(tmp_path), resume=False)
 
 
-def test_of_a_checkpoints_settings_known_ones_count_whatever_config_yaml_says_and_new_ones_do_not(run, tmp_path):
+def test_of_a_checkpoints_settings_known_ones_count_whatever_config_yaml_says_and_new_ones_do_not(
+    run, tmp_path
+):
     newest, other = list_checkpoints(run)[-1], tiny_config(tmp_path, "optimizer.lr=0.5")
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(dump_config(other))
-    with pytest.raises(UserError, match=r"00000020: optimizer\.lr was 0\.01 and is now 0\.5: it is not a checkpoint"):
+    with pytest.raises(
+        UserError,
+        match=r"00000020: optimizer\.lr was 0\.01 and is now 0\.5: it is not a checkpoint",
+    ):
         train(other, run, resume=True)
     (run / "config.yaml").write_text(config)
     manifest = read_manifest(newest)
     assert manifest["settings"]["training"].pop("clip") == 1.0  # as if the setting were new in brx
-    (newest / "manifest.json").write_text(json.dumps(manifest | {"sha256": _sha256_of_content(manifest)}))
-    assert train(tiny_config(tmp_path), run, resume=True) == "finished"  # on a text that was moved, too: see `run`
+    (newest / "manifest.json").write_text(
+        json.dumps(manifest | {"sha256": _sha256_of_content(manifest)})
+    )
+    assert (
+        train(tiny_config(tmp_path), run, resume=True) == "finished"
+    )  # on a text that was moved, too: see `run`
 
 
 def test_a_manifest_that_was_changed_is_refused(run, tmp_path):
     path = list_checkpoints(run)[-1] / "manifest.json"
     text = path.read_text()
     manifest = {**json.loads(text), "fingerprint": 1}
-    manifest["sha256"] = _sha256_of_content({key: value for key, value in manifest.items() if key != "sha256"})
+    manifest["sha256"] = _sha256_of_content(
+        {key: value for key, value in manifest.items() if key != "sha256"}
+    )
     told = {
         json.dumps(manifest): "was written by another version of brx: fingerprint",
         text.replace('"iteration": 20', '"iteration": 19'): "damaged",
@@ -158,7 +206,9 @@ def test_a_manifest_that_was_changed_is_refused(run, tmp_path):
         assert str(error.value).endswith(f"; remove {path.parent} to resume before it")
 
 
-def test_folders_that_are_no_checkpoints_are_left_alone_and_one_under_another_name_is_refused(run, tmp_path):
+def test_folders_that_are_no_checkpoints_are_left_alone_and_one_under_another_name_is_refused(
+    run, tmp_path
+):
     newest = list_checkpoints(run)[-1]
     shutil.copytree(newest, run / "checkpoints" / "20 (copy)")
     assert [iteration_of(path) for path in list_checkpoints(run)] == [14, 20]
@@ -172,7 +222,10 @@ def test_folders_that_are_no_checkpoints_are_left_alone_and_one_under_another_na
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [(5, "metrics.jsonl: not readable in line 5; continuing from"), (18, "00000014 instead of 00000020")],
+    [
+        (5, "metrics.jsonl: not readable in line 5; continuing from"),
+        (18, "00000014 instead of 00000020"),
+    ],
     ids=["before the first checkpoint", "after one"],
 )
 def test_a_garbled_line_is_left_out_or_written_again(line, said, run, tmp_path, capsys):
@@ -183,7 +236,9 @@ def test_a_garbled_line_is_left_out_or_written_again(line, said, run, tmp_path, 
         train(tiny_config(tmp_path, f"training.stop_after={stop}"), run, resume=True)
     assert said in capsys.readouterr().err
     train(tiny_config(tmp_path), tmp_path / "straight")
-    assert steps(run) == [record for record in steps(tmp_path / "straight") if line != 5 or record["iteration"] != 5]
+    assert steps(run) == [
+        record for record in steps(tmp_path / "straight") if line != 5 or record["iteration"] != 5
+    ]
 
 
 def steps(folder):

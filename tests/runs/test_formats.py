@@ -13,12 +13,32 @@ def wide(num_rows, num_columns=12):
     """A column of names, two that are dropped first, and numbers."""
     numbers = {f"number {place}": ["1234567"] * num_rows for place in range(num_columns - 3)}
     names = [f"a method, variant {row}" for row in range(num_rows)]
-    return pd.DataFrame({"method": names, DROPPED_FIRST[1]: "0.1", DROPPED_FIRST[0]: "0.2", **numbers})
+    return pd.DataFrame(
+        {"method": names, DROPPED_FIRST[1]: "0.1", DROPPED_FIRST[0]: "0.2", **numbers}
+    )
 
 
-NOTES = pd.DataFrame([{"method": "basis-rotation 1st/unilateral", "time": "1.25", "note": "word " * 9}] * 9)
-HEADINGS = ["method", "slowdown at P = 32", "seeds", "lr at P = 1", "lr at P = 32", "the paper's", "target loss"]
-CELLS = ["basis-rotation 1st/bilateral", "12.03 [9.80, 14.77]", "6", "0.001*", "0.001*", "5.43x", "2.672"]
+NOTES = pd.DataFrame(
+    [{"method": "basis-rotation 1st/unilateral", "time": "1.25", "note": "word " * 9}] * 9
+)
+HEADINGS = [
+    "method",
+    "slowdown at P = 32",
+    "seeds",
+    "lr at P = 1",
+    "lr at P = 32",
+    "the paper's",
+    "target loss",
+]
+CELLS = [
+    "basis-rotation 1st/bilateral",
+    "12.03 [9.80, 14.77]",
+    "6",
+    "0.001*",
+    "0.001*",
+    "5.43x",
+    "2.672",
+]
 RESULTS = pd.DataFrame([CELLS] * 9, columns=HEADINGS)
 
 
@@ -61,4 +81,6 @@ def test_tables_fit_break_no_word_and_name_what_they_leave_out(table, width, num
 )
 def test_a_table_in_every_format(form, expected, monkeypatch):
     monkeypatch.setenv("COLUMNS", "12")  # the terminal's width counts
-    assert expected in format_table(pd.DataFrame({"method": ["a & b|c"], "slow_down": ["50%"]}), form)
+    assert expected in format_table(
+        pd.DataFrame({"method": ["a & b|c"], "slow_down": ["50%"]}), form
+    )

@@ -1,4 +1,5 @@
-"""Runs as frames: what `brx.runs` says of a folder, which runs count as alike, and the page for notebook users."""
+"""Runs as frames: what `brx.runs` says of a folder, which runs count as alike, and the page for
+notebook users."""
 
 import json
 import re
@@ -22,7 +23,12 @@ def runs(tmp_path_factory):
     write_run(folder, "c")
     write_run(folder, "d", "training.seed=1", "training.log_every=1", trajectory_version=1)
     write_run(folder, "e", "pipeline.stages=2")
-    write_run(folder, "f", "optimizer.method=torch.optim:SGD", "optimizer.arguments={momentum: 0.9, betas: [1, 2]}")
+    write_run(
+        folder,
+        "f",
+        "optimizer.method=torch.optim:SGD",
+        "optimizer.arguments={momentum: 0.9, betas: [1, 2]}",
+    )
     write_run(folder, "g", "model.width=16")
     write_run(folder, "h", trajectory_version=TRAJECTORY_VERSION + 1)
     return brx.runs.load(folder / "runs").reset_index().set_index("name")
@@ -50,7 +56,9 @@ def test_curves_are_long_and_a_run_that_has_changed_is_read_again(tmp_path):
     assert curves.set_index("iteration")["val_loss"].dropna().to_dict() == {ITERATIONS: 3.0}
     assert curves["run"].unique().tolist() == [str(path)]
     with (path / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"iteration": ITERATIONS + 1, "train_loss": 0.5, "seconds": 999.5}) + "\n")
+        file.write(
+            json.dumps({"iteration": ITERATIONS + 1, "train_loss": 0.5, "seconds": 999.5}) + "\n"
+        )
     assert brx.runs.load(path)["iteration"].item() == ITERATIONS + 1
 
 
@@ -89,7 +97,13 @@ def test_the_snippets_run_and_say_what_they_promise(monkeypatch):
 
 def test_settings_that_all_methods_share_leave_the_names_of_variants(tmp_path):
     write_run(tmp_path, "a", "optimizer.method=pipedream", "optimizer.beta2=0.99")
-    write_run(tmp_path, "b", "optimizer.method=nesterov", "optimizer.beta2=0.99", "optimizer.weight_decay=0.3")
+    write_run(
+        tmp_path,
+        "b",
+        "optimizer.method=nesterov",
+        "optimizer.beta2=0.99",
+        "optimizer.weight_decay=0.3",
+    )
     write_run(tmp_path, "c", "optimizer.method=torch.optim:SGD")  # which has none of them
     (alike,) = comparable(brx.runs.load(tmp_path / "runs"))
     assert set(alike["variant"]) == {"pipedream", "nesterov, weight_decay 0.3", "torch.optim:SGD"}

@@ -15,13 +15,18 @@ from brx.runs.folder import hand_down, hold, is_locked, lock
 from brx.train.loop import train
 from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
 
-HOLDER = "import pathlib, sys, time; from brx.runs.folder import hold\nwith hold(pathlib.Path(sys.argv[1])):\n"
+HOLDER = (
+    "import pathlib, sys, time; from brx.runs.folder import hold\nwith "
+    "hold(pathlib.Path(sys.argv[1])):\n"
+)
 HOLDER += "    print('held', flush=True); time.sleep(600)"
 
 
 def start_holder(folder, **kwargs):
     """A process that holds the folder until it is killed."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, **kwargs)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, **kwargs
+    )
     assert process.stdout.readline() == b"held\n"
     return process
 
@@ -41,9 +46,13 @@ def test_a_folder_is_held_by_one_and_the_other_is_told_by_whom(tmp_path):
         assert is_locked(tmp_path / "run")
 
 
-def test_a_child_goes_on_holding_what_its_parent_hands_down_for_this_folder_alone(tmp_path, monkeypatch):
+def test_a_child_goes_on_holding_what_its_parent_hands_down_for_this_folder_alone(
+    tmp_path, monkeypatch
+):
     with lock(tmp_path / "run") as descriptor:
-        holder = start_holder(tmp_path / "run", pass_fds=(descriptor,), env=os.environ | hand_down(descriptor))
+        holder = start_holder(
+            tmp_path / "run", pass_fds=(descriptor,), env=os.environ | hand_down(descriptor)
+        )
     assert is_locked(tmp_path / "run")
     with lock(tmp_path / "other") as descriptor:
         monkeypatch.setenv("BRX_RUN_LOCK", str(descriptor))
@@ -59,7 +68,9 @@ def test_a_child_goes_on_holding_what_its_parent_hands_down_for_this_folder_alon
 
 def test_somebody_who_only_looks_does_not_keep_a_run_from_starting(tmp_path):
     holder = start_holder(tmp_path)
-    timer = subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(0.1); os.kill({holder.pid}, 9)"])
+    timer = subprocess.Popen(
+        [sys.executable, "-c", f"import os, time; time.sleep(0.1); os.kill({holder.pid}, 9)"]
+    )
     with hold(tmp_path):
         pass
     assert timer.wait() == 0
@@ -88,12 +99,16 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_second_train_or_resume_is_refused_while_the_first_goes_on(devices, tmp_path, capsys):
     path = tmp_path / "tiny.yaml"
-    config = tiny_config(tmp_path, "training.iterations=3000", "training.stop_after=400", "training.log_every=4")
+    config = tiny_config(
+        tmp_path, "training.iterations=3000", "training.stop_after=400", "training.log_every=4"
+    )
     path.write_text(dump_config(config))
     command = ["train", str(path), "--out", str(tmp_path / "run"), "--devices", str(devices)]
     first = start_brx(*command)
     wait_for_lines(tmp_path / "run" / "metrics.jsonl", 20, first)
-    first.send_signal(signal.SIGSTOP)  # the launcher or the process itself: it must not end meanwhile
+    first.send_signal(
+        signal.SIGSTOP
+    )  # the launcher or the process itself: it must not end meanwhile
     for options in ((), ("--resume",)):
         assert main([*command, *options]) == 2
         error = capsys.readouterr().err

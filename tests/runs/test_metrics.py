@@ -5,7 +5,13 @@ import json
 import pytest
 
 from brx.errors import UserError
-from brx.runs.metrics import garbled_lines, missing_iterations, read_curves, read_metrics, truncate_metrics
+from brx.runs.metrics import (
+    garbled_lines,
+    missing_iterations,
+    read_curves,
+    read_metrics,
+    truncate_metrics,
+)
 
 GARBLED = [
     "[1,2]",
@@ -19,7 +25,16 @@ GARBLED = [
 
 
 def step(iteration):
-    return json.dumps({"iteration": iteration, "train_loss": 4.0 - iteration / 100, "seconds": 0.5 * iteration}) + "\n"
+    return (
+        json.dumps(
+            {
+                "iteration": iteration,
+                "train_loss": 4.0 - iteration / 100,
+                "seconds": 0.5 * iteration,
+            }
+        )
+        + "\n"
+    )
 
 
 def validation(iteration):
@@ -33,7 +48,9 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("line", [*(text.encode() for text in GARBLED), b"\xff\xfe\x00"])
 def test_a_garbled_line_is_left_out_and_the_rest_is_read(line, path):
-    path.write_bytes((step(1) + step(2)).encode() + line + b"\n" + (step(4) + validation(4)).encode())
+    path.write_bytes(
+        (step(1) + step(2)).encode() + line + b"\n" + (step(4) + validation(4)).encode()
+    )
     assert [record["iteration"] for record in read_metrics(path)] == [1, 2, 4, 4]
     assert garbled_lines(path) == [3]
     assert missing_iterations(path, 4, lambda t: t == 4) == [3]
@@ -60,7 +77,9 @@ def test_a_line_cut_by_a_crash_is_not_garbled_and_goes_with_a_cut(path):
 )
 def test_two_writers_are_noticed(lines, number, path):
     path.write_text("".join(lines))
-    with pytest.raises(UserError, match=rf"metrics\.jsonl: line {number}: iteration 2 after .*: two processes have"):
+    with pytest.raises(
+        UserError, match=rf"metrics\.jsonl: line {number}: iteration 2 after .*: two processes have"
+    ):
         read_curves(path.parent)
     with pytest.raises(UserError, match="two processes have written here"):
         truncate_metrics(path, 1)
@@ -73,5 +92,7 @@ def test_a_reader_tells_what_few_lines_lack_and_refuses_many(path, capsys):
     assert len(read_curves(path.parent).iterations) == 199
     assert "damaged: lacks 1 of the 200 iterations" in capsys.readouterr().err
     path.write_text("".join([*lines[:99], "garbage\n" * 3, *lines[102:]]))
-    with pytest.raises(UserError, match="lacks 3 of the 200 iterations that the run has made; restore it"):
+    with pytest.raises(
+        UserError, match="lacks 3 of the 200 iterations that the run has made; restore it"
+    ):
         read_curves(path.parent)

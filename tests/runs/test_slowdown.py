@@ -16,9 +16,13 @@ def power_law(iterations, stretch=1.0):
 
 
 def monotone_fit(losses):
-    """Decreasing least squares by its min-max formula (Robertson, Wright and Dykstra, 1988, equation 1.4.3)."""
+    """Decreasing least squares by its min-max formula (Robertson, Wright and Dykstra, 1988,
+    equation 1.4.3)."""
     n = len(losses)
-    return [min(max(np.mean(losses[j : k + 1]) for k in range(i, n)) for j in range(i + 1)) for i in range(n)]
+    return [
+        min(max(np.mean(losses[j : k + 1]) for k in range(i, n)) for j in range(i + 1))
+        for i in range(n)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -71,7 +75,12 @@ def test_last_quarter_is_passed_an_eighth_before_the_end():
     losses = np.linspace(4.0, 2.0, 401)[1:]
     # The last 100 of 400 steps of 0.005, in the mean 49.5 steps before the last.
     assert slowdown.last_quarter_loss(losses) == pytest.approx(2.0 + 49.5 * 0.005)
-    assert slowdown.iterations_to_target(np.arange(1.0, 401.0), losses, slowdown.last_quarter_loss(losses)) == 350.5
+    assert (
+        slowdown.iterations_to_target(
+            np.arange(1.0, 401.0), losses, slowdown.last_quarter_loss(losses)
+        )
+        == 350.5
+    )
 
 
 FOUR_AT = {2: 400, 0: 100, 1: 200}  # seeds in any order; slow ones on both sides cancel
@@ -82,7 +91,12 @@ STUDENT = ttest_1samp(LOGS, 0.0).confidence_interval(0.95)
 @pytest.mark.parametrize(
     ("delayed", "reference", "ratio", "interval"),
     [
-        ((200, 330, 260), (100, 110, 120), math.exp(LOGS.mean()), (math.exp(STUDENT.low), math.exp(STUDENT.high))),
+        (
+            (200, 330, 260),
+            (100, 110, 120),
+            math.exp(LOGS.mean()),
+            (math.exp(STUDENT.low), math.exp(STUDENT.high)),
+        ),
         ({seed: 2 * at for seed, at in FOUR_AT.items()} | {7: 9}, FOUR_AT, 2.0, (2.0, 2.0)),
         ((400, 100), (50,), 8.0, None),  # of seed 0
         ((400, 100), {7: 50}, 4.0, None),  # without a seed in common: sqrt(400 * 100) / 50
@@ -91,7 +105,9 @@ STUDENT = ttest_1samp(LOGS, 0.0).confidence_interval(0.95)
         ((300, 300), {0: 100, 1: 100, 5: -4000}, None, None),  # nothing bounds it
     ],
 )
-def test_ratio_is_of_pairs_of_seeds_and_a_run_that_never_gets_there_makes_a_bound(delayed, reference, ratio, interval):
+def test_ratio_is_of_pairs_of_seeds_and_a_run_that_never_gets_there_makes_a_bound(
+    delayed, reference, ratio, interval
+):
     """Negative iterations are those of a run that never got there."""
     ours, theirs = (
         {
@@ -105,7 +121,9 @@ def test_ratio_is_of_pairs_of_seeds_and_a_run_that_never_gets_there_makes_a_boun
         assert estimate is None
         return
     assert estimate.ratio == pytest.approx(ratio)
-    assert (estimate.low, estimate.high) == ((None, None) if interval is None else pytest.approx(interval))
+    assert (estimate.low, estimate.high) == (
+        (None, None) if interval is None else pytest.approx(interval)
+    )
     assert estimate.is_lower_bound == (not all(run.is_reached for run in ours.values()))
 
 
@@ -123,7 +141,9 @@ def test_no_slowdown_at_a_target_that_noise_decides(correlation):
         runs = curve + noise(rng, (30, 4000), correlation, 0.1)
         target = max(map(slowdown.last_quarter_loss, runs))
         passages = [slowdown.iterations_to_target(iterations, losses, target) for losses in runs]
-        errors.append([slowdown.passage_error(iterations, *pair) for pair in zip(runs, passages, strict=True)])
+        errors.append(
+            [slowdown.passage_error(iterations, *pair) for pair in zip(runs, passages, strict=True)]
+        )
     plateau, falling = errors
     assert max(falling) < min(np.median(plateau), slowdown.PLATEAU) < max(plateau)
 
@@ -132,7 +152,12 @@ def test_passage_error_is_the_spread_of_passages_over_noise():
     rng = np.random.default_rng(0)
     iterations = np.arange(1.0, 2001.0)
     losses = 4 - 0.5 * np.log(iterations) + 0.2 * rng.standard_normal((300, 2000))
-    passages = [slowdown.iterations_to_target(iterations, one, 4 - 0.5 * math.log(700)) for one in losses]
-    errors = [slowdown.passage_error(iterations, one, at) for one, at in zip(losses, passages, strict=True)]
+    passages = [
+        slowdown.iterations_to_target(iterations, one, 4 - 0.5 * math.log(700)) for one in losses
+    ]
+    errors = [
+        slowdown.passage_error(iterations, one, at)
+        for one, at in zip(losses, passages, strict=True)
+    ]
     assert np.median(errors) == pytest.approx(np.std(np.log(passages)), rel=0.2)
     assert slowdown.passage_error(iterations, np.full(2000, 3.0), 700.5) == math.inf

@@ -22,7 +22,8 @@ DELAYS = {
     "one": (["pipeline.stages=3", "pipeline.delay=[0, 4, 0]"], False, 3, 4.0),
     "fresh": (["pipeline.stages=3", "pipeline.delay=0"], False, 3, 0.0),
 }
-"""By run: its settings; whether its delays fall as a pipeline's, its depth, and the largest delay in updates."""
+"""By run: its settings; whether its delays fall as a pipeline's, its depth, and the largest delay
+in updates."""
 
 
 def test_delays_are_those_of_pipelines_in_updates(tmp_path):
@@ -30,8 +31,14 @@ def test_delays_are_those_of_pipelines_in_updates(tmp_path):
         write_run(tmp_path, name, "model.blocks=8", *settings)
     runs = load(tmp_path / "runs").set_index("name")
     found = zip(has_pipeline_delays(runs), runs["depth"], runs["largest_delay"], strict=True)
-    assert dict(zip(runs.index, found, strict=True)) == {name: tuple(of) for name, (_, *of) in DELAYS.items()}
-    for name, (_, is_pipeline, *_) in DELAYS.items():  # in a frame that lacks the columns of the others' settings
+    assert dict(zip(runs.index, found, strict=True)) == {
+        name: tuple(of) for name, (_, *of) in DELAYS.items()
+    }
+    for name, (
+        _,
+        is_pipeline,
+        *_,
+    ) in DELAYS.items():  # in a frame that lacks the columns of the others' settings
         assert has_pipeline_delays(load(tmp_path / "runs" / name)).tolist() == [is_pipeline]
 
 
@@ -63,12 +70,18 @@ def test_what_is_kept_is_what_the_runs_say():
     runs = load(DEMO)
     (chosen,) = comparable(at_best_rates(runs))
     measured, _ = measure_largest_set(runs, "results/demo")
-    expected = {(method, delay) for method in ("pipedream", "basis-rotation") for delay in (0.0, 7.0)}
+    expected = {
+        (method, delay) for method in ("pipedream", "basis-rotation") for delay in (0.0, 7.0)
+    }
     assert {(one.method, one.delay) for one in measured.experiments} == expected
     for run, row in chosen.iterrows():
         key = (row["method"], row["pipeline.stages"] - 1)
         one = next(e for e in measured.experiments if (e.method, e.delay) == key)
-        target = min(loss for loss, row in zip(measured.losses, one.iterations, strict=True) if None not in row)
+        target = min(
+            loss
+            for loss, row in zip(measured.losses, one.iterations, strict=True)
+            if None not in row
+        )
         reached = measured.reached(one, target)[row["training.seed"]]
         assert reached.is_reached
         assert reached.iterations == pytest.approx(passage(run, target), abs=0.06)
@@ -77,9 +90,19 @@ def test_what_is_kept_is_what_the_runs_say():
 
 
 def test_a_seed_that_diverged_never_reaches_a_loss_and_a_methods_settings_are_kept(tmp_path):
-    settings = ["optimizer={method: basis-rotation, geometry: unilateral, lr: 0.02}", "pipeline.stash=none"]
+    settings = [
+        "optimizer={method: basis-rotation, geometry: unilateral, lr: 0.02}",
+        "pipeline.stash=none",
+    ]
     for seed, status in ((0, "finished"), (1, "diverged")):
-        write_run(tmp_path, f"s{seed}", *settings, f"training.seed={seed}", crosses_3_at=150, status=status)
+        write_run(
+            tmp_path,
+            f"s{seed}",
+            *settings,
+            f"training.seed={seed}",
+            crosses_3_at=150,
+            status=status,
+        )
     (only,) = measure_largest_set(load(tmp_path / "runs"), "runs")[0].experiments
     assert {row[1] for row in only.iterations} == {None}
     assert any(row[0] is not None for row in only.iterations)
@@ -95,9 +118,18 @@ def test_measurements_that_are_none_are_refused(tmp_path):
     good = path.read_text()
     for change, problem in (
         (lambda content: content["losses"].reverse(), "losses: must descend"),
-        (lambda content: content["experiments"][0]["iterations"].pop(), "iterations must have a row per loss"),
-        (lambda content: content["experiments"][0]["iterations"][1].append(1.0), "must have a row per loss"),
-        (lambda content: content["experiments"][0].update(seconds=0), "input should be greater than 0"),
+        (
+            lambda content: content["experiments"][0]["iterations"].pop(),
+            "iterations must have a row per loss",
+        ),
+        (
+            lambda content: content["experiments"][0]["iterations"][1].append(1.0),
+            "must have a row per loss",
+        ),
+        (
+            lambda content: content["experiments"][0].update(seconds=0),
+            "input should be greater than 0",
+        ),
     ):
         change(content := json.loads(good))
         path.write_text(json.dumps(content))

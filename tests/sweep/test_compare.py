@@ -1,4 +1,5 @@
-"""`brx compare`: the same runs for every method, nothing twice, and a leaderboard that is plain arithmetic."""
+"""`brx compare`: the same runs for every method, nothing twice, and a leaderboard that is plain
+arithmetic."""
 
 import re
 import shutil
@@ -17,7 +18,15 @@ from brx.report.page import page_tables
 from brx.runs.experiments import at_best_rates
 from brx.runs.folder import RunFolder
 from brx.runs.frames import load
-from brx.sweep.compare import DELAYS, RATES, parse_settings, protocol, read_board, take_committed, with_delays
+from brx.sweep.compare import (
+    DELAYS,
+    RATES,
+    parse_settings,
+    protocol,
+    read_board,
+    take_committed,
+    with_delays,
+)
 from brx.sweep.spec import State, state_of
 from tests.paper.helpers import write_experiment
 from tests.train.helpers import tiny_config
@@ -25,19 +34,32 @@ from tests.train.helpers import tiny_config
 STALENESS = f"{Path(__file__).parents[2]}/examples/methods/staleness_aware_rate.py:StalenessAware"
 
 
-def write_runs(folder, method, rates=(1e-3,), seeds=(0,), best=1e-3, settings=(), slowness=None, num_delays=3):
+def write_runs(
+    folder, method, rates=(1e-3,), seeds=(0,), best=1e-3, settings=(), slowness=None, num_delays=3
+):
     """Runs of a method, as if the rate `best` led to the lowest loss; `slowness` under delay."""
     for delay in [*DELAYS.values()][:num_delays]:
         for rate in rates:
-            all_settings = {**delay, "optimizer.method": method, "optimizer.lr": rate, **dict(settings)}
+            all_settings = {
+                **delay,
+                "optimizer.method": method,
+                "optimizer.lr": rate,
+                **dict(settings),
+            }
             slower = slowness if delay["pipeline.stages"] > 1 else None
             val_loss = 2.0 + abs(rate - best)
-            write_experiment(folder, "compare", all_settings, seeds=seeds, val_loss=val_loss, slowness=slower)
+            write_experiment(
+                folder, "compare", all_settings, seeds=seeds, val_loss=val_loss, slowness=slower
+            )
     for run in folder.iterdir():
         if "--" not in run.name:
             run = run.rename(folder / f"{run.name}--{run.name}")
         rate = load_config(run / "config.yaml").optimizer.lr
-        ended = {"iteration": 4000, "final_val_loss": 2.0 + abs(rate - best), "trajectory_version": TRAJECTORY_VERSION}
+        ended = {
+            "iteration": 4000,
+            "final_val_loss": 2.0 + abs(rate - best),
+            "trajectory_version": TRAJECTORY_VERSION,
+        }
         write_json(run / "summary.json", RunFolder(run).read_summary() | ended)
 
 
@@ -52,7 +74,9 @@ def kept(tmp_path_factory):
 
 def board_of(*folders):
     """Rows of the leaderboard by method and delay."""
-    return {(row["method"], row["delay"]): row for row in read_board(folders).rows.to_dict("records")}
+    return {
+        (row["method"], row["delay"]): row for row in read_board(folders).rows.to_dict("records")
+    }
 
 
 def methods_of(*folders):
@@ -64,7 +88,9 @@ def note_in_summaries(folder, **noted):
         write_json(run / "summary.json", RunFolder(run).read_summary() | noted)
 
 
-def test_the_protocol_is_the_same_for_every_method_and_further_seeds_are_of_the_best_rates_alone(tmp_path):
+def test_the_protocol_is_the_same_for_every_method_and_further_seeds_are_of_the_best_rates_alone(
+    tmp_path,
+):
     grids = [protocol(method, {}, 1, tmp_path).cells for method in ("pipedream", STALENESS)]
     assert [len(cells) for cells in grids] == [len(RATES) * len(DELAYS)] * 2
     for one, other in zip(*grids, strict=True):
@@ -72,17 +98,23 @@ def test_the_protocol_is_the_same_for_every_method_and_further_seeds_are_of_the_
         assert one.config.model == other.config.model == load_config("compare").model
         assert one.config.training == other.config.training
     assert len({cell.folder for cells in grids for cell in cells}) == 18
-    assert parse_settings(["optimizer.arguments.betas=[0.9, 0.95]"]) == {"optimizer.arguments.betas": [0.9, 0.95]}
+    assert parse_settings(["optimizer.arguments.betas=[0.9, 0.95]"]) == {
+        "optimizer.arguments.betas": [0.9, 0.95]
+    }
     sweep = protocol("pipedream", {}, 3, tmp_path)
     assert sweep.spec.repeat.set == {"training.seed": [1, 2]}
     assert len(sweep.repetitions(sweep.cells[:3])) == 6
 
 
-def test_kept_runs_count_as_done_unless_their_numbers_are_another_versions_or_corpus(kept, tmp_path):
+def test_kept_runs_count_as_done_unless_their_numbers_are_another_versions_or_corpus(
+    kept, tmp_path
+):
     sweep = protocol("pipedream", {}, 1, tmp_path / "runs")
     assert take_committed([sweep], kept, "another") == 0
     assert take_committed([sweep], kept, "f") == 9
-    assert {state_of(cell) for cell in protocol("pipedream", {}, 1, tmp_path / "runs").cells} == {State.DONE}
+    assert {state_of(cell) for cell in protocol("pipedream", {}, 1, tmp_path / "runs").cells} == {
+        State.DONE
+    }
     assert take_committed([sweep], kept) == 0
     old = Path(shutil.copytree(kept, tmp_path / "old"))
     note_in_summaries(old, trajectory_version=0)
@@ -95,7 +127,8 @@ def test_board_has_losses_slowdowns_and_savings(tmp_path):
     write_runs(tmp_path, "basis-rotation", (1e-3,))
     assert sorted(with_delays(at_best_rates(load(tmp_path)))["delay"]) == sorted([*DELAYS] * 3)
     board = board_of(tmp_path)
-    # write_experiment's losses are 3 / (1 + t / (100 P)), whatever the method: P times the iterations under delay.
+    # write_experiment's losses are 3 / (1 + t / (100 P)), whatever the method: P times the
+    # iterations under delay.
     assert board["pipedream", "8 stages"]["ratio"] == pytest.approx(8, rel=0.01)
     assert board["pipedream", "8 stages"]["low"] <= 8.01
     assert (board["pipedream", "none"]["lr"], board["pipedream", "none"]["num_seeds"]) == (1e-3, 2)
@@ -107,14 +140,27 @@ def test_variants_have_rows_and_savings_of_their_own_and_move_nobody_elses(kept,
     write_runs(tmp_path, "muon", settings={"optimizer.momentum": 0.5}, slowness=2)
     write_runs(tmp_path, "pipedream", settings={"optimizer.weight_decay": 0.0}, slowness=40)
     before, after = board_of(kept), board_of(kept, tmp_path)
-    assert methods_of(kept, tmp_path)[0] == "muon, momentum 0.5"  # best under the longest delay first
-    assert {*methods_of(kept, tmp_path)} == {"muon", "muon, momentum 0.5", "pipedream", "pipedream, weight_decay 0"}
+    assert (
+        methods_of(kept, tmp_path)[0] == "muon, momentum 0.5"
+    )  # best under the longest delay first
+    assert {*methods_of(kept, tmp_path)} == {
+        "muon",
+        "muon, momentum 0.5",
+        "pipedream",
+        "pipedream, weight_decay 0",
+    }
     for row in before:
-        assert all(str(after[row][key]) == str(before[row][key]) for key in ("target", "ratio", "saved"))
-    assert after["muon, momentum 0.5", "8 stages"]["saved"]["share"] == pytest.approx(0.75, abs=0.05)
+        assert all(
+            str(after[row][key]) == str(before[row][key]) for key in ("target", "ratio", "saved")
+        )
+    assert after["muon, momentum 0.5", "8 stages"]["saved"]["share"] == pytest.approx(
+        0.75, abs=0.05
+    )
 
 
-def test_methods_without_the_longest_delay_come_last_and_stash_modes_have_rows_of_their_own(tmp_path):
+def test_methods_without_the_longest_delay_come_last_and_stash_modes_have_rows_of_their_own(
+    tmp_path,
+):
     write_runs(tmp_path, "pipedream", settings={"pipeline.stash": "none"})
     for method, num_delays in (("pipedream", 3), ("muon", 2), ("soap", 2)):
         write_runs(tmp_path, method, num_delays=num_delays)
@@ -127,7 +173,16 @@ def test_two_contents_of_one_file_are_told_apart(tmp_path):
     for text in ("class Mine(Method):\n    pass\n", "class Mine(Method):\n    pass  # edited\n"):
         (tmp_path / "mine.py").write_text(f"from brx.methods.method import Method\n\n\n{text}")
         write_runs(tmp_path / "runs", f"{tmp_path}/mine.py:Mine")
-    assert len({label for label in methods_of(tmp_path / "runs") if re.search(r"\([0-9a-f]{6}\)$", label)}) == 2
+    assert (
+        len(
+            {
+                label
+                for label in methods_of(tmp_path / "runs")
+                if re.search(r"\([0-9a-f]{6}\)$", label)
+            }
+        )
+        == 2
+    )
 
 
 def test_what_was_asked_for_is_shown_whatever_the_corpus_of_the_kept_runs(kept, tmp_path):
@@ -139,14 +194,23 @@ def test_what_was_asked_for_is_shown_whatever_the_corpus_of_the_kept_runs(kept, 
     assert sorted(methods_of(tmp_path, kept)) == ["muon", "pipedream"]
 
 
-def test_without_a_method_it_shows_what_is_there_as_the_report_does(kept, tmp_path, capsys, monkeypatch):
+def test_without_a_method_it_shows_what_is_there_as_the_report_does(
+    kept, tmp_path, capsys, monkeypatch
+):
     folders = ["--out", str(tmp_path / "runs"), "--committed", str(kept)]
-    assert main(["compare", *folders, "--format", "markdown", "--figure", str(tmp_path / "figure")]) == 0
+    assert (
+        main(["compare", *folders, "--format", "markdown", "--figure", str(tmp_path / "figure")])
+        == 0
+    )
     table, legend = capsys.readouterr()
     assert f"Of 6 runs at the best rates in {kept}, seeds 0." in legend
     assert (tmp_path / "figure.png").stat().st_size > 0
-    muon, pipedream = (next(line for line in table.splitlines() if name in line) for name in ("muon", "pipedream"))
-    assert "| 0.0% |" in muon  # write_experiment's losses are the same for all methods: it saves nothing
+    muon, pipedream = (
+        next(line for line in table.splitlines() if name in line) for name in ("muon", "pipedream")
+    )
+    assert (
+        "| 0.0% |" in muon
+    )  # write_experiment's losses are the same for all methods: it saves nothing
     assert "|  |" in pipedream  # a baseline is not compared with itself
     assert "| 7.97 (early) | 31.86 (early) |" in pipedream
     monkeypatch.setattr("brx.report.page.KEPT_COMPARISON", kept)
@@ -155,7 +219,9 @@ def test_without_a_method_it_shows_what_is_there_as_the_report_does(kept, tmp_pa
     assert sorted(board["method"]) == ["muon", "pipedream"]
 
 
-def test_dry_run_lists_what_the_best_rates_ask_for_and_rates_of_the_rest_as_variants(tmp_path, printed):
+def test_dry_run_lists_what_the_best_rates_ask_for_and_rates_of_the_rest_as_variants(
+    tmp_path, printed
+):
     def listed(*arguments):
         folders = ["--out", tmp_path / "runs", "--committed", tmp_path / "kept"]
         return printed("compare", *arguments, *folders, "--dry-run")
@@ -164,7 +230,9 @@ def test_dry_run_lists_what_the_best_rates_ask_for_and_rates_of_the_rest_as_vari
     assert listed("muon", *rates).count("9 cells") == 4  # pipedream, muon, and muon twice more
     write_runs(tmp_path / "kept", "pipedream", RATES, best=3e-3)
     assert "9 cells" in listed("pipedream")  # the committed runs are of another corpus
-    note_in_summaries(tmp_path / "kept", data_fingerprint=prepare(load_config("compare").data).fingerprint)
+    note_in_summaries(
+        tmp_path / "kept", data_fingerprint=prepare(load_config("compare").data).fingerprint
+    )
     assert "12 cells" in listed("pipedream")
 
 
@@ -173,10 +241,15 @@ def test_dry_run_lists_what_the_best_rates_ask_for_and_rates_of_the_rest_as_vari
     ("body", "message"),
     [
         ("import nothing_of_this_name\n", "mine.py:1: ModuleNotFoundError"),
-        ("from brx.methods.method import Method\n\n\nclass Mine(Method):\n    rest = None\n", "its optimizers: "),
+        (
+            "from brx.methods.method import Method\n\n\nclass Mine(Method):\n    rest = None\n",
+            "its optimizers: ",
+        ),
     ],
 )
-def test_a_broken_method_is_refused_before_anything_is_trained(command, body, message, tmp_path, refused, monkeypatch):
+def test_a_broken_method_is_refused_before_anything_is_trained(
+    command, body, message, tmp_path, refused, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(body)
     grid = {"optimizer.method": ["pipedream", "mine.py:Mine"]}
@@ -192,7 +265,10 @@ def test_own_method_gets_its_place_and_twice_costs_nothing(tmp_path, monkeypatch
     monkeypatch.setattr("brx.sweep.compare.PRESET", str(base))
     monkeypatch.setattr("brx.sweep.compare.RATES", (1e-3,))
     monkeypatch.setattr("brx.sweep.compare.FURTHER_RATES", ())
-    delays = {"none": {"pipeline.stages": 1}, "32 stages": {"pipeline.stages": 4, "pipeline.delay.like": 32}}
+    delays = {
+        "none": {"pipeline.stages": 1},
+        "32 stages": {"pipeline.stages": 4, "pipeline.delay.like": 32},
+    }
     monkeypatch.setattr("brx.sweep.compare.DELAYS", delays)
     arguments = ["compare", STALENESS, "--out", tmp_path / "runs", "--committed", tmp_path / "none"]
     text = printed(*arguments)

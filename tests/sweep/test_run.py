@@ -1,4 +1,5 @@
-"""Sweeps with real processes: done cells are skipped, killed ones resume, none runs twice; on a Ray cluster, too."""
+"""Sweeps with real processes: done cells are skipped, killed ones resume, none runs twice; on a Ray
+cluster, too."""
 
 import json
 import os
@@ -37,7 +38,9 @@ def test_cells_equal_runs_by_hand_and_are_skipped_the_second_time(tmp_path, prin
     assert [(cell.folder / "metrics.jsonl").stat().st_mtime_ns for cell in cells] == before
 
 
-def test_a_cell_told_to_stop_early_is_continued_and_done_for_its_trajectory_version(tmp_path, capsys, monkeypatch):
+def test_a_cell_told_to_stop_early_is_continued_and_done_for_its_trajectory_version(
+    tmp_path, capsys, monkeypatch
+):
     path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
     (cell,) = Sweep.load(path).cells
     stopped = cell.config.training.model_copy(update={"stop_after": 3})
@@ -48,12 +51,17 @@ def test_a_cell_told_to_stop_early_is_continued_and_done_for_its_trajectory_vers
     assert losses(cell.folder)[-1]["iteration"] == 30
     monkeypatch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", TRAJECTORY_VERSION + 1)
     assert main(["sweep", str(path), "--jobs", "1"]) == 2
-    assert f"trained at trajectory version {TRAJECTORY_VERSION}" in capsys.readouterr().err.replace("\n", " ")
+    assert f"trained at trajectory version {TRAJECTORY_VERSION}" in capsys.readouterr().err.replace(
+        "\n", " "
+    )
     another = dump_config(tiny_config(tmp_path, "optimizer.lr=0.5"))
     (cell.folder / "config.yaml").write_text(another)
     for _ in range(2):  # whether or not it is done
         assert main(["sweep", str(path), "--jobs", "1"]) == 2
-        assert "config.yaml: differs from what the sweep asks for" in capsys.readouterr().err.replace("\n", " ")
+        assert (
+            "config.yaml: differs from what the sweep asks for"
+            in capsys.readouterr().err.replace("\n", " ")
+        )
         assert (cell.folder / "config.yaml").read_text() == another
         (cell.folder / "summary.json").unlink(missing_ok=True)
 
@@ -74,16 +82,22 @@ def test_a_failed_cell_is_recorded_and_the_rest_goes_on(tmp_path, capsys):
 
 def test_interrupted_and_killed_sweeps_continue_to_the_same_numbers(tmp_path):
     grid = {"pipeline.stages": [4, 2]}
-    path = write_sweep(tmp_path, grid=grid, set={"training.iterations": 150, "training.checkpoint_every": 10})
+    path = write_sweep(
+        tmp_path, grid=grid, set={"training.iterations": 150, "training.checkpoint_every": 10}
+    )
     cells = Sweep.load(path).cells
     process = start_brx("sweep", path, "--jobs", "1")
     wait_for_lines(cells[0].folder / "metrics.jsonl", 10, process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to whatever the sweep has started, too
+    os.killpg(
+        process.pid, signal.SIGINT
+    )  # as a terminal does: to whatever the sweep has started, too
     assert process.wait(300) == 130
     assert states(path) == [State.INTERRUPTED, State.WAITING]
     process = start_brx("sweep", path, "--jobs", "1")
     wait_for_lines(cells[0].folder / "metrics.jsonl", 60, process)
-    os.killpg(process.pid, signal.SIGKILL)  # the sweep alone: its cell is in a session of its own and goes on
+    os.killpg(
+        process.pid, signal.SIGKILL
+    )  # the sweep alone: its cell is in a session of its own and goes on
     process.wait(300)
     assert state_of(cells[0]) in (State.RUNNING, State.DONE)
     assert main(["sweep", str(path), "--jobs", "1"]) == 0
@@ -94,7 +108,9 @@ def test_interrupted_and_killed_sweeps_continue_to_the_same_numbers(tmp_path):
 
 
 def test_a_killed_cell_is_told_and_the_rest_goes_on_with_the_machine_s_threads(tmp_path):
-    grid = {"case": [{"training.iterations": 300}, {"training.iterations": 4, "runtime.threads": None}]}
+    grid = {
+        "case": [{"training.iterations": 300}, {"training.iterations": 4, "runtime.threads": None}]
+    }
     path = write_sweep(tmp_path, grid=grid)
     killed, other = Sweep.load(path).cells
     process = start_brx("sweep", path, "--jobs", "1")
@@ -104,8 +120,12 @@ def test_a_killed_cell_is_told_and_the_rest_goes_on_with_the_machine_s_threads(t
     assert process.wait(300) == 1
     assert states(path) == [State.FAILED, State.DONE]
     assert (killed.folder / "failed.txt").read_text().startswith("exit code -9")
-    # The server of the processes was started with one thread; each gets its share of the machine nevertheless.
-    assert json.loads((other.folder / "summary.json").read_text())["device"]["threads"] == os.cpu_count()
+    # The server of the processes was started with one thread; each gets its share of the machine
+    # nevertheless.
+    assert (
+        json.loads((other.folder / "summary.json").read_text())["device"]["threads"]
+        == os.cpu_count()
+    )
 
 
 def test_two_sweeps_at_once_run_no_cell_twice(tmp_path):
@@ -120,10 +140,14 @@ def test_two_sweeps_at_once_run_no_cell_twice(tmp_path):
     assert len(lines) == len({line.split()[1] for line in lines}) == 4
 
 
-def test_a_choice_at_the_edge_goes_on_beyond_the_grid_until_it_is_none_and_is_repeated(tmp_path, capsys):
+def test_a_choice_at_the_edge_goes_on_beyond_the_grid_until_it_is_none_and_is_repeated(
+    tmp_path, capsys
+):
     def write(**choice):
         grid = {"pipeline.stages": [4], "optimizer.lr": [1e-4, 1e-3]}
-        return write_sweep(tmp_path, grid=grid, choose=choice, repeat={"set": {"training.seed": [1]}})
+        return write_sweep(
+            tmp_path, grid=grid, choose=choice, repeat={"set": {"training.seed": [1]}}
+        )
 
     path = write()
     for cell in Sweep.load(path).cells:
@@ -144,8 +168,13 @@ def test_a_choice_at_the_edge_goes_on_beyond_the_grid_until_it_is_none_and_is_re
     text = (tmp_path / "cells" / "choice-sweep.csv").read_text()
     assert "p4,0.01," in text
     assert "p4,1e+20,failed,," in text
-    seeds = sorted(folder.name.partition("--")[0] for folder in (tmp_path / "cells").glob("*-s1--*"))
-    assert seeds == ["p4-lr0.001-s1", "p4-lr0.01-s1"]  # of the first sweep's choice, and of this one's
+    seeds = sorted(
+        folder.name.partition("--")[0] for folder in (tmp_path / "cells").glob("*-s1--*")
+    )
+    assert seeds == [
+        "p4-lr0.001-s1",
+        "p4-lr0.01-s1",
+    ]  # of the first sweep's choice, and of this one's
     (tried[-1].folder / "summary.json").unlink()  # as if it had failed otherwise
     assert main(["sweep", str(path)]) == 1
 
@@ -156,7 +185,8 @@ def ray():
 
 
 def runner_of(folder):
-    """The process id of the Ray task that runs the cell in a folder: the parent of its `brx train`."""
+    """The process id of the Ray task that runs the cell in a folder: the parent of its `brx
+    train`."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if str(folder).encode() in path.read_bytes().split(b"\0"):
@@ -167,7 +197,9 @@ def runner_of(folder):
 
 
 def test_the_same_folders_as_the_local_launcher_and_failures_told(ray, tmp_path, capsys):
-    path = write_sweep(tmp_path, grid={"pipeline.stages": [4, 1], "optimizer.lr": [0.01, 1e30]}, choose={})
+    path = write_sweep(
+        tmp_path, grid={"pipeline.stages": [4, 1], "optimizer.lr": [0.01, 1e30]}, choose={}
+    )
     assert main(["sweep", str(path), "--launcher", "ray", "--jobs", "2"]) == 1
     assert not ray.is_initialized()
     assert "lower optimizer.lr" in capsys.readouterr().out.replace("\n", " ")
@@ -178,7 +210,10 @@ def test_the_same_folders_as_the_local_launcher_and_failures_told(ray, tmp_path,
         assert one.folder.name == other.folder.name
         assert sorted(os.listdir(one.folder)) == sorted(os.listdir(other.folder))
         assert losses(one.folder) == losses(other.folder)
-    choices = [(folder / "choice-sweep.csv").read_text() for folder in (tmp_path / "cells", tmp_path / "local")]
+    choices = [
+        (folder / "choice-sweep.csv").read_text()
+        for folder in (tmp_path / "cells", tmp_path / "local")
+    ]
     assert choices[0] == choices[1]
 
 
@@ -208,13 +243,19 @@ def test_interrupted_cells_save_and_a_lost_one_is_continued(ray, tmp_path):
         (["--address", "auto"], {}, "--address auto: no Ray cluster there that can be used: "),
         (["--address", "ray://127.0.0.1:1"], {}, "refused"),
         (["--address", "head"], {}, "HOST:PORT"),
-        ([], {"runtime.threads": 4096}, "needs 4096 CPU cores and 0 GPUs on one node, which no node"),
+        (
+            [],
+            {"runtime.threads": 4096},
+            "needs 4096 CPU cores and 0 GPUs on one node, which no node",
+        ),
     ],
 )
 def test_no_cluster_at_an_address_and_no_node_that_is_large_enough_are_one_line(
     ray, tmp_path, refused, address, settings, expected
 ):
-    assert expected in refused("sweep", write_sweep(tmp_path, set=settings), "--launcher", "ray", *address)
+    assert expected in refused(
+        "sweep", write_sweep(tmp_path, set=settings), "--launcher", "ray", *address
+    )
     assert not (tmp_path / "cells").exists()
     assert not ray.is_initialized()
 
@@ -223,4 +264,6 @@ def test_without_ray_one_line_names_the_extra(tmp_path, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "ray", None)
     path = write_sweep(tmp_path)
     assert "--address: only --launcher ray has one" in refused("sweep", path, "--address", "auto")
-    assert "Ray is not installed: pip install 'brx[ray]'" in refused("sweep", path, "--launcher", "ray")
+    assert "Ray is not installed: pip install 'brx[ray]'" in refused(
+        "sweep", path, "--launcher", "ray"
+    )

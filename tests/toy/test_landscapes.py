@@ -1,4 +1,5 @@
-"""The toy problems against torch's Adam, one start at a time, against derivatives, and against what they must show."""
+"""The toy problems against torch's Adam, one start at a time, against derivatives, and against what
+they must show."""
 
 import math
 
@@ -17,7 +18,9 @@ def preset(name, kind, **changes):
 QUADRATIC = preset("quadratic", toy.QuadraticConfig, other_starts=12)
 SWEEP = preset("sweep", toy.SweepConfig)
 # A quarter turn around one aligned angle.
-SHORT = preset("spiral-small-steps", toy.SpiralConfig, start_radius=1.5, end_radius=1.15, measurements=150)
+SHORT = preset(
+    "spiral-small-steps", toy.SpiralConfig, start_radius=1.5, end_radius=1.15, measurements=150
+)
 
 
 def torchs_path(loss, start, delay, updates, lr, betas):
@@ -34,13 +37,28 @@ def torchs_path(loss, start, delay, updates, lr, betas):
 
 
 def test_set_ups_are_the_papers_and_small_steps_differ_where_they_say():
-    assert (QUADRATIC.lr, QUADRATIC.beta1, QUADRATIC.beta2, QUADRATIC.delay, QUADRATIC.target) == (1, 0, 0.1, 2, 15)
+    assert (QUADRATIC.lr, QUADRATIC.beta1, QUADRATIC.beta2, QUADRATIC.delay, QUADRATIC.target) == (
+        1,
+        0,
+        0.1,
+        2,
+        15,
+    )
     assert math.hypot(*QUADRATIC.start) == pytest.approx(20, abs=1e-3)
     for name, lr in (("spiral", 0.1), ("spiral-small-steps", SHORT.lr)):
         config = preset(name, toy.SpiralConfig)
-        assert (config.lr, config.beta1, config.beta2, config.delay, config.interval_degrees) == (lr, 0.0, 0.9, 1, 3.0)
+        assert (config.lr, config.beta1, config.beta2, config.delay, config.interval_degrees) == (
+            lr,
+            0.0,
+            0.9,
+            1,
+            3.0,
+        )
     small = preset("sweep-small-steps", toy.SweepConfig).model_dump()
-    assert {key for key, value in SWEEP.model_dump().items() if value != small[key]} == {"lr", "beta2"}
+    assert {key for key, value in SWEEP.model_dump().items() if value != small[key]} == {
+        "lr",
+        "beta2",
+    }
 
 
 @pytest.mark.parametrize(("beta1", "delay"), [(0.0, 0), (0.0, 3), (0.9, 3)])
@@ -57,26 +75,36 @@ def test_descent_on_the_quadratic_is_torchs_adam_with_an_older_gradient(beta1, d
         def loss(point, curvature=curvature):
             return 0.5 * point @ curvature @ point
 
-        expected = torchs_path(loss, starts[place], delay, len(path) - 1, config.lr, (beta1, config.beta2))
+        expected = torchs_path(
+            loss, starts[place], delay, len(path) - 1, config.lr, (beta1, config.beta2)
+        )
         np.testing.assert_allclose(path[:, *place], expected, rtol=1e-6, atol=1e-9)
-        reached = [t for t, point in enumerate(torch.from_numpy(expected)) if loss(point) <= config.target]
+        reached = [
+            t for t, point in enumerate(torch.from_numpy(expected)) if loss(point) <= config.target
+        ]
         assert needed[place] == (reached[0] if reached else math.inf)
 
 
 def test_adasgd_by_hand():
     gradients = iter([np.array([1.0, 7.0]), np.array([2.0, -2.0])])
-    adasgd = toy.DelayedAdam(lambda _: next(gradients), 1.0, 0.5, 0.75, [np.zeros(2)], one_size=True)
+    adasgd = toy.DelayedAdam(
+        lambda _: next(gradients), 1.0, 0.5, 0.75, [np.zeros(2)], one_size=True
+    )
     # mean squares 25 and 4: v = 25/4, then 3/4 25/4 + 1/4 4; m = g/2, then g1/4 + g2/2
     first = np.array([1.0, 7.0]) / 5.0
     np.testing.assert_allclose(adasgd.update(), -first, rtol=1e-7)
     second_root = ((0.75 * 25 / 4 + 1.0) / (1 - 0.75**2)) ** 0.5
-    np.testing.assert_allclose(adasgd.update(), -first - np.array([1.25, 0.75]) / 0.75 / second_root, rtol=1e-7)
+    np.testing.assert_allclose(
+        adasgd.update(), -first - np.array([1.25, 0.75]) / 0.75 / second_root, rtol=1e-7
+    )
 
 
 def test_rotation_and_delay_together_cost_adam_but_not_adasgd():
     quadratic = toy.run_quadratic(QUADRATIC)
     for case, run in quadratic.runs.items():  # counts are of the first point at the target
-        (curvature,) = toy.quadratic_hessians(QUADRATIC.eigenvalues, [0.0 if case.aligned else 45.0])
+        (curvature,) = toy.quadratic_hessians(
+            QUADRATIC.eigenvalues, [0.0 if case.aligned else 45.0]
+        )
         np.testing.assert_allclose(np.linalg.eigvalsh(curvature), sorted(QUADRATIC.eigenvalues))
         assert (abs(curvature[0, 1]) > 1) != case.aligned
         losses = 0.5 * np.einsum("ti,ij,tj->t", run.path, curvature, run.path)
@@ -85,15 +113,25 @@ def test_rotation_and_delay_together_cost_adam_but_not_adasgd():
     updates = {case: run.updates[0] for case, run in quadratic.runs.items()}
     for delay in (0, 2):
         assert updates[toy.Case("AdaSGD", True, delay)] == updates[toy.Case("AdaSGD", False, delay)]
-    assert max(quadratic.slowdowns("Adam", True)) <= 1.1 < 2 < min(quadratic.slowdowns("Adam", False))
+    assert (
+        max(quadratic.slowdowns("Adam", True)) <= 1.1 < 2 < min(quadratic.slowdowns("Adam", False))
+    )
 
 
 def test_a_run_that_never_arrives_has_no_count_and_is_infinitely_slow(tmp_path):
-    numbers = toy.run_quadratic(QUADRATIC.model_copy(update={"most_updates": 3, "other_starts": 1})).numbers()
+    numbers = toy.run_quadratic(
+        QUADRATIC.model_copy(update={"most_updates": 3, "other_starts": 1})
+    ).numbers()
     assert [run["updates"] for run in numbers["runs"]] == [None] * 8
     assert [row["median_slowdown_from_other_starts"] for row in numbers["slowdowns"]] == [None] * 4
     assert numbers["slowdowns"][1]["slowdown"] is None
-    few = {"starts": 3, "angles_degrees": [0.0, 45.0], "delays": [16], "momenta": [0.0], "most_updates": 25}
+    few = {
+        "starts": 3,
+        "angles_degrees": [0.0, 45.0],
+        "delays": [16],
+        "momenta": [0.0],
+        "most_updates": 25,
+    }
     stuck = toy.run_sweep(SWEEP.model_copy(update=few))
     assert np.isinf(stuck.slowdowns).all()
     assert stuck.numbers()["sweeps"][0]["slowdowns"] == [None, None]
@@ -108,7 +146,10 @@ def test_misalignment_makes_delay_dear():
     config = SWEEP.model_copy(update=few)
     result = toy.run_sweep(config)
     l1, l2 = config.eigenvalues  # |H_11| + |H_22| = the trace; |H_12| = (l1 - l2) sin(2 angle) / 2
-    expected = [1 + (l1 - l2) * abs(math.sin(2 * math.radians(angle))) / (l1 + l2) for angle in config.angles_degrees]
+    expected = [
+        1 + (l1 - l2) * abs(math.sin(2 * math.radians(angle))) / (l1 + l2)
+        for angle in config.angles_degrees
+    ]
     np.testing.assert_allclose(result.norms, expected)
     assert result.slowdowns.shape == (2, 2, 3)
     assert (np.diff(result.slowdowns[0], axis=-1) > 0).all()  # without momentum, with the angle
@@ -116,22 +157,35 @@ def test_misalignment_makes_delay_dear():
 
 
 def test_derivatives_of_the_spiral_are_those_of_its_value():
-    value = toy.spiral(torch.tensor([0.0, 2.0], dtype=torch.float64)).item()  # r = 2, theta = pi / 2
+    value = toy.spiral(
+        torch.tensor([0.0, 2.0], dtype=torch.float64)
+    ).item()  # r = 2, theta = pi / 2
     assert value == pytest.approx(4 + (20 * math.sin(8 - math.pi / 2) + 1) ** 2)
     points = np.random.default_rng(0).uniform(-5, 5, (20, 2))
     leaves = torch.from_numpy(points).requires_grad_()
     (expected,) = torch.autograd.grad(sum(toy.spiral(point) for point in leaves), leaves)
     np.testing.assert_allclose(toy.spiral_gradient(points), expected.numpy(), rtol=1e-10)
     point, step = np.array([[1.3, -2.1]]), 1e-6
-    ahead, behind = (np.stack([toy.spiral_gradient(point + sign * step * e)[0] for e in np.eye(2)]) for sign in (1, -1))
-    np.testing.assert_allclose(toy.spiral_hessians(point)[0].numpy(), (ahead - behind).T / (2 * step), rtol=1e-5)
+    ahead, behind = (
+        np.stack([toy.spiral_gradient(point + sign * step * e)[0] for e in np.eye(2)])
+        for sign in (1, -1)
+    )
+    np.testing.assert_allclose(
+        toy.spiral_hessians(point)[0].numpy(), (ahead - behind).T / (2 * step), rtol=1e-5
+    )
 
 
 def test_misalignment_and_the_floor_in_closed_form():
-    matrices = torch.tensor([[[5.0, 0.0], [0.0, 0.0]], [[2.5, 2.5], [2.5, 2.5]], [[3.0, 0.0], [0.0, -1.0]]])
-    np.testing.assert_allclose(toy.misalignment(matrices), [1, 2, 1], rtol=1e-6)  # the second is at 45 degrees
+    matrices = torch.tensor(
+        [[[5.0, 0.0], [0.0, 0.0]], [[2.5, 2.5], [2.5, 2.5]], [[3.0, 0.0], [0.0, -1.0]]]
+    )
+    np.testing.assert_allclose(
+        toy.misalignment(matrices), [1, 2, 1], rtol=1e-6
+    )  # the second is at 45 degrees
     points = toy.floor_points(np.array([1.0, 2.5]))
-    np.testing.assert_allclose([toy.spiral(torch.from_numpy(point)).item() for point in points], [1.0, 6.25])
+    np.testing.assert_allclose(
+        [toy.spiral(torch.from_numpy(point)).item() for point in points], [1.0, 6.25]
+    )
     np.testing.assert_allclose(toy.distance_from_floor(points), 0, atol=1e-12)
     outwards = points * (1 + 1e-6 / np.array([[1.0], [2.5]]))
     # Across a valley with slope dr / (r dtheta) = 1 / (4 r).
@@ -158,7 +212,10 @@ def test_slowdown_on_the_spiral_is_least_where_the_hessian_is_diagonal():
     off_axes = (lambda h: h[0, 1], lambda h: h[0, 0] - h[1, 1])
     for angles, zero in zip(result.special_angles, off_axes, strict=True):
         for angle in angles:
-            radius = SHORT.start_radius + math.radians(angle - math.degrees(math.atan2(*result.path[0][::-1]))) / 4
+            radius = (
+                SHORT.start_radius
+                + math.radians(angle - math.degrees(math.atan2(*result.path[0][::-1]))) / 4
+            )
             curvature = toy.spiral_hessians(toy.floor_points(np.array([radius])))[0]
             assert abs(zero(curvature) / curvature.trace()) < 0.01
     assert result.arrived
@@ -171,7 +228,9 @@ def test_slowdown_on_the_spiral_is_least_where_the_hessian_is_diagonal():
 def test_with_the_printed_step_adam_stops_where_the_valley_is_aligned():
     result = toy.run_spiral(preset("spiral", toy.SpiralConfig, measurements=4, most_measured=50))
     assert not result.arrived
-    assert np.degrees(np.arctan2(*result.path[-1][::-1])) == pytest.approx(result.special_angles[0][0], abs=1)
+    assert np.degrees(np.arctan2(*result.path[-1][::-1])) == pytest.approx(
+        result.special_angles[0][0], abs=1
+    )
     not_travelled = result.numbers()["not_travelled_without_delay"]
     assert not_travelled == int(np.isinf(result.plain).sum()) > 0
     assert np.isnan(result.slowdowns).sum() >= not_travelled

@@ -14,11 +14,18 @@ def tiny_config(folder, *overrides):
     """A run of 30 iterations of a model of 4 blocks, on data in `folder`."""
     text = folder / "text.txt"
     if not text.exists():
-        lines = [f"{number}: the quick brown fox jumps over the lazy dog {number * number}" for number in range(6000)]
+        lines = [
+            f"{number}: the quick brown fox jumps over the lazy dog {number * number}"
+            for number in range(6000)
+        ]
         write_once(text, "\n".join(lines))
     content = {
         "model": {"blocks": 4, "width": 8, "heads": 2, "sequence_length": 16},
-        "data": {"source": str(text), "directory": str(folder / "data"), "validation_fraction": 0.3},
+        "data": {
+            "source": str(text),
+            "directory": str(folder / "data"),
+            "validation_fraction": 0.3,
+        },
         "pipeline": {"stages": 4},
         "optimizer": {"method": "pipedream", "lr": 0.01},
         "training": {
@@ -35,7 +42,8 @@ def tiny_config(folder, *overrides):
 
 
 def write_once(path, content):
-    """Make a file that is whole from the start and the first writer's, although several ranks do this at once."""
+    """Make a file that is whole from the start and the first writer's, although several ranks do
+    this at once."""
     own = path.with_name(f"{path.name}-{os.getpid()}")
     own.write_text(content)
     with suppress(FileExistsError):

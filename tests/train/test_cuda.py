@@ -28,7 +28,10 @@ MIDDLE = {
 @pytest.mark.parametrize("method", ["pipedream", "basis-rotation"])
 def test_losses_are_those_of_the_cpu(method, tmp_path):
     for device in ("cpu", "cuda"):
-        train(tiny_config(tmp_path, f"optimizer.method={method}", f"runtime.device={device}"), tmp_path / device)
+        train(
+            tiny_config(tmp_path, f"optimizer.method={method}", f"runtime.device={device}"),
+            tmp_path / device,
+        )
     on_cpu, on_cuda = (losses(tmp_path / device)[-1]["val_loss"] for device in ("cpu", "cuda"))
     assert on_cuda == pytest.approx(on_cpu, rel=0.01)
 
@@ -37,7 +40,10 @@ def test_losses_are_those_of_the_cpu(method, tmp_path):
 @pytest.mark.parametrize("stash", ["exact", "none", "predict"])
 def test_compiled_bf16_trains(stash, rings, tmp_path):
     overrides = ["runtime.device=cuda", "runtime.precision=bf16", "runtime.compile=true"]
-    train(tiny_config(tmp_path, *overrides, f"pipeline.stash={stash}", f"pipeline.rings={rings}"), tmp_path / "run")
+    train(
+        tiny_config(tmp_path, *overrides, f"pipeline.stash={stash}", f"pipeline.rings={rings}"),
+        tmp_path / "run",
+    )
     found = losses(tmp_path / "run")
     assert found[-1]["val_loss"] < found[0]["train_loss"] - 1
     assert all(math.isfinite(record.get("train_loss", 0.0)) for record in found)
@@ -54,9 +60,13 @@ def test_attention_is_flash_attention():
 
 @pytest.mark.parametrize("method", ["pipedream", "basis-rotation"])
 def test_iterations_do_not_wait_for_the_gpu(method):  # with norms of the updates at each one
-    config = apply_overrides(MIDDLE, ["training.log_every=1", f"optimizer.method={method}"], "middle")
+    config = apply_overrides(
+        MIDDLE, ["training.log_every=1", f"optimizer.method={method}"], "middle"
+    )
     tokens = torch.randint(50257, (8, 257), device="cuda")
-    engine = assemble(config, lambda t: (tokens[:, :-1], tokens[:, 1:].contiguous()), device=tokens.device).engine
+    engine = assemble(
+        config, lambda t: (tokens[:, :-1], tokens[:, 1:].contiguous()), device=tokens.device
+    ).engine
     list(engine.run(1, lambda: 3))
     try:
         torch.cuda.set_sync_debug_mode("error")
@@ -65,7 +75,11 @@ def test_iterations_do_not_wait_for_the_gpu(method):  # with norms of the update
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("overrides", [[], ["pipeline.stages=1"], ["optimizer.method=basis-rotation"]])
+@pytest.mark.parametrize(
+    "overrides", [[], ["pipeline.stages=1"], ["optimizer.method=basis-rotation"]]
+)
 def test_peak_is_within_fifteen_percent_of_the_plan(overrides):
     config = apply_overrides(MIDDLE, overrides, "middle")
-    assert plan_memory(config, "cuda")[0].peak == pytest.approx(measured_peak(config, torch.device("cuda")), rel=0.15)
+    assert plan_memory(config, "cuda")[0].peak == pytest.approx(
+        measured_peak(config, torch.device("cuda")), rel=0.15
+    )

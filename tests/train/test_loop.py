@@ -1,5 +1,5 @@
-"""A run: what it writes, that it resumes value for value after any interruption, and how it fails. Also the test of
-`Assembly` (brx/train/build.py) and of `RunRecorder`."""
+"""A run: what it writes, that it resumes value for value after any interruption, and how it fails.
+Also the test of `Assembly` (brx/train/build.py) and of `RunRecorder`."""
 
 import json
 import os
@@ -46,7 +46,9 @@ def finished(straight, tmp_path):
 
 def stopping(config, stop):
     """The configuration, to be stopped after an iteration."""
-    return config.model_copy(update={"training": config.training.model_copy(update={"stop_after": stop})})
+    return config.model_copy(
+        update={"training": config.training.model_copy(update={"stop_after": stop})}
+    )
 
 
 def summary_of(run):
@@ -58,9 +60,12 @@ def names_of_checkpoints(run):
 
 
 def assert_equal_but_for(found, expected, *extra_validations):
-    """A run that was stopped is the other, but for a validation at each stop that is none of the other's."""
+    """A run that was stopped is the other, but for a validation at each stop that is none of the
+    other's."""
     extra = [record for record in losses(found) if record not in losses(expected)]
-    assert [record["iteration"] for record in extra if "val_loss" in record] == list(extra_validations)
+    assert [record["iteration"] for record in extra if "val_loss" in record] == list(
+        extra_validations
+    )
     assert len(extra) == len(extra_validations)
     assert [record for record in losses(found) if record not in extra] == losses(expected)
 
@@ -70,14 +75,18 @@ def test_run_folder_holds_what_it_should(straight):
     assert [record["iteration"] for record in steps] == list(range(1, 31))
     assert set(steps[0]) == {"iteration", "train_loss", "lr", "grad_norm", "tokens"}
     assert len(steps[4]["stage_grad_norms"]) == len(steps[9]["stage_update_norms"]) == 4
-    assert ["stage_update_norms" in step for step in steps] == [step["iteration"] % 5 == 0 for step in steps]
+    assert ["stage_update_norms" in step for step in steps] == [
+        step["iteration"] % 5 == 0 for step in steps
+    ]
     assert steps[-1]["tokens"] == 30 * 2 * 16
     assert [record["iteration"] for record in records if "val_loss" in record] == [12, 24, 30]
     assert steps[-1]["train_loss"] < steps[0]["train_loss"] - 1
     summary = summary_of(straight)
     assert (summary["status"], summary["trajectory_version"]) == ("finished", TRAJECTORY_VERSION)
     assert summary["final_train_loss"] == steps[-1]["train_loss"]
-    assert summary["best_val_loss"] == min(record["val_loss"] for record in records if "val_loss" in record)
+    assert summary["best_val_loss"] == min(
+        record["val_loss"] for record in records if "val_loss" in record
+    )
     assert min(summary["tokens_per_second"], summary["model_flops_per_second"]) > 0
     assert summary["peak_memory_bytes"][0] > summary["planned_memory_bytes"][0] > 0
     assert summary["mfu"] is None  # the peak of a CPU is not known
@@ -85,7 +94,9 @@ def test_run_folder_holds_what_it_should(straight):
     assert measured.keys() >= {"tokens_per_second", "update_seconds", "peak_memory_bytes"}
     assert "refresh_seconds" not in measured
     assert load_config(straight) == tiny_config(straight.parent)
-    assert yaml.safe_load((straight / "config.yaml").read_text())["optimizer"]["beta2"] == 0.999  # with defaults
+    assert (
+        yaml.safe_load((straight / "config.yaml").read_text())["optimizer"]["beta2"] == 0.999
+    )  # with defaults
     assert names_of_checkpoints(straight) == [28, 30]
 
 
@@ -105,7 +116,12 @@ def test_run_folder_holds_what_it_should(straight):
 def test_stopped_and_resumed_equals_uninterrupted(method, mode, tmp_path):
     lr = 0.001 if method == "scion" else 0.01
     arguments = [f"optimizer.arguments={CUSTOM[method]}"] if method in CUSTOM else []
-    settings = [f"optimizer.method={method}", f"optimizer.lr={lr}", f"pipeline={mode}", "training.iterations=23"]
+    settings = [
+        f"optimizer.method={method}",
+        f"optimizer.lr={lr}",
+        f"pipeline={mode}",
+        "training.iterations=23",
+    ]
     config = tiny_config(tmp_path, *settings, *arguments)
     train(config, tmp_path / "whole")
     for stop in (3, 21, None):
@@ -116,9 +132,15 @@ def test_stopped_and_resumed_equals_uninterrupted(method, mode, tmp_path):
 
 def test_decompositions_that_fail_are_counted_in_the_metrics(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.linalg, "eigh", MagicMock(side_effect=torch.linalg.LinAlgError("no")))
-    train(tiny_config(tmp_path, "optimizer.method=basis-rotation", "training.iterations=10"), tmp_path / "run")
-    counts = {record["iteration"]: record.get("failed_refreshes") for record in steps_of(tmp_path / "run")}
-    # At update 2 only: both sides of 6 matrices in each of 4 blocks; later refreshes need no decomposition.
+    train(
+        tiny_config(tmp_path, "optimizer.method=basis-rotation", "training.iterations=10"),
+        tmp_path / "run",
+    )
+    counts = {
+        record["iteration"]: record.get("failed_refreshes") for record in steps_of(tmp_path / "run")
+    }
+    # At update 2 only: both sides of 6 matrices in each of 4 blocks; later refreshes need no
+    #     decomposition.
     assert [counts[iteration] for iteration in (4, 5, 10)] == [None, 48, 48]
 
 
@@ -127,7 +149,9 @@ def test_decompositions_that_fail_are_counted_in_the_metrics(tmp_path, monkeypat
     [(28, []), (5, ["pipeline.accumulation=2", "pipeline.delay=3", "pipeline.stash=predict"])],
 )
 def test_killed_and_resumed_equals_uninterrupted(kill_at, accumulation, tmp_path):
-    config = tiny_config(tmp_path, "optimizer.method=basis-rotation", "training.log_every=1", *accumulation)
+    config = tiny_config(
+        tmp_path, "optimizer.method=basis-rotation", "training.log_every=1", *accumulation
+    )
     train(config, tmp_path / "straight")
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(config))
@@ -169,7 +193,9 @@ def test_checkpoints_at_chosen_iterations_are_kept_and_change_nothing(tmp_path, 
     for stop_after in (10, 23):
         train(stopping(config, stop_after), run, resume=True)
     assert names_of_checkpoints(run) == [3, 14, 23]
-    fewer = config.training.model_copy(update={"keep_at": [14, 25]})  # 3 is dropped once it is no longer asked for
+    fewer = config.training.model_copy(
+        update={"keep_at": [14, 25]}
+    )  # 3 is dropped once it is no longer asked for
     train(config.model_copy(update={"training": fewer}), run, resume=True)
     assert names_of_checkpoints(run) == [14, 25, 30]  # 25 is no multiple of checkpoint_every
     assert_equal_but_for(run, straight, 10, 23)
@@ -185,20 +211,33 @@ def cut(run, num_lines):
     ("overrides", "num_lines", "expected"),
     [
         (["training.keep_checkpoints=9"], 8, "00000007"),  # iterations 1-8
-        (["training.checkpoint_every=12", "training.stop_after=24"], 25, "00000012"),  # all but the last validation
+        (
+            ["training.checkpoint_every=12", "training.stop_after=24"],
+            25,
+            "00000012",
+        ),  # all but the last validation
     ],
 )
-def test_metrics_cut_short_are_written_again(overrides, num_lines, expected, tmp_path, capsys, straight):
+def test_metrics_cut_short_are_written_again(
+    overrides, num_lines, expected, tmp_path, capsys, straight
+):
     run = tmp_path / "run"
     train(tiny_config(tmp_path, *overrides), run)
     cut(run, num_lines)
-    # With room for one checkpoint: later ones, of no use before their metrics, must not drive out the one that counts.
-    train(tiny_config(tmp_path, "training.keep_checkpoints=1", "training.stop_after=13"), run, resume=True)
+    # With room for one checkpoint: later ones, of no use before their metrics, must not drive out
+    #     the one that counts.
+    train(
+        tiny_config(tmp_path, "training.keep_checkpoints=1", "training.stop_after=13"),
+        run,
+        resume=True,
+    )
     assert f"continuing from {run}/checkpoints/{expected} instead of" in capsys.readouterr().err
     train(tiny_config(tmp_path), run, resume=True)
     assert_equal_but_for(run, straight, 13)
     cut(run, 2)
-    with pytest.raises(UserError, match=r"metrics\.jsonl: lacks records after iteration 2, before the first"):
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl: lacks records after iteration 2, before the first"
+    ):
         train(tiny_config(tmp_path), run, resume=True)
 
 
@@ -259,31 +298,44 @@ def test_a_finished_run_is_not_overwritten_and_stays_unless_its_last_checkpoint_
 def explode(monkeypatch):
     """Let the learning rate of one update be absurd; of none: as it should be."""
     name = "brx.methods.updater.lr_factor"
-    return lambda at: monkeypatch.setattr(name, lambda t, training: 1e30 if t == at else lr_factor(t, training))
+    return lambda at: monkeypatch.setattr(
+        name, lambda t, training: 1e30 if t == at else lr_factor(t, training)
+    )
 
 
 def test_loss_that_is_not_finite_stops_the_run(tmp_path, explode, straight):
     config, run = tiny_config(tmp_path), tmp_path / "run"
     explode(17)
-    with pytest.raises(RunError, match=r"iteration 1[89]: the (loss is|gradient norm of stage \d is) (nan|inf)"):
+    with pytest.raises(
+        RunError, match=r"iteration 1[89]: the (loss is|gradient norm of stage \d is) (nan|inf)"
+    ):
         train(config, run)
     assert names_of_checkpoints(run) == [7, 14]
     summary = summary_of(run)
     assert summary["status"] == "diverged"
     assert "iteration 1" in summary["error"]
-    seconds = [record["seconds"] for record in read_metrics(run / "metrics.jsonl") if "seconds" in record]
+    seconds = [
+        record["seconds"] for record in read_metrics(run / "metrics.jsonl") if "seconds" in record
+    ]
     assert summary["training_seconds"] >= max(seconds)
     explode(None)  # it resumes from before the failure, as if there had been none
     assert train(config, run, resume=True) == "finished"
     assert losses(run) == losses(straight)
 
 
-def test_bad_gradient_that_basis_rotation_finds_first_is_a_divergence(tmp_path, monkeypatch, explode):
+def test_bad_gradient_that_basis_rotation_finds_first_is_a_divergence(
+    tmp_path, monkeypatch, explode
+):
     """On a GPU, where the engine does not look at every update's losses and norms."""
     monkeypatch.setattr("brx.optim.basis_rotation.ASYNCHRONOUS", ("cpu",))
     monkeypatch.setattr("brx.pipeline.engine.check_finite", lambda *arguments: None)
     explode(17)
-    config = tiny_config(tmp_path, "optimizer.method=basis-rotation", "optimizer.frequency=1", "training.log_every=100")
+    config = tiny_config(
+        tmp_path,
+        "optimizer.method=basis-rotation",
+        "optimizer.frequency=1",
+        "training.log_every=100",
+    )
     with pytest.raises(DivergedError, match=r"iteration 1[89]: .* NaN"):
         train(config, tmp_path / "run")
     assert summary_of(tmp_path / "run")["status"] == "diverged"
@@ -291,7 +343,9 @@ def test_bad_gradient_that_basis_rotation_finds_first_is_a_divergence(tmp_path, 
 
 def test_losses_before_a_failure_are_written_although_no_log_point_was_reached(tmp_path, explode):
     explode(4)
-    with pytest.raises(RunError, match=r"iteration [5-7]:") as failure:  # before the first checkpoint, too
+    with pytest.raises(
+        RunError, match=r"iteration [5-7]:"
+    ) as failure:  # before the first checkpoint, too
         train(tiny_config(tmp_path, "training.log_every=100"), tmp_path / "run")
     failed = int(re.search(r"iteration (\d)", str(failure.value))[1])
     assert [record["iteration"] for record in losses(tmp_path / "run")] == list(range(1, failed))
@@ -315,7 +369,10 @@ def test_other_data_and_another_trajectory_version_are_not_resumed_from(tmp_path
     before = (run / "metrics.jsonl").read_text()
     with monkeypatch.context() as patch:
         patch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", TRAJECTORY_VERSION + 1)
-        with pytest.raises(UserError, match=f"00000003: trained at trajectory version {TRAJECTORY_VERSION}, this brx"):
+        with pytest.raises(
+            UserError,
+            match=f"00000003: trained at trajectory version {TRAJECTORY_VERSION}, this brx",
+        ):
             train(tiny_config(tmp_path), run, resume=True)
     (tmp_path / "text.txt").write_text("\n".join(f"other text {number}" for number in range(20000)))
     with pytest.raises(UserError, match="was trained on other data"):
@@ -338,10 +395,16 @@ def test_more_than_there_are_data_for_and_a_folder_that_cannot_be_made_are_one_c
     ("stash", "settings", "needs"),
     [
         ("none", ["runtime.precision=bf16"], "runtime.precision: fp32"),
-        ("predict", ["data.tokenizer=gpt2", "training.batch_size=50"], "at most 33,554,432 logits per micro-batch"),
+        (
+            "predict",
+            ["data.tokenizer=gpt2", "training.batch_size=50"],
+            "at most 33,554,432 logits per micro-batch",
+        ),
     ],
 )
-def test_a_head_that_would_not_see_its_overwritten_weights_is_refused(stash, settings, needs, tmp_path):
+def test_a_head_that_would_not_see_its_overwritten_weights_is_refused(
+    stash, settings, needs, tmp_path
+):
     stash, delay = f"pipeline.stash={stash}", "pipeline.delay=3"
     with pytest.raises(UserError, match=f"with a delay of 3 at the last stage needs {needs}"):
         train(tiny_config(tmp_path, stash, delay, *settings), tmp_path / "run")
@@ -352,12 +415,15 @@ def test_a_head_that_would_not_see_its_overwritten_weights_is_refused(stash, set
 
 
 def test_full_disk_is_one_clear_line(tmp_path, monkeypatch):
-    # A limit on the size of files stands in for a full disk: config and metrics fit, a checkpoint does not.
+    # A limit on the size of files stands in for a full disk: config and metrics fit, a checkpoint
+    #     does not.
     config = tiny_config(tmp_path, "training.checkpoint_every=3")
     prepare(config.data)
     path = tmp_path / "tiny.yaml"
     path.write_text(dump_config(config))
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # or Python caches modules cut to that size, for all to load
+    monkeypatch.setenv(
+        "PYTHONDONTWRITEBYTECODE", "1"
+    )  # or Python caches modules cut to that size, for all to load
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4000, 4000))
     process = start_brx("train", path, "--out", tmp_path / "run", preexec_fn=limit)
     _, stderr = process.communicate(timeout=300)
@@ -372,12 +438,18 @@ def test_delay_compensation_takes_no_difference_of_rounded_weights(stash, tmp_pa
     monkeypatch.setattr(DelayCompensation, "correct_gradients", watch)
     settings = ["runtime.precision=bf16", f"pipeline.stash={stash}", "training.iterations=3"]
     train(tiny_config(tmp_path, "optimizer.method=delay-compensation", *settings), tmp_path / "run")
-    assert {weight.dtype for call in watch.call_args_list for weight in call.args[2]} == {torch.float32}
+    assert {weight.dtype for call in watch.call_args_list for weight in call.args[2]} == {
+        torch.float32
+    }
 
 
 def test_tensorboard_gets_the_metrics_and_a_profile_names_the_actions_and_the_stages(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    train(tiny_config(tmp_path, "logging.tensorboard=true", "training.iterations=14"), tmp_path / "run", profile=True)
+    train(
+        tiny_config(tmp_path, "logging.tensorboard=true", "training.iterations=14"),
+        tmp_path / "run",
+        profile=True,
+    )
     events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     assert len(events.Scalars("train_loss")) == 14
@@ -393,12 +465,23 @@ def test_compiled_blocks_give_the_same_losses_from_one_graph_for_all(stash, tmp_
     # In mode `none` the compiled backward pass has to see the overwritten weights as well.
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    small = ["model.blocks=3", "pipeline.stages=2", f"pipeline.stash={stash}", "training.iterations=8"]
+    small = [
+        "model.blocks=3",
+        "pipeline.stages=2",
+        f"pipeline.stash={stash}",
+        "training.iterations=8",
+    ]
     for compile_blocks in ("true", "false"):
-        train(tiny_config(tmp_path, *small, f"runtime.compile={compile_blocks}"), tmp_path / compile_blocks)
-    compiled, eager = ([step["train_loss"] for step in steps_of(tmp_path / name)] for name in ("true", "false"))
+        train(
+            tiny_config(tmp_path, *small, f"runtime.compile={compile_blocks}"),
+            tmp_path / compile_blocks,
+        )
+    compiled, eager = (
+        [step["train_loss"] for step in steps_of(tmp_path / name)] for name in ("true", "false")
+    )
     assert compiled == pytest.approx(eager, rel=1e-5)
-    # Of all blocks, with a ring or without: in training, in a validation, in the smaller last batch of that.
+    # Of all blocks, with a ring or without: in training, in a validation, in the smaller last batch
+    #     of that.
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
 
 
@@ -416,11 +499,16 @@ class Late(AdamW):
 
 def test_a_custom_optimizer_whose_step_fails_is_refused_in_a_trial_or_a_failed_run(tmp_path):
     config = tiny_config(tmp_path, "optimizer={method: 'torch.optim:SparseAdam'}")
-    with pytest.raises(UserError, match=r"torch.optim:SparseAdam: iteration 1: its step: .* \(in a trial on a small"):
+    with pytest.raises(
+        UserError,
+        match=r"torch.optim:SparseAdam: iteration 1: its step: .* \(in a trial on a small",
+    ):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     (tmp_path / "late.py").write_text(LATE)
     config = tiny_config(tmp_path, f"optimizer={{method: '{tmp_path}/late.py:Late'}}")
-    with pytest.raises(RunError, match=r"late.py:Late: iteration 4: its step: .*late.py:8: AssertionError"):
+    with pytest.raises(
+        RunError, match=r"late.py:Late: iteration 4: its step: .*late.py:8: AssertionError"
+    ):
         train(config, tmp_path / "run", resume=False)
     assert summary_of(tmp_path / "run")["status"] == "failed"

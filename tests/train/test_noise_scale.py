@@ -12,7 +12,10 @@ def test_ratio_of_a_known_noise():
     generator = torch.Generator().manual_seed(0)
     signal = [torch.full((20, 10), 0.1).double(), torch.full((40,), 0.2).double()]  # |G|^2 = 3.6
     gradients = (
-        [part + 0.3 * torch.randn(part.shape, generator=generator, dtype=torch.float64) for part in signal]
+        [
+            part + 0.3 * torch.randn(part.shape, generator=generator, dtype=torch.float64)
+            for part in signal
+        ]
         for _ in range(4000)
     )
     assert noise_over_signal(gradients) == pytest.approx(240 * 0.09 / 3.6, rel=0.03)
@@ -21,9 +24,16 @@ def test_ratio_of_a_known_noise():
 
 
 def test_a_larger_batch_has_the_same_scale(tmp_path):
-    settings = ["model.blocks=1", "pipeline.stages=1", "model.width=16", "model.heads=1", "model.sequence_length=16"]
+    settings = [
+        "model.blocks=1",
+        "pipeline.stages=1",
+        "model.width=16",
+        "model.heads=1",
+        "model.sequence_length=16",
+    ]
     settings += ["training.iterations=40", f"data.directory={tmp_path}", "runtime.threads=1"]
     small, large = (
-        gradient_noise_scale(load_config("quick", [*settings, f"training.batch_size={size}"]), 3) for size in (4, 16)
+        gradient_noise_scale(load_config("quick", [*settings, f"training.batch_size={size}"]), 3)
+        for size in (4, 16)
     )
     assert large == pytest.approx(small, rel=0.5)

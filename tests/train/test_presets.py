@@ -1,4 +1,5 @@
-"""The paper's presets: their sizes, their cuts into stages and devices, and their twins of reduced width at work."""
+"""The paper's presets: their sizes, their cuts into stages and devices, and their twins of reduced
+width at work."""
 
 import json
 import math
@@ -36,21 +37,41 @@ def test_preset_is_the_papers_and_has_its_size_cut_into_stages(preset):
     assert needed <= config.data.max_epochs * config.data.tokens
     with torch.device("meta"):
         names = set(dict(whole_model(config.model, 50257).named_parameters()))
-        stages = [Stage(config.model, 50257, blocks) for blocks in partition(config.model.blocks, num_stages)]
-    assert sum(parameter.numel() for stage in stages for parameter in stage.parameters()) == num_parameters
+        stages = [
+            Stage(config.model, 50257, blocks)
+            for blocks in partition(config.model.blocks, num_stages)
+        ]
+    assert (
+        sum(parameter.numel() for stage in stages for parameter in stage.parameters())
+        == num_parameters
+    )
     assert {name for stage in stages for name, _ in stage.named_parameters()} == names
     assert [stage.embedding is not None for stage in stages] == [True, *[False] * (num_stages - 1)]
     assert [stage.head is not None for stage in stages] == [*[False] * (num_stages - 1), True]
 
 
 def twin(preset, folder, *overrides):
-    """The preset with few heads, bytes, a short sequence and a few iterations; blocks, stages and code path stay."""
+    """The preset with few heads, bytes, a short sequence and a few iterations; blocks, stages and
+    code path stay."""
     small = tiny_config(folder).data
     reduced = ["model.width=8", "model.heads=2", "model.sequence_length=16"]
-    reduced += [f"data.source={json.dumps(small.source)}", f"data.directory={json.dumps(small.directory)}"]
-    reduced += ["data.tokenizer=bytes", "data.tokens=null", "data.validation_fraction=0.3", "data.sample_fraction=1.0"]
+    reduced += [
+        f"data.source={json.dumps(small.source)}",
+        f"data.directory={json.dumps(small.directory)}",
+    ]
+    reduced += [
+        "data.tokenizer=bytes",
+        "data.tokens=null",
+        "data.validation_fraction=0.3",
+        "data.sample_fraction=1.0",
+    ]
     reduced += ["training.iterations=6", "training.stop_after=4", "training.batch_size=2"]
-    reduced += ["training.validation_examples=2", "runtime.device=cpu", "runtime.threads=1", "runtime.compile=false"]
+    reduced += [
+        "training.validation_examples=2",
+        "runtime.device=cpu",
+        "runtime.threads=1",
+        "runtime.compile=false",
+    ]
     return apply_overrides(load_config(preset).model_dump(), [*reduced, *overrides], preset)
 
 
@@ -65,7 +86,10 @@ def twin(preset, folder, *overrides):
 )
 def test_twin_trains(preset, overrides, tmp_path):
     config = twin(preset, tmp_path, *overrides)
-    assert (config.model.blocks, config.pipeline.stages) == (load_config(preset).model.blocks, PAPER[preset][1])
+    assert (config.model.blocks, config.pipeline.stages) == (
+        load_config(preset).model.blocks,
+        PAPER[preset][1],
+    )
     assert config.runtime.precision == "bf16"
     assert train(config, tmp_path / "run") == "finished"
     torch.use_deterministic_algorithms(False)

@@ -1,4 +1,5 @@
-"""What a summary and a log point say beside the losses: MFU and refresh times from made-up rates, and the commit."""
+"""What a summary and a log point say beside the losses: MFU and refresh times from made-up rates,
+and the commit."""
 
 import subprocess
 
@@ -20,7 +21,9 @@ def test_utilization_is_a_share_of_all_devices_peaks(monkeypatch):
     four = Utilization(load_config("paper-95m", ["pipeline.devices=4"]), torch.device("cuda"))
     assert four.mfu(100_000) == pytest.approx(one.mfu(100_000) / 4)
     assert Utilization(load_config("quick"), torch.device("cpu")).mfu(1000.0) is None
-    peaks = [peak_flops(name, "bf16") for name in ("NVIDIA H100 PCIe", "NVIDIA RTX A1000", "some card")]
+    peaks = [
+        peak_flops(name, "bf16") for name in ("NVIDIA H100 PCIe", "NVIDIA RTX A1000", "some card")
+    ]
     assert peaks == [756e12, None, None]
 
 
@@ -44,9 +47,20 @@ def test_refresh_time_is_the_difference_where_all_stages_refresh_at_once(optimiz
     assert times.seconds == expected
 
 
-def test_commit_is_that_of_our_own_checkout_and_says_whether_its_code_has_changed(tmp_path, monkeypatch):
+def test_commit_is_that_of_our_own_checkout_and_says_whether_its_code_has_changed(
+    tmp_path, monkeypatch
+):
     def git(*arguments):
-        command = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.org", *arguments]
+        command = [
+            "git",
+            "-C",
+            str(tmp_path),
+            "-c",
+            "user.name=x",
+            "-c",
+            "user.email=x@example.org",
+            *arguments,
+        ]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     git("init", "--quiet")

@@ -1,4 +1,5 @@
-"""`record`: run folders from any loop that every reader takes, and the examples that end in `brx slowdown`."""
+"""`record`: run folders from any loop that every reader takes, and the examples that end in `brx
+slowdown`."""
 
 import runpy
 import sys
@@ -25,7 +26,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "own_model"
 
 
 def write(folder, method, stages, seed, num=60, first=1, **settings):
-    with record(folder, method, stages=stages, seed=seed, lr=1e-3, iterations=60, **settings) as run:
+    with record(
+        folder, method, stages=stages, seed=seed, lr=1e-3, iterations=60, **settings
+    ) as run:
         for t in np.arange(first, num + 1):
             run.log(t, 3.0 - 0.01 * t / stages**0.5 + 0.001 * seed, lr=1e-3)
             if t % 20 == 0:
@@ -35,19 +38,32 @@ def write(folder, method, stages, seed, num=60, first=1, **settings):
 def test_every_reader_takes_the_folders(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for stages, seed in product((1, 4), (0, 1)):
-        write(tmp_path / f"p{stages}-s{seed}", "my-lion", stages, seed, settings={"dtype": torch.bfloat16})
+        write(
+            tmp_path / f"p{stages}-s{seed}",
+            "my-lion",
+            stages,
+            seed,
+            settings={"dtype": torch.bfloat16},
+        )
     known = yaml.safe_load((tmp_path / "p4-s1" / "config.yaml").read_text())
     assert known.keys() == {"data", "pipeline", "optimizer", "training"}
     assert known["training"] == {"iterations": 60, "seed": 1}
     assert known["optimizer"]["arguments"] == {"dtype": "torch.bfloat16"}
     runs = load(tmp_path)
-    assert runs[["model.blocks", "training.batch_size", "examples_per_update"]].isna().all(axis=None)
+    assert (
+        runs[["model.blocks", "training.batch_size", "examples_per_update"]].isna().all(axis=None)
+    )
     found = [list(runs[name]) for name in ("status", "method", "depth", "largest_delay")]
     assert found == [["finished"] * 4, ["my-lion"] * 4, [1, 1, 4, 4], [0, 0, 3, 3]]
     assert len(curves(runs)) == 4 * 60
     assert runs["val_loss"].iloc[0] == pytest.approx(2.5)
     train(tiny_config(tmp_path), tmp_path / "brx")  # beside one whose settings are known
-    for command in ("slowdown", "plot curves --out figure", "report --out page.html --runs", "export --to kept"):
+    for command in (
+        "slowdown",
+        "plot curves --out figure",
+        "report --out page.html --runs",
+        "export --to kept",
+    ):
         assert main([*command.split(), str(tmp_path)]) == 0, command
     assert main(["train", runs.index[0], "--resume"]) == 2
     out, error = capsys.readouterr()
@@ -68,11 +84,17 @@ def test_different_tasks_are_not_compared_silently(tmp_path, capsys):
 def test_resumes_where_the_loop_does(tmp_path):
     write(tmp_path / "whole", "adam", 1, 0)
     write(tmp_path / "cut", "adam", 1, 0, num=33)
-    with record(tmp_path / "cut", "adam", stages=1, lr=1e-3, resume=True) as run:  # to 60, as was said before
+    with record(
+        tmp_path / "cut", "adam", stages=1, lr=1e-3, resume=True
+    ) as run:  # to 60, as was said before
         run.log(34, 2.7)
     assert RunFolder(tmp_path / "cut").read_summary()["status"] == "interrupted"
-    write(tmp_path / "cut", "adam", 1, 0, first=21, resume=True)  # from a checkpoint of iteration 20
-    frames = [curves([tmp_path / name]).drop(columns=["run", "seconds"]) for name in ("whole", "cut")]
+    write(
+        tmp_path / "cut", "adam", 1, 0, first=21, resume=True
+    )  # from a checkpoint of iteration 20
+    frames = [
+        curves([tmp_path / name]).drop(columns=["run", "seconds"]) for name in ("whole", "cut")
+    ]
     assert frames[0].equals(frames[1])
     with pytest.raises(UserError, match="holds a run"):
         write(tmp_path / "cut", "adam", 1, 0)
@@ -91,14 +113,18 @@ def test_what_delayed_knows_is_filled_in(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
             run.log(t, loss / 2)
-            assert "accumulation: 2" in (tmp_path / "run" / "config.yaml").read_text()  # it may be killed now
+            assert (
+                "accumulation: 2" in (tmp_path / "run" / "config.yaml").read_text()
+            )  # it may be killed now
     row = load(tmp_path).iloc[0]
     found = [row[f"pipeline.{key}"] for key in ("stages", "delay", "accumulation", "forecast")]
     assert found == [4, "2bw", 2, "last-update"]
     assert row["training.iterations"] == row["iteration"] == 5
     assert row["task"].startswith(Path(sys.argv[0]).name)
     with pytest.raises(UserError, match="stages is 2, but the pipeline has 4"):
-        record(tmp_path / "other", "sgd", stages=2, pipeline=pipeline, lr=0.01, settings={"lr": 0.01})
+        record(
+            tmp_path / "other", "sgd", stages=2, pipeline=pipeline, lr=0.01, settings={"lr": 0.01}
+        )
 
 
 def test_ends_that_are_not_the_end(tmp_path, capsys):
@@ -116,7 +142,10 @@ def test_ends_that_are_not_the_end(tmp_path, capsys):
     for error, status in ((KeyboardInterrupt, "interrupted"), (RunError, "failed")):
         with pytest.raises(error):
             stop_with(status, error)
-    for name, status in (("validated", "diverged"), *((each, each) for each in ("diverged", "interrupted", "failed"))):
+    for name, status in (
+        ("validated", "diverged"),
+        *((each, each) for each in ("diverged", "interrupted", "failed")),
+    ):
         assert RunFolder(tmp_path / name).read_summary()["status"] == status
     with record(tmp_path / "gap", "sgd", lr=1.0) as run:
         with pytest.raises(UserError, match="log the first update before"):
@@ -129,7 +158,9 @@ def test_ends_that_are_not_the_end(tmp_path, capsys):
             run.validate(1, 3.0)
         with pytest.raises(UserError, match="trains in this folder"):
             record(tmp_path / "gap", "s", lr=1.0, resume=True).__enter__()
-    record(tmp_path / "gap", "sgd", lr=1.0, resume=True).__enter__().__exit__(None, None)  # nothing is left to do
+    record(tmp_path / "gap", "sgd", lr=1.0, resume=True).__enter__().__exit__(
+        None, None
+    )  # nothing is left to do
     assert load(tmp_path / "gap")[["status", "iteration"]].to_numpy().tolist() == [["finished", 1]]
 
 

@@ -1,4 +1,5 @@
-"""Staleness measures against snapshots of the weights and the whole model's gradients; nothing else changes."""
+"""Staleness measures against snapshots of the weights and the whole model's gradients; nothing else
+changes."""
 
 import pytest
 import torch
@@ -33,7 +34,10 @@ def run_with_snapshots(config, iterations):
     assembly = assemble(config, micro_batch)
 
     def weights():
-        return [{name: w.detach().clone() for name, w in stage.newest.items()} for stage in assembly.stages]
+        return [
+            {name: w.detach().clone() for name, w in stage.newest.items()}
+            for stage in assembly.stages
+        ]
 
     snapshots, measures = [weights()], [{}]
     for result in assembly.engine.run(1, lambda: iterations):
@@ -50,8 +54,9 @@ AGES = {
     (2, "2bw"): ([1, 1], [1, 1], [1, 1], [1, 1]),
     (4, "pipeline"): ([1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]),
 }
-"""By M and delays, and by stage: how many updates behind the newest weights those of each of an update's micro-batches
-are, counted in the tables of docs/semantics.md (M = 4) and in ones written out by hand."""
+"""By M and delays, and by stage: how many updates behind the newest weights those of each of an
+update's micro-batches are, counted in the tables of docs/semantics.md (M = 4) and in ones written
+out by hand."""
 
 
 @pytest.mark.parametrize(
@@ -64,7 +69,12 @@ are, counted in the tables of docs/semantics.md (M = 4) and in ones written out 
     ],
 )
 def test_measures_are_those_of_all_versions(accumulation, delay, mode):
-    settings = [f"pipeline.accumulation={accumulation}", f"pipeline.delay={delay}", f"pipeline.{mode}", *PLAIN_SGD]
+    settings = [
+        f"pipeline.accumulation={accumulation}",
+        f"pipeline.delay={delay}",
+        f"pipeline.{mode}",
+        *PLAIN_SGD,
+    ]
     config = make_config("torch.optim:SGD", 4, "exact", 24, "logging.staleness_every=4", *settings)
     versions, measures = run_with_snapshots(config, 12)
     assert [t for t, measure in enumerate(measures) if measure] == [4, 8, 12]
@@ -81,12 +91,15 @@ def test_measures_are_those_of_all_versions(accumulation, delay, mode):
         used = [flat(versions[t - 1 - age][k].values()) for age in ages]
         at = flat(newest[k].values())
         distances = [float((at - weights).norm() / at.norm()) for weights in used]
-        assert measures[t]["stage_weight_distance"][k] == pytest.approx(sum(distances) / len(ages), rel=1e-3, abs=1e-9)
+        assert measures[t]["stage_weight_distance"][k] == pytest.approx(
+            sum(distances) / len(ages), rel=1e-3, abs=1e-9
+        )
         assert (measures[t]["stage_weight_distance"][k] > 0) == (oldest > 0)
 
 
 def fresh_gradients(config, weights, micro_batches):
-    """By name: the mean over micro-batches of the whole model's gradients, at weights given by stage."""
+    """By name: the mean over micro-batches of the whole model's gradients, at weights given by
+    stage."""
     model = whole_model(config.model, VOCABULARY)
     for name, parameter in model.named_parameters():
         parameter.data.copy_(next(stage[name] for stage in weights if name in stage))
@@ -99,24 +112,38 @@ MATRICES = ("query", "key", "value", "attention.projection", "up", "down")
 
 
 @pytest.mark.parametrize(
-    ("method", "mixture"), [("pipedream", "{experts: 2}"), ("basis-rotation", "null"), ("muon", "{experts: 2}")]
+    ("method", "mixture"),
+    [("pipedream", "{experts: 2}"), ("basis-rotation", "null"), ("muon", "{experts: 2}")],
 )
 def test_sign_changes_are_of_the_same_matrices_for_all_methods(method, mixture):
-    config = make_config(method, 4, "exact", 24, "model.blocks=8", "logging.staleness_every=4", f"model.moe={mixture}")
+    config = make_config(
+        method,
+        4,
+        "exact",
+        24,
+        "model.blocks=8",
+        "logging.staleness_every=4",
+        f"model.moe={mixture}",
+    )
     versions, measures = run_with_snapshots(config, 8)
     of_matrices = tuple(f".{matrix}.weight" for matrix in MATRICES)
     for k in range(4):
         earlier, before, now = (versions[t][k] for t in (6, 7, 8))
         names = [name for name in now if name.endswith(of_matrices)]
         assert len(names) == 2 * len(MATRICES)  # two blocks per stage, neither embeddings nor head
-        changes = [(now[name] - before[name]).sign() != (before[name] - earlier[name]).sign() for name in names]
+        changes = [
+            (now[name] - before[name]).sign() != (before[name] - earlier[name]).sign()
+            for name in names
+        ]
         share = float(torch.cat([each.flatten() for each in changes]).double().mean())
         assert measures[8]["stage_sign_changes"][k] == pytest.approx(share, rel=1e-6)
 
 
 def test_distance_is_to_the_forecast_weights():
     settings = ["logging.staleness_every=4", "pipeline.forecast=last-update", *PLAIN_SGD]
-    versions, measures = run_with_snapshots(make_config("torch.optim:SGD", 4, "exact", 24, *settings), 8)
+    versions, measures = run_with_snapshots(
+        make_config("torch.optim:SGD", 4, "exact", 24, *settings), 8
+    )
     for k, tau in enumerate([3, 2, 1]):
         newest, last, before = (flat(versions[v][k].values()) for v in (7, 7 - tau, 6 - tau))
         expected = float((newest - (last + tau * (last - before))).norm() / newest.norm())
@@ -124,30 +151,51 @@ def test_distance_is_to_the_forecast_weights():
 
 
 def test_bases_turn_only_where_there_are_some_and_without_delay_gradients_are_fresh():
-    _, measures = run_with_snapshots(make_config("pipedream", 1, "exact", 24, "logging.staleness_every=5"), 5)
+    _, measures = run_with_snapshots(
+        make_config("pipedream", 1, "exact", 24, "logging.staleness_every=5"), 5
+    )
     assert measures[5]["stage_gradient_cosine"] == [pytest.approx(1.0, abs=1e-6)]
     assert measures[5]["stage_weight_distance"] == [0.0]
     assert "stage_basis_angle" not in measures[5]
-    config = make_config("basis-rotation", 2, "exact", 40, "logging.staleness_every=12", "optimizer.geometry=bilateral")
+    config = make_config(
+        "basis-rotation",
+        2,
+        "exact",
+        40,
+        "logging.staleness_every=12",
+        "optimizer.geometry=bilateral",
+    )
     _, measures = run_with_snapshots(config, 36)
-    assert all(0 < angle < 90 for angle in measures[36]["stage_basis_angle"])  # 36 is a multiple of the frequency, 3
+    assert all(
+        0 < angle < 90 for angle in measures[36]["stage_basis_angle"]
+    )  # 36 is a multiple of the frequency, 3
     assert all(0 < share < 1 for share in measures[36]["stage_rotated_sign_changes"])
 
 
 def test_angle_of_a_known_rotation():
     angle = torch.deg2rad(torch.tensor(30.0))
-    turned = torch.stack([torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])])
+    turned = torch.stack(
+        [torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])]
+    )
     assert mean_angle_degrees(torch.eye(2), turned) == pytest.approx(30.0, abs=1e-3)
-    assert mean_angle_degrees(torch.eye(2), torch.eye(2)[:, [1, 0]] * -1) == pytest.approx(0.0, abs=1e-3)
+    assert mean_angle_degrees(torch.eye(2), torch.eye(2)[:, [1, 0]] * -1) == pytest.approx(
+        0.0, abs=1e-3
+    )
 
 
 def test_it_changes_no_number_and_resumes_exactly(tmp_path):
-    settings = ["optimizer.method=basis-rotation", "pipeline.stash=predict", "optimizer.frequency=3"]
+    settings = [
+        "optimizer.method=basis-rotation",
+        "pipeline.stash=predict",
+        "optimizer.frequency=3",
+    ]
     train(tiny_config(tmp_path, *settings), tmp_path / "plain")
     measured = [*settings, "logging.staleness_every=6"]
     train(tiny_config(tmp_path, *measured), tmp_path / "whole")
     plain, whole = losses(tmp_path / "plain"), losses(tmp_path / "whole")
-    assert [{key: record[key] for key in one} for one, record in zip(plain, whole, strict=True)] == plain
+    assert [
+        {key: record[key] for key in one} for one, record in zip(plain, whole, strict=True)
+    ] == plain
     assert sum("stage_gradient_cosine" in record for record in whole) == 5
     train(tiny_config(tmp_path, *measured, "training.stop_after=12"), tmp_path / "run")
     train(tiny_config(tmp_path, *measured), tmp_path / "run", resume=True)
@@ -155,13 +203,20 @@ def test_it_changes_no_number_and_resumes_exactly(tmp_path):
 
 
 def test_figure_and_runs_without_measures(tmp_path):
-    train(tiny_config(tmp_path, "logging.staleness_every=2", "training.iterations=6"), tmp_path / "run")
-    assert all(file.stat().st_size > 0 for file in draw_staleness([tmp_path / "run"], tmp_path / "figure"))
+    train(
+        tiny_config(tmp_path, "logging.staleness_every=2", "training.iterations=6"),
+        tmp_path / "run",
+    )
+    assert all(
+        file.stat().st_size > 0 for file in draw_staleness([tmp_path / "run"], tmp_path / "figure")
+    )
     export(tmp_path / "run", tmp_path / "compact")
     assert not (tmp_path / "compact" / "metrics.jsonl").exists()
     assert read_staleness(tmp_path / "compact") == read_staleness(tmp_path / "run") != []
     train(tiny_config(tmp_path, "training.iterations=3"), tmp_path / "none")
-    with pytest.raises(UserError, match=r"none: no staleness was measured; train with logging\.staleness_every"):
+    with pytest.raises(
+        UserError, match=r"none: no staleness was measured; train with logging\.staleness_every"
+    ):
         draw_staleness([tmp_path / "none"], tmp_path / "figure")
     with pytest.raises(UserError, match=r"logging\.staleness_every needs pipeline\.devices 1"):
         tiny_config(tmp_path, "logging.staleness_every=5", "pipeline.devices=2")
