@@ -1,7 +1,6 @@
 """Training: `brx train` (one run), `brx sweep` (a grid), `brx compare` (how robust is a method
 against delay?)."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -54,12 +53,12 @@ def train(
 ) -> None:
     """Train; exit code 0 when the run is finished, 130 when it was stopped and can be resumed."""
     from brx.config.loading import find_config, load_config
-    from brx.distributed.launch import end_with_launcher, launch, started_as_one_of_many
+    from brx.distributed.launch import end_with_launcher, launch, place_among_many
 
     source = Path(config)
     is_run = (source / "config.yaml").is_file()
-    is_rank = started_as_one_of_many()
-    num_ranks = int(os.environ["WORLD_SIZE"]) if is_rank else devices
+    place = place_among_many()
+    num_ranks = devices if place is None else place[1]
     refuse(
         devices not in (None, num_ranks),
         f"--devices {devices}: WORLD_SIZE is {num_ranks}; leave one out",
@@ -81,7 +80,7 @@ def train(
     folder = out or (source if is_run else default_folder(run_config, find_config(config).stem))
 
     world = World()
-    if is_rank:
+    if place is not None:
         end_with_launcher()
         world = DistributedWorld(
             run_config.pipeline.timeout_s, through_host=run_config.runtime.share_gpus

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from brx.config.loading import dump_config
-from brx.distributed.launch import _Rank, _watch, free_port
+from brx.distributed.launch import _Rank, _watch, free_port, place_among_many, report_error
+from brx.errors import RunError, UserError
 from brx.runs import checkpoint
 from brx.train.loop import train
 from tests.distributed.worker import equality_configs
@@ -338,3 +339,22 @@ def test_two_nodes_are_one_run(tmp_path, monkeypatch):
     # Rank 0 writes, wherever it is, and only once; every rank its own stage.
     assert found.stderr.count("iteration 12: validation loss") == 1
     assert len(list((tmp_path / "two" / "checkpoints" / "00000012").glob("stage-*.pt"))) == 4
+
+
+def test_error_is_printed_where_its_file_cannot_be(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "gone" / "error.json"))
+    monkeypatch.setenv("BRX_LAUNCHED", "1")
+    assert report_error(RunError("it failed")) is False
+
+
+def test_rank_outside_the_world_is_refused(monkeypatch):
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"RANK: must be less than WORLD_SIZE \(2\), got 2"):
+        place_among_many()
+
+
+def test_rank_without_content_is_no_rank(monkeypatch):
+    monkeypatch.setenv("RANK", "")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert place_among_many() is None
