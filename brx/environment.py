@@ -1,9 +1,12 @@
-"""What a process inherits from whoever started it: its environment variables, taken checked, and
-what the processes that it starts itself shall inherit."""
+"""What a process inherits from whoever started it: its environment variables, taken checked, its
+output streams and signals; and what the processes that it starts itself shall inherit."""
 
+import io
 import os
+import signal
 import sys
 import tempfile
+from typing import Any, TextIO
 
 from brx.errors import RunError, UserError
 
@@ -12,6 +15,58 @@ from brx.errors import RunError, UserError
 _LONGEST_SOCKET_PATH = 103
 # What multiprocessing puts below the temporary folder: /pymp-XXXXXXXX/listener-XXXXXXXX
 _SOCKET_NAME_LENGTH = len("/pymp-") + len("/listener-") + 2 * 8
+
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask for a stop: Ctrl-C, a scheduler's, a lost terminal's.
+
+    SIGHUP is not among them where `nohup` made this process ignore it."""
+    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    return signals
+
+
+class OutputStream(io.TextIOWrapper):
+    """A standard stream that goes silent when nobody can take what is written: the reader of the
+    pipe has ended (`| head`), the terminal is closed, the disk is full. Long work goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._original = stream  # which would close the descriptor if it were let go
+        self._sink = _Sink(stream.fileno())
+        super().__init__(
+            io.BufferedWriter(self._sink),
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream is sys.stderr or stream.isatty(),
+        )
+
+    @property
+    def lost(self) -> OSError | None:
+        """Why something that was written has not arrived, the first time."""
+        return self._sink.lost
+
+
+class _Sink(io.RawIOBase):
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.lost: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, data: Any) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except OSError as error:
+            self.lost = self.lost or error
+            return len(data)
 
 
 def brx_command(*arguments: str) -> list[str]:

@@ -1,5 +1,6 @@
 """What processes inherit: places to import from, and variables that others have left."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from brx.environment import (
+    OutputStream,
     brx_command,
     child_environment,
     environment_for_git,
@@ -55,3 +57,37 @@ def test_long_temporary_folder_has_no_room(length, expected, monkeypatch):
     # /pymp-12345678/listener-12345678 makes 32 more; macOS allows 103
     monkeypatch.setattr("tempfile.tempdir", "/" + "t" * (length - 1))
     assert has_room_for_sockets() == expected
+
+
+@pytest.fixture
+def full_disk():
+    with open("/dev/full", "w") as stream:
+        yield OutputStream(stream)
+
+
+def test_full_disk_under_a_stream_is_remembered(full_disk):
+    print("some text", file=full_disk, flush=True)
+    assert full_disk.lost.errno == errno.ENOSPC
+
+
+def test_stream_without_a_reader_is_no_failure():
+    source, target = os.pipe()
+    stream = OutputStream(os.fdopen(target, "w"))
+    os.close(source)
+    print("some text", file=stream, flush=True)
+    assert stream.lost.errno == errno.EPIPE
+
+
+def test_stream_writes_what_it_is_given(tmp_path):
+    with (tmp_path / "text").open("w") as file:
+        print("some text", file=OutputStream(file), flush=True)
+    assert (tmp_path / "text").read_text() == "some text\n"
+
+
+def test_result_that_cannot_be_written_is_a_failure(full_disk):
+    command = brx_command("config", "show", "quick")
+    ended = subprocess.run(command, stdout=full_disk, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "brx: standard output: No space left on device\n",
+    )

@@ -24,6 +24,7 @@ from typing import Any
 from brx.environment import (
     brx_command,
     child_environment,
+    stop_signals,
     temporary_folder,
     variable,
     whole_number,
@@ -94,11 +95,9 @@ def launch(
             if not ranks or ranks[0].code is not None:
                 raise KeyboardInterrupt  # rank 0, which would stop the others, is not there
             passed_on.append(number)
-            ranks[0].process.send_signal(number)
+            ranks[0].process.send_signal(number)  # it tells the others
 
-        before = {
-            number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        before = {number: signal.signal(number, pass_on) for number in stop_signals()}
         try:
             for rank in range(num_ranks):
                 report = Path(folder) / f"rank-{rank}.json"

@@ -37,7 +37,7 @@ from brx.sweep.spec import FAILURE, LOG, Cell, State, outcome_of, prepare_folder
 #     its start.
 START = "forkserver" if sys.platform == "linux" else "spawn"
 SHARED_IMPORTS = ["brx.sweep.launchers", "brx.cli.train", "brx.train.loop", "torch._dynamo"]
-STOPS = (signal.SIGINT, signal.SIGTERM)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 MOST_RESTARTS = (
     3  # how often Ray continues a cell elsewhere after its node or Ray's process there was lost

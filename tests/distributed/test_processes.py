@@ -100,10 +100,12 @@ def test_trajectory_does_not_depend_on_the_number_of_devices(num_ranks, one_devi
 
 def test_a_pipeline_that_is_stopped_is_empty_on_all_ranks(tmp_path):
     run_workers(4, tmp_path, "stop")
-    for rank in range(4):  # although a segment ends on the way to the stop
+    (saved,) = checkpoint.list_checkpoints(tmp_path / "stopped")
+    iteration = int(saved.name)
+    assert 21 < iteration <= 27  # a segment ends on the way to the stop
+    for rank in range(4):
         found = json.loads((tmp_path / f"stop-{rank}.json").read_text())
-        assert found == {"status": "interrupted", "iteration": 40, "in_flight": []}
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "stopped")] == ["00000040"]
+        assert found == {"status": "interrupted", "iteration": iteration, "in_flight": []}
 
 
 @pytest.mark.parametrize(
@@ -172,9 +174,18 @@ def test_rank_that_is_lost_is_named_and_takes_the_others_down(rank, number, expe
 
 
 @has_proc
-@pytest.mark.parametrize(("devices", "number"), [(1, signal.SIGTERM), (3, signal.SIGINT)])
-def test_a_signal_saves_and_ends_all_ranks(devices, number, long_config):
+@pytest.mark.parametrize(
+    ("devices", "number", "to_ranks"),
+    [
+        (1, signal.SIGHUP, False),
+        pytest.param(3, signal.SIGINT, False, marks=pytest.mark.slow),
+        (3, signal.SIGTERM, True),  # as Slurm does
+    ],
+)
+def test_a_signal_saves_and_ends_all_ranks(devices, number, to_ranks, long_config):
     process, ranks = running(long_config, devices=devices)
+    for rank in ranks if to_ranks else []:
+        os.kill(rank, number)
     process.send_signal(number)
     assert "continue with --resume" in finish(process, 130)
     assert gone(ranks)
