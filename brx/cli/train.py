@@ -83,10 +83,16 @@ def train(
     world = World()
     if is_rank:
         end_with_launcher()
-        world = DistributedWorld(run_config.pipeline.timeout_s)
+        world = DistributedWorld(
+            run_config.pipeline.timeout_s, through_host=run_config.runtime.share_gpus
+        )
     elif run_config.pipeline.devices > 1:
         # Refuses more devices than there are.
-        choose_device(run_config.runtime.device, run_config.pipeline.devices - 1)
+        choose_device(
+            run_config.runtime.device,
+            run_config.pipeline.devices - 1,
+            share_gpus=run_config.runtime.share_gpus,
+        )
         flags = [name for name, given in (("--resume", resume), ("--profile", profile)) if given]
         arguments = [
             "train",

@@ -508,6 +508,8 @@ class RuntimeConfig(Section):
     """Compile the Transformer block with torch.compile."""
     deterministic: bool = False
     """Use only deterministic kernels (on a GPU: slower)."""
+    share_gpus: bool = False
+    """Let several ranks of a machine compute on one GPU; their messages go through host memory."""
     threads: int | None = Field(None, ge=1, le=4096)
     """CPU threads of each process; null leaves torch's default, divided among the devices."""
 

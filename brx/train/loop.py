@@ -27,7 +27,7 @@ from brx.runs.checkpoint import check_data, check_request, choose_checkpoint, wh
 from brx.runs.folder import RunFolder, hold, trajectory_of
 from brx.runs.metrics import truncate_metrics
 from brx.train.build import assemble, check_head, check_method, training_batches
-from brx.train.device import StopSignal, autocast, choose_device, set_up
+from brx.train.device import StopSignal, autocast, check_gpus_differ, choose_device, set_up
 from brx.train.recorder import RunRecorder, StepNumbers, peak_memory
 from brx.train.trackers import check_trackers
 
@@ -59,7 +59,11 @@ class Trainer:
         self.folder = folder
         self.world = world
         self.is_writer = world.rank == 0  # of metrics, summary and progress
-        self.device, self.device_reason = choose_device(config.runtime.device, world.local_rank)
+        self.device, self.device_reason = choose_device(
+            config.runtime.device, world.local_rank, share_gpus=config.runtime.share_gpus
+        )
+        if not config.runtime.share_gpus:
+            check_gpus_differ(world, self.device)
         set_up(config.runtime, self.device, world.num_local_ranks)
         # What needs no data is refused before hours go into preparing it.
         autocast(config.runtime, self.device)
