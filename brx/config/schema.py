@@ -497,6 +497,9 @@ class TrainingConfig(Section):
     nothing."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Decides the initial weights and the order of the data, and nothing else does."""
+    for_tuning: bool = False
+    """The run only serves to choose settings: no table, figure or slowdown reports it (`brx sweep`
+    sets it, for `choose.seed`)."""
     validation_every: int = Field(1000, ge=1)
     """Iterations between validations."""
     validation_examples: int = Field(200, ge=1)
