@@ -70,8 +70,8 @@ def equality(folder, world):
 def stop(folder, world):
     """Ask the last rank to stop between two validations, and note what is on its way when all have
     saved."""
-    # When the last rank has made update 20, rank 0 has made 16 at least. It stops 2 R - 1 = 7 later;
-    # a segment ends at 21.
+    # When the last rank has made update 20, rank 0 has made 16 at least; 2 R - 1 = 7 later all
+    # stop. A segment ends at 21.
     intervals = [
         "training.log_every=10",
         "training.validation_every=21",
