@@ -18,6 +18,7 @@ from .dtensor import is_sharded
 from .eigenbasis import select_columns, select_rows
 from .elementwise import limited
 from .member import Member, State
+from .options import Group
 from .parameter_state import Side, as_matrices, matrix_shape, state_dtype, state_shapes
 from .products import Precision, product
 
@@ -47,11 +48,15 @@ class MatrixBatch:
     bad: Tensor | None = None
 
     def __post_init__(self) -> None:
-        self.options = self.members[0].options  # which all members share in a step
         sides: tuple[Side, Side] = ("left", "right")
         self.sides: list[Side] = [side for side in sides if f"{side}_basis" in self.state]
         # When the host's counts of updates last agreed with the state's.
         self.seen_version = self.state["step"]._version
+
+    @property
+    def options(self) -> Group:
+        """The members' options, which they share in a step."""
+        return self.members[0].options
 
     def __getitem__(self, run: slice) -> MatrixBatch:
         """Some neighbouring members; their state is a view of this batch's."""

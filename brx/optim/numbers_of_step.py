@@ -12,6 +12,9 @@ from torch import Tensor
 from .member import Member
 from .parameter_state import arithmetic
 
+# Devices that read the numbers of a step from tensors.
+ON_DEVICE = ("cuda",)
+
 LARGEST_STEP = 1.8
 """The furthest that an update moves an entry, in steps of the largest size that AdamW could take
 then.
@@ -70,7 +73,7 @@ class NumbersOfSteps:
     def of(self, member: Member) -> StepNumbers:
         """The numbers of a member and those like it, written for this step."""
         device = member.parameter.device
-        if device.type != "cuda":
+        if device.type not in ON_DEVICE:
             return StepNumbers.for_cpu(member)
         dtype = arithmetic(member.parameter)
         at = self._next
