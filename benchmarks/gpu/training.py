@@ -21,8 +21,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pandas as pd
-
 from benchmarks.report import Table, parser_of
 from brx.plot.any_runs import draw_curves
 from brx.runs.comparison import passage
