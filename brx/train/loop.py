@@ -13,6 +13,7 @@ import torch
 from torch import profiler
 
 from brx.config.schema import RunConfig
+from brx.config.user_code import allowed
 from brx.data.batches import Prefetcher, check_validation_examples, validation_set
 from brx.data.prepare import PreparedData, prepare
 from brx.errors import DivergedError, NeighbourLostError, RunError, UserError
@@ -27,6 +28,7 @@ from brx.runs.checkpoint import check_data, check_request, choose_checkpoint, wh
 from brx.runs.folder import RunFolder, hold, trajectory_of
 from brx.runs.metrics import truncate_metrics
 from brx.train.build import assemble, check_head, check_method, training_batches
+from brx.train.code_facts import note_facts
 from brx.train.device import StopSignal, autocast, choose_device, set_up
 from brx.train.recorder import RunRecorder, StepNumbers, peak_memory
 from brx.train.trackers import check_trackers
@@ -42,9 +44,11 @@ def train(
     world: World | None = None,
     profile: bool = False,
 ) -> Status:
-    """Train, or continue, one run in the folder `out`, to its end or until it is asked to stop."""
+    """Train, or continue, one run in the folder `out`, to its end or until it is asked to stop.
+
+    Code that the configuration names is imported, and named on stderr before."""
     world, folder = world or World(), RunFolder(out)
-    with hold(out) if world.rank == 0 else nullcontext():
+    with allowed(), hold(out) if world.rank == 0 else nullcontext():
         if world.rank == 0:
             check_request(folder, config, resume=resume)
             check_trackers(config)
@@ -90,7 +94,7 @@ class Trainer:
         if resume:
             self._restore()
         if self.is_writer:
-            self.folder.create(self.config, resume=resume)
+            self.folder.create(note_facts(self.config, self.assembly), resume=resume)
         last = self.config.training.last_iteration
         with ExitStack() as stack:
             stack.enter_context(closing(self.prefetcher))
