@@ -14,6 +14,7 @@ BRX = Path(__file__).resolve().parents[1] / "brx"
 PACKAGES = (
     "errors",
     "files",
+    "environment",
     "progress",
     "config",
     "data",

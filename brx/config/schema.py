@@ -4,6 +4,7 @@ all.
 Defaults are those of the paper (appendix "Experimental Details") where the paper states one.
 """
 
+import math
 import os
 import re
 from typing import Annotated, Any, Literal, Self, get_args
@@ -486,13 +487,44 @@ OptimizerConfig = Annotated[
 ]
 
 
+DURATION = r"(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?"
+UNIT_SECONDS = (86_400, 3_600, 60, 1)
+
+
+def parse_duration(text: str) -> float:
+    """The seconds of a duration such as `11h50m`, `90m`, `1d12h` or `45s`.
+
+    Raises:
+        ValueError: it is none, or none at all (`0m`).
+    """
+    match = re.fullmatch(DURATION, text, re.ASCII)
+    seconds = 0
+    for number, unit in zip(match.groups() if match else (), UNIT_SECONDS, strict=False):
+        seconds += int(number or 0) * unit
+    refuse(
+        seconds == 0, f"must be an iteration, or a time such as 11h50m, 90m or 1d12h; got {text!r}"
+    )
+    return float(seconds)
+
+
+def check_stop_after(value: Any) -> Any:
+    """Refuse what is neither an iteration nor a duration."""
+    if isinstance(value, str):
+        parse_duration(value)
+    else:
+        is_iteration = value is None or (type(value) is int and value >= 1)
+        refuse(not is_iteration, f"must be an iteration from 1, or a time (11h50m), got {value!r}")
+    return value
+
+
 class TrainingConfig(Section):
     """The budget, the schedule, and what is written on the way."""
 
     iterations: int = Field(250_000, ge=1, le=10**12)
     """T, the length of the learning-rate schedule in iterations (one update each)."""
-    stop_after: int | None = Field(None, ge=1)
-    """Stop after this iteration of the schedule; null runs it to its end."""
+    stop_after: Annotated[int | str | None, BeforeValidator(check_stop_after)] = None
+    """Stop after this iteration of the schedule, or save and end a session after a time (11h50m);
+    null runs it to its end."""
     batch_size: int = Field(8, ge=1)
     """Examples in a micro-batch."""
     warmup_fraction: float = Field(0.012, ge=0, lt=1)
@@ -504,6 +536,9 @@ class TrainingConfig(Section):
     nothing."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Decides the initial weights and the order of the data, and nothing else does."""
+    for_tuning: bool = False
+    """The run only serves to choose settings: no table, figure or slowdown reports it (`brx sweep`
+    sets it, for `choose.seed`)."""
     validation_every: int = Field(1000, ge=1)
     """Iterations between validations."""
     validation_examples: int = Field(200, ge=1)
@@ -521,7 +556,7 @@ class TrainingConfig(Section):
     @model_validator(mode="after")
     def _within_schedule(self) -> Self:
         for key, last in (
-            ("stop_after", self.stop_after or 0),
+            ("stop_after", self.stop_after if isinstance(self.stop_after, int) else 0),
             ("keep_at", max(self.keep_at, default=0)),
         ):
             refuse(
@@ -532,7 +567,12 @@ class TrainingConfig(Section):
 
     @property
     def last_iteration(self) -> int:
-        return self.stop_after or self.iterations
+        return self.stop_after if isinstance(self.stop_after, int) else self.iterations
+
+    @property
+    def session_seconds(self) -> float:
+        """Seconds after which a session of the run saves and ends; infinite if it shall not."""
+        return parse_duration(self.stop_after) if isinstance(self.stop_after, str) else math.inf
 
 
 class RuntimeConfig(Section):
@@ -547,6 +587,8 @@ class RuntimeConfig(Section):
     """Compile the Transformer block with torch.compile."""
     deterministic: bool = False
     """Use only deterministic kernels (on a GPU: slower)."""
+    share_gpus: bool = False
+    """Let several ranks of a machine compute on one GPU; their messages go through host memory."""
     threads: int | None = Field(None, ge=1, le=4096)
     """CPU threads of each process; null leaves torch's default, divided among the devices."""
 

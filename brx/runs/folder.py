@@ -32,10 +32,18 @@ does not."""
 
 # What may differ between a run and its continuation, because no number of the trajectory depends on
 # it.
+SEED, FOR_TUNING = "training.seed", "training.for_tuning"
 _MAY_CHANGE = {
     "pipeline": {"devices", "balance", "recompute", "rings", "timeout_s"},
     "data": {"directory", "max_epochs"},
-    "training": {"stop_after", "checkpoint_every", "keep_checkpoints", "keep_at", "log_every"},
+    "training": {
+        "stop_after",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "keep_at",
+        "log_every",
+        "for_tuning",
+    },
     "runtime": {"device", "threads", "compile", "deterministic"},
     "logging": {"tensorboard", "wandb", "trackio", "update_norms", "staleness_every"},
 }

@@ -27,13 +27,14 @@ from brx.config.user_code import RUN_CODE, is_allowed, name_without_folder, read
 from brx.errors import UserError
 from brx.methods.trajectory_version import recorded_version
 from brx.pipeline.delay import StageDelay, depth, noted_delays, stage_delays
+from brx.runs.folder import SEED as SEED
 from brx.runs.folder import decides_trajectory, find_runs, parse_summary, settings_key, status_of
 from brx.runs.metrics import read_curves
 from brx.runs.slowdown import Series, last_quarter_loss
 
 Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
-RATE, SEED, DEPTH = "optimizer.lr", "training.seed", "depth"
+RATE, DEPTH = "optimizer.lr", "depth"
 MOST_NAMES = 3  # of many runs that a line is about
 ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
 """What decides a run's losses beside its settings: its data, the version of brx's numbers, and
@@ -288,11 +289,14 @@ def same_but_for(runs: pd.DataFrame, *settings: str) -> pd.Series:
 
 
 def experiment_id(
-    config: RunConfig, data_fingerprint: str | None, trajectory_version: int | None
+    config: RunConfig,
+    data_fingerprint: str | None,
+    trajectory_version: int | None,
+    second: str | None = None,
 ) -> str:
     """The `experiment` of runs with these settings, whatever their learning rate and seed, and of
-    this origin."""
-    settings = settings_key(config, without=(RATE, SEED))
+    this origin; with `second`, whatever that setting is, too (a dotted key)."""
+    settings = settings_key(config, without=(RATE, SEED, *((second,) if second else ())))
     text = f"{settings} {config.training.last_iteration} {data_fingerprint} {trajectory_version}"
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 

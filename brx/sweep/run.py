@@ -20,6 +20,7 @@ from rich.text import Text
 
 from brx.config.schema import CustomConfig, RunConfig
 from brx.config.user_code import allowed
+from brx.environment import stop_signals
 from brx.errors import UserError
 from brx.files import write_text
 from brx.model.sizes import num_elements, stage_shapes
@@ -99,7 +100,7 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
     with closing(launcher), closing(SweepDisplay()) as display:
         # From a terminal, a scheduler, or to a job in the background. After the launcher: Ray has a
         # handler of its own.
-        for stop in (signal.SIGINT, signal.SIGTERM):
+        for stop in stop_signals():
             signal.signal(stop, signal.default_int_handler)
         cells: list[Cell] = []
         while len(tried := tried_cells(sweep)) > len(cells):
