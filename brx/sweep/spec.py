@@ -438,8 +438,13 @@ def prepare_folder(cell: Cell) -> None:
 def outcome_of(cell: Cell, code: int) -> tuple[State, str]:
     """The state of a cell whose run ended with an exit code, and why it failed, which its folder
     then says, too."""
-    if code in (0, 130):
-        return State.INTERRUPTED if code else State.DONE, ""
+    is_out_of_time = (
+        code == 0 and RunFolder(cell.folder).read_summary().get("status") == "interrupted"
+    )
+    if code == 130 or is_out_of_time:
+        return State.INTERRUPTED, ""
+    if code == 0:
+        return State.DONE, ""
     try:
         lines = (
             (cell.folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
