@@ -27,6 +27,11 @@ VOCABULARY_SIZES = {"bytes": 256, "gpt2": 50257}
 RECORDED = "recorded:"  # before the method's name of a run that `brx.record` wrote
 
 
+CODE_SECTIONS = (("optimizer",), ("pipeline", "delay"))
+"""The sections that may name code of a user's, in `code_sha256` its file's content, and in `facts`
+what is noted of it."""
+
+
 def refuse(is_wrong: object, message: str) -> None:
     """ValueError, for pydantic to tell with the key's place."""
     if is_wrong:
@@ -126,6 +131,15 @@ class DataConfig(Section):
         return VOCABULARY_SIZES[self.tokenizer]
 
 
+class DelayFacts(Section):
+    """What readers need of a delay function, noted when the run trains: they do not call it."""
+
+    largest: list[Annotated[int, Field(ge=0)]]
+    """Per stage, the largest delay in micro-batches."""
+    mean: list[Annotated[float, Field(ge=0)]]
+    """Per stage, the mean delay in micro-batches once the pipeline has filled."""
+
+
 class DelayLike(Section):
     """Few stages under the delays of a deeper pipeline: `{like: 32}`."""
 
@@ -141,6 +155,8 @@ class DelayCode(Section):
     code_sha256: str | None = None
     """Of its file, which brx fills in: an edited function is another run. Null for installed
     packages."""
+    facts: DelayFacts | None = None
+    """Which brx fills in when the run trains."""
 
 
 DelayName = Literal["pipeline", "2bw"]
@@ -223,6 +239,11 @@ class PipelineConfig(Section):
             f"delay must have one entry per stage ({self.stages}), got {count}",
         )
         like = self.delay.like if isinstance(self.delay, DelayLike) else 1
+        facts = self.delay.facts if isinstance(self.delay, DelayCode) else None
+        refuse(
+            facts is not None and not len(facts.largest) == len(facts.mean) == self.stages,
+            f"delay.facts must have one entry per stage ({self.stages}); leave them out",
+        )
         refuse(self.stages == 1 and like > 1, f"delay: like: {like} needs at least 2 stages, got 1")
         refuse(
             self.devices > self.stages,
@@ -392,6 +413,22 @@ class ScionConfig(Section):
     """
 
 
+class MethodFacts(Section):
+    """What readers need of a method of the user's own, noted when the run trains."""
+
+    kind: Literal["method", "optimizer"]
+    """A `brx.methods.method.Method`, or a `torch.optim.Optimizer`."""
+    summary: str
+    """What the method says about itself."""
+    corrects_gradients: bool
+    """Whether it changes gradients before they are averaged."""
+    forecasts: bool
+    """Whether it predicts the weights that passes use."""
+    optimizers: list[str]
+    """The optimizers of a device by their class, each with its number of parameter groups: `AdamW
+    (4 groups)`."""
+
+
 class CustomConfig(Section):
     """A method of the user's own, or any torch optimizer, by its import path."""
 
@@ -405,6 +442,8 @@ class CustomConfig(Section):
     code_sha256: str | None = None
     """Of the file that it is in, which brx fills in: an edited method is another run. Null for
     installed packages."""
+    facts: MethodFacts | None = None
+    """Which brx fills in when the run trains."""
 
     @field_validator("method")
     @classmethod

@@ -13,6 +13,7 @@ import torch
 from torch import profiler
 
 from brx.config.schema import RunConfig
+from brx.config.user_code import allowed
 from brx.data.batches import Prefetcher, check_validation_examples, validation_set
 from brx.data.prepare import PreparedData, prepare
 from brx.errors import DivergedError, NeighbourLostError, RunError, UserError
@@ -34,6 +35,7 @@ from brx.runs.folder import RunFolder, hold, trajectory_of
 from brx.runs.metrics import truncate_metrics
 from brx.train.agreement import agree, facts_of
 from brx.train.build import assemble, check_head, check_method, training_batches
+from brx.train.code_facts import note_facts
 from brx.train.device import StopSignal, autocast, check_gpus_differ, choose_device, set_up
 from brx.train.recorder import RunRecorder, StepNumbers, peak_memory
 from brx.train.trackers import check_trackers
@@ -57,12 +59,14 @@ def train(
 ) -> Status:
     """Train, or continue, one run in the folder `out`, to its end or until it is asked to stop.
 
+    Code that the configuration names is imported, and named on stderr before.
+
     Args:
         seconds: after which the session saves and ends, at the latest; counted from this call.
     """
     deadline = time.monotonic() + min(seconds, config.training.session_seconds)
     world, folder = world or World(), RunFolder(out)
-    with hold(out) if world.rank == 0 else nullcontext():
+    with allowed(), hold(out) if world.rank == 0 else nullcontext():
         if world.rank == 0:
             check_request(folder, config, resume=resume)
             check_trackers(config)
@@ -117,7 +121,7 @@ class Trainer:
         if resume:
             self._restore()
         if self.is_writer:
-            self.folder.create(self.config, resume=resume)
+            self.folder.create(note_facts(self.config, self.assembly), resume=resume)
         last = self.config.training.last_iteration
         with ExitStack() as stack:
             stack.enter_context(closing(self.prefetcher))

@@ -327,7 +327,7 @@ def test_bad_gradient_that_basis_rotation_finds_first_is_a_divergence(
     tmp_path, monkeypatch, explode
 ):
     """On a GPU, where the engine does not look at every update's losses and norms."""
-    monkeypatch.setattr("brx.optim.basis_rotation.ASYNCHRONOUS", ("cpu",))
+    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ("cpu",))
     monkeypatch.setattr("brx.pipeline.engine.check_finite", lambda *arguments: None)
     explode(17)
     config = tiny_config(
