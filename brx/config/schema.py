@@ -102,8 +102,9 @@ class DataConfig(Section):
     """Where the tokens come from. The token files are made on first use and then reused."""
 
     source: str = "packages"
-    """`packages` (sources of pinned ones), a path or glob (.txt, .jsonl, .parquet, folder), or a
-    Hugging Face name. Folders and globs leave out hidden files and follow links."""
+    """`packages` (sources of pinned ones), a path or glob (.txt, .jsonl, .parquet, folder), a
+    folder of prepared token files, or a Hugging Face name. Folders and globs leave out hidden files
+    and follow links."""
     tokenizer: Literal["bytes", "gpt2"] = "bytes"
     """`bytes` (vocabulary 256) or `gpt2` (byte-pair encoding, vocabulary 50257)."""
     tokens: int | None = Field(None, ge=1, le=10**15)
