@@ -4,6 +4,7 @@ exit code."""
 import errno
 import sys
 from collections.abc import Sequence
+from contextvars import copy_context
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -166,8 +167,20 @@ def _options(
             "--version", callback=_show_version, is_eager=True, help="print the version and exit"
         ),
     ] = False,
+    run_code: Annotated[
+        bool,
+        typer.Option(
+            "--run-code",
+            help="let commands that read runs execute the Python files that these runs name (only "
+            "for runs that you trust)",
+        ),
+    ] = False,
 ) -> None:
     """Options of brx itself."""
+    if run_code:
+        from brx.config.user_code import allow_for_reading
+
+        allow_for_reading()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -195,7 +208,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         # Without Typer's standalone mode, errors come here, and a typer.Exit becomes the value that
         # is returned.
-        return int(app(arguments, prog_name="brx", standalone_mode=False) or 0)
+        # What a command allows of a user's code (brx.config.user_code) ends with it.
+        context = copy_context()
+        return int(context.run(app, arguments, prog_name="brx", standalone_mode=False) or 0)
     except typer.TyperException as error:
         print(usage_line(error), file=sys.stderr)
         return USAGE

@@ -27,6 +27,11 @@ VOCABULARY_SIZES = {"bytes": 256, "gpt2": 50257}
 RECORDED = "recorded:"  # before the method's name of a run that `brx.record` wrote
 
 
+CODE_SECTIONS = (("optimizer",), ("pipeline", "delay"))
+"""The sections that may name code of a user's, in `code_sha256` its file's content, and in `facts`
+what is noted of it."""
+
+
 def refuse(is_wrong: object, message: str) -> None:
     """ValueError, for pydantic to tell with the key's place."""
     if is_wrong:
@@ -97,8 +102,9 @@ class DataConfig(Section):
     """Where the tokens come from. The token files are made on first use and then reused."""
 
     source: str = "packages"
-    """`packages` (sources of pinned ones), a path or glob (.txt, .jsonl, .parquet, folder), or a
-    Hugging Face name."""
+    """`packages` (sources of pinned ones), a path or glob (.txt, .jsonl, .parquet, folder), a
+    folder of prepared token files, or a Hugging Face name. Folders and globs leave out hidden files
+    and follow links."""
     tokenizer: Literal["bytes", "gpt2"] = "bytes"
     """`bytes` (vocabulary 256) or `gpt2` (byte-pair encoding, vocabulary 50257)."""
     tokens: int | None = Field(None, ge=1, le=10**15)
@@ -119,11 +125,20 @@ class DataConfig(Section):
     """How many times over the run may read the training tokens; a longer run is refused, saying its
     number."""
     directory: str = Field("data", pattern=r"^[^\x00]+$")
-    """Folder for prepared token files."""
+    """Folder for prepared token files; `~` is the home folder, here and in every other path."""
 
     @property
     def vocabulary_size(self) -> int:
         return VOCABULARY_SIZES[self.tokenizer]
+
+
+class DelayFacts(Section):
+    """What readers need of a delay function, noted when the run trains: they do not call it."""
+
+    largest: list[Annotated[int, Field(ge=0)]]
+    """Per stage, the largest delay in micro-batches."""
+    mean: list[Annotated[float, Field(ge=0)]]
+    """Per stage, the mean delay in micro-batches once the pipeline has filled."""
 
 
 class DelayLike(Section):
@@ -141,6 +156,8 @@ class DelayCode(Section):
     code_sha256: str | None = None
     """Of its file, which brx fills in: an edited function is another run. Null for installed
     packages."""
+    facts: DelayFacts | None = None
+    """Which brx fills in when the run trains."""
 
 
 DelayName = Literal["pipeline", "2bw"]
@@ -223,6 +240,11 @@ class PipelineConfig(Section):
             f"delay must have one entry per stage ({self.stages}), got {count}",
         )
         like = self.delay.like if isinstance(self.delay, DelayLike) else 1
+        facts = self.delay.facts if isinstance(self.delay, DelayCode) else None
+        refuse(
+            facts is not None and not len(facts.largest) == len(facts.mean) == self.stages,
+            f"delay.facts must have one entry per stage ({self.stages}); leave them out",
+        )
         refuse(self.stages == 1 and like > 1, f"delay: like: {like} needs at least 2 stages, got 1")
         refuse(
             self.devices > self.stages,
@@ -392,6 +414,22 @@ class ScionConfig(Section):
     """
 
 
+class MethodFacts(Section):
+    """What readers need of a method of the user's own, noted when the run trains."""
+
+    kind: Literal["method", "optimizer"]
+    """A `brx.methods.method.Method`, or a `torch.optim.Optimizer`."""
+    summary: str
+    """What the method says about itself."""
+    corrects_gradients: bool
+    """Whether it changes gradients before they are averaged."""
+    forecasts: bool
+    """Whether it predicts the weights that passes use."""
+    optimizers: list[str]
+    """The optimizers of a device by their class, each with its number of parameter groups: `AdamW
+    (4 groups)`."""
+
+
 class CustomConfig(Section):
     """A method of the user's own, or any torch optimizer, by its import path."""
 
@@ -405,6 +443,8 @@ class CustomConfig(Section):
     code_sha256: str | None = None
     """Of the file that it is in, which brx fills in: an edited method is another run. Null for
     installed packages."""
+    facts: MethodFacts | None = None
+    """Which brx fills in when the run trains."""
 
     @field_validator("method")
     @classmethod

@@ -13,6 +13,7 @@ import torch
 from torch import profiler
 
 from brx.config.schema import RunConfig
+from brx.config.user_code import allowed
 from brx.data.batches import Prefetcher, check_validation_examples, validation_set
 from brx.data.prepare import PreparedData, prepare
 from brx.errors import DivergedError, NeighbourLostError, RunError, UserError
@@ -23,10 +24,18 @@ from brx.pipeline.world import Topic, World
 from brx.planning.placement import assign, check_memory, measure_stage_costs
 from brx.progress import ProgressBar
 from brx.runs import checkpoint
-from brx.runs.checkpoint import check_data, check_request, choose_checkpoint, what_is_saved
+from brx.runs.checkpoint import (
+    DamagedError,
+    check_data,
+    check_request,
+    choose_checkpoint,
+    what_is_saved,
+)
 from brx.runs.folder import RunFolder, hold, trajectory_of
 from brx.runs.metrics import truncate_metrics
+from brx.train.agreement import agree, facts_of
 from brx.train.build import assemble, check_head, check_method, training_batches
+from brx.train.code_facts import note_facts
 from brx.train.device import StopSignal, autocast, check_gpus_differ, choose_device, set_up
 from brx.train.recorder import RunRecorder, StepNumbers, peak_memory
 from brx.train.trackers import check_trackers
@@ -50,12 +59,14 @@ def train(
 ) -> Status:
     """Train, or continue, one run in the folder `out`, to its end or until it is asked to stop.
 
+    Code that the configuration names is imported, and named on stderr before.
+
     Args:
         seconds: after which the session saves and ends, at the latest; counted from this call.
     """
     deadline = time.monotonic() + min(seconds, config.training.session_seconds)
     world, folder = world or World(), RunFolder(out)
-    with hold(out) if world.rank == 0 else nullcontext():
+    with allowed(), hold(out) if world.rank == 0 else nullcontext():
         if world.rank == 0:
             check_request(folder, config, resume=resume)
             check_trackers(config)
@@ -74,6 +85,7 @@ class Trainer:
         self.device, self.device_reason = choose_device(
             config.runtime.device, world.local_rank, share_gpus=config.runtime.share_gpus
         )
+        agree(world, facts_of(config))
         if not config.runtime.share_gpus:
             check_gpus_differ(world, self.device)
         set_up(config.runtime, self.device, world.num_local_ranks)
@@ -109,7 +121,7 @@ class Trainer:
         if resume:
             self._restore()
         if self.is_writer:
-            self.folder.create(self.config, resume=resume)
+            self.folder.create(note_facts(self.config, self.assembly), resume=resume)
         last = self.config.training.last_iteration
         with ExitStack() as stack:
             stack.enter_context(closing(self.prefetcher))
@@ -343,10 +355,7 @@ class Trainer:
 
     def _restore(self) -> None:
         """Continue from the newest checkpoint that can be continued from, if there is one."""
-        chosen = choose_checkpoint(self.folder, self.config) if self.is_writer else (None, "")
-        newest, note = self.world.broadcast(chosen)
-        if note and self.is_writer:
-            print(note, file=sys.stderr, flush=True)
+        newest = self._intact_checkpoint()
         if newest is None:
             return
         manifest = checkpoint.read_manifest(newest)
@@ -355,12 +364,54 @@ class Trainer:
         self.iteration = manifest["iteration"]
         self.training_seconds = manifest["training_seconds"]
 
+    def _intact_checkpoint(self) -> Path | None:
+        """The checkpoint to continue from, whose stages every rank has found intact; None if there
+        is none at all.
+
+        Raises:
+            UserError: no checkpoint can be continued from.
+        """
+        damaged: dict[Path, DamagedError] = {}
+        while True:
+            chosen: tuple[Path | None, str] = (None, "")
+            if self.is_writer:
+                chosen = choose_checkpoint(self.folder, self.config, damaged)
+            newest, note = self.world.broadcast(chosen)
+            if note:
+                self._say(note)
+            if newest is None:
+                break
+            error = self.world.broadcast(self._first_damage(newest))
+            if error is None:
+                return newest
+            self._say(f"{error.problem}; going back to an older checkpoint")
+            damaged[newest] = error
+        if damaged:
+            raise next(iter(damaged.values()))
+        return None
+
+    def _first_damage(self, chosen: Path) -> DamagedError | None:
+        """What is wrong with the stages of a checkpoint; rank 0 learns it, from all."""
+        error = None
+        try:
+            for stage in self.assembly.stages:
+                checkpoint.check_stage(chosen, stage.index)
+        except DamagedError as damage:
+            error = damage
+        errors = [found for found in self.world.gather(error) if found is not None]
+        return errors[0] if errors else None
+
+    def _say(self, note: str) -> None:
+        if self.is_writer:
+            print(note, file=sys.stderr, flush=True)
+
     def _prepare_data(self) -> PreparedData:
         if not self.is_writer:  # rank 0 makes the token files; the others find them
             self.world.barrier(patient=True)
         data = prepare(self.config.data, quiet=not self.is_writer)
         if self.is_writer:
             self.world.barrier(patient=True)
+        agree(self.world, {"fingerprint of the data": data.fingerprint})
         check_budget(self.config, data.train.num_tokens)
         training, sequence_length = self.config.training, self.config.model.sequence_length
         check_validation_examples(data.validation, sequence_length, training.validation_examples)
