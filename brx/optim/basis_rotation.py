@@ -17,14 +17,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from .dtensor import FSDP1, is_flat, is_sharded, like_parameter, whole
-from .eigenbasis import (
-    covariance_product,
-    exact_eigenbasis,
-    exact_factor_eigenbasis,
-    factor_product,
-    power_iteration,
-    resolution,
-)
 from .elementwise import (
     Kernels,
     above_noise,
@@ -40,7 +32,6 @@ from .matrix_batch import (
     MatrixBatch,
     for_each,
     rotate,
-    seen_from,
     unless_bad,
 )
 from .member import Member, Place, Refresh
@@ -57,6 +48,7 @@ from .parameter_state import (
 )
 from .products import Precision, factor_rounding, fp32_products
 from .published import published_update
+from .refresh import accumulate_covariances, estimate_eigenbasis
 from .roles import Role, looks_like_a_table, roles
 from .shards import Sharding, as_rows, rotation_cost
 from .summary import Summary
@@ -437,9 +429,9 @@ class BasisRotation(Optimizer):
         for (refresh, num_gradients), run in work.refreshes:
             part, part_gradient = batch[run], batch.part(gradient, run)
             if num_gradients and batch.options["source"] == "2nd":
-                self._accumulate_covariances(part, part_gradient, num_gradients)
+                accumulate_covariances(part, part_gradient, num_gradients)
             if refresh:
-                self._estimate_eigenbasis(part, part_gradient, exact=refresh == "exact")
+                estimate_eigenbasis(part, part_gradient, exact=refresh == "exact")
         self._take_step(batch, gradient, work.numbers)
 
     def _take_step(
@@ -462,91 +454,6 @@ class BasisRotation(Optimizer):
         """The compiled functions of a step, where they are wanted; None for torch's kernel."""
         is_on_gpu = batch.state["step"].device.type == "cuda"
         return compiled_kernels() if self._compiled and is_on_gpu else None
-
-    def _accumulate_covariances(self, batch: MatrixBatch, gradient: Tensor, num: int) -> None:
-        """L <- beta2^num L + (1 - beta2^num) G G^T and R likewise, for a gradient that stands for
-        `num`."""
-        decay = beta2 = batch.options["betas"][1] ** num
-        for side in batch.sides:
-            factor, covariance = seen_from(side, gradient), batch.matrices(f"{side}_covariance")
-            if batch.bad is not None:  # which only the device knows
-                covariance.mul_(unless_bad(beta2, covariance.dtype, batch.bad))
-                decay = 1.0
-            covariance.baddbmm_(factor, factor.mT, beta=decay, alpha=1 - beta2)
-
-    def _estimate_eigenbasis(self, batch: MatrixBatch, gradient: Tensor, exact: bool) -> None:
-        """Algorithm 2, for matrices that are all due and their gradient (b, m, n); carries the
-        moments over."""
-        momentum = rotate(
-            batch, batch.matrices("exp_avg"), back=True
-        )  # M = U (U^T M V) V^T, in the old bases
-        for side in batch.sides:
-            basis = batch.matrices(f"{side}_basis")
-            if batch.options["source"] == "2nd":
-                C = batch.matrices(f"{side}_covariance")
-                refreshed = (
-                    exact_eigenbasis(C)
-                    if exact
-                    else power_iteration(covariance_product(C, basis), basis)
-                )
-            else:  # of M_t, one ahead of `momentum`
-                M = seen_from(side, momentum.lerp(gradient, 1 - batch.options["betas"][0]))
-                refreshed = (
-                    exact_factor_eigenbasis(M)
-                    if exact
-                    else power_iteration(factor_product(M, basis), basis)
-                )
-            basis.copy_(refreshed.basis)
-            batch.state["num_failed_refreshes"] += (~refreshed.valid).view_as(
-                batch.state["num_failed_refreshes"]
-            )
-        if exact:
-            self._share_out_second_moment(batch)
-        batch.matrices("exp_avg").copy_(rotate(batch, momentum))
-        self._raise_second_moment(batch)
-
-    def _share_out_second_moment(self, batch: MatrixBatch) -> None:
-        """v_ij <- (share of row i) (share of column j) sum(v) in the first basis, of which v has
-        seen nothing.
-
-        A rotated side's shares are what v's would be if entries were uncorrelated; where a
-        covariance tells more than rounding its eigenvalues, which are the second moment's own sums
-        over the other side."""
-        second_moment = batch.matrices("exp_avg_sq")
-        shares = []
-        for side, of in (("left", -1), ("right", -2)):
-            energies = second_moment.sum(dim=of)  # (b, m) or (b, n)
-            if side in batch.sides:
-                basis = batch.matrices(f"{side}_basis")
-                energies = (energies[:, None, :] @ basis.square())[:, 0]
-                if batch.options["source"] == "2nd":
-                    known = (
-                        basis * covariance_product(batch.matrices(f"{side}_covariance"), basis)
-                    ).sum(dim=-2)
-                    floor = resolution(known.dtype) * known.amax(dim=-1, keepdim=True)
-                    energies = energies.where(known <= floor, known)
-            total = energies.sum(dim=-1, keepdim=True)
-            shares.append(
-                energies / total.clamp(min=torch.finfo(total.dtype).tiny)
-            )  # (b, m), then (b, n)
-        total = second_moment.sum(dim=(-2, -1), keepdim=True)
-        torch.mul(shares[0][:, :, None] * total, shares[1][:, None, :], out=second_moment)
-
-    def _raise_second_moment(self, batch: MatrixBatch) -> None:
-        """v^ <- max(v^, m^2) in new bases.
-
-        A mean square is never below the square of the mean (Jensen). The momentum has been rotated,
-        the second moment stays with its columns: where it has seen nothing of what now enters its
-        entry, the quotient would be a step of any size."""
-        beta1, beta2 = batch.options["betas"]
-        momentum, second_moment = batch.state["exp_avg"], batch.state["exp_avg_sq"]
-        steps = (
-            batch.state["step"].view(-1, *[1] * (momentum.ndim - 1)).to(momentum.dtype)
-        )  # (b, 1, 1)
-        ratio = (1 - beta2**steps) / (
-            1 - beta1**steps
-        ).square()  # of the bias corrections of v and m^2
-        torch.maximum(second_moment, momentum.square().mul_(ratio), out=second_moment)
 
     def _rotated_adam(
         self,

@@ -141,8 +141,8 @@ def ready_for_an_ordinary_step():
 
 
 def test_ordinary_step_runs_without_waiting():
-    # Three batches of matrices; each costs some 45 operations, 30 of them of the noise floor.
-    assert 0 < launches(ready_for_an_ordinary_step()) <= 160
+    # Three batches of matrices; each costs some 50 operations, 30 of them of the noise floor.
+    assert 0 < launches(ready_for_an_ordinary_step()) <= 180
 
 
 def test_compiled_step_launches_few(monkeypatch):
@@ -152,7 +152,7 @@ def test_compiled_step_launches_few(monkeypatch):
 
     kernels = Kernels(rotated_update, lambda *arguments: None)
     monkeypatch.setattr(BasisRotation, "_kernels", lambda self, batch: kernels)
-    assert launches(ready_for_an_ordinary_step()) <= 60
+    assert launches(ready_for_an_ordinary_step()) <= 75
 
 
 def test_waiting_is_seen(monkeypatch):
