@@ -1,8 +1,9 @@
 """What a run will need, before it starts: memory of every rank and multiplications, from closed
 forms.
 
-The memory of a rank peaks when the loss is computed, with all activations there, or when the
-optimizer steps, with all gradients there. Weights, optimizer state and rings are always there."""
+The memory of a rank peaks when the loss is computed, with all activations there, or when a backward
+pass has left its gradients, or when the optimizer steps. Weights, the gradients of an update,
+optimizer state and rings are always there."""
 
 from __future__ import annotations
 
