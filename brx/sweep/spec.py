@@ -29,7 +29,7 @@ from brx.config.loading import (
 )
 from brx.config.schema import RunConfig, Section
 from brx.errors import UserError, did_you_mean
-from brx.files import write_text
+from brx.files import user_path, write_text
 from brx.methods.trajectory_version import check_trajectory_version
 from brx.runs.folder import (
     FOR_TUNING,
@@ -161,7 +161,7 @@ class Sweep:
             path = shipped[str(path)]
         spec = load_yaml_as(path, SweepSpec)
         return cls.expand(
-            path, spec, out or (Path(spec.out) if spec.out else Path("runs") / path.stem)
+            path, spec, out or (user_path(spec.out) if spec.out else Path("runs") / path.stem)
         )
 
     @classmethod
@@ -438,8 +438,13 @@ def prepare_folder(cell: Cell) -> None:
 def outcome_of(cell: Cell, code: int) -> tuple[State, str]:
     """The state of a cell whose run ended with an exit code, and why it failed, which its folder
     then says, too."""
-    if code in (0, 130):
-        return State.INTERRUPTED if code else State.DONE, ""
+    is_out_of_time = (
+        code == 0 and RunFolder(cell.folder).read_summary().get("status") == "interrupted"
+    )
+    if code == 130 or is_out_of_time:
+        return State.INTERRUPTED, ""
+    if code == 0:
+        return State.DONE, ""
     try:
         lines = (
             (cell.folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
