@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from brx.config.parsing import parse_yaml
-from brx.config.schema import RECORDED, RunConfig, method_tag
+from brx.config.schema import RECORDED, RunConfig, method_tag, model_tag
 from brx.errors import UserError, did_you_mean
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -22,6 +22,9 @@ PRESETS = _PACKAGE / "presets" if (_PACKAGE / "presets").is_dir() else _PACKAGE.
 
 MOST_SHOWN = 200  # characters of an override that a message repeats
 Settings = Mapping[str, Any]  # dotted keys of a run's configuration and their values
+# By section that has several forms: the key that names one, and the section's tag.
+FORMS = {"optimizer": ("method", method_tag), "model": ("class", model_tag)}
+OWN_TAGS = {"optimizer": "custom", "model": "own"}  # of forms that are code of the user's own
 _EITHER = {"delay"}  # keys that hold a value or a section of their own (`pipeline.delay.like`)
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -66,12 +69,13 @@ def new_content(path: Path) -> dict[str, Any]:
     old run's were."""
     content = read_mapping(path)
     pipeline, optimizer = content.get("pipeline"), content.get("optimizer")
+    delay = pipeline.get("delay") if isinstance(pipeline, dict) else None
     if isinstance(optimizer, dict) and str(optimizer.get("method")).startswith(RECORDED):
         raise UserError(
             f"{path}: was recorded from a loop that is not brx's, with a model that it does not "
             f"know"
         )
-    for section in (optimizer, pipeline.get("delay") if isinstance(pipeline, dict) else None):
+    for section in (optimizer, delay, content.get("model")):
         if isinstance(section, dict):
             section.pop("code_sha256", None)
     return content
@@ -101,8 +105,18 @@ def preset_names() -> list[str]:
 
 def method_names() -> list[str]:
     """The methods that come with brx."""
-    tags = map(_tag_of, _models_in(RunConfig.model_fields["optimizer"].annotation))
-    return [tag for tag in tags if tag != "custom"]
+    return _names_of("optimizer")
+
+
+def model_names() -> list[str]:
+    """The models that come with brx."""
+    return _names_of("model")
+
+
+def _names_of(section: str) -> list[str]:
+    """The tags of a section's union that are no code of the user's own."""
+    tags = map(_tag_of, _models_in(RunConfig.model_fields[section].annotation))
+    return [tag for tag in tags if tag != OWN_TAGS[section]]
 
 
 def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where: str) -> RunConfig:
@@ -137,13 +151,19 @@ def set_values(content: Mapping[str, Any], settings: Settings, where: str) -> di
     """A copy of a configuration's content with dotted keys set; UserError where one leads through a
     value.
 
-    Where `optimizer.method` is set, other keys of the optimizer are kept as far as that method
-    knows them."""
+    Where `optimizer.method` or `model.class` is set, the section's other keys are kept as far as
+    that method or model knows them."""
     copy = deepcopy(dict(content))
-    if "optimizer.method" in settings and isinstance(copy.get("optimizer"), dict):
-        known = _known_keys(RunConfig, ["optimizer", method_tag(settings["optimizer.method"])])
-        kept = set(known) - {"code_sha256"}  # which is the file's of the method before
-        copy["optimizer"] = {key: value for key, value in copy["optimizer"].items() if key in kept}
+    for name, (key, tag_of) in FORMS.items():
+        chosen = settings.get(f"{name}.{key}")
+        if chosen is None or not isinstance(copy.get(name), dict):
+            continue
+        tag, before = tag_of(chosen), copy[name]
+        known = set(_known_keys(RunConfig, [name, tag]))
+        if tag == OWN_TAGS[name] == tag_of(before):  # one's options may be those of the other
+            known |= before.keys()
+        kept = known - {"code_sha256"}  # which is the file's of the form before
+        copy[name] = {key: value for key, value in before.items() if key in kept}
     for key, value in settings.items():
         *sections, last = key.split(".")
         section = copy
@@ -188,7 +208,8 @@ def _explain(
     location = tuple(str(part) for part in error["loc"])
     # A tagged union puts its tag (the method's name) second in the location; the user never wrote
     # it there.
-    key = location[:1] + location[2:] if location[:1] == ("optimizer",) else location
+    is_tagged = location[:1] in {(name,) for name in FORMS}
+    key = location[:1] + location[2:] if is_tagged else location
     origin = next((text for parts, text in origins.items() if parts == key[: len(parts)]), where)
     prefix = f"{origin}: {'.'.join(key)}: " if key else f"{origin}: "
     if error["type"] == "extra_forbidden":
@@ -198,12 +219,7 @@ def _explain(
             f"{', '.join(known)})"
         )
     if error["type"] == "union_tag_invalid":
-        prefix = f"{origins.get(('optimizer', 'method'), where)}: optimizer: "
-        known, tag = method_names(), str(error.get("ctx", {}).get("tag"))
-        choices = f"(known: {', '.join(known)}, FILE.py:CLASS, package.module:Class)"
-        if tag.endswith(".py"):
-            return f"{prefix}method must name a class of the file, {tag}:CLASS"
-        return f"{prefix}unknown method '{tag}'{did_you_mean(tag, known)} {choices}"
+        return _explain_form(location[0], error, where, origins)
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     shown = (
@@ -214,6 +230,20 @@ def _explain(
     return f"{prefix}{message}{shown}"
 
 
+def _explain_form(
+    section: str, error: ErrorDetails, where: str, origins: Mapping[tuple[str, ...], str]
+) -> str:
+    """What is wrong with a method or model that is none."""
+    key, _ = FORMS[section]
+    prefix = f"{origins.get((section, key), where)}: {section}: "
+    known, tag = _names_of(section), str(error.get("ctx", {}).get("tag"))
+    what = "model" if section == "model" else "method"
+    choices = f"(known: {', '.join(known)}, FILE.py:CLASS, package.module:Class)"
+    if tag.endswith(".py"):
+        return f"{prefix}{key} must name a class of the file, {tag}:CLASS"
+    return f"{prefix}unknown {what} '{tag}'{did_you_mean(tag, known)} {choices}"
+
+
 def _known_keys(model: type[BaseModel], location: Sequence[str]) -> list[str]:
     """Names of the fields of the section at `location` (a union's tag is a part of it)."""
     candidates = [model]
@@ -222,7 +252,12 @@ def _known_keys(model: type[BaseModel], location: Sequence[str]) -> list[str]:
             candidates = [member for member in candidates if _tag_of(member) == part]
         else:
             candidates = _models_in(candidates[0].model_fields[part].annotation)
-    return [key for candidate in candidates for key in candidate.model_fields]
+    return [_written(candidate, key) for candidate in candidates for key in candidate.model_fields]
+
+
+def _written(model: type[BaseModel], key: str) -> str:
+    """A field's name in YAML."""
+    return model.model_fields[key].alias or key
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -236,5 +271,7 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _tag_of(model: type[BaseModel]) -> str:
-    choices = get_args(model.model_fields["method"].annotation)
-    return choices[0] if choices else "custom"
+    """The tag of a form of `optimizer` or `model`."""
+    key = "method" if "method" in model.model_fields else "name"
+    choices = get_args(model.model_fields[key].annotation)
+    return choices[0] if choices else OWN_TAGS["optimizer" if key == "method" else "model"]

@@ -6,7 +6,7 @@ import pandas as pd
 
 from brx.config.schema import RunConfig
 from brx.methods.updater import num_warmup_iterations
-from brx.model.sizes import num_elements, stage_shapes
+from brx.model.sizes import num_elements, stage_sizes
 from brx.pipeline.delay import depth, stage_delays
 
 APART = 3.0  # by what factor two numbers may differ and still count as alike
@@ -22,7 +22,7 @@ def dimensionless(config: RunConfig) -> dict[str, float | None]:
     iterations, lr = training.iterations, optimizer.lr
     per_iteration = training.batch_size * model.sequence_length * config.pipeline.accumulation
     tokens = per_iteration * iterations
-    shapes = stage_shapes(model, config.data.vocabulary_size, range(model.blocks))
+    shapes = stage_sizes(model, config.data.vocabulary_size, range(model.blocks))
     in_blocks = num_elements(
         {name: shape for name, shape in shapes.items() if name.startswith("blocks.")}
     )

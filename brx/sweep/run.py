@@ -21,7 +21,7 @@ from rich.text import Text
 from brx.config.schema import CustomConfig, RunConfig
 from brx.errors import UserError
 from brx.files import write_text
-from brx.model.sizes import num_elements, stage_shapes
+from brx.model.sizes import num_elements, stage_sizes
 from brx.runs.folder import RunFolder
 from brx.runs.formats import format_table
 from brx.sweep.choice import SCORE, choice_table, choices_and_repetitions, tried_cells
@@ -163,7 +163,7 @@ def calibrate(config: RunConfig) -> float | None:
     """Seconds per iteration on this machine, with random tokens; None where that would take too
     long."""
     device, _ = choose_device(config.runtime.device, 0)
-    shapes = stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))
+    shapes = stage_sizes(config.model, config.data.vocabulary_size, range(config.model.blocks))
     if device.type == "cpu" and num_elements(shapes) > LARGEST_ON_CPU:
         return None
     set_up(config.runtime, device, 1)
