@@ -89,6 +89,7 @@ def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = Fal
                 f"{folder}: cannot be written: {error.strerror or error}; {remedy}"
             ) from None
     data = PreparedData.load(folder)
+    _check_tokenizer(data, config)
     if (
         not quiet
         and config.source == "packages"
@@ -99,9 +100,28 @@ def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = Fal
     return data
 
 
+def is_prepared(folder: Path) -> bool:
+    """Whether a folder holds token files, which a machine without the documents can train on."""
+    return all((folder / f"{split}.bin").is_file() for split in SPLITS)
+
+
+def _check_tokenizer(data: PreparedData, config: DataConfig) -> None:
+    """UserError where token files that `data.source` names hold another tokenizer's tokens."""
+    found = data.train.sidecar.tokenizer
+    if found != config.tokenizer:
+        raise UserError(
+            f"data.tokenizer: {config.tokenizer}, but the token files in {config.source} hold "
+            f"{found}; set data.tokenizer to {found}"
+        )
+
+
 def token_folder(config: DataConfig) -> Path:
     """The folder of the token files: named by the source and by a hash of all that decides their
-    content."""
+    content.
+
+    A source that is such a folder is used as it is."""
+    if is_prepared(Path(config.source)):
+        return Path(config.source)
     decides = {"format": FORMAT, **config.model_dump(exclude={"directory", "max_epochs"})}
     if config.source == "packages":
         decides["versions"] = installed_versions()

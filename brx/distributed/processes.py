@@ -14,8 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
 
+from brx.distributed.launch import place_among_many
+from brx.environment import whole_number
 from brx.errors import NeighbourLostError, UserError
-from brx.pipeline.world import Neighbours, Topic, World
+from brx.pipeline.world import Channel, Neighbours, Topic, World
 
 T = TypeVar("T")
 
@@ -30,14 +32,23 @@ class DistributedWorld(World):
     other.
 
     Once all have met, a device counts as lost after `timeout_s` seconds without an answer. What is
-    exchanged outside of the pipeline goes over gloo, whatever the devices are."""
+    exchanged outside of the pipeline goes over gloo, whatever the devices are.
 
-    def __init__(self, timeout_s: float) -> None:
-        self.rank = int(os.environ["RANK"])
-        self.num_ranks = int(os.environ["WORLD_SIZE"])
-        self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
-        self.num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", self.num_ranks))
+    Args:
+        timeout_s: seconds without an answer after which a rank counts as lost.
+        through_host: exchange activations and gradients through host memory, as ranks must that
+            share a GPU (NCCL needs a GPU per rank).
+    """
+
+    def __init__(self, timeout_s: float, *, through_host: bool = False) -> None:
+        place = place_among_many()
+        assert place is not None, "RANK and WORLD_SIZE are not set"
+        self.rank, self.num_ranks = place
+        local_rank = whole_number("LOCAL_RANK")
+        self.local_rank = self.rank if local_rank is None else local_rank
+        self.num_local_ranks = whole_number("LOCAL_WORLD_SIZE", least=1) or self.num_ranks
         self._timeout_s = timeout_s
+        self._through_host = through_host
         self._sending: list[tuple[dist.Work | None, Tensor]] = []
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
@@ -68,12 +79,16 @@ class DistributedWorld(World):
         previous = self.rank - 1 if self.rank > 0 else None
         following = self.rank + 1 if self.rank + 1 < self.num_ranks else None
 
-        def channel(source: int | None, target: int | None, num_buffers: int) -> PointToPoint:
+        def channel(source: int | None, target: int | None, num_buffers: int) -> Channel:
             needed = num_buffers if source is not None else 0
-            buffers = [
-                torch.empty(shape, dtype=dtype, device=device) for _ in range(needed)
-            ]  # each (B, S, D)
-            return PointToPoint(source, target, shape[0], buffers, self._timeout_s)
+            # Each (B, S, D).
+            buffers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(needed)]
+            if not (self._through_host and device.type == "cuda"):
+                return PointToPoint(source, target, shape[0], buffers, self._timeout_s)
+            pinned = [torch.empty(shape, dtype=dtype, pin_memory=True) for _ in range(2)]
+            received = pinned[:1] if source is not None else []
+            on_host = PointToPoint(source, target, shape[0], received, self._timeout_s)
+            return ThroughHost(on_host, buffers, outgoing=pinned[1])
 
         # A received activation is the input of a graph until its backward pass: one buffer for each
         # of the R - r micro-batches that may be in flight here, and one to receive into meanwhile.
@@ -199,6 +214,45 @@ class PointToPoint:
                 work.wait()
             else:
                 work.wait(timedelta(seconds=self._timeout_s))
+
+
+class ThroughHost:
+    """Implements `brx.pipeline.world.Channel` between GPUs by way of host memory.
+
+    For ranks that share a GPU. The copies are not overlapped with anything: this serves tests and
+    small machines, not speed.
+
+    Args:
+        channel: sends and receives tensors on the host, with one receive buffer.
+        buffers: (B, S, D) each, on the GPU: what is received is copied into them, in turn.
+        outgoing: (B, S, D), pinned: what is sent is copied here first.
+    """
+
+    def __init__(self, channel: Channel, buffers: list[Tensor], outgoing: Tensor) -> None:
+        self._channel = channel
+        self._free = deque(buffers)
+        self._outgoing = outgoing
+
+    def send(self, tensor: Tensor) -> None:
+        # The buffer is free again once the message before this one has left.
+        self._channel.wait_for_send()
+        message = self._outgoing[: len(tensor)]
+        message.copy_(tensor)
+        self._channel.send(message)
+
+    def wait_for_send(self) -> None:
+        self._channel.wait_for_send()
+
+    def post_receive(self) -> None:
+        self._channel.post_receive()
+
+    def receive(self) -> Tensor:
+        message = self._channel.receive()
+        buffer = self._free.popleft()
+        self._free.append(buffer)
+        # Blocking: the next receive overwrites the message.
+        buffer.copy_(message)
+        return buffer.detach()
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from brx.errors import some
 from brx.model.stage import Stage
-from brx.optim.parameter_state import Group
+from brx.optim.options import Group
 from brx.pipeline.versions import StageVersions
 
 _INDEX_IN_STACK = re.compile(r"\[\d+\]$")

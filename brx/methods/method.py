@@ -17,7 +17,7 @@ from brx.methods.groups import (
     stack_names,
     stage_groups,
 )
-from brx.optim.parameter_state import Group as Group  # which the methods of users import from here
+from brx.optim.options import Group as Group  # which the methods of users import from here
 from brx.pipeline.versions import ParameterStates, StageVersions
 
 Stages = Sequence[StageVersions]

@@ -26,7 +26,7 @@ from brx.methods.groups import (
 )
 from brx.methods.method import Method, Stages, adam_options
 from brx.optim.basis_rotation import BasisRotation
-from brx.optim.parameter_state import Group
+from brx.optim.options import Group
 from brx.pipeline.delay import StageDelay, VaryingDelay, stage_delays
 from brx.pipeline.versions import ParameterStates
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from brx.config.schema import ModelSection, OwnModelConfig
-from brx.config.user_code import fault
+from brx.config.user_code import fault, is_allowed
 from brx.errors import UserError
 from brx.model.head import CHUNK_LOGITS, Head
 from brx.model.models import make_model
@@ -53,6 +53,17 @@ def stage_sizes(model: ModelSection, vocabulary_size: int, blocks: range) -> Siz
 
 def num_elements(sizes: Sizes) -> int:
     return sum(size.numel for size in sizes.values())
+
+
+def parameter_counts(model: ModelSection, vocabulary_size: int) -> tuple[int, int]:
+    """Of the whole model, and of its blocks alone; of a run's model of the user's own as noted when
+    it trained."""
+    facts = model.facts if isinstance(model, OwnModelConfig) else None
+    if facts is not None and not is_allowed():
+        return facts.num_parameters, facts.num_in_blocks
+    sizes = stage_sizes(model, vocabulary_size, range(model.blocks))
+    in_blocks = {name: size for name, size in sizes.items() if name.startswith("blocks.")}
+    return num_elements(sizes), num_elements(in_blocks)
 
 
 def block_activation_bytes(

@@ -19,9 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from brx.config.schema import CustomConfig, RunConfig
+from brx.config.user_code import allowed
+from brx.environment import stop_signals
 from brx.errors import UserError
 from brx.files import write_text
-from brx.model.sizes import num_elements, stage_sizes
+from brx.model.sizes import parameter_counts
 from brx.runs.folder import RunFolder
 from brx.runs.formats import format_table
 from brx.sweep.choice import SCORE, choice_table, choices_and_repetitions, tried_cells
@@ -37,7 +39,7 @@ LARGEST_ON_CPU = 20_000_000  # parameters up to which a calibration on a CPU tak
 
 def check_own_methods(sweeps: Sequence[Sweep]) -> None:
     """Refuse a user's own method that cannot train (`check_method`), before anything is paid for
-    any run."""
+    any run. It is imported, and named on stderr before."""
     asked = {}
     for config in (cell.config for sweep in sweeps for cell in sweep.cells):
         if isinstance(config.optimizer, CustomConfig):
@@ -49,7 +51,8 @@ def check_own_methods(sweeps: Sequence[Sweep]) -> None:
             device = choose_device(config.runtime.device)[0]
         except UserError:  # a machine without it may start the sweep of others
             device = torch.device("cpu")
-        check_method(config, device)
+        with allowed():
+            check_method(config, device)
 
 
 def list_cells(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> None:
@@ -97,7 +100,7 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
     with closing(launcher), closing(SweepDisplay()) as display:
         # From a terminal, a scheduler, or to a job in the background. After the launcher: Ray has a
         # handler of its own.
-        for stop in (signal.SIGINT, signal.SIGTERM):
+        for stop in stop_signals():
             signal.signal(stop, signal.default_int_handler)
         cells: list[Cell] = []
         while len(tried := tried_cells(sweep)) > len(cells):
@@ -163,15 +166,16 @@ def calibrate(config: RunConfig) -> float | None:
     """Seconds per iteration on this machine, with random tokens; None where that would take too
     long."""
     device, _ = choose_device(config.runtime.device, 0)
-    shapes = stage_sizes(config.model, config.data.vocabulary_size, range(config.model.blocks))
-    if device.type == "cpu" and num_elements(shapes) > LARGEST_ON_CPU:
+    num_parameters, _ = parameter_counts(config.model, config.data.vocabulary_size)
+    if device.type == "cpu" and num_parameters > LARGEST_ON_CPU:
         return None
     set_up(config.runtime, device, 1)
     shape = (config.training.batch_size, config.model.sequence_length + 1)
     tokens = torch.randint(config.data.vocabulary_size, shape, device=device)
-    engine = assemble(
-        config, lambda iteration: (tokens[:, :-1], tokens[:, 1:]), device=device
-    ).engine
+    with allowed():
+        engine = assemble(
+            config, lambda iteration: (tokens[:, :-1], tokens[:, 1:]), device=device
+        ).engine
     started = 0.0
     for result in engine.run(1, lambda: WARM_UP + MEASURED):
         if result.iteration in (WARM_UP, WARM_UP + MEASURED):

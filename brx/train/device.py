@@ -1,6 +1,10 @@
 """The device, its precision and its determinism, and the signals that ask a process to stop."""
 
+import os
 import signal
+import socket
+import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
@@ -9,12 +13,24 @@ from typing import Any, Self
 import torch
 
 from brx.config.schema import RuntimeConfig
+from brx.environment import stop_signals
 from brx.errors import UserError
+from brx.pipeline.world import World
 
 
-def choose_device(requested: str, local_rank: int = 0) -> tuple[torch.device, str]:
-    """The device to compute on, and why in a few words; UserError where the requested one is not
-    there."""
+def choose_device(
+    requested: str, local_rank: int = 0, *, share_gpus: bool = False
+) -> tuple[torch.device, str]:
+    """The device to compute on, and the reason in a few words.
+
+    Args:
+        requested: `runtime.device`.
+        local_rank: the rank's number among those of its machine.
+        share_gpus: the ranks of a machine take its GPUs in turn, even if there are fewer GPUs.
+
+    Raises:
+        UserError: the requested device is not on this machine, or has no GPU left for the rank.
+    """
     available = {
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
@@ -31,13 +47,40 @@ def choose_device(requested: str, local_rank: int = 0) -> tuple[torch.device, st
             )
     if kind != "cuda":
         return torch.device(kind), reason
-    if local_rank >= torch.cuda.device_count():
+    num_gpus = torch.cuda.device_count()
+    if share_gpus:
+        return torch.device("cuda", local_rank % num_gpus), reason
+    # Some launchers show each rank its own GPU alone, under the number 0.
+    # `check_gpus_differ` finds out whether it is another one for each rank.
+    shows_one = num_gpus == 1 and "CUDA_VISIBLE_DEVICES" in os.environ
+    if shows_one:
+        return torch.device("cuda", 0), reason
+    if local_rank >= num_gpus:
         raise UserError(
-            f"pipeline.devices: rank {local_rank} needs a CUDA device of its own, there are"
-            f" {torch.cuda.device_count()}; set pipeline.devices to at most that, or "
-            f"runtime.device to cpu"
+            f"pipeline.devices: rank {local_rank} needs a GPU of its own, there are {num_gpus}; "
+            f"set pipeline.devices to at most {num_gpus}, runtime.device to cpu, or "
+            f"runtime.share_gpus to true"
         )
     return torch.device("cuda", local_rank), reason
+
+
+def check_gpus_differ(world: World, device: torch.device) -> None:
+    """Refuse on every rank, with a UserError, two ranks that compute on the same GPU.
+
+    NCCL needs a GPU per rank, and ends in an error that names neither.
+    """
+    if device.type != "cuda" or world.num_ranks == 1:
+        return
+    gpu = (socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid))
+    everybody = world.gather(gpu)  # empty but on rank 0
+    count = Counter(everybody)
+    shared = [rank for rank, own in enumerate(everybody) if count[own] > 1]
+    shared = world.broadcast(shared)
+    if shared:
+        raise UserError(
+            f"ranks {', '.join(map(str, shared))} see the same GPU ({gpu[0]}); give each rank "
+            f"a GPU of its own, or set runtime.share_gpus to true"
+        )
 
 
 def autocast(
@@ -60,17 +103,20 @@ def set_up(runtime: RuntimeConfig, device: torch.device, num_local_ranks: int) -
         torch.cuda.set_device(device)
 
 
+SAME_REQUEST_S = 0.5
+
+
 class StopSignal:
-    """While active, the first SIGINT or SIGTERM sets `requested`; a second one interrupts at once.
+    """While active, the first signal that asks for a stop (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) sets
+    `requested`; Ctrl-C interrupts at once if more than half a second has passed since then.
 
-    In a process that does not `listen`, Ctrl-C is ignored (rank 0 says when to stop) and SIGTERM
-    kills."""
+    Schedulers and launchers send several signals, one after the other and to several processes of a
+    run; together they are one request."""
 
-    def __init__(self, listen: bool = True) -> None:
+    def __init__(self) -> None:
         self.requested = False
-        self._handlers: dict[int, Any] = {signal.SIGINT: signal.SIG_IGN}
-        if listen:
-            self._handlers = {signal.SIGINT: self._handle, signal.SIGTERM: self._handle}
+        self._first = 0.0  # when it was requested
+        self._handlers: dict[int, Any] = dict.fromkeys(stop_signals(), self._handle)
 
     def __enter__(self) -> Self:
         self._before = {
@@ -83,6 +129,8 @@ class StopSignal:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        now = time.monotonic()
+        if not self.requested:
+            self.requested, self._first = True, now
+        elif number == signal.SIGINT and now - self._first > SAME_REQUEST_S:
             raise KeyboardInterrupt
-        self.requested = True

@@ -143,3 +143,22 @@ def test_any_text_as_override_is_taken_or_refused_in_one_line(text):
     except UserError as error:
         message = str(error)
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("11h50m", 42_600), ("90m", 5_400), ("1d12h", 129_600), ("45s", 45)]
+)
+def test_stop_after_takes_a_time(text, seconds):
+    training = load_config("quick", [f"training.stop_after={text}"]).training
+    assert training.session_seconds == seconds
+
+
+def test_time_does_not_move_the_last_iteration():
+    training = load_config("quick", ["training.stop_after=2h"]).training
+    assert training.last_iteration == training.iterations
+
+
+@pytest.mark.parametrize("text", ["0m", "soon", "11h50", "1.5", "0", "-3", "true", "50m11h"])
+def test_other_stops_are_refused(text):
+    with pytest.raises(UserError, match=r"training\.stop_after: must be an iteration"):
+        load_config("quick", [f"training.stop_after={text}"])

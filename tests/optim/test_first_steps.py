@@ -12,7 +12,7 @@ import torch
 from benchmarks import first_steps
 from benchmarks.first_steps import GRADIENTS, OPTIMIZERS, SHAPES, largest_step_and_drift
 from brx.optim import BasisRotation
-from brx.optim.basis_rotation import above_noise
+from brx.optim.elementwise import above_noise
 from tests.optim.helpers import STRATEGIES, threads
 
 

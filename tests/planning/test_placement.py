@@ -82,7 +82,7 @@ def test_run_that_cannot_fit_or_compute_is_refused_in_one_line(tmp_path, monkeyp
         train(config, tmp_path / "run")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
-    monkeypatch.setattr(loop, "choose_device", lambda *_: (torch.device("cuda"), "told so"))
+    monkeypatch.setattr(loop, "choose_device", lambda *_, **__: (torch.device("cuda"), "told so"))
     monkeypatch.setattr(loop, "set_up", lambda *_: None)
     with pytest.raises(
         UserError, match=r"^runtime\.precision: bf16 is not supported by Tesla V100; use fp32$"

@@ -327,7 +327,7 @@ def test_bad_gradient_that_basis_rotation_finds_first_is_a_divergence(
     tmp_path, monkeypatch, explode
 ):
     """On a GPU, where the engine does not look at every update's losses and norms."""
-    monkeypatch.setattr("brx.optim.basis_rotation.ASYNCHRONOUS", ("cpu",))
+    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ("cpu",))
     monkeypatch.setattr("brx.pipeline.engine.check_finite", lambda *arguments: None)
     explode(17)
     config = tiny_config(
@@ -512,3 +512,13 @@ def test_a_custom_optimizer_whose_step_fails_is_refused_in_a_trial_or_a_failed_r
     ):
         train(config, tmp_path / "run", resume=False)
     assert summary_of(tmp_path / "run")["status"] == "failed"
+
+
+def test_run_goes_on_without_a_reader_of_its_progress(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(tiny_config(tmp_path)))
+    process = start_brx("train", path, "--out", tmp_path / "run")
+    process.stdout.close()
+    process.stderr.close()  # `2>&1 | head -0`
+    assert process.wait(300) == 0
+    assert summary_of(tmp_path / "run")["status"] == "finished"

@@ -1,0 +1,299 @@
+"""The older versions of one stage's weights, as data: slots, which contents are copied to and from.
+
+Contents move, tensors do not. `Slots.store` copies a new version of the weights into its slot;
+`Slots.load` copies the version that a micro-batch needs into the tensors that compute. Neither the
+slots nor these tensors ever change their addresses.
+
+The tensors of a slot lie one after another in one buffer per data type (`FlatTensors`). Where the
+other side of a copy is flat in the same layout, a copy is one operation per buffer; any other list
+of tensors (somebody's parameters, local shards) takes one `_foreach_copy_` per pair of data types.
+
+Needs torch alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from brx.pipeline.delay import StageDelay
+
+ALIGNMENT = 64  # bytes: where torch's own allocator begins a tensor on the CPU
+
+UNKNOWN = -(2**62)  # older than any version
+
+
+@dataclass
+class _Group:
+    """The tensors of a layout that share a device, a data type, and a data type in the slots."""
+
+    device: torch.device
+    dtype: torch.dtype
+    slot_dtype: torch.dtype
+    num_elements: int = 0  # of a buffer: those of the tensors, and the gaps that align them
+
+    def reserve(self, shape: torch.Size) -> int:
+        """Append a tensor; gives the offset of its first element."""
+        offset = self.num_elements
+        itemsize = min(self.dtype.itemsize, self.slot_dtype.itemsize)
+        step = max(1, ALIGNMENT // itemsize)
+        self.num_elements = offset + -(-shape.numel() // step) * step
+        return offset
+
+
+class Layout:
+    """Where each tensor of a list lies in buffers, of which there is one per group of like tensors.
+
+    Tensors are alike if they have the same device, the same data type, and the same data type in
+    the slots. So one copy per buffer moves all of them, and casts them on the way.
+
+    Args: weights: only their shapes, devices and data types count. slot_dtypes: the data types of
+        their older versions; by default the weights' own.
+    """
+
+    def __init__(
+        self, weights: Sequence[Tensor], slot_dtypes: Sequence[torch.dtype] | None = None
+    ) -> None:
+        if slot_dtypes is None:
+            slot_dtypes = [weight.dtype for weight in weights]
+        groups: dict[tuple[torch.device, torch.dtype, torch.dtype], _Group] = {}
+        self.places: list[tuple[int, int, torch.Size]] = []  # by tensor: group, offset, shape
+        for weight, slot_dtype in zip(weights, slot_dtypes, strict=True):
+            key = (weight.device, weight.dtype, slot_dtype)
+            group = groups.setdefault(key, _Group(*key))
+            index = list(groups).index(key)
+            self.places.append((index, group.reserve(weight.shape), weight.shape))
+        self.groups = list(groups.values())
+
+    def like_weights(self) -> "FlatTensors":
+        """New tensors, all zero, with the weights' devices and data types."""
+        buffers = [
+            torch.zeros(group.num_elements, dtype=group.dtype, device=group.device)
+            for group in self.groups
+        ]
+        return FlatTensors(self, buffers)
+
+    def like_slot(self, *, on_host: bool = False) -> "FlatTensors":
+        """New tensors, all zero, with the slots' data types, on the weights' devices or in host
+        memory (pinned if a weight is on CUDA, so that copies need not wait)."""
+        buffers = []
+        for group in self.groups:
+            device = torch.device("cpu") if on_host else group.device
+            is_pinned = on_host and group.device.type == "cuda"
+            buffers.append(
+                torch.zeros(
+                    group.num_elements,
+                    dtype=group.slot_dtype,
+                    device=device,
+                    pin_memory=is_pinned,
+                )
+            )
+        return FlatTensors(self, buffers)
+
+
+@dataclass
+class FlatTensors:
+    """Tensors that lie one after another in a buffer per group of their layout; see `Layout`."""
+
+    layout: Layout
+    buffers: list[Tensor]  # (num_elements,) each, one per group
+    views: list[Tensor] = field(init=False)  # the tensors, in the order of the layout's weights
+
+    def __post_init__(self) -> None:
+        self.views = [
+            self.buffers[group][offset : offset + shape.numel()].view(shape)
+            for group, offset, shape in self.layout.places
+        ]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Leaves to compute with, which share the views' memory. Autograd's version counters do not
+        see what is copied into the buffers."""
+        return [nn.Parameter(view.data) for view in self.views]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the buffers, with the gaps that align tensors."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+
+Tensors = FlatTensors | Sequence[Tensor]
+"""Tensors in the order of a layout's weights: flat, or any list."""
+
+
+@torch.no_grad()
+def copy_tensors(targets: Tensors, sources: Tensors, *, non_blocking: bool = False) -> None:
+    """Copy contents, tensor by tensor; autograd's version counters of the targets do not see it.
+
+    One operation per buffer where both sides are flat in one layout. Otherwise one `_foreach_copy_`
+    per pair of devices and data types, never with several types in one list: on CUDA that wrote
+    wrong values (pytorch/pytorch#173531)."""
+    if (
+        isinstance(targets, FlatTensors)
+        and isinstance(sources, FlatTensors)
+        and targets.layout is sources.layout
+    ):
+        for target, source in zip(targets.buffers, sources.buffers, strict=True):
+            target.copy_(source, non_blocking=non_blocking)
+        return
+    by_kind: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(_as_list(targets), _as_list(sources), strict=True):
+        kind = (target.device, target.dtype, source.device, source.dtype)
+        alike_targets, alike_sources = by_kind.setdefault(kind, ([], []))
+        alike_targets.append(target.data)  # of its own version counter
+        alike_sources.append(source.data)
+    for alike_targets, alike_sources in by_kind.values():
+        torch._foreach_copy_(alike_targets, alike_sources, non_blocking=non_blocking)
+
+
+def _as_list(tensors: Tensors) -> Sequence[Tensor]:
+    return tensors.views if isinstance(tensors, FlatTensors) else tensors
+
+
+class Slots:
+    """Slots for the versions of a stage's weights that `StageDelay` names, on the weights' devices
+    or in host memory.
+
+    There are ceil(tau / M) + 1 of them (none if tau = 0), the newest version's among them. All
+    begin with version 0.
+
+    Slots in host memory come with staging buffers on the device: while micro-batch n computes, the
+    version of n + 1 is fetched (`prefetch`). On CUDA these slots are pinned, and copies to and from
+    them run on a stream of their own; elsewhere they are plain copies (for tests).
+
+    Args: layout: of the weights. initial: version 0 of them. num_in_flight: micro-batches between
+        forward and backward pass at one time, at most. Each of several is loaded a second time,
+        before its backward pass, so with slots on the host each keeps a staging buffer.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        delay: StageDelay,
+        initial: Tensors,
+        *,
+        on_host: bool = False,
+        num_in_flight: int = 1,
+    ) -> None:
+        self.delay = delay
+        num_slots = delay.num_slots if delay.tau else 0
+        num_buffers = 0
+        if num_slots and on_host:
+            # One that is fetched next; and one for each that waits for its backward pass.
+            num_buffers = 1 if num_in_flight == 1 else num_in_flight + 1
+        self.slots = [layout.like_slot(on_host=on_host) for _ in range(num_slots)]
+        self.buffers = [layout.like_slot() for _ in range(num_buffers)]
+        for slot in self.slots:
+            copy_tensors(slot, initial)
+        self._held: list[int | None] = [None] * num_buffers  # the micro-batch of each buffer
+        self._newest_stored = 0
+        devices = {group.device for group in layout.groups} if num_buffers else set()
+        self._copying = _CopyStreams([device for device in devices if device.type == "cuda"])
+        self._loaded = [self._copying.events() for _ in self.buffers]
+        self._stored = self._copying.events()
+
+    def load(self, micro_batch: int, targets: Tensors) -> None:
+        """Copy the version of the forward pass of a micro-batch (from 1) into the tensors that
+        compute, in the order of the layout's weights and of any data types."""
+        if not self.buffers:
+            copy_tensors(targets, self.slots[self.delay.slot_used(micro_batch)])
+            return
+        index = self._buffer_of(micro_batch)
+        if self._held[index] != micro_batch:  # nobody has fetched it ahead
+            self._fetch(micro_batch)
+        self._copying.wait_for(self._loaded[index])
+        copy_tensors(targets, self.buffers[index])
+
+    def load_version(self, version: int, targets: Tensors) -> None:
+        """Copy a version that has a slot: one of the `num_slots` that were stored last."""
+        self._copying.wait_for(self._stored)
+        copy_tensors(targets, self.slots[self.delay.slot_of(version)], non_blocking=True)
+
+    def prefetch(self, micro_batch: int) -> None:
+        """Start to fetch the version of a micro-batch from the host, if it is stored already. After
+        the `load` of the micro-batch that comes before."""
+        is_needed = bool(self.buffers) and self._held[self._buffer_of(micro_batch)] != micro_batch
+        if is_needed and self.delay.version_used(micro_batch) <= self._newest_stored:
+            self._fetch(micro_batch)
+
+    def store(self, version: int, sources: Tensors) -> None:
+        """Copy the weights that have become this version (from 1) into its slot; they may be used,
+        but not changed before `finish_store`."""
+        with self._copying.aside():
+            copy_tensors(self.slots[self.delay.slot_of(version)], sources, non_blocking=True)
+            self._copying.keep_alive(sources)
+            self._copying.record(self._stored)
+        self._newest_stored = version
+
+    def finish_store(self) -> None:
+        """Let the device's next work, an update, wait until the last `store` has read the
+        weights."""
+        self._copying.wait_for(self._stored)
+
+    def forget(self) -> None:
+        """A micro-batch may come again, or the slots have new contents: what was fetched is no
+        longer valid."""
+        self._held = [None] * len(self.buffers)
+        self._newest_stored = UNKNOWN
+
+    def wait(self) -> None:
+        """Until the slots may be read or written on the host."""
+        self._copying.synchronize()
+
+    @property
+    def nbytes(self) -> int:
+        """Of all slots and staging buffers."""
+        return sum(tensors.nbytes for tensors in (*self.slots, *self.buffers))
+
+    def _buffer_of(self, micro_batch: int) -> int:
+        return (micro_batch - 1) % len(self.buffers)
+
+    def _fetch(self, micro_batch: int) -> None:
+        index = self._buffer_of(micro_batch)
+        slot = self.slots[self.delay.slot_used(micro_batch)]
+        with self._copying.aside():
+            copy_tensors(self.buffers[index], slot, non_blocking=True)
+            self._copying.record(self._loaded[index])
+        self._held[index] = micro_batch
+
+
+class _CopyStreams:
+    """A stream per CUDA device for copies to and from the host; without devices it does nothing."""
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self._streams = [torch.cuda.Stream(device) for device in devices]  # type: ignore[no-untyped-call]
+
+    def events(self) -> list[torch.cuda.Event]:
+        """One per stream, to be recorded and waited for."""
+        return [torch.cuda.Event() for _ in self._streams]  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Work that is given within runs on the streams, after all that the devices have been given
+        so far."""
+        with ExitStack() as stack:
+            for stream in self._streams:
+                stream.wait_stream(torch.cuda.current_stream(stream.device))
+                stack.enter_context(torch.cuda.stream(stream))
+            yield
+
+    def record(self, events: Sequence[torch.cuda.Event]) -> None:
+        for event, stream in zip(events, self._streams, strict=True):
+            event.record(stream)
+
+    def wait_for(self, events: Sequence[torch.cuda.Event]) -> None:
+        """Let the devices' next work wait for what was recorded; the host does not."""
+        for event, stream in zip(events, self._streams, strict=True):
+            torch.cuda.current_stream(stream.device).wait_event(event)
+
+    def keep_alive(self, tensors: Tensors) -> None:
+        """Memory that is given back before the copy from it is over (a forecast's) waits for it."""
+        for stream in self._streams:
+            for tensor in _as_list(tensors):
+                if tensor.device == stream.device:
+                    tensor.record_stream(stream)
+
+    def synchronize(self) -> None:
+        for stream in self._streams:
+            stream.synchronize()
