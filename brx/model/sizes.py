@@ -55,7 +55,7 @@ def num_elements(sizes: Sizes) -> int:
     return sum(size.numel for size in sizes.values())
 
 
-def parameter_counts(model: ModelSection, vocabulary_size: int) -> tuple[int, int]:
+def count_parameters(model: ModelSection, vocabulary_size: int) -> tuple[int, int]:
     """Of the whole model, and of its blocks alone; of a run's model of the user's own as noted when
     it trained."""
     facts = model.facts if isinstance(model, OwnModelConfig) else None

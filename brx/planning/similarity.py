@@ -6,7 +6,7 @@ import pandas as pd
 
 from brx.config.schema import RunConfig
 from brx.methods.updater import num_warmup_iterations
-from brx.model.sizes import parameter_counts
+from brx.model.sizes import count_parameters
 from brx.pipeline.delay import depth, stage_delays
 
 APART = 3.0  # by what factor two numbers may differ and still count as alike
@@ -22,7 +22,7 @@ def dimensionless(config: RunConfig) -> dict[str, float | None]:
     iterations, lr = training.iterations, optimizer.lr
     per_iteration = training.batch_size * model.sequence_length * config.pipeline.accumulation
     tokens = per_iteration * iterations
-    num_parameters, in_blocks = parameter_counts(model, config.data.vocabulary_size)
+    num_parameters, in_blocks = count_parameters(model, config.data.vocabulary_size)
     # Scion has no second moment; an optimizer of the user's own does not say what it has.
     memory = 1 / (1 - getattr(optimizer, "beta2", math.nan))
     decay = getattr(optimizer, "weight_decay", math.nan)

@@ -26,7 +26,7 @@ from brx.config.schema import (
 )
 from brx.methods.custom import AnyOptimizer
 from brx.methods.table import find_method
-from brx.model.sizes import parameter_counts
+from brx.model.sizes import count_parameters
 from brx.pipeline.delay import stage_delays
 from brx.train.build import Assembly
 
@@ -56,7 +56,7 @@ def note_facts(config: RunConfig, assembly: Assembly) -> RunConfig:
 
 def model_facts(model: OwnModelConfig, vocabulary_size: int) -> ModelFacts:
     """The number of the model's parameters."""
-    num_parameters, num_in_blocks = parameter_counts(model, vocabulary_size)
+    num_parameters, num_in_blocks = count_parameters(model, vocabulary_size)
     return ModelFacts(num_parameters=num_parameters, num_in_blocks=num_in_blocks)
 
 
