@@ -8,14 +8,14 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from brx.config.parsing import parse_yaml
+from brx.config.parsing import dump_yaml, parse_value, parse_yaml
 from brx.config.schema import CODE_SECTIONS, RECORDED, RunConfig, method_tag, model_tag
 from brx.config.user_code import allow
 from brx.errors import UserError, did_you_mean
+from brx.files import user_path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed package carries the presets; a checkout has them beside the package.
@@ -121,7 +121,7 @@ def _refuse_recorded(content: Mapping[str, Any], path: Path) -> None:
 def find_config(name: str | Path) -> Path:
     """The file of that path, that of the run in that folder, or the preset of that name in
     `configs/`."""
-    path = Path(name)
+    path = user_path(name)
     if path.is_file():
         return path
     if (path / "config.yaml").is_file():
@@ -170,7 +170,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
             raise UserError(
                 f"{shown}: write it as section.key=value, for example optimizer.lr=3e-4"
             )
-        settings[key] = parse_yaml(text, shown)
+        settings[key] = parse_value(text, shown)
         origins[tuple(key.split("."))] = shown
     source = f"{where} with {' '.join(origins.values())}" if origins else where
     return validate(set_values(content, settings, "--set"), RunConfig, source, origins)
@@ -231,7 +231,7 @@ def dump_config(config: BaseModel) -> str:
     """The configuration, complete as far as it is known, as YAML that reloads to an equal one."""
     is_recorded = isinstance(config, RunConfig) and config.is_recorded
     content = config.model_dump(mode="json", exclude_unset=is_recorded)
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    return dump_yaml(content)
 
 
 def validate(

@@ -297,7 +297,8 @@ class DataConfig(Section):
 
     source: str = "packages"
     """`packages` (sources of pinned ones), a path or glob (.txt, .jsonl, .parquet, folder), a
-    folder of prepared token files, or a Hugging Face name."""
+    folder of prepared token files, or a Hugging Face name. Folders and globs leave out hidden files
+    and follow links."""
     tokenizer: Literal["bytes", "gpt2"] = "bytes"
     """`bytes` (vocabulary 256) or `gpt2` (byte-pair encoding, vocabulary 50257)."""
     tokens: int | None = Field(None, ge=1, le=10**15)
@@ -318,7 +319,7 @@ class DataConfig(Section):
     """How many times over the run may read the training tokens; a longer run is refused, saying its
     number."""
     directory: str = Field("data", pattern=r"^[^\x00]+$")
-    """Folder for prepared token files."""
+    """Folder for prepared token files; `~` is the home folder, here and in every other path."""
 
     @property
     def vocabulary_size(self) -> int:

@@ -16,9 +16,11 @@ from brx.methods.groups import (
     split_stacks,
     stack_names,
     stage_groups,
+    step_stages_together,
 )
 from brx.optim.options import Group as Group  # which the methods of users import from here
-from brx.pipeline.versions import ParameterStates, StageVersions
+from brx.pipeline.forecasts import ParameterStates
+from brx.pipeline.versions import StageVersions
 
 Stages = Sequence[StageVersions]
 
@@ -140,7 +142,8 @@ class Method:
         common = (
             settings if isinstance(settings, schema.OptimizerSection) else schema.OptimizerSection()
         )
-        return AdamW(groups, lr=self.lr, **adam_options(common), fused=True)
+        adamw = AdamW(groups, lr=self.lr, **adam_options(common), fused=True)
+        return step_stages_together(adamw)
 
 
 def adam_options(settings: schema.OptimizerSection) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from brx.methods.method import Method, Stages, adam_options
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.options import Group
 from brx.pipeline.delay import StageDelay, VaryingDelay, stage_delays
-from brx.pipeline.versions import ParameterStates
+from brx.pipeline.forecasts import ParameterStates
 
 MATRICES = "weight matrices of attention and MLP (each expert's by itself)"
 REST = "embeddings, head, router, biases, norms"

@@ -39,7 +39,6 @@ from .matrix_batch import (
     Layout,
     MatrixBatch,
     for_each,
-    reorder,
     rotate,
     seen_from,
     unless_bad,
@@ -424,8 +423,6 @@ class BasisRotation(Optimizer):
                     else power_iteration(factor_product(M, basis), basis)
                 )
             basis.copy_(refreshed.basis)
-            if not exact:
-                reorder(side, batch.matrices("exp_avg_sq"), refreshed.order)
             batch.state["num_failed_refreshes"] += (~refreshed.valid).view_as(
                 batch.state["num_failed_refreshes"]
             )
@@ -465,8 +462,8 @@ class BasisRotation(Optimizer):
         """v^ <- max(v^, m^2) in new bases.
 
         A mean square is never below the square of the mean (Jensen). The momentum has been rotated,
-        the second moment only permuted: where it has seen nothing of what now enters its entry, the
-        quotient would be a step of any size."""
+        the second moment stays with its columns: where it has seen nothing of what now enters its
+        entry, the quotient would be a step of any size."""
         beta1, beta2 = batch.options["betas"]
         momentum, second_moment = batch.state["exp_avg"], batch.state["exp_avg_sq"]
         steps = (

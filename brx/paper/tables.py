@@ -43,7 +43,7 @@ seed (where iterations or hours are saved, by training loss); brackets are 95 % 
 seeds. A method's slowdown differs between rows that take other seeds (those that all methods of the
 row have) or another target (`teaser-slowdown`). *One seed*: some experiment of the row has only
 one. *Runs*: trainings that were read; measurements at checkpoints are not counted. The rules are in
-docs/protocol.md, sections 5 and 6."""
+docs/protocol.md: those of *strictly* in section 11, the others in sections 5 and 6."""
 PRECONDITIONED_TABLE = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 Note = Callable[..., None]  # tells the user some lines
 

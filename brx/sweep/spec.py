@@ -29,7 +29,7 @@ from brx.config.loading import (
 )
 from brx.config.schema import RunConfig, Section
 from brx.errors import UserError, did_you_mean
-from brx.files import write_text
+from brx.files import user_path, write_text
 from brx.methods.trajectory_version import check_trajectory_version
 from brx.runs.folder import (
     FOR_TUNING,
@@ -161,7 +161,7 @@ class Sweep:
             path = shipped[str(path)]
         spec = load_yaml_as(path, SweepSpec)
         return cls.expand(
-            path, spec, out or (Path(spec.out) if spec.out else Path("runs") / path.stem)
+            path, spec, out or (user_path(spec.out) if spec.out else Path("runs") / path.stem)
         )
 
     @classmethod

@@ -19,7 +19,8 @@ from brx.model.head import CHUNK_LOGITS
 from brx.model.stage import Stage, make_stages, partition
 from brx.pipeline.delay import check_devices, stage_delays
 from brx.pipeline.engine import Engine, MicroBatch
-from brx.pipeline.versions import FORECAST_RULES, StageVersions
+from brx.pipeline.forecasts import FORECAST_RULES
+from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import World
 from brx.runs.checkpoint import read_stage
 from brx.train.device import autocast
@@ -52,10 +53,13 @@ class Assembly:
         return state if self.probe is None else state | {"staleness": self.probe.stage_state(stage)}
 
     def restore(self, checkpoint: Path) -> None:
+        """Continue from a checkpoint whose files have been checked (`check_stage`)."""
         states = {}
         for stage in self.stages:
             # By way of the CPU: a second copy of everything might not fit on the device.
-            states[stage.index] = state = read_stage(checkpoint, stage.index, torch.device("cpu"))
+            states[stage.index] = state = read_stage(
+                checkpoint, stage.index, torch.device("cpu"), is_checked=True
+            )
             stage.load_state_dict(state.pop("versions"))
             if self.probe is not None:
                 self.probe.load_stage_state(stage, state.get("staleness", {}))

@@ -25,9 +25,16 @@ from brx.pipeline.world import Topic, World
 from brx.planning.placement import assign, check_memory, measure_stage_costs
 from brx.progress import ProgressBar
 from brx.runs import checkpoint
-from brx.runs.checkpoint import check_data, check_request, choose_checkpoint, what_is_saved
+from brx.runs.checkpoint import (
+    DamagedError,
+    check_data,
+    check_request,
+    choose_checkpoint,
+    what_is_saved,
+)
 from brx.runs.folder import RunFolder, hold, trajectory_of
 from brx.runs.metrics import truncate_metrics
+from brx.train.agreement import agree, facts_of
 from brx.train.build import assemble, check_head, check_method, training_batches
 from brx.train.code_facts import note_facts
 from brx.train.device import StopSignal, autocast, check_gpus_differ, choose_device, set_up
@@ -79,6 +86,7 @@ class Trainer:
         self.device, self.device_reason = choose_device(
             config.runtime.device, world.local_rank, share_gpus=config.runtime.share_gpus
         )
+        agree(world, facts_of(config))
         if not config.runtime.share_gpus:
             check_gpus_differ(world, self.device)
         set_up(config.runtime, self.device, world.num_local_ranks)
@@ -350,10 +358,7 @@ class Trainer:
 
     def _restore(self) -> None:
         """Continue from the newest checkpoint that can be continued from, if there is one."""
-        chosen = choose_checkpoint(self.folder, self.config) if self.is_writer else (None, "")
-        newest, note = self.world.broadcast(chosen)
-        if note and self.is_writer:
-            print(note, file=sys.stderr, flush=True)
+        newest = self._intact_checkpoint()
         if newest is None:
             return
         manifest = checkpoint.read_manifest(newest)
@@ -362,12 +367,54 @@ class Trainer:
         self.iteration = manifest["iteration"]
         self.training_seconds = manifest["training_seconds"]
 
+    def _intact_checkpoint(self) -> Path | None:
+        """The checkpoint to continue from, whose stages every rank has found intact; None if there
+        is none at all.
+
+        Raises:
+            UserError: no checkpoint can be continued from.
+        """
+        damaged: dict[Path, DamagedError] = {}
+        while True:
+            chosen: tuple[Path | None, str] = (None, "")
+            if self.is_writer:
+                chosen = choose_checkpoint(self.folder, self.config, damaged)
+            newest, note = self.world.broadcast(chosen)
+            if note:
+                self._say(note)
+            if newest is None:
+                break
+            error = self.world.broadcast(self._first_damage(newest))
+            if error is None:
+                return newest
+            self._say(f"{error.problem}; going back to an older checkpoint")
+            damaged[newest] = error
+        if damaged:
+            raise next(iter(damaged.values()))
+        return None
+
+    def _first_damage(self, chosen: Path) -> DamagedError | None:
+        """What is wrong with the stages of a checkpoint; rank 0 learns it, from all."""
+        error = None
+        try:
+            for stage in self.assembly.stages:
+                checkpoint.check_stage(chosen, stage.index)
+        except DamagedError as damage:
+            error = damage
+        errors = [found for found in self.world.gather(error) if found is not None]
+        return errors[0] if errors else None
+
+    def _say(self, note: str) -> None:
+        if self.is_writer:
+            print(note, file=sys.stderr, flush=True)
+
     def _prepare_data(self) -> PreparedData:
         if not self.is_writer:  # rank 0 makes the token files; the others find them
             self.world.barrier(patient=True)
         data = prepare(self.config.data, quiet=not self.is_writer)
         if self.is_writer:
             self.world.barrier(patient=True)
+        agree(self.world, {"fingerprint of the data": data.fingerprint})
         check_budget(self.config, data.train.num_tokens)
         training, sequence_length = self.config.training, self.config.model.sequence_length
         check_validation_examples(data.validation, sequence_length, training.validation_examples)

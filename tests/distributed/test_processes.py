@@ -17,6 +17,7 @@ import torch
 
 from brx.config.loading import dump_config
 from brx.distributed.launch import _Rank, _watch, free_port, place_among_many, report_error
+from brx.environment import brx_command, child_environment
 from brx.errors import RunError, UserError
 from brx.runs import checkpoint
 from brx.train.loop import train
@@ -369,3 +370,22 @@ def test_rank_without_content_is_no_rank(monkeypatch):
     monkeypatch.setenv("RANK", "")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert place_among_many() is None
+
+
+def test_ranks_with_different_settings_refuse_to_train(tmp_path):
+    """As two `torchrun` nodes with different commands: every rank says the same, and exits 2."""
+    path, port = written(tmp_path), str(free_port())
+    ranks = []
+    for rank in range(2):
+        place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        environment = {**child_environment(), **place, "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        arguments = ["train", str(path), "--out", str(tmp_path / "run")]
+        arguments += ["--set", f"optimizer.lr={0.01 / (rank + 1)}"]
+        ranks.append(
+            subprocess.Popen(
+                brx_command(*arguments), env=environment, stderr=subprocess.PIPE, text=True
+            )
+        )
+    said = [finish(rank, 2) for rank in ranks]
+    expected = "brx: the ranks disagree: optimizer.lr is 0.01 on rank 0 and 0.005 on rank 1"
+    assert [line.partition(";")[0] for line in said] == [expected] * 2
