@@ -97,7 +97,7 @@ def ring_share(engine: Engine) -> float:
     for stage in engine.stages:
         size = sum(weight.nbytes for weight in stage.newest.values())
         formula += (stage.delay.tau + 1) * size
-        held += stage.ring_bytes if stage.delay.tau else size
+        held += stage.slots.nbytes if stage.delay.tau else size
     return held / formula
 
 

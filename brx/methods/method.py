@@ -10,10 +10,11 @@ from torch.optim import AdamW, Optimizer
 
 from brx.config import schema
 from brx.config.schema import RunConfig
-from brx.methods.groups import lend_gradients, split_stacks, stage_groups
+from brx.methods.groups import lend_gradients, split_stacks, stage_groups, step_stages_together
 from brx.model.stage import is_block_matrix
 from brx.optim.options import Group as Group  # which the methods of users import from here
-from brx.pipeline.versions import ParameterStates, StageVersions
+from brx.pipeline.forecasts import ParameterStates
+from brx.pipeline.versions import StageVersions
 
 Stages = Sequence[StageVersions]
 
@@ -132,7 +133,8 @@ class Method:
         common = (
             settings if isinstance(settings, schema.OptimizerSection) else schema.OptimizerSection()
         )
-        return AdamW(groups, lr=self.lr, **adam_options(common), fused=True)
+        adamw = AdamW(groups, lr=self.lr, **adam_options(common), fused=True)
+        return step_stages_together(adamw)
 
 
 def adam_options(settings: schema.OptimizerSection) -> dict[str, Any]:

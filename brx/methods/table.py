@@ -23,7 +23,7 @@ from brx.model.stage import is_block_matrix
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.options import Group
 from brx.pipeline.delay import StageDelay, VaryingDelay, stage_delays
-from brx.pipeline.versions import ParameterStates
+from brx.pipeline.forecasts import ParameterStates
 
 MATRICES = "weight matrices of attention and MLP (each expert's by itself)"
 REST = "embeddings, head, router, biases, norms"

@@ -100,9 +100,9 @@ def rank_table(
 
 def rank_notes(config: RunConfig) -> list[str]:
     notes = [
-        "Peak: weights, moments, rotation and rings, with the larger of activations + logits and "
-        "gradients + update"
-        " beside the activations of the micro-batches that are under way then."
+        "Peak: weights, gradients, moments, rotation and rings, with the larger of activations + "
+        "logits and what an update takes beside the activations of the micro-batches that are "
+        "under way then."
     ]
     if config.logging.staleness_every is not None:
         notes.append(

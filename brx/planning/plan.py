@@ -1,8 +1,9 @@
 """What a run will need, before it starts: memory of every rank and multiplications, from closed
 forms.
 
-The memory of a rank peaks when the loss is computed, with all activations there, or when the
-optimizer steps, with all gradients there. Weights, optimizer state and rings are always there."""
+The memory of a rank peaks when the loss is computed, with all activations there, or when a backward
+pass has left its gradients, or when the optimizer steps. Weights, the gradients of an update,
+optimizer state and rings are always there."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ class Memory:
 
     stages: Sequence[int]
     num_parameters: int
-    weights: int  # fp32, as gradients and moments
+    weights: int  # the newest in fp32, as gradients and moments; with a delay also those in use
     gradients: int
     moments: int
     rotation: int  # bases and covariances
@@ -184,22 +185,24 @@ def _rank(
         backward += max(
             _block_bytes(config, device_type, block) for index in own for block in blocks[index]
         )
-    # From its second micro-batch on, an update has the sum of the gradients so far beside the new
-    # ones.
-    gradient_sum = total["gradients"] if config.pipeline.accumulation > 1 else 0
-    both_passes = total["activations"] + max(logits, backward) + early_gradients + gradient_sum
-    moments = [both_passes, others + total["gradients"] + max(update, gradient_sum)]
+    both_passes = total["activations"] + max(logits, backward) + early_gradients
+    # What autograd leaves at the weights in use, until it has been added to the update's gradients.
+    arrived = sum(_in_use_bytes(config, delays[index], shapes[index]) for index in own)
+    if config.pipeline.accumulation > 1 and ring_matrix_dtype(config) == torch.bfloat16:
+        # Of later micro-batches, those in bf16 are cast before they are added.
+        delayed_shapes = [shapes[index] for index in own if delays[index].tau]
+        arrived += FP32 * sum(map(_num_matrix_elements, delayed_shapes))
+    moments = [both_passes, others + arrived, others + update]
     probe = 0
     if config.logging.staleness_every is not None:
-        # From live weights, autocast makes copies in bf16 that a ring in bf16 spares.
-        second_pass = both_passes + (
-            2 * sum(map(_num_matrix_elements, shapes.values())) if bf16 else 0
-        )
+        # From its second micro-batch on, there is the sum of the fresh gradients so far.
+        fresh_sum = total["gradients"] if config.pipeline.accumulation > 1 else 0
         older, probe, measured = _probe_bytes(
-            config, shapes, total["gradients"], second_pass, update
+            config, shapes, total["gradients"], both_passes + fresh_sum, update
         )
-        moments = [both_passes + older, moments[1], measured]
-    always = total["weights"] + total["moments"] + total["rotation"] + total["rings"] + buffers
+        moments = [both_passes + older, *moments[1:], measured]
+    parts = ("weights", "gradients", "moments", "rotation", "rings")
+    always = sum(total[part] for part in parts) + buffers
     total["activations"] += buffers
     peak = always + max(moments)
     return Memory(
@@ -231,7 +234,7 @@ def _stage(
     return Memory(
         stages=[index],
         num_parameters=num_parameters,
-        weights=FP32 * num_parameters,
+        weights=FP32 * num_parameters + (_in_use_bytes(config, delay, shapes) if delay.tau else 0),
         gradients=FP32 * num_parameters,
         moments=moments,
         rotation=rotation,
@@ -255,22 +258,25 @@ def _ring_bytes(
 ) -> int:
     if delay.tau == 0:
         return 0
-    pipeline, num_all, num_in_matrices = (
-        config.pipeline,
-        num_elements(shapes),
-        _num_matrix_elements(shapes),
-    )
+    pipeline = config.pipeline
     num_slots = delay.num_slots
-    if pipeline.rings == "host":  # only those in use and the next one are on the device
-        num_slots = in_flight + 1 + (num_slots if device_type == "cpu" else 0)
-    elif pipeline.stash != "exact" and pipeline.accumulation > 1:
-        num_slots += in_flight  # the backward pass overwrites copies of its own
+    if pipeline.rings == "host":
+        # On the device is the one that is fetched next, and those between their two passes.
+        num_buffers = 1 if in_flight == 1 else in_flight + 1
+        num_slots = num_buffers + (num_slots if device_type == "cpu" else 0)
     # Weight prediction keeps the weights before the last update, and for an average their average
     # step. What a user's own forecast keeps besides is not known.
     is_average = pipeline.stash == "predict" or pipeline.forecast == "average-update"
     num_copies = 2 if is_average else int(_forecasts(config))
-    slot = ring_matrix_dtype(config).itemsize * num_in_matrices + FP32 * (num_all - num_in_matrices)
-    return num_slots * slot + num_copies * FP32 * num_all
+    slot = _in_use_bytes(config, delay, shapes)
+    return num_slots * slot + num_copies * FP32 * num_elements(shapes)
+
+
+def _in_use_bytes(config: RunConfig, delay: StageDelay, shapes: Shapes) -> int:
+    """The weights with which a stage computes: with a delay in the dtypes of its slots."""
+    num_all, num_in_matrices = num_elements(shapes), _num_matrix_elements(shapes)
+    matrix_element = ring_matrix_dtype(config).itemsize if delay.tau else FP32
+    return matrix_element * num_in_matrices + FP32 * (num_all - num_in_matrices)
 
 
 def _forecasts(config: RunConfig) -> bool:  # both passes compute with predicted weights
@@ -320,8 +326,8 @@ def _probe_bytes(
     products = (
         3 * 8 * max(math.prod(shape) for shapes in by_stage.values() for shape in shapes.values())
     )
-    beside_gradients = (second_pass, gradients + products, bases + max(update, before))
-    return older, older + before + bases, older + before + gradients + max(beside_gradients)
+    largest = max(second_pass, gradients + products, bases + max(update, before))
+    return older, older + before + bases, older + before + largest
 
 
 def _num_matrix_elements(shapes: Shapes) -> int:

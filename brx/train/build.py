@@ -18,7 +18,8 @@ from brx.model.stage import Stage, initialize, is_block_matrix, partition
 from brx.model.transformer import CHUNK_LOGITS
 from brx.pipeline.delay import check_devices, stage_delays
 from brx.pipeline.engine import Engine, MicroBatch
-from brx.pipeline.versions import FORECAST_RULES, StageVersions
+from brx.pipeline.forecasts import FORECAST_RULES
+from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import World
 from brx.runs.checkpoint import read_stage
 from brx.train.device import autocast

@@ -70,7 +70,7 @@ class StalenessProbe:
 
     def before_forward(self, micro_batch: int) -> None:
         if self._stages[0].delay.update_of(micro_batch) % self.every == 0:
-            self._distances.append([_weight_distance(stage, micro_batch) for stage in self._stages])
+            self._distances.append([_weight_distance(stage) for stage in self._stages])
 
     def before_step(self, t: int) -> None:
         for stage in self._stages:
@@ -196,14 +196,12 @@ def mean_angle_degrees(old: Tensor, new: Tensor) -> float:
     return float(torch.rad2deg(torch.arccos(cosines)).mean())
 
 
-def _weight_distance(stage: StageVersions, micro_batch: int) -> float:
-    """Norm of (newest weights - those of the micro-batch's forward pass), over that of the
-    newest."""
+def _weight_distance(stage: StageVersions) -> float:
+    """Norm of (newest weights - those in use), over the norm of the newest."""
     if stage.delay.tau == 0:
         return 0.0
     newest = [weight.detach() for weight in stage.newest.values()]
-    forward = stage.forward_weights(micro_batch)
-    used = [weight.detach().to(now.dtype) for weight, now in zip(forward, newest, strict=True)]
+    used = [weight.detach().to(now.dtype) for weight, now in zip(stage.in_use, newest, strict=True)]
     return _norm(torch._foreach_sub(newest, used)) / max(_norm(newest), 1e-30)
 
 

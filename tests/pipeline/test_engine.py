@@ -241,6 +241,7 @@ CASES = [
 ]
 
 
+@pytest.mark.usefixtures("own_code")  # a method of torch.optim is imported
 @pytest.mark.parametrize(("method", "stages", "stash", "extra", "taus"), CASES)
 def test_engine_equals_naive_simulation(method, stages, stash, extra, taus):
     assert_equals_naive(make_config(method, stages, stash, 24, *extra), taus)

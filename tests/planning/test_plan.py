@@ -51,7 +51,8 @@ def test_rings_are_the_engines(preset, overrides):
         )
         size = sum(weight.nbytes for weight in versions.newest.values())
         # The predictor keeps the average step and the weights before it.
-        expected.append(versions.ring_bytes + (2 * size if stash == "predict" and delay.tau else 0))
+        kept = 2 * size if stash == "predict" and delay.tau else 0
+        expected.append(versions.slots.nbytes + kept)
     assert [
         rank.rings for rank in plan_memory(config, "cuda", partition(num_stages, num_stages))
     ] == expected
@@ -202,7 +203,10 @@ def test_optimizer_state_is_the_optimizers(method, mixture):
     for stage, memory, blocks in zip(
         stages, planned.by_stage, partition(config.model.blocks, 4), strict=True
     ):
-        assert memory.weights == sum(weight.nbytes for weight in stage.newest.values())
+        held = list(stage.newest.values())
+        if stage.delay.tau:
+            held += stage.in_use
+        assert memory.weights == sum(weight.nbytes for weight in held)
         shapes = {name: tuple(weight.shape) for name, weight in stage.newest.items()}
         assert stage_shapes(config.model, config.data.vocabulary_size, blocks) == shapes
         for weight in stage.newest.values():
