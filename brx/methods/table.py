@@ -227,7 +227,7 @@ def _pytorch_optimizer(method: str) -> Any:
         return importlib.import_module("pytorch_optimizer")
     except ImportError:
         problem = (
-            f"method {method} needs the package pytorch-optimizer: pip install 'brx[baselines]'"
+            f"method {method} needs the package pytorch-optimizer: pip install pytorch-optimizer"
         )
         raise UserError(f"{problem} (or pytorch-optimizer)") from None
 
