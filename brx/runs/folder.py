@@ -192,7 +192,8 @@ def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str,
     """The settings, by section and key, that decide a run's trajectory; on request only those that
     are no defaults.
 
-    Of a user's own method or delay function the file's name and content count, not where it is.
+    Of a user's own method, model or delay function the file's name and content count, not where it
+    is.
     """
     trajectory = {
         section: {
@@ -208,6 +209,8 @@ def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str,
         section.pop("facts", None)
     if "method" in trajectory.get("optimizer", {}):
         trajectory["optimizer"]["method"] = name_without_folder(config.optimizer.method)
+    if "class" in trajectory.get("model", {}):
+        trajectory["model"]["class"] = name_without_folder(config.model.name)
     if isinstance(config.pipeline.delay, DelayCode):
         trajectory["pipeline"]["delay"]["function"] = name_without_folder(
             config.pipeline.delay.function

@@ -110,11 +110,9 @@ class Run:
     @property
     def architecture(self) -> str:
         """The model in a few words; of a recorded run the task."""
-        model = self.config.model
         if self.config.is_recorded:
             return self.config.data.source
-        mixture = f", {model.moe.experts} experts" if model.moe else ""
-        return f"{model.blocks} blocks, d {model.width}{mixture}"
+        return self.config.model.in_words
 
     @property
     def method(self) -> str:
