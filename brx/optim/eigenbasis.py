@@ -192,31 +192,40 @@ def exact_eigenbasis(
     valid = torch.ones(num_matrices, dtype=torch.bool, device=covariance.device)
     together = max(1, DECOMPOSED_AT_ONCE // (size * size))
     for start in range(0, num_matrices, together):
-        decompositions = _decompositions(covariance[start : start + together])
+        decompositions = _decompositions(covariance[start : start + together].double())
         for index, decomposition in enumerate(decompositions, start):
             if decomposition is None:
                 valid[index] = False
                 continue
             eigenvalues, vectors = decomposition
-            projections = _projected_axes(eigenvalues.flip(-1), vectors.flip(-1), smallest)
+            projections = _projected_axes(eigenvalues, vectors, smallest)
             bases[index] = _householder_qr(projections[None])[0]
         on_done(len(decompositions))
     return Refreshed(bases, valid)
 
 
 def _decompositions(
-    covariance: Tensor,  # (b, m, m)
+    covariance: Tensor,  # (b, m, m), in float64
 ) -> list[tuple[Tensor, Tensor] | None]:
-    """Eigenvalues (m,), smallest first, and eigenvectors (m, m) of each, in float64; None where
-    there are none."""
+    """Eigenvalues (m,), largest first, and eigenvectors (m, m) of each; None where none are
+    found."""
     try:
-        values, vectors = torch.linalg.eigh(covariance.double())
+        values, vectors = torch.linalg.eigh(covariance)
     except RuntimeError:  # torch.linalg.LinAlgError is one
-        if len(covariance) == 1:
-            return [None]
-        # One that fails must not take the others with it.
-        return [_decompositions(matrix[None])[0] for matrix in covariance]
-    return list(zip(values, vectors, strict=True))
+        if len(covariance) > 1:  # one that fails must not take the others with it
+            return [_decompositions(matrix[None])[0] for matrix in covariance]
+        return [_from_singular_vectors(covariance[0])]
+    return list(zip(values.flip(-1), vectors.flip(-1), strict=True))
+
+
+def _from_singular_vectors(covariance: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The same of one covariance (m, m), from another algorithm: LAPACK's eigh fails now and then
+    where many rows are zero."""
+    try:
+        vectors, values, _ = torch.linalg.svd(covariance)
+    except RuntimeError:
+        return None
+    return values, vectors
 
 
 def _projected_axes(

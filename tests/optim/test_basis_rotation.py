@@ -228,7 +228,9 @@ def test_wrong_hyperparameters_are_refused_by_name(name, value):
 
 
 def test_decomposition_that_fails_keeps_the_basis_and_is_counted(monkeypatch):
-    monkeypatch.setattr(torch.linalg, "eigh", MagicMock(side_effect=torch.linalg.LinAlgError("no")))
+    for name in ("eigh", "svd"):
+        failing = MagicMock(side_effect=torch.linalg.LinAlgError("no"))
+        monkeypatch.setattr(torch.linalg, name, failing)
     series = parameters(1, 3, 3)
     optimizer = BasisRotation(series)
     train(optimizer, series, 0, 9)
