@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.report import Table
 from brx.config.loading import load_config
 from brx.optim import BasisRotation
-from brx.optim.basis_rotation import above_noise, noise_floor
+from brx.optim.elementwise import above_noise, noise_floor
 from brx.train.loop import train
 
 Shape = tuple[int, int]

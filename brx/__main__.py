@@ -6,12 +6,19 @@ import signal
 import sys
 from types import FrameType
 
+from brx.environment import OutputStream
+
 
 def start() -> None:
     if (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler
     ):  # not where whoever started it ignores Ctrl-C
         signal.signal(signal.SIGINT, _interrupt)
+    # None where it was closed before we began
+    if sys.stdout is not None:
+        sys.stdout = OutputStream(sys.stdout)
+    if sys.stderr is not None:
+        sys.stderr = OutputStream(sys.stderr)
     from brx.cli.main import main
 
     sys.exit(main())

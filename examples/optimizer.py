@@ -7,7 +7,7 @@ python examples/optimizer.py
 import torch
 from torch import nn
 
-from brx.optim import BasisRotation, param_groups
+from brx.optim import BasisRotation
 
 
 def train(make_optimizer, num_steps=300):
@@ -40,8 +40,4 @@ if __name__ == "__main__":
             *train(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2))
         )
     )
-    print(
-        "BasisRotation {:.4f}    {:.5f}".format(
-            *train(lambda m: BasisRotation(param_groups(m), lr=1e-2))
-        )
-    )
+    print("BasisRotation {:.4f}    {:.5f}".format(*train(lambda m: BasisRotation(m, lr=1e-2))))

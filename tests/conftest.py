@@ -9,6 +9,7 @@ import torch
 from hypothesis import settings
 
 from brx.cli.main import main
+from brx.config import user_code
 
 # Examples are not drawn by chance, and have no time limit: a change that breaks nothing must not
 #     fail on a slow day.
@@ -57,6 +58,13 @@ def refused(capsys):
         return error
 
     return run
+
+
+@pytest.fixture
+def own_code():
+    """A user's own code may be imported, as where a run trains."""
+    with user_code.allowed():
+        yield
 
 
 @pytest.fixture(autouse=True)

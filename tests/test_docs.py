@@ -13,9 +13,10 @@ from brx.cli.main import COMMANDS, app
 from brx.config.loading import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FRONT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "brx" / "optim" / "README.md"]
+PAGES = [*FRONT, *sorted((ROOT / "docs").glob("*.md"))]
 
-names = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+names = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
 def anchors(page: Path) -> set[str]:

@@ -2,6 +2,7 @@
 lifted out."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ BRX = Path(__file__).resolve().parents[1] / "brx"
 PACKAGES = (
     "errors",
     "files",
+    "environment",
     "progress",
     "config",
     "data",
@@ -42,6 +44,9 @@ def imports(folder: Path) -> Iterator[tuple[str, str]]:
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
+                case ast.ImportFrom(module=module, level=level) if level:
+                    above = ("brx", *path.relative_to(BRX).parts[:-level])
+                    yield str(path.relative_to(BRX)), ".".join((*above, *filter(None, [module])))
                 case ast.ImportFrom(module=str(module)):
                     yield str(path.relative_to(BRX)), module
                 case ast.Import(names=names):
@@ -64,12 +69,19 @@ def test_a_package_imports_those_before_it_alone(package):
 def test_the_optimizer_needs_torch_alone():
     for file, module in imports(BRX / "optim"):
         package = module.partition(".")[0]
-        allowed = (
-            module.startswith("brx.optim")
-            or package == "torch"
-            or package in sys.stdlib_module_names
-        )
+        is_own = module.startswith("brx.optim")
+        allowed = is_own or package == "torch" or package in sys.stdlib_module_names
         assert allowed, f"{file} imports {module}"
+
+
+def test_the_optimizer_has_no_circle():
+    needs: dict[str, set[str]] = {}
+    for file, module in imports(BRX / "optim"):
+        of_file = needs.setdefault(f"brx.optim.{Path(file).stem}", set())
+        if module.startswith("brx.optim."):
+            of_file.add(module)
+    order = tuple(graphlib.TopologicalSorter(needs).static_order())  # CycleError names a circle
+    assert order[-1] == "brx.optim.__init__"
 
 
 HELP = "from brx.cli.main import COMMANDS, main\nfor command in COMMANDS: main([command, '--help'])"

@@ -1,8 +1,10 @@
 """The `brx` command: finds the subcommand, runs it, and turns what goes wrong into one line and an
 exit code."""
 
+import errno
 import sys
 from collections.abc import Sequence
+from contextvars import copy_context
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -11,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import brx
 from brx.cli.usage import Application, CommandGroup, usage_line
+from brx.environment import OutputStream
 from brx.errors import RunError, UserError
 
 # By panel of the help: name, and module (imported when the command is used: `brx --help` reads this
@@ -100,6 +103,9 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
 }
 COMMANDS = {name: entry for commands in PANELS.values() for name, entry in commands.items()}
 
+# What these commands are for is in their folders; what they print decides nothing.
+RESULT_IN_FILES = ("train", "sweep")
+
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
@@ -161,16 +167,50 @@ def _options(
             "--version", callback=_show_version, is_eager=True, help="print the version and exit"
         ),
     ] = False,
+    run_code: Annotated[
+        bool,
+        typer.Option(
+            "--run-code",
+            help="let commands that read runs execute the Python files that these runs name (only "
+            "for runs that you trust)",
+        ),
+    ] = False,
 ) -> None:
     """Options of brx itself."""
+    if run_code:
+        from brx.config.user_code import allow_for_reading
+
+        allow_for_reading()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0 done, 1 failed run, 2 usage, 130 interrupted)."""
+    code = _run(arguments)
+    command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+    if code == 0 and command not in RESULT_IN_FILES and (problem := _lost_output()):
+        print(f"brx: standard output: {problem}", file=sys.stderr)
+        return FAILED
+    return code
+
+
+def _lost_output() -> str:
+    """Why not all of the output has arrived; empty where it has, or its reader wanted no more."""
+    if not isinstance(sys.stdout, OutputStream):  # of a caller of ours
+        return ""
+    sys.stdout.flush()
+    error = sys.stdout.lost
+    if error is None or error.errno == errno.EPIPE:
+        return ""
+    return error.strerror or str(error)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         # Without Typer's standalone mode, errors come here, and a typer.Exit becomes the value that
         # is returned.
-        return int(app(arguments, prog_name="brx", standalone_mode=False) or 0)
+        # What a command allows of a user's code (brx.config.user_code) ends with it.
+        context = copy_context()
+        return int(context.run(app, arguments, prog_name="brx", standalone_mode=False) or 0)
     except typer.TyperException as error:
         print(usage_line(error), file=sys.stderr)
         return USAGE

@@ -56,7 +56,9 @@ RunsOrCheckpoints = Annotated[
     list[Path], argument("RUN|CHECKPOINT", "folders of runs, or of their checkpoints")
 ]
 RunsOrFolders = Annotated[list[Path], argument("RUNS", "runs, or folders that hold runs")]
-ScaleName = Annotated[Literal["similar", "laptop", "paper"], typer.Option(help="which experiments")]
+ScaleName = Annotated[
+    Literal["similar", "tuned", "laptop", "paper"], typer.Option(help="which experiments")
+]
 ScaleRuns = Annotated[
     Path | None, option("DIR", "folder of the runs (default: the scale's)", "--runs")
 ]

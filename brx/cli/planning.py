@@ -53,9 +53,12 @@ def schedule(
     """Print the schedules (F: forward pass, B: backward pass, U: update), or draw them (needs R =
     P)."""
     from brx.config.loading import validate
-    from brx.config.parsing import parse_yaml
+    from brx.config.parsing import parse_value
     from brx.config.schema import PipelineConfig
+    from brx.config.user_code import allow
     from brx.pipeline.schedule import check_size, schedule_lines
+
+    allow()  # a function that --delay names
 
     num_ranks = stages if devices is None else devices
     refuse(
@@ -63,7 +66,7 @@ def schedule(
         f"--devices must be from 1 to --stages ({stages}), got {num_ranks}",
     )
     content = {"stages": stages, "devices": num_ranks, "accumulation": accumulation}
-    content["delay"] = parse_yaml(delay, f"--delay {delay}")
+    content["delay"] = parse_value(delay, f"--delay {delay}")
     pipeline = validate(
         content, PipelineConfig, "brx schedule", {(key,): f"--{key}" for key in content}
     )
@@ -99,14 +102,15 @@ def plan(
     bandwidth: Bandwidth = None,
 ) -> None:
     """Print the plan; exit code 0 also where it does not fit."""
-    from brx.config.loading import load_config
+    from brx.config.loading import allow_code_of, load_config_to_plan
     from brx.planning.memory_tables import rank_notes, rank_table
     from brx.planning.placement import fit_line
     from brx.planning.plan import plan_memory, planned_device_type
     from brx.planning.planned_run import parse_devices, time_lines
 
     settings = overrides if devices is None else [*overrides, f"pipeline.devices={devices}"]
-    run_config = load_config(config, settings, is_new=True)
+    allow_code_of(config)
+    run_config = load_config_to_plan(config, settings)
     run = parse_devices(run_config, device_memory, throughput, bandwidth)
     device_type = planned_device_type(run_config)
     ranks = plan_memory(run_config, device_type)
@@ -134,7 +138,7 @@ def memory(
     matrix: Annotated[list[str] | None, option("MxN...", "weight matrices")] = None,
 ) -> None:
     """Print the table; for a configuration, two more, of its stages and of its devices."""
-    from brx.config.loading import load_config
+    from brx.config.loading import allow_code_of, load_config_to_plan
     from brx.paper.printed import LLAMA_3_8B
     from brx.planning import memory_tables
     from brx.planning.plan import plan_memory, planned_device_type
@@ -147,7 +151,8 @@ def memory(
         title, table = memory_tables.overhead_texts(shapes, names)
         print_table(table, title=title)
         return
-    run_config = load_config(config, overrides, is_new=True)
+    allow_code_of(config)
+    run_config = load_config_to_plan(config, overrides)
     ranks = plan_memory(run_config, planned_device_type(run_config))
     overhead = memory_tables.overhead_texts(memory_tables.matrices_of(run_config), {})
     by_stage, by_rank = (
@@ -236,13 +241,14 @@ def similarity(
     format: Format = "table",
 ) -> None:
     """Print the numbers side by side, marked where they differ by more than a factor of three."""
-    from brx.config.loading import load_config
+    from brx.config.loading import allow_code_of, load_config_to_plan
     from brx.planning.similarity import similarity_table
 
-    run_config = load_config(config, overrides, is_new=True)
+    allow_code_of(config, like)
+    run_config = load_config_to_plan(config, overrides)
     names = (config, like if like != config else f"{like} (like)")
     print_table(
-        similarity_table(run_config, load_config(like, like_set or [], is_new=True), names), format
+        similarity_table(run_config, load_config_to_plan(like, like_set or []), names), format
     )
     if noise_scale is not None:
         from brx.train.noise_scale import SAMPLES, gradient_noise_scale
@@ -342,10 +348,11 @@ def verdict(
     costs = verdicts.read_costs(cost_from or []) | verdicts.parse_costs(cost or [], measurements)
     model = None
     if config is not None:
-        from brx.config.loading import load_config
+        from brx.config.loading import allow_code_of, load_config_to_plan
         from brx.planning.planned_run import parse_devices  # loads torch
 
-        asked = load_config(config, overrides, is_new=True)
+        allow_code_of(config)
+        asked = load_config_to_plan(config, overrides)
         model = parse_devices(asked, device_memory, throughput, bandwidth)
     run = None if model is None else model.split(stages, micro_batches)
     losses = (

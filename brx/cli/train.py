@@ -1,8 +1,9 @@
 """Training: `brx train` (one run), `brx sweep` (a grid), `brx compare` (how robust is a method
 against delay?)."""
 
-import os
+import math
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,6 +23,7 @@ from brx.cli.options import (
     option,
 )
 from brx.cli.usage import Application, print_note, print_table, refuse
+from brx.errors import UserError
 
 app = Application()
 
@@ -32,6 +34,7 @@ app = Application()
   brx train runs/mine --resume                             continue a run
   brx train quick --devices 2  two processes, one per device; the same trajectory
   torchrun --nnodes 2 --nproc-per-node 8 -m brx train paper-95m       several machines
+  brx train paper-95m --resume --stop-after 11h50m  end before a job's time limit
 
 CONFIG may also be a run's folder. Exit code 130: stopped with Ctrl-C, and can be resumed.
 """)
@@ -51,20 +54,34 @@ def train(
     resume: Annotated[
         bool, flag("--resume", "continue from the newest checkpoint, if there is one")
     ] = False,
+    stop_after: Annotated[
+        str | None,
+        option("TIME|N", "save and end after a time (11h50m), or after iteration N"),
+    ] = None,
 ) -> None:
-    """Train; exit code 0 when the run is finished, 130 when it was stopped and can be resumed."""
-    from brx.config.loading import find_config, load_config
-    from brx.distributed.launch import end_with_launcher, launch, started_as_one_of_many
+    """Train; exit code 0 when the run is finished or its time is over, 130 when it was stopped.
 
-    source = Path(config)
+    Both can be resumed.
+    """
+    started = time.monotonic()
+    from brx.config.loading import find_config, load_config
+    from brx.distributed.launch import end_with_launcher, launch, place_among_many
+    from brx.files import user_path
+
+    source = user_path(config)
     is_run = (source / "config.yaml").is_file()
-    is_rank = started_as_one_of_many()
-    num_ranks = int(os.environ["WORLD_SIZE"]) if is_rank else devices
+    place = place_among_many()
+    num_ranks = devices if place is None else place[1]
     refuse(
         devices not in (None, num_ranks),
         f"--devices {devices}: WORLD_SIZE is {num_ranks}; leave one out",
     )
     settings = overrides if num_ranks is None else [*overrides, f"pipeline.devices={num_ranks}"]
+    seconds = math.inf
+    if stop_after is not None and stop_after.isdecimal():
+        settings = [*settings, f"training.stop_after={stop_after}"]
+    elif stop_after is not None:
+        seconds = _duration(stop_after)
     run_config = load_config(config, settings, is_new=not resume)
     refuse(
         run_config.is_recorded,
@@ -81,7 +98,7 @@ def train(
     folder = out or (source if is_run else default_folder(run_config, find_config(config).stem))
 
     world = World()
-    if is_rank:
+    if place is not None:
         end_with_launcher()
         world = DistributedWorld(
             run_config.pipeline.timeout_s, through_host=run_config.runtime.share_gpus
@@ -100,6 +117,7 @@ def train(
             "--out",
             str(folder),
             *flags,
+            *(["--stop-after", f"{stop_after}"] if math.isfinite(seconds) else []),
             *(["--set", *settings] if settings else []),
         ]
         with hold(folder) as lock:
@@ -111,12 +129,22 @@ def train(
                 environment=hand_down(lock),
             )
         raise typer.Exit(code)
-    status = train(run_config, folder, resume=resume, world=world, profile=profile)
+    left = seconds - (time.monotonic() - started)
+    status = train(run_config, folder, resume=resume, world=world, profile=profile, seconds=left)
     world.close()
     if world.rank == 0:
         print(folder)
-    if status != "finished":
+    if status == "interrupted":
         raise typer.Exit(130)
+
+
+def _duration(text: str) -> float:
+    from brx.config.schema import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UserError(f"--stop-after: {error}") from None
 
 
 @app.add("""\

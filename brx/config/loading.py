@@ -1,25 +1,28 @@
 """YAML files and `--set` overrides into checked configurations; every mistake becomes one line."""
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from brx.config.parsing import parse_yaml
-from brx.config.schema import RECORDED, RunConfig, method_tag
+from brx.config.parsing import dump_yaml, parse_value, parse_yaml
+from brx.config.schema import CODE_SECTIONS, RECORDED, RunConfig, method_tag
+from brx.config.user_code import allow
 from brx.errors import UserError, did_you_mean
+from brx.files import user_path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed package carries the presets; a checkout has them beside the package.
 PRESETS = _PACKAGE / "presets" if (_PACKAGE / "presets").is_dir() else _PACKAGE.parent / "configs"
 
+OF_RUNS = ("metrics.jsonl", "curves.npz", "summary.json", "checkpoints")
+"""What a run's folder has beside its config.yaml."""
 MOST_SHOWN = 200  # characters of an override that a message repeats
 Settings = Mapping[str, Any]  # dotted keys of a run's configuration and their values
 _EITHER = {"delay"}  # keys that hold a value or a section of their own (`pipeline.delay.like`)
@@ -65,22 +68,57 @@ def new_content(path: Path) -> dict[str, Any]:
     """For a run that is to begin: files of the user's own code count as they are now, whatever an
     old run's were."""
     content = read_mapping(path)
-    pipeline, optimizer = content.get("pipeline"), content.get("optimizer")
+    _refuse_recorded(content, path)
+    for section in sections_of_code(content):
+        section.pop("code_sha256", None)
+        section.pop("facts", None)
+    return content
+
+
+def load_config_to_plan(name: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration of a command that plans: of a run it has what is noted of its code, of a
+    preset or file its code counts as it is now."""
+    path = find_config(name)
+    if is_of_run(path):
+        _refuse_recorded(read_mapping(path), path)
+    return load_config(name, overrides, is_new=not is_of_run(path))
+
+
+def allow_code_of(*names: str | Path) -> None:
+    """Let a command that plans import what its configurations name of the user's own code, unless
+    one of them is a run's: a run may be anybody's."""
+    if not any(is_of_run(find_config(name)) for name in names):
+        allow()
+
+
+def is_of_run(config: Path) -> bool:
+    """Whether a configuration's file is that of a run, trained or under way."""
+    return any((config.parent / name).exists() for name in OF_RUNS)
+
+
+def sections_of_code(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Those of `CODE_SECTIONS` that a configuration's content has, to be changed in place."""
+    for keys in CODE_SECTIONS:
+        section: Any = content
+        for key in keys:
+            section = section.get(key) if isinstance(section, Mapping) else None
+        if isinstance(section, dict):
+            yield section
+
+
+def _refuse_recorded(content: Mapping[str, Any], path: Path) -> None:
+    optimizer = content.get("optimizer")
     if isinstance(optimizer, dict) and str(optimizer.get("method")).startswith(RECORDED):
         raise UserError(
             f"{path}: was recorded from a loop that is not brx's, with a model that it does not "
             f"know"
         )
-    for section in (optimizer, pipeline.get("delay") if isinstance(pipeline, dict) else None):
-        if isinstance(section, dict):
-            section.pop("code_sha256", None)
-    return content
 
 
 def find_config(name: str | Path) -> Path:
     """The file of that path, that of the run in that folder, or the preset of that name in
     `configs/`."""
-    path = Path(name)
+    path = user_path(name)
     if path.is_file():
         return path
     if (path / "config.yaml").is_file():
@@ -119,7 +157,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
             raise UserError(
                 f"{shown}: write it as section.key=value, for example optimizer.lr=3e-4"
             )
-        settings[key] = parse_yaml(text, shown)
+        settings[key] = parse_value(text, shown)
         origins[tuple(key.split("."))] = shown
     source = f"{where} with {' '.join(origins.values())}" if origins else where
     return validate(set_values(content, settings, "--set"), RunConfig, source, origins)
@@ -142,7 +180,7 @@ def set_values(content: Mapping[str, Any], settings: Settings, where: str) -> di
     copy = deepcopy(dict(content))
     if "optimizer.method" in settings and isinstance(copy.get("optimizer"), dict):
         known = _known_keys(RunConfig, ["optimizer", method_tag(settings["optimizer.method"])])
-        kept = set(known) - {"code_sha256"}  # which is the file's of the method before
+        kept = set(known) - {"code_sha256", "facts"}  # which are those of the method before
         copy["optimizer"] = {key: value for key, value in copy["optimizer"].items() if key in kept}
     for key, value in settings.items():
         *sections, last = key.split(".")
@@ -156,14 +194,25 @@ def set_values(content: Mapping[str, Any], settings: Settings, where: str) -> di
             if not isinstance(section, dict):
                 raise UserError(f"{where} {key}: '{part}' is a value, not a section")
         section[last] = value
+    _drop_facts_of_others(copy, settings)
     return copy
+
+
+def _drop_facts_of_others(content: Mapping[str, Any], settings: Settings) -> None:
+    """Drop what is noted of code that would now be asked otherwise: with other arguments, or of
+    other stages."""
+    changed = {key for key in settings if key != "optimizer.lr"}
+    decisive = ("optimizer.", "pipeline.delay", "pipeline.stages", "training.seed")
+    if any(key.startswith(decisive) for key in changed):
+        for section in sections_of_code(content):
+            section.pop("facts", None)
 
 
 def dump_config(config: BaseModel) -> str:
     """The configuration, complete as far as it is known, as YAML that reloads to an equal one."""
     is_recorded = isinstance(config, RunConfig) and config.is_recorded
     content = config.model_dump(mode="json", exclude_unset=is_recorded)
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    return dump_yaml(content)
 
 
 def validate(

@@ -4,6 +4,7 @@ all.
 Defaults are those of the paper (appendix "Experimental Details") where the paper states one.
 """
 
+import math
 import os
 import re
 from typing import Annotated, Any, Literal, Self, get_args
@@ -24,6 +25,11 @@ from brx.config.user_code import code_sha256, name_without_folder
 USER_CODE = r"^([\w.]+|.+\.py):\w+$"  # `FILE.py:NAME` or `package.module:NAME`
 VOCABULARY_SIZES = {"bytes": 256, "gpt2": 50257}
 RECORDED = "recorded:"  # before the method's name of a run that `brx.record` wrote
+
+
+CODE_SECTIONS = (("optimizer",), ("pipeline", "delay"))
+"""The sections that may name code of a user's, in `code_sha256` its file's content, and in `facts`
+what is noted of it."""
 
 
 def refuse(is_wrong: object, message: str) -> None:
@@ -96,8 +102,9 @@ class DataConfig(Section):
     """Where the tokens come from. The token files are made on first use and then reused."""
 
     source: str = "packages"
-    """`packages` (sources of pinned ones), a path or glob (.txt, .jsonl, .parquet, folder), or a
-    Hugging Face name."""
+    """`packages` (sources of pinned ones), a path or glob (.txt, .jsonl, .parquet, folder), a
+    folder of prepared token files, or a Hugging Face name. Folders and globs leave out hidden files
+    and follow links."""
     tokenizer: Literal["bytes", "gpt2"] = "bytes"
     """`bytes` (vocabulary 256) or `gpt2` (byte-pair encoding, vocabulary 50257)."""
     tokens: int | None = Field(None, ge=1, le=10**15)
@@ -118,11 +125,20 @@ class DataConfig(Section):
     """How many times over the run may read the training tokens; a longer run is refused, saying its
     number."""
     directory: str = Field("data", pattern=r"^[^\x00]+$")
-    """Folder for prepared token files."""
+    """Folder for prepared token files; `~` is the home folder, here and in every other path."""
 
     @property
     def vocabulary_size(self) -> int:
         return VOCABULARY_SIZES[self.tokenizer]
+
+
+class DelayFacts(Section):
+    """What readers need of a delay function, noted when the run trains: they do not call it."""
+
+    largest: list[Annotated[int, Field(ge=0)]]
+    """Per stage, the largest delay in micro-batches."""
+    mean: list[Annotated[float, Field(ge=0)]]
+    """Per stage, the mean delay in micro-batches once the pipeline has filled."""
 
 
 class DelayLike(Section):
@@ -140,6 +156,8 @@ class DelayCode(Section):
     code_sha256: str | None = None
     """Of its file, which brx fills in: an edited function is another run. Null for installed
     packages."""
+    facts: DelayFacts | None = None
+    """Which brx fills in when the run trains."""
 
 
 DelayName = Literal["pipeline", "2bw"]
@@ -222,6 +240,11 @@ class PipelineConfig(Section):
             f"delay must have one entry per stage ({self.stages}), got {count}",
         )
         like = self.delay.like if isinstance(self.delay, DelayLike) else 1
+        facts = self.delay.facts if isinstance(self.delay, DelayCode) else None
+        refuse(
+            facts is not None and not len(facts.largest) == len(facts.mean) == self.stages,
+            f"delay.facts must have one entry per stage ({self.stages}); leave them out",
+        )
         refuse(self.stages == 1 and like > 1, f"delay: like: {like} needs at least 2 stages, got 1")
         refuse(
             self.devices > self.stages,
@@ -391,6 +414,22 @@ class ScionConfig(Section):
     """
 
 
+class MethodFacts(Section):
+    """What readers need of a method of the user's own, noted when the run trains."""
+
+    kind: Literal["method", "optimizer"]
+    """A `brx.methods.method.Method`, or a `torch.optim.Optimizer`."""
+    summary: str
+    """What the method says about itself."""
+    corrects_gradients: bool
+    """Whether it changes gradients before they are averaged."""
+    forecasts: bool
+    """Whether it predicts the weights that passes use."""
+    optimizers: list[str]
+    """The optimizers of a device by their class, each with its number of parameter groups: `AdamW
+    (4 groups)`."""
+
+
 class CustomConfig(Section):
     """A method of the user's own, or any torch optimizer, by its import path."""
 
@@ -404,6 +443,8 @@ class CustomConfig(Section):
     code_sha256: str | None = None
     """Of the file that it is in, which brx fills in: an edited method is another run. Null for
     installed packages."""
+    facts: MethodFacts | None = None
+    """Which brx fills in when the run trains."""
 
     @field_validator("method")
     @classmethod
@@ -447,13 +488,44 @@ OptimizerConfig = Annotated[
 ]
 
 
+DURATION = r"(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?"
+UNIT_SECONDS = (86_400, 3_600, 60, 1)
+
+
+def parse_duration(text: str) -> float:
+    """The seconds of a duration such as `11h50m`, `90m`, `1d12h` or `45s`.
+
+    Raises:
+        ValueError: it is none, or none at all (`0m`).
+    """
+    match = re.fullmatch(DURATION, text, re.ASCII)
+    seconds = 0
+    for number, unit in zip(match.groups() if match else (), UNIT_SECONDS, strict=False):
+        seconds += int(number or 0) * unit
+    refuse(
+        seconds == 0, f"must be an iteration, or a time such as 11h50m, 90m or 1d12h; got {text!r}"
+    )
+    return float(seconds)
+
+
+def check_stop_after(value: Any) -> Any:
+    """Refuse what is neither an iteration nor a duration."""
+    if isinstance(value, str):
+        parse_duration(value)
+    else:
+        is_iteration = value is None or (type(value) is int and value >= 1)
+        refuse(not is_iteration, f"must be an iteration from 1, or a time (11h50m), got {value!r}")
+    return value
+
+
 class TrainingConfig(Section):
     """The budget, the schedule, and what is written on the way."""
 
     iterations: int = Field(250_000, ge=1, le=10**12)
     """T, the length of the learning-rate schedule in iterations (one update each)."""
-    stop_after: int | None = Field(None, ge=1)
-    """Stop after this iteration of the schedule; null runs it to its end."""
+    stop_after: Annotated[int | str | None, BeforeValidator(check_stop_after)] = None
+    """Stop after this iteration of the schedule, or save and end a session after a time (11h50m);
+    null runs it to its end."""
     batch_size: int = Field(8, ge=1)
     """Examples in a micro-batch."""
     warmup_fraction: float = Field(0.012, ge=0, lt=1)
@@ -465,6 +537,9 @@ class TrainingConfig(Section):
     nothing."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Decides the initial weights and the order of the data, and nothing else does."""
+    for_tuning: bool = False
+    """The run only serves to choose settings: no table, figure or slowdown reports it (`brx sweep`
+    sets it, for `choose.seed`)."""
     validation_every: int = Field(1000, ge=1)
     """Iterations between validations."""
     validation_examples: int = Field(200, ge=1)
@@ -482,7 +557,7 @@ class TrainingConfig(Section):
     @model_validator(mode="after")
     def _within_schedule(self) -> Self:
         for key, last in (
-            ("stop_after", self.stop_after or 0),
+            ("stop_after", self.stop_after if isinstance(self.stop_after, int) else 0),
             ("keep_at", max(self.keep_at, default=0)),
         ):
             refuse(
@@ -493,7 +568,12 @@ class TrainingConfig(Section):
 
     @property
     def last_iteration(self) -> int:
-        return self.stop_after or self.iterations
+        return self.stop_after if isinstance(self.stop_after, int) else self.iterations
+
+    @property
+    def session_seconds(self) -> float:
+        """Seconds after which a session of the run saves and ends; infinite if it shall not."""
+        return parse_duration(self.stop_after) if isinstance(self.stop_after, str) else math.inf
 
 
 class RuntimeConfig(Section):

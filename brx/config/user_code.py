@@ -1,19 +1,91 @@
 """Code of a user's own, `my_method.py:MyMethod` or `package.module:Name`: its file, fingerprint,
-import and faults."""
+import and faults, and who may run it.
 
+**Reading a run runs nothing.** A run's config.yaml may come from somebody else, with a Python file
+beside it. So `import_code` refuses unless somebody has allowed it in this context:
+
+- `allowed()` is entered by what trains (`brx.train.loop.train`, sweeps, `brx compare METHOD`), and
+  by planning a configuration that is no run's. It ends where runs are read: see `reading`.
+- `allow_for_reading()` is `brx --run-code`: the person at the keyboard asked for it.
+
+What is imported is named on stderr before it runs. What a reader needs of such code is noted in
+config.yaml when the run trains; `brx.train.code_facts` tells how to add to it.
+"""
+
+import contextlib
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
+import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from enum import Enum
 from functools import cache, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from brx.errors import UserError, did_you_mean
+from brx.files import user_path
+
+RUN_CODE = "--run-code"
+"""The option of `brx` that lets a command which reads runs execute their code."""
+
+
+class _Permission(Enum):
+    NOTHING = "analyses: no code of a user's"
+    OWN_RUN = "what trains: the code of the run that it was asked to train"
+    EVERYTHING = "asked for by the user: any run's"
+
+
+_permission: ContextVar[_Permission] = ContextVar("permission", default=_Permission.NOTHING)
+
+
+def is_allowed() -> bool:
+    """Whether `import_code` may run code here."""
+    return _permission.get() is not _Permission.NOTHING
+
+
+@contextlib.contextmanager
+def allowed() -> Iterator[None]:
+    """Let the code of a run's settings be imported in this block, because the run trains in it."""
+    if is_allowed():
+        yield
+        return
+    token = _permission.set(_Permission.OWN_RUN)
+    try:
+        yield
+    finally:
+        _permission.reset(token)
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Import nothing in this block, although what is around it trains: it reads runs, which may be
+    anybody's."""
+    if _permission.get() is not _Permission.OWN_RUN:
+        yield
+        return
+    token = _permission.set(_Permission.NOTHING)
+    try:
+        yield
+    finally:
+        _permission.reset(token)
+
+
+def allow() -> None:
+    """As `allowed`, until the command ends."""
+    if not is_allowed():
+        _permission.set(_Permission.OWN_RUN)
+
+
+def allow_for_reading() -> None:
+    """Let reading runs import their code too, until the command ends (`brx --run-code`)."""
+    _permission.set(_Permission.EVERYTHING)
 
 
 def code_file(name: str) -> Path | None:
@@ -21,25 +93,42 @@ def code_file(name: str) -> Path | None:
     a version."""
     module, _, _ = name.rpartition(":")
     if module.endswith(".py"):
-        return Path(module)
-    try:
-        spec = importlib.util.find_spec(module)
-    except (
-        Exception,
-        SystemExit,
-    ):  # it imports the packages around the module; told when it is loaded
-        return None
+        return user_path(module)
+    spec = _find_spec(module)
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return None
     file = Path(spec.origin).resolve()
     installed = {Path(path).resolve() for path in sysconfig.get_paths().values()}
-    return None if any(folder in file.parents for folder in installed) else file
+    is_installed = any(
+        folder in installed or folder.name in ("site-packages", "dist-packages")
+        for folder in file.parents
+    )
+    return None if is_installed else file
+
+
+def _find_spec(module: str) -> importlib.machinery.ModuleSpec | None:
+    """Where a module is. `importlib.util.find_spec` would import the packages around it."""
+    folders: list[str] | None = None  # sys.path
+    spec = None
+    names = module.split(".")
+    for depth in range(1, len(names) + 1):
+        try:
+            spec = importlib.machinery.PathFinder.find_spec(".".join(names[:depth]), folders)
+        except (ValueError, ImportError, OSError):
+            return None
+        if spec is None:
+            return None
+        if spec.origin is None:  # a folder without __init__.py
+            within = sys.path if folders is None else folders
+            folders = [os.path.join(folder, names[depth - 1]) for folder in within]
+        else:
+            folders = list(spec.submodule_search_locations or [])
+    return spec
 
 
 def name_without_folder(name: str) -> str:
-    return Path(
-        name
-    ).name  # `my_method.py:MyMethod` of `folder/my_method.py:MyMethod`; other names as they are
+    """`my_method.py:MyMethod` of `folder/my_method.py:MyMethod`; other names as they are."""
+    return Path(name).name
 
 
 def code_sha256(name: str, key: str = "") -> str | None:
@@ -112,10 +201,21 @@ def in_one_line(function: Callable[..., Any], name: str) -> Any:
 
 
 def import_code(module_name: str, where: str) -> ModuleType:
-    """Import a file or a module; whatever goes wrong is a UserError: the code is the user's."""
+    """Import a file or a module, which is told on stderr first.
+
+    Raises:
+        UserError: it may not run here (see the module's docstring), or it cannot be imported;
+            the code is the user's.
+    """
+    if not is_allowed():
+        raise UserError(
+            f"{where}: {module_name} is code that came with the run, and reading a run runs none; "
+            f"brx {RUN_CODE} COMMAND ... runs it"
+        )
+    _tell(module_name, where)
     try:
         if module_name.endswith(".py"):
-            return _import_file(Path(module_name).resolve(), code_sha256(f"{module_name}:"))
+            return _import_file(user_path(module_name).resolve(), code_sha256(f"{module_name}:"))
         return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         advice = (
@@ -123,6 +223,18 @@ def import_code(module_name: str, where: str) -> ModuleType:
         )
         what = fault(error, f"{module_name}:")
         raise UserError(f"{where}: {module_name} cannot be imported: {what}{advice}") from None
+
+
+@cache
+def _tell(module_name: str, where: str) -> None:
+    """Say whose code is about to run; once, and of several devices by the first."""
+    is_dependency = module_name.partition(".")[0] in ("torch", "brx")
+    is_first_rank = os.environ.get("RANK", "0") in ("", "0")
+    if is_dependency or not is_first_rank:
+        return
+    file = code_file(f"{module_name}:")
+    what = module_name if file is None else file.resolve()
+    print(f"brx: note: runs code that is not brx's: {what} ({where})", file=sys.stderr, flush=True)
 
 
 @cache

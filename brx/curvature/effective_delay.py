@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from brx.config.loading import load_config
 from brx.config.schema import DelayCode
 from brx.curvature.norm_result import (
     STRATEGY_SPACES,
@@ -29,10 +28,10 @@ from brx.curvature.norm_result import (
     stage_of_block,
 )
 from brx.errors import UserError
-from brx.pipeline.delay import StageDelay, pipeline_delays, stage_delays
+from brx.pipeline.delay import StageDelay, pipeline_delays
 from brx.runs.comparison import common_target, slowdowns, with_reference
 from brx.runs.experiments import at_best_rates, by_experiment
-from brx.runs.frames import DEPTH, comparable
+from brx.runs.frames import DEPTH, comparable, read_run
 from brx.runs.tables import slowdown_text
 
 
@@ -115,8 +114,8 @@ def profile_points(runs: pd.DataFrame) -> pd.DataFrame:
     points = []
     for seeds in by_experiment(delayed):
         first = seeds.iloc[0]
-        config = load_config(Path(str(first.name)) / "config.yaml")
-        pipeline, delays = config.pipeline, stage_delays(config.pipeline, config.training.seed)
+        run = read_run(Path(str(first.name)))
+        pipeline, delays = run.config.pipeline, run.delays
         norm = _norm_of(first["method"], compared, runs)
         tau = effective_delay(norm, pipeline.stages, delays)
         of_code = isinstance(pipeline.delay, DelayCode)

@@ -31,11 +31,12 @@ from brx.data.sources import (
     installed_versions,
     is_validation,
     local_files,
+    notes_on_files,
     other_packages,
 )
 from brx.data.token_file import DTYPE, Sidecar, TokenFile, Tokenize, Tokens, make_tokenizer, sha256
 from brx.errors import RunError, UserError
-from brx.files import sync_folder, write_json
+from brx.files import sync_folder, user_path, write_json
 from brx.progress import ProgressBar
 
 # Part of every folder's name; to be raised when the same settings come to mean other tokens.
@@ -89,6 +90,7 @@ def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = Fal
                 f"{folder}: cannot be written: {error.strerror or error}; {remedy}"
             ) from None
     data = PreparedData.load(folder)
+    _check_tokenizer(data, config)
     if (
         not quiet
         and config.source == "packages"
@@ -99,9 +101,28 @@ def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = Fal
     return data
 
 
+def is_prepared(folder: Path) -> bool:
+    """Whether a folder holds token files, which a machine without the documents can train on."""
+    return all((folder / f"{split}.bin").is_file() for split in SPLITS)
+
+
+def _check_tokenizer(data: PreparedData, config: DataConfig) -> None:
+    """UserError where token files that `data.source` names hold another tokenizer's tokens."""
+    found = data.train.sidecar.tokenizer
+    if found != config.tokenizer:
+        raise UserError(
+            f"data.tokenizer: {config.tokenizer}, but the token files in {config.source} hold "
+            f"{found}; set data.tokenizer to {found}"
+        )
+
+
 def token_folder(config: DataConfig) -> Path:
     """The folder of the token files: named by the source and by a hash of all that decides their
-    content."""
+    content.
+
+    A source that is such a folder is used as it is."""
+    if is_prepared(Path(config.source)):
+        return Path(config.source)
     decides = {"format": FORMAT, **config.model_dump(exclude={"directory", "max_epochs"})}
     if config.source == "packages":
         decides["versions"] = installed_versions()
@@ -111,7 +132,7 @@ def token_folder(config: DataConfig) -> Path:
         ]
     digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
     name = re.sub(r"[^\w.-]+", "-", Path(config.source).name).strip(".-") or "data"
-    return Path(config.directory) / f"{name}-{config.tokenizer}-{digest[:8]}"
+    return user_path(config.directory) / f"{name}-{config.tokenizer}-{digest[:8]}"
 
 
 def token_folders(directory: Path) -> list[Path]:
@@ -225,6 +246,9 @@ def tokenized(
 def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
     _check_disk(config, partial)
+    if not quiet and config.source != "packages":
+        for note in notes_on_files(config.source):
+            print(f"brx: note: data.source: {config.source}: {note}", file=sys.stderr)
     tokenize = make_tokenizer(config.tokenizer)
     if workers is None:
         workers = min(os.cpu_count() or 1, MAX_DEFAULT_WORKERS) if config.tokenizer == "gpt2" else 1

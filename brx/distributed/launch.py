@@ -12,7 +12,6 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -22,6 +21,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from brx.environment import (
+    brx_command,
+    child_environment,
+    stop_signals,
+    temporary_folder,
+    variable,
+    whole_number,
+)
 from brx.errors import NeighbourLostError, RunError, UserError
 
 # Environment variables: set in the ranks that `launch` has started; and, torchrun's own, where a
@@ -71,10 +78,10 @@ def launch(
     They keep files open (`descriptors`, such as a lock), and get further variables (`environment`).
     Gives 0 when all are done, 130 when they were stopped; UserError where a rank refused the
     request, RunError where one failed."""
-    with tempfile.TemporaryDirectory(prefix="brx-") as folder:
-        port = os.environ.get("MASTER_PORT") or str(free_port())
+    with tempfile.TemporaryDirectory(prefix="brx-", dir=temporary_folder()) as folder:
+        port = str(whole_number("MASTER_PORT") or free_port())
         shared = {
-            **os.environ,
+            **child_environment(),
             **environment,
             LAUNCHED: "1",
             "MASTER_ADDR": "127.0.0.1",
@@ -88,16 +95,14 @@ def launch(
             if not ranks or ranks[0].code is not None:
                 raise KeyboardInterrupt  # rank 0, which would stop the others, is not there
             passed_on.append(number)
-            ranks[0].process.send_signal(number)
+            ranks[0].process.send_signal(number)  # it tells the others
 
-        before = {
-            number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        before = {number: signal.signal(number, pass_on) for number in stop_signals()}
         try:
             for rank in range(num_ranks):
                 report = Path(folder) / f"rank-{rank}.json"
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "brx", *arguments],
+                    brx_command(*arguments),
                     env={
                         **shared,
                         "RANK": str(rank),
@@ -117,23 +122,36 @@ def launch(
                 signal.signal(number, handler)
 
 
-def started_as_one_of_many() -> bool:
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+def place_among_many() -> tuple[int, int] | None:
+    """This process's rank and how many there are, where a launcher has started several; else None.
+
+    Raises:
+        UserError: the environment variables RANK and WORLD_SIZE do not fit together.
+    """
+    rank, num_ranks = whole_number("RANK"), whole_number("WORLD_SIZE", least=1)
+    if rank is None or num_ranks is None:
+        return None
+    if rank >= num_ranks:
+        raise UserError(f"RANK: must be less than WORLD_SIZE ({num_ranks}), got {rank}")
+    return rank, num_ranks
 
 
 def report_error(error: UserError | RunError) -> bool:
     """In a rank: leave the error for the launcher to tell; whether that is enough, and it need not
     be printed."""
-    if ERROR_FILE in os.environ:
-        content: dict[str, Any] = {"text": str(error)}
-        if isinstance(error, NeighbourLostError):
-            content |= {"problem": error.problem, "peer": error.peer}
-        # torchrun shows the message where it has no traceback, and takes the earliest for the
-        # cause.
-        message = {"message": f"brx: {error}", "extraInfo": {"timestamp": str(int(time.time()))}}
-        Path(os.environ[ERROR_FILE]).write_text(
-            json.dumps({"message": message, "brx": content}), encoding="utf-8"
-        )
+    path = variable(ERROR_FILE)
+    if path is None:
+        return False
+    content: dict[str, Any] = {"text": str(error)}
+    if isinstance(error, NeighbourLostError):
+        content |= {"problem": error.problem, "peer": error.peer}
+    # torchrun shows the message where it has no traceback, and takes the earliest for the cause.
+    message = {"message": f"brx: {error}", "extraInfo": {"timestamp": str(int(time.time()))}}
+    report = json.dumps({"message": message, "brx": content})
+    try:
+        Path(path).write_text(report, encoding="utf-8")
+    except OSError:  # the folder of a launcher that is gone
+        return False
     return LAUNCHED in os.environ
 
 

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
 
+from brx.distributed.launch import place_among_many
+from brx.environment import whole_number
 from brx.errors import NeighbourLostError, UserError
 from brx.pipeline.world import Channel, Neighbours, Topic, World
 
@@ -39,10 +41,12 @@ class DistributedWorld(World):
     """
 
     def __init__(self, timeout_s: float, *, through_host: bool = False) -> None:
-        self.rank = int(os.environ["RANK"])
-        self.num_ranks = int(os.environ["WORLD_SIZE"])
-        self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
-        self.num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", self.num_ranks))
+        place = place_among_many()
+        assert place is not None, "RANK and WORLD_SIZE are not set"
+        self.rank, self.num_ranks = place
+        local_rank = whole_number("LOCAL_RANK")
+        self.local_rank = self.rank if local_rank is None else local_rank
+        self.num_local_ranks = whole_number("LOCAL_WORLD_SIZE", least=1) or self.num_ranks
         self._timeout_s = timeout_s
         self._through_host = through_host
         self._sending: list[tuple[dist.Work | None, Tensor]] = []

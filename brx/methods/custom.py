@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from torch.optim import Optimizer
 
-from brx.config.schema import CustomConfig, RunConfig
-from brx.config.user_code import check_unchanged, fault, load_attribute
+from brx.config.schema import CustomConfig, MethodFacts, RunConfig
+from brx.config.user_code import RUN_CODE, check_unchanged, fault, is_allowed, load_attribute
 from brx.errors import RunError, UserError
 from brx.methods.groups import stage_groups
 from brx.methods.method import Method, Stages
@@ -29,9 +29,41 @@ class AnyOptimizer(Method):
             return [chosen(stage_groups(stages), lr=settings.lr, **settings.arguments)]  # type: ignore[call-arg,list-item]
 
 
+class NotedMethod(Method):
+    """What is noted of a user's own method (`brx.config.schema.MethodFacts`), for analyses: what
+    there is to plan, but no optimizer."""
+
+    def __init__(self, name: str, facts: MethodFacts) -> None:
+        self.name, self.facts = name, facts
+        self.summary = facts.summary
+
+    @property
+    def corrects_gradients(self) -> bool:
+        return self.facts.corrects_gradients
+
+    @property
+    def forecasts(self) -> bool:
+        return self.facts.forecasts
+
+    def optimizers(self, stages: Stages) -> list[Optimizer]:
+        raise UserError(
+            f"optimizer.method {self.name}: training on needs the code that came with the run, and "
+            f"an analysis runs none; brx {RUN_CODE} COMMAND ... runs it"
+        )
+
+
 def load_method(settings: CustomConfig) -> Method:
-    """The method that `optimizer.method` names; UserError where it cannot be had, or its file has
-    changed since."""
+    """The method that `optimizer.method` names.
+
+    It is imported where the run trains. Elsewhere what the run's configuration has noted of it
+    counts (`NotedMethod`).
+
+    Raises:
+        UserError: it cannot be had, or its file has changed since; or it may not be imported
+            (`brx.config.user_code`), and nothing is noted of it.
+    """
+    if settings.facts is not None and not is_allowed():
+        return NotedMethod(settings.method, settings.facts)
     check_unchanged(settings.method, settings.code_sha256, f"optimizer.method {settings.method}")
     chosen = load_class(settings.method)
     if issubclass(chosen, Optimizer):

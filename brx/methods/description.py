@@ -6,6 +6,7 @@ import textwrap
 from typing import Any, Literal, get_args, get_origin
 
 from brx.config.schema import RefreshSchedule, Section
+from brx.config.user_code import allowed
 from brx.errors import UserError, did_you_mean
 from brx.methods.custom import load_class
 from brx.methods.method import Method
@@ -28,7 +29,10 @@ def all_methods() -> str:
 def one_method(name: str) -> str:
     """One method with all its options, of a user's own what its constructor takes; UserError where
     there is none."""
-    chosen = load_class(name) if ":" in name else None
+    chosen = None
+    if ":" in name:
+        with allowed():
+            chosen = load_class(name)
     if chosen is None and name not in METHODS:
         raise UserError(
             f"{name}: no such method{did_you_mean(name, METHODS)} (known: {', '.join(METHODS)})"

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from brx.errors import some
-from brx.optim.parameter_state import Group
+from brx.optim.options import Group
 from brx.pipeline.versions import StageVersions
 
 _INDEX_IN_STACK = re.compile(r"\[\d+\]$")

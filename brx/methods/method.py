@@ -12,7 +12,7 @@ from brx.config import schema
 from brx.config.schema import RunConfig
 from brx.methods.groups import lend_gradients, split_stacks, stage_groups
 from brx.model.stage import is_block_matrix
-from brx.optim.parameter_state import Group as Group  # which the methods of users import from here
+from brx.optim.options import Group as Group  # which the methods of users import from here
 from brx.pipeline.versions import ParameterStates, StageVersions
 
 Stages = Sequence[StageVersions]

@@ -21,7 +21,7 @@ from brx.methods.groups import lend_gradients, split_stacks, stage_groups
 from brx.methods.method import Method, Stages, adam_options
 from brx.model.stage import is_block_matrix
 from brx.optim.basis_rotation import BasisRotation
-from brx.optim.parameter_state import Group
+from brx.optim.options import Group
 from brx.pipeline.delay import StageDelay, VaryingDelay, stage_delays
 from brx.pipeline.versions import ParameterStates
 

@@ -6,9 +6,9 @@ import math
 import torch
 from torch import Tensor
 
-from brx.optim.eigenbasis import select_columns
-from brx.optim.matrix_batch import MatrixBatch, reorder, rotate, seen_from
-from brx.optim.parameter_state import Side
+from .eigenbasis import select_columns
+from .matrix_batch import MatrixBatch, reorder, rotate, seen_from
+from .parameter_state import Side
 
 
 def published_update(batch: MatrixBatch, gradient: Tensor, is_due: bool) -> Tensor:

@@ -234,7 +234,7 @@ def rates(experiments: Experiments, axes: Axes, method: str) -> None:
     for line in by_depth(method):
         seeds = experiments.find(**line.wanted)
         if seeds is not None:
-            at_edge += [seeds["lr_at_edge"].iloc[0]] if seeds["num_rates"].iloc[0] > 2 else []
+            at_edge.append(bool(seeds["lr_at_edge"].iloc[0]))
             scores = tried[tried["experiment"] == seeds["experiment"].iloc[0]]
             losses.draw_rates(axes, scores, line.style["color"], f"{line.label}")
     if axes.lines:

@@ -12,13 +12,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from brx.config.loading import Settings, preset_with
 from brx.errors import UserError
 from brx.runs.comparison import common_target
 from brx.runs.experiments import at_best_rates, main_origin, notes, tried_rates
-from brx.runs.frames import RATE, experiment_id, load, unusual_settings, without_settings
+from brx.runs.frames import (
+    RATE,
+    experiment_id,
+    load,
+    read_run,
+    unusual_settings,
+    without_settings,
+)
 
 MAIN = ("pipedream", "pipedream-lr", "nesterov", "basis-rotation")
 PRECONDITIONED = ("soap", "muon", "scion")
@@ -83,6 +91,8 @@ class Scale:
     times: Path = Path(
         "benchmarks/results/small_models.json"
     )  # of an iteration, by size and method
+    # By method, the setting that was chosen beside the learning rate (docs/protocol.md, 10).
+    seconds: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def preset(self) -> str:
@@ -135,6 +145,29 @@ SCALES = {
         grows=True,
         between={"main": "depths", "strategies": "depths"},
     ),
+    "tuned": Scale(
+        name="tuned",
+        runs=Path("results/tuned"),
+        curvature=Path("results/tuned-curvature"),
+        models={
+            "main": Model("similar"),
+            "smaller": Model("similar", sweep="width", stages=24),
+            "larger": Model("similar", {"model.width": 128}, "width", 24),
+            "mixture of experts": Model(
+                "similar", {"model.moe": {"experts": 8, "top_k": 2, "every": 2}}, "moe"
+            ),
+            PER_BLOCK: Model("similar", {"model.width": 32}, "block-scaling"),
+        },
+        seconds={
+            "pipedream": "optimizer.beta1",
+            "pipedream-lr": "optimizer.annealing_fraction",
+            "nesterov": "optimizer.beta1",
+            "basis-rotation": "optimizer.beta1",
+            "soap": "optimizer.beta1",
+            "muon": "optimizer.momentum",
+            "scion": "optimizer.momentum",
+        },
+    ),
     "paper": Scale(
         name="paper",
         runs=Path("runs/paper"),
@@ -164,6 +197,64 @@ def _blocks(preset: str) -> int:
     return preset_with(preset, {}).model.blocks
 
 
+def at_best_seconds(runs: pd.DataFrame, seconds: Mapping[str, str]) -> pd.DataFrame:
+    """Of runs that differ in a second setting those with its best value, as of one experiment.
+
+    Of the values of `seconds` (by method, a dotted key) that runs have beside equal settings, the
+    one counts whose lowest loss over learning rates is the lowest, by the rule of `tried_rates`.
+    Rows of other values are left out; `experiment` and `variant` no longer tell values apart, and
+    `second` is the text of those that were tried, with their losses."""
+    kept, names, texts = [], [], []
+    losses = tried_rates(runs).groupby("experiment")["score"].min()
+    groups = _without_seconds(runs, seconds)
+    for _, alike in runs.groupby(groups, sort=False):
+        method = alike["method"].iloc[0]
+        values = alike.groupby("experiment")[seconds[method]].first() if method in seconds else None
+        chosen, text = alike, ""
+        if values is not None:
+            tried = losses.reindex(values.index).fillna(np.inf)
+            chosen = alike[alike["experiment"] == tried.idxmin()]
+            name = seconds[method].rpartition(".")[2]
+            shown = [
+                f"{value:g}: {tried[each]:.3f}" for each, value in values.sort_values().items()
+            ]
+            text = f"{name} {values[tried.idxmin()]:g} ({', '.join(shown)})"
+        kept.append(chosen)
+        names += [_name_without(variant, seconds.get(method)) for variant in chosen["variant"]]
+        texts += [text] * len(chosen)
+    if not kept:
+        return runs.assign(second="")
+    result = pd.concat(kept)
+    return result.assign(experiment=groups[result.index], variant=names, second=texts)
+
+
+def _without_seconds(runs: pd.DataFrame, seconds: Mapping[str, str]) -> pd.Series:
+    """The `experiment` of each run, whatever its second setting is."""
+    ids = []
+    for run, fingerprint, version in zip(
+        runs.index, runs["data_fingerprint"], runs["trajectory_version"], strict=True
+    ):
+        config = read_run(Path(run)).config
+        second = seconds.get(config.optimizer.method)
+        ids.append(
+            experiment_id(
+                config,
+                None if pd.isna(fingerprint) else fingerprint,
+                None if pd.isna(version) else int(version),
+                second,
+            )
+        )
+    return pd.Series(ids, runs.index)
+
+
+def _name_without(variant: str, second: str | None) -> str:
+    """A variant's name without the value of a second setting."""
+    if second is None:
+        return variant
+    key = second.rpartition(".")[2]
+    return ", ".join(part for part in variant.split(", ") if not part.startswith(f"{key} "))
+
+
 class Experiments:
     """Finds a scale's experiments among its runs, and remembers what was asked for: what was there
     and what was not."""
@@ -172,6 +263,8 @@ class Experiments:
         # What the scale's preset sets of every method tells none from another.
         usual = unusual_settings(preset_with(scale.preset, {}))
         runs = runs.assign(variant=without_settings(runs["variant"], usual))
+        if scale.seconds:
+            runs = at_best_seconds(runs, scale.seconds)
         self.scale, self.runs, self.folder = scale, runs, folder
         self.chosen = at_best_rates(runs)  # of each experiment
         self._origin = main_origin(self.chosen)
@@ -251,7 +344,8 @@ class Experiments:
         sweep = sweep or entry.sweep or self._sweep_of(method, settings)
         delays = depth_settings(stages, settings.get("model.blocks") or _blocks(entry.preset))
         wanted = preset_with(entry.preset, {**delays, **VARIANTS[method], **settings})
-        experiment = experiment_id(wanted, *self._origin)
+        second = self.scale.seconds.get(wanted.optimizer.method)
+        experiment = experiment_id(wanted, *self._origin, second)
         seeds = self._by_experiment.get(experiment)
         maker = self.scale.sweep(sweep if stages in ENDS else self.scale.between.get(sweep, sweep))
         if seeds is None:

@@ -125,6 +125,27 @@ class VaryingDelay(StageDelay):
         return self._newest_asked_for(micro_batch) // self.accumulation
 
 
+@dataclass(frozen=True)
+class NotedDelay(VaryingDelay):
+    """What is noted of a stage's delay function (`brx.config.schema.DelayFacts`), for analyses: its
+    largest and mean delay, but not which version a micro-batch uses."""
+
+    mean_tau: float = 0.0
+    """In micro-batches, once the pipeline has filled."""
+    name: str = ""
+    """The function's, for messages."""
+
+    @cached_property
+    def tau_updates(self) -> float:
+        return self.mean_tau / self.accumulation
+
+    def _version_since_filled(self, micro_batch: int) -> int:
+        raise UserError(
+            f"pipeline.delay {self.name}: its delays are known on average alone, because reading a "
+            f"run does not run its code; brx --run-code COMMAND ... does"
+        )
+
+
 def delays_of(
     profile: Any, num_stages: int, accumulation: int = 1, *, seed: int = 0, name: str = "delay"
 ) -> list[StageDelay]:
@@ -198,14 +219,23 @@ def _varying(
 
 
 def stage_delays(pipeline: PipelineConfig, seed: int = 0) -> list[StageDelay]:
-    """The delay of each stage of a run; UserError where a delay function cannot be loaded. See
-    `delays_of`."""
+    """The delay of each stage of a run; see `delays_of`.
+
+    A delay function is imported where the run trains. Elsewhere what the run's configuration has
+    noted of it counts (`NotedDelay`).
+
+    Raises:
+        UserError: a delay function cannot be loaded; or it may not be (`brx.config.user_code`), and
+            nothing is noted of it.
+    """
     profile: Any = pipeline.delay
     name = getattr(profile, "function", None)
     if name is not None:
         # Only a run's configuration needs it.
-        from brx.config.user_code import check_unchanged, in_one_line, load_attribute
+        from brx.config.user_code import check_unchanged, in_one_line, is_allowed, load_attribute
 
+        if profile.facts is not None and not is_allowed():
+            return noted_delays(pipeline)
         check_unchanged(name, profile.code_sha256, f"pipeline.delay {name}")
         profile = in_one_line(
             load_attribute(name, f"pipeline.delay {name}", "function", callable), name
@@ -219,6 +249,16 @@ def stage_delays(pipeline: PipelineConfig, seed: int = 0) -> list[StageDelay]:
         seed=seed,
         name=f"pipeline.delay {name or ''}",
     )
+
+
+def noted_delays(pipeline: PipelineConfig) -> list[StageDelay]:
+    """The delay of each stage under a delay function of which `facts` are noted."""
+    profile: Any = pipeline.delay
+    pairs = zip(profile.facts.largest, profile.facts.mean, strict=True)
+    return [
+        NotedDelay(largest, pipeline.accumulation, mean_tau=mean, name=profile.function)
+        for largest, mean in pairs
+    ]
 
 
 def depth(pipeline: PipelineConfig) -> int:

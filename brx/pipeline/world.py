@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-Topic = Literal["stop", "diverged", "failed"]
+Topic = Literal["stop-asked", "stop", "diverged", "failed"]
 
 
 class Channel(Protocol):
@@ -59,8 +59,8 @@ class World:
         """Wait for all; `patient`: for hours if need be (while rank 0 prepares the data)."""
 
     def announce(self, topic: Topic, message: str) -> None:
-        """Tell everybody: rank 0 after which iteration to stop, any rank of its divergence or other
-        failure."""
+        """Tell everybody: any rank that it was asked to stop, rank 0 after which iteration all do,
+        any rank of its divergence or other failure."""
         self._announced[topic] = message
 
     def announced(self, topic: Topic) -> str | None:

@@ -10,7 +10,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from brx.errors import UserError
-from brx.pipeline.delay import stage_delays
 from brx.plot.style import (
     factor_axis,
     finish_panel,
@@ -239,7 +238,7 @@ def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
 def _staleness_of(folder: Path) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """By measure, iterations (T,) and numbers (T, stages with delay) of a run, NaN for none."""
     records = read_staleness(folder)
-    delays = np.array([delay.tau for delay in stage_delays(read_run(folder).config.pipeline)])
+    delays = np.array([delay.tau for delay in read_run(folder).delays])
     is_shown = delays > 0 if delays.any() else delays == 0
     measures = {}
     for name in STALENESS_PANELS:

@@ -17,11 +17,21 @@ import torch
 
 from brx.config.schema import RunConfig
 from brx.data.token_file import sha256
-from brx.errors import UserError
+from brx.errors import RunError, UserError
 from brx.files import replacing, sync_folder, write_json
 from brx.methods.trajectory_version import check_trajectory_version
 from brx.runs.folder import RunFolder, first_difference, telling, trajectory_of
 from brx.runs.metrics import garbled_lines, missing_iterations
+
+
+class DamagedError(UserError):
+    """A checkpoint that cannot be continued from; an older one may be. `problem` says why, without
+    a remedy."""
+
+    def __init__(self, checkpoint: Path, problem: str) -> None:
+        super().__init__(f"{problem}; remove {checkpoint} to resume before it")
+        self.problem = problem
+
 
 MANIFEST = "manifest.json"
 Content = dict[str, Any]
@@ -88,8 +98,14 @@ def finish(
     `write_stage`).
 
     The newest `keep` checkpoints stay, this one among them, and those at the iterations `keep_at`.
+
+    Raises:
+        RunError: the entries are not the `num_stages` stages of `content`, or nothing can be
+            written.
     """
     temporary, final = _temporary(run, iteration), checkpoint_folder(run, iteration)
+    if problem := _wrong_stages(stages, content["num_stages"]):
+        raise RunError(f"{final}: {problem}; nothing is written: do all ranks train the same run?")
     content = content | {"iteration": iteration, "stages": stages}
     write_json(temporary / MANIFEST, content | {"sha256": _sha256_of_content(content)})
     with telling(final):
@@ -100,6 +116,16 @@ def finish(
         if iteration_of(old) not in keep_at:
             _remove(old)
     return final
+
+
+def _wrong_stages(stages: list[Content], num_stages: int) -> str:
+    """Why these entries are not a checkpoint's stages, each of them once; empty if they are."""
+    found = sorted(entry["stage"] for entry in stages)
+    if found == list(range(num_stages)):
+        return ""
+    return (
+        f"has the stages {', '.join(map(str, found))}, must have 0 to {num_stages - 1}, each once"
+    )
 
 
 def recover(run: Path) -> None:
@@ -117,40 +143,63 @@ def remove_after(run: Path, iteration: int) -> None:
 
 
 def read_manifest(checkpoint: Path) -> Content:
-    """The manifest of a checkpoint; UserError where it is not there, or not what its checksum and
-    folder's name say."""
+    """The manifest of a checkpoint.
+
+    Raises:
+        DamagedError: it cannot be read, or is not what its checksum says.
+        UserError: it is of another brx, or of another iteration than its folder's name says.
+    """
     path = checkpoint / MANIFEST
     remedy = f"remove {checkpoint} to resume before it"
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a readable checkpoint manifest: {error}; {remedy}") from None
+        problem = f"{path}: not a readable checkpoint manifest: {error}"
+        raise DamagedError(checkpoint, problem) from None
     if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _sha256_of_content(
         manifest
     ):
-        raise UserError(f"{path}: damaged (its SHA-256 is not that of its content); {remedy}")
+        raise DamagedError(checkpoint, f"{path}: damaged (its SHA-256 is not that of its content)")
     if wrong := [key for key, kind in _KINDS.items() if not isinstance(manifest.get(key), kind)]:
         raise UserError(f"{path}: was written by another version of brx: {wrong[0]}; {remedy}")
     if (iteration := manifest["iteration"]) != iteration_of(checkpoint):
         raise UserError(
             f"{path}: is that of iteration {iteration}, which its folder's name is not; {remedy}"
         )
+    if problem := _wrong_stages(manifest["stages"], manifest["num_stages"]):
+        raise DamagedError(checkpoint, f"{path}: {problem}")
     return manifest
 
 
-def read_stage(checkpoint: Path, stage: int, device: torch.device) -> Content:
-    """One stage's state; UserError where the file is not there, or not what the manifest says."""
-    entry = next(
-        (item for item in read_manifest(checkpoint)["stages"] if item["stage"] == stage), None
-    )
+def check_stage(checkpoint: Path, stage: int) -> None:
+    """Read a stage's file once, and compare it with the manifest.
+
+    Raises:
+        DamagedError: it is not there, or not what the manifest says.
+    """
+    entries = {entry["stage"]: entry for entry in read_manifest(checkpoint)["stages"]}
     path = checkpoint / _stage_file(stage)
-    if entry is None or not path.is_file():
-        raise UserError(f"{path}: the checkpoint lacks stage {stage}; resume from another one")
+    if stage not in entries or not path.is_file():
+        raise DamagedError(checkpoint, f"{path}: the checkpoint lacks stage {stage}")
+    entry = entries[stage]
     if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
-        raise UserError(
-            f"{path}: damaged (its SHA-256 is not the manifest's); remove {checkpoint} to resume "
-            f"before it"
-        )
+        raise DamagedError(checkpoint, f"{path}: damaged (its SHA-256 is not the manifest's)")
+
+
+def read_stage(
+    checkpoint: Path, stage: int, device: torch.device, *, is_checked: bool = False
+) -> Content:
+    """One stage's state.
+
+    Args:
+        is_checked: `check_stage` has been called before.
+
+    Raises:
+        UserError: the file is damaged or not there, or this torch cannot read it.
+    """
+    if not is_checked:
+        check_stage(checkpoint, stage)
+    path = checkpoint / _stage_file(stage)
     try:
         state: Content = torch.load(path, map_location=device, weights_only=True)
     except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError) as error:
@@ -189,15 +238,59 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
         )
 
 
-def choose_checkpoint(folder: RunFolder, config: RunConfig) -> tuple[Path | None, str]:
+def choose_checkpoint(
+    folder: RunFolder, config: RunConfig, damaged: Collection[Path] = ()
+) -> tuple[Path | None, str]:
     """The newest checkpoint up to which the metrics lack no record (None if there is none at all),
     and what to tell.
 
     Lines that were garbled before the first checkpoint cannot be written again: then the newest
-    checkpoint it is, without them. UserError where the metrics end before the first checkpoint, or
-    two processes have written them."""
-    if not (checkpoints := list_checkpoints(folder.path)):
+    checkpoint it is, without them.
+
+    Args:
+        damaged: checkpoints that are out of the question, as stages of theirs are damaged.
+
+    Raises:
+        UserError: no checkpoint is intact, the metrics end before the first one, or two processes
+            have written the metrics.
+    """
+    checkpoints, problem = _intact_checkpoints(folder.path, damaged)
+    if not checkpoints:
         return None, ""
+    chosen, note = _up_to_metrics(folder, config, checkpoints)
+    if problem and not note:
+        note = f"{problem}; continuing from {chosen}"
+    return chosen, note
+
+
+def _intact_checkpoints(run: Path, damaged: Collection[Path]) -> tuple[list[Path], str]:
+    """The checkpoints up to the newest one with an intact manifest, oldest first, without those
+    known to be damaged; and why the newest of all is not among them, if it is not.
+
+    Raises:
+        DamagedError: there are checkpoints, and none of them is intact.
+        UserError: the newest one is intact, and not of this brx or of its folder's name.
+    """
+    checkpoints = [path for path in list_checkpoints(run) if path not in damaged]
+    first_error = None
+    while checkpoints:
+        try:
+            read_manifest(checkpoints[-1])
+            break
+        except DamagedError as error:
+            first_error = first_error or error
+            checkpoints.pop()
+    if first_error is None:
+        return checkpoints, ""
+    if not checkpoints:
+        raise first_error
+    return checkpoints, first_error.problem
+
+
+def _up_to_metrics(
+    folder: RunFolder, config: RunConfig, checkpoints: list[Path]
+) -> tuple[Path, str]:
+    """The newest of these checkpoints up to which the metrics lack no record, and what to tell."""
     every, last, newest = (
         config.training.validation_every,
         config.training.iterations,

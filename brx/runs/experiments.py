@@ -7,8 +7,22 @@ import numpy as np
 import pandas as pd
 
 from brx.errors import UserError
-from brx.runs.folder import ENDED
+from brx.runs.folder import ENDED, FOR_TUNING
 from brx.runs.frames import ORIGIN, RATE, SEED
+
+
+def is_for_tuning(runs: pd.DataFrame) -> pd.Series:
+    """Which runs only serve to choose settings (`training.for_tuning`): they are never reported."""
+    if FOR_TUNING not in runs:
+        return pd.Series(False, runs.index)
+    return runs[FOR_TUNING].eq(True)
+
+
+def deciding(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs by which settings are chosen: of an experiment with tuning runs those alone."""
+    tuning = is_for_tuning(runs)
+    has_tuning = tuning.groupby(runs["experiment"]).transform("any")
+    return runs[tuning | ~has_tuning]
 
 
 def tried_rates(runs: pd.DataFrame) -> pd.DataFrame:
@@ -17,8 +31,8 @@ def tried_rates(runs: pd.DataFrame) -> pd.DataFrame:
 
     Runs that diverged count as tried, with an infinite loss; those under way or failed otherwise
     are left out. The loss is that of validation; of an experiment with runs recorded without one,
-    that of training."""
-    ended = _ended(runs)
+    that of training. Where an experiment has tuning runs, they alone decide (`deciding`)."""
+    ended = deciding(_ended(runs))
     is_known = np.isfinite(ended["val_loss"]) | (ended["status"] != "finished")
     losses = ended["val_loss"].where(
         is_known.groupby(ended["experiment"]).transform("all"), ended["train_loss"]
@@ -103,8 +117,10 @@ def _ended(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _runs_at(runs: pd.DataFrame, rates: pd.DataFrame, *, with_diverged: bool) -> pd.DataFrame:
-    """The runs at some learning rates of some experiments, and which seeds diverged there."""
-    at_rates = _ended(runs).reset_index()
+    """The runs at some learning rates of some experiments, and which seeds diverged there; none
+    that is for tuning alone."""
+    ended = _ended(runs)
+    at_rates = ended[~is_for_tuning(ended)].reset_index()
     at_rates = at_rates.merge(
         rates[["experiment", RATE, "lr_at_edge", "num_rates"]], on=["experiment", RATE]
     )

@@ -20,7 +20,7 @@ from typing import Any
 
 from filelock import lock_descriptor
 
-from brx.config.loading import dump_config, load_config
+from brx.config.loading import dump_config, load_config, sections_of_code
 from brx.config.schema import DelayCode, RunConfig
 from brx.config.user_code import name_without_folder
 from brx.errors import UserError
@@ -32,10 +32,18 @@ does not."""
 
 # What may differ between a run and its continuation, because no number of the trajectory depends on
 # it.
+SEED, FOR_TUNING = "training.seed", "training.for_tuning"
 _MAY_CHANGE = {
     "pipeline": {"devices", "balance", "recompute", "rings", "timeout_s"},
     "data": {"directory", "max_epochs"},
-    "training": {"stop_after", "checkpoint_every", "keep_checkpoints", "keep_at", "log_every"},
+    "training": {
+        "stop_after",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "keep_at",
+        "log_every",
+        "for_tuning",
+    },
     "runtime": {"device", "threads", "compile", "deterministic"},
     "logging": {"tensorboard", "wandb", "trackio", "update_norms", "staleness_every"},
 }
@@ -192,6 +200,8 @@ def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str,
             mode="json", exclude_defaults=not with_defaults
         ).items()
     }
+    for section in sections_of_code(trajectory):
+        section.pop("facts", None)
     if "method" in trajectory.get("optimizer", {}):
         trajectory["optimizer"]["method"] = name_without_folder(config.optimizer.method)
     if isinstance(config.pipeline.delay, DelayCode):

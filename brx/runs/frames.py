@@ -4,6 +4,7 @@ losses in long form."""
 import hashlib
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -13,25 +14,27 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from brx.config.loading import load_config
+from brx.config.loading import load_config, sections_of_code
 from brx.config.schema import (
     RECORDED,
     BasisRotationConfig,
+    DelayCode,
     DelayCompensationConfig,
     DelayLike,
     RunConfig,
 )
-from brx.config.user_code import name_without_folder
+from brx.config.user_code import RUN_CODE, is_allowed, name_without_folder, reading
 from brx.errors import UserError
 from brx.methods.trajectory_version import recorded_version
-from brx.pipeline.delay import depth, stage_delays
+from brx.pipeline.delay import StageDelay, depth, noted_delays, stage_delays
+from brx.runs.folder import SEED as SEED
 from brx.runs.folder import decides_trajectory, find_runs, parse_summary, settings_key, status_of
 from brx.runs.metrics import read_curves
 from brx.runs.slowdown import Series, last_quarter_loss
 
 Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
-RATE, SEED, DEPTH = "optimizer.lr", "training.seed", "depth"
+RATE, DEPTH = "optimizer.lr", "depth"
 MOST_NAMES = 3  # of many runs that a line is about
 ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
 """What decides a run's losses beside its settings: its data, the version of brx's numbers, and
@@ -39,7 +42,16 @@ where it ended."""
 
 SMOOTHING = 0.02  # the share of a run's iterations over which its training loss is averaged
 
-NAMED = {"method", "lr", "code_sha256", "source", "geometry", "refresh_schedule", "compensation"}
+NAMED = {
+    "method",
+    "lr",
+    "code_sha256",
+    "facts",
+    "source",
+    "geometry",
+    "refresh_schedule",
+    "compensation",
+}
 """Settings of optimizers that `unusual_settings` leaves out."""
 
 
@@ -73,14 +85,26 @@ class Run:
         return cls(path, load_config(path / "config.yaml"), summary, *read_curves(path))
 
     @property
+    def delays(self) -> list[StageDelay]:
+        """The delay of each stage; of a function of the user's own, what the run has noted of it.
+
+        Raises:
+            UserError: the run is older than such notes, and its function may not run.
+        """
+        pipeline = self.config.pipeline
+        if isinstance(pipeline.delay, DelayCode) and pipeline.delay.facts is not None:
+            return noted_delays(pipeline)
+        with reading():
+            return stage_delays(pipeline, self.config.training.seed)
+
+    @property
     def largest_delay(self) -> float:
-        """The largest delay of a stage, in updates; 0 without delay, NaN where a delay function is
-        no longer there."""
+        """The largest delay of a stage, in updates; 0 without delay, NaN where it is not known (see
+        `delays`)."""
         try:
-            delays = stage_delays(self.config.pipeline, self.config.training.seed)
-        except UserError:  # the file of a delay function has gone or changed since
+            return max(delay.tau_updates for delay in self.delays)
+        except UserError:
             return math.nan
-        return max(delay.tau_updates for delay in delays)
 
     @property
     def architecture(self) -> str:
@@ -183,8 +207,26 @@ def load(folders: Folders) -> pd.DataFrame:
     UserError where one of them is no folder, a run in it is not readable, or there is no run in
     any."""
     paths = find_runs([folders] if isinstance(folders, str | os.PathLike) else folders)
-    runs = pd.json_normalize([_row(read_run(path)) for path in paths])
-    return runs.set_index(pd.Index(map(str, paths), name="run"))
+    runs = [read_run(path) for path in paths]
+    _note_unknown_delays(runs)
+    frame = pd.json_normalize([_row(run) for run in runs])
+    return frame.set_index(pd.Index(map(str, paths), name="run"))
+
+
+def _note_unknown_delays(runs: Sequence[Run]) -> None:
+    """Say which runs are older than what brx notes of delay functions, and what to do."""
+    unknown = []
+    for run in runs:
+        delay = run.config.pipeline.delay
+        if isinstance(delay, DelayCode) and delay.facts is None:
+            unknown.append(str(run.path))
+    if unknown and not is_allowed():
+        print(
+            f"brx: note: {first_names(unknown)}: trained before brx noted the delays of a delay "
+            f"function, which are left out; brx {RUN_CODE} COMMAND ... runs the function, of code "
+            f"that came with the run",
+            file=sys.stderr,
+        )
 
 
 def curves(runs: pd.DataFrame | Folders) -> pd.DataFrame:
@@ -247,11 +289,14 @@ def same_but_for(runs: pd.DataFrame, *settings: str) -> pd.Series:
 
 
 def experiment_id(
-    config: RunConfig, data_fingerprint: str | None, trajectory_version: int | None
+    config: RunConfig,
+    data_fingerprint: str | None,
+    trajectory_version: int | None,
+    second: str | None = None,
 ) -> str:
     """The `experiment` of runs with these settings, whatever their learning rate and seed, and of
-    this origin."""
-    settings = settings_key(config, without=(RATE, SEED))
+    this origin; with `second`, whatever that setting is, too (a dotted key)."""
+    settings = settings_key(config, without=(RATE, SEED, *((second,) if second else ())))
     text = f"{settings} {config.training.last_iteration} {data_fingerprint} {trajectory_version}"
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -398,6 +443,8 @@ def _row(run: Run) -> dict[str, Any]:
         settings = {
             name: dict.fromkeys(section) | known.get(name, {}) for name, section in settings.items()
         }
+    for section in sections_of_code(settings):
+        section.pop("facts", None)  # no setting: it tells no runs apart
     batch_size = settings["training"]["batch_size"]
     return {
         "name": run.path.name,

@@ -129,9 +129,7 @@ def rate_table(runs: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
             "P": str(first[DEPTH]),
             "chosen": f"{first[RATE]:g}",
             "seeds": str(len(seeds)),
-            "at the edge": "yes"
-            if first["lr_at_edge"] and len(scores) > 2
-            else "",  # two are no grid
+            "at the edge": _edge_text(first["lr_at_edge"], len(scores)),
             "final validation loss of each": ", ".join(
                 f"{rate:g}: {score:.3f}" for rate, score in scores
             ),
@@ -140,6 +138,13 @@ def rate_table(runs: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
         for first in [seeds.iloc[0]]
         for scores in [tried.get_group(first["experiment"])[[RATE, "score"]].to_numpy()]
     )
+
+
+def _edge_text(at_edge: bool, num_rates: int) -> str:
+    """Whether the best rate is the lowest or highest of those tried; with one it is both."""
+    if num_rates == 1:
+        return "the only one"
+    return "yes" if at_edge else ""
 
 
 def final_loss_text(seeds: pd.DataFrame) -> str:

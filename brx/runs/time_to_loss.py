@@ -177,7 +177,9 @@ def _experiment(
 ) -> Experiment:
     by_loss = [reached_by_seed(seeds, loss) for loss in losses]
     config = load_config(str(Path(str(seeds.index[0])) / "config.yaml"))
-    optimizer = config.optimizer.model_dump(mode="json", exclude_defaults=True, exclude={"lr"})
+    optimizer = config.optimizer.model_dump(
+        mode="json", exclude_defaults=True, exclude={"lr", "facts"}
+    )
     pipeline = config.pipeline.model_dump(mode="json", include={"stash", "forecast"})
     return Experiment(
         method=method,

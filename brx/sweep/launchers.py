@@ -5,6 +5,7 @@ nodes of a cluster must share the cells' folder, the working folder and the prep
 same path, on a file system with locks that hold across nodes (NFS 4, Lustre mounted with `flock`).
 """
 
+import contextlib
 import logging
 import math
 import multiprocessing
@@ -15,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
@@ -26,6 +27,7 @@ from typing import Any
 
 import torch
 
+from brx.environment import brx_command, child_environment, has_room_for_sockets
 from brx.errors import UserError
 from brx.files import write_text
 from brx.runs.folder import RunFolder, hand_down, is_locked, lock
@@ -35,7 +37,7 @@ from brx.sweep.spec import FAILURE, LOG, Cell, State, outcome_of, prepare_folder
 #     its start.
 START = "forkserver" if sys.platform == "linux" else "spawn"
 SHARED_IMPORTS = ["brx.sweep.launchers", "brx.cli.train", "brx.train.loop", "torch._dynamo"]
-STOPS = (signal.SIGINT, signal.SIGTERM)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 MOST_RESTARTS = (
     3  # how often Ray continues a cell elsewhere after its node or Ray's process there was lost
@@ -112,7 +114,7 @@ class LocalLauncher:
         pass
 
     def _environment(self, share: int) -> dict[str, str]:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
+        environment = {**child_environment(), "OMP_NUM_THREADS": str(self._threads)}
         environment.pop("RANK", None)  # of the sweep's own process, not of its cells
         if self._gpus_per_cell:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -131,8 +133,9 @@ def start_process(
 ) -> BaseProcess:
     """Start `brx train FOLDER --resume` with this environment; it holds the folder's lock and
     writes to its log."""
-    context: Any = multiprocessing.get_context(START)
-    if START == "forkserver":
+    method = START if has_room_for_sockets() else "spawn"  # a server is reached by a socket
+    context: Any = multiprocessing.get_context(method)
+    if method == "forkserver":
         context.set_forkserver_preload(SHARED_IMPORTS)
     # The server, and a cell until it is in a session of its own, must survive what stops the whole
     # process group: the sweep tells its cells to stop itself, and waits for them through the
@@ -146,17 +149,35 @@ def start_process(
             folder.absolute(),
             Path.cwd(),
             Connection(os.dup(lock_descriptor)),
+            list(sys.path),
             dict(environment),
         )
         process: BaseProcess = context.Process(target=_train, args=arguments)
-        process.start()
+        with _inherited(child_environment()):  # by the server, which loads brx
+            process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process
 
 
+@contextlib.contextmanager
+def _inherited(environment: Mapping[str, str]) -> Iterator[None]:
+    """Let processes that are started meanwhile have these environment variables."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def _train(
-    folder: Path, working_folder: Path, locked: Connection, environment: dict[str, str]
+    folder: Path,
+    working_folder: Path,
+    locked: Connection,
+    import_places: list[str],
+    environment: dict[str, str],
 ) -> None:
     os.setsid()  # Ctrl-C reaches it through `LocalLauncher.interrupt`, once
     with (folder / LOG).open("wb") as log:
@@ -167,6 +188,7 @@ def _train(
     os.environ.clear()
     os.environ.update(environment | hand_down(locked.fileno()))
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    sys.path[:] = import_places
     sys.argv[1:] = ["train", str(folder), "--resume"]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     runpy.run_module("brx", run_name="__main__")
@@ -277,12 +299,12 @@ def run_cell(cell: Cell, working_folder: Path) -> tuple[State, str]:
         prepare_folder(cell)
         with (cell.folder / LOG).open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "brx", "train", str(cell.folder), "--resume"],
+                brx_command("train", str(cell.folder), "--resume"),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=working_folder,
-                env=os.environ | hand_down(descriptor),
+                env=child_environment() | hand_down(descriptor),
                 pass_fds=(descriptor,),
                 start_new_session=True,
             )

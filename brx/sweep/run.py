@@ -19,6 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from brx.config.schema import CustomConfig, RunConfig
+from brx.config.user_code import allowed
+from brx.environment import stop_signals
 from brx.errors import UserError
 from brx.files import write_text
 from brx.model.sizes import num_elements, stage_shapes
@@ -37,7 +39,7 @@ LARGEST_ON_CPU = 20_000_000  # parameters up to which a calibration on a CPU tak
 
 def check_own_methods(sweeps: Sequence[Sweep]) -> None:
     """Refuse a user's own method that cannot train (`check_method`), before anything is paid for
-    any run."""
+    any run. It is imported, and named on stderr before."""
     asked = {}
     for config in (cell.config for sweep in sweeps for cell in sweep.cells):
         if isinstance(config.optimizer, CustomConfig):
@@ -49,7 +51,8 @@ def check_own_methods(sweeps: Sequence[Sweep]) -> None:
             device = choose_device(config.runtime.device)[0]
         except UserError:  # a machine without it may start the sweep of others
             device = torch.device("cpu")
-        check_method(config, device)
+        with allowed():
+            check_method(config, device)
 
 
 def list_cells(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> None:
@@ -97,7 +100,7 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
     with closing(launcher), closing(SweepDisplay()) as display:
         # From a terminal, a scheduler, or to a job in the background. After the launcher: Ray has a
         # handler of its own.
-        for stop in (signal.SIGINT, signal.SIGTERM):
+        for stop in stop_signals():
             signal.signal(stop, signal.default_int_handler)
         cells: list[Cell] = []
         while len(tried := tried_cells(sweep)) > len(cells):
@@ -169,9 +172,10 @@ def calibrate(config: RunConfig) -> float | None:
     set_up(config.runtime, device, 1)
     shape = (config.training.batch_size, config.model.sequence_length + 1)
     tokens = torch.randint(config.data.vocabulary_size, shape, device=device)
-    engine = assemble(
-        config, lambda iteration: (tokens[:, :-1], tokens[:, 1:]), device=device
-    ).engine
+    with allowed():
+        engine = assemble(
+            config, lambda iteration: (tokens[:, :-1], tokens[:, 1:]), device=device
+        ).engine
     started = 0.0
     for result in engine.run(1, lambda: WARM_UP + MEASURED):
         if result.iteration in (WARM_UP, WARM_UP + MEASURED):

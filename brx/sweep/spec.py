@@ -29,9 +29,17 @@ from brx.config.loading import (
 )
 from brx.config.schema import RunConfig, Section
 from brx.errors import UserError, did_you_mean
-from brx.files import write_text
+from brx.files import user_path, write_text
 from brx.methods.trajectory_version import check_trajectory_version
-from brx.runs.folder import RunFolder, decides_trajectory, is_locked, settings_key, trajectory_of
+from brx.runs.folder import (
+    FOR_TUNING,
+    SEED,
+    RunFolder,
+    decides_trajectory,
+    is_locked,
+    settings_key,
+    trajectory_of,
+)
 
 Value = bool | int | float | str | None
 LOG, FAILURE = "log.txt", "failed.txt"
@@ -53,6 +61,17 @@ SILENT_KEYS = {
 """Keys whose values speak for themselves in a name."""
 
 
+class Second(Section):
+    """A second key to choose, with a few values, for some of the cells."""
+
+    over: str
+    """The key. The cells of the grid have its first value."""
+    values: list[int | float] = Field(min_length=1)
+    """The other values, tried with the best value of `choose.over`."""
+    where: dict[str, Value | list[Value]] = Field(default_factory=dict)
+    """Only cells that have one of these values for each of these keys."""
+
+
 class Choice(Section):
     """Which value of a key is reported, as the paper does with learning rates."""
 
@@ -62,6 +81,16 @@ class Choice(Section):
     further: list[int | float] = Field(default_factory=list)
     """Values beyond the grid, tried one after another where the best value is the lowest or highest
     of those tried."""
+    seed: int | None = Field(None, ge=0)
+    """The tuning seed: all cells that are compared have it, and it is never reported. Null: the
+    grid's own seeds decide and are reported, too."""
+    second: list[Second] = Field(default_factory=list)
+    """Second keys, at most one for each cell. The search goes on until no neighbour of the best
+    combination, in either key, is left to try. Needs `seed`."""
+
+    def second_of(self, config: RunConfig) -> Second | None:
+        """The second key that is chosen for a cell."""
+        return next((second for second in self.second if matches(config, second.where)), None)
 
 
 class Repeat(Section):
@@ -132,14 +161,18 @@ class Sweep:
             path = shipped[str(path)]
         spec = load_yaml_as(path, SweepSpec)
         return cls.expand(
-            path, spec, out or (Path(spec.out) if spec.out else Path("runs") / path.stem)
+            path, spec, out or (user_path(spec.out) if spec.out else Path("runs") / path.stem)
         )
 
     @classmethod
     def expand(cls, path: Path, spec: SweepSpec, folder: Path) -> Sweep:
         """A sweep from its content; messages say that it is from `path`."""
         base = new_content(find_config(spec.base))
-        cells = [_cell(path, spec, base, folder, varied) for varied in _combinations(path, spec)]
+        _check_tuning_seed(path, spec)
+        cells = [
+            _cell(path, spec, base, folder, {**varied, **_tuning(spec)})
+            for varied in _combinations(path, spec)
+        ]
         _check_keys(path, spec, cells)
         included = [
             cell for cell in cells if not any(matches(cell.config, entry) for entry in spec.exclude)
@@ -155,6 +188,10 @@ class Sweep:
             sweep.varied_further(
                 (sweep.cells[0], {spec.choose.over: value}) for value in spec.choose.further
             )
+            for cell in sweep.cells:
+                second = spec.choose.second_of(cell.config)
+                if second is not None:
+                    sweep.varied_further((cell, {second.over: value}) for value in second.values)
         if spec.repeat is not None:
             repeated = [cell for cell in sweep.cells if matches(cell.config, spec.repeat.where)]
             if not repeated and (spec.choose is None or spec.choose.over not in spec.repeat.where):
@@ -174,12 +211,12 @@ class Sweep:
         repeat = self.spec.repeat
         if repeat is None:
             return []
-        repeated = self.varied_further(
-            (cell, dict(zip(repeat.set, values, strict=True)))
-            for cell in chosen
-            if matches(cell.config, repeat.where)
+        combinations = [
+            {**dict(zip(repeat.set, values, strict=True)), **_reported(self.spec)}
             for values in itertools.product(*repeat.set.values())
-        )
+        ]
+        matching = [cell for cell in chosen if matches(cell.config, repeat.where)]
+        repeated = self.varied_further(itertools.product(matching, combinations))
         tried = {cell.folder for cell in chosen}  # the grid may have some of the seeds
         return list({cell.folder: cell for cell in repeated if cell.folder not in tried}.values())
 
@@ -218,6 +255,51 @@ def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
         yield {key: value for settings in combination for key, value in settings.items()}
 
 
+def _tuning(spec: SweepSpec) -> Settings:
+    """What all cells have that are compared by a tuning seed."""
+    if spec.choose is None or spec.choose.seed is None:
+        return {}
+    return {SEED: spec.choose.seed, FOR_TUNING: True}
+
+
+def _reported(spec: SweepSpec) -> Settings:
+    """What takes the mark of a tuning run from a repetition."""
+    return {FOR_TUNING: False} if _tuning(spec) else {}
+
+
+def _check_tuning_seed(path: Path, spec: SweepSpec) -> None:
+    """Refuse a tuning seed that would be reported, or after which nothing would be."""
+    rule = spec.choose
+    if rule is None:
+        return
+    if rule.seed is None:
+        if rule.second:
+            raise UserError(
+                f"{path}: choose.second: needs choose.seed, the one seed on which all combinations "
+                f"are compared"
+            )
+        return
+    axes: list[str] = [*spec.set, *spec.grid]
+    for values in spec.grid.values():
+        axes += [key for value in values if isinstance(value, dict) for key in value]
+    if SEED in axes:
+        raise UserError(
+            f"{path}: choose.seed: sets {SEED} of all cells that are compared; leave {SEED} out of "
+            f"set and grid"
+        )
+    reported = spec.repeat.set.get(SEED) if spec.repeat is not None else None
+    if not reported:
+        raise UserError(
+            f"{path}: choose.seed: is never reported; name the seeds that are under "
+            f"repeat.set.{SEED}"
+        )
+    if rule.seed in reported:
+        raise UserError(
+            f"{path}: choose.seed: {rule.seed} is among the reported seeds of repeat.set, which a "
+            f"tuning seed must not be"
+        )
+
+
 def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
     """Refuse axes that make no cells, conditions that cannot hold, choices that cannot be made:
     before days of runs."""
@@ -237,16 +319,38 @@ def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
         if all(value_at(content, key) is None for content in contents):
             raise UserError(f"{path}: repeat.where: '{key}' has a value in no cell")
     if spec.choose is not None:
-        if spec.choose.over == "training.seed":
+        if spec.choose.over == SEED:
             raise UserError(
                 f"{path}: choose.over: seeds are repetitions, among which nothing is chosen"
             )
         for content in contents:
-            value = value_at(content, spec.choose.over)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise UserError(
-                    f"{path}: choose.over: needs a key of numbers, {spec.choose.over} is {value!r}"
-                )
+            _check_is_number(path, "choose.over", spec.choose.over, content)
+        _check_seconds(path, spec.choose, cells)
+
+
+def _check_is_number(path: Path, where: str, key: str, content: Mapping[str, Any]) -> None:
+    value = value_at(content, key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"{path}: {where}: needs a key of numbers, {key} is {value!r}")
+
+
+def _check_seconds(path: Path, rule: Choice, cells: Sequence[Cell]) -> None:
+    """Refuse second keys that are of no cell, of no number, or two of one cell."""
+    for number, second in enumerate(rule.second):
+        where = f"choose.second[{number}]"
+        matching = [cell for cell in cells if matches(cell.config, second.where)]
+        if not matching:
+            raise UserError(f"{path}: {where}.where: matches no cell")
+        if second.over in (rule.over, SEED):
+            raise UserError(
+                f"{path}: {where}.over: another key than {rule.over} and {SEED}, got {second.over}"
+            )
+        for cell in matching:
+            _check_is_number(
+                path, f"{where}.over", second.over, cell.config.model_dump(mode="json")
+            )
+            if rule.second_of(cell.config) is not second:
+                raise UserError(f"{path}: {where}.where: cell {cell.name} has a second key already")
 
 
 def _cell(
@@ -255,7 +359,7 @@ def _cell(
     content = set_values(base, {**spec.set, **varied}, f"{path}:")
     name = cell_name(varied)
     config = validate(content, RunConfig, f"{path}: cell {name}")
-    if "training.seed" not in varied:
+    if SEED not in varied:
         name += f"-s{config.training.seed}"
     digest = identity(config)
     folder = next(iter(sorted(out.glob(f"*--{digest}"))), None)
@@ -266,7 +370,7 @@ def cell_name(varied: Mapping[str, Any]) -> str:
     """The varied values in one word, for example `basis-rotation-p32-lr0.001-s0`."""
     parts = []
     for key, value in varied.items():
-        if value is not None:
+        if value is not None and key != FOR_TUNING:
             numbers = value if isinstance(value, list) else [value]
             shown = ".".join(
                 f"{part:g}" if isinstance(part, float) else str(part) for part in numbers
@@ -334,8 +438,13 @@ def prepare_folder(cell: Cell) -> None:
 def outcome_of(cell: Cell, code: int) -> tuple[State, str]:
     """The state of a cell whose run ended with an exit code, and why it failed, which its folder
     then says, too."""
-    if code in (0, 130):
-        return State.INTERRUPTED if code else State.DONE, ""
+    is_out_of_time = (
+        code == 0 and RunFolder(cell.folder).read_summary().get("status") == "interrupted"
+    )
+    if code == 130 or is_out_of_time:
+        return State.INTERRUPTED, ""
+    if code == 0:
+        return State.DONE, ""
     try:
         lines = (
             (cell.folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()

@@ -51,10 +51,13 @@ class Assembly:
         return state if self.probe is None else state | {"staleness": self.probe.stage_state(stage)}
 
     def restore(self, checkpoint: Path) -> None:
+        """Continue from a checkpoint whose files have been checked (`check_stage`)."""
         states = {}
         for stage in self.stages:
             # By way of the CPU: a second copy of everything might not fit on the device.
-            states[stage.index] = state = read_stage(checkpoint, stage.index, torch.device("cpu"))
+            states[stage.index] = state = read_stage(
+                checkpoint, stage.index, torch.device("cpu"), is_checked=True
+            )
             stage.load_state_dict(state.pop("versions"))
             if self.probe is not None:
                 self.probe.load_stage_state(stage, state.get("staleness", {}))

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +13,7 @@ from typing import Any, Self
 import torch
 
 from brx.config.schema import RuntimeConfig
+from brx.environment import stop_signals
 from brx.errors import UserError
 from brx.pipeline.world import World
 
@@ -101,17 +103,20 @@ def set_up(runtime: RuntimeConfig, device: torch.device, num_local_ranks: int) -
         torch.cuda.set_device(device)
 
 
+SAME_REQUEST_S = 0.5
+
+
 class StopSignal:
-    """While active, the first SIGINT or SIGTERM sets `requested`; a second one interrupts at once.
+    """While active, the first signal that asks for a stop (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) sets
+    `requested`; Ctrl-C interrupts at once if more than half a second has passed since then.
 
-    In a process that does not `listen`, Ctrl-C is ignored (rank 0 says when to stop) and SIGTERM
-    kills."""
+    Schedulers and launchers send several signals, one after the other and to several processes of a
+    run; together they are one request."""
 
-    def __init__(self, listen: bool = True) -> None:
+    def __init__(self) -> None:
         self.requested = False
-        self._handlers: dict[int, Any] = {signal.SIGINT: signal.SIG_IGN}
-        if listen:
-            self._handlers = {signal.SIGINT: self._handle, signal.SIGTERM: self._handle}
+        self._first = 0.0  # when it was requested
+        self._handlers: dict[int, Any] = dict.fromkeys(stop_signals(), self._handle)
 
     def __enter__(self) -> Self:
         self._before = {
@@ -124,6 +129,8 @@ class StopSignal:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        now = time.monotonic()
+        if not self.requested:
+            self.requested, self._first = True, now
+        elif number == signal.SIGINT and now - self._first > SAME_REQUEST_S:
             raise KeyboardInterrupt
-        self.requested = True

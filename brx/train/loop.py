@@ -13,6 +13,7 @@ import torch
 from torch import profiler
 
 from brx.config.schema import RunConfig
+from brx.config.user_code import allowed
 from brx.data.batches import Prefetcher, check_validation_examples, validation_set
 from brx.data.prepare import PreparedData, prepare
 from brx.errors import DivergedError, NeighbourLostError, RunError, UserError
@@ -23,15 +24,28 @@ from brx.pipeline.world import Topic, World
 from brx.planning.placement import assign, check_memory, measure_stage_costs
 from brx.progress import ProgressBar
 from brx.runs import checkpoint
-from brx.runs.checkpoint import check_data, check_request, choose_checkpoint, what_is_saved
+from brx.runs.checkpoint import (
+    DamagedError,
+    check_data,
+    check_request,
+    choose_checkpoint,
+    what_is_saved,
+)
 from brx.runs.folder import RunFolder, hold, trajectory_of
 from brx.runs.metrics import truncate_metrics
+from brx.train.agreement import agree, facts_of
 from brx.train.build import assemble, check_head, check_method, training_batches
+from brx.train.code_facts import note_facts
 from brx.train.device import StopSignal, autocast, check_gpus_differ, choose_device, set_up
 from brx.train.recorder import RunRecorder, StepNumbers, peak_memory
 from brx.train.trackers import check_trackers
 
-Status = Literal["finished", "interrupted"]
+Status = Literal["finished", "interrupted", "out of time"]
+"""How a session ended: `out of time` where the time given for it was over, which is no failure."""
+
+
+# What a rank announces when it is asked to stop.
+SIGNAL, OUT_OF_TIME = "signal", "out of time"
 
 
 def train(
@@ -41,14 +55,23 @@ def train(
     resume: bool = False,
     world: World | None = None,
     profile: bool = False,
+    seconds: float = math.inf,
 ) -> Status:
-    """Train, or continue, one run in the folder `out`, to its end or until it is asked to stop."""
+    """Train, or continue, one run in the folder `out`, to its end or until it is asked to stop.
+
+    Code that the configuration names is imported, and named on stderr before.
+
+    Args:
+        seconds: after which the session saves and ends, at the latest; counted from this call.
+    """
+    deadline = time.monotonic() + min(seconds, config.training.session_seconds)
     world, folder = world or World(), RunFolder(out)
-    with hold(out) if world.rank == 0 else nullcontext():
+    with allowed(), hold(out) if world.rank == 0 else nullcontext():
         if world.rank == 0:
             check_request(folder, config, resume=resume)
             check_trackers(config)
-        return Trainer(config, folder, world).run(resume=resume, profile=profile)
+        trainer = Trainer(config, folder, world)
+        return trainer.run(resume=resume, profile=profile, deadline=deadline)
 
 
 class Trainer:
@@ -62,6 +85,7 @@ class Trainer:
         self.device, self.device_reason = choose_device(
             config.runtime.device, world.local_rank, share_gpus=config.runtime.share_gpus
         )
+        agree(world, facts_of(config))
         if not config.runtime.share_gpus:
             check_gpus_differ(world, self.device)
         set_up(config.runtime, self.device, world.num_local_ranks)
@@ -81,20 +105,23 @@ class Trainer:
         self.iteration = 0
         self.training_seconds = 0.0
         self._end = 0  # of the segment under way
-        self._stop_at: int | None = (
-            None  # what rank 0 announced, once this rank has seen it at a log point
-        )
+        # What rank 0 announced, once this rank has seen it.
+        self._stop_at: int | None = None
+        self._has_asked = False
+        self._deadline = math.inf
         self._recorder: RunRecorder | None = None  # of the writer
         self._after_iteration: Callable[[], None] = lambda: None
 
-    def run(self, *, resume: bool, profile: bool = False) -> Status:
+    def run(self, *, resume: bool, profile: bool = False, deadline: float = math.inf) -> Status:
+        """Train until the run's end, a signal, or the `deadline` (of `time.monotonic`)."""
+        self._deadline = deadline
         if self.is_writer:
             checkpoint.recover(self.folder.path)
         self.world.barrier()
         if resume:
             self._restore()
         if self.is_writer:
-            self.folder.create(self.config, resume=resume)
+            self.folder.create(note_facts(self.config, self.assembly), resume=resume)
         last = self.config.training.last_iteration
         with ExitStack() as stack:
             stack.enter_context(closing(self.prefetcher))
@@ -103,7 +130,7 @@ class Trainer:
                 self._after_iteration = stack.enter_context(
                     iteration_profiler(traces, self.world.rank)
                 ).step
-            stop = stack.enter_context(StopSignal(listen=self.is_writer))
+            stop = stack.enter_context(StopSignal())
             progress = stack.enter_context(
                 ProgressBar(
                     self.folder.path.name,
@@ -149,11 +176,17 @@ class Trainer:
                         how, self.iteration, self.training_seconds, told or str(error)
                     )
                 raise
-            status: Status = "finished" if self.iteration >= last else "interrupted"
+            is_finished = self.iteration >= last
+            status: Status = "finished" if is_finished else "interrupted"
+            if not is_finished and self.world.announced("stop-asked") == OUT_OF_TIME:
+                status = "out of time"
             memory = self.world.gather((peak_memory(self.device), self.planned_memory.peak))
             if self._recorder is not None:
                 self._recorder.summarize(
-                    status, self.iteration, self.training_seconds, memory=memory
+                    "finished" if is_finished else "interrupted",
+                    self.iteration,
+                    self.training_seconds,
+                    memory=memory,
                 )
                 if profile:
                     share = self.prefetcher.seconds_waited / max(self.training_seconds, 1e-9)
@@ -163,9 +196,10 @@ class Trainer:
                         else "no profile before 12 iterations"
                     )
                     progress.say(f"{what}; waited for data {share:.1%} of the time")
-                if status == "interrupted":
+                if not is_finished:
+                    why = " as its time is over" if status == "out of time" else ""
                     progress.say(
-                        f"stopped after iteration {self.iteration}; continue with --resume"
+                        f"stopped after iteration {self.iteration}{why}; continue with --resume"
                     )
         return status
 
@@ -205,10 +239,9 @@ class Trainer:
                 self.iteration = result.iteration
                 pending.append((result, before + time.perf_counter() - started))
                 self._after_iteration()
-                at_log_point = self.iteration % self._log_every == 0
-                if at_log_point or self.world.num_ranks == 1:
-                    self._look_for_stop(stop)
-                    self._end = self._until_stop(end)
+                at_log_point = self.iteration % self.config.training.log_every == 0
+                self._look_for_stop(stop)
+                self._end = self._until_stop(end)
                 if at_log_point or self.iteration == self._end:
                     reported, pending = pending, []
                     self._report(reported)
@@ -220,23 +253,29 @@ class Trainer:
             self.training_seconds = before + time.perf_counter() - started
 
     def _look_for_stop(self, stop: StopSignal) -> None:
-        """Ask everybody to stop, if a signal asked for it here, and see whether that was asked."""
-        if stop.requested and self.world.announced("stop") is None:
-            # Several devices: at a log point that nobody has passed and that everybody passes
-            # another log point before. Micro-batches up to iteration + R - 1 are on their way, R is
-            # at most the interval: the next but one.
-            later = 2 * self._log_every if self.world.num_ranks > 1 else 0
-            self.world.announce("stop", str(self.iteration + later))
-        announced = self.world.announced("stop")
+        """Between two iterations: tell everybody if this rank was asked to stop, and learn after
+        which iteration all do.
+
+        Rank 0 chooses it. After update t its forward passes up to t + R - 1 are made, so that every
+        rank which makes the update t + R, or a later one, finds the choice. From there a rank's
+        forward passes are at most R - 1 ahead: all ranks know in time of a stop after t + 2R - 1.
+        """
+        world = self.world
+        if self._stop_at is not None:
+            return
+        is_asked_here = stop.requested or time.monotonic() > self._deadline
+        if is_asked_here and not self._has_asked:
+            self._has_asked = True
+            if world.announced("stop-asked") is None:
+                world.announce("stop-asked", SIGNAL if stop.requested else OUT_OF_TIME)
+        if world.rank == 0 and world.announced("stop-asked") is not None:
+            later = 2 * world.num_ranks - 1 if world.num_ranks > 1 else 0
+            world.announce("stop", str(self.iteration + later))
+        announced = world.announced("stop")
         self._stop_at = None if announced is None else int(announced)
 
     def _until_stop(self, end: int) -> int:
         return end if self._stop_at is None else min(end, self._stop_at)
-
-    @property
-    def _log_every(self) -> int:
-        # With several devices also the interval at which they look for a stop.
-        return max(self.config.training.log_every, self.world.num_ranks)
 
     def _report(self, pending: list[tuple[StepResult, float]]) -> None:
         """Let rank 0 write these iterations, up to one that is not finite; that is raised."""
@@ -316,10 +355,7 @@ class Trainer:
 
     def _restore(self) -> None:
         """Continue from the newest checkpoint that can be continued from, if there is one."""
-        chosen = choose_checkpoint(self.folder, self.config) if self.is_writer else (None, "")
-        newest, note = self.world.broadcast(chosen)
-        if note and self.is_writer:
-            print(note, file=sys.stderr, flush=True)
+        newest = self._intact_checkpoint()
         if newest is None:
             return
         manifest = checkpoint.read_manifest(newest)
@@ -328,12 +364,54 @@ class Trainer:
         self.iteration = manifest["iteration"]
         self.training_seconds = manifest["training_seconds"]
 
+    def _intact_checkpoint(self) -> Path | None:
+        """The checkpoint to continue from, whose stages every rank has found intact; None if there
+        is none at all.
+
+        Raises:
+            UserError: no checkpoint can be continued from.
+        """
+        damaged: dict[Path, DamagedError] = {}
+        while True:
+            chosen: tuple[Path | None, str] = (None, "")
+            if self.is_writer:
+                chosen = choose_checkpoint(self.folder, self.config, damaged)
+            newest, note = self.world.broadcast(chosen)
+            if note:
+                self._say(note)
+            if newest is None:
+                break
+            error = self.world.broadcast(self._first_damage(newest))
+            if error is None:
+                return newest
+            self._say(f"{error.problem}; going back to an older checkpoint")
+            damaged[newest] = error
+        if damaged:
+            raise next(iter(damaged.values()))
+        return None
+
+    def _first_damage(self, chosen: Path) -> DamagedError | None:
+        """What is wrong with the stages of a checkpoint; rank 0 learns it, from all."""
+        error = None
+        try:
+            for stage in self.assembly.stages:
+                checkpoint.check_stage(chosen, stage.index)
+        except DamagedError as damage:
+            error = damage
+        errors = [found for found in self.world.gather(error) if found is not None]
+        return errors[0] if errors else None
+
+    def _say(self, note: str) -> None:
+        if self.is_writer:
+            print(note, file=sys.stderr, flush=True)
+
     def _prepare_data(self) -> PreparedData:
         if not self.is_writer:  # rank 0 makes the token files; the others find them
             self.world.barrier(patient=True)
         data = prepare(self.config.data, quiet=not self.is_writer)
         if self.is_writer:
             self.world.barrier(patient=True)
+        agree(self.world, {"fingerprint of the data": data.fingerprint})
         check_budget(self.config, data.train.num_tokens)
         training, sequence_length = self.config.training, self.config.model.sequence_length
         check_validation_examples(data.validation, sequence_length, training.validation_examples)

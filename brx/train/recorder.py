@@ -18,6 +18,7 @@ import torch
 
 import brx
 from brx.config.schema import BasisRotationConfig, RunConfig
+from brx.environment import environment_for_git
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.model.sizes import training_flops
@@ -327,7 +328,12 @@ def git_commit() -> str | None:
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(package), *arguments]
         return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=10
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+            env=environment_for_git(),
         ).stdout.strip()
 
     try:

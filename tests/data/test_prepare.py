@@ -310,3 +310,21 @@ def test_a_note_that_is_none_means_from_the_start(tmp_path):
             writer.append("train", to_ids(b"gh"))
             assert finished(tmp_path / "done", writer) == {"train": b"gh", "validation": b""}
         shutil.rmtree(tmp_path / "done")
+
+
+def test_token_folder_may_be_the_source(tmp_path):
+    config = local_config(tmp_path, DOCUMENTS)
+    prepared = prepare(config)
+    elsewhere = shutil.copytree(token_folder(config), tmp_path / "elsewhere")
+    source = config.model_copy(update={"source": str(elsewhere)})
+    assert prepare(source).fingerprint == prepared.fingerprint
+
+
+def test_token_folder_of_another_tokenizer_is_refused(tmp_path):
+    config = local_config(tmp_path, DOCUMENTS)
+    prepare(config)
+    other = {"source": str(token_folder(config)), "tokenizer": "gpt2"}
+    with pytest.raises(
+        UserError, match=r"data.tokenizer: gpt2, but .* set data.tokenizer to bytes"
+    ):
+        prepare(config.model_copy(update=other))

@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from brx.config.loading import dump_config
-from brx.distributed.launch import _Rank, _watch, free_port
+from brx.distributed.launch import _Rank, _watch, free_port, place_among_many, report_error
+from brx.environment import brx_command, child_environment
+from brx.errors import RunError, UserError
 from brx.runs import checkpoint
 from brx.train.loop import train
 from tests.distributed.worker import equality_configs
@@ -99,10 +101,12 @@ def test_trajectory_does_not_depend_on_the_number_of_devices(num_ranks, one_devi
 
 def test_a_pipeline_that_is_stopped_is_empty_on_all_ranks(tmp_path):
     run_workers(4, tmp_path, "stop")
-    for rank in range(4):  # although a segment ends on the way to the stop
+    (saved,) = checkpoint.list_checkpoints(tmp_path / "stopped")
+    iteration = int(saved.name)
+    assert 21 < iteration <= 27  # a segment ends on the way to the stop
+    for rank in range(4):
         found = json.loads((tmp_path / f"stop-{rank}.json").read_text())
-        assert found == {"status": "interrupted", "iteration": 40, "in_flight": []}
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "stopped")] == ["00000040"]
+        assert found == {"status": "interrupted", "iteration": iteration, "in_flight": []}
 
 
 @pytest.mark.parametrize(
@@ -171,9 +175,18 @@ def test_rank_that_is_lost_is_named_and_takes_the_others_down(rank, number, expe
 
 
 @has_proc
-@pytest.mark.parametrize(("devices", "number"), [(1, signal.SIGTERM), (3, signal.SIGINT)])
-def test_a_signal_saves_and_ends_all_ranks(devices, number, long_config):
+@pytest.mark.parametrize(
+    ("devices", "number", "to_ranks"),
+    [
+        (1, signal.SIGHUP, False),
+        pytest.param(3, signal.SIGINT, False, marks=pytest.mark.slow),
+        (3, signal.SIGTERM, True),  # as Slurm does
+    ],
+)
+def test_a_signal_saves_and_ends_all_ranks(devices, number, to_ranks, long_config):
     process, ranks = running(long_config, devices=devices)
+    for rank in ranks if to_ranks else []:
+        os.kill(rank, number)
     process.send_signal(number)
     assert "continue with --resume" in finish(process, 130)
     assert gone(ranks)
@@ -338,3 +351,41 @@ def test_two_nodes_are_one_run(tmp_path, monkeypatch):
     # Rank 0 writes, wherever it is, and only once; every rank its own stage.
     assert found.stderr.count("iteration 12: validation loss") == 1
     assert len(list((tmp_path / "two" / "checkpoints" / "00000012").glob("stage-*.pt"))) == 4
+
+
+def test_error_is_printed_where_its_file_cannot_be(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "gone" / "error.json"))
+    monkeypatch.setenv("BRX_LAUNCHED", "1")
+    assert report_error(RunError("it failed")) is False
+
+
+def test_rank_outside_the_world_is_refused(monkeypatch):
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"RANK: must be less than WORLD_SIZE \(2\), got 2"):
+        place_among_many()
+
+
+def test_rank_without_content_is_no_rank(monkeypatch):
+    monkeypatch.setenv("RANK", "")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert place_among_many() is None
+
+
+def test_ranks_with_different_settings_refuse_to_train(tmp_path):
+    """As two `torchrun` nodes with different commands: every rank says the same, and exits 2."""
+    path, port = written(tmp_path), str(free_port())
+    ranks = []
+    for rank in range(2):
+        place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        environment = {**child_environment(), **place, "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        arguments = ["train", str(path), "--out", str(tmp_path / "run")]
+        arguments += ["--set", f"optimizer.lr={0.01 / (rank + 1)}"]
+        ranks.append(
+            subprocess.Popen(
+                brx_command(*arguments), env=environment, stderr=subprocess.PIPE, text=True
+            )
+        )
+    said = [finish(rank, 2) for rank in ranks]
+    expected = "brx: the ranks disagree: optimizer.lr is 0.01 on rank 0 and 0.005 on rank 1"
+    assert [line.partition(";")[0] for line in said] == [expected] * 2

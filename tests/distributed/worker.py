@@ -68,12 +68,13 @@ def equality(folder, world):
 
 
 def stop(folder, world):
-    """Ask rank 0 to stop between two validations, and note what is on its way when all have
+    """Ask the last rank to stop between two validations, and note what is on its way when all have
     saved."""
-    # Log points at 20, 30, 40; the stop asked for at 20 is for 40, and a segment ends at 33.
+    # When the last rank has made update 20, rank 0 has made 16 at least; 2 R - 1 = 7 later all
+    # stop. A segment ends at 21.
     intervals = [
         "training.log_every=10",
-        "training.validation_every=33",
+        "training.validation_every=21",
         "training.checkpoint_every=100",
     ]
     trainer = Trainer(
@@ -81,9 +82,9 @@ def stop(folder, world):
         RunFolder(folder / "stopped"),
         world,
     )
-    if world.rank == 0:
+    if world.rank == world.num_ranks - 1:
         trainer._after_iteration = lambda: (
-            trainer.iteration == 20 and signal.raise_signal(signal.SIGINT)
+            trainer.iteration == 20 and signal.raise_signal(signal.SIGTERM)
         )
     status = trainer.run(resume=False)
     found = {

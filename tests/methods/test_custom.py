@@ -21,6 +21,7 @@ from tests.pipeline.test_engine import (
 )
 from tests.train.helpers import steps_of, tiny_config
 
+pytestmark = pytest.mark.usefixtures("own_code")
 CPU = torch.device("cpu")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "methods"
 STALENESS = f"{EXAMPLES}/staleness_aware_rate.py:StalenessAware"

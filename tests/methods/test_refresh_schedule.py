@@ -6,7 +6,7 @@ import torch
 
 from brx.methods.table import refresh_intervals, refreshes_per_iteration
 from brx.optim import BasisRotation
-from brx.optim.matrix_batch import Member
+from brx.optim.member import Member
 from brx.pipeline.delay import StageDelay, pipeline_delays
 
 RULES = ["stage-aware", "reversed", "stage-aware-exact", "reversed-exact"]
@@ -93,7 +93,8 @@ def test_rules_keep_the_order_of_delay_and_no_interval_is_shorter_than_an_iterat
 @pytest.mark.parametrize("frequency", [3, 9.5, 1.25, None])
 def test_optimizer_refreshes_as_often_as_told(frequency):
     parameter = torch.nn.Parameter(torch.eye(3))
-    member = Member(parameter, BasisRotation([parameter], frequency=frequency).param_groups[0])
+    (group,) = BasisRotation([parameter], frequency=frequency).param_groups
+    member = Member(parameter, group, group)
     refreshed = []
     for member.num_updates in range(190):
         refreshed += [member.num_updates + 1] if member.next_refresh()[0] else []

@@ -21,6 +21,7 @@ from tests.pipeline.test_engine import (
     run_engine,
 )
 
+pytestmark = pytest.mark.usefixtures("own_code")
 MOE = ["model.moe.experts=4", "model.moe.every=2"]
 
 

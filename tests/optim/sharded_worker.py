@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from brx.optim import BasisRotation, param_groups
-from brx.optim.sharded import Sharding
+from brx.optim.shards import Sharding
 
 NUM_STEPS = 14
 OPTIONS = {"lr": 0.01, "frequency": 3, "weight_decay": 0.1}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brx.optim import BasisRotation
-from brx.optim.matrix_batch import Member
+from brx.optim.member import Member, Place
 from brx.optim.products import product
 from tests.optim.helpers import (
     STRATEGIES,
@@ -276,7 +276,7 @@ def test_programs_autocast_and_tf32_do_not_reach_the_step(monkeypatch):
 def test_intervals_add_up_to_the_updates_since_the_first_basis(frequency, index):
     options = {"covariance": "interval", "frequency": float(frequency), "staggered": True}
     (group,) = BasisRotation(parameters(1, 2, 2), **options).param_groups
-    member = Member(group["params"][0], group, (index, 31))
+    member = Member(group["params"][0], group, group, place=Place(index, 31))
     total, last = 0, 2
     for member.num_updates in range(2, 200):
         refresh, num_gradients = member.next_refresh()
@@ -288,7 +288,9 @@ def test_intervals_add_up_to_the_updates_since_the_first_basis(frequency, index)
 def test_staggered_refreshes_are_spread_over_the_interval():
     series = parameters(6, 4, 4)
     (group,) = BasisRotation(series, frequency=3, staggered=True).param_groups
-    members = [Member(parameter, group, (index, 6)) for index, parameter in enumerate(series)]
+    members = []
+    for index, parameter in enumerate(series):
+        members.append(Member(parameter, group, group, place=Place(index, 6)))
     due = []
     for update in range(16):
         for member in members:

@@ -129,8 +129,14 @@ def test_names_shapes_and_use_decide_and_the_summary_says_what():
     } == {
         "cls_token": ((), "vector"),
         "pos_embed": ((), "embedding by its name"),
-        "patches.weight": (both, "kernel"),
-        "depthwise.weight": (both, "kernel"),
+        "patches.weight": (
+            ("left",),
+            "kernel, right: 7.0 numbers per weight > 4 (max_kernel_state)",
+        ),
+        "depthwise.weight": (
+            ("right",),
+            "kernel, left: 8.1 numbers per weight > 4 (max_kernel_state)",
+        ),
         "qkv.weight": (both, "matrix"),
         "scale.weight": ((), "vector"),
         "attention.in_proj_weight": (both, "matrix"),
@@ -153,7 +159,7 @@ def test_names_shapes_and_use_decide_and_the_summary_says_what():
         ((1, 6), {}, (), ""),
         ((40, 1), {}, (), ""),
         ((20, 4), {"max_dim": 8}, ("right",), "left: 20 > max_dim"),
-        ((20, 12), {"max_dim": 8}, (), ""),
+        ((20, 12), {"max_dim": 8}, (), "left: 20 > max_dim, right: 12 > max_dim"),
         ((6, 4), {"geometry": "unilateral"}, ("right",), "left: unilateral"),
     ],
 )
@@ -165,7 +171,7 @@ def test_sides_that_are_too_long_are_not_rotated_and_the_summary_says_so(
         (row,) = BasisRotation([nn.Parameter(torch.zeros(shape))], **options).summary()
     assert (row.sides, row.why) == (
         sides,
-        ", ".join(filter(None, ["matrix" if sides else "no matrix to rotate", why])),
+        ", ".join(filter(None, ["matrix" if sides or why else "vector", why])),
     )
 
 
@@ -233,33 +239,137 @@ def test_split_can_be_asked_for():
         BasisRotation([{"params": [model["mixed"].weight], "split": (3, -2)}])
 
 
-def test_parameters_without_groups_are_divided_with_one_warning():
+def test_one_group_given_is_one_group_kept():
     model, _ = two_models()
     with pytest.warns(UserWarning, match="4 parameters have no side to rotate") as caught:
-        optimizer = BasisRotation(model.parameters(), lr=0.1, rest_lr=0.02)
+        optimizer = BasisRotation(model.parameters(), lr=0.1)
     assert [warning.filename for warning in caught] == [__file__]
-    assert [(group["rotate"], group["lr"]) for group in optimizer.param_groups] == [
-        (True, 0.1),
-        (False, 0.02),
+    (group,) = optimizer.param_groups
+    assert group["params"] == list(model.parameters())
+    assert [row.sides != () for row in optimizer.summary()] == [
+        p.ndim == 2 for p in model.parameters()
     ]
-    decay, others = (
-        [p for p in model.parameters() if (p.ndim == 2) == is_matrix] for is_matrix in (True, False)
-    )
-    optimizer = BasisRotation(decay, lr=0.1)
+
+
+def test_added_group_of_vectors_warns():
+    model, _ = two_models()
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    optimizer = BasisRotation([p for p in model.parameters() if p.ndim == 2], lr=0.1)
     with pytest.warns(UserWarning, match="4 parameters"):  # as transformers' Trainer groups them
-        optimizer.add_param_group({"params": others, "weight_decay": 0.0})
-    assert [(group["rotate"], group["weight_decay"]) for group in optimizer.param_groups] == [
-        (True, 0.01),
-        (False, 0),
-    ]
-    train(optimizer, list(model.parameters()), 0, 1)
-    with pytest.warns(UserWarning, match="4 parameters"):
-        by_name = BasisRotation(model.named_parameters()).summary()
-    assert [row.name for row in by_name if row.sides] == ["0.weight", "2.weight"]
+        optimizer.add_param_group({"params": vectors, "weight_decay": 0.0})
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01, 0]
+
+
+def test_names_of_tables_are_warned_of():
+    model = nano_gpt("", 50)
+    with pytest.warns(UserWarning, match="rotated: wte.weight, wpe.weight"):
+        BasisRotation(model.named_parameters())
+
+
+def test_groups_of_param_groups_do_not_warn():
+    model, _ = two_models()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        grouped = BasisRotation(param_groups(model), lr=0.1, rest_lr=0.02)
-    assert {group["kind"]: group["lr"] for group in grouped.param_groups}["vectors"] == 0.02
+        BasisRotation(param_groups(model), lr=0.1, rest_lr=0.02)
+        BasisRotation(model, lr=0.1)
+
+
+def test_rest_rate_is_a_factor_in_a_group_and_a_rate_of_its_own_groups():
+    model, twin = two_models()
+    with pytest.warns(UserWarning, match="4 parameters"):
+        one_group = BasisRotation(model.parameters(), lr=0.1, rest_lr=0.02, weight_decay=0.0)
+    by_kind = BasisRotation(
+        param_groups(twin, rotate=["2.weight"]), lr=0.1, rest_lr=0.02, weight_decay=0.0
+    )
+    assert {group["kind"]: group["lr"] for group in by_kind.param_groups} == {
+        "matrices": 0.1,
+        "vectors": 0.02,
+    }
+    for time in range(12):
+        for group in (*one_group.param_groups, *by_kind.param_groups):
+            group["lr"] *= 0.9  # as a schedule does
+        go(model, one_group, time, time + 1)
+        go(twin, by_kind, time, time + 1)
+    assert_equal(model, twin, rtol=0, atol=1e-7)
+
+
+def test_rest_rate_without_a_rate_is_refused():
+    with pytest.raises(ValueError, match=r"rest_lr=0.1: needs an lr above 0"):
+        BasisRotation([nn.Parameter(torch.ones(2, 2))], lr=0.0, rest_lr=0.1)
+
+
+def test_module_decides_as_param_groups_does():
+    for model in (nano_gpt("", 50), vision_transformer(), LAYERS):
+        by_module = BasisRotation(model).summary()
+        assert {row.name: row for row in by_module} == summary(model)
+
+
+def test_module_trains_as_its_groups_do():
+    model, twin = nano_gpt("", 50), nano_gpt("", 50)
+    twin.load_state_dict(model.state_dict())
+    go(model, BasisRotation(model, frequency=3), 0, 10)
+    go(twin, BasisRotation(model.named_parameters(), model=model), 0, 0)
+    grouped = BasisRotation(param_groups(twin), frequency=3)
+    go(twin, grouped, 0, 10)
+    assert_equal(model, twin, rtol=0, atol=0)
+
+
+def test_decay_groups_with_their_module_leave_embeddings_alone():
+    model = nano_gpt("", 50)
+    decay = {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.1}
+    no_decay = {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}
+    optimizer = BasisRotation([decay, no_decay], model=model)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+    go(model, optimizer, 0, 3)
+    rotated = [p for p in model.parameters() if "left_basis" in optimizer.state[p]]
+    expected = [p for n, p in model.named_parameters() if n.startswith("h.") and p.ndim == 2]
+    assert list(map(id, rotated)) == list(map(id, expected))
+    assert optimizer.state[model["h"][0]["c_attn"].weight]["left_basis"].shape == (3, 16, 16)
+
+
+def test_module_survives_copy_and_resume():
+    model, twin = two_models()
+    optimizer = BasisRotation(model, lr=0.01)
+    go(model, optimizer, 0, 5)
+    copied, copy_optimizer = copy.deepcopy((model, optimizer))
+    resumed = BasisRotation(twin, lr=0.5)
+    twin.load_state_dict(model.state_dict())
+    resumed.load_state_dict(optimizer.state_dict())
+    for one, its in ((model, optimizer), (copied, copy_optimizer), (twin, resumed)):
+        go(one, its, 5, 12)
+    assert_equal(model, copied, rtol=0, atol=0)
+    assert_equal(model, twin, rtol=0, atol=0)
+
+
+def test_file_of_two_groups_becomes_one():
+    # As they were saved when a group with vectors became two.
+    model, twin = two_models()
+    with pytest.warns(UserWarning, match="4 parameters"):
+        optimizer = BasisRotation(model.parameters(), lr=0.1, rest_lr=0.02)
+    with pytest.warns(UserWarning, match="4 parameters"):
+        resumed = BasisRotation(twin.parameters())
+    go(model, optimizer, 0, 5)
+    saved = optimizer.state_dict()
+    (group,) = saved["param_groups"]
+    is_matrix = [p.ndim == 2 for p in model.parameters()]
+    places = [k for k, is_one in enumerate(is_matrix) if is_one]
+    places += [k for k, is_one in enumerate(is_matrix) if not is_one]
+    first = {**group, "params": [0, 1]}
+    second = {
+        **group,
+        "params": [2, 3, 4, 5],
+        "rotate": False,
+        "lr": 0.02,
+        "why": "no matrix to rotate",
+    }
+    for old in (first, second):
+        del old["rest_factor"], old["max_kernel_state"]
+    state = {number: saved["state"][place] for number, place in enumerate(places)}
+    resumed.load_state_dict({"state": state, "param_groups": [first, second]})
+    twin.load_state_dict(model.state_dict())
+    go(model, optimizer, 5, 12)
+    go(twin, resumed, 5, 12)
+    assert_equal(model, twin, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +387,7 @@ def test_parameters_of_fsdp1_are_refused_with_advice(mark):
 def test_kernel_is_one_matrix(memory_format):
     kernels = [random(6, 2, 3, 3, seed=seed).to(memory_format=memory_format) for seed in range(14)]
     kernel, matrix = nn.Parameter(kernels[0]), nn.Parameter(kernels[0].reshape(6, 18).clone())
-    optimizer = BasisRotation([kernel], flatten=True, frequency=2)
+    optimizer = BasisRotation([kernel], max_kernel_state=None, frequency=2)
     take_steps(optimizer, [kernel], [kernels[1:]])
     take_steps(
         BasisRotation([matrix], frequency=2), [matrix], [[k.reshape(6, 18) for k in kernels[1:]]]
@@ -299,68 +409,6 @@ def go(model, optimizer, first, last):
 
 def assert_equal(model, other, **tolerance):
     torch.testing.assert_close(list(model.parameters()), list(other.parameters()), **tolerance)
-
-
-def test_adamw_is_continued_and_its_bases_come_later():
-    model, other = two_models()
-    adamw, twin = (torch.optim.AdamW(one.parameters(), lr=0.01) for one in (model, other))
-    go(model, adamw, 0, 20)
-    go(other, twin, 0, 24)
-    optimizer = BasisRotation(param_groups(model), lr=0.01, frequency=10, first_refresh=5)
-    optimizer.take_over(adamw)
-    go(model, optimizer, 20, 24)  # the first basis is due at the fifth update from here
-    assert_equal(model, other, rtol=0, atol=1e-6)
-    go(model, optimizer, 24, 25)
-    state = optimizer.state[model[0].weight]
-    U, L = state["left_basis"], state["left_covariance"]
-    torch.testing.assert_close(U.T @ U, torch.eye(5), rtol=0, atol=1e-5)
-    rotated = U.T @ L @ U
-    torch.testing.assert_close(
-        rotated, rotated.diag().diag(), rtol=0, atol=1e-6 * float(rotated.max())
-    )
-    adamw.state[model[2].weight]["step"] -= 10  # where steps differ, the most count
-    optimizer = BasisRotation(model.named_parameters(), first_refresh=5)
-    with pytest.warns(UserWarning, match="matrices with 10, 20 updates in one group"):
-        optimizer.take_over(adamw)
-    assert {(group["rotate"], group["first_refresh"]) for group in optimizer.param_groups} == {
-        (True, 25),
-        (False, 5),
-    }
-
-
-def test_soap_is_continued_in_its_bases():
-    soap = pytest.importorskip("pytorch_optimizer").SOAP
-    options = {"lr": 0.01, "betas": (0.9, 0.999), "weight_decay": 0.0, "eps": 1e-12}
-    model, other = two_models()
-    first, twin = (
-        soap(one.parameters(), precondition_frequency=100, **options) for one in (model, other)
-    )
-    go(model, first, 0, 15)
-    go(other, twin, 0, 18)
-    optimizer = BasisRotation(param_groups(model, rotate=["2.weight"]), frequency=None, **options)
-    optimizer.take_over(first)
-    go(model, optimizer, 15, 18)
-    assert_equal(model, other, rtol=0, atol=1e-5)
-
-
-def test_state_that_cannot_be_taken_over_is_refused():
-    model, _ = two_models()
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer = BasisRotation(param_groups(model))
-    with pytest.raises(ValueError, match="SGD has no state"):
-        optimizer.take_over(sgd)
-    go(model, sgd, 0, 1)
-    with pytest.raises(
-        ValueError, match=r"0.weight of shape \(5, 6\): its state has momentum_buffer"
-    ):
-        optimizer.take_over(sgd)
-    soap = pytest.importorskip("pytorch_optimizer").SOAP(model.parameters(), lr=0.1)
-    go(model, soap, 0, 2)
-    with pytest.raises(ValueError, match="bases of left, right are no state of left"):
-        BasisRotation(param_groups(model), geometry="unilateral").take_over(soap)
-    with pytest.raises(ValueError, match="as_published has a start of its own"):
-        BasisRotation(param_groups(model), as_published=True).take_over(soap)
-    assert not optimizer.state
 
 
 @pytest.mark.parametrize("rotate", [True, False])

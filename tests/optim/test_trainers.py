@@ -64,10 +64,9 @@ def test_hf_trainer_makes_the_optimizer_and_its_groups_and_resumes(tmp_path):
         with pytest.warns(UserWarning, match="parameters have no side to rotate"):
             trainer.train(resume_from_checkpoint=checkpoint)
     torch.testing.assert_close(*(list(model.parameters()) for model in models))
-    groups = [
-        (g["rotate"], g["weight_decay"], g["initial_lr"]) for g in trainer.optimizer.param_groups
-    ]
-    assert groups == [(True, 0.1, 1e-2), (False, 0.0, 3e-3)]
+    groups = [(g["weight_decay"], g["initial_lr"]) for g in trainer.optimizer.param_groups]
+    assert groups == [(0.1, 1e-2), (0.0, 1e-2)]
+    assert trainer.optimizer.param_groups[1]["rest_factor"] == pytest.approx(0.3)
     found = {row.name: row for row in BasisRotation(param_groups(models[0])).summary()}
     assert found["transformer.h.1.mlp.c_proj.weight"].sides == ("left", "right")
     assert found["transformer.h.0.attn.c_attn.weight"].matrices == (3, 16, 16)

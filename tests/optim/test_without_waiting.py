@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from brx.optim import BasisRotation
-from brx.optim.basis_rotation import LONGEST_WAIT, BadGradientError
+from brx.optim.gradient_guard import LONGEST_WAIT, BadGradientError
 from tests.optim.helpers import give_gradients, random, train
 
 SHAPES = [(8, 8), (8, 8), (16, 8), (2, 4, 4), (8,), (12, 4)]
@@ -14,7 +14,7 @@ SHAPES = [(8, 8), (8, 8), (16, 8), (2, 4, 4), (8,), (12, 4)]
 
 @pytest.fixture(autouse=True)
 def cpu_as_gpu(monkeypatch):
-    monkeypatch.setattr("brx.optim.basis_rotation.ASYNCHRONOUS", ("cpu",))
+    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ("cpu",))
 
 
 def make(**options):
@@ -96,7 +96,7 @@ def test_ordinary_step_asks_the_device_for_no_number(covariance):
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("brx.optim.basis_rotation.ASYNCHRONOUS", ())
+            patch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ())
             with pytest.raises(DataDependentOutputException):  # a step that waits for the answer
                 optimizer.step()
         for member in optimizer._layout.members.values():

@@ -17,6 +17,7 @@ from brx.pipeline.world import Neighbours, World
 from brx.planning.plan import method_flops, optimizer_bytes, plan_memory, rank_flops, rotation
 from brx.train.build import assemble, build_stages
 
+pytestmark = pytest.mark.usefixtures("own_code")
 SMALL = {
     "model": {"blocks": 4, "width": 64, "heads": 2, "sequence_length": 64},
     "pipeline": {"stages": 4},

@@ -185,7 +185,7 @@ def test_of_a_checkpoints_settings_known_ones_count_whatever_config_yaml_says_an
     )  # on a text that was moved, too: see `run`
 
 
-def test_a_manifest_that_was_changed_is_refused(run, tmp_path):
+def test_a_manifest_that_was_changed_is_refused(run):
     path = list_checkpoints(run)[-1] / "manifest.json"
     text = path.read_text()
     manifest = {**json.loads(text), "fingerprint": 1}
@@ -201,7 +201,7 @@ def test_a_manifest_that_was_changed_is_refused(run, tmp_path):
     for wrong in (*told, "", "null", "[" * 99999):
         path.write_text(wrong)
         with pytest.raises(UserError) as error:
-            train(tiny_config(tmp_path), run, resume=True)
+            read_manifest(path.parent)
         assert f"manifest.json: {told.get(wrong, '')}" in str(error.value)
         assert str(error.value).endswith(f"; remove {path.parent} to resume before it")
 
@@ -244,3 +244,12 @@ def test_a_garbled_line_is_left_out_or_written_again(line, said, run, tmp_path, 
 def steps(folder):
     """Without validations: a run that stops has one more."""
     return [record for record in losses(folder) if "train_loss" in record]
+
+
+@pytest.mark.parametrize("stages", [[0, 1, 1, 2], [0, 1], []])
+def test_checkpoint_with_other_stages_is_not_written(stages, tmp_path):
+    checkpoint.begin(tmp_path, 7)
+    entries = [{"stage": stage, "bytes": 0, "sha256": ""} for stage in stages]
+    with pytest.raises(RunError, match="must have 0 to 2, each once; nothing is written"):
+        checkpoint.finish(tmp_path, 7, {"num_stages": 3}, entries, keep=1)
+    assert list_checkpoints(tmp_path) == []

@@ -4,6 +4,7 @@ cluster, too."""
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from brx.cli.main import main
 from brx.config.loading import dump_config
+from brx.environment import brx_command, child_environment
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.sweep.choice import choose, tried_cells
 from brx.sweep.spec import State, Sweep, state_of
@@ -267,3 +269,27 @@ def test_without_ray_one_line_names_the_extra(tmp_path, monkeypatch, refused):
     assert "Ray is not installed: pip install 'brx[ray]'" in refused(
         "sweep", path, "--launcher", "ray"
     )
+
+
+@pytest.mark.parametrize(
+    "temporary",
+    ["t", pytest.param("t" * 100, marks=pytest.mark.slow, id="too long for a socket")],
+)
+def test_cells_find_brx_beside_a_folder_of_that_name(temporary, tmp_path):
+    (tmp_path / "brx").mkdir()
+    (tmp_path / temporary).mkdir()
+    path = write_sweep(
+        tmp_path,
+        grid={"pipeline.stages": [2]},
+        set={"training.iterations": 3, "pipeline.devices": 2},
+    )
+    ended = subprocess.run(
+        brx_command("sweep", str(path), "--jobs", "1"),
+        cwd=tmp_path,
+        env={**child_environment(), "TMPDIR": str(tmp_path / temporary)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert states(path) == [State.DONE]

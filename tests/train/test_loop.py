@@ -327,7 +327,7 @@ def test_bad_gradient_that_basis_rotation_finds_first_is_a_divergence(
     tmp_path, monkeypatch, explode
 ):
     """On a GPU, where the engine does not look at every update's losses and norms."""
-    monkeypatch.setattr("brx.optim.basis_rotation.ASYNCHRONOUS", ("cpu",))
+    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ("cpu",))
     monkeypatch.setattr("brx.pipeline.engine.check_finite", lambda *arguments: None)
     explode(17)
     config = tiny_config(
@@ -351,15 +351,39 @@ def test_losses_before_a_failure_are_written_although_no_log_point_was_reached(t
     assert [record["iteration"] for record in losses(tmp_path / "run")] == list(range(1, failed))
 
 
-def test_damaged_checkpoint_is_refused(finished):
-    path = finished / "checkpoints" / "00000030" / "stage-002.pt"
+def flip(path):
+    """Change a bit in the middle of a file."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"stage-002\.pt: damaged"):
-        train(load_config(finished), finished, resume=True)
-    path.unlink()
-    with pytest.raises(UserError, match="lacks stage 2"):
+
+
+def test_damaged_newest_checkpoint_falls_back(finished, straight, capsys):
+    flip(finished / "checkpoints" / "00000030" / "stage-002.pt")
+    assert train(load_config(finished), finished, resume=True) == "finished"
+    said = "stage-002.pt: damaged (its SHA-256 is not the manifest's); going back to an older"
+    assert said in capsys.readouterr().err
+    assert losses(finished) == losses(straight)
+
+
+def test_damaged_manifest_falls_back(finished, straight, capsys):
+    flip(finished / "checkpoints" / "00000030" / "manifest.json")
+    assert train(load_config(finished), finished, resume=True) == "finished"
+    assert f"; continuing from {finished}/checkpoints/00000028" in capsys.readouterr().err
+    assert losses(finished) == losses(straight)
+
+
+def test_missing_stage_falls_back(finished, capsys):
+    (finished / "checkpoints" / "00000030" / "stage-002.pt").unlink()
+    assert train(load_config(finished), finished, resume=True) == "finished"
+    assert "the checkpoint lacks stage 2; going back" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["stage-002.pt", "manifest.json"])
+def test_run_whose_checkpoints_are_all_damaged_is_refused(name, finished):
+    for path in finished.glob(f"checkpoints/*/{name}"):
+        flip(path)
+    with pytest.raises(UserError, match=r"to resume before it"):
         train(load_config(finished), finished, resume=True)
 
 
@@ -512,3 +536,13 @@ def test_a_custom_optimizer_whose_step_fails_is_refused_in_a_trial_or_a_failed_r
     ):
         train(config, tmp_path / "run", resume=False)
     assert summary_of(tmp_path / "run")["status"] == "failed"
+
+
+def test_run_goes_on_without_a_reader_of_its_progress(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(tiny_config(tmp_path)))
+    process = start_brx("train", path, "--out", tmp_path / "run")
+    process.stdout.close()
+    process.stderr.close()  # `2>&1 | head -0`
+    assert process.wait(300) == 0
+    assert summary_of(tmp_path / "run")["status"] == "finished"

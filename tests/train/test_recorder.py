@@ -75,3 +75,9 @@ def test_commit_is_that_of_our_own_checkout_and_says_whether_its_code_has_change
     assert git_commit() == git("rev-parse", "HEAD")
     code.write_text("changed = True\n")
     assert git_commit() == git("rev-parse", "HEAD") + "-dirty"
+
+
+def test_commit_does_not_depend_on_a_hooks_repository(tmp_path, monkeypatch):
+    ours = git_commit()
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere.git"))
+    assert git_commit() == ours

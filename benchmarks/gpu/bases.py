@@ -1,7 +1,7 @@
 """What the bases of the paper's matrices cost on a device, and how exact they are: the first, and a
 refresh.
 
-    python -m benchmarks.gpu_first_basis [--sizes 384x1536 ...] [--device cuda] [--out DIR]
+    python -m benchmarks.gpu.bases [--sizes 384x1536 ...] [--device cuda] [--out DIR]
 
 Of the row side's covariance of a matrix m x n (m <= n) and of the column side's, whose rank is m.
 """

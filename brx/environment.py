@@ -1,0 +1,136 @@
+"""What a process inherits from whoever started it: its environment variables, taken checked, its
+output streams and signals; and what the processes that it starts itself shall inherit."""
+
+import io
+import os
+import signal
+import sys
+import tempfile
+from typing import Any, TextIO
+
+from brx.errors import RunError, UserError
+
+# The longest path of a socket, by the smallest `sun_path` among the systems that we run on (macOS),
+# without its final zero byte.
+_LONGEST_SOCKET_PATH = 103
+# What multiprocessing puts below the temporary folder: /pymp-XXXXXXXX/listener-XXXXXXXX
+_SOCKET_NAME_LENGTH = len("/pymp-") + len("/listener-") + 2 * 8
+
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask for a stop: Ctrl-C, a scheduler's, a lost terminal's.
+
+    SIGHUP is not among them where `nohup` made this process ignore it."""
+    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    return signals
+
+
+class OutputStream(io.TextIOWrapper):
+    """A standard stream that goes silent when nobody can take what is written: the reader of the
+    pipe has ended (`| head`), the terminal is closed, the disk is full. Long work goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._original = stream  # which would close the descriptor if it were let go
+        self._sink = _Sink(stream.fileno())
+        super().__init__(
+            io.BufferedWriter(self._sink),
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream is sys.stderr or stream.isatty(),
+        )
+
+    @property
+    def lost(self) -> OSError | None:
+        """Why something that was written has not arrived, the first time."""
+        return self._sink.lost
+
+
+class _Sink(io.RawIOBase):
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.lost: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, data: Any) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except OSError as error:
+            self.lost = self.lost or error
+            return len(data)
+
+
+def brx_command(*arguments: str) -> list[str]:
+    """The command line of another `brx` process, whatever folder called `brx` lies in the working
+    folder; start it with `child_environment`."""
+    return [sys.executable, "-P", "-m", "brx", *arguments]
+
+
+def child_environment() -> dict[str, str]:
+    """Our environment, for Python processes that import from the same places as this one.
+
+    Python looks into the working folder first when it is started with `-m` or `-c`; a child looks
+    there only if this process does, too."""
+    # An empty entry is the working folder (of `python -c`), and might become another one.
+    places = [place or os.getcwd() for place in sys.path]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(place for place in places if os.pathsep not in place),
+        "PYTHONSAFEPATH": "1",
+    }
+
+
+def variable(name: str) -> str | None:
+    """An environment variable; None where it is not set, or empty, as schedulers leave some."""
+    return os.environ.get(name) or None
+
+
+def whole_number(name: str, *, least: int = 0) -> int | None:
+    """An environment variable's number; None where it is not set, or empty.
+
+    Raises:
+        UserError: it is something else, or less than `least`.
+    """
+    text = variable(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal()) or int(text) < least:
+        raise UserError(f"{name}: must be a whole number from {least}, got {text!r} (unset it?)")
+    return int(text)
+
+
+def environment_for_git() -> dict[str, str]:
+    """Our environment without the variables that point git to a repository: within a hook, GIT_DIR
+    and its like name the hook's own, wherever git is asked to look. What configures git stays."""
+    return {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith("GIT_") or name.startswith("GIT_CONFIG")
+    }
+
+
+def temporary_folder() -> str:
+    """Where temporary files go.
+
+    Raises:
+        RunError: no folder for them can be written to.
+    """
+    try:
+        return tempfile.gettempdir()
+    except OSError as error:
+        raise RunError(f"TMPDIR: {error.strerror}") from None
+
+
+def has_room_for_sockets() -> bool:
+    """Whether the path of a socket of multiprocessing fits below the temporary folder."""
+    length = len(os.fsencode(temporary_folder())) + _SOCKET_NAME_LENGTH
+    return length <= _LONGEST_SOCKET_PATH

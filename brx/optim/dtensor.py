@@ -1,0 +1,50 @@
+"""The few questions that the optimizer asks a DTensor, which plain tensors answer, too."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import Tensor
+
+FSDP1 = (
+    "FSDP1 flattens the parameters of a module (with use_orig_params, too), so that no matrix is "
+    "left to rotate; shard the model with FSDP2 (torch.distributed.fsdp.fully_shard)"
+)
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether it is a DTensor."""
+    # Their package is not imported to find out: where nobody has imported it, there are none.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def is_flat(parameter: Any) -> bool:
+    """Whether FSDP1 has made it, or flattened it into one of its own."""
+    return getattr(parameter, "_is_flat_param", False) or getattr(
+        parameter, "_fsdp_flattened", False
+    )
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part that lies on this rank."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def whole(tensor: Any) -> Any:
+    """All of it, on every rank; all ranks have to ask together."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def like_parameter(tensor: Any, parameter: Any) -> Any:
+    """The tensor (a gradient, a whole state), sharded as the parameter is."""
+    if not is_sharded(parameter):
+        return tensor
+    if not is_sharded(tensor):
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+    if tensor.placements != parameter.placements:
+        return tensor.redistribute(placements=parameter.placements)
+    return tensor

@@ -1,0 +1,69 @@
+"""The two exchanges of a step with sharded matrices: gradients to the owners, updates back.
+
+Each is one all-to-all of the size of this rank's shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+
+from .dtensor import local
+from .member import Member
+from .shards import Shards, distribute, exchange
+
+T = TypeVar("T")
+
+
+def gather_gradients(members: Sequence[Member]) -> None:
+    """Replace gradients that are sharded as their parameters by whole ones at the owner and by none
+    elsewhere."""
+    for alike, shards in _by_mesh_and_dtype(members):
+        parts = [local(_present(member.gradient)) for member in alike]
+        group = shards[0].group
+        rank = dist.get_rank(group)
+        outgoing = []
+        expected = []
+        for of_one, part in zip(shards, parts, strict=True):
+            if of_one.sends(rank):
+                outgoing.append((of_one.owner, part))
+            if of_one.is_owner:
+                expected += [(source, of_one.size(source)) for source in of_one.senders()]
+        pieces = iter(exchange(outgoing, expected, parts[0], group))
+        for member, of_one in zip(alike, shards, strict=True):
+            member.gradient = None
+            if of_one.is_owner:
+                member.gradient = parts[0].new_empty(of_one.shape)
+                for source in of_one.senders():
+                    target = of_one.part(member.gradient, source)
+                    target.copy_(next(pieces).view(target.shape))
+
+
+def apply_updates(members: Sequence[Member], decay: Callable[[Member], Tensor]) -> None:
+    """W <- decay W + update, on the shards that lie here, from the updates that the owners
+    computed."""
+    for alike, shards in _by_mesh_and_dtype(members):
+        like = local(alike[0].parameter).new_empty(0, dtype=decay(alike[0]).dtype)
+        updates = distribute(shards, [member.update for member in alike], like)
+        for member, update in zip(alike, updates, strict=True):
+            weight = local(member.parameter)
+            # Half-precision weights are rounded once, after the sum.
+            exact = weight.to(update.dtype, copy=True)
+            exact.mul_(decay(member)).add_(update.view(weight.shape))
+            weight.copy_(exact)
+
+
+def _by_mesh_and_dtype(members: Sequence[Member]) -> Iterator[tuple[list[Member], list[Shards]]]:
+    alike: dict[object, list[Member]] = {}
+    for member in members:
+        key = _present(member.shards).group, member.parameter.dtype
+        alike.setdefault(key, []).append(member)
+    for together in alike.values():
+        yield together, [_present(member.shards) for member in together]
+
+
+def _present(value: T | None) -> T:
+    assert value is not None
+    return value

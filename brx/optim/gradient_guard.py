@@ -1,0 +1,116 @@
+"""Looks at all gradients before a step changes anything, and on a GPU without waiting for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from .dtensor import is_sharded, local
+from .member import Member
+from .parameter_state import arithmetic
+from .shards import Sharding
+
+# Devices on which a step waits for nothing: a flag there tells it to change nothing.
+ASYNCHRONOUS = ("cuda",)
+# Steps after which the host looks at these flags, if no refresh has made it wait before.
+LONGEST_WAIT = 100
+
+BAD = "NaN, infinity, or entries too large to be squared"
+
+
+class BadGradientError(ValueError):
+    """A gradient cannot be used; no parameter was updated by it."""
+
+
+class GradientGuard:
+    """Finds gradients that are sparse, not finite, or have entries whose squares overflow.
+
+    On the CPU, and in a step that waits for the device anyway, a bad gradient raises at once. In an
+    ordinary step on a GPU the host does not wait: the step gets a flag, with which it changes
+    nothing, and the host looks at the flags later.
+
+    Args:
+        sharding: whose ranks have to come to the same verdict.
+        describe: a parameter's name and shape for messages.
+    """
+
+    def __init__(self, sharding: Sharding, describe: Callable[[Tensor], str]) -> None:
+        self._sharding = sharding
+        self._describe = describe
+        self._unseen: list[Tensor] = []  # flags at which the host has not looked yet
+
+    def check(self, members: Sequence[Member], is_refresh: bool) -> Tensor | None:
+        """The flag () with which the step is to change nothing; None where it may go ahead.
+
+        Raises ValueError for a sparse gradient, BadGradientError for a bad one, of this step or of
+        those at whose flags nobody has looked.
+        """
+        self._refuse_sparse(members)
+        norms = _norms(members)
+        flags = self._flags(norms)
+        if not is_refresh and self._can_wait(flags):
+            (flag,) = flags.values()
+            self._unseen.append(flag)
+            return flag
+        num_bad_before = sum(int(flag) for flag in self._unseen)  # here the host waits
+        self._unseen.clear()
+        if any(flags.values()):
+            self._raise_now(norms, num_bad_before)
+        if num_bad_before:
+            raise BadGradientError(
+                f"{num_bad_before} of the last updates met gradients with {BAD} and changed no "
+                f"parameter"
+            )
+        return None
+
+    def _refuse_sparse(self, members: Sequence[Member]) -> None:
+        for member in members:
+            if member.gradient is not None and member.gradient.layout is not torch.strided:
+                who = self._describe(member.parameter)
+                raise ValueError(f"{who}: its gradient is sparse; give a dense one (sparse=False)")
+
+    def _flags(self, norms: dict[Tensor, Tensor]) -> dict[torch.device, Tensor]:
+        """By device a flag (): whether any gradient there is bad, on any rank."""
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for parameter, norm in norms.items():
+            by_device.setdefault(parameter.device, []).append(norm)
+        flags = {}
+        for device, of_device in by_device.items():
+            flags[device] = ~torch.stack(of_device).isfinite().all()
+        self._sharding.agree(filter(is_sharded, norms), flags)
+        return flags
+
+    def _can_wait(self, flags: dict[torch.device, Tensor]) -> bool:
+        if len(flags) != 1 or len(self._unseen) >= LONGEST_WAIT:
+            return False
+        (device,) = flags
+        return device.type in ASYNCHRONOUS
+
+    def _raise_now(self, norms: dict[Tensor, Tensor], num_bad_before: int) -> None:
+        who = "a parameter whose shard lies on another rank"
+        for parameter, norm in norms.items():
+            if not norm.isfinite():
+                who = self._describe(parameter)
+                break
+        before = f", as in {num_bad_before} steps before" if num_bad_before else ""
+        raise BadGradientError(f"{who}: its gradient has {BAD}; no parameter was updated{before}")
+
+
+def _norms(members: Sequence[Member]) -> dict[Tensor, Tensor]:
+    """The norm () of each parameter's gradient: infinite where an entry's square overflows."""
+    norms: dict[Tensor, Tensor] = {}
+    for (_, dtype), alike in groupby(members, _device_and_dtype):
+        gradients = {}
+        for member in alike:
+            if member.gradient is not None:
+                gradients[member.parameter] = local(member.gradient)
+        of_these = torch._foreach_norm(list(gradients.values()), dtype=dtype)
+        norms.update(zip(gradients, of_these, strict=True))
+    return norms
+
+
+def _device_and_dtype(member: Member) -> tuple[torch.device, torch.dtype]:
+    return member.parameter.device, arithmetic(member.parameter)

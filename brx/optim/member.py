@@ -1,0 +1,117 @@
+"""One parameter in an optimizer's step: its options, its state, and when its basis is renewed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from .dtensor import local
+from .options import Group
+from .parameter_state import is_rotated, state_shapes
+from .shards import Shards
+
+State = dict[str, Tensor]  # what the optimizer keeps for a parameter, by name
+Refresh = Literal["exact", "power", None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter stands among those of its group that are rotated; staggered refreshes
+    follow it."""
+
+    index: int = 0
+    num: int = 1
+
+
+@dataclass(eq=False)
+class Member:
+    """A parameter with a gradient.
+
+    Attributes:
+        options: of this step, as numbers. They may differ from the group's: embeddings in a group
+            that is rotated.
+        form: what decides which state it has, and with which others it can be stacked.
+        shards: None for a parameter that is not sharded, or not rotated.
+        state: the tensors that the optimizer's `state` has for it, unless replaced there.
+        num_updates: the count in `state`, kept on the host, so that no step asks the device.
+        gradient: whole; None where another rank updates the matrix.
+        update: of a sharded matrix, whole, before it goes to where the shards are.
+    """
+
+    parameter: Tensor
+    group: Group
+    options: Group
+    form: tuple[object, ...] = ()
+    place: Place = field(default_factory=Place)
+    shards: Shards | None = None
+    state: State = field(default_factory=dict)
+    num_updates: int = 0
+    gradient: Tensor | None = None
+    update: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.is_rotated = is_rotated(self.parameter, self.options)
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether this rank updates it as part of a batch of matrices."""
+        return self.is_rotated and (self.shards is None or self.shards.is_owner)
+
+    @property
+    def is_updated_here(self) -> bool:
+        return self.is_stacked if self.is_rotated else local(self.parameter).numel() > 0
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes = state_shapes(self.parameter, self.options)
+        if self.shards is None or self.shards.is_owner:
+            return shapes
+        # Another rank keeps it. Tools for checkpoints ask for the same names on all.
+        return {name: shape if name == "step" else (0,) for name, shape in shapes.items()}
+
+    @property
+    def decay(self) -> float:
+        return float(1 - self.options["lr"] * self.options["weight_decay"])
+
+    def is_due(self, update: int | None = None) -> bool:
+        """Whether an update (None: the next) is due for a refresh."""
+        frequency = self.options["frequency"]
+        if frequency is None:
+            return False
+        if update is None:
+            update = self.num_updates + 1
+        if self.options["staggered"]:
+            # Within the group, so that the refreshes of every pipeline stage are spread evenly.
+            update += int(self.place.index * frequency / self.place.num)
+        # It is a multiple of the frequency, or has passed one since the update before: 9.5 gives 9
+        # and 10 in turn.
+        return bool(update // frequency > (update - 1) // frequency)
+
+    def next_refresh(self) -> tuple[Refresh, int]:
+        """How the next update renews the basis, and for how many updates its gradient enters the
+        covariances."""
+        update = self.num_updates + 1
+        first = self.options["first_refresh"]
+        if self.options["as_published"]:
+            # Of its own kind (published.py), which has to see that every gradient is finite.
+            return "power", 1
+        if update <= first:  # the start is ours: until the first basis every gradient counts
+            return ("exact" if update == first else None), 1
+        if not self.is_due():
+            return None, 1 if self.options["covariance"] == "step" else 0
+        # Algorithm 1, line 5.
+        if self.options["covariance"] == "interval":
+            return "power", update - self._last_refresh(before=update)
+        # "refresh", as printed: the average remembers frequency / (1 - beta2) updates, with "step"
+        # 1 / (1 - beta2).
+        return "power", 1
+
+    def _last_refresh(self, before: int) -> int:
+        """The last update before the given one that renewed the basis."""
+        first = self.options["first_refresh"]
+        for update in range(before - 1, first, -1):
+            if self.is_due(update):
+                return update
+        return int(first)

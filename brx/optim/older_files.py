@@ -1,0 +1,58 @@
+"""State dicts of former versions, in today's form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .options import OLDER_DEFAULTS, Group
+from .parameter_state import is_rotated
+
+# How a group was marked that held what another had in it that is no matrix.
+NO_MATRIX = "no matrix to rotate"
+
+
+def todays_groups(
+    saved: Sequence[Group],  # groups of a state dict: their parameters are numbers
+    own: Sequence[Group],  # the optimizer's groups
+    defaults: dict[str, Any],  # of options that a group lacks
+) -> list[Group]:
+    """The saved groups with all options, one for each of the optimizer's.
+
+    A group with matrices and vectors used to become two, the second one marked. Where the numbers
+    of parameters say so, the two become one again. What fits nothing stays, for the caller to
+    refuse.
+    """
+    complete = [{**defaults, **OLDER_DEFAULTS, **group} for group in saved]
+    groups: list[Group] = []
+    rest = iter(complete)
+    for group in rest:
+        current = own[len(groups)] if len(groups) < len(own) else None
+        if current is not None and len(group["params"]) < len(current["params"]):
+            second = next(rest, None)
+            if second is None:
+                groups.append(group)
+                break
+            if second.get("why") == NO_MATRIX:
+                group = _joined(group, second, current["params"])
+            else:
+                groups.append(group)
+                group = second
+        groups.append(group)
+    return groups
+
+
+def _joined(matrices: Group, others: Group, parameters: Sequence[Tensor]) -> Group:
+    """One group of the two, its numbers in the order of the parameters."""
+    numbers = []
+    of_matrices, of_others = iter(matrices["params"]), iter(others["params"])
+    for parameter in parameters:
+        number = next(of_matrices if is_rotated(parameter, matrices) else of_others, None)
+        if number is not None:
+            numbers.append(number)
+    joined = {**matrices, "params": numbers}
+    if matrices["lr"]:
+        joined["rest_factor"] = float(others["lr"]) / float(matrices["lr"])
+    return joined

@@ -1,0 +1,143 @@
+"""The weight that a parameter belongs to, seen through parametrizations, adapters and wrappers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+# Parts of a path that say nothing about a layer: wrappers, and what peft puts around a layer.
+WRAPPERS = {
+    "module",
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+    "base_layer",
+    "original_module",
+}
+# Factors of a weight's change, in modules of the layer that they change.
+ADAPTER = re.compile(r"^(lora|ia3|hada|lokr|vera|oft|boft)_")
+# What the older weight_norm and spectral_norm call the parts of a `weight`.
+OLDER_PARTS = re.compile(r"^(\w+)_(g|v|orig)$")
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A parameter of a model.
+
+    Attributes:
+        name: as `named_parameters` has it.
+        path: the layer's name, without wrappers: `h.0.attn.c_attn`.
+        tensor: what the layer calls the weight that this parameter makes: `weight`.
+        layer: the module that computes with that weight.
+        is_adapter: whether it is a factor of the weight's change (LoRA), not the weight.
+    """
+
+    name: str
+    parameter: Tensor
+    path: str
+    tensor: str
+    layer: nn.Module
+    is_adapter: bool
+
+    @property
+    def weight(self) -> str:
+        """The name of the weight: the same for all parts of it."""
+        return f"{self.path}.{self.tensor}" if self.path else self.tensor
+
+    @property
+    def own_name(self) -> str:
+        """What tells the layer: its name, or that of a parameter that is no layer's `weight`."""
+        return self.weight.removesuffix(".weight").rpartition(".")[2]
+
+    @property
+    def is_convolution(self) -> bool:
+        return isinstance(self.layer, nn.modules.conv._ConvNd)
+
+    @property
+    def is_embedding(self) -> bool:
+        return is_embedding(self.layer)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As a matrix (m, n), or a stack of some; a convolution's as (out, in h w)."""
+        shape = tuple(self.parameter.shape)
+        if self.is_convolution and len(shape) > 2:
+            return shape[0], self.parameter[0].numel()
+        return shape
+
+    @property
+    def output_dim(self) -> int:
+        """The dimension that a weight's outputs have: the columns of transformers' Conv1D (in,
+        out), else the rows."""
+        kinds = type(self.layer).__mro__
+        return -1 if any(kind.__name__ == "Conv1D" for kind in kinds) else -2
+
+    @property
+    def is_vector(self) -> bool:
+        """Also what lies in a norm, whatever its shape, and what has one row or one column."""
+        kind = type(self.layer).__name__
+        if "Norm" in kind and "Linear" not in kind:
+            return True
+        if is_lazy(self.parameter):  # its shape is not known yet
+            return self.tensor != "weight"
+        return len(self.shape) < 2 or min(self.shape[-2:]) <= 1
+
+
+def is_embedding(module: nn.Module) -> bool:
+    is_table = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    return is_table or "Embedding" in type(module).__name__
+
+
+def places(model: nn.Module) -> list[Place]:
+    """Where each of a model's parameters belongs, in the order of `named_parameters`."""
+    modules = dict(model.named_modules())
+    tables: dict[int, nn.Module] = {}  # by the identity of an embedding's weight
+    for module in modules.values():
+        if is_embedding(module):
+            tables |= {id(weight): module for weight in module.parameters(recurse=False)}
+    found = []
+    for name, parameter in model.named_parameters():
+        path, tensor, is_adapter = _look_through(name, modules)
+        layer = _wrapped_layer(modules[path])
+        # A tied weight is an embedding's, whatever layer has it first.
+        layer = tables.get(id(parameter), layer)
+        found.append(Place(name, parameter, without_wrappers(path), tensor, layer, is_adapter))
+    return found
+
+
+def _wrapped_layer(module: nn.Module) -> nn.Module:
+    """The layer that peft has wrapped; the module itself if there is none."""
+    inner = getattr(module, "base_layer", None)
+    return _wrapped_layer(inner) if isinstance(inner, nn.Module) else module
+
+
+def _look_through(name: str, modules: Mapping[str, nn.Module]) -> tuple[str, str, bool]:
+    """A layer's path, what it calls the weight, and whether the parameter is an adapter's."""
+    parts = name.split(".")
+    if "parametrizations" in parts:  # LAYER.parametrizations.WEIGHT.original0, or .0.lora_A
+        at = parts.index("parametrizations")
+        is_adapter = not parts[at + 2].startswith("original")
+        return ".".join(parts[:at]), parts[at + 1], is_adapter
+    for at, part in enumerate(parts):
+        if ADAPTER.match(part):  # LAYER.lora_A.default.weight
+            return ".".join(parts[:at]), "weight", True
+    path, tensor = ".".join(parts[:-1]), parts[-1]
+    older = OLDER_PARTS.match(tensor)
+    if older and isinstance(getattr(modules[path], older[1], None), Tensor):
+        tensor = older[1]
+    return path, tensor, False
+
+
+def without_wrappers(path: str) -> str:
+    """A path without the parts that wrappers add to it."""
+    parts = path.split(".")
+    kept = []
+    for at, part in enumerate(parts):
+        is_copy = part == "modules_to_save" or (at > 0 and parts[at - 1] == "modules_to_save")
+        if part not in WRAPPERS and not is_copy:
+            kept.append(part)
+    return ".".join(kept)

@@ -1,0 +1,331 @@
+"""What each parameter of a model is to the optimizer, told by names, shapes and use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from .dtensor import FSDP1
+from .options import Group
+from .places import Place, is_embedding, places, without_wrappers
+
+# What the last layer, or a Sequential that ends in it, is usually called.
+HEAD_NAMES = {
+    "lm_head",
+    "head",
+    "heads",
+    "output",
+    "unembed",
+    "embed_out",
+    "classifier",
+    "score",
+    "fc_out",
+    "logits",
+}
+# A plain parameter that is looked up or added, not multiplied by.
+EMBEDDING_NAME = re.compile(
+    r"(^|[._\d])(emb|embeds?|embeddings?|pos|positions?|positional|tokens?|table|prompts?|latents|codebook|wte|wpe)"
+    r"($|[._\d])"
+)
+# A module that embeds no tokens.
+POSITIONS = re.compile(r"wpe|(^|[._])pos(ition)?")
+# Projections of several matrices one after the other, and how many. Not `query_key_value`, whose
+# heads take turns.
+FUSED = {
+    "c_attn": 3,
+    "qkv": 3,
+    "Wqkv": 3,
+    "qkv_proj": 3,
+    "to_qkv": 3,
+    "in_proj_weight": 3,
+    "kv": 2,
+    "to_kv": 2,
+    "gate_up_proj": 2,
+    "gate_up": 2,
+    "w12": 2,
+}
+# Those whose parts need not be square.
+GATES = ("gate_up_proj", "gate_up", "w12", "to_qkv", "to_kv")
+
+Split = tuple[int, int]  # number of parts, and the dimension that they divide: -2 or -1
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a parameter is.
+
+    Attributes:
+        kind: `matrices` and convolution `kernels` are rotated; `embeddings`, the `head`, `vectors`
+            and what is `kept` are not.
+        why: how that was told, in words.
+        split: for a fused projection of several matrices.
+    """
+
+    kind: str
+    why: str
+    split: Split | None = None
+
+    @property
+    def options(self) -> Group:
+        """As options of a parameter group."""
+        options: Group = {
+            "kind": self.kind,
+            "why": self.why,
+            "rotate": self.kind in ("matrices", "kernels"),
+            "flatten": self.kind == "kernels",
+        }
+        return {**options, "split": self.split} if self.split else options
+
+    def over(self, options: Group) -> Group:
+        """A group's options for a parameter of this role: what the group does not rotate stays."""
+        if not options["rotate"]:
+            return options
+        split = options["split"] or self.split
+        flatten = options["flatten"] or self.kind == "kernels"
+        return {**options, **self.options, "split": split, "flatten": flatten}
+
+
+def roles(
+    model: nn.Module,
+    *,
+    rotate: Iterable[str] = (),
+    keep: Iterable[str] = (),
+    split: Mapping[str, int | Split] | None = None,
+) -> dict[str, Role]:
+    """The role of each parameter, by name; for the arguments and errors see `param_groups`."""
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise ValueError(FSDP1)
+    found = {place.name: place for place in places(model)}
+    to_rotate = _matching(found, rotate, "rotate")
+    to_keep = _matching(found, keep, "keep")
+    _check_rotate(to_rotate, to_keep, found)
+    heads = find_heads(model, list(found.values()))
+    asked = _asked_parts(found, split or {})
+    of_all = {}
+    for name, place in found.items():
+        role = _role(place, heads, name in to_rotate)
+        if name in to_keep:
+            role = Role("kept", "keep")
+        if name in asked and role.kind not in ("matrices", "kernels"):
+            raise ValueError(f"split: {name} is no matrix to rotate ({role.why})")
+        if role.kind in ("matrices", "kernels"):
+            role = Role(role.kind, role.why, asked.get(name) or _known_parts(place))
+        of_all[name] = role
+    return of_all
+
+
+def _check_rotate(to_rotate: set[str], to_keep: set[str], found: dict[str, Place]) -> None:
+    for name in sorted(to_rotate):
+        if name in to_keep:
+            raise ValueError(f"{name} matches a pattern of rotate and one of keep")
+        if found[name].is_vector:
+            raise ValueError(f"rotate: {name} is a vector, which has no two sides to rotate")
+
+
+def _role(place: Place, heads: Mapping[str, str], must_rotate: bool) -> Role:
+    if place.is_vector:
+        return Role("vectors", "vector")
+    if not must_rotate:
+        embedding = _embedding(place)
+        if embedding:
+            return Role("embeddings", embedding)
+        if place.weight in heads:
+            return Role("head", heads[place.weight])
+    return Role("kernels", "kernel") if place.is_convolution else Role("matrices", "matrix")
+
+
+def _embedding(place: Place) -> str:
+    """Why a parameter is an embedding's; "" if it is not."""
+    if place.is_embedding:
+        return "adapter of an embedding" if place.is_adapter else "embedding"
+    if place.tensor != "weight" and EMBEDDING_NAME.search(place.tensor.lower()):
+        return "embedding by its name"
+    return ""
+
+
+def find_heads(model: nn.Module, found: list[Place]) -> dict[str, str]:
+    """The weights that make the outputs, by name, and why."""
+    weights = _weights(found)
+    heads: dict[str, str] = {}
+    for weight in weights:
+        called = _called_head(weight, is_last=weight == list(weights)[-1])
+        if called:
+            heads[weight] = f"head: called {called}"
+    for container, weight in _ends_of_containers(weights).items():
+        heads[weight] = f"head: the last of {container}"
+    last = _last_as_head(model, weights)
+    if last:
+        weight, why = last
+        heads.setdefault(weight, why)
+    return heads
+
+
+def _weights(found: list[Place]) -> dict[str, Place]:
+    """By name the weights of two or more dimensions; of several parts (weight_norm's length and
+    direction) the largest."""
+    weights: dict[str, Place] = {}
+    for place in found:
+        is_vector = place.tensor == "bias" if is_lazy(place.parameter) else len(place.shape) < 2
+        if place.is_adapter or is_vector:
+            continue
+        other = weights.setdefault(place.weight, place)
+        if not is_lazy(place.parameter) and place.parameter.numel() > other.parameter.numel():
+            weights[place.weight] = place
+    return weights
+
+
+def _called_head(weight: str, is_last: bool) -> str:
+    """The name of the layer if it is that of a head; "" if it is not."""
+    *above, layer = weight.split(".")[:-1] or [""]
+    # A block's own `fc_out`, as in GPT-J, is none.
+    if any(part.isdigit() for part in above):
+        return ""
+    if layer in HEAD_NAMES or (layer == "fc" and (not above or is_last)):
+        return layer
+    return ""
+
+
+def _ends_of_containers(weights: Iterable[str]) -> dict[str, str]:
+    """By container that is called as a head is: the last weight in it."""
+    ends = {}
+    for weight in weights:
+        *above, _ = weight.split(".")[:-1] or [""]
+        inside = [at for at, part in enumerate(above) if part in HEAD_NAMES]
+        # A block's own `output` is none.
+        if inside and not any(part.isdigit() for part in above[: inside[0]]):
+            ends[above[inside[0]]] = weight
+    return ends
+
+
+def _last_as_head(model: nn.Module, weights: dict[str, Place]) -> tuple[str, str] | None:
+    """The last weight if it makes the outputs, and why: no weight is tied to an embedding, and it
+    has a row per token, or the model is one Sequential."""
+    if not weights or _is_tied(model):
+        return None
+    name = list(weights)[-1]
+    last = weights[name]
+    if is_lazy(last.parameter):
+        return None
+    tokens = _token_embedding(model)
+    if tokens is not None and last.parameter is not tokens and not is_lazy(tokens):
+        rows, columns = last.parameter.shape[-2:]
+        if rows == len(tokens) > 1:
+            if rows > columns or columns == tokens.shape[-1]:
+                return name, "head: a row per token"
+            return None
+    if len(weights) > 1 and f"{name}.".startswith(_end_of_sequence(model)):
+        return name, "head: the last layer of a Sequential"
+    return None
+
+
+def _is_tied(model: nn.Module) -> bool:
+    """Whether another layer computes with an embedding's weight."""
+    of_others = set()
+    for module in model.modules():
+        if not is_embedding(module):
+            of_others |= {id(parameter) for parameter in module._parameters.values()}
+    return any(id(table.weight) in of_others for _, table in _tables(model))
+
+
+def _token_embedding(model: nn.Module) -> Tensor | None:
+    """The first embedding that is not one of positions."""
+    for name, table in _tables(model):
+        if not POSITIONS.search(name):
+            weight: Tensor = table.weight
+            return weight
+    return None
+
+
+def _tables(model: nn.Module) -> list[tuple[str, Any]]:
+    named = model.named_modules()
+    return [(name, m) for name, m in named if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+
+
+def _end_of_sequence(model: nn.Module) -> str:
+    """The path of the last layer, with a dot, where a model is one Sequential (in a wrapper, or
+    with others at its end); else that of no layer."""
+    path, module, is_sequential = "", model, False
+    while True:
+        children = []
+        for name, child in module.named_children():
+            if name != "parametrizations" and list(child.parameters()):
+                children.append((name, child))
+        if not children or hasattr(module, "base_layer"):
+            break
+        is_sequential = is_sequential or isinstance(module, nn.Sequential)
+        if len(children) > 1 and not isinstance(module, nn.Sequential):
+            return "no layer"
+        name, module = children[-1]
+        path += name + "."
+    if not is_sequential:
+        return "no layer"
+    return without_wrappers(path.rstrip(".")) + "."
+
+
+def _asked_parts(found: Mapping[str, Place], split: Mapping[str, int | Split]) -> dict[str, Split]:
+    """By parameter: the parts that the caller has named."""
+    parts = {}
+    for pattern, given in split.items():
+        names = set()
+        for name, place in found.items():
+            if pattern in name.split(".") and not place.is_vector:
+                names.add(name)
+        for name in names or _matching(found, [pattern], "split"):
+            place = found[name]
+            refuse_lazy(place)
+            number, dim = (given, place.output_dim) if isinstance(given, int) else given
+            is_possible = len(place.shape) >= 2 and number >= 1 and dim in (-2, -1)
+            if not is_possible or place.shape[dim] % number:
+                raise ValueError(
+                    f"split: {name} of shape {tuple(place.parameter.shape)} is not {number} equal "
+                    f"matrices"
+                )
+            parts[name] = number, dim
+    return parts
+
+
+def refuse_lazy(place: Place) -> None:
+    """Raise ValueError for a parameter whose shape would decide, but is not known yet."""
+    if is_lazy(place.parameter):
+        raise ValueError(
+            f"{place.name} may be a fused projection, and its shape is not known yet: run a batch "
+            f"through the model first, or give the model itself, BasisRotation(model)"
+        )
+
+
+def _known_parts(place: Place) -> Split | None:
+    """The parts of a fused projection that is known by its name, if they are equal."""
+    parts = FUSED.get(place.own_name)
+    if parts is None or place.is_adapter:
+        return None
+    if is_lazy(place.parameter):
+        return None
+    shape, dim = place.shape, place.output_dim
+    if len(shape) != 2 or shape[dim] % parts:
+        return None
+    is_square = shape[dim] == parts * shape[-3 - dim]
+    return (parts, dim) if is_square or place.own_name in GATES else None
+
+
+def _matching(names: Iterable[str], patterns: Iterable[str], argument: str) -> set[str]:
+    found = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        matching = {name for name in names if fnmatchcase(name, pattern)}
+        if not matching:
+            raise ValueError(
+                f"{argument}={pattern!r} matches no parameter; there are {', '.join(names)}"
+            )
+        found |= matching
+    return found
+
+
+def looks_like_a_table(name: str) -> bool:
+    """Whether a parameter's name, all that is known of it, is an embedding's or a head's."""
+    layer = without_wrappers(name.removesuffix(".weight")).rpartition(".")[2]
+    return layer in HEAD_NAMES or bool(EMBEDDING_NAME.search(layer.lower()))

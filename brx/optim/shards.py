@@ -1,0 +1,203 @@
+"""Where the shards of a matrix lie (DTensor: FSDP2, tensor parallelism), and which rank updates it.
+
+Each sharded matrix is updated, whole, by one rank of its mesh, the owner, which keeps its state. In
+a state dict that state is sharded by rows, for tools for DTensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .dtensor import local
+
+# Where a shard lies: its shape, and its offset in the whole tensor.
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """One sharded matrix.
+
+    Attributes:
+        shape: the whole matrix's.
+        group: the ranks of its mesh.
+        boxes: by rank in the group.
+        owner: the rank in the group that has, or takes, the whole tensor.
+    """
+
+    shape: tuple[int, ...]
+    group: dist.ProcessGroup
+    boxes: list[Box]
+    owner: int
+
+    @property
+    def is_owner(self) -> bool:
+        return self.owner == dist.get_rank(self.group)
+
+    def sends(self, rank: int) -> bool:
+        """Whether the owner takes a rank's shard: the first of equal ones (replicas)."""
+        return self.boxes.index(self.boxes[rank]) == rank
+
+    def senders(self) -> list[int]:
+        return [rank for rank in range(len(self.boxes)) if self.sends(rank)]
+
+    def part(self, tensor: Tensor, rank: int) -> Tensor:
+        """A rank's shard of a whole tensor; a view."""
+        shape, offset = self.boxes[rank]
+        place = tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+        return tensor[place]
+
+    def size(self, rank: int) -> int:
+        shape, _ = self.boxes[rank]
+        return math.prod(shape)
+
+
+class Sharding:
+    """Who updates which sharded matrix; every rank has to ask for the same ones in the same
+    order."""
+
+    def __init__(self) -> None:
+        self.of: dict[Tensor, Shards] = {}
+        self._groups: dict[Any, dist.ProcessGroup] = {}
+        self._loads: dict[Any, list[int]] = {}  # cost of what each rank of a mesh updates
+
+    def add(self, parameters: Iterable[Tensor]) -> None:
+        """Share new parameters among the ranks, the most expensive ones first, so that all have
+        about equal work."""
+        new = [parameter for parameter in parameters if parameter not in self.of]
+        for parameter in sorted(new, key=rotation_cost, reverse=True):
+            mesh = parameter.device_mesh  # type: ignore[attr-defined]
+            loads = self._loads.setdefault(mesh, [0] * mesh.size())
+            owner = loads.index(min(loads))
+            loads[owner] += rotation_cost(parameter)
+            group = self._group(mesh, parameter.device)
+            boxes = _boxes(parameter.shape, mesh, parameter.placements, group)  # type: ignore[attr-defined]
+            self.of[parameter] = Shards(tuple(parameter.shape), group, boxes, owner)
+
+    def agree(self, parameters: Iterable[Any], flags: dict[torch.device, Tensor]) -> None:
+        """Set a device's flag (), in `flags`, on all ranks of the parameters' meshes where it is
+        set on any."""
+        # A dict, unlike a set, has the same order on all ranks.
+        meshes = dict.fromkeys((p.device_mesh, p.device) for p in parameters)
+        for mesh, device in meshes:
+            count = flags[device].int()
+            dist.all_reduce(count, group=self._group(mesh, device))
+            flags[device] = count > 0
+
+    def _group(self, mesh: Any, device: torch.device) -> dist.ProcessGroup:
+        """The process group of all ranks of a mesh, for tensors of a device: the CPU where FSDP2
+        offloads to it."""
+        key = mesh, device.type
+        if key in self._groups:
+            return self._groups[key]
+        ranks = sorted(mesh.mesh.flatten().tolist())
+        group = mesh.get_group() if mesh.ndim == 1 else dist.group.WORLD
+        assert group is not None
+        if len(ranks) != dist.get_world_size(group):  # one part of a larger job
+            group = dist.new_group(ranks, use_local_synchronization=True)
+        # NCCL alone takes no tensors of the CPU.
+        if f"{device.type}:" not in dist.get_backend_config(group):
+            group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        self._groups[key] = group
+        return group
+
+
+def _boxes(
+    shape: Sequence[int], mesh: Any, placements: Sequence[Any], group: dist.ProcessGroup
+) -> list[Box]:
+    """Where each rank's shard lies, by rank in the group."""
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
+    boxes = []
+    for rank in dist.get_process_group_ranks(group):
+        coordinates = (mesh.mesh == rank).nonzero()[0].tolist()
+        boxes.append(
+            _compute_local_shape_and_global_offset(
+                tuple(shape), mesh.shape, coordinates, placements
+            )
+        )
+    return boxes
+
+
+def as_rows(
+    parameter: Any,
+    shards: Shards,
+    state: Tensor,  # of the given shape at the owner; anything elsewhere
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> Tensor:
+    """A state that the owner has whole, as a DTensor that is sharded by rows; a counter () as it
+    is."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh = parameter.device_mesh
+    by_rows: list[Any] = [Shard(0) if shape else Replicate()] * mesh.ndim
+    boxes = _boxes(shape, mesh, by_rows, shards.group)
+    rows = Shards(shape, shards.group, boxes, shards.owner)
+    like = local(parameter).new_empty(0, dtype=dtype)
+    (part,) = distribute([rows], [state if shards.is_owner else None], like)
+    part_shape, _ = rows.boxes[dist.get_rank(shards.group)]
+    part = part.view(part_shape)
+    if not shape:
+        return part
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        part, mesh, by_rows, run_check=False, shape=torch.Size(shape), stride=stride
+    )
+
+
+def distribute(
+    shards: Sequence[Shards],  # of one process group
+    wholes: Sequence[Tensor | None],  # one for each: the whole tensor at its owner, else None
+    like: Tensor,  # of the dtype and device of all
+) -> list[Tensor]:
+    """This rank's parts, flattened, of tensors that their owners have whole."""
+    group = shards[0].group
+    rank = dist.get_rank(group)
+    outgoing = []
+    for of_one, tensor in zip(shards, wholes, strict=True):
+        if tensor is not None:
+            for target in range(dist.get_world_size(group)):
+                outgoing.append((target, of_one.part(tensor, target)))
+    expected = [(of_one.owner, of_one.size(rank)) for of_one in shards]
+    return exchange(outgoing, expected, like, group)
+
+
+def exchange(
+    outgoing: Sequence[tuple[int, Tensor]],  # target rank, and what it gets
+    expected: Sequence[tuple[int, int]],  # source rank, and the number of elements from there
+    like: Tensor,
+    group: dist.ProcessGroup,
+) -> list[Tensor]:
+    """Send tensors to other ranks, flattened; what has come here, in the order of `expected`.
+
+    Between two ranks, what one sends has to be in the order in which the other expects it.
+    """
+    ranks = range(dist.get_world_size(group))
+    flat = [like.new_empty(0)]
+    num_sent = []
+    for rank in ranks:
+        to_rank = [tensor.reshape(-1) for target, tensor in outgoing if target == rank]
+        flat += to_rank
+        num_sent.append(sum(tensor.numel() for tensor in to_rank))
+    num_received = [sum(size for source, size in expected if source == rank) for rank in ranks]
+    receive = like.new_empty(sum(num_received))
+    dist.all_to_all_single(receive, torch.cat(flat), num_received, num_sent, group=group)
+    # It delivers by source; the sort is stable, so that pieces of one source keep their order.
+    by_source = sorted(range(len(expected)), key=lambda place: expected[place][0])
+    pieces = torch.split(receive, [expected[place][1] for place in by_source])
+    in_order = sorted(zip(by_source, pieces, strict=True), key=itemgetter(0))
+    return [piece for _, piece in in_order]
+
+
+def rotation_cost(matrices: Tensor) -> int:
+    """Multiply-adds of a rotation of both sides of (*, m, n); the order of sizes is what
+    matters."""
+    return matrices.numel() * sum(matrices.shape[-2:])

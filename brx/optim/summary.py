@@ -1,0 +1,85 @@
+"""What `BasisRotation` does with each parameter, as rows and as a printed table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from .options import Group
+from .parameter_state import Side, matrix_shape, rotated_sides, state_shapes
+
+COUNTERS = ("step", "num_failed_refreshes")
+COLUMNS = ("parameter", "shape", "update", "state", "why")
+
+
+class ParameterSummary(NamedTuple):
+    """What was decided for one parameter.
+
+    Attributes:
+        shape: the parameter's; () for one of a lazy module, which has none yet.
+        matrices: the same as matrices (*lead, m, n).
+        sides: those that are rotated; none for AdamW.
+        num_state: numbers of moments, bases and covariances; 0 for a frozen one.
+        why: the reason, in words.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    matrices: tuple[int, ...]
+    sides: tuple[Side, ...]
+    num_state: int
+    why: str
+
+
+class Summary(list[ParameterSummary]):
+    """One row per parameter; printed as a table."""
+
+    @classmethod
+    def of(cls, named: Iterable[tuple[str, Tensor, Group]]) -> Summary:
+        """Of parameters with their names and options."""
+        return cls(_row(name, parameter, options) for name, parameter, options in named)
+
+    def __str__(self) -> str:
+        rows = [COLUMNS, *(_cells(row) for row in self)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        num_rotated = sum(1 for row in self if row.sides)
+        num_state = sum(row.num_state for row in self)
+        num_weights = sum(math.prod(row.shape) for row in self if row.shape or row.num_state)
+        lines.append(
+            f"{num_rotated} of {len(self)} parameters rotated; {num_state:,} numbers of state for "
+            f"{num_weights:,} weights"
+        )
+        return "\n".join(lines)
+
+
+def _row(name: str, parameter: Tensor, options: Group) -> ParameterSummary:
+    if is_lazy(parameter):
+        return ParameterSummary(name, (), (), (), 0, "lazy: decided when its shape is known")
+    shape = tuple(parameter.shape)
+    sides, reasons = rotated_sides(parameter, options)
+    shapes = state_shapes(parameter, options)
+    num_state = sum(math.prod(shapes[kept]) for kept in shapes if kept not in COUNTERS)
+    why = options.get("why", "matrix" if options["rotate"] else "rotate=False")
+    if reasons == "a vector" and why in ("matrix", "vector"):
+        why, reasons = "vector", ""
+    return ParameterSummary(
+        name,
+        shape,
+        matrix_shape(parameter, options) if sides else shape,
+        sides,
+        num_state if parameter.requires_grad else 0,
+        ", ".join(filter(None, [why, reasons])),
+    )
+
+
+def _cells(row: ParameterSummary) -> tuple[str, ...]:
+    update = "elementwise (AdamW)"
+    if row.sides:
+        parts = "" if row.matrices == row.shape else " x ".join(map(str, row.matrices)) + ", "
+        update = f"{parts}rotated: {' and '.join(row.sides)}"
+    return row.name, str(row.shape), update, f"{row.num_state:,}", row.why

@@ -1,0 +1,161 @@
+"""Another optimizer's state as `BasisRotation`'s: what the optimizers that are known keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .dtensor import whole
+from .options import Group
+from .parameter_state import Side, arithmetic, as_matrices, state_shapes
+
+Moments = tuple[float, Tensor, Tensor]  # number of updates, momentum, second moment
+
+
+def state_from(
+    other: Optimizer,
+    parameter: Tensor,
+    options: Group,  # of this parameter, here
+    description: str,  # of the parameter, for messages
+) -> dict[str, Any]:
+    """What another optimizer keeps for a parameter, whole, by the names of `BasisRotation`'s state.
+
+    Raises ValueError for an optimizer that is not in `KNOWN`, where there are no such moments, or
+    bases of other sides than the options ask for.
+    """
+    read = _reader(other)
+    own = other.state[parameter]
+    if any(name.endswith("_basis") for name in own):
+        raise ValueError(f"{description}: is a BasisRotation's already; use load_state_dict")
+    if read is None:
+        raise ValueError(
+            f"{description}: what {_full_name(other)} keeps is not known here; known are "
+            f"{', '.join(KNOWN)}"
+        )
+    if "exp_avg" not in own or "exp_avg_sq" not in own:
+        raise ValueError(
+            f"{description}: its state has {', '.join(own)}, but exp_avg and exp_avg_sq are needed"
+        )
+    if options["as_published"]:
+        raise ValueError(
+            f"{description}: as_published has a start of its own, and takes nothing over"
+        )
+    group = next(g for g in other.param_groups if any(p is parameter for p in g["params"]))
+    if group.get("amsgrad") or group.get("ams_bound"):
+        raise ValueError(f"{description}: AMSGrad's largest second moment has no place here")
+    num_updates, momentum, second_moment = read(own, group, parameter)
+    shapes = state_shapes(parameter, options)
+    bases = _bases(own)
+    _check_bases(bases, shapes, parameter, options, description)
+    # SOAP's momentum is in the original space, AdamW's moments are in bases of the identity.
+    if "left" in bases:
+        momentum = bases["left"].to(momentum).mT @ momentum
+    if "right" in bases:
+        momentum = momentum @ bases["right"].to(momentum)
+    if any(name.endswith("_basis") for name in shapes):
+        momentum = _as_kept(momentum, options, shapes["exp_avg"])
+        second_moment = _as_kept(second_moment, options, shapes["exp_avg_sq"])
+    state: dict[str, Any] = {
+        # In float32 whatever the default dtype, which may be too short to count in.
+        "step": torch.tensor(num_updates, dtype=torch.float32),
+        "exp_avg": momentum,
+        "exp_avg_sq": second_moment,
+    }
+    for name, shape in shapes.items():
+        side, _, what = name.partition("_")
+        if what == "basis":
+            state[name] = bases.get(side, torch.eye(shape[-1]).expand(shape))
+        elif what == "covariance" and bases:
+            state[name] = own["GG"][0 if side == "left" else 1]
+        elif name not in state:
+            state[name] = torch.zeros(shape)
+    return state
+
+
+def has_bases(other: Optimizer, parameter: Tensor) -> bool:
+    """Whether another optimizer's state of a parameter comes with bases."""
+    return bool(_bases(other.state.get(parameter, {})))
+
+
+def _bases(own: dict[str, Any]) -> dict[str, Tensor]:
+    """SOAP's bases by side; it has an empty list for a side that it does not rotate."""
+    found = {}
+    for side, basis in zip(("left", "right"), own.get("Q") or (), strict=False):
+        if len(basis):
+            found[side] = basis
+    return found
+
+
+def _check_bases(
+    bases: dict[str, Tensor],
+    shapes: dict[str, tuple[int, ...]],
+    parameter: Tensor,
+    options: Group,
+    description: str,
+) -> None:
+    wanted: list[Side] = [side for side in ("left", "right") if f"{side}_basis" in shapes]
+    is_plain = parameter.ndim == 2 and not options["split"]
+    if bases and (sorted(bases) != wanted or not is_plain):
+        raise ValueError(
+            f"{description}: bases of {', '.join(bases)} are no state of "
+            f"{', '.join(wanted) or 'AdamW'}"
+        )
+
+
+def _as_kept(moment: Tensor, options: Group, shape: tuple[int, ...]) -> Tensor:
+    return as_matrices(moment[None], options)[0].reshape(shape)
+
+
+def _moments(own: dict[str, Any], parameter: Tensor) -> tuple[Tensor, Tensor]:
+    dtype = arithmetic(parameter)
+    momentum = whole(own["exp_avg"]).detach().to(dtype)
+    second_moment = whole(own["exp_avg_sq"]).detach().to(dtype)
+    return momentum, second_moment
+
+
+def _of_adam(own: dict[str, Any], group: Group, parameter: Tensor) -> Moments:
+    return float(own["step"]), *_moments(own, parameter)
+
+
+def _of_soap(own: dict[str, Any], group: Group, parameter: Tensor) -> Moments:
+    # Its first step updates nothing.
+    return float(group["step"] - 1), *_moments(own, parameter)
+
+
+def _of_stable_adamw(own: dict[str, Any], group: Group, parameter: Tensor) -> Moments:
+    """Its averages are those that Adam divides by 1 - beta^t, divided already."""
+    num_updates = group["step"]
+    beta1, beta2 = group["betas"]
+    momentum, second_moment = _moments(own, parameter)
+    return (
+        float(num_updates),
+        momentum * (1 - beta1**num_updates),
+        second_moment * (1 - beta2**num_updates),
+    )
+
+
+KNOWN: dict[str, Callable[[dict[str, Any], Group, Tensor], Moments]] = {
+    "torch.optim.AdamW": _of_adam,
+    "torch.optim.Adam": _of_adam,
+    "torch.optim.NAdam": _of_adam,
+    "torch.optim.RAdam": _of_adam,
+    "pytorch_optimizer.SOAP": _of_soap,
+    "pytorch_optimizer.StableAdamW": _of_stable_adamw,
+}
+
+
+def _reader(other: Optimizer) -> Callable[[dict[str, Any], Group, Tensor], Moments] | None:
+    return KNOWN.get(_full_name(other))
+
+
+def _full_name(optimizer: Optimizer) -> str:
+    """`torch.optim.AdamW` for torch.optim.adamw.AdamW: the public name of a known package's."""
+    kind = type(optimizer)
+    for package in ("torch.optim", "pytorch_optimizer"):
+        if kind.__module__.startswith(f"{package}."):
+            return f"{package}.{kind.__qualname__}"
+    return f"{kind.__module__}.{kind.__qualname__}"

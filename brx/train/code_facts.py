@@ -1,0 +1,67 @@
+"""What readers of a run need of its user's code, noted in config.yaml when the run trains.
+
+Reading a run runs nothing (`brx.config.user_code`), so whatever an analysis, a plan or a figure
+asks of user code has to be known before. `note_facts` is called once, after the code is loaded and
+before the first iteration. To note something of another kind of code:
+
+1. In `brx/config/schema.py`, give the section that names the code a field `code_sha256` and a field
+   `facts: MyFacts | None = None`, where `MyFacts` is a section of plain numbers and texts. List the
+   section in `CODE_SECTIONS`: then `facts` is no setting (it does not tell runs apart), and a new
+   run of an old configuration drops it.
+2. Here, compute the facts and add them to what `note_facts` returns.
+3. Where the code is loaded (with `brx.config.user_code.load_attribute`, which names it on stderr
+   and refuses to run it for a reader), answer from `facts` if `user_code.is_allowed()` is false:
+   `brx.pipeline.delay.NotedDelay` and `brx.methods.custom.NotedMethod` are examples.
+"""
+
+from brx.config.schema import CustomConfig, DelayCode, DelayFacts, MethodFacts, RunConfig, Section
+from brx.methods.custom import AnyOptimizer
+from brx.methods.table import find_method
+from brx.pipeline.delay import stage_delays
+from brx.train.build import Assembly
+
+
+def note_facts(config: RunConfig, assembly: Assembly) -> RunConfig:
+    """The configuration with what readers need of the user's own code.
+
+    Args:
+        config: of the run that is about to train.
+        assembly: what this device trains with.
+
+    Raises:
+        UserError: the code fails when it is asked.
+    """
+    changed: dict[str, Section] = {}
+    if isinstance(config.pipeline.delay, DelayCode):
+        delay = config.pipeline.delay.model_copy(update={"facts": delay_facts(config)})
+        changed["pipeline"] = config.pipeline.model_copy(update={"delay": delay})
+    if isinstance(config.optimizer, CustomConfig):
+        facts = method_facts(config, assembly)
+        changed["optimizer"] = config.optimizer.model_copy(update={"facts": facts})
+    return config.model_copy(update=changed)
+
+
+def delay_facts(config: RunConfig) -> DelayFacts:
+    """The largest and mean delays of the run's delay function."""
+    delays = stage_delays(config.pipeline, config.training.seed)
+    in_micro_batches = config.pipeline.accumulation
+    return DelayFacts(
+        largest=[delay.tau for delay in delays],
+        mean=[delay.tau_updates * in_micro_batches for delay in delays],
+    )
+
+
+def method_facts(config: RunConfig, assembly: Assembly) -> MethodFacts:
+    """What a user's own method is, and which optimizers it has made."""
+    method = find_method(config)
+    optimizers = [
+        f"{type(optimizer).__name__} ({len(optimizer.param_groups)} groups)"
+        for optimizer in assembly.updater.optimizers
+    ]
+    return MethodFacts(
+        kind="optimizer" if isinstance(method, AnyOptimizer) else "method",
+        summary=" ".join(str(method.summary).split()),
+        corrects_gradients=method.corrects_gradients,
+        forecasts=method.forecasts,
+        optimizers=optimizers,
+    )

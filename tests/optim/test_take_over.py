@@ -1,0 +1,121 @@
+"""A training that goes on from another optimizer's state."""
+
+import pytest
+import torch
+
+from brx.optim import BasisRotation, param_groups
+from tests.optim.helpers import random
+from tests.optim.test_param_groups import assert_equal, go, two_models
+
+
+def test_adamw_is_continued_and_its_bases_come_later():
+    model, other = two_models()
+    adamw, twin = (torch.optim.AdamW(one.parameters(), lr=0.01) for one in (model, other))
+    go(model, adamw, 0, 20)
+    go(other, twin, 0, 24)
+    optimizer = BasisRotation(param_groups(model), lr=0.01, frequency=10, first_refresh=5)
+    optimizer.take_over(adamw)
+    go(model, optimizer, 20, 24)  # the first basis is due at the fifth update from here
+    assert_equal(model, other, rtol=0, atol=1e-6)
+    go(model, optimizer, 24, 25)
+    state = optimizer.state[model[0].weight]
+    U, L = state["left_basis"], state["left_covariance"]
+    torch.testing.assert_close(U.T @ U, torch.eye(5), rtol=0, atol=1e-5)
+    rotated = U.T @ L @ U
+    torch.testing.assert_close(
+        rotated, rotated.diag().diag(), rtol=0, atol=1e-6 * float(rotated.max())
+    )
+    adamw.state[model[2].weight]["step"] -= 10  # where steps differ, the most count
+    with pytest.warns(UserWarning, match="4 parameters"):
+        optimizer = BasisRotation(model.named_parameters(), first_refresh=5)
+    with pytest.warns(UserWarning, match="matrices with 10, 20 updates in one group"):
+        optimizer.take_over(adamw)
+    assert [group["first_refresh"] for group in optimizer.param_groups] == [25]
+
+
+def test_soap_is_continued_in_its_bases():
+    soap = pytest.importorskip("pytorch_optimizer").SOAP
+    options = {"lr": 0.01, "betas": (0.9, 0.999), "weight_decay": 0.0, "eps": 1e-12}
+    model, other = two_models()
+    first, twin = (
+        soap(one.parameters(), precondition_frequency=100, **options) for one in (model, other)
+    )
+    go(model, first, 0, 15)
+    go(other, twin, 0, 18)
+    optimizer = BasisRotation(param_groups(model, rotate=["2.weight"]), frequency=None, **options)
+    optimizer.take_over(first)
+    go(model, optimizer, 15, 18)
+    assert_equal(model, other, rtol=0, atol=1e-5)
+
+
+def test_state_that_cannot_be_taken_over_is_refused():
+    model, _ = two_models()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = BasisRotation(param_groups(model))
+    with pytest.raises(ValueError, match="SGD has no state"):
+        optimizer.take_over(sgd)
+    go(model, sgd, 0, 1)
+    with pytest.raises(
+        ValueError, match=r"0.weight of shape \(5, 6\): what torch.optim.SGD keeps is not known"
+    ):
+        optimizer.take_over(sgd)
+    soap = pytest.importorskip("pytorch_optimizer").SOAP(model.parameters(), lr=0.1)
+    go(model, soap, 0, 2)
+    with pytest.raises(ValueError, match="bases of left, right are no state of left"):
+        BasisRotation(param_groups(model), geometry="unilateral").take_over(soap)
+    with pytest.raises(ValueError, match="as_published has a start of its own"):
+        BasisRotation(param_groups(model), as_published=True).take_over(soap)
+    assert not optimizer.state
+
+
+def counts_after(make, dtype):
+    model, _ = two_models()
+    previous = make(model.parameters())
+    go(model, previous, 0, 301)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        optimizer = BasisRotation(param_groups(model))
+        optimizer.take_over(previous)
+    finally:
+        torch.set_default_dtype(before)
+    return {int(state["step"]) for state in optimizer.state.values()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_updates_are_counted_exactly(dtype):
+    assert counts_after(torch.optim.AdamW, dtype) == {301}
+
+
+def test_debiased_averages_become_moments():
+    library = pytest.importorskip("pytorch_optimizer")
+    assert counts_after(library.StableAdamW, torch.float32) == {301}
+    moments = []
+    for kind in (library.StableAdamW, torch.optim.AdamW):
+        model, _ = two_models()
+        previous = kind(model.parameters(), lr=0.0, betas=(0.9, 0.999))
+        for time in range(20):
+            for parameter in model.parameters():
+                parameter.grad = random(*parameter.shape, seed=time)
+            previous.step()
+        optimizer = BasisRotation(param_groups(model))
+        optimizer.take_over(previous)
+        state = optimizer.state[model[0].weight]
+        moments.append((state["step"], state["exp_avg"], state["exp_avg_sq"]))
+    torch.testing.assert_close(*moments, rtol=1e-4, atol=1e-7)
+
+
+def test_amsgrad_is_refused():
+    model, _ = two_models()
+    adamw = torch.optim.AdamW(model.parameters(), amsgrad=True)
+    go(model, adamw, 0, 1)
+    with pytest.raises(ValueError, match="AMSGrad"):
+        BasisRotation(param_groups(model)).take_over(adamw)
+
+
+def test_subclass_of_a_known_optimizer_is_refused():
+    model, _ = two_models()
+    own = type("MyAdamW", (torch.optim.AdamW,), {})(model.parameters())
+    go(model, own, 0, 1)
+    with pytest.raises(ValueError, match="MyAdamW keeps is not known here"):
+        BasisRotation(param_groups(model)).take_over(own)

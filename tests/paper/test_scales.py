@@ -1,0 +1,60 @@
+"""How experiments are found at a scale where a second setting was chosen on a tuning seed."""
+
+from dataclasses import replace
+
+import pytest
+
+from brx.paper.scales import SCALES, Experiments
+from brx.paper.tables import TABLES
+from tests.paper.helpers import write_experiment
+
+TUNED = replace(SCALES["tuned"], models=SCALES["laptop"].models)
+
+
+def write(folder, beta1, tuning_loss, rate=1e-3):
+    """A tuning run of pipedream without delay, and three reported ones that end a nat lower."""
+    settings = {"pipeline.stages": 1, "optimizer.beta1": beta1, "optimizer.lr": rate}
+    tuning = {**settings, "training.for_tuning": True}
+    write_experiment(folder, "laptop", tuning, seeds=(100,), val_loss=tuning_loss)
+    write_experiment(folder, "laptop", settings, seeds=(0, 1, 2), val_loss=tuning_loss - 1)
+
+
+@pytest.fixture
+def experiments(tmp_path):
+    write(tmp_path, 0.9, 2.0)
+    write(tmp_path, 0.9, 1.9, rate=3e-3)
+    write(tmp_path, 0.95, 1.5)
+    write(tmp_path, 0.95, 1.6, rate=3e-3)
+    return Experiments.load(TUNED, tmp_path)
+
+
+def test_best_second_value_is_found_by_the_method(experiments):
+    seeds = experiments.find("pipedream", 1)
+    assert seeds["optimizer.beta1"].unique().tolist() == [0.95]
+
+
+def test_its_best_rate_is_found(experiments):
+    assert experiments.find("pipedream", 1)["optimizer.lr"].unique().tolist() == [1e-3]
+
+
+def test_tuning_seed_is_not_among_the_found(experiments):
+    assert experiments.find("pipedream", 1)["training.seed"].tolist() == [0, 1, 2]
+
+
+def test_variant_does_not_name_the_second_value(experiments):
+    assert experiments.find("pipedream", 1)["variant"].unique().tolist() == ["pipedream"]
+
+
+def test_table_of_rates_has_every_second_value(experiments):
+    table = TABLES["learning-rates"].make(experiments)
+    (text,) = table["second setting (lowest loss of each value)"]
+    assert text == "beta1 0.95 (0.9: 1.900, 0.95: 1.500)"
+
+
+def test_runs_at_one_rate_keep_the_choice(experiments):
+    seeds = experiments.at_rate(3e-3).find("pipedream", 1)
+    assert seeds["optimizer.beta1"].unique().tolist() == [0.95]
+
+
+def test_edges_are_marked_with_two_rates(experiments):
+    assert TABLES["learning-rates"].make(experiments)["at the edge"].tolist() == ["yes"]

@@ -1,0 +1,201 @@
+"""The search for a learning rate and a second setting on a tuning seed."""
+
+import itertools
+import math
+
+import pytest
+
+from brx.errors import UserError
+from brx.files import write_json
+from brx.methods.trajectory_version import TRAJECTORY_VERSION
+from brx.sweep.choice import choice_table, choose, tried_cells
+from brx.sweep.run import choices_and_repetitions
+from brx.sweep.spec import Sweep, prepare_folder
+from tests.sweep.helpers import write_sweep
+
+LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+BETAS = (0.8, 0.9, 0.95)
+SEED = 100
+
+
+def searching(folder, **choice):
+    """A sweep over three rates, with beta1 as the second setting."""
+    choice = {
+        "over": "optimizer.lr",
+        "further": [rate for rate in LADDER if rate not in (3e-4, 1e-3, 3e-3)],
+        "seed": SEED,
+        "second": [{"over": "optimizer.beta1", "values": [0.8, 0.95]}],
+        **choice,
+    }
+    grid = {"pipeline.stages": [4], "optimizer.lr": [1e-3, 3e-3, 3e-4]}
+    repeat = {"set": {"training.seed": [0, 1]}}
+    return Sweep.load(write_sweep(folder, grid=grid, choose=choice, repeat=repeat))
+
+
+def run_to_the_end(sweep, loss_of):
+    """Let cells end with a loss of (rate, beta1) until the search asks for no more."""
+    ended = set()
+    while waiting := [cell for cell in tried_cells(sweep) if cell.folder not in ended]:
+        for cell in waiting:
+            prepare_folder(cell)
+            optimizer = cell.config.optimizer
+            loss = loss_of(optimizer.lr, optimizer.beta1)
+            is_finite = math.isfinite(loss)
+            summary = {
+                "status": "finished" if is_finite else "diverged",
+                "iteration": cell.config.training.last_iteration,
+                "final_val_loss": loss if is_finite else None,
+                "trajectory_version": TRAJECTORY_VERSION,
+            }
+            write_json(cell.folder / "summary.json", summary)
+            if not is_finite:
+                (cell.folder / "failed.txt").write_text("exit code 1: diverged\n")
+            ended.add(cell.folder)
+    return tried_cells(sweep)
+
+
+def combinations_of(cells):
+    return [(cell.config.optimizer.lr, cell.config.optimizer.beta1) for cell in cells]
+
+
+def bowl(rate, beta1, at=(1e-3, 0.9)):
+    """Lowest at a rate and a beta1; the two do not interact."""
+    return math.log(rate / at[0]) ** 2 + 10 * math.log((1 - beta1) / (1 - at[1])) ** 2
+
+
+def test_best_inside_needs_the_grid_with_other_seconds(tmp_path):
+    tried = run_to_the_end(searching(tmp_path), bowl)
+    expected = [(1e-3, 0.9), (3e-3, 0.9), (3e-4, 0.9), (1e-3, 0.8), (1e-3, 0.95)]
+    assert combinations_of(tried) == expected
+
+
+def test_rates_are_extended_before_seconds_are_tried(tmp_path):
+    tried = run_to_the_end(searching(tmp_path), lambda rate, beta1: bowl(rate, beta1, (1e-2, 0.9)))
+    expected = [(1e-2, 0.9), (3e-2, 0.9), (1e-2, 0.8), (1e-2, 0.95)]
+    assert combinations_of(tried)[3:] == expected
+
+
+def test_better_second_gets_its_neighbouring_rates(tmp_path):
+    tried = run_to_the_end(searching(tmp_path), lambda rate, beta1: bowl(rate, beta1, (1e-3, 0.8)))
+    assert {(3e-4, 0.8), (3e-3, 0.8)} < set(combinations_of(tried))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_neighbour_of_the_chosen_is_better(tmp_path, seed):
+    losses = {}
+
+    def loss_of(rate, beta1):
+        """Any numbers, some of them infinite: a surface with several valleys."""
+        key = (LADDER.index(rate), BETAS.index(beta1))
+        value = math.sin(12.9898 * (seed + 1) * (1 + key[0]) + 78.233 * key[1]) * 43758.5453
+        losses[rate, beta1] = math.inf if value % 1 > 0.9 else 1 + value % 1
+        return losses[rate, beta1]
+
+    sweep = searching(tmp_path)
+    tried = run_to_the_end(sweep, loss_of)
+    scored = choose(tried, sweep.spec.choose)
+    (best,) = scored[scored["is_best"]][["optimizer.lr", "second"]].itertuples(index=False)
+    place = LADDER.index(best[0])
+    if not math.isfinite(losses[tuple(best)]):
+        assert len(tried) == 3  # every rate of the grid diverged: there is nothing to go on from
+        return
+    neighbours = [(rate, best[1]) for rate in LADDER[max(place - 1, 0) : place + 2]]
+    neighbours += [(best[0], beta1) for beta1 in BETAS]
+    assert all(losses[each] >= losses[tuple(best)] for each in neighbours)
+
+
+def test_chosen_combination_is_repeated_on_reported_seeds(tmp_path):
+    sweep = searching(tmp_path)
+    tried = run_to_the_end(sweep, lambda rate, beta1: bowl(rate, beta1, (3e-3, 0.95)))
+    _, repetitions = choices_and_repetitions(sweep, tried)
+    found = [
+        (cell.config.training.seed, cell.config.optimizer.lr, cell.config.optimizer.beta1)
+        for cell in repetitions
+    ]
+    assert found == [(0, 3e-3, 0.95), (1, 3e-3, 0.95)]
+
+
+def test_cells_that_are_compared_are_marked_as_tuning(tmp_path):
+    sweep = searching(tmp_path)
+    tried = run_to_the_end(sweep, bowl)
+    _, repetitions = choices_and_repetitions(sweep, tried)
+    marks = [cell.config.training.for_tuning for cell in itertools.chain(tried, repetitions)]
+    assert marks == [True] * len(tried) + [False] * len(repetitions)
+
+
+def test_tuning_seed_is_in_names(tmp_path):
+    assert searching(tmp_path).cells[0].name == "p4-lr0.001-s100"
+
+
+def test_choice_table_has_the_second_value(tmp_path):
+    sweep = searching(tmp_path)
+    tried = run_to_the_end(sweep, bowl)
+    table = choice_table(choose(tried, sweep.spec.choose), sweep.spec.choose)
+    chosen = table[table["chosen"] == "yes"]
+    assert chosen[["optimizer.lr", "second value"]].to_numpy().tolist() == [["0.001", "0.9"]]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"seed": 1}, "choose.seed: 1 is among the reported seeds of repeat.set"),
+        ({"seed": None}, "choose.second: needs choose.seed"),
+        (
+            {"second": [{"over": "optimizer.lr", "values": [1.0]}]},
+            "choose.second[0].over: another key than optimizer.lr",
+        ),
+        (
+            {"second": [{"over": "optimizer.beta1", "values": [1.5]}]},
+            "optimizer.beta1: input should be less than 1",
+        ),
+        (
+            {"second": [{"over": "optimizer.method", "values": [1]}]},
+            "needs a key of numbers, optimizer.method is 'pipedream'",
+        ),
+        (
+            {
+                "second": [
+                    {"over": "optimizer.beta1", "values": [0.8]},
+                    {"over": "optimizer.beta2", "values": [0.9]},
+                ]
+            },
+            "choose.second[1].where: cell p4-lr0.001-s100 has a second key already",
+        ),
+        (
+            {
+                "second": [
+                    {"over": "optimizer.beta1", "values": [0.8], "where": {"pipeline.stages": 2}}
+                ]
+            },
+            "choose.second[0].where: matches no cell",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, choice, expected):
+    with pytest.raises(UserError) as refused:
+        searching(tmp_path, **choice)
+    assert expected in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"grid": {"training.seed": [3]}}, "leave training.seed out of set and grid"),
+        ({"set": {"training.seed": 3}}, "leave training.seed out of set and grid"),
+        (
+            {"grid": {"axis": [{"training.seed": 3}]}},
+            "leave training.seed out of set and grid",
+        ),
+        ({"repeat": None}, "name the seeds that are under repeat.set.training.seed"),
+    ],
+)
+def test_tuning_seed_alone_decides(tmp_path, content, expected):
+    content = {
+        "choose": {"seed": SEED},
+        "repeat": {"set": {"training.seed": [0]}},
+        **content,
+    }
+    with pytest.raises(UserError, match=r"choose\.seed: ") as refused:
+        Sweep.load(write_sweep(tmp_path, **content))
+    assert expected in str(refused.value)

@@ -1,0 +1,145 @@
+"""When ranks stop: all after the same iteration, whoever was asked, with nothing on its way."""
+
+import math
+import os
+import random
+import signal
+import time
+from collections import Counter, deque
+from types import SimpleNamespace
+
+import pytest
+
+from brx.pipeline.schedule import asynchronous_1f1b
+from brx.pipeline.world import World
+from brx.train.device import SAME_REQUEST_S, StopSignal
+from brx.train.loop import Trainer, train
+from tests.train.helpers import losses, tiny_config
+
+ENDS = (9, 14, 40)  # of the segments
+
+
+class SharedWorld(World):
+    """One of several ranks that run in turn in this process."""
+
+    def __init__(self, rank, num_ranks, announced):
+        self.rank, self.num_ranks, self._announced = rank, num_ranks, announced
+
+
+class Pipeline:
+    """Ranks that exchange the numbers of micro-batches, one action at a time."""
+
+    def __init__(self, num_ranks, asked_rank, asked_at):
+        self.num_ranks, self.asked = num_ranks, (asked_rank, asked_at)
+        self.announced = {}
+        self.messages = {}  # by kind and receiving rank
+        self.posted, self.received = Counter(), Counter()
+        self.trainers = [self._trainer(rank) for rank in range(num_ranks)]
+
+    def _trainer(self, rank):
+        trainer = Trainer.__new__(Trainer)
+        trainer.world = SharedWorld(rank, self.num_ranks, self.announced)
+        trainer.iteration, trainer._stop_at, trainer._has_asked = 0, None, False
+        trainer._deadline = math.inf
+        return trainer
+
+    def run(self, rank):
+        """The actions of a rank; yields wherever another rank may come in between."""
+        trainer, stop = self.trainers[rank], SimpleNamespace(requested=False)
+        for end in ENDS:
+            trainer._end = trainer._until_stop(end)
+            actions = asynchronous_1f1b(
+                rank, self.num_ranks, trainer.iteration + 1, lambda: trainer._end, 1
+            )
+            for action in actions:
+                yield
+                if action.kind == "U":
+                    trainer.iteration = action.number
+                    stop.requested = stop.requested or (rank, action.number) == self.asked
+                    trainer._look_for_stop(stop)
+                    trainer._end = trainer._until_stop(end)
+                    continue
+                source = rank - 1 if action.kind == "F" else rank + 1
+                target = rank + 1 if action.kind == "F" else rank - 1
+                if 0 <= source < self.num_ranks:
+                    yield from self._receive(action, rank, more=action.number < trainer._end)
+                if 0 <= target < self.num_ranks:
+                    self.messages.setdefault((action.kind, target), deque()).append(action.number)
+            if trainer.iteration == trainer._stop_at:
+                return
+
+    def _receive(self, action, rank, *, more):
+        key = action.kind, rank
+        while not self.messages.get(key):
+            yield
+        assert self.messages[key].popleft() == action.number
+        self.received[key] = action.number
+        if more:  # a receive that is posted ahead
+            self.posted[key] = action.number + 1
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
+def test_all_ranks_stop_after_the_same_iteration(num_ranks):
+    choose = random.Random(num_ranks)
+    for _ in range(60):
+        asked_at = choose.randint(1, 20)
+        pipeline = Pipeline(num_ranks, choose.randrange(num_ranks), asked_at)
+        running = [pipeline.run(rank) for rank in range(num_ranks)]
+        for _ in range(20_000):  # else somebody waits for ever
+            if not running:
+                break
+            rank = choose.choice(running)
+            if next(rank, "ended") == "ended":
+                running.remove(rank)
+        ends = {trainer.iteration for trainer in pipeline.trainers}
+        assert not running
+        assert len(ends) == 1
+        assert asked_at <= ends.pop() <= asked_at + 3 * num_ranks
+        assert not any(pipeline.messages.values())
+        assert all(pipeline.posted[key] <= last for key, last in pipeline.received.items())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_signal_asks_for_a_stop(number):
+    with StopSignal() as stop:
+        os.kill(os.getpid(), number)
+    assert stop.requested
+
+
+def test_signals_at_once_are_one_request():
+    with StopSignal() as stop:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+    assert stop.requested
+
+
+def test_second_ctrl_c_interrupts():
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        stop._first = time.monotonic() - 2 * SAME_REQUEST_S
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ignored_hangup_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert not stop.requested
+
+
+def test_run_out_of_time_saves(tmp_path):
+    config = tiny_config(tmp_path)
+    assert train(config, tmp_path / "run", seconds=0.0) == "out of time"
+    assert [record["iteration"] for record in losses(tmp_path / "run")] == [1]
+
+
+def test_run_out_of_time_continues_to_the_same_losses(tmp_path):
+    config = tiny_config(tmp_path)
+    train(config, tmp_path / "straight")
+    train(config, tmp_path / "run", seconds=0.0)
+    assert train(config, tmp_path / "run", resume=True) == "finished"
+    assert losses(tmp_path / "run") == losses(tmp_path / "straight")
