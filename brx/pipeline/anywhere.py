@@ -146,6 +146,8 @@ class DelayedPipeline:
     def by_stage(self) -> list[list[str]]:
         """The names of each stage's parameters, of those that train; UserError before they are
         known."""
+        if self._by_stage is None and self._is_cut_known:
+            self._decide_cut()
         if self._by_stage is None:
             raise UserError(
                 "delayed: a number of stages cuts the model in the order of its first forward pass,"
@@ -175,13 +177,19 @@ class DelayedPipeline:
             profile = int(profile)
         elif isinstance(profile, dict):
             profile = {"like": int(profile["like"])}
-        return {
+        settings = {
             "stages": len(self._delays),
             "delay": profile,
             "accumulation": self._accumulation,
             "stash": self._stash,
             "forecast": self._forecast,
         }
+        if self._is_cut_known and len(self._delays) > 1:
+            cut: list[list[str]] = [[] for _ in self._delays]
+            for beginning, stage in self.stage_map().items():
+                cut[stage].append(beginning)
+            settings["cut"] = [" ".join(beginnings) for beginnings in cut]
+        return settings
 
     def stage_map(self) -> dict[str, int]:
         """The stage by beginnings of names, as short as they can be; `stages=` takes it."""
@@ -264,10 +272,9 @@ class DelayedPipeline:
     def __str__(self) -> str:
         lines = ["stage  tau  updates  parameters  ring"]
         for index, delay in enumerate(self._delays):
-            lines.append(
-                f"{index:>5}  {delay.tau:>3}  {delay.tau_updates:>7.4g}  {self._row(index)}"
-            )
-        if self._by_stage is None:
+            row = self._row(index) if self._is_cut_known else "         ?  ?"
+            lines.append(f"{index:>5}  {delay.tau:>3}  {delay.tau_updates:>7.4g}  {row}")
+        if not self._is_cut_known:
             lines.append("(the first forward pass shows which parameters are in which stage)")
         else:
             lines += self._remarks()
@@ -275,9 +282,7 @@ class DelayedPipeline:
 
     def _row(self, index: int) -> str:
         """The parameters of a stage, and its ring's memory."""
-        if self._by_stage is None:
-            return "         ?  ?"
-        names = self._by_stage[index]
+        names = self.by_stage[index]
         weights = [contents(self._trained[name]) for name in names]
         delay = self._delays[index]
         ring = delay.num_slots * sum(weight.nbytes for weight in weights) if delay.tau else 0
@@ -288,11 +293,10 @@ class DelayedPipeline:
     def _remarks(self) -> list[str]:
         """What the rows of the stages do not show: parameters within the run of another stage, and
         tied ones."""
-        assert self._by_stage is not None
-        stage_of = {name: k for k, names in enumerate(self._by_stage) for name in names}
+        stage_of = {name: k for k, names in enumerate(self.by_stage) for name in names}
         lines = []
         latest = 0
-        for name, stage in stage_map_in_order(self._by_stage, list(self._trained)):
+        for name, stage in stage_map_in_order(self.by_stage, list(self._trained)):
             if stage < latest:
                 lines.append(f"{name} is in stage {stage}, by the order of its use")
             latest = max(latest, stage)
@@ -305,6 +309,10 @@ class DelayedPipeline:
         return lines
 
     # The cut
+
+    @property
+    def _is_cut_known(self) -> bool:
+        return self._by_stage is not None or self._order.is_known(self._trained)
 
     def _decide_cut(self) -> None:
         self._by_stage = cut(self.model, list(self._trained), self._stages, self._order.positions())

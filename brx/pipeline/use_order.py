@@ -8,7 +8,7 @@ order of their first uses.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,10 @@ class UseOrder:
         """A parameter's gradient of a backward pass is complete."""
         if name not in self._arrived:
             self._arrived.append(name)
+
+    def is_known(self, names: Iterable[str]) -> bool:
+        """Whether a pass has shown these parameters: its whole graph, or a backward pass."""
+        return bool(self._arrived) or all(name in self._in_graph for name in names)
 
     def positions(self) -> dict[str, int]:
         """A position for each parameter, in the order of use. One that was not seen follows the one
