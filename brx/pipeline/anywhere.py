@@ -34,6 +34,7 @@ from brx.pipeline.cut import (
     trained_names,
 )
 from brx.pipeline.delay import StageDelay, delays_of
+from brx.pipeline.forecasts import FORECAST_RULES, Forecast, StashMode
 from brx.pipeline.history import History, StageHistory, contents
 from brx.pipeline.hooks import (
     Hook,
@@ -43,7 +44,6 @@ from brx.pipeline.hooks import (
 )
 from brx.pipeline.self_check import SelfCheck
 from brx.pipeline.use_order import UseOrder, on_meta_device
-from brx.pipeline.versions import FORECAST_RULES, Forecast, StashMode, copied_to
 from brx.pipeline.windows import Window, Windows
 
 _DELAYED: WeakSet[nn.Module] = WeakSet()  # the models that are under delay already
@@ -578,10 +578,8 @@ def _load_stage(stage: StageHistory, saved: Mapping[str, Any]) -> None:
         torch._foreach_copy_(slot.views, kept)
     if (stage.newest is None) != (saved["newest"] is None):
         raise ValueError("the state is of another stash mode or forecast")
-    if stage.newest is not None:
-        torch._foreach_copy_(stage.newest.views, saved["newest"])
-    device = stage.contents[0].device
-    stage.extrapolation.state = copied_to(device, saved["extrapolation"])
+    newest = saved["newest"] if stage.newest is not None else stage.contents
+    stage.extrapolation.load_state(saved["extrapolation"], newest)
     stage.slots.forget()
 
 

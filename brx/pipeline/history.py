@@ -18,9 +18,8 @@ from torch import Tensor
 
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay
-from brx.pipeline.extrapolation import Extrapolation
+from brx.pipeline.forecasts import Extrapolation, ForecastRule, StashMode
 from brx.pipeline.slots import FlatTensors, Layout, Slots, copy_tensors
-from brx.pipeline.versions import ForecastRule, StashMode
 
 WINDOW_COUNTERS = 2**31  # where the counters of windows begin
 
@@ -64,13 +63,14 @@ class StageHistory:
         self.parameters = list(parameters)
         self.delay = delay
         self._kind = (initial[0].dtype, initial[0].device)
-        self.slots = Slots(Layout(initial), delay, initial, on_host=on_host)
-        self.extrapolation = Extrapolation(delay, stash, forecast, len(self.parameters))
-        # The newest contents, where slots hold forecasts or updates are looked at.
-        self.newest: FlatTensors | None = None
-        if self.extrapolation.is_active:
-            self.newest = Layout(initial).like_weights()
-            copy_tensors(self.newest, initial)
+        layout = Layout(initial)
+        self.slots = Slots(layout, delay, initial, on_host=on_host)
+        self.extrapolation = Extrapolation(layout, initial, delay, stash, forecast)
+
+    @property
+    def newest(self) -> FlatTensors | None:
+        """The newest contents, where slots hold forecasts or updates are looked at."""
+        return self.extrapolation.newest
 
     @property
     def contents(self) -> list[Tensor]:
@@ -78,11 +78,8 @@ class StageHistory:
 
     def record(self, version: int) -> None:
         """The parameters hold a new version."""
-        now = stored = self.contents
-        if self.newest is not None:
-            stored = self.extrapolation.see_update(now, self.newest.views)
-            copy_tensors(self.newest, now)
-        self.slots.store(version, stored)
+        now = self.contents
+        self.slots.store(version, self.extrapolation.record(now, now))
         self.slots.finish_store()
 
     def amend(self, version: int) -> None:
@@ -112,7 +109,7 @@ class StageHistory:
         self.load_newest(version)
         if self.newest is not None:
             now = self.contents
-            copy_tensors(now, self.extrapolation.backward_weights(now))
+            copy_tensors(now, self.extrapolation.seen_by_backward(now))
 
     def newest_views(self, version: int) -> list[Tensor]:
         """The newest version, tensor by tensor; in host memory where the slots are."""
