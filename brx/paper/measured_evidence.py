@@ -23,7 +23,7 @@ from brx.curvature.norm_result import (
 )
 from brx.curvature.oscillation import Oscillation
 from brx.errors import UserError
-from brx.model.sizes import num_elements, stage_shapes
+from brx.model.sizes import count_parameters
 from brx.paper.evidence import Evidence, Margin, strictly_all
 from brx.paper.printed import DEVICES_GB, LLAMA_3_8B, LLAMAS, MEMORY_GIB, PARAMETERS, STAGE_COUNTS
 from brx.paper.scales import Experiments
@@ -335,8 +335,7 @@ def parameter_counts(_: Experiments) -> Evidence:
     counts = {}
     for preset in PARAMETERS:
         config = preset_with(preset, {})
-        shapes = stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))
-        counts[preset] = num_elements(shapes)
+        counts[preset] = count_parameters(config.model, config.data.vocabulary_size)[0]
     text = ", ".join(f"{preset} {count / 1e6:,.1f} M" for preset, count in counts.items())
     holds = all(
         abs(count / PARAMETERS[preset] - 1) < APPROXIMATELY for preset, count in counts.items()

@@ -106,7 +106,7 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise UserError(
-            f"the report needs the package {error.name}: pip install 'brx[report]'"
+            f"the report needs the package {error.name}: pip install {error.name}"
         ) from None
 
     runs = experiments.runs
