@@ -54,6 +54,7 @@ def equality_configs(folder):
         "pipedream-forecast": [*split, "pipeline.forecast=average-update"],
         "pipedream-last-update": [*deep, "pipeline.forecast=last-update"],
         "pipedream-xpipe": [*deep, f"optimizer.method={XPIPE}"],
+        "pipedream-mixture": [*mixture, "pipeline.accumulation=3", "pipeline.delay=2bw"],
         "stage-aware-mixture": [*mixture, f"optimizer={STAGE_AWARE}"],
         "scion-mixture": [*mixture, "optimizer.method=scion", "optimizer.lr=0.001"],
     }
