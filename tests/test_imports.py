@@ -14,6 +14,7 @@ BRX = Path(__file__).resolve().parents[1] / "brx"
 # In the order of docs/architecture.md.
 PACKAGES = (
     "errors",
+    "names",
     "files",
     "environment",
     "progress",
