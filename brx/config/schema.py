@@ -415,6 +415,9 @@ class PipelineConfig(Section):
     ahead of time."""
     timeout_s: float = Field(300.0, gt=0, le=1e6)
     """Seconds without an answer after which a device counts as lost."""
+    cut: list[str] | None = None
+    """Of a loop of your own, as `record` writes it: the parameters of each stage, as beginnings of
+    their names. brx cuts its own models by blocks."""
 
     @property
     def delay_text(self) -> str:
@@ -824,6 +827,11 @@ class RunConfig(Section):
             f"logging.staleness_every needs pipeline.devices 1 (got {devices}), where the "
             f"trajectory is the same:"
             " a fresh gradient is one of all stages' newest weights",
+        )
+        refuse(
+            self.pipeline.cut is not None and not self.is_recorded,
+            "pipeline.cut is of runs that `record` wrote: brx cuts its own models by blocks; leave "
+            "it out",
         )
         refuse(
             stages > 1 and isinstance(self.model, LlamaConfig) and self.model.tied,
