@@ -122,7 +122,7 @@ def check_mixture(moe: MoEConfig | None, blocks: int) -> None:
 
 
 class GPTConfig(ModelSection):
-    """A decoder-only Transformer in nanoGPT's shape."""
+    """nanoGPT's blocks: LayerNorm, learned positions, an MLP with a GELU, biases."""
 
     name: Literal["gpt"] = Field("gpt", alias="class")
     """`gpt` (LayerNorm, learned positions, GELU), `llama`, or FILE.py:CLASS of your own."""
@@ -176,7 +176,7 @@ class RopeScalingConfig(Section):
 
 
 class LlamaConfig(ModelSection):
-    """Llama: RMSNorm, rotary positions, a gated MLP (SwiGLU), grouped-query attention, no bias."""
+    """Llama's blocks: RMSNorm, rotary positions, a gated MLP, grouped-query attention, no bias."""
 
     name: Literal["llama"] = Field(alias="class")
     """The model's class."""
