@@ -781,7 +781,11 @@ class RuntimeConfig(Section):
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16` runs matrix products under autocast; weights and optimizer state stay in fp32."""
     compile: bool = False
-    """Compile the Transformer block with torch.compile."""
+    """Compile the Transformer block with torch.compile, and on a GPU the elementwise part of basis
+    rotation's step."""
+    graphs: bool = False
+    """Record the steps of basis rotation as CUDA graphs and replay them (CUDA only): one launch per
+    step instead of hundreds."""
     deterministic: bool = False
     """Use only deterministic kernels (on a GPU: slower)."""
     share_gpus: bool = False

@@ -130,6 +130,7 @@ class BasisRotationMethod(Method):
             lr=settings.lr,
             **adam_options(settings),
             **{name: getattr(settings, name) for name in names},
+            compiled=self.config.runtime.compile,
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from brx.config.schema import CustomConfig, RunConfig, TrainingConfig
 from brx.errors import DivergedError, RunError, UserError
@@ -15,6 +16,7 @@ from brx.methods.custom import user_code
 from brx.methods.groups import NOT_OPTIONS, check_each_parameter_once
 from brx.methods.table import find_method
 from brx.optim import BadGradientError, BasisRotation
+from brx.optim.graphs import GraphedSteps, MovingGradientsError
 from brx.pipeline.forecasts import ParameterStates, copied_to
 from brx.pipeline.versions import StageVersions
 
@@ -57,10 +59,16 @@ class MethodUpdater:
         self._peak_lrs = [
             [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
         ]
+        self._steps = [self._step_of(optimizer) for optimizer in self.optimizers]
         # What a gradient rule keeps, by stage and parameter name.
         self._corrections: dict[int, Any] = {
             s.index: {name: {} for name in s.newest} for s in stages
         }
+
+    def _step_of(self, optimizer: Optimizer) -> Callable[[], object]:
+        if self.config.runtime.graphs and isinstance(optimizer, BasisRotation):
+            return GraphedSteps(optimizer).step
+        return optimizer.step
 
     def lr(self, iteration: int) -> float:
         """The learning rate of a stage without delay."""
@@ -90,17 +98,22 @@ class MethodUpdater:
 
     def step(self, iteration: int) -> None:
         factor = lr_factor(iteration, self.config.training)
-        for optimizer, peak_lrs in zip(self.optimizers, self._peak_lrs, strict=True):
+        for optimizer, peak_lrs, take_step in zip(
+            self.optimizers, self._peak_lrs, self._steps, strict=True
+        ):
             for group, peak_lr in zip(optimizer.param_groups, peak_lrs, strict=True):
                 group["lr"] = peak_lr * factor / self.lr_divisor(group["delay"], iteration)
             with user_code(self.config, "step", RunError, iteration):
                 try:
-                    optimizer.step()
-                except (
-                    BadGradientError
-                ) as error:  # where the engine has not looked: it would make a GPU wait
+                    take_step()
+                except BadGradientError as error:
+                    # Where the engine has not looked: it would make a GPU wait.
                     raise DivergedError(
                         f"iteration {iteration}: {error}; try a lower optimizer.lr"
+                    ) from None
+                except MovingGradientsError as error:
+                    raise RunError(
+                        f"iteration {iteration}: runtime.graphs: {error}; set it to false"
                     ) from None
                 except ValueError as error:
                     if isinstance(self.config.optimizer, CustomConfig):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from threading import Lock
@@ -55,6 +55,8 @@ from .shards import Sharding, as_rows, rotation_cost
 from .summary import Summary
 from .take_over import has_bases, state_from
 
+# Options of a step that a graph holds as they are, besides betas and eps.
+CONSTANTS = ("source", "covariance", "rotation_precision", "maximize")
 # Names in the constructor that are no options of a group.
 NO_OPTIONS = ("self", "__class__", "params", "model", "rest_lr", "compiled")
 
@@ -104,6 +106,23 @@ class Plan:
         return any(
             member.is_rotated and member.next_refresh()[0] is not None for member in self.members
         )
+
+    @property
+    def make_up(self) -> object:
+        """What the device does follows from it, and from the numbers that it reads."""
+        gradients = []
+        for member in self.members:
+            assert member.gradient is not None
+            gradients.append((id(member), member.gradient.data_ptr()))
+        work = []
+        for place, one in zip(self.places, self.work, strict=True):
+            refreshes = tuple((how, run.start, run.stop) for how, run in one.refreshes)
+            options = one.batch.options
+            work.append(
+                (place, refreshes, options["betas"], options["eps"], *map(options.get, CONSTANTS))
+            )
+        rest = [(id(numbers), len(together)) for together, numbers in self.rest]
+        return tuple(gradients), tuple(work), tuple(rest)
 
     @property
     def num_first_bases(self) -> int:
@@ -305,6 +324,14 @@ class BasisRotation(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        with self.planned_step() as plan:
+            self.run(plan)
+        return loss
+
+    @contextmanager
+    def planned_step(self) -> Iterator[Plan]:
+        """What a step does, decided on the host; within it, `run` has the device do it, and at the
+        end the host counts it. `step` is both; graphs.py takes them apart."""
         members = self._members_with_gradients()
         try:
             with ExitStack() as stack:
@@ -313,16 +340,38 @@ class BasisRotation(Optimizer):
                     stack.enter_context(torch.autocast(device_type, enabled=False))
                 stack.enter_context(fp32_products("ieee"))
                 plan = self._plan(members)
-                self._update_all(plan, self._check_gradients(plan))
+                yield plan
                 self._count(plan)
         finally:
             for member in members:
                 member.gradient = member.update = None
-        return loss
 
-    def _check_gradients(self, plan: Plan) -> Tensor | None:
+    def run(self, plan: Plan, *, without_waiting: bool = False) -> None:
+        """The device's part of a step.
+
+        Args:
+            without_waiting: look at no gradient now; a bad one changes nothing, and is told of by
+                `look_at_flags`.
+        """
+        may_wait = plan.is_refresh and not without_waiting
+        with self._counts_put_right():
+            bad = self._guard.check(plan.members, may_wait, must_not_wait=without_waiting)
+        self._update_all(plan, bad)
+
+    def look_at_flags(self) -> None:
+        """Raise BadGradientError if one of the last steps without waiting met a bad gradient; looks
+        every `gradient_guard.LONGEST_WAIT` steps."""
+        with self._counts_put_right():
+            self._guard.look_at_times()
+
+    def count_unseen_flag(self) -> None:
+        """Count a step that a graph has replayed: its flag is among those to look at."""
+        self._guard.count_unseen()
+
+    @contextmanager
+    def _counts_put_right(self) -> Iterator[None]:
         try:
-            return self._guard.check(plan.members, plan.is_refresh)
+            yield
         except BadGradientError:
             # Steps that have changed nothing were counted on the host alone.
             for member in self._layout.members.values():

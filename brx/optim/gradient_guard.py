@@ -44,8 +44,14 @@ class GradientGuard:
         self._num_unseen = 0
         self._num_bad: Tensor | None = None
 
-    def check(self, members: Sequence[Member], is_refresh: bool) -> Tensor | None:
+    def check(
+        self, members: Sequence[Member], is_refresh: bool, *, must_not_wait: bool = False
+    ) -> Tensor | None:
         """The flag () with which the step is to change nothing; None where it may go ahead.
+
+        Args:
+            is_refresh: whether the step waits for the device anyway.
+            must_not_wait: leave it to `look_at_times` to tell of a bad gradient.
 
         Raises ValueError for a sparse gradient, BadGradientError for a bad one, of this step or of
         those at whose flags nobody has looked.
@@ -53,18 +59,29 @@ class GradientGuard:
         self._refuse_sparse(members)
         norms = _norms(members)
         flags = self._flags(norms)
-        if not is_refresh and self._can_wait(flags):
+        if must_not_wait or (not is_refresh and self._can_wait(flags)):
             (flag,) = flags.values()
             return self._put_off(flag)
         num_bad_before = self._look()
         if any(flags.values()):
             self._raise_now(norms, num_bad_before)
-        if num_bad_before:
-            raise BadGradientError(
-                f"{num_bad_before} of the last updates met gradients with {BAD} and changed no "
-                f"parameter"
-            )
+        self._raise_if_any(num_bad_before)
         return None
+
+    def look_at_times(self) -> None:
+        """Look at the flags if there are `LONGEST_WAIT` of them; BadGradientError for a bad one."""
+        if self._num_unseen >= LONGEST_WAIT:
+            self._raise_if_any(self._look())
+
+    def count_unseen(self) -> None:
+        """Count a flag that a graph's replay has added to those on the device."""
+        self._num_unseen += 1
+
+    def _raise_if_any(self, num_bad: int) -> None:
+        if num_bad:
+            raise BadGradientError(
+                f"{num_bad} of the last updates met gradients with {BAD} and changed no parameter"
+            )
 
     def _put_off(self, flag: Tensor) -> Tensor:
         """Count a flag on its device, for the host to look at later."""

@@ -46,7 +46,7 @@ _MAY_CHANGE = {
         "log_every",
         "for_tuning",
     },
-    "runtime": {"device", "threads", "compile", "deterministic"},
+    "runtime": {"device", "threads", "compile", "graphs", "deterministic"},
     "logging": {"tensorboard", "wandb", "trackio", "update_norms", "staleness_every"},
 }
 

@@ -206,6 +206,20 @@ def check_head(config: RunConfig) -> None:
     )
 
 
+def _check_graphs(config: RunConfig, device: torch.device) -> None:
+    """UserError where `runtime.graphs` can hold no step."""
+    settings = config.optimizer
+    problem = ""
+    if device.type != "cuda":
+        problem = f"needs a CUDA device, and this run computes on {device.type}"
+    elif not isinstance(settings, BasisRotationConfig):
+        problem = f"records steps of basis rotation, and the method is {settings.method}"
+    elif settings.as_published:
+        problem = "records no steps of optimizer.as_published"
+    if problem:
+        raise UserError(f"runtime.graphs: {problem}; set it to false")
+
+
 def check_method(config: RunConfig, device: torch.device) -> None:
     """Make the method's optimizers for a small model with the same parameters by name; train a
     user's own two updates. UserError where the device lacks a number format, a package is missing,
@@ -214,6 +228,8 @@ def check_method(config: RunConfig, device: torch.device) -> None:
         raise UserError(
             "runtime.device: basis rotation's first bases need float64, which mps has not; use cpu"
         )
+    if config.runtime.graphs:
+        _check_graphs(config, device)
     is_own = isinstance(config.optimizer, CustomConfig)
     trial = _small(config, TRIED_WIDTH if is_own else 2)
     trial_device = device if is_own else torch.device("cpu")
@@ -250,7 +266,7 @@ def _small(config: RunConfig, width: int) -> RunConfig:
         "pipeline": {"delay": delays, "devices": 1, "rings": "device", "recompute": False},
         "training": {"batch_size": 1},
         "logging": {"staleness_every": None},
-        "runtime": {"compile": False, "precision": "fp32"},
+        "runtime": {"compile": False, "graphs": False, "precision": "fp32"},
     }
     sections = {
         name: getattr(config, name).model_copy(update=update) for name, update in changes.items()

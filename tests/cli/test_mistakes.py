@@ -36,6 +36,7 @@ MISTAKES = [
     ("train quick --set optimizer.method=adam", "did you mean 'pipedream', which is AdamW?"),
     ("train quick --set pipeline.stages=9", "must be at most model.blocks (8)"),
     ("train quick --set runtime.device=cuda", "cuda is not available on this machine"),
+    ("train quick --set runtime.graphs=true", "runtime.graphs: needs a CUDA device, and this run"),
     ("train quick --set data.source=missing.txt", "missing.txt: no such file"),
     (
         "train quick --set pipeline.delay=nothing.py:f",

@@ -1,0 +1,113 @@
+"""Steps of `BasisRotation` as CUDA graphs: what the device does is recorded once and replayed, so
+that the host launches one graph instead of hundreds of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from .basis_rotation import BasisRotation, Plan
+
+# Make-ups of a step that are met without one coming back, after which gradients are taken to move.
+MOST_MAKE_UPS = 64
+
+
+class MovingGradientsError(RuntimeError):
+    """No step is like another, since gradients do not stay at their addresses."""
+
+
+class Graph(Protocol):
+    def replay(self) -> object: ...
+
+
+def capture(work: Callable[[], None], pool: object) -> Graph:
+    """Record what `work` does on CUDA, without doing it."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):  # type: ignore[arg-type]
+        work()
+    return graph
+
+
+class GraphedSteps:
+    """Takes an optimizer's steps, replaying those that it has recorded.
+
+    What a step does on the device follows from its make-up: which bases are renewed, with which
+    options, from gradients at which addresses. Numbers that change from step to step (rates,
+    limits, counts) are read from the device's memory. A make-up is run as it is when it comes
+    first, recorded when it comes again, and replayed from then on. Steps with a first basis, whose
+    decomposition asks the device, are always run as they are.
+
+    A bad gradient changes nothing; the error comes up to `gradient_guard.LONGEST_WAIT` steps later,
+    as no step waits for the device, refreshes included.
+
+    Args:
+        optimizer: its parameters lie whole on one CUDA device, and their gradients stay at the same
+            addresses: zero them in place, `zero_grad(set_to_none=False)`.
+
+    Raises ValueError for parameters that lie elsewhere, or for `as_published`.
+    """
+
+    def __init__(
+        self,
+        optimizer: BasisRotation,
+        record: Callable[[Callable[[], None], object], Graph] = capture,
+        device_type: str = "cuda",
+    ) -> None:
+        self._optimizer = optimizer
+        self._record = record
+        self._pool: object = None
+        self._recorded: dict[object, Graph] = {}
+        # The plans of all make-ups: a make-up names objects by their identity, which must stay
+        # theirs.
+        self._plans: dict[object, Plan] = {}
+        for group in optimizer.param_groups:
+            if group["as_published"]:
+                raise ValueError("as_published computes with the host's numbers: no graph holds it")
+            for parameter in group["params"]:
+                if parameter.device.type != device_type:
+                    raise ValueError(
+                        f"graphs hold steps on a CUDA device; a parameter is on {parameter.device}"
+                    )
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """As the optimizer's step, without a closure.
+
+        Raises BadGradientError for gradients of earlier steps, MovingGradientsError where gradients
+        do not stay at their addresses.
+        """
+        with self._optimizer.planned_step() as plan:
+            if plan.num_first_bases:
+                self._optimizer.run(plan)
+                return
+            self._optimizer.look_at_flags()
+            make_up = plan.make_up
+            if make_up not in self._plans:
+                self._meet(make_up, plan)
+                self._run(plan)
+                return
+            if make_up not in self._recorded:
+                work = partial(self._run, plan)
+                self._recorded[make_up] = self._record(work, self._shared_pool())
+            self._recorded[make_up].replay()
+            self._optimizer.count_unseen_flag()
+
+    def _run(self, plan: Plan) -> None:
+        self._optimizer.run(plan, without_waiting=True)
+
+    def _meet(self, make_up: object, plan: Plan) -> None:
+        if len(self._plans) >= MOST_MAKE_UPS and not self._recorded:
+            raise MovingGradientsError(
+                f"{MOST_MAKE_UPS} steps, and no two alike: gradients have to stay at their "
+                f"addresses (zero_grad(set_to_none=False)) for graphs to hold a step"
+            )
+        self._plans[make_up] = plan
+
+    def _shared_pool(self) -> object:
+        """The memory that all graphs use in turn."""
+        if self._pool is None and self._record is capture:
+            self._pool = torch.cuda.graph_pool_handle()
+        return self._pool

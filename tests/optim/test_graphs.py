@@ -1,0 +1,138 @@
+"""Steps that are recorded and replayed, tried out on the CPU: a recording is the device's part of a
+step, run again with what it held when it was recorded."""
+
+import pytest
+import torch
+
+from brx.optim import BasisRotation
+from brx.optim.gradient_guard import LONGEST_WAIT, BadGradientError
+from brx.optim.graphs import GraphedSteps, MovingGradientsError
+from tests.optim.helpers import random
+
+SHAPES = [(8, 8), (8, 8), (16, 8), (2, 4, 4), (8,)]
+
+
+class Recording:
+    def __init__(self, work, pool):
+        self._work = work
+        self.num_replays = 0
+
+    def replay(self):
+        self._work()
+        self.num_replays += 1
+
+
+@pytest.fixture(autouse=True)
+def cpu_as_gpu(monkeypatch):
+    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ("cpu",))
+    monkeypatch.setattr("brx.optim.numbers_of_step.ON_DEVICE", ("cpu",))
+
+
+@pytest.fixture
+def recordings():
+    return []
+
+
+def make(recordings, **options):
+    series = [torch.nn.Parameter(random(*shape, seed=k)) for k, shape in enumerate(SHAPES)]
+    groups = [{"params": series[:4]}, {"params": series[4:], "rotate": False}]
+    optimizer = BasisRotation(groups, **{"lr": 0.01, "weight_decay": 0.1, **options})
+    for parameter in series:
+        parameter.grad = torch.zeros_like(parameter)
+
+    def record(work, pool):
+        recordings.append(Recording(work, pool))
+        return recordings[-1]
+
+    return series, optimizer, GraphedSteps(optimizer, record, "cpu")
+
+
+def give(series, time):
+    for k, parameter in enumerate(series):
+        parameter.grad.copy_(random(*parameter.shape, seed=100 * time + k))
+
+
+def run(step, optimizer, series, times):
+    for time in times:
+        give(series, time)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 / time  # of every step another
+        step()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"frequency": 5},
+        {"frequency": 5, "source": "1st"},
+        {"frequency": 5, "covariance": "interval"},
+        {"frequency": None, "maximize": True},
+    ],
+    ids=str,
+)
+def test_replayed_steps_are_those_of_the_optimizer(options, recordings):
+    series, optimizer, graphed = make(recordings, **options)
+    twins, eager, _ = make([], **options)
+    run(graphed.step, optimizer, series, range(1, 32))
+    run(eager.step, eager, twins, range(1, 32))
+    assert sum(recording.num_replays for recording in recordings) >= 20
+    # A refresh that looks at no gradient takes the covariances' decay in two roundings.
+    torch.testing.assert_close(series, twins, rtol=0, atol=1e-5)
+    for parameter, twin in zip(series, twins, strict=True):
+        state, expected = optimizer.state[parameter], eager.state[twin]
+        torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_ordinary_step_and_a_refresh_are_recorded(recordings):
+    series, optimizer, graphed = make(recordings, frequency=5)
+    run(graphed.step, optimizer, series, range(1, 32))
+    assert len(recordings) == 2
+
+
+@pytest.mark.parametrize("bad_at", [17, 20])  # an ordinary step, a refresh
+def test_bad_gradient_in_a_replayed_step_changes_nothing(bad_at, recordings):
+    series, optimizer, graphed = make(recordings, frequency=5)
+    run(graphed.step, optimizer, series, range(1, bad_at))
+    before = [p.detach().clone() for p in series]
+    states = {p: {n: v.clone() for n, v in s.items()} for p, s in optimizer.state.items()}
+    give(series, bad_at)
+    series[1].grad[0, 0] = torch.nan
+    graphed.step()
+    assert all(map(torch.equal, series, before))
+    for parameter, state in states.items():
+        for name, value in state.items():
+            assert torch.equal(optimizer.state[parameter][name], value), name
+
+
+def test_bad_gradients_are_told_of_at_last(recordings):
+    series, optimizer, graphed = make(recordings, frequency=5)
+    run(graphed.step, optimizer, series, range(1, 20))
+    series[1].grad[0, 0] = torch.nan
+
+    def train_on():
+        for _ in range(LONGEST_WAIT + 1):
+            graphed.step()
+
+    with pytest.raises(BadGradientError, match="of the last updates met gradients with NaN"):
+        train_on()
+
+
+def test_gradients_that_move_are_refused(recordings, monkeypatch):
+    monkeypatch.setattr("brx.optim.graphs.MOST_MAKE_UPS", 5)
+    series, _, graphed = make(recordings)
+    kept = []
+
+    def train_on():
+        for _ in range(20):
+            for parameter in series:
+                parameter.grad = torch.ones_like(parameter)
+                kept.append(parameter.grad)  # so that no address comes back
+            graphed.step()
+
+    with pytest.raises(MovingGradientsError, match="no two alike"):
+        train_on()
+
+
+def test_parameters_elsewhere_are_refused():
+    with pytest.raises(ValueError, match="a parameter is on cpu"):
+        GraphedSteps(BasisRotation([torch.nn.Parameter(torch.ones(2, 2))]))
