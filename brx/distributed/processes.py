@@ -107,7 +107,9 @@ class DistributedWorld(World):
             ]
             payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
             for tensor in (torch.tensor([len(payload)]), payload):
-                self._sending.append((dist.isend(tensor, 0, group=self._control), tensor))
+                with told_if_lost(0, self._timeout_s):
+                    work = dist.isend(tensor, 0, group=self._control)
+                self._sending.append((work, tensor))
             return []
         return [value, *(self._receive(peer) for peer in range(1, self.num_ranks))]
 
@@ -126,13 +128,16 @@ class DistributedWorld(World):
             self._store.set(topic, message)
 
     def announced(self, topic: Topic) -> str | None:
-        return self._store.get(topic).decode() if self._store.check([topic]) else None
+        with told_if_lost(0, self._timeout_s):
+            is_there = self._store.check([topic])
+            return self._store.get(topic).decode() if is_there else None
 
     def close(self) -> None:
         self.barrier()
         for work, _ in self._sending:
             if work is not None:
-                work.wait()
+                with told_if_lost(0, self._timeout_s):
+                    work.wait()
         dist.destroy_process_group()
 
     def _receive(self, peer: int) -> T:  # type: ignore[type-var]

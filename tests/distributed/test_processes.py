@@ -320,7 +320,7 @@ def test_port_in_use_exits_2(tmp_path, monkeypatch):
 
 # Stand-ins for Slurm's commands: the nodes' names, and the command on every node at one time.
 STAND_INS = {
-    "scontrol": "#!/bin/sh\necho 127.0.0.1\necho 127.0.0.1\n",
+    "scontrol": '#!/bin/sh\n[ "$1" = requeue ] && touch requeued\necho 127.0.0.1\necho 127.0.0.1\n',
     "srun": '#!/bin/sh\n"$@" & first=$!\n"$@" & second=$!\nwait $first && wait $second\n',
     "torchrun": f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n',
 }
@@ -343,9 +343,10 @@ def test_two_nodes_are_one_run(tmp_path, monkeypatch):
         "SLURM_GPUS_ON_NODE": "2",
     }
     command = ["bash", SCRIPT, path, "--out", tmp_path / "two"]
-    found = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=400
-    )
+    started = {"env": {**os.environ, **variables}, "cwd": tmp_path}
+    stopped = subprocess.run([*command, "--stop-after", "1s"], **started, timeout=400, check=False)
+    assert (stopped.returncode, (tmp_path / "requeued").exists()) == (0, True)
+    found = subprocess.run(command, **started, capture_output=True, text=True, timeout=400)
     assert found.returncode == 0, found.stderr[-3000:]
     assert losses(tmp_path / "two") == losses(tmp_path / "one")
     # Rank 0 writes, wherever it is, and only once; every rank its own stage.
