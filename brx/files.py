@@ -8,7 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from brx.errors import RunError
+from brx.errors import RunError, UserError
+
+
+def user_path(text: str | os.PathLike[str]) -> Path:
+    """A path as a user writes it, in settings or on the command line: `~` is the home folder.
+
+    Raises:
+        UserError: nobody knows where that is.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise UserError(
+            f"{text}: whose home folder this is, is not known; write the whole path"
+        ) from None
 
 
 @contextlib.contextmanager

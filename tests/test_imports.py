@@ -14,13 +14,14 @@ BRX = Path(__file__).resolve().parents[1] / "brx"
 # In the order of docs/architecture.md.
 PACKAGES = (
     "errors",
+    "names",
     "files",
     "environment",
     "progress",
     "config",
     "data",
-    "model",
     "optim",
+    "model",
     "pipeline",
     "distributed",
     "methods",

@@ -15,6 +15,7 @@ import brx
 from brx.cli.usage import Application, CommandGroup, usage_line
 from brx.environment import OutputStream
 from brx.errors import RunError, UserError
+from brx.names import shown
 
 # By panel of the help: name, and module (imported when the command is used: `brx --help` reads this
 #     alone), summary.
@@ -218,7 +219,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         from brx.distributed.launch import report_error
 
         if not report_error(error):
-            print(f"brx: {error}", file=sys.stderr)
+            print(f"brx: {shown(' '.join(str(error).splitlines()))}", file=sys.stderr)
         return USAGE if isinstance(error, UserError) else FAILED
     except OSError as error:
         if error.filename is None:

@@ -2,7 +2,6 @@
 and `brx toy`."""
 
 import tempfile
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -188,7 +187,8 @@ def tables(
   brx claims main-reduction                     one, with the runs that it is from
   brx claims --runs runs/similar --format csv   from runs under way
 
-The rules of the verdicts are in docs/protocol.md, sections 5 and 6.
+The rules of the verdicts are in docs/protocol.md: strict ones in section 11, the others in
+sections 5 and 6.
 """)
 def claims(
     claim: Annotated[str | None, argument("CLAIM", "one, by name (default: all)")] = None,
@@ -197,7 +197,7 @@ def claims(
     runs: ScaleRuns = None,
     format: Format = "table",
 ) -> None:
-    from brx.paper.claims import CLAIMS, claim_table, judge
+    from brx.paper.claims import CLAIMS, claim_table, judge, verdict_counts
     from brx.paper.scales import SCALES, Experiments
 
     asked = [known for known in CLAIMS if claim in (None, known.name)]
@@ -213,14 +213,10 @@ def claims(
         return
     if claim is None:
         shown = table.assign(**{"reproduced?": table["reproduced"] + ": " + table["here"]})
-        print_table(
-            shown[["claim", "paper", "reproduced?"]] if format == "table" else table, format
-        )
-        counts = Counter(outcome.verdict for outcome in outcomes)
-        totals = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("yes", "no", "not tried"))
+        columns = ["claim", "paper", "strictly", "reproduced?"]
+        print_table(shown[columns] if format == "table" else table, format)
         print_note(
-            f"{len(outcomes)} claims: {totals}; `brx claims NAME` gives a claim's statement and "
-            f"runs"
+            *verdict_counts(outcomes), "`brx claims NAME` gives a claim's statement and runs"
         )
         return
     for heading, text in table.iloc[0].items():

@@ -53,7 +53,7 @@ def schedule(
     """Print the schedules (F: forward pass, B: backward pass, U: update), or draw them (needs R =
     P)."""
     from brx.config.loading import validate
-    from brx.config.parsing import parse_yaml
+    from brx.config.parsing import parse_value
     from brx.config.schema import PipelineConfig
     from brx.config.user_code import allow
     from brx.pipeline.schedule import check_size, schedule_lines
@@ -66,7 +66,7 @@ def schedule(
         f"--devices must be from 1 to --stages ({stages}), got {num_ranks}",
     )
     content = {"stages": stages, "devices": num_ranks, "accumulation": accumulation}
-    content["delay"] = parse_yaml(delay, f"--delay {delay}")
+    content["delay"] = parse_value(delay, f"--delay {delay}")
     pipeline = validate(
         content, PipelineConfig, "brx schedule", {(key,): f"--{key}" for key in content}
     )

@@ -66,8 +66,9 @@ def train(
     started = time.monotonic()
     from brx.config.loading import find_config, load_config
     from brx.distributed.launch import end_with_launcher, launch, place_among_many
+    from brx.files import user_path
 
-    source = Path(config)
+    source = user_path(config)
     is_run = (source / "config.yaml").is_file()
     place = place_among_many()
     num_ranks = devices if place is None else place[1]

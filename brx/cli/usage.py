@@ -6,12 +6,15 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from brx.errors import UserError
+from brx.files import user_path
+from brx.names import shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,7 +95,9 @@ class Command(_PlainHelp, TyperCommand):
                 written += [repeated] if has_value else []
                 has_value = True
             written.append(word)
-        return super().parse_args(ctx, written)
+        rest = super().parse_args(ctx, written)
+        ctx.params = {name: _without_tilde(value) for name, value in ctx.params.items()}
+        return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """`CONFIG [NAME]`, without Typer's braces around what is required."""
@@ -130,7 +135,7 @@ def refuse(is_wrong: object, message: str) -> None:
 def print_note(*lines: str) -> None:
     """Print on stderr what the user should know, and is not the result."""
     for line in lines:
-        print(f"brx: note: {line}", file=sys.stderr)
+        print(f"brx: note: {shown(line)}", file=sys.stderr)
 
 
 def print_table(table: pd.DataFrame, format: TableFormat = "table", title: str = "") -> None:
@@ -169,6 +174,16 @@ def _what_is_wrong(error: typer.TyperException) -> str:
     message = str(first["msg"]).removeprefix("Value error, ").removesuffix(".")
     got = "" if repr(first["input"]) in message else f", got {first['input']!r}"
     return f": {message[:1].lower()}{message[1:]}{got}"
+
+
+def _without_tilde(value: Any) -> Any:
+    """A parameter's value; in paths `~` is the home folder, also where the shell leaves it (after
+    `=`, in quotes)."""
+    if isinstance(value, Path):
+        return user_path(value)
+    if isinstance(value, list):
+        return [_without_tilde(one) for one in value]
+    return value
 
 
 def _is_option(word: str) -> bool:

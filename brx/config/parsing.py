@@ -24,7 +24,20 @@ UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 class _Loader(SafeLoader):
-    """YAML 1.2 numbers (PyYAML alone reads 3e-4 as a string), and no key twice."""
+    """Plain words as YAML 1.2 reads them, and no key twice.
+
+    PyYAML reads YAML 1.1, in which 3e-4 is a string, 010 is eight, 1:30 is ninety, `no` is false
+    and 2001-01-01 is a date."""
+
+    # Tables of its own, by first character; of YAML 1.1 stay `<<` (merge) and 1_000.
+    yaml_implicit_resolvers = {}  # noqa: RUF012  # PyYAML's own kind of class variable
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        text = str(self.construct_scalar(node))
+        for prefix, base in (("0o", 8), ("0x", 16)):
+            if text.startswith(prefix):
+                return int(text.removeprefix(prefix), base)
+        return int(text)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
@@ -34,15 +47,49 @@ class _Loader(SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that `_Loader` would read as something else, as YAML 1.1 would (PyYAML's
+    own rule) and as YAML 1.2 would."""
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # In other quotes PyYAML would write line ends such as U+0085, which are read as spaces.
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+# The core schema of YAML 1.2 (section 10.3.2): name, pattern, first characters. Tried in this
+# order: the pattern of floats matches integers, too.
+_CORE_SCHEMA = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    # Of YAML 1.1 also digits in groups of three, as in 1_000_000.
+    (
+        "int",
+        r"[-+]?[0-9]+|[-+]?[1-9][0-9]{0,2}(_[0-9]{3})+|0o[0-7]+|0x[0-9a-fA-F]+",
+        list("-+0123456789"),
     ),
-    list("-+0123456789."),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+0123456789."),
+    ),
+    ("merge", r"<<", ["<"]),
 )
-# The float pattern above matches integers too, and resolvers are tried in order of registration:
-# PyYAML's own integer rule comes first, so 12 stays an int.
+for _name, _pattern, _first in _CORE_SCHEMA:
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(
+            f"tag:yaml.org,2002:{_name}", re.compile(f"(?:{_pattern})\\Z"), _first
+        )
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
+def dump_yaml(content: Any, **options: Any) -> str:
+    """Plain values as YAML that `parse_yaml` reads back to equal ones; `options` are PyYAML's."""
+    text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **options)
+    return str(text)
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -59,6 +106,34 @@ def parse_yaml(text: str, where: str) -> Any:
     # not suit its value.
     except (ValueError, OverflowError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{where}: not valid YAML: {str(error)[:200]}") from None
+
+
+def parse_value(text: str, where: str) -> Any:
+    """The value of `--set key=VALUE`: as in a YAML file, but without comments.
+
+    A plain text keeps its ` #`, which a file would need quotes for.
+
+    Raises:
+        UserError: it is no YAML, or there is a comment behind a quoted text, a list or a mapping.
+    """
+    value = parse_yaml(text, where)
+    comment = _comment_in(text)
+    if comment is None:
+        return value
+    if isinstance(value, dict | list) or text.lstrip().startswith(("'", '"', "#")):
+        raise UserError(f"{where}: '{comment:.60}' would be a comment; quote it, or leave it out")
+    return text.strip()
+
+
+def _comment_in(text: str) -> str | None:
+    """What YAML reads as a comment at the end of a value, if there is one."""
+    last = 0
+    for event in yaml.parse(text, Loader=SafeLoader):
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionEndEvent):
+            end: Any = event.end_mark
+            last = max(last, end.index)
+    rest = text[last:].strip()
+    return rest if rest.startswith("#") else None
 
 
 def _check_size(text: str) -> None:

@@ -30,6 +30,7 @@ from types import ModuleType
 from typing import Any
 
 from brx.errors import UserError, did_you_mean
+from brx.files import user_path
 
 RUN_CODE = "--run-code"
 """The option of `brx` that lets a command which reads runs execute their code."""
@@ -92,7 +93,7 @@ def code_file(name: str) -> Path | None:
     a version."""
     module, _, _ = name.rpartition(":")
     if module.endswith(".py"):
-        return Path(module)
+        return user_path(module)
     spec = _find_spec(module)
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return None
@@ -214,7 +215,7 @@ def import_code(module_name: str, where: str) -> ModuleType:
     _tell(module_name, where)
     try:
         if module_name.endswith(".py"):
-            return _import_file(Path(module_name).resolve(), code_sha256(f"{module_name}:"))
+            return _import_file(user_path(module_name).resolve(), code_sha256(f"{module_name}:"))
         return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         advice = (

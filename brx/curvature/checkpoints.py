@@ -226,8 +226,7 @@ def load_checkpoint(
                 bases[name] = Basis(
                     *(None if side is None else side.to(dtype) for side in (left, right))
                 )
-    with torch.device("meta"):
-        model = whole_model(run.config.model, run.config.data.vocabulary_size)
+    model = whole_model(run.config.model, run.config.data.vocabulary_size, seed=None)
     check_same_model(weights, model, path)
     data = prepare(run.config.data)
     check_data(manifest, path, data.fingerprint)

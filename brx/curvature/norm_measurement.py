@@ -149,7 +149,8 @@ def fit_bases(
         hessian.gradient(checkpoint.model, checkpoint.parameters, batch)
         for _, batch in checkpoint.batches(numbers)
     )
-    return hessian.estimate_bases(checkpoint.parameters, gradients, source, geometry)
+    matrices = checkpoint.model.matrices
+    return hessian.estimate_bases(matrices, checkpoint.parameters, gradients, source, geometry)
 
 
 def _measure(task: _Task, jobs: int) -> NormResult:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -31,11 +30,13 @@ from brx.data.sources import (
     installed_versions,
     is_validation,
     local_files,
+    notes_on_files,
     other_packages,
 )
 from brx.data.token_file import DTYPE, Sidecar, TokenFile, Tokenize, Tokens, make_tokenizer, sha256
 from brx.errors import RunError, UserError
-from brx.files import sync_folder, write_json
+from brx.files import sync_folder, user_path, write_json
+from brx.names import file_name
 from brx.progress import ProgressBar
 
 # Part of every folder's name; to be raised when the same settings come to mean other tokens.
@@ -120,8 +121,8 @@ def token_folder(config: DataConfig) -> Path:
     content.
 
     A source that is such a folder is used as it is."""
-    if is_prepared(Path(config.source)):
-        return Path(config.source)
+    if is_prepared(user_path(config.source)):
+        return user_path(config.source)
     decides = {"format": FORMAT, **config.model_dump(exclude={"directory", "max_epochs"})}
     if config.source == "packages":
         decides["versions"] = installed_versions()
@@ -130,8 +131,8 @@ def token_folder(config: DataConfig) -> Path:
             (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files
         ]
     digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-    name = re.sub(r"[^\w.-]+", "-", Path(config.source).name).strip(".-") or "data"
-    return Path(config.directory) / f"{name}-{config.tokenizer}-{digest[:8]}"
+    name = file_name(Path(config.source).name) if Path(config.source).name else "data"
+    return user_path(config.directory) / f"{name}-{config.tokenizer}-{digest[:8]}"
 
 
 def token_folders(directory: Path) -> list[Path]:
@@ -245,6 +246,9 @@ def tokenized(
 def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
     _check_disk(config, partial)
+    if not quiet and config.source != "packages":
+        for note in notes_on_files(config.source):
+            print(f"brx: note: data.source: {config.source}: {note}", file=sys.stderr)
     tokenize = make_tokenizer(config.tokenizer)
     if workers is None:
         workers = min(os.cpu_count() or 1, MAX_DEFAULT_WORKERS) if config.tokenizer == "gpt2" else 1

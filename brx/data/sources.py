@@ -20,6 +20,7 @@ from typing import Any
 
 from brx.config.schema import DataConfig
 from brx.errors import RunError, UserError
+from brx.files import user_path
 
 # Symbolic algebra, graph algorithms, numerics and tables: different authors and subjects, 41 MB
 #     together.
@@ -142,22 +143,19 @@ def _package_folder(package: str) -> Path:
 
 
 def local_files(source: str) -> list[Path] | None:
-    """The files that a path, glob or folder (at any depth) names, sorted; None for what may be a
-    dataset on the hub."""
-    path, missing = Path(os.path.expanduser(source)), "no such file"
+    """The files that a path, a folder (at any depth) or a glob names, sorted.
+
+    A folder and a glob leave out hidden files and folders (`.ipynb_checkpoints`) and follow links;
+    a file that is reached in several ways counts once. None for what may be a dataset on the hub.
+    """
+    path, missing = user_path(source), "no such file"
     if path.is_file():
         files = [path]
     elif path.is_dir():
-        files = sorted(
-            file for file in path.rglob("*") if file.suffix in EXTENSIONS and file.is_file()
-        )
+        files = _each_once(file for file in _below(path) if file.suffix in EXTENSIONS)
         missing = f"the folder holds no {', '.join(EXTENSIONS)} file"
     elif glob.has_magic(source):
-        files = [
-            Path(name)
-            for name in sorted(glob.glob(str(path), recursive=True))
-            if Path(name).is_file()
-        ]
+        files = _each_once(map(Path, glob.glob(str(path), recursive=True)))
         missing = "the pattern matches no file"
     elif _HUB_NAME.fullmatch(source) and path.suffix not in EXTENSIONS:
         return None
@@ -171,6 +169,67 @@ def local_files(source: str) -> list[Path] | None:
                 f"data.source: {file}: unknown kind of file; known are {', '.join(EXTENSIONS)}"
             )
     return files
+
+
+def _below(folder: Path, *, hidden: bool = False) -> Iterator[Path]:
+    """All files below a folder, links followed, without the hidden ones; with `hidden` those alone,
+    each in a folder that is not hidden or hidden itself."""
+    seen = set()  # a link may lead back to a folder around it
+    for place, folders, files in os.walk(folder, followlinks=True):
+        inside = Path(place).relative_to(folder).parts
+        is_hidden = any(part.startswith(".") for part in inside)
+        real = os.path.realpath(place)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        if not hidden:
+            folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            if hidden == (is_hidden or name.startswith(".")):
+                yield Path(place, name)
+
+
+def _each_once(files: Iterable[Path]) -> list[Path]:
+    """The files among some paths, sorted, without those that are links to one before."""
+    by_place: dict[str, Path] = {}
+    for file in sorted(files):
+        if file.is_file():
+            by_place.setdefault(os.path.realpath(file), file)
+    return list(by_place.values())
+
+
+def notes_on_files(source: str) -> list[str]:
+    """What a reader of a local source should know of the choice of files: hidden ones that are left
+    out, and links that are followed."""
+    path, files = user_path(source), local_files(source)
+    if files is None or path.is_file():
+        return []
+    if path.is_dir():
+        hidden = [file for file in _below(path, hidden=True) if file.suffix in EXTENSIONS]
+        linked = [file for file in files if _is_linked(file, path)]
+    else:
+        hidden = _hidden_matches(str(path))
+        linked = [file for file in files if file.is_symlink()]
+    notes = []
+    if hidden:
+        notes.append(f"{len(hidden)} hidden file(s) left out, such as {min(hidden)}")
+    if linked:
+        notes.append(f"{len(linked)} file(s) reached through links, such as {linked[0]}")
+    return notes
+
+
+def _hidden_matches(pattern: str) -> list[Path]:
+    """The files that a glob would match if it did not leave out hidden ones."""
+    shown = set(glob.glob(pattern, recursive=True))
+    everything = glob.glob(pattern, recursive=True, include_hidden=True)
+    return _each_once(Path(name) for name in everything if name not in shown)
+
+
+def _is_linked(file: Path, folder: Path) -> bool:
+    """Whether the file, or a folder around it that is below `folder`, is a link."""
+    around = [place for place in file.parents if folder in place.parents]
+    return any(place.is_symlink() for place in (file, *around))
 
 
 # Where some rows are from, the names of their fields, and the values of the one that holds text, if

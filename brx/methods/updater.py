@@ -12,12 +12,11 @@ from torch import Tensor
 from brx.config.schema import CustomConfig, RunConfig, TrainingConfig
 from brx.errors import DivergedError, RunError, UserError
 from brx.methods.custom import user_code
-from brx.methods.groups import check_each_parameter_once
+from brx.methods.groups import NOT_OPTIONS, check_each_parameter_once
 from brx.methods.table import find_method
 from brx.optim import BadGradientError, BasisRotation
-from brx.pipeline.versions import ParameterStates, StageVersions, copied_to
-
-_NOT_SAVED = ("params", "param_names", "stage", "delay", "kind")
+from brx.pipeline.forecasts import ParameterStates, copied_to
+from brx.pipeline.versions import StageVersions
 
 
 def num_warmup_iterations(training: TrainingConfig) -> int:
@@ -77,7 +76,7 @@ class MethodUpdater:
         with_gradient = [
             (weight.grad, weight, used, kept[name])
             for (name, weight), used in zip(
-                stage.newest.items(), stage.backward_weights(micro_batch), strict=True
+                stage.newest.items(), stage.seen_by_backward(), strict=True
             )
             if weight.grad is not None
         ]
@@ -146,7 +145,7 @@ class MethodUpdater:
             entry: dict[str, Any] = {"state": {}, "groups": {}}
             for name_in_stage, group in _named_groups(optimizer.param_groups):
                 if group["stage"] == stage.index:
-                    own = {key: value for key, value in group.items() if key not in _NOT_SAVED}
+                    own = {key: value for key, value in group.items() if key not in NOT_OPTIONS}
                     entry["groups"][name_in_stage] = own
                     entry["state"] |= {
                         name: copied_to("cpu", optimizer.state[parameter])

@@ -3,9 +3,9 @@ optimizer around it.
 
 Every function takes a batch (b, m, n) and treats its matrices independently. The basis of the rows
 of a factor F is an orthogonal matrix Q (m, m) whose columns approximate the eigenvectors of F F^T,
-largest eigenvalue first; the basis of the columns is that of F^T. Bases and products are kept
-column by column in memory (as the transpose of a contiguous tensor), as LAPACK and cuSOLVER want
-them, so that a refresh transposes nothing."""
+the first basis's by falling eigenvalue; the basis of the columns is that of F^T. Bases and products
+are kept column by column in memory (as the transpose of a contiguous tensor), as LAPACK and
+cuSOLVER want them, so that a refresh transposes nothing."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -24,10 +24,6 @@ NOISE_ROUNDINGS = 64
 # this one direction; what is left of each after orthonormalisation would be rounding. The share
 # keeps each near where it was.
 SELF_SHIFT = 0.1
-# Rounding of the binary logarithm of an eigenvalue's share of the largest, by which columns are
-# ordered. Within one size columns keep their order, so that rounding does not exchange those that
-# tie.
-SAME_SIZE = 0.125
 # Eigenvalues that differ by no more than this share of their mean count as equal when eigenvectors
 # are computed. Rounding moves them by some 1e-7, and turns their vectors by that over their
 # distance.
@@ -41,25 +37,28 @@ class Refreshed(NamedTuple):
     """What became of a batch of bases."""
 
     basis: Tensor  # (b, m, m); the old one where the decomposition failed
-    order: Tensor  # (b, m): the places that the columns had in the old one
     valid: Tensor  # (b,): where the decomposition did not fail
 
 
-def power_iteration(product: Tensor, basis: Tensor) -> Refreshed:
-    """`Power` of algorithm 2: one power iteration from the current basis, orthonormalised, in order
-    of eigenvalue.
+def power_iteration(
+    product: Tensor,  # C Q (b, m, m), overwritten
+    basis: Tensor,  # Q (b, m, m)
+) -> Refreshed:
+    """`Power` of algorithm 2: one power iteration from the current basis, orthonormalised.
 
     Where the covariance does not decide, the basis does: a column q with eigenvalue q^T C q = l
     becomes a C q + ((1 - a) floor + SELF_SHIFT l) q before orthonormalisation, with a = l^2 / (l^2
     + floor^2). So a direction without energy stays where it was, up to what the others take from
-    it. `product` is C Q (b, m, m), and overwritten."""
+    it.
+
+    Columns are not sorted by eigenvalue: each keeps its place, and with it its second moment. In
+    the orthonormalisation a column gives way to those before it. If the eigenvalues chose the
+    order, rounding would choose it where two of them cross, and turn both columns by any angle. The
+    iteration itself brings the largest eigenvalues to the front."""
     # The Rayleigh quotients q^T C q come from the product that the iteration needs anyway.
     eigenvalues = (basis * product).sum(dim=-2).clamp(min=0)  # (b, m)
     largest = eigenvalues.amax(dim=-1, keepdim=True)
-    floor, shares = resolution(basis.dtype) * largest, eigenvalues / largest
-    # Of zeros, which have no logarithm, and of what is below the floor, the size is -inf.
-    sizes = (shares.where(eigenvalues > floor, 0.0).log2() / SAME_SIZE).round()
-    order = sizes.argsort(dim=-1, descending=True, stable=True)
+    floor = resolution(basis.dtype) * largest
     # From 0 below the floor to 1 above it; 0 where the covariance is zero, whose basis stays.
     # Gradients' fourth powers would leave fp32's range: in units of a power of two, which rounds
     # nothing.
@@ -68,14 +67,9 @@ def power_iteration(product: Tensor, basis: Tensor) -> Refreshed:
     decided = torch.where(floor > 0, squared / (squared + squared_floor), 0.0)
     stays = torch.where(floor > 0, (1 - decided) * floor + SELF_SHIFT * eigenvalues, 1.0)
     columns = product.mul_(decided[:, None, :]).addcmul_(basis, stays[:, None, :])
-    orthonormal = orthonormalize(select_columns(columns, order))
+    orthonormal = orthonormalize(columns)
     valid = orthonormal.sum(dim=(1, 2)).isfinite()  # of entries up to 1: only NaN can make it so
-    unchanged = torch.arange(order.shape[-1], device=order.device)
-    return Refreshed(
-        torch.where(valid[:, None, None], orthonormal, basis),
-        torch.where(valid[:, None], order, unchanged),
-        valid,
-    )
+    return Refreshed(torch.where(valid[:, None, None], orthonormal, basis), valid)
 
 
 def factor_product(factor: Tensor, basis: Tensor) -> Tensor:
@@ -172,14 +166,26 @@ def exact_eigenbasis(covariance: Tensor, smallest: float | None = None) -> Refre
     valid = torch.ones(num_matrices, dtype=torch.bool, device=covariance.device)
     for index, matrix in enumerate(covariance):
         try:
-            eigenvalues, vectors = torch.linalg.eigh(matrix.double())
+            eigenvalues, vectors = _eigenvectors(matrix.double())
         except RuntimeError:  # torch.linalg.LinAlgError is one
             valid[index] = False
             continue
-        projections = _projected_axes(eigenvalues.flip(-1), vectors.flip(-1), smallest)
+        projections = _projected_axes(eigenvalues, vectors, smallest)
         bases[index] = _householder_qr(projections[None])[0]
-    order = torch.arange(size, device=covariance.device).expand(num_matrices, size)
-    return Refreshed(bases, order, valid)
+    return Refreshed(bases, valid)
+
+
+def _eigenvectors(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (m,), largest first, and eigenvectors (m, m) of a covariance; RuntimeError where
+    none are found."""
+    try:
+        eigenvalues, vectors = torch.linalg.eigh(covariance)
+    except RuntimeError:
+        # LAPACK's eigh fails now and then where many rows are zero. The singular vectors of a
+        # covariance are its eigenvectors, and come from another algorithm.
+        vectors, eigenvalues, _ = torch.linalg.svd(covariance)
+        return eigenvalues, vectors
+    return eigenvalues.flip(-1), vectors.flip(-1)
 
 
 def _projected_axes(eigenvalues: Tensor, vectors: Tensor, smallest: float) -> Tensor:

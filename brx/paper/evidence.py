@@ -19,6 +19,7 @@ from scipy.special import stdtrit
 
 from brx.config.loading import Settings, preset_with
 from brx.errors import UserError
+from brx.paper import strict
 from brx.paper.scales import (
     BLOCKS,
     COMPENSATIONS,
@@ -34,6 +35,7 @@ from brx.runs.comparison import (
     EARLY,
     best_by_seed,
     common_target,
+    reached_by_seed,
     saved_ratio,
     shared_seeds,
     slowdowns,
@@ -70,6 +72,8 @@ class Evidence:
     holds: bool | None = None
     text: str = ""
     num_seeds: int | None = None  # None: as many as the runs that were asked for have
+    # By docs/protocol.md, section 11; None where that follows from the other fields.
+    strict: strict.Strict | None = None
 
     def decisive(self, num_seeds: int | None) -> float:
         """What decides: the lower end of the interval from three seeds on, else the value."""
@@ -100,14 +104,34 @@ class Margin:
             self.least = self.interval[0]
         self.holds = self.least > 0  # by more than chance, as far as the seeds can say
 
-    def evidence(self, text: str, *, holds: bool | None = None) -> Evidence:
+    @property
+    def strictly(self) -> strict.Strict:
+        """The strict verdict on this margin alone."""
+        return strict.direction(self.by_seed.tolist())
+
+    def evidence(
+        self, text: str, *, holds: bool | None = None, strictly: strict.Strict | None = None
+    ) -> Evidence:
         """Make Evidence of a direction, with mean and interval; this margin decides it unless
-        `holds` is given."""
-        ends, holds = self.interval or (math.nan, math.nan), self.holds if holds is None else holds
-        return Evidence(self.mean, *ends, holds=holds, text=text, num_seeds=len(self.by_seed))
+        `holds` and `strictly`, the strict verdict, are given."""
+        low, high = self.interval or (math.nan, math.nan)
+        return Evidence(
+            self.mean,
+            low,
+            high,
+            holds=self.holds if holds is None else holds,
+            text=text,
+            num_seeds=len(self.by_seed),
+            strict=self.strictly if strictly is None else strictly,
+        )
 
     def __sub__(self, other: Margin) -> Margin:
         return Margin(self.by_seed - other.by_seed)
+
+
+def strictly_all(margins: Iterable[Margin]) -> strict.Strict:
+    """The strict verdict on a claim that every margin is above zero."""
+    return strict.all_of(margin.strictly for margin in margins)
 
 
 def runs_of(
@@ -154,7 +178,7 @@ def ends_below(name: str, ours: pd.DataFrame, others: Mapping[str, pd.DataFrame]
     text = f"{name} {final_loss(ours):.3f}, {closest} {final_loss(runs):.3f} nats"
     if lead.interval:
         text += f", difference [{-lead.interval[1]:+.3f}, {-lead.interval[0]:+.3f}]"
-    return lead.evidence(text)
+    return lead.evidence(text, strictly=strictly_all(each for each, _, _ in leads))
 
 
 def _leads(
@@ -192,8 +216,34 @@ def ends_below_at_every_depth(
         text += "".join(
             "; at P = {} one is [{:+.3f}, {:+.3f}]".format(P, *interval) for interval in open_ones
         )
-    closest = min((lead for of_P in leads.values() for lead in of_P), key=lambda lead: lead.least)
-    return closest.evidence(text)
+    of_all_depths = [lead for of_P in leads.values() for lead in of_P]
+    closest = min(of_all_depths, key=lambda lead: lead.least)
+    return closest.evidence(text, strictly=strictly_all(of_all_depths))
+
+
+def lead_widens(experiments: Experiments, method: str, others: Sequence[str]) -> Evidence:
+    """A method ends below the lowest of others at the deepest pipeline, and its lead rises with the
+    number of stages: by the ends alone, and strictly by the rank test over all of them."""
+    first, *_ = depths = DEPTHS[1:]
+    ends = lead_grows(experiments, method, others, first)
+    try:
+        leads = _leads(experiments, method, others, *depths)
+    except UserError:  # between the ends there are no runs
+        return replace(ends, strict="open")
+    table = pd.DataFrame({P: lead.by_seed for P, lead in zip(depths, leads, strict=True)})
+    rise = strict.trend(table)
+    of_each = ", ".join(f"{mean:.3f}" for mean in table.mean())
+    text = f"{ends.text}; at P = {', '.join(map(str, depths))}: {of_each} {trend_text(rise)}"
+    at_the_deepest = leads[-1].strictly
+    return replace(ends, text=text, strict=strict.all_of([rise.verdict, at_the_deepest]))
+
+
+def trend_text(rise: strict.Trend) -> str:
+    """The chances of the rank test, in brackets."""
+    return (
+        f"(rank test: chance {rise.chance:.2g}, without the last point "
+        f"{rise.chance_without_last:.2g})"
+    )
 
 
 def lead_grows(
@@ -209,7 +259,11 @@ def lead_grows(
     )
     if difference.interval:
         text += ", difference [{:+.3f}, {:+.3f}]".format(*difference.interval)
-    return difference.evidence(text, holds=difference.holds and large.holds)
+    return difference.evidence(
+        text,
+        holds=difference.holds and large.holds,
+        strictly=strictly_all([difference, large]),
+    )
 
 
 def beats_baselines(
@@ -259,11 +313,12 @@ def deeper_ends_lower(experiments: Experiments, method: str, holds: bool) -> Evi
     runs = shared_seeds(
         *(runs_of(experiments, method, n, model=PER_BLOCK, settings=blocks) for n, blocks in deeper)
     )
-    text = ", ".join(
-        f"{count} blocks: {final_loss(seeds):.3f}"
-        for count, seeds in zip(BLOCKS, runs, strict=True)
-    )
-    return margin(*((runs[-1], runs[0]) if holds else (runs[0], runs[-1]))).evidence(text)
+    by_seed = [seeds.set_index(SEED)["val_loss"] for seeds in runs]
+    losses = pd.DataFrame(dict(zip(BLOCKS, by_seed, strict=True)))
+    rise = strict.trend(-losses if holds else losses)
+    of_each = ", ".join(f"{count} blocks: {losses[count].mean():.3f}" for count in BLOCKS)
+    of_ends = margin(runs[-1], runs[0]) if holds else margin(runs[0], runs[-1])
+    return of_ends.evidence(f"{of_each} {trend_text(rise)}", strictly=rise.verdict)
 
 
 def loses_less_without_stashing(experiments: Experiments) -> Evidence:
@@ -282,7 +337,7 @@ def loses_less_without_stashing(experiments: Experiments) -> Evidence:
     closest = min(above, key=lambda method: above[method].least)
     if interval := above[closest].interval:
         text += ", {}'s above basis rotation's by [{:+.3f}, {:+.3f}]".format(closest, *interval)
-    return above[closest].evidence(text)
+    return above[closest].evidence(text, strictly=strictly_all(above.values()))
 
 
 def _compensated(experiments: Experiments, stages: int) -> tuple[pd.DataFrame, float]:
@@ -307,7 +362,7 @@ def beats_delay_compensation(experiments: Experiments) -> Evidence:
         leads.append(margin(runs_of(experiments, "basis-rotation", P), compensated))
         texts.append(f"P = {P}: {leads[-1].mean:.3f} (strength {strength:g})")
     return min(leads, key=lambda lead: lead.least).evidence(
-        "nats below the best strength: " + ", ".join(texts)
+        "nats below the best strength: " + ", ".join(texts), strictly=strictly_all(leads)
     )
 
 
@@ -323,7 +378,9 @@ def delay_compensation_is_like_pipedream(experiments: Experiments) -> Evidence:
             f"P = {P}: {below_pipedream.mean:.3f} below PipeDream, {above_ours.mean:.3f} above "
             f"basis rotation"
         )
-    return min(nearer, key=lambda margin: margin.least).evidence("; ".join(lines) + " nats")
+    return min(nearer, key=lambda margin: margin.least).evidence(
+        "; ".join(lines) + " nats", strictly=strictly_all(nearer)
+    )
 
 
 def validation_follows_training(experiments: Experiments) -> Evidence:
@@ -332,11 +389,12 @@ def validation_follows_training(experiments: Experiments) -> Evidence:
     runs = dict(zip(MAIN, _paired(experiments, MAIN), strict=True))
     training = {method: final_loss(seeds, "train_loss") for method, seeds in runs.items()}
     by_training = sorted(runs, key=training.__getitem__)
-    ordered = [
-        margin(runs[lower], runs[higher]).holds
+    sure_pairs = [
+        margin(runs[lower], runs[higher])  # of validation losses
         for lower, higher in combinations(by_training, 2)
         if margin(runs[lower], runs[higher], "train_loss").holds
     ]
+    ordered = [pair.holds for pair in sure_pairs]
     finals = [
         f"{method} {training[method]:.3f} / {final_loss(runs[method]):.3f}"
         for method in by_training
@@ -345,7 +403,9 @@ def validation_follows_training(experiments: Experiments) -> Evidence:
         f"training / validation: {', '.join(finals)} nats; by both {sum(ordered)} of "
         f"{len(ordered)} sure pairs"
     )
-    return Evidence(holds=bool(ordered) and all(ordered), text=text)
+    return Evidence(
+        holds=bool(ordered) and all(ordered), text=text, strict=strictly_all(sure_pairs)
+    )
 
 
 # How many iterations methods need: slowdowns, iterations saved, and the time that these are.
@@ -402,8 +462,9 @@ def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) 
     if closest.interval:
         low, high = np.exp(closest.interval)
         text += f"; {worse} over {better} [{low:.2f}, {high:.2f}]"
-    holds = closest.holds and not any(bounds[better].any() for better, _ in pairs)
-    return closest.evidence(f"{text}; {basis}", holds=holds)
+    is_known = not any(bounds[better].any() for better, _ in pairs)
+    strictly = strictly_all(sure.values()) if is_known else "open"
+    return closest.evidence(f"{text}; {basis}", holds=closest.holds and is_known, strictly=strictly)
 
 
 def _log_slowdowns(
@@ -437,9 +498,11 @@ def soap_is_close(experiments: Experiments) -> Evidence:
     # What is only known to be slower than a bound may be near, unless the bound is above basis
     # rotation.
     is_unsure = (bounds[above.columns] & (above < 0)).any(axis=None)
-    holds = closest.holds and not (is_unsure or bounds[["soap", "basis-rotation"]].any(axis=None))
+    is_known = not (is_unsure or bounds[["soap", "basis-rotation"]].any(axis=None))
     return closest.evidence(
-        f"a factor from basis rotation's slowdown: {text}; {basis}", holds=holds
+        f"a factor from basis rotation's slowdown: {text}; {basis}",
+        holds=closest.holds and is_known,
+        strictly=strictly_all(nearer) if is_known else "open",
     )
 
 
@@ -491,12 +554,32 @@ def saves_more(experiments: Experiments, larger: str, smaller: str) -> Evidence:
     but in name."""
     ours, theirs = (saved_over_baselines(experiments, model=model) for model in (larger, smaller))
     text = f"smaller {theirs.value:.1%}, larger {ours.value:.1%}"
-    return Evidence(holds=ours.value > theirs.value and not ours.is_bound, text=text)
+    # What is left of the iterations, as logarithms: less of the larger model's.
+    of_larger, of_smaller = (_log_left(experiments, model) for model in (larger, smaller))
+    return Evidence(
+        holds=ours.value > theirs.value and not ours.is_bound,
+        text=text,
+        strict=strict.welch(of_smaller, of_larger),
+    )
 
 
-def hours_saved(experiments: Experiments) -> Evidence:
+def _log_left(experiments: Experiments, model: str) -> list[float]:
+    """Of each seed the logarithm of the share of the best baseline's iterations that basis rotation
+    needs to its final loss; infinite where one of them never gets there."""
+    ours, other = _with_best_baseline(experiments, "basis-rotation", BASELINES, model)
+    target = common_target(other)
+    passed, their_passed = reached_by_seed(ours, target), reached_by_seed(other, target)
+    logs = []
+    for seed in sorted(passed.keys() & their_passed.keys()):
+        is_known = passed[seed].is_reached and their_passed[seed].is_reached
+        ratio = passed[seed].iterations / their_passed[seed].iterations
+        logs.append(math.log(ratio) if is_known else math.inf)
+    return logs
+
+
+def time_saved(experiments: Experiments) -> Evidence:
     """The share of time saved: iterations times the measured time of one, as the runs' own clocks
-    shared a machine."""
+    shared a machine. The times are a CPU's, which decide nothing on GPU hours: strictly open."""
     ours, baseline = _with_best_baseline(experiments, "basis-rotation", BASELINES)
     times = {
         method: _relative_time(experiments, method)
@@ -511,7 +594,10 @@ def hours_saved(experiments: Experiments) -> Evidence:
     )
     text += " x AdamW's"
     return replace(
-        hours, text=text, holds=not hours.is_bound and hours.decisive(hours.num_seeds) > 0
+        hours,
+        text=text,
+        holds=not hours.is_bound and hours.decisive(hours.num_seeds) > 0,
+        strict="open",
     )
 
 

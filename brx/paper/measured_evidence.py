@@ -23,10 +23,11 @@ from brx.curvature.norm_result import (
 )
 from brx.curvature.oscillation import Oscillation
 from brx.errors import UserError
-from brx.model.sizes import num_elements, stage_shapes
-from brx.paper.evidence import Evidence, Margin
+from brx.model.sizes import count_parameters
+from brx.paper.evidence import Evidence, Margin, strictly_all
 from brx.paper.printed import DEVICES_GB, LLAMA_3_8B, LLAMAS, MEMORY_GIB, PARAMETERS, STAGE_COUNTS
 from brx.paper.scales import Experiments
+from brx.paper.strict import FEWEST_SEEDS, Strict
 from brx.planning.memory_tables import overhead_texts
 from brx.planning.plan import overhead_elements
 from brx.planning.stage_count import stage_count_table
@@ -102,7 +103,7 @@ def theorem_order(experiments: Experiments, source: str) -> Evidence:
     if not measured:
         raise UserError("norms by strategy have not been measured on one checkpoint yet")
     falling = ("original", f"{source}-unilateral", f"{source}-bilateral")
-    lines, holds, num_seeds = [], True, []
+    lines, holds, num_seeds, is_reversed = [], True, [], False
     of_all = [norm for of_run in measured for norm in of_run]
     for (method, P), of_seeds in sorted(by_method_and_depth(of_all).items()):
         norms = [[norm for norm in of_seeds if norm.space == space] for space in falling]
@@ -110,11 +111,19 @@ def theorem_order(experiments: Experiments, source: str) -> Evidence:
             lower[0].space for higher, lower in pairwise(norms) if not _surely_above(higher, lower)
         ]
         holds = holds and not unsure
+        steps_back = [_surely_above(lower, higher) for higher, lower in pairwise(norms)]
+        is_reversed = is_reversed or all(steps_back)
         means = ", ".join(f"{_mean(of_space):.3g}" for of_space in norms)
         by_chance = "".join(f" ({space}: not by more than chance)" for space in unsure)
         lines.append(f"{method}, P = {P}: {means}{by_chance}")
         num_seeds.append(len({_seed(norm.run) for norm in norms[0]}))
-    return Evidence(holds=holds, text="; ".join(lines), num_seeds=min(num_seeds))
+    strictly: Strict = "open"
+    if min(num_seeds) >= FEWEST_SEEDS:
+        if holds:
+            strictly = "yes"
+        elif is_reversed:
+            strictly = "no"
+    return Evidence(holds=holds, text="; ".join(lines), num_seeds=min(num_seeds), strict=strictly)
 
 
 def _mean(norms: Sequence[NormResult]) -> float:
@@ -151,7 +160,7 @@ def _surely_above(norms: Sequence[NormResult], others: Sequence[NormResult]) -> 
 def _variances(experiments: Experiments) -> pd.DataFrame:
     """Variances of the updates of both methods along the dominant and a random direction, as
     logarithms."""
-    columns = ["P", "method", "seed", "iteration", "dominant", "random", "eigenvalue"]
+    columns = ["P", "method", "seed", "iteration", "dominant", "random", "eigenvalue", "rate"]
     rows = [
         (
             one.num_stages,
@@ -161,6 +170,7 @@ def _variances(experiments: Experiments) -> pd.DataFrame:
             np.log(one.dominant.variance),
             np.log(one.random.variance),
             one.eigenvalue,
+            read_run(folder).config.optimizer.lr,
         )
         for folder in _folders(experiments)
         for one in Oscillation.all_of(folder)
@@ -173,7 +183,10 @@ def _variances(experiments: Experiments) -> pd.DataFrame:
 
 def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
     """Variances of basis rotation and PipeDream at the same checkpoints: at P = 1, or at the
-    largest P measured."""
+    largest P measured.
+
+    Strictly those over the square of the learning rate count, since an update is as long as its
+    rate; of runs at one common rate that is the same."""
     table = _variances(experiments)
     P = table["P"].max() if delayed else 1
     if delayed and P == 1:
@@ -186,6 +199,9 @@ def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
     if both.empty:
         raise UserError(f"not measured with both methods at P = {P} yet")
     less = Margin((both["dominant_of_pipedream"] - both["dominant"]).groupby("seed").mean())
+    of_squares = 2 * np.log(both["rate"] / both["rate_of_pipedream"])
+    differences = both["dominant_of_pipedream"] - both["dominant"]
+    less_per_square = Margin((differences + of_squares).groupby("seed").mean())
     variances = [np.exp(both[column].mean()) for column in ("dominant", "dominant_of_pipedream")]
     text = f"variance along the dominant eigenvector at P = {P}: basis rotation {variances[0]:.2g},"
     text += f" PipeDream {variances[1]:.2g}"
@@ -197,11 +213,17 @@ def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
     text += (
         f" ({', '.join(f'{count} {what}' + 's' * (count > 1) for what, count in counts.items())})"
     )
+    if (of_squares != 0).any():
+        ratio = np.exp(-less_per_square.mean)
+        text += f"; over the square of the learning rate, basis rotation {ratio:.2g} of PipeDream's"
+        if less_per_square.interval:
+            low, high = np.exp(-np.array(less_per_square.interval[::-1]))
+            text += f" [{low:.2g}, {high:.2g}]"
     if plateaus := int((both["eigenvalue_of_pipedream"] < 0).sum()):
         text += (
             f"; at {plateaus} of them PipeDream's dominant eigenvalue is negative, as on a plateau"
         )
-    return less.evidence(text)
+    return less.evidence(text, strictly=less_per_square.strictly)
 
 
 def stable_elsewhere(experiments: Experiments) -> Evidence:
@@ -221,7 +243,10 @@ def stable_elsewhere(experiments: Experiments) -> Evidence:
     text = f"variance along a random direction over that along the dominant one: {ratios}"
     num_seeds = min(len(less.by_seed) for less in margins.values())
     return Evidence(
-        holds=all(less.holds for less in margins.values()), text=text, num_seeds=num_seeds
+        holds=all(less.holds for less in margins.values()),
+        text=text,
+        num_seeds=num_seeds,
+        strict=strictly_all(margins.values()),
     )
 
 
@@ -310,8 +335,7 @@ def parameter_counts(_: Experiments) -> Evidence:
     counts = {}
     for preset in PARAMETERS:
         config = preset_with(preset, {})
-        shapes = stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))
-        counts[preset] = num_elements(shapes)
+        counts[preset] = count_parameters(config.model, config.data.vocabulary_size)[0]
     text = ", ".join(f"{preset} {count / 1e6:,.1f} M" for preset, count in counts.items())
     holds = all(
         abs(count / PARAMETERS[preset] - 1) < APPROXIMATELY for preset, count in counts.items()

@@ -1,7 +1,7 @@
 """`delayed`: anybody's model, in anybody's training loop, under the delay of a pipeline. Needs
 torch alone.
 
-Hooks do it, with the engine's own versions (`brx.pipeline.versions`). Before a training forward
+Hooks do it, with the engine's own versions (`brx.pipeline.rebinding`). Before a training forward
 pass, each stage binds the version that docs/semantics.md names; after it, the newest weights are
 back, for whoever looks at them. When the backward pass reaches the model's output, the version is
 bound again (recomputed activations look weights up), until the backward pass ends. Gradients arrive
@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 from brx.errors import UserError, some
 from brx.pipeline.delay import StageDelay, delays_of
-from brx.pipeline.versions import FORECAST_RULES, Forecast, StageVersions, StashMode
+from brx.pipeline.forecasts import FORECAST_RULES, Forecast, StashMode
+from brx.pipeline.rebinding import ReboundStage
 
 Stages = int | Mapping[str, int] | Callable[[str], int]
 
@@ -108,7 +109,7 @@ class DelayedPipeline:
         self._profile, self._seed, self._accumulation = delay, seed, accumulation
         self._stash, self._forecast, self._on_host = stash, forecast, rings == "host"
         self._stages: list[
-            StageVersions
+            ReboundStage
         ] = []  # made with the first update, when M and the device are known
         self.delays()  # a wrong profile is told at once
         self._micro_batch = 0  # j, of the update under way
@@ -232,10 +233,10 @@ class DelayedPipeline:
             lines.append("(of one micro-batch per update; more are counted in the first update)")
         return "\n".join(lines)
 
-    def _make_stages(self) -> list[StageVersions]:
+    def _make_stages(self) -> list[ReboundStage]:
         rule = None if self._forecast is None else FORECAST_RULES[self._forecast]
         return [
-            StageVersions(
+            ReboundStage(
                 self.model,
                 index,
                 delay,

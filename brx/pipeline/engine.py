@@ -3,7 +3,7 @@
 A gradient gets old in three steps: `_forward` binds every stage to the version that its delay
 names; `_backward` takes the gradient there and hands it to the newest weights, which by then are
 tau micro-batches ahead; `_update` applies it to them. Rank r runs R - 1 - r forward passes ahead,
-so that many of the tau versions arise by themselves; the ring supplies the rest, on one device all
+so that many of the tau versions arise by themselves; the slots supply the rest, on one device all
 of them. The trajectory is the same for every R (docs/semantics.md).
 
 Shape legend: B examples, S positions, D width.
@@ -18,11 +18,12 @@ from typing import Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 from torch.profiler import record_function
 
 from brx.errors import DivergedError
 from brx.model.stage import StageOutput
+from brx.pipeline.gradients import Gradients
 from brx.pipeline.schedule import asynchronous_1f1b
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import Neighbours
@@ -46,7 +47,7 @@ class Watcher(Protocol):
 
     def before_forward(self, micro_batch: int) -> None: ...  # the stages are bound to its weights
     def before_step(self, t: int) -> None: ...  # the newest weights have the gradients of update t
-    def after_step(self, t: int) -> None: ...  # the newest weights are updated; the ring is not yet
+    def after_step(self, t: int) -> None: ...  # they are updated; no slot has them yet
 
 
 class Stopwatch:
@@ -140,6 +141,7 @@ class Engine:
         )  # None of one device, which has nothing to exchange
         self.watcher: Watcher | None = None
         self._takes_update_norms = takes_update_norms
+        self._gradients = Gradients(self.stages)
         self._accumulation = self.stages[0].delay.accumulation
         self._in_flight: dict[int, _InFlight] = {}
         self._losses: list[
@@ -193,7 +195,8 @@ class Engine:
         assert self.num_ranks == 1  # all stages are here
         for stage in self.stages:
             stage.bind_newest()
-        weights = [weight for stage in self.stages for weight in stage.newest.values()]
+        in_use = [weight for stage in self.stages for weight in stage.in_use]
+        newest = [weight for stage in self.stages for weight in stage.newest.values()]
         total: list[Tensor] = []
         for n in range((t - 1) * self._accumulation + 1, t * self._accumulation + 1):
             output = self._through_stages(*self._micro_batch(n))
@@ -206,12 +209,11 @@ class Engine:
             loss = loss / self._accumulation
             # Leaves `.grad`, that of the update, alone. Zeros for an expert that no token was sent
             # to.
-            gradients = torch.autograd.grad(
-                loss, weights, allow_unused=True, materialize_grads=True
-            )
-            total = (
-                [a + b for a, b in zip(total, gradients, strict=True)] if total else list(gradients)
-            )
+            found = torch.autograd.grad(loss, in_use, allow_unused=True, materialize_grads=True)
+            gradients = [
+                gradient.to(weight.dtype) for gradient, weight in zip(found, newest, strict=True)
+            ]
+            total = list(torch._foreach_add(total, gradients)) if total else gradients
         remaining = iter(total)
         return [[next(remaining) for _ in stage.newest] for stage in self.stages]
 
@@ -223,9 +225,8 @@ class Engine:
         if more_to_come and not self.is_first:
             self._neighbours.activations.post_receive()
         for stage in self.stages:
-            stage.bind(
-                n
-            )  # to weights that will be tau micro-batches old when the gradient is applied
+            # To weights that will be tau micro-batches old when the gradient is applied.
+            stage.bind(n)
         if self.watcher is not None:
             self.watcher.before_forward(n)
         output = self._through_stages(inputs if received is None else received, targets)
@@ -239,12 +240,7 @@ class Engine:
     def _backward(self, n: int, more_to_come: bool) -> None:
         micro_batch = self._in_flight.pop(n)
         for stage in self.stages:
-            stage.bind(
-                n
-                # other forward passes have come between; blocks that recompute activations look
-                # weights up
-            )
-            stage.prepare_backward(n)
+            stage.bind_backward(n)  # other forward passes may have come between
         gradient = None if self.is_last else self._neighbours.gradients.receive()
         if more_to_come and not self.is_last:
             self._neighbours.gradients.post_receive()
@@ -258,20 +254,17 @@ class Engine:
         if micro_batch.received is not None:
             assert micro_batch.received.grad is not None
             self._neighbours.gradients.send(micro_batch.received.grad)
+        self._gradients.hand_over(n)  # of old weights, from here on the newest ones' gradients
         for stage in self.stages:
-            stage.collect_gradients(n)  # of old weights, from here on the newest ones' gradients
             self._updater.correct_gradients(stage, n)
-            stage.accumulate(n)
+        self._gradients.accumulate(n)
         if self.is_last:
             self._losses.append(micro_batch.root.detach())
         if micro_batch.auxiliary_loss is not None:
             self._auxiliary_losses.append(micro_batch.auxiliary_loss.detach())
 
     def _update(self, t: int) -> StepResult:
-        # (stages,), each by its own norm: an asynchronous stage never sees the others' gradients.
-        grad_norms = torch.stack(
-            [clip_grad_norm_(stage.newest.values(), self._clip) for stage in self.stages]
-        )
+        grad_norms = self._gradients.clip(self._clip)
         loss, auxiliary_loss = _take_mean(self._losses), _take_mean(self._auxiliary_losses)
         if (
             grad_norms.device.type == "cpu"
@@ -283,11 +276,12 @@ class Engine:
         if takes_norms:
             for stage in self.stages:
                 stage.remember()
+        for stage in self.stages:
+            stage.slots.finish_store()  # which reads the weights that are about to change
         stopwatch = Stopwatch(self.stages[0].device)
         self._updater.step(t)
         stopwatch.stop()
-        for stage in self.stages:
-            stage.drop_gradients()  # first, so that what the update added takes their memory
+        self._gradients.drop()
         update_norms = (
             torch.stack([get_total_norm(stage.last_update()) for stage in self.stages])
             if takes_norms

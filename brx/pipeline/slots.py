@@ -14,6 +14,7 @@ Needs torch alone.
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,14 @@ class _Group:
         return offset
 
 
+class _Place(NamedTuple):
+    """Where a tensor of a layout lies."""
+
+    group: int
+    offset: int  # of its first element, in elements
+    shape: torch.Size
+
+
 class Layout:
     """Where each tensor of a list lies in buffers, of which there is one per group of like tensors.
 
@@ -59,12 +68,12 @@ class Layout:
         if slot_dtypes is None:
             slot_dtypes = [weight.dtype for weight in weights]
         groups: dict[tuple[torch.device, torch.dtype, torch.dtype], _Group] = {}
-        self.places: list[tuple[int, int, torch.Size]] = []  # by tensor: group, offset, shape
+        self.places: list[_Place] = []  # by tensor
         for weight, slot_dtype in zip(weights, slot_dtypes, strict=True):
             key = (weight.device, weight.dtype, slot_dtype)
             group = groups.setdefault(key, _Group(*key))
             index = list(groups).index(key)
-            self.places.append((index, group.reserve(weight.shape), weight.shape))
+            self.places.append(_Place(index, group.reserve(weight.shape), weight.shape))
         self.groups = list(groups.values())
 
     def like_weights(self) -> "FlatTensors":
@@ -137,17 +146,20 @@ def copy_tensors(targets: Tensors, sources: Tensors, *, non_blocking: bool = Fal
         for target, source in zip(targets.buffers, sources.buffers, strict=True):
             target.copy_(source, non_blocking=non_blocking)
         return
+    if not isinstance(targets, FlatTensors):
+        targets = [target.data for target in targets]  # which have version counters of their own
     by_kind: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
-    for target, source in zip(_as_list(targets), _as_list(sources), strict=True):
+    for target, source in zip(as_list(targets), as_list(sources), strict=True):
         kind = (target.device, target.dtype, source.device, source.dtype)
         alike_targets, alike_sources = by_kind.setdefault(kind, ([], []))
-        alike_targets.append(target.data)  # of its own version counter
-        alike_sources.append(source.data)
+        alike_targets.append(target)
+        alike_sources.append(source)
     for alike_targets, alike_sources in by_kind.values():
         torch._foreach_copy_(alike_targets, alike_sources, non_blocking=non_blocking)
 
 
-def _as_list(tensors: Tensors) -> Sequence[Tensor]:
+def as_list(tensors: Tensors) -> Sequence[Tensor]:
+    """The tensors one by one."""
     return tensors.views if isinstance(tensors, FlatTensors) else tensors
 
 
@@ -290,7 +302,7 @@ class _CopyStreams:
     def keep_alive(self, tensors: Tensors) -> None:
         """Memory that is given back before the copy from it is over (a forecast's) waits for it."""
         for stream in self._streams:
-            for tensor in _as_list(tensors):
+            for tensor in as_list(tensors):
                 if tensor.device == stream.device:
                     tensor.record_stream(stream)
 

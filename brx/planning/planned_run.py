@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from yaml import safe_dump
-
 from brx.config.loading import validate
-from brx.config.parsing import parse_bytes, parse_flops
+from brx.config.parsing import dump_yaml, parse_bytes, parse_flops
 from brx.config.schema import RECORDED, RunConfig
 from brx.errors import UserError, did_you_mean
 from brx.model.sizes import FP32, num_elements, training_flops
@@ -26,7 +24,7 @@ from brx.planning.plan import (
     plan_memory,
     planned_device_type,
     rank_flops,
-    stages_shapes,
+    stages_sizes,
     update_flops,
 )
 from brx.planning.schedules import (
@@ -173,7 +171,7 @@ class PlannedRun:
         return FP32 * sum(
             map(
                 num_elements,
-                stages_shapes(self.config, range(self.config.pipeline.stages)).values(),
+                stages_sizes(self.config, range(self.config.pipeline.stages)).values(),
             )
         )
 
@@ -188,7 +186,7 @@ class PlannedRun:
         if config.optimizer != asked.optimizer:
             words = [
                 "optimizer="
-                + safe_dump(settings["optimizer"], default_flow_style=True, width=math.inf).strip()
+                + dump_yaml(settings["optimizer"], default_flow_style=True, width=math.inf).strip()
             ]
         for section, keys in (("pipeline", PIPELINE_KEYS), ("training", ("batch_size",))):
             ours, theirs = getattr(config, section), getattr(asked, section)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import yaml
 from matplotlib.colors import to_hex
 
 import brx
+from brx.config.parsing import dump_yaml
 from brx.errors import UserError
 from brx.files import write_text
 from brx.paper.claims import (
@@ -106,7 +106,7 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise UserError(
-            f"the report needs the package {error.name}: pip install 'brx[report]'"
+            f"the report needs the package {error.name}: pip install {error.name}"
         ) from None
 
     runs = experiments.runs
@@ -398,9 +398,7 @@ def _entry(run: pd.Series, is_chosen: bool, dash: str) -> dict[str, Any]:
         "numbers": {
             name: text if np.isfinite(float(text)) else "-" for name, text in numbers.items()
         },
-        "settings": yaml.safe_dump(
-            trajectory_of(read.config, with_defaults=False), sort_keys=False
-        ),
+        "settings": dump_yaml(trajectory_of(read.config, with_defaults=False)),
         "curves": _curves(read),
     }
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from brx.config.loading import validate
-from brx.config.parsing import parse_yaml
+from brx.config.parsing import parse_value
 from brx.errors import UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs.comparison import leaderboard
@@ -98,7 +98,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
                 "must be optimizer.KEY=VALUE, KEY neither lr nor method: the rest is the protocol's"
             )
             raise UserError(f"--set {text}: {right}")
-        settings[key] = parse_yaml(value, f"--set {text}")
+        settings[key] = parse_value(value, f"--set {text}")
     return settings
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from brx.model.stage import is_block_matrix
+from brx.methods.groups import matrix_names
 from brx.optim.basis_rotation import BasisRotation
 from brx.pipeline.versions import StageVersions
 
@@ -70,7 +70,7 @@ class StalenessProbe:
 
     def before_forward(self, micro_batch: int) -> None:
         if self._stages[0].delay.update_of(micro_batch) % self.every == 0:
-            self._distances.append([_weight_distance(stage, micro_batch) for stage in self._stages])
+            self._distances.append([_weight_distance(stage) for stage in self._stages])
 
     def before_step(self, t: int) -> None:
         for stage in self._stages:
@@ -142,18 +142,18 @@ class StalenessProbe:
     def _sign_changes(
         self, index: int, t: int, in_basis: Callable[[Tensor, Tensor], Tensor | None]
     ) -> float | None:
-        """The share of the block matrices' entries whose sign differs between the updates t - 1 and
+        """The share of the matrices' entries whose sign differs between the updates t - 1 and
         t."""
         updates, newest = self._updates[index], self._stages[index].newest
+        matrices = matrix_names([self._stages[index]])
         if t - 1 not in updates:
             return None
         changed = total = 0
         for (name, weight), before, now in zip(
             newest.items(), updates[t - 1], updates[t], strict=True
         ):
-            if not is_block_matrix(
-                name
-            ):  # embedding rows hardly move, and not all methods rotate the same matrices
+            if name not in matrices:
+                # Embedding rows hardly move, and not all methods rotate the same matrices.
                 continue
             earlier, later = in_basis(weight, before), in_basis(weight, now)
             if earlier is not None and later is not None:
@@ -196,14 +196,12 @@ def mean_angle_degrees(old: Tensor, new: Tensor) -> float:
     return float(torch.rad2deg(torch.arccos(cosines)).mean())
 
 
-def _weight_distance(stage: StageVersions, micro_batch: int) -> float:
-    """Norm of (newest weights - those of the micro-batch's forward pass), over that of the
-    newest."""
+def _weight_distance(stage: StageVersions) -> float:
+    """Norm of (newest weights - those in use), over the norm of the newest."""
     if stage.delay.tau == 0:
         return 0.0
     newest = [weight.detach() for weight in stage.newest.values()]
-    forward = stage.forward_weights(micro_batch)
-    used = [weight.detach().to(now.dtype) for weight, now in zip(forward, newest, strict=True)]
+    used = [weight.detach().to(now.dtype) for weight, now in zip(stage.in_use, newest, strict=True)]
     return _norm(torch._foreach_sub(newest, used)) / max(_norm(newest), 1e-30)
 
 

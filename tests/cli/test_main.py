@@ -116,3 +116,9 @@ def test_demo_in_small_then_train_and_plot(tmp_path, printed, monkeypatch):
     for suffix in (".png", ".pdf", ".svg", ".txt"):
         assert (tmp_path / "figures" / f"curves{suffix}").stat().st_size > 0
     assert "runs/tiny-pipedream-p4-s0" in (tmp_path / "figures" / "curves.json").read_text()
+
+
+def test_tilde_of_an_option_is_the_home_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["data", "list", "~/none"]) == 0
+    assert f"{tmp_path}/none" in capsys.readouterr().out

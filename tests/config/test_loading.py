@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from brx.config.loading import PRESETS, apply_overrides, dump_config, load_config, parse_yaml
 from brx.config.schema import RunConfig
+from brx.config.user_code import code_file
+from brx.data.prepare import token_folder
 from brx.errors import UserError
+from brx.files import user_path
 
 
 @pytest.mark.parametrize("preset", sorted(path.stem for path in PRESETS.glob("*.yaml")))
@@ -162,3 +165,18 @@ def test_time_does_not_move_the_last_iteration():
 def test_other_stops_are_refused(text):
     with pytest.raises(UserError, match=r"training\.stop_after: must be an iteration"):
         load_config("quick", [f"training.stop_after={text}"])
+
+
+def test_tilde_is_the_home_folder_in_every_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.py").write_text("def mine(*_):\n    return 0\n")
+    (tmp_path / "mine.yaml").write_text("pipeline: {delay: '~/mine.py:mine'}\n")
+    config = load_config("~/mine.yaml", ["data.directory=~/tokens", "data.source=~/mine.txt"])
+    assert code_file(config.pipeline.delay.function) == tmp_path / "mine.py"
+    (tmp_path / "mine.txt").write_text("text")
+    assert token_folder(config.data).parent == tmp_path / "tokens"
+
+
+def test_home_that_nobody_knows_is_refused():
+    with pytest.raises(UserError, match=r"^~nobody-of-this-name/x: whose home folder this is"):
+        user_path("~nobody-of-this-name/x")

@@ -1,8 +1,10 @@
 """YAML that is wrong, endless or huge: one line, at once; numbers with a unit."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from brx.config.parsing import parse_bytes, parse_flops, parse_yaml
+from brx.config.parsing import dump_yaml, parse_bytes, parse_flops, parse_value, parse_yaml
 from brx.errors import UserError
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -22,7 +24,6 @@ TRAPS = {
         "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 60)),
         "nested more than 50 levels",
     ),
-    "an impossible date": ("training: 2001-99-99", "month must be in 1..12"),
     "a number of thousands of digits": ("training: " + "9" * 5000, "4300 digits"),
     "many keys": (
         "\n".join(f"k{number}: 1" for number in range(60_000)),
@@ -74,3 +75,51 @@ def test_anything_else_is_one_line(text):
         UserError, match=r"^--option .*must be a number above 0 with a unit, for example 80GB"
     ):
         parse_bytes(text, "--option")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("010", 10),
+        ("0o10", 8),
+        ("0x1F", 31),
+        ("-7", -7),
+        ("3e-4", 3e-4),
+        ("1:30", "1:30"),
+        ("1_000", 1000),
+        ("1_00", "1_00"),
+        ("0b11", "0b11"),
+        ("yes", "yes"),
+        ("off", "off"),
+        ("True", True),
+        ("2001-01-01", "2001-01-01"),
+        ("~", None),
+        ("", None),
+        ("12e", "12e"),
+    ],
+)
+def test_plain_words_are_read_as_yaml_1_2(text, expected):
+    value = parse_yaml(text, "here")
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+TEXTS = st.text() | st.from_regex(r"[-+0-9.eExo:_~<]{1,8}", fullmatch=True)
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
+
+
+@given(st.dictionaries(TEXTS.filter(lambda text: text != "<<"), PLAIN | st.lists(PLAIN)))
+def test_what_is_dumped_reads_back(content):
+    read = parse_yaml(dump_yaml(content), "here")
+    assert repr(read) == repr(content)
+
+
+@pytest.mark.parametrize("text", ["set #2", "a#b", "it's #1", "'set #2'", "C# #5", "a  #  b"])
+def test_number_sign_of_a_value_is_kept(text):
+    assert parse_value(text, "--set a") == text.strip("'")
+
+
+@pytest.mark.parametrize("text", ["[1, 2] # two", "{a: 1} #x", "'a' # b", "# all"])
+def test_comment_behind_a_value_is_refused(text):
+    with pytest.raises(UserError, match="would be a comment; quote it, or leave it out"):
+        parse_value(text, "--set a")

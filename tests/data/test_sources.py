@@ -13,7 +13,14 @@ import pytest
 
 from brx.config.schema import DataConfig
 from brx.data import prepare, sources
-from brx.data.sources import PUBLISHED_VERSIONS, documents, is_sampled, is_validation
+from brx.data.sources import (
+    PUBLISHED_VERSIONS,
+    documents,
+    is_sampled,
+    is_validation,
+    local_files,
+    notes_on_files,
+)
 from brx.errors import RunError, UserError
 from tests.data.helpers import texts, write_rows
 
@@ -253,3 +260,40 @@ def test_a_hub_out_of_reach_is_told_in_one_line_and_a_stream_that_breaks_off_can
     )
     with pytest.raises(UserError, match=told):
         read("openwebtext")
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A folder with a file, a hidden copy of it, a linked folder, and a link back to itself."""
+    folder, elsewhere = tmp_path / "corpus", tmp_path / "elsewhere"
+    for place in (folder / ".ipynb_checkpoints", elsewhere):
+        place.mkdir(parents=True)
+    for place in (folder / "a.txt", folder / ".ipynb_checkpoints" / "a.txt", elsewhere / "b.txt"):
+        place.write_text(f"text of {place.name}")
+    (folder / "linked").symlink_to(elsewhere)
+    (folder / "again").symlink_to(folder)
+    return folder
+
+
+def test_folder_finds_what_a_glob_finds(corpus):
+    expected = [corpus / "a.txt", corpus / "linked" / "b.txt"]
+    assert local_files(str(corpus)) == expected
+    found = local_files(f"{corpus}/**/*.txt")
+    assert [file.resolve() for file in found] == [file.resolve() for file in expected]
+
+
+@pytest.mark.parametrize("pattern", ["", "/**/*.txt"])
+def test_hidden_files_are_said_to_be_left_out(corpus, pattern):
+    first, *_ = notes_on_files(f"{corpus}{pattern}")
+    assert first.startswith("1 hidden file(s) left out, such as ")
+    assert ".ipynb_checkpoints" in first
+
+
+def test_links_are_said_to_be_followed(corpus):
+    *_, last = notes_on_files(str(corpus))
+    assert last == f"1 file(s) reached through links, such as {corpus}/linked/b.txt"
+
+
+def test_plain_folder_needs_no_note(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    assert notes_on_files(str(tmp_path)) == []

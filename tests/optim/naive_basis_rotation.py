@@ -47,8 +47,7 @@ def naive_basis_rotation(
             if t == first:
                 Q[side] = first_basis(S, NOISE)
             else:
-                Q[side], order = power_iteration(S, Q[side])
-                v = v[order, :] if side == "left" else v[:, order]
+                Q[side] = power_iteration(S, Q[side])
         U, V = Q["left"], Q["right"]
         if t == first:
             v = shared_out(v, C if source == "2nd" else None, Q, sides)
@@ -135,8 +134,7 @@ def leading_rows(vectors):
 
 
 def power_iteration(S, Q):
-    """One step towards the eigenvectors of S, column by column, where S decides; and the order of
-    the columns."""
+    """One step towards the eigenvectors of S, column by column, where S decides."""
     eigenvalues = torch.diag(Q.T @ S @ Q).clamp(min=0)
     floor = NOISE * eigenvalues.max()
     columns = []
@@ -145,10 +143,5 @@ def power_iteration(S, Q):
         columns.append(
             decided * S @ q + ((1 - decided) * floor + 0.1 * eigenvalue if floor > 0 else 1.0) * q
         )
-    sizes = [
-        round(8 * math.log2(x)) if x > NOISE else -math.inf
-        for x in (eigenvalues / eigenvalues.max()).tolist()
-    ]
-    order = torch.tensor(sizes).argsort(descending=True, stable=True)
-    basis, triangle = torch.linalg.qr(torch.stack(columns, dim=1)[:, order])
-    return basis * torch.where(triangle.diagonal() < 0, -1.0, 1.0), order
+    basis, triangle = torch.linalg.qr(torch.stack(columns, dim=1))
+    return basis * torch.where(triangle.diagonal() < 0, -1.0, 1.0)

@@ -121,7 +121,7 @@ def test_command(complete, capsys, monkeypatch):
     monkeypatch.setattr("brx.paper.claims.CLAIMS", few)
     assert main(["claims", "--scale", "laptop", "--runs", str(complete), "--format", "csv"]) == 0
     assert capsys.readouterr().out.startswith(
-        "claim,statement,where,paper,here,reproduced,rule,runs,command"
+        "claim,statement,where,paper,here,strictly,reproduced,rule,runs,command"
     )
     assert main(["claims", "memory-share", "--scale", "laptop", "--runs", str(complete)]) == 0
     out = capsys.readouterr().out
@@ -136,7 +136,7 @@ def test_command(complete, capsys, monkeypatch):
 def test_the_command_makes_all_that_a_claim_rests_on(outcomes):
     commands = {
         name: outcomes[name].command
-        for name in ("main-every-depth", "depth-nesterov", "gpu-hours", "3b")
+        for name in ("main-every-depth", "depth-nesterov", "cpu-time", "3b")
     }
     files = {
         name: {word.rpartition("/")[2] for word in command.split()[2:]}
@@ -144,7 +144,7 @@ def test_the_command_makes_all_that_a_claim_rests_on(outcomes):
     }
     assert files["main-every-depth"] == {"main.yaml", "depths.yaml"}
     assert files["depth-nesterov"] == {"block-scaling.yaml", "depths.yaml"}
-    assert commands["gpu-hours"] == "brx sweep configs/sweeps/laptop/main.yaml; make bench"
+    assert commands["cpu-time"] == "brx sweep configs/sweeps/laptop/main.yaml; make bench"
     assert commands["3b"] == "brx sweep configs/sweeps/paper/3b.yaml"
 
 
@@ -205,3 +205,30 @@ def test_rows_are_grouped_and_one_seed_is_hollow():
     assert [line.get_markerfacecolor() == "white" for line in points] == [False, True, False]
     assert (points[-1].get_xdata()[0], points[-1].get_marker()) == (claims.WIDEST, ">")
     assert {"9.00x, one seed", "not as in the paper: 2 of 4"} <= set(written)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "paper", "unit", "rule", "num_seeds", "verdict"),
+    [
+        (Evidence(2.1, 1.8, 2.4), 2.0, "times", "number", 3, "yes"),
+        (Evidence(2.1, 1.8, 2.4), 2.0, "times", "number", 2, "open"),
+        (Evidence(2.1, 2.05, 2.2), 2.0, "times", "number", 3, "no"),
+        (Evidence(2.1, is_bound=True), 2.0, "times", "number", 3, "open"),
+        (Evidence(0.5, 0.45, 0.55), 0.4, "percent", "at least", 3, "yes"),
+        (Evidence(0.3, 0.25, 0.35), 0.4, "percent", "at least", 3, "no"),
+        (Evidence(0.3, is_bound=True), 0.4, "percent", "at least", 3, "open"),
+        (Evidence(holds=True, strict="open"), None, "plain", "direction", 3, "open"),
+        (Evidence(holds=True), None, "plain", "closed form", None, "yes"),
+        (Evidence(holds=False), None, "plain", "direction", None, "no"),  # a toy: no seeds
+    ],
+)
+def test_strict_verdict_follows_the_rule(evidence, paper, unit, rule, num_seeds, verdict):
+    assert outcome(evidence, paper, unit, rule, num_seeds).strict_verdict == verdict
+
+
+def test_counts_have_the_strict_ones_first():
+    outcomes = [outcome(Evidence(2.1, 2.05, 2.2)), outcome(Evidence(2.1, 1.8, 2.4)), outcome(None)]
+    assert claims.verdict_counts(outcomes) == [
+        "3 claims, strictly: 1 yes, 1 no, 0 open, 1 not tried",
+        "by the rules of sections 5 and 6: 2 yes, 0 no, 1 not tried",
+    ]

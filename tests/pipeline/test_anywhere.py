@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from brx import delayed
 from brx.errors import UserError
-from brx.model.stage import initialize, whole_model
+from brx.model.stage import whole_model
 from brx.train.build import assemble
 from tests.pipeline.test_engine import VOCABULARY, make_config, micro_batch
 
@@ -49,8 +49,7 @@ def test_is_the_engine_bit_for_bit(profile, stash, forecast, accumulation):
     config = make_config("pipedream", 8, stash, 24, *settings, "training.final_lr_fraction=1")
     assembly = assemble(config, micro_batch)
     expected = [result.loss for result in assembly.engine.run(1, lambda: 10)]
-    model = whole_model(config.model, VOCABULARY)
-    initialize(model, config.model.blocks, seed=0)
+    model = whole_model(config.model, VOCABULARY, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     pipeline = delayed(model, optimizer, 8, config.pipeline.delay, stash=stash, forecast=forecast)
     found = []

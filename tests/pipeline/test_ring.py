@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from brx.pipeline.delay import StageDelay
-from brx.pipeline.versions import Ring
+from brx.pipeline.rebinding import Ring
 from brx.runs import checkpoint
 from brx.train.loop import train
 from tests.train.helpers import steps_of, tiny_config

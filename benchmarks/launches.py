@@ -1,0 +1,170 @@
+"""How many operations an iteration gives the device, by phase: what a GPU would be launched for.
+
+Counted on the CPU, of a model whose sizes are small and whose numbers of blocks and stages are
+those of `paper-95m`: counts of operations hardly depend on sizes. Views and empty tensors are not
+counted, an operation on a list of tensors (`_foreach_...`, `_fused_...`) is one.
+
+    python -m benchmarks.launches
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.report import Table, parser_of, random_tokens
+from brx.config.loading import Settings, apply_overrides
+from brx.config.schema import RunConfig
+from brx.methods.updater import MethodUpdater
+from brx.optim import BasisRotation
+from brx.pipeline import engine as engine_module
+from brx.pipeline.gradients import Gradients
+from brx.pipeline.versions import StageVersions
+from brx.train.build import Assembly, assemble
+
+BLOCKS, STAGES, FREQUENCY = 32, 32, 10
+_WITHOUT_KERNELS = ("aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::promote_types")
+PASSES, BIND_STORE, COLLECT, CLIP, ADAMW, ROTATION, CHECKS = PHASES = (
+    "forward and backward pass",
+    "bind and store",
+    "collect gradients",
+    "clip",
+    "AdamW",
+    "basis rotation",
+    "look for numbers that are not finite (CPU only)",
+)
+VARIANTS: dict[str, Settings] = {
+    "AdamW, fp32": {"optimizer.method": "pipedream"},
+    "AdamW, bf16": {"optimizer.method": "pipedream", "runtime.precision": "bf16"},
+    "basis rotation, bf16": {
+        "optimizer.method": "basis-rotation",
+        "optimizer.frequency": FREQUENCY,
+        "runtime.precision": "bf16",
+    },
+}
+
+
+def main() -> None:
+    """Count and print."""
+    parser_of(__doc__).parse_args()
+    columns = ["variant", "phase", "P = 1", f"P = {STAGES}", "more per stage"]
+    table = Table("launches", columns)
+    for name, settings in VARIANTS.items():
+        one, many = (count(config_for(stages, settings)) for stages in (1, STAGES))
+        for phase in PHASES:
+            if one[phase] or many[phase]:
+                table.add(name, phase, *_row(one[phase], many[phase]))
+        table.add(name, "in all", *_row(one.total(), many.total()))
+        if "basis-rotation" in settings.values():
+            one, many = (
+                count(config_for(stages, settings), refresh=True) for stages in (1, STAGES)
+            )
+            phase = "basis rotation, in an iteration with a refresh"
+            table.add(name, phase, *_row(one[ROTATION], many[ROTATION]))
+    table.write(
+        f"operations per iteration; {BLOCKS} blocks, one micro-batch per update, pipeline delays"
+    )
+
+
+def _row(one: int, many: int) -> tuple[str, str, str]:
+    return str(one), str(many), f"{(many - one) / STAGES:.1f}"
+
+
+def config_for(stages: int, settings: Settings | None = None) -> RunConfig:
+    """The configuration that is counted, with other settings."""
+    content = {
+        "model": {"blocks": BLOCKS, "width": 16, "heads": 2, "sequence_length": 8},
+        "pipeline": {"stages": stages},
+        "training": {"iterations": 100_000, "batch_size": 2},
+        "logging": {"update_norms": False},
+    }
+    overrides = [f"{key}={value}" for key, value in (settings or {}).items()]
+    return apply_overrides(content, overrides, "benchmark")
+
+
+def count(config: RunConfig, *, refresh: bool = False) -> Counter[str]:
+    """The operations of one iteration by phase: an ordinary one, or one with a refresh."""
+    training, sequence = config.training, config.model.sequence_length
+    assembly = assemble(config, random_tokens(training.batch_size, sequence))
+    # The first bases come with iteration 2; refreshes are at multiples of the frequency.
+    counted = FREQUENCY if refresh else FREQUENCY + 1
+    for _ in assembly.engine.run(1, lambda: counted - 1):
+        pass
+    with counting(assembly) as operations:
+        for _ in assembly.engine.run(counted, lambda: counted):
+            pass
+    return operations
+
+
+class _Operations(TorchDispatchMode):
+    """Counts operations by the phase that is under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.phase = PASSES
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if not _launches_nothing(function):
+            self.counts[self.phase] += 1
+        return function(*args, **(kwargs or {}))
+
+    def during(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, whose operations count for a phase."""
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            before, self.phase = self.phase, phase
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.phase = before
+
+        return counted
+
+
+def _launches_nothing(function: Any) -> bool:
+    """Whether an operation is a view of its argument, or gives memory without contents."""
+    name = function.name()
+    if name.startswith(_WITHOUT_KERNELS) or not name.startswith("aten::"):
+        return True
+    results = function._schema.returns
+    aliases = [result.alias_info for result in results if result.alias_info is not None]
+    return bool(aliases) and not any(alias.is_write for alias in aliases)
+
+
+@contextmanager
+def counting(assembly: Assembly) -> Iterator[Counter[str]]:
+    """What is computed within is counted, by phase."""
+    operations = _Operations()
+    places: list[tuple[Any, str, str]] = [
+        (StageVersions, "bind", BIND_STORE),
+        (StageVersions, "bind_backward", BIND_STORE),
+        (StageVersions, "record_update", BIND_STORE),
+        (Gradients, "hand_over", COLLECT),
+        (Gradients, "accumulate", COLLECT),
+        (Gradients, "clip", CLIP),
+        (engine_module, "check_finite", CHECKS),
+    ]
+    assert isinstance(assembly.updater, MethodUpdater)
+    for optimizer in assembly.updater.optimizers:
+        phase = ROTATION if isinstance(optimizer, BasisRotation) else ADAMW
+        places.append((optimizer, "step", phase))
+    with ExitStack() as stack:
+        for owner, name, phase in places:
+            call = operations.during(phase, getattr(owner, name))
+            stack.enter_context(patch.object(owner, name, call))
+        stack.enter_context(operations)
+        yield operations.counts
+
+
+if __name__ == "__main__":
+    main()

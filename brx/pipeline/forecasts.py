@@ -1,0 +1,160 @@
+"""Weights that a stage has not had yet: PipeMare's prediction for the backward pass, and forecasts
+for both passes.
+
+Both follow from what the updates have added to the newest weights, which `Extrapolation` keeps.
+Needs torch alone.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from brx.pipeline.delay import StageDelay
+from brx.pipeline.slots import FlatTensors, Layout, Tensors, as_list, copy_tensors
+
+StashMode = Literal["exact", "none", "predict"]
+Forecast = Literal["last-update", "average-update"]
+
+ParameterStates = list[dict[str, Any]]
+"""What a forecast or a gradient rule keeps, also in checkpoints: for each weight, tensors and
+numbers by name."""
+
+ForecastRule = Callable[[list[Tensor], list[Tensor], float, ParameterStates], list[Tensor]]
+"""From the newest weights of a stage, the update that they have just had, tau in updates, and the
+rule's own state: the weights with which a later micro-batch computes. Called after every update,
+without gradients."""
+
+AVERAGE_DECAY = 0.9  # gamma of the average of the updates along which `average-update` looks ahead
+
+
+def along_last_update(
+    newest: list[Tensor], update: list[Tensor], tau_updates: float, state: ParameterStates
+) -> list[Tensor]:
+    """w + tau (w(t) - w(t-1)); with momentum SGD that is SpecTrain's w - s lr v
+    (arXiv:1809.02839)."""
+    return list(torch._foreach_add(newest, update, alpha=tau_updates))
+
+
+def along_average_update(
+    newest: list[Tensor], update: list[Tensor], tau_updates: float, state: ParameterStates
+) -> list[Tensor]:
+    """w + tau d^, d^ = d / (1 - gamma^t) with d <- gamma d + (1 - gamma) (w(t) - w(t-1)) from zero.
+
+    SpecTrain's idea with one average more: the updates of Adam or of momentum SGD are averages
+    already."""
+    average = moving_average(update, AVERAGE_DECAY, state)
+    for kept in state:
+        kept["updates"] = kept.get("updates", 0) + 1
+    bias_correction = 1.0 - AVERAGE_DECAY ** state[0]["updates"]
+    return list(torch._foreach_add(newest, average, alpha=tau_updates / bias_correction))
+
+
+FORECAST_RULES: dict[Forecast, ForecastRule] = {
+    "last-update": along_last_update,
+    "average-update": along_average_update,
+}
+
+
+def moving_average(update: list[Tensor], decay: float, state: ParameterStates) -> list[Tensor]:
+    """d <- decay d + (1 - decay) update, from zero and without bias correction; kept as
+    `average_update`."""
+    average = [
+        kept.setdefault("average_update", torch.zeros_like(last))
+        for kept, last in zip(state, update, strict=True)
+    ]
+    torch._foreach_mul_(average, decay)
+    torch._foreach_add_(average, update, alpha=1.0 - decay)
+    return average
+
+
+def copied_to(device: torch.device | str, kept: Any) -> Any:
+    """What a rule or an optimizer keeps for a parameter, with copies of all its tensors on a
+    device."""
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device, copy=True), kept)
+
+
+class Extrapolation:
+    """What the updates of one stage have added to its newest weights, and what follows from it.
+
+    With `stash: predict` the backward pass sees w - tau delta, delta an average of the updates
+    (PipeMare's T2, arXiv:1910.05124). With a forecast both passes see what its rule makes of the
+    newest weights. Otherwise, and without delay, it keeps nothing.
+
+    Args: newest: version 0 of the weights. rule: of the forecast, if there is one (with `exact`).
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        newest: Tensors,
+        delay: StageDelay,
+        stash: StashMode,
+        rule: ForecastRule | None = None,
+    ) -> None:
+        assert rule is None or stash == "exact"
+        self._layout, self._delay, self._stash, self.rule = layout, delay, stash, rule
+        self.state: ParameterStates = [{} for _ in layout.places]  # the averages, by weight
+        self._before: FlatTensors | None = None  # the weights before the next update, where needed
+        if self.is_needed:
+            self.remember(newest)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether every update has to be looked at."""
+        return self._delay.tau > 0 and (self._stash == "predict" or self.rule is not None)
+
+    def remember(self, newest: Tensors) -> None:
+        """Before an update whose `last_update` is wanted: keep a copy of the weights."""
+        if self._before is None:
+            self._before = self._layout.like_weights()
+            copy_tensors(self._before, newest)
+
+    @torch.no_grad()
+    def last_update(self, newest: Tensors) -> list[Tensor]:
+        """After an update that was remembered, and before `record`: w(t) - w(t-1)."""
+        assert self._before is not None
+        return list(torch._foreach_sub(list(as_list(newest)), self._before.views))
+
+    @torch.no_grad()
+    def record(self, newest: Tensors, parameters: Sequence[Tensor]) -> Tensors:
+        """After an update: the weights with which the passes of a later micro-batch compute.
+
+        `parameters` are the newest weights as the objects that an optimizer has its state by; a
+        rule is given these."""
+        if not self.is_needed:
+            self._before = None  # if it was remembered, then for this update alone
+            return newest
+        update = self.last_update(newest)
+        stored = newest
+        if self.rule is not None:
+            stored = self.rule(list(parameters), update, self._delay.tau_updates, self.state)
+        else:  # predict: delta <- gamma delta + (1 - gamma) (w(t) - w(t-1))
+            moving_average(update, self._delay.prediction_decay, self.state)
+        assert self._before is not None
+        copy_tensors(self._before, newest)
+        return stored
+
+    @torch.no_grad()
+    def seen_by_backward(self, newest: Tensors) -> Tensors:
+        """The weights of a backward pass that does not see those of its forward pass (`none` and
+        `predict`)."""
+        average = [kept["average_update"] for kept in self.state if "average_update" in kept]
+        if self._stash == "none" or not average:  # before the first update there is no average yet
+            return newest
+        # w - tau delta, tau in updates
+        return list(
+            torch._foreach_add(list(as_list(newest)), average, alpha=-self._delay.tau_updates)
+        )
+
+    def load_state(self, state: ParameterStates, newest: Tensors) -> None:
+        """Continue with another `state`, after the weights that belong to it have been loaded;
+        ValueError where it is another mode's."""
+        if len(state) != len(self.state) or (any(state) and not self.is_needed):
+            raise ValueError("the state is of another stash mode or forecast")
+        devices = [self._layout.groups[place.group].device for place in self._layout.places]
+        self.state = [copied_to(device, kept) for device, kept in zip(devices, state, strict=True)]
+        if self._before is not None:
+            copy_tensors(self._before, newest)

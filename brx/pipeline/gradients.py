@@ -1,0 +1,160 @@
+"""The gradients of all stages of a device: from the weights in use to the newest ones, their sum
+over the micro-batches of an update, and clipping.
+
+What can be done for all stages at once is one operation for all of them. The gradients of an update
+always lie at the same addresses.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from brx.pipeline.slots import FlatTensors
+from brx.pipeline.versions import StageVersions
+
+EPSILON = 1e-6  # added to a norm before dividing by it, as in torch.nn.utils.clip_grad_norm_
+
+
+@dataclass
+class _Alike:
+    """Weights of all stages whose gradients one operation can move: of like data types."""
+
+    newest: list[nn.Parameter] = field(default_factory=list)
+    in_use: list[nn.Parameter] = field(default_factory=list)
+    gradients: list[Tensor] = field(default_factory=list)  # of an update, at fixed addresses
+
+    @property
+    def is_cast(self) -> bool:
+        return self.newest[0].dtype != self.in_use[0].dtype
+
+
+class Gradients:
+    """The gradients of the stages of one device.
+
+    After the backward pass of each micro-batch, `hand_over` moves its gradients to the newest
+    weights, where a method may correct them, and `accumulate` adds them to the update's. After the
+    M-th of an update, the newest weights have the mean of M micro-batches.
+    """
+
+    def __init__(self, stages: Sequence[StageVersions]) -> None:
+        self._stages = list(stages)
+        self._accumulation = stages[0].delay.accumulation
+        self._flat: list[FlatTensors] = [stage.layout.like_weights() for stage in stages]
+        alike: dict[object, _Alike] = {}
+        for stage, flat in zip(self._stages, self._flat, strict=True):
+            columns = zip(stage.newest.values(), stage.in_use, flat.views, strict=True)
+            for newest, in_use, gradient in columns:
+                kind = (newest.device, newest.dtype, in_use.dtype)
+                group = alike.setdefault(kind, _Alike())
+                group.newest.append(newest)
+                group.in_use.append(in_use)
+                group.gradients.append(gradient)
+        self._alike = list(alike.values())
+
+    @torch.no_grad()
+    def hand_over(self, micro_batch: int) -> None:
+        """Move a micro-batch's gradients to the newest weights, in these weights' data type."""
+        if self._is_first(micro_batch):
+            for alike in self._alike:
+                _hand_over(alike, alike.gradients)
+            return
+        # Of a later micro-batch they live until they have been added to the sum.
+        for alike in self._alike:
+            if alike.is_cast:
+                _hand_over(alike, [torch.empty_like(gradient) for gradient in alike.gradients])
+            else:
+                _hand_over_as_they_are(alike)
+
+    @torch.no_grad()
+    def accumulate(self, micro_batch: int) -> None:
+        """Add the newest weights' gradients to the update's; with its last micro-batch they become
+        the mean."""
+        if self._accumulation == 1:
+            return
+        for alike in self._alike:
+            of_micro_batch = [weight.grad for weight in alike.newest if weight.grad is not None]
+            assert len(of_micro_batch) == len(alike.newest), "a parameter took no part in the loss"
+            # The sum begins with the first micro-batch's, and goes on in their order: the same on
+            # any number of devices.
+            if not self._is_first(micro_batch):
+                torch._foreach_add_(alike.gradients, of_micro_batch)
+        if not self._ends_update(micro_batch):
+            self.drop()  # where nothing is delayed, autograd would add to them
+            return
+        for buffers in self._buffers_by_dtype():
+            torch._foreach_div_(buffers, self._accumulation)
+        for alike in self._alike:
+            for weight, gradient in zip(alike.newest, alike.gradients, strict=True):
+                weight.grad = gradient
+
+    @torch.no_grad()
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale each stage's gradients by min(1, max_norm / norm), by its own norm alone: an
+        asynchronous stage never sees the others' gradients.
+
+        Gives the norms before, (stages,); with the same numbers as
+        `torch.nn.utils.clip_grad_norm_`, stage by stage."""
+        of_stages = [
+            [weight.grad for weight in stage.newest.values() if weight.grad is not None]
+            for stage in self._stages
+        ]
+        every = [gradient for of_stage in of_stages for gradient in of_stage]
+        by_weight = torch.stack(torch._foreach_norm(every))  # (weights,)
+        by_stage = torch.split(by_weight, [len(of_stage) for of_stage in of_stages])
+        norms = torch.stack(torch._foreach_norm(list(by_stage)))  # (stages,)
+        scales = torch.clamp(max_norm / (norms + EPSILON), max=1.0)
+        buffers: list[Tensor] = []
+        scale_of_buffer: list[Tensor] = []
+        for flat, scale in zip(self._flat, scales.unbind(), strict=True):
+            buffers += flat.buffers
+            scale_of_buffer += [scale] * len(flat.buffers)
+        torch._foreach_mul_(buffers, scale_of_buffer)
+        return norms
+
+    def drop(self) -> None:
+        """Leave the newest weights without gradients."""
+        for alike in self._alike:
+            for weight in alike.newest:
+                weight.grad = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(flat.nbytes for flat in self._flat)
+
+    def _is_first(self, micro_batch: int) -> bool:
+        return (micro_batch - 1) % self._accumulation == 0
+
+    def _ends_update(self, micro_batch: int) -> bool:
+        return micro_batch % self._accumulation == 0
+
+    def _buffers_by_dtype(self) -> list[list[Tensor]]:
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for flat in self._flat:
+            for buffer in flat.buffers:
+                by_dtype.setdefault(buffer.dtype, []).append(buffer)
+        return list(by_dtype.values())
+
+
+def _hand_over(alike: _Alike, targets: list[Tensor]) -> None:
+    """Copy what autograd has left at the weights in use, and give it to the newest weights. A
+    weight that took no part in the loss has no gradient there either."""
+    filled: list[Tensor] = []
+    arrived: list[Tensor] = []
+    for newest, in_use, target in zip(alike.newest, alike.in_use, targets, strict=True):
+        gradient, in_use.grad = in_use.grad, None
+        if gradient is None:
+            newest.grad = None
+        else:
+            newest.grad = target
+            filled.append(target)
+            arrived.append(gradient)
+    if filled:
+        torch._foreach_copy_(filled, arrived)
+
+
+def _hand_over_as_they_are(alike: _Alike) -> None:
+    for newest, in_use in zip(alike.newest, alike.in_use, strict=True):
+        gradient, in_use.grad = in_use.grad, None
+        newest.grad = gradient
