@@ -431,8 +431,17 @@ class BasisRotation(Optimizer):
             if num_gradients and batch.options["source"] == "2nd":
                 accumulate_covariances(part, part_gradient, num_gradients)
             if refresh:
-                estimate_eigenbasis(part, part_gradient, exact=refresh == "exact")
+                self._renew_bases(part, part_gradient, exact=refresh == "exact")
         self._take_step(batch, gradient, work.numbers)
+
+    def _renew_bases(
+        self,
+        batch: MatrixBatch,
+        gradient: Tensor,  # (b, m, n)
+        exact: bool,
+    ) -> None:
+        """Algorithm 2; a study of other bases overrides it."""
+        estimate_eigenbasis(batch, gradient, exact)
 
     def _take_step(
         self,

@@ -53,9 +53,9 @@ def estimate_eigenbasis(
         batch.matrices(f"{side}_basis").copy_(refreshed.basis)
         failures += (~refreshed.valid).view_as(failures)
     if exact:
-        _share_out_second_moment(batch)
+        share_out_second_moment(batch)
     batch.matrices("exp_avg").copy_(rotate(batch, momentum))
-    _raise_second_moment(batch)
+    raise_second_moment(batch)
     if before is not None:
         _put_back_if_bad(batch, before)
 
@@ -77,7 +77,7 @@ def _refreshed(
     return power_iteration(factor_product(factor, basis), basis)
 
 
-def _share_out_second_moment(batch: MatrixBatch) -> None:
+def share_out_second_moment(batch: MatrixBatch) -> None:
     """v_ij <- (share of row i) (share of column j) sum(v), in the first basis, where v holds second
     moments along the axes of W.
 
@@ -110,7 +110,7 @@ def _shares(
     return energies / total.clamp(min=torch.finfo(total.dtype).tiny)
 
 
-def _raise_second_moment(batch: MatrixBatch) -> None:
+def raise_second_moment(batch: MatrixBatch) -> None:
     """v^ <- max(v^, m^2) in new bases.
 
     A mean square is never below the square of the mean (Jensen). The momentum has been rotated, the

@@ -61,7 +61,7 @@ from brx.runs.comparison import BASELINES, slowdowns
 from brx.runs.frames import DEPTH, RATE, SEED, SMOOTHING, load
 from brx.runs.slowdown import geometric_mean
 from brx.runs.tables import rate_text, slowdown_text
-from brx.toy.landscapes import run_toy
+from brx.toy.run import run_toy
 
 PANEL_IN, HEIGHT_IN = 2.3, 2.5
 TITLE_CHARACTERS = 34  # of a panel a column wide, with ticks of five figures
