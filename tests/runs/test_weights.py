@@ -6,13 +6,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
-from safetensors.torch import load_file
 
 from brx.cli.main import main
 from brx.model.stage import whole_model
 from brx.train.loop import train
 from tests.train.helpers import tiny_config
+
+transformers = pytest.importorskip("transformers")
+load_file = pytest.importorskip("safetensors.torch").load_file
 
 LLAMA = "model={class: llama, blocks: 4, width: 16, heads: 4, kv_heads: 2, sequence_length: 16}"
 SCALED = LLAMA.replace("}", ", rope_scaling: {factor: 8.0, original_sequence_length: 8}}")
