@@ -81,6 +81,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
             "config",
             "list the methods: equation, source, defaults, which optimizer gets which parameters",
         ),
+        "models": ("config", "list the models that can be trained, and their options"),
     },
     "Plan": {
         "verdict": (

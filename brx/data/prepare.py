@@ -35,7 +35,7 @@ from brx.data.sources import (
 )
 from brx.data.token_file import DTYPE, Sidecar, TokenFile, Tokenize, Tokens, make_tokenizer, sha256
 from brx.errors import RunError, UserError
-from brx.files import sync_folder, user_path, write_json
+from brx.files import sync, sync_folder, user_path, write_json
 from brx.names import file_name
 from brx.progress import ProgressBar
 
@@ -196,7 +196,7 @@ class TokenWriter:
             file
         ) in self._files.values():  # first: the note must never promise more than the disk holds
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno(), self._folder)
         write_json(self._folder / NOTE, self.written.model_dump())
 
     def finish(self, source: str, tokenizer: str, folder: Path) -> None:

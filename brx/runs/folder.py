@@ -26,6 +26,7 @@ from brx.config.user_code import name_without_folder
 from brx.errors import UserError
 from brx.files import cannot_write, write_text
 from brx.names import file_name
+from brx.readers import parse_json
 
 ENDED = ("finished", "diverged")
 """The statuses of runs that say what their settings come to; one that failed for another reason
@@ -120,7 +121,7 @@ class RunFolder:
 def parse_summary(text: str) -> dict[str, Any]:
     """The content of a summary.json; ValueError where it is none, or what runs are sorted by is of
     another type."""
-    content = json.loads(text)
+    content = parse_json(text)
     if not isinstance(content, dict):
         raise ValueError("must be a JSON object")
     for key, kind in {
