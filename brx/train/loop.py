@@ -160,6 +160,9 @@ class Trainer:
                     start=(self.iteration, self.training_seconds),
                 )
                 progress.say(f"device {self.device} ({self.device_reason})")
+                self.assembly.updater.tell_first_bases(
+                    lambda done, total: progress.say_at_times(f"first bases: {done:,} of {total:,}")
+                )
             try:
                 self._train(last, stop)
                 self._writer.settle()
