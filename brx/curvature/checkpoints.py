@@ -228,6 +228,9 @@ def load_checkpoint(
                     *(None if side is None else side.to(dtype) for side in (left, right))
                 )
     model = whole_model(run.config.model, run.config.data.vocabulary_size, seed=None)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
     check_same_model(weights, model, path)
     data = prepare(run.config.data)
     check_data(manifest, path, data.fingerprint)

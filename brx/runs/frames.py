@@ -153,6 +153,8 @@ class Run:
         delay = self.config.pipeline.delay
         if delay != "pipeline" and not isinstance(delay, DelayLike):
             parts.append(f"delay {self.config.pipeline.delay_text}")
+        if self.config.is_recorded and self.config.pipeline.accumulation > 1:
+            parts.append(f"M = {self.config.pipeline.accumulation}")
         return ", ".join(parts)
 
     @property
