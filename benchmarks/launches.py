@@ -25,7 +25,7 @@ from brx.pipeline.gradients import Gradients
 from brx.pipeline.versions import StageVersions
 from brx.train.build import Assembly, assemble
 
-BLOCKS, STAGES, FREQUENCY = 32, 32, 10
+BLOCKS, STAGES, FREQUENCY = 32, 32, 4
 _WITHOUT_KERNELS = ("aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::promote_types")
 PASSES, BIND_STORE, COLLECT, CLIP, ADAMW, ROTATION, CHECKS = PHASES = (
     "forward and backward pass",
@@ -73,10 +73,10 @@ def _row(one: int, many: int) -> tuple[str, str, str]:
     return str(one), str(many), f"{(many - one) / STAGES:.1f}"
 
 
-def config_for(stages: int, settings: Settings | None = None) -> RunConfig:
+def config_for(stages: int, settings: Settings | None = None, *, blocks: int = BLOCKS) -> RunConfig:
     """The configuration that is counted, with other settings."""
     content = {
-        "model": {"blocks": BLOCKS, "width": 16, "heads": 2, "sequence_length": 8},
+        "model": {"blocks": blocks, "width": 16, "heads": 2, "sequence_length": 8},
         "pipeline": {"stages": stages},
         "training": {"iterations": 100_000, "batch_size": 2},
         "logging": {"update_norms": False},
@@ -89,8 +89,9 @@ def count(config: RunConfig, *, refresh: bool = False) -> Counter[str]:
     """The operations of one iteration by phase: an ordinary one, or one with a refresh."""
     training, sequence = config.training, config.model.sequence_length
     assembly = assemble(config, random_tokens(training.batch_size, sequence))
-    # The first bases come with iteration 2; refreshes are at multiples of the frequency.
-    counted = FREQUENCY if refresh else FREQUENCY + 1
+    # An optimizer's state comes with iteration 1, the first bases with 2, which are refreshed at
+    # multiples of the frequency.
+    counted = FREQUENCY if refresh else 3
     for _ in assembly.engine.run(1, lambda: counted - 1):
         pass
     with counting(assembly) as operations:
