@@ -96,17 +96,15 @@ def loop(
 
     def rings() -> tuple[int, int]:
         assert pipeline is not None
-        run(1)
-        stages = pipeline._stages
-        size = [sum(weight.nbytes for weight in stage.newest.values()) for stage in stages]
-        formula = sum(
-            (stage.delay.tau + 1) * n
-            for stage, n in zip(stages, size, strict=True)
-            if stage.delay.tau
-        )
-        return sum(
-            weight.nbytes for stage in stages for slot in stage.ring.slots for weight in slot
-        ), formula
+        run(2)
+        history = pipeline._windows.history
+        assert history is not None
+        held = formula = 0
+        for stage in history.stages:
+            size = sum(weight.nbytes for weight in stage.parameters)
+            formula += (stage.delay.tau + 1) * size
+            held += stage.slots.nbytes
+        return held, formula
 
     return run, rings
 

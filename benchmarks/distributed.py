@@ -28,7 +28,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from benchmarks.engine import VOCABULARY, config_for, micro_batch
 from benchmarks.report import Table, parser_of, ratio, runner, take_turns
 from brx.distributed.processes import DistributedWorld
-from brx.model.stage import Stage, initialize, partition
+from brx.model.stage import Stage, make_stage, partition
 from brx.train.build import assemble
 
 STAGES = (2, 4, 8, 16)
@@ -131,8 +131,8 @@ class Part(nn.Module):
 def synchronous(count: int, world: DistributedWorld) -> Callable[[int], None]:
     """torch's synchronous 1F1B over the same blocks, the batch split into `count` micro-batches."""
     config = config_for(2)
-    stage = Stage(config.model, VOCABULARY, partition(config.model.blocks, 2)[world.rank])
-    initialize(stage, config.model.blocks, seed=0)
+    own = partition(config.model.blocks, 2)[world.rank]
+    stage = make_stage(config.model, VOCABULARY, own, seed=0)
     pipeline_stage = PipelineStage(
         Part(stage), world.rank, 2, torch.device("cpu"), group=dist.new_group()
     )

@@ -14,7 +14,7 @@ import torch
 from benchmarks.report import Table, parser_of, random_tokens, ratio, runner, take_turns
 from brx.config.loading import Settings, apply_overrides
 from brx.config.schema import RunConfig
-from brx.model.stage import initialize, whole_model
+from brx.model.stage import whole_model
 from brx.pipeline.engine import Engine
 from brx.train.build import assemble
 
@@ -73,8 +73,7 @@ def config_for(stages: int, settings: Settings | None = None) -> RunConfig:
 
 def plain_loop(config: RunConfig) -> Callable[[int], None]:
     """What one would write without brx: model, backward, clip, fused AdamW."""
-    model = whole_model(config.model, VOCABULARY)
-    initialize(model, BLOCKS, seed=0)
+    model = whole_model(config.model, VOCABULARY, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
 
     def run(iterations: int) -> None:

@@ -21,19 +21,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.report import Table, parser_of, ratio, take_turns
 from brx.config.loading import load_config
-from brx.config.schema import ModelConfig
+from brx.config.schema import GPTConfig
 from brx.curvature.hessian import gradient, hessian_vector_product, training_loss
-from brx.model.stage import initialize, whole_model
+from brx.model.stage import whole_model
 
 VOCABULARY = 256
 SHAPES = {
     "quick": (load_config("quick").model, 8),
     "32 blocks, d 32, sequence 64": (
-        ModelConfig(blocks=32, width=32, heads=2, sequence_length=64),
+        GPTConfig(blocks=32, width=32, heads=2, sequence_length=64),
         8,
     ),
     "4 blocks, d 256, sequence 256": (
-        ModelConfig(blocks=4, width=256, heads=4, sequence_length=256),
+        GPTConfig(blocks=4, width=256, heads=4, sequence_length=256),
         8,
     ),
 }
@@ -82,8 +82,7 @@ def main() -> None:
 def variants_of(shape: str) -> dict[str, Callable[[], object]]:
     """What is compared."""
     config, batch_size = SHAPES[shape]
-    model = whole_model(config, VOCABULARY)
-    initialize(model, config.blocks, seed=0)
+    model = whole_model(config, VOCABULARY, seed=0)
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     vector = {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
     inputs, targets = torch.randint(VOCABULARY, (2, batch_size, config.sequence_length))

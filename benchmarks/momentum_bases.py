@@ -10,7 +10,7 @@ each, three seeds, rate 1e-3; goes on where it was left.
 """
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,8 +19,7 @@ from torch import Tensor
 
 from benchmarks.as_published import final_loss
 from benchmarks.report import Table
-from brx.optim import basis_rotation
-from brx.optim.basis_rotation import BasisRotation
+from brx.optim import basis_rotation, refresh
 from brx.optim.matrix_batch import MatrixBatch
 
 SETTINGS = ["pipeline.stages=8", "optimizer.method=basis-rotation", "optimizer.source=1st"]
@@ -45,24 +44,22 @@ def product_of_other_side(factor: Tensor, basis: Tensor, other: Tensor) -> Tenso
 @contextmanager
 def refreshed_from_the_other_side() -> Iterator[None]:
     """Within it, source `1st` refreshes each basis from the other side's."""
-    usual: Callable[[BasisRotation, MatrixBatch, Tensor, bool], None] = (
-        BasisRotation._estimate_eigenbasis
-    )
-    usual_product = basis_rotation.factor_product
+    usual = basis_rotation.estimate_eigenbasis
+    usual_product = refresh.factor_product
 
-    def estimate(self: BasisRotation, batch: MatrixBatch, gradient: Tensor, exact: bool) -> None:
+    def estimate(batch: MatrixBatch, gradient: Tensor, exact: bool) -> None:
         sides = iter(batch.sides)
-        basis_rotation.factor_product = lambda factor, basis: product_of_other_side(
+        refresh.factor_product = lambda factor, basis: product_of_other_side(
             factor, basis, batch.matrices(f"{OTHER[next(sides)]}_basis")
         )
-        usual(self, batch, gradient, exact)
+        usual(batch, gradient, exact)
 
-    BasisRotation._estimate_eigenbasis = estimate  # type: ignore[method-assign]
+    basis_rotation.estimate_eigenbasis = estimate
     try:
         yield
     finally:
-        BasisRotation._estimate_eigenbasis = usual  # type: ignore[method-assign]
-        basis_rotation.factor_product = usual_product
+        basis_rotation.estimate_eigenbasis = usual
+        refresh.factor_product = usual_product
 
 
 def train_all(name: str) -> list[float]:

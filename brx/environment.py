@@ -37,7 +37,8 @@ class OutputStream(io.TextIOWrapper):
         super().__init__(
             io.BufferedWriter(self._sink),
             encoding=stream.encoding,
-            errors=stream.errors,
+            # A name that the encoding has no character for ends no command.
+            errors="backslashreplace",
             line_buffering=stream is sys.stderr or stream.isatty(),
         )
 

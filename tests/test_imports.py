@@ -14,13 +14,15 @@ BRX = Path(__file__).resolve().parents[1] / "brx"
 # In the order of docs/architecture.md.
 PACKAGES = (
     "errors",
+    "names",
+    "readers",
     "files",
     "environment",
     "progress",
     "config",
     "data",
-    "model",
     "optim",
+    "model",
     "pipeline",
     "distributed",
     "methods",

@@ -272,7 +272,11 @@ def compare(pair: Pair, folder: Path, problems: dict[str, str | None]) -> Findin
     first, second = (metrics(folder / name) for name in (pair.first, pair.second))
     if pair.bound == 0:
         differing = [a["iteration"] for a, b in zip(first, second, strict=True) if a != b]
-        found = f"differ from iteration {differing[0]} on" if differing else "equal"
+        apart = abs(second[-1]["val_loss"] / first[-1]["val_loss"] - 1)
+        start = differing[0] if differing else None
+        found = (
+            f"differ from iteration {start} on, last loss by {apart:.1e}" if differing else "equal"
+        )
         return Finding(check, expected, found, not differing)
     ends = [records[-1]["val_loss"] for records in (first, second)]
     apart = abs(ends[1] / ends[0] - 1)

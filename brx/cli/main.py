@@ -15,6 +15,7 @@ import brx
 from brx.cli.usage import Application, CommandGroup, usage_line
 from brx.environment import OutputStream
 from brx.errors import RunError, UserError
+from brx.names import shown
 
 # By panel of the help: name, and module (imported when the command is used: `brx --help` reads this
 #     alone), summary.
@@ -76,6 +77,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
             "config",
             "list the methods: equation, source, defaults, which optimizer gets which parameters",
         ),
+        "models": ("config", "list the models that can be trained, and their options"),
     },
     "Plan": {
         "verdict": (
@@ -218,7 +220,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         from brx.distributed.launch import report_error
 
         if not report_error(error):
-            print(f"brx: {error}", file=sys.stderr)
+            print(f"brx: {shown(' '.join(str(error).splitlines()))}", file=sys.stderr)
         return USAGE if isinstance(error, UserError) else FAILED
     except OSError as error:
         if error.filename is None:

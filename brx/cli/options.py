@@ -38,6 +38,7 @@ def completing(module: str, catalogue: str, *more: str) -> Callable[[str], list[
 # Presets, and methods that come with brx; files are completed by the shell.
 complete_config = completing("brx.config.loading", "preset_names")
 complete_method = completing("brx.config.loading", "method_names")
+complete_model = completing("brx.config.loading", "model_names")
 
 CONFIG_HELP = "a YAML file or a preset's name"
 ConfigName = Annotated[str, argument("CONFIG", CONFIG_HELP, autocompletion=complete_config)]

@@ -279,7 +279,7 @@ def toy(
         Path | None, option("FILE", "where the numbers go (default: results/toy/NAME.json)")
     ] = None,
 ) -> None:
-    from brx.toy.landscapes import run_toy
+    from brx.toy.run import run_toy
 
     name = config.stem if config else landscape
     figure = out or Path("figures") / f"toy-{name}"

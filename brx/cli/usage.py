@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from brx.errors import UserError
 from brx.files import user_path
+from brx.names import shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,7 +135,7 @@ def refuse(is_wrong: object, message: str) -> None:
 def print_note(*lines: str) -> None:
     """Print on stderr what the user should know, and is not the result."""
     for line in lines:
-        print(f"brx: note: {line}", file=sys.stderr)
+        print(f"brx: note: {shown(line)}", file=sys.stderr)
 
 
 def print_table(table: pd.DataFrame, format: TableFormat = "table", title: str = "") -> None:

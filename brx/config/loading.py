@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from brx.config.parsing import dump_yaml, parse_value, parse_yaml
-from brx.config.schema import CODE_SECTIONS, RECORDED, RunConfig, method_tag
+from brx.config.schema import CODE_SECTIONS, RECORDED, RunConfig, method_tag, model_tag
 from brx.config.user_code import allow
 from brx.errors import UserError, did_you_mean
 from brx.files import user_path
@@ -25,6 +25,9 @@ OF_RUNS = ("metrics.jsonl", "curves.npz", "summary.json", "checkpoints")
 """What a run's folder has beside its config.yaml."""
 MOST_SHOWN = 200  # characters of an override that a message repeats
 Settings = Mapping[str, Any]  # dotted keys of a run's configuration and their values
+# By section that has several forms: the key that names one, and the section's tag.
+FORMS = {"optimizer": ("method", method_tag), "model": ("class", model_tag)}
+OWN_TAGS = {"optimizer": "custom", "model": "own"}  # of forms that are code of the user's own
 _EITHER = {"delay"}  # keys that hold a value or a section of their own (`pipeline.delay.like`)
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -139,8 +142,18 @@ def preset_names() -> list[str]:
 
 def method_names() -> list[str]:
     """The methods that come with brx."""
-    tags = map(_tag_of, _models_in(RunConfig.model_fields["optimizer"].annotation))
-    return [tag for tag in tags if tag != "custom"]
+    return _names_of("optimizer")
+
+
+def model_names() -> list[str]:
+    """The models that come with brx."""
+    return _names_of("model")
+
+
+def _names_of(section: str) -> list[str]:
+    """The tags of a section's union that are no code of the user's own."""
+    tags = map(_tag_of, _models_in(RunConfig.model_fields[section].annotation))
+    return [tag for tag in tags if tag != OWN_TAGS[section]]
 
 
 def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where: str) -> RunConfig:
@@ -175,13 +188,19 @@ def set_values(content: Mapping[str, Any], settings: Settings, where: str) -> di
     """A copy of a configuration's content with dotted keys set; UserError where one leads through a
     value.
 
-    Where `optimizer.method` is set, other keys of the optimizer are kept as far as that method
-    knows them."""
+    Where `optimizer.method` or `model.class` is set, the section's other keys are kept as far as
+    that method or model knows them."""
     copy = deepcopy(dict(content))
-    if "optimizer.method" in settings and isinstance(copy.get("optimizer"), dict):
-        known = _known_keys(RunConfig, ["optimizer", method_tag(settings["optimizer.method"])])
-        kept = set(known) - {"code_sha256", "facts"}  # which are those of the method before
-        copy["optimizer"] = {key: value for key, value in copy["optimizer"].items() if key in kept}
+    for name, (key, tag_of) in FORMS.items():
+        chosen = settings.get(f"{name}.{key}")
+        if chosen is None or not isinstance(copy.get(name), dict):
+            continue
+        tag, before = tag_of(chosen), copy[name]
+        known = set(_known_keys(RunConfig, [name, tag]))
+        if tag == OWN_TAGS[name] == tag_of(before):  # one's options may be those of the other
+            known |= before.keys()
+        kept = known - {"code_sha256", "facts"}  # which are those of the form before
+        copy[name] = {key: value for key, value in before.items() if key in kept}
     for key, value in settings.items():
         *sections, last = key.split(".")
         section = copy
@@ -202,7 +221,7 @@ def _drop_facts_of_others(content: Mapping[str, Any], settings: Settings) -> Non
     """Drop what is noted of code that would now be asked otherwise: with other arguments, or of
     other stages."""
     changed = {key for key in settings if key != "optimizer.lr"}
-    decisive = ("optimizer.", "pipeline.delay", "pipeline.stages", "training.seed")
+    decisive = ("model.", "optimizer.", "pipeline.delay", "pipeline.stages", "training.seed")
     if any(key.startswith(decisive) for key in changed):
         for section in sections_of_code(content):
             section.pop("facts", None)
@@ -237,7 +256,8 @@ def _explain(
     location = tuple(str(part) for part in error["loc"])
     # A tagged union puts its tag (the method's name) second in the location; the user never wrote
     # it there.
-    key = location[:1] + location[2:] if location[:1] == ("optimizer",) else location
+    is_tagged = location[:1] in {(name,) for name in FORMS}
+    key = location[:1] + location[2:] if is_tagged else location
     origin = next((text for parts, text in origins.items() if parts == key[: len(parts)]), where)
     prefix = f"{origin}: {'.'.join(key)}: " if key else f"{origin}: "
     if error["type"] == "extra_forbidden":
@@ -247,12 +267,7 @@ def _explain(
             f"{', '.join(known)})"
         )
     if error["type"] == "union_tag_invalid":
-        prefix = f"{origins.get(('optimizer', 'method'), where)}: optimizer: "
-        known, tag = method_names(), str(error.get("ctx", {}).get("tag"))
-        choices = f"(known: {', '.join(known)}, FILE.py:CLASS, package.module:Class)"
-        if tag.endswith(".py"):
-            return f"{prefix}method must name a class of the file, {tag}:CLASS"
-        return f"{prefix}unknown method '{tag}'{did_you_mean(tag, known)} {choices}"
+        return _explain_form(location[0], error, where, origins)
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     shown = (
@@ -263,6 +278,20 @@ def _explain(
     return f"{prefix}{message}{shown}"
 
 
+def _explain_form(
+    section: str, error: ErrorDetails, where: str, origins: Mapping[tuple[str, ...], str]
+) -> str:
+    """What is wrong with a method or model that is none."""
+    key, _ = FORMS[section]
+    prefix = f"{origins.get((section, key), where)}: {section}: "
+    known, tag = _names_of(section), str(error.get("ctx", {}).get("tag"))
+    what = "model" if section == "model" else "method"
+    choices = f"(known: {', '.join(known)}, FILE.py:CLASS, package.module:Class)"
+    if tag.endswith(".py"):
+        return f"{prefix}{key} must name a class of the file, {tag}:CLASS"
+    return f"{prefix}unknown {what} '{tag}'{did_you_mean(tag, known)} {choices}"
+
+
 def _known_keys(model: type[BaseModel], location: Sequence[str]) -> list[str]:
     """Names of the fields of the section at `location` (a union's tag is a part of it)."""
     candidates = [model]
@@ -271,7 +300,12 @@ def _known_keys(model: type[BaseModel], location: Sequence[str]) -> list[str]:
             candidates = [member for member in candidates if _tag_of(member) == part]
         else:
             candidates = _models_in(candidates[0].model_fields[part].annotation)
-    return [key for candidate in candidates for key in candidate.model_fields]
+    return [_written(candidate, key) for candidate in candidates for key in candidate.model_fields]
+
+
+def _written(model: type[BaseModel], key: str) -> str:
+    """A field's name in YAML."""
+    return model.model_fields[key].alias or key
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -285,5 +319,7 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _tag_of(model: type[BaseModel]) -> str:
-    choices = get_args(model.model_fields["method"].annotation)
-    return choices[0] if choices else "custom"
+    """The tag of a form of `optimizer` or `model`."""
+    key = "method" if "method" in model.model_fields else "name"
+    choices = get_args(model.model_fields[key].annotation)
+    return choices[0] if choices else OWN_TAGS["optimizer" if key == "method" else "model"]

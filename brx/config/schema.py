@@ -27,7 +27,7 @@ VOCABULARY_SIZES = {"bytes": 256, "gpt2": 50257}
 RECORDED = "recorded:"  # before the method's name of a run that `brx.record` wrote
 
 
-CODE_SECTIONS = (("optimizer",), ("pipeline", "delay"))
+CODE_SECTIONS = (("model",), ("optimizer",), ("pipeline", "delay"))
 """The sections that may name code of a user's, in `code_sha256` its file's content, and in `facts`
 what is noted of it."""
 
@@ -38,12 +38,23 @@ def refuse(is_wrong: object, message: str) -> None:
         raise ValueError(message)
 
 
+def one_name_for_one_file(name: str) -> str:
+    """`FILE.py:NAME` with the file's path in its shortest form; other names as they are."""
+    file, _, attribute = name.rpartition(":")
+    return f"{os.path.normpath(file)}:{attribute}" if file.endswith(".py") else name
+
+
 class Section(BaseModel):
     """A part of the configuration: unknown keys and wrong types are errors, fields are
     read-only."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        serialize_by_alias=True,
     )
 
 
@@ -73,10 +84,48 @@ class MoEConfig(Section):
         return self
 
 
-class ModelConfig(Section):
-    """A decoder-only Transformer in nanoGPT's shape; the vocabulary follows from
+class ModelSection(Section):
+    """What all models have, whatever their blocks are; the vocabulary follows from
     `data.tokenizer`."""
 
+    name: str = Field(alias="class")
+    """The model's class: `gpt`, `llama`, or one of your own (docs/models.md)."""
+    blocks: int = Field(32, ge=1, le=10_000)
+    """Number of blocks; a stage holds at least one."""
+    width: int = Field(384, ge=1, le=1_000_000)
+    """Dimension d of the stream (examples, tokens, d) from block to block."""
+    sequence_length: int = Field(512, ge=1)
+    """Tokens in one training example."""
+
+    @property
+    def in_words(self) -> str:
+        """The model in a few words, for tables and figures."""
+        return f"{self.blocks} blocks, d {self.width}"
+
+    def options(self) -> dict[str, Any]:
+        """What the class's constructor is given, besides the size of the vocabulary."""
+        known = {
+            key: getattr(self, key)
+            for key in type(self).model_fields
+            if key not in ("name", "code_sha256", "facts")
+        }
+        return known | (self.model_extra or {})
+
+    def shrunk(self, width: int) -> "ModelSection":
+        """A small model whose parameters have the same names, for a trial of a method."""
+        raise NotImplementedError
+
+
+def check_mixture(moe: MoEConfig | None, blocks: int) -> None:
+    every = moe.every if moe else 1
+    refuse(every > blocks, f"moe.every must be at most blocks ({blocks}), got {every}")
+
+
+class GPTConfig(ModelSection):
+    """nanoGPT's blocks: LayerNorm, learned positions, an MLP with a GELU, biases."""
+
+    name: Literal["gpt"] = Field("gpt", alias="class")
+    """`gpt` (LayerNorm, learned positions, GELU), `llama`, or FILE.py:CLASS of your own."""
     blocks: int = Field(32, ge=1, le=10_000)
     """Number of Transformer blocks."""
     width: int = Field(384, ge=1, le=1_000_000)
@@ -89,13 +138,158 @@ class ModelConfig(Section):
     """Mixture of experts; null for a dense model."""
 
     @model_validator(mode="after")
-    def _heads_divide_width(self) -> Self:
+    def _consistent(self) -> Self:
         refuse(self.width % self.heads, f"heads must divide width ({self.width}), got {self.heads}")
-        every = self.moe.every if self.moe else 1
+        check_mixture(self.moe, self.blocks)
+        return self
+
+    @property
+    def in_words(self) -> str:
+        mixture = f", {self.moe.experts} experts" if self.moe else ""
+        return super().in_words + mixture
+
+    def shrunk(self, width: int) -> "GPTConfig":
+        small = {"width": min(width, self.width), "heads": 1, "sequence_length": 4}
+        return self.model_copy(update=small)
+
+
+class RopeScalingConfig(Section):
+    """Llama 3.1's slower turns of the positions that are longer than the training's context."""
+
+    factor: float = Field(8.0, gt=0)
+    """By how much the slowest waves are slowed down."""
+    low_frequency: float = Field(1.0, ge=0)
+    """Waves with fewer turns in the original context are slowed down by `factor`."""
+    high_frequency: float = Field(4.0, gt=0)
+    """Waves with more turns stay as they are."""
+    original_sequence_length: int = Field(8192, ge=1)
+    """The original context, in tokens."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
         refuse(
-            every > self.blocks, f"moe.every must be at most blocks ({self.blocks}), got {every}"
+            self.high_frequency <= self.low_frequency,
+            f"high_frequency must be above low_frequency ({self.low_frequency}), got "
+            f"{self.high_frequency}",
         )
         return self
+
+
+class LlamaConfig(ModelSection):
+    """Llama's blocks: RMSNorm, rotary positions, a gated MLP, grouped-query attention, no bias."""
+
+    name: Literal["llama"] = Field(alias="class")
+    """The model's class."""
+    heads: int = Field(6, ge=1)
+    """Number of attention heads; divides `width` into an even head width."""
+    kv_heads: int | None = Field(None, ge=1)
+    """Number of heads of keys and values, which the heads share; divides `heads`, null for as
+    many."""
+    hidden: int | None = Field(None, ge=1)
+    """Hidden width of the MLP; null for 8/3 of `width`, up to a multiple of 8: as many weights as
+    two matrices of 4 times the width have."""
+    rope_theta: float = Field(10_000.0, gt=0)
+    """Base of the rotary positions' wavelengths."""
+    rope_scaling: RopeScalingConfig | None = None
+    """Llama 3.1's scaling of the positions; null for none."""
+    norm_eps: float = Field(1e-5, gt=0)
+    """Added to the mean square in RMSNorm."""
+    tied: bool = False
+    """Let head and embedding share their matrix; needs `pipeline.stages: 1`."""
+    moe: MoEConfig | None = None
+    """Mixture of gated experts; null for a dense model."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        width, heads = self.width, self.heads
+        refuse(width % heads, f"heads must divide width ({width}), got {heads}")
+        refuse(
+            width // heads % 2,
+            f"heads must divide width ({width}) into an even head width, got {width // heads}",
+        )
+        kv_heads = self.kv_heads or heads
+        refuse(heads % kv_heads, f"kv_heads must divide heads ({heads}), got {kv_heads}")
+        check_mixture(self.moe, self.blocks)
+        return self
+
+    def options(self) -> dict[str, Any]:
+        chosen = {
+            "kv_heads": self.kv_heads or self.heads,
+            "hidden": self.hidden or 8 * math.ceil(self.width / 3),
+        }
+        return super().options() | chosen
+
+    @property
+    def in_words(self) -> str:
+        mixture = f", {self.moe.experts} experts" if self.moe else ""
+        return f"llama, {super().in_words}{mixture}"
+
+    def shrunk(self, width: int) -> "LlamaConfig":
+        width = max(2, min(width, self.width) // 2 * 2)
+        small = {"width": width, "heads": 1, "kv_heads": 1, "hidden": 2 * width}
+        return self.model_copy(update=small | {"sequence_length": 4, "tied": False})
+
+
+class ModelFacts(Section):
+    """What readers need of a model of the user's own, noted when the run trains."""
+
+    num_parameters: int = Field(ge=0)
+    """All of the model."""
+    num_in_blocks: int = Field(ge=0)
+    """Those of the blocks, without embedding and head."""
+
+
+class OwnModelConfig(ModelSection):
+    """A model of the user's own (docs/models.md); further keys are options of its class."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(alias="class", pattern=USER_CODE)
+    """`FILE.py:NAME` or `package.module:NAME` of a torch.nn.Module with embed, blocks, head."""
+    code_sha256: str | None = None
+    """Of its file, which brx fills in: an edited model is another run. Null for installed
+    packages."""
+    facts: ModelFacts | None = None
+    """Which brx fills in when the run trains."""
+
+    @field_validator("name")
+    @classmethod
+    def _one_name_for_one_file(cls, name: str) -> str:
+        return one_name_for_one_file(name)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        refuse("vocabulary_size" in (self.model_extra or {}), "vocabulary_size: brx gives it")
+        # The settings of an old run have a fingerprint: they can be read when its file is long gone
+        #     or another.
+        if self.code_sha256 is None:
+            object.__setattr__(self, "code_sha256", code_sha256(self.name, "class: "))
+        return self
+
+    def shrunk(self, width: int) -> GPTConfig:
+        """One with as many blocks, since only the user knows how to make this one smaller."""
+        return GPTConfig(
+            blocks=self.blocks, width=min(width, self.width), heads=1, sequence_length=4
+        )
+
+    @property
+    def in_words(self) -> str:
+        options = [f"{key} {value}" for key, value in (self.model_extra or {}).items()]
+        return ", ".join([name_without_folder(self.name), super().in_words, *options])
+
+
+def model_tag(value: Any) -> str:
+    """The section of a model, or of a mapping that names one: `own` for `FILE.py:CLASS`."""
+    name = value.get("class", "gpt") if isinstance(value, dict) else getattr(value, "name", value)
+    return "own" if isinstance(name, str) and ":" in name else str(name)
+
+
+ModelConfig = Annotated[
+    Annotated[GPTConfig, Tag("gpt")]
+    | Annotated[LlamaConfig, Tag("llama")]
+    | Annotated[OwnModelConfig, Tag("own")],
+    Discriminator(model_tag),
+]
 
 
 class DataConfig(Section):
@@ -221,6 +415,9 @@ class PipelineConfig(Section):
     ahead of time."""
     timeout_s: float = Field(300.0, gt=0, le=1e6)
     """Seconds without an answer after which a device counts as lost."""
+    cut: list[str] | None = None
+    """Of a loop of your own, as `record` writes it: the parameters of each stage, as beginnings of
+    their names. brx cuts its own models by blocks."""
 
     @property
     def delay_text(self) -> str:
@@ -449,8 +646,7 @@ class CustomConfig(Section):
     @field_validator("method")
     @classmethod
     def _one_name_for_one_file(cls, method: str) -> str:
-        file, _, name = method.rpartition(":")
-        return f"{os.path.normpath(file)}:{name}" if file.endswith(".py") else method
+        return one_name_for_one_file(method)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -615,7 +811,7 @@ class LoggingConfig(Section):
 class RunConfig(Section):
     """One training run, complete: the same file gives the same run."""
 
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = GPTConfig()
     data: DataConfig = DataConfig()
     pipeline: PipelineConfig = PipelineConfig()
     optimizer: OptimizerConfig = PipeDreamConfig()
@@ -631,6 +827,15 @@ class RunConfig(Section):
             f"logging.staleness_every needs pipeline.devices 1 (got {devices}), where the "
             f"trajectory is the same:"
             " a fresh gradient is one of all stages' newest weights",
+        )
+        refuse(
+            self.pipeline.cut is not None and not self.is_recorded,
+            "pipeline.cut is of runs that `record` wrote: brx cuts its own models by blocks; leave "
+            "it out",
+        )
+        refuse(
+            stages > 1 and isinstance(self.model, LlamaConfig) and self.model.tied,
+            f"model.tied needs pipeline.stages 1 (got {stages}): a weight belongs to one stage",
         )
         refuse(
             stages > blocks and not self.is_recorded,

@@ -28,6 +28,7 @@ from brx.curvature.norm_result import (
     stage_of_block,
 )
 from brx.errors import UserError
+from brx.names import path_of_text
 from brx.pipeline.delay import StageDelay, pipeline_delays
 from brx.runs.comparison import common_target, slowdowns, with_reference
 from brx.runs.experiments import at_best_rates, by_experiment
@@ -173,7 +174,7 @@ def _norm_of(method: str, compared: pd.DataFrame, runs: pd.DataFrame) -> NormRes
         for frame in (compared, own)
     ]
     for run in (*undelayed[0].index, *undelayed[1].index, *own.index):
-        found = results_of(Path(run)).get(space)
+        found = results_of(path_of_text(run)).get(space)
         if found is not None:
             return found
     best = undelayed[0].index[0]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,8 +22,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from brx.errors import RunError
-from brx.model.stage import Stage, is_block_matrix
-from brx.model.transformer import Mixture
+from brx.model.stage import Stage
 from brx.optim.eigenbasis import exact_eigenbasis, exact_factor_eigenbasis
 from brx.pipeline.engine import MicroBatch
 
@@ -111,7 +110,7 @@ def _joined(
     for number, first in numbered:
         count = (
             1
-            if _has_mixture(model)
+            if model.has_auxiliary_loss
             else max(1, _examples_per_pass(model, first)[0] // len(first[0]))
         )
         group = [(number, first), *itertools.islice(numbered, count - 1)]
@@ -121,7 +120,7 @@ def _joined(
 
 def _parts(model: Stage, batch: MicroBatch) -> list[MicroBatch]:
     """The batch in parts, whose mean loss, weighted by examples, is the batch's."""
-    if _has_mixture(model):
+    if model.has_auxiliary_loss:  # which is no mean over examples
         return [batch]
     least, most = _examples_per_pass(model, batch)
     # A pass keeps about five times what a gradient of its tokens keeps: in halves, less than three
@@ -130,19 +129,13 @@ def _parts(model: Stage, batch: MicroBatch) -> list[MicroBatch]:
     return list(zip(*(torch.split(side, examples) for side in batch), strict=True))
 
 
-def _has_mixture(model: Stage) -> bool:  # whose auxiliary losses are no means over examples
-    return any(isinstance(module, Mixture) for module in model.modules())
-
-
 def _examples_per_pass(model: Stage, batch: MicroBatch) -> tuple[int, int]:
     """Fewer examples than the first number are not worth a pass, more than the second do not
     fit."""
     assert model.embedding is not None, "products are of the whole model"
     tokens = batch[0]  # (B, S)
     most = max(1, TOKENS_PER_PASS.get(tokens.device.type, 512) // tokens.shape[1])
-    elements = (
-        tokens.shape[1] * model.embedding.tokens.embedding_dim
-    )  # of an example's residual stream
+    elements = tokens.shape[1] * model.width  # of an example's residual stream
     return min(most, math.ceil(WORTH_A_PASS / elements)), most
 
 
@@ -177,19 +170,22 @@ def from_weights(bases: Bases, vectors: Vectors) -> Vectors:
 
 
 def estimate_bases(
+    matrices: Collection[str],
     parameters: Vectors,
     gradients: Iterable[Vectors],
     source: Source = "2nd",
     geometry: Geometry = "bilateral",
 ) -> Bases:
-    """A strategy's exact bases at fixed weights, as theorem 3.1 has them, from gradients G of
-    different batches.
+    """A strategy's exact bases of the parameters named in `matrices` at fixed weights, as theorem
+    3.1 has them, from gradients G of different batches.
 
     They are eigenvectors of the means of G G^T and G^T G (`2nd`), or of the mean of G times its
     transpose (`1st`)."""
     sums: dict[str, list[Tensor]] = {}
     for gradient in gradients:
-        for name in filter(is_block_matrix, parameters):
+        for name in parameters:
+            if name not in matrices:
+                continue
             G = gradient[name]  # (*, m, n)
             terms = [G, G.mT] if source == "1st" else [G @ G.mT, G.mT @ G]
             known = sums.setdefault(name, [torch.zeros_like(term) for term in terms])

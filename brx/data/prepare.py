@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -36,7 +35,8 @@ from brx.data.sources import (
 )
 from brx.data.token_file import DTYPE, Sidecar, TokenFile, Tokenize, Tokens, make_tokenizer, sha256
 from brx.errors import RunError, UserError
-from brx.files import sync_folder, user_path, write_json
+from brx.files import sync, sync_folder, user_path, write_json
+from brx.names import file_name
 from brx.progress import ProgressBar
 
 # Part of every folder's name; to be raised when the same settings come to mean other tokens.
@@ -121,8 +121,8 @@ def token_folder(config: DataConfig) -> Path:
     content.
 
     A source that is such a folder is used as it is."""
-    if is_prepared(Path(config.source)):
-        return Path(config.source)
+    if is_prepared(user_path(config.source)):
+        return user_path(config.source)
     decides = {"format": FORMAT, **config.model_dump(exclude={"directory", "max_epochs"})}
     if config.source == "packages":
         decides["versions"] = installed_versions()
@@ -131,7 +131,7 @@ def token_folder(config: DataConfig) -> Path:
             (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files
         ]
     digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-    name = re.sub(r"[^\w.-]+", "-", Path(config.source).name).strip(".-") or "data"
+    name = file_name(Path(config.source).name) if Path(config.source).name else "data"
     return user_path(config.directory) / f"{name}-{config.tokenizer}-{digest[:8]}"
 
 
@@ -196,7 +196,7 @@ class TokenWriter:
             file
         ) in self._files.values():  # first: the note must never promise more than the disk holds
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno(), self._folder)
         write_json(self._folder / NOTE, self.written.model_dump())
 
     def finish(self, source: str, tokenizer: str, folder: Path) -> None:

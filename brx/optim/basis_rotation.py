@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -17,19 +17,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from .dtensor import FSDP1, is_flat, is_sharded, like_parameter, whole
-from .eigenbasis import (
-    covariance_product,
-    exact_eigenbasis,
-    exact_factor_eigenbasis,
-    factor_product,
-    power_iteration,
-    resolution,
-)
 from .elementwise import (
-    LARGEST_STEP,
+    Kernels,
     above_noise,
+    compiled_kernels,
     fused_adamw,
-    largest_adam_step,
     update_elementwise,
 )
 from .exchange import apply_updates, gather_gradients
@@ -40,10 +32,10 @@ from .matrix_batch import (
     MatrixBatch,
     for_each,
     rotate,
-    seen_from,
     unless_bad,
 )
-from .member import Member, Place
+from .member import Member, Place, Refresh
+from .numbers_of_step import NumbersOfSteps, StepNumbers
 from .older_files import todays_groups
 from .options import Group, check_options, form_options, shared_options, step_options
 from .parameter_state import (
@@ -54,15 +46,16 @@ from .parameter_state import (
     state_dtype,
     state_shapes,
 )
-from .products import Precision, fp32_products
+from .products import Precision, factor_rounding, fp32_products
 from .published import published_update
+from .refresh import accumulate_covariances, estimate_eigenbasis
 from .roles import Role, looks_like_a_table, roles
 from .shards import Sharding, as_rows, rotation_cost
 from .summary import Summary
 from .take_over import has_bases, state_from
 
 # Names in the constructor that are no options of a group.
-NO_OPTIONS = ("self", "__class__", "params", "model", "rest_lr")
+NO_OPTIONS = ("self", "__class__", "params", "model", "rest_lr", "compiled")
 
 
 @dataclass
@@ -74,6 +67,42 @@ class Named:
     parameter: Tensor
     group: Group
     options: Group
+
+
+@dataclass
+class Work:
+    """What a step does with one batch of matrices.
+
+    Attributes:
+        refreshes: for neighbouring members how their bases are renewed, and for how many updates
+            their gradients enter the covariances.
+    """
+
+    batch: MatrixBatch
+    numbers: StepNumbers
+    refreshes: list[tuple[tuple[Refresh, int], slice]]
+
+
+@dataclass
+class Plan:
+    """What a step does, decided on the host.
+
+    Attributes:
+        places: for each piece of work the batch's place in the layout, and its members.
+        rest: the parameters that are not rotated, those together that one kernel updates.
+    """
+
+    members: list[Member]
+    work: list[Work] = field(default_factory=list)
+    places: list[tuple[int, int, int]] = field(default_factory=list)
+    rest: list[tuple[list[Member], StepNumbers]] = field(default_factory=list)
+
+    @property
+    def is_refresh(self) -> bool:
+        """Whether any basis is renewed."""
+        return any(
+            member.is_rotated and member.next_refresh()[0] is not None for member in self.members
+        )
 
 
 class BasisRotation(Optimizer):
@@ -129,6 +158,8 @@ class BasisRotation(Optimizer):
             kept as the factor `rest_factor` = rest_lr / lr of each group, so that schedules scale
             both. A group with `rotate=False` and no `lr` of its own has it as its `lr`.
         as_published: compute what the authors' implementation computes, where it is not this.
+        compiled: on a GPU, let `torch.compile` make one pass of the elementwise part; the first
+            step takes seconds longer. On the CPU torch's fused kernel does it.
 
     Options may differ by group. `state` and `param_groups` are the truth: what is replaced, cleared
     or written there (but for `options.FORM` once there is state) counts from the next step on. A
@@ -139,6 +170,7 @@ class BasisRotation(Optimizer):
     """
 
     _rest_lr: float | None = None
+    _compiled: bool = False
     _num_known: int = -1  # parameters of the model that have a shape, when it was asked
 
     def __init__(
@@ -166,6 +198,7 @@ class BasisRotation(Optimizer):
         split: tuple[int, int] | None = None,
         rest_lr: float | None = None,
         as_published: bool = False,
+        compiled: bool = False,
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name not in NO_OPTIONS}
         defaults["rest_factor"] = 1.0
@@ -174,6 +207,7 @@ class BasisRotation(Optimizer):
                 raise ValueError(f"Invalid rest_lr={rest_lr!r}: needs an lr above 0, got {lr!r}")
             defaults["rest_factor"] = rest_lr / float(lr)
         self._rest_lr = rest_lr
+        self._compiled = compiled
         if isinstance(params, nn.Module):
             model = model or params
             params = list(params.named_parameters())
@@ -207,6 +241,7 @@ class BasisRotation(Optimizer):
         # Who updates which matrix stays.
         self._sharding = self.__dict__.get("_sharding") or Sharding()
         self._guard = GradientGuard(self._sharding, self._describe)
+        self._numbers = NumbersOfSteps()
 
     @property
     def num_failed_refreshes(self) -> int:
@@ -238,16 +273,17 @@ class BasisRotation(Optimizer):
                 for device_type in {member.parameter.device.type for member in members}:
                     stack.enter_context(torch.autocast(device_type, enabled=False))
                 stack.enter_context(fp32_products("ieee"))
-                self._update_all(members, self._check_gradients(members))
+                plan = self._plan(members)
+                self._update_all(plan, self._check_gradients(plan))
+                self._count(plan)
         finally:
             for member in members:
                 member.gradient = member.update = None
         return loss
 
-    def _check_gradients(self, members: list[Member]) -> Tensor | None:
-        is_refresh = any(member.is_rotated and member.next_refresh()[0] for member in members)
+    def _check_gradients(self, plan: Plan) -> Tensor | None:
         try:
-            return self._guard.check(members, is_refresh)
+            return self._guard.check(plan.members, plan.is_refresh)
         except BadGradientError:
             # Steps that have changed nothing were counted on the host alone.
             for member in self._layout.members.values():
@@ -339,160 +375,135 @@ class BasisRotation(Optimizer):
                 sharded.append(named.parameter)
         self._sharding.add(sharded)
 
-    def _update_all(self, members: list[Member], bad: Tensor | None) -> None:
-        """Rotated parameters batch by batch, those on the CPU side by side; then the others."""
-        exchanged = [member for member in members if member.shards is not None]
+    def _plan(self, members: list[Member]) -> Plan:
+        """What this step does, decided on the host; writes the step's numbers to the device."""
+        self._numbers.begin()
+        plan = Plan(members)
+        for place, batch in enumerate(self._layout.batches):
+            for key, run in batch.runs(_alike_in_a_step):
+                if key is not None:
+                    part = batch[run]
+                    numbers = self._numbers.of(part.members[0])
+                    plan.work.append(Work(part, numbers, list(part.runs(Member.next_refresh))))
+                    plan.places.append((place, run.start, run.stop))
+        rest = [member for member in members if not member.is_rotated and member.is_updated_here]
+        for _, alike in groupby(rest, _one_call):
+            together = list(alike)
+            plan.rest.append((together, self._numbers.of(together[0])))
+        return plan
+
+    def _update_all(self, plan: Plan, bad: Tensor | None) -> None:
+        """The device's part of a step: rotated parameters batch by batch, those on the CPU side by
+        side; then the others."""
+        exchanged = [member for member in plan.members if member.shards is not None]
         gather_gradients(exchanged)
         # The most expensive first, so that no thread begins with it when the others are done.
-        batches = sorted(self._batches_with_gradients(bad), key=_cost, reverse=True)
-        for_each(self._update, batches)
+        work = sorted(plan.work, key=_cost, reverse=True)
+        for one in work:
+            one.batch.bad = bad
+        for_each(self._update, work)
         apply_updates(exchanged, lambda m: unless_bad(m.decay, arithmetic(m.parameter), bad))
-        update_elementwise([m for m in members if not m.is_rotated and m.is_updated_here], bad)
-        for member in members:
-            member.num_updates += 1
+        for together, numbers in plan.rest:
+            update_elementwise(together, numbers.lr, bad)
+        for member in plan.members:
             if not member.is_updated_here:
                 member.state["step"] += 1 if bad is None else ~bad
+
+    def _count(self, plan: Plan) -> None:
+        """Count the step on the host."""
+        for member in plan.members:
+            member.num_updates += 1
         for batch in self._layout.batches:
             batch.seen_version = batch.state["step"]._version
 
-    def _batches_with_gradients(self, bad: Tensor | None) -> Iterator[MatrixBatch]:
-        """The parts of batches that have gradients and take this step with the same options."""
-        for batch in self._layout.batches:
-            batch.bad = bad
-            for key, run in batch.runs(_alike_in_a_step):
-                if key is not None:
-                    yield batch[run]
-
-    def _update(self, batch: MatrixBatch) -> None:
+    def _update(self, work: Work) -> None:
+        """One step of one batch."""
+        batch = work.batch
         gradient = batch.gradients()  # (b, m, n)
         if batch.options["as_published"]:
-            parts = [
-                (batch[run], batch.part(gradient, run), is_due)
-                for is_due, run in batch.runs(Member.is_due)
-            ]
-            batch.update_weights(torch.cat([published_update(*part) for part in parts]))
+            parts = []
+            for is_due, run in batch.runs(Member.is_due):
+                parts.append(published_update(batch[run], batch.part(gradient, run), is_due))
+            batch.update_weights(torch.cat(parts), work.numbers.decay)
             return
-        for (refresh, num_gradients), run in batch.runs(Member.next_refresh):
+        for (refresh, num_gradients), run in work.refreshes:
             part, part_gradient = batch[run], batch.part(gradient, run)
             if num_gradients and batch.options["source"] == "2nd":
-                self._accumulate_covariances(part, part_gradient, num_gradients)
+                accumulate_covariances(part, part_gradient, num_gradients)
             if refresh:
-                self._estimate_eigenbasis(part, part_gradient, exact=refresh == "exact")
+                self._renew_bases(part, part_gradient, exact=refresh == "exact")
+        self._take_step(batch, gradient, work.numbers)
+
+    def _renew_bases(
+        self,
+        batch: MatrixBatch,
+        gradient: Tensor,  # (b, m, n)
+        exact: bool,
+    ) -> None:
+        """Algorithm 2; a study of other bases overrides it."""
+        estimate_eigenbasis(batch, gradient, exact)
+
+    def _take_step(
+        self,
+        batch: MatrixBatch,
+        gradient: Tensor,  # (b, m, n)
+        numbers: StepNumbers,
+    ) -> None:
+        """Algorithm 1 after the refresh: moments, the step in the rotated space, and back."""
         precision = batch.options["rotation_precision"]
-        rotated_update = self._rotated_adam(
-            batch, rotate(batch, gradient, precision)
-        )  # from U^T G V
-        largest = largest_adam_step(batch.members[0].num_updates + 1, batch.options["betas"])
-        update = rotate(batch, rotated_update, precision, back=True)
-        if largest < math.inf:
-            limit = batch.options["lr"] * LARGEST_STEP * largest
-            update.clamp_(-limit, limit)
-        batch.update_weights(update)
+        rotated = rotate(batch, gradient, precision)  # U^T G V
+        rotated_step = self._rotated_adam(batch, rotated, numbers)
+        update = rotate(batch, rotated_step, precision, back=True)
+        kernels = self._kernels(batch)
+        batch.update_weights(
+            update, numbers.decay, numbers.limit, kernels.add_updates if kernels else None
+        )
 
-    def _accumulate_covariances(self, batch: MatrixBatch, gradient: Tensor, num: int) -> None:
-        """L <- beta2^num L + (1 - beta2^num) G G^T and R likewise, for a gradient that stands for
-        `num`."""
-        decay = beta2 = batch.options["betas"][1] ** num
-        for side in batch.sides:
-            factor, covariance = seen_from(side, gradient), batch.matrices(f"{side}_covariance")
-            if batch.bad is not None:  # which only the device knows
-                covariance.mul_(unless_bad(beta2, covariance.dtype, batch.bad))
-                decay = 1.0
-            covariance.baddbmm_(factor, factor.mT, beta=decay, alpha=1 - beta2)
+    def _kernels(self, batch: MatrixBatch) -> Kernels | None:
+        """The compiled functions of a step, where they are wanted; None for torch's kernel."""
+        is_on_gpu = batch.state["step"].device.type == "cuda"
+        return compiled_kernels() if self._compiled and is_on_gpu else None
 
-    def _estimate_eigenbasis(self, batch: MatrixBatch, gradient: Tensor, exact: bool) -> None:
-        """Algorithm 2, for matrices that are all due and their gradient (b, m, n); carries the
-        moments over."""
-        momentum = rotate(
-            batch, batch.matrices("exp_avg"), back=True
-        )  # M = U (U^T M V) V^T, in the old bases
-        for side in batch.sides:
-            basis = batch.matrices(f"{side}_basis")
-            if batch.options["source"] == "2nd":
-                C = batch.matrices(f"{side}_covariance")
-                refreshed = (
-                    exact_eigenbasis(C)
-                    if exact
-                    else power_iteration(covariance_product(C, basis), basis)
-                )
-            else:  # of M_t, one ahead of `momentum`
-                M = seen_from(side, momentum.lerp(gradient, 1 - batch.options["betas"][0]))
-                refreshed = (
-                    exact_factor_eigenbasis(M)
-                    if exact
-                    else power_iteration(factor_product(M, basis), basis)
-                )
-            basis.copy_(refreshed.basis)
-            batch.state["num_failed_refreshes"] += (~refreshed.valid).view_as(
-                batch.state["num_failed_refreshes"]
-            )
-        if exact:
-            self._share_out_second_moment(batch)
-        batch.matrices("exp_avg").copy_(rotate(batch, momentum))
-        self._raise_second_moment(batch)
-
-    def _share_out_second_moment(self, batch: MatrixBatch) -> None:
-        """v_ij <- (share of row i) (share of column j) sum(v) in the first basis, of which v has
-        seen nothing.
-
-        A rotated side's shares are what v's would be if entries were uncorrelated; where a
-        covariance tells more than rounding its eigenvalues, which are the second moment's own sums
-        over the other side."""
-        second_moment = batch.matrices("exp_avg_sq")
-        shares = []
-        for side, of in (("left", -1), ("right", -2)):
-            energies = second_moment.sum(dim=of)  # (b, m) or (b, n)
-            if side in batch.sides:
-                basis = batch.matrices(f"{side}_basis")
-                energies = (energies[:, None, :] @ basis.square())[:, 0]
-                if batch.options["source"] == "2nd":
-                    known = (
-                        basis * covariance_product(batch.matrices(f"{side}_covariance"), basis)
-                    ).sum(dim=-2)
-                    floor = resolution(known.dtype) * known.amax(dim=-1, keepdim=True)
-                    energies = energies.where(known <= floor, known)
-            total = energies.sum(dim=-1, keepdim=True)
-            shares.append(
-                energies / total.clamp(min=torch.finfo(total.dtype).tiny)
-            )  # (b, m), then (b, n)
-        total = second_moment.sum(dim=(-2, -1), keepdim=True)
-        torch.mul(shares[0][:, :, None] * total, shares[1][:, None, :], out=second_moment)
-
-    def _raise_second_moment(self, batch: MatrixBatch) -> None:
-        """v^ <- max(v^, m^2) in new bases.
-
-        A mean square is never below the square of the mean (Jensen). The momentum has been rotated,
-        the second moment stays with its columns: where it has seen nothing of what now enters its
-        entry, the quotient would be a step of any size."""
-        beta1, beta2 = batch.options["betas"]
-        momentum, second_moment = batch.state["exp_avg"], batch.state["exp_avg_sq"]
-        steps = (
-            batch.state["step"].view(-1, *[1] * (momentum.ndim - 1)).to(momentum.dtype)
-        )  # (b, 1, 1)
-        ratio = (1 - beta2**steps) / (
-            1 - beta1**steps
-        ).square()  # of the bias corrections of v and m^2
-        torch.maximum(second_moment, momentum.square().mul_(ratio), out=second_moment)
-
-    def _rotated_adam(self, batch: MatrixBatch, rotated_gradient: Tensor) -> Tensor:
+    def _rotated_adam(
+        self,
+        batch: MatrixBatch,
+        rotated_gradient: Tensor,  # U^T G V (b, m, n)
+        numbers: StepNumbers,
+    ) -> Tensor:
         """The moments' recursions in the rotated space, and the update -lr m^ / (sqrt(v^) + eps)
         there (b, m, n).
 
-        Between refreshes U^T M V obeys M's own recursion: M needs no rotation then. AdamW's kernel,
-        on weights of zero."""
-        gradient, update = (
-            rotated_gradient.view_as(batch.state["exp_avg"]),
-            torch.zeros_like(batch.state["exp_avg"]),
-        )
-        steps, options = (
-            batch.state["step"],
-            {**batch.options, "weight_decay": 0.0, "maximize": False},
-        )
-        fused_adamw([update], [gradient], [{**batch.state, "step": steps[0]}], options, batch.bad)
-        steps[1:] += (
-            1 if batch.bad is None else ~batch.bad
-        )  # the kernel counts one step for the whole batch
-        return update.mul_(above_noise(batch.state["exp_avg_sq"])).flatten(0, -3)
+        Between refreshes U^T M V obeys M's own recursion: M needs no rotation then.
+        """
+        momentum, second_moment = batch.state["exp_avg"], batch.state["exp_avg_sq"]
+        gradient = rotated_gradient.view_as(momentum)
+        steps = batch.state["step"]
+        rounding = factor_rounding(batch.options["rotation_precision"], momentum.dtype)
+        kernels = self._kernels(batch)
+        if kernels is not None:
+            beta1, beta2 = batch.options["betas"]
+            update = kernels.rotated_update(
+                gradient,
+                momentum,
+                second_moment,
+                steps.view(-1, *[1] * (momentum.ndim - 1)),
+                numbers.lr,
+                batch.bad,
+                beta1,
+                beta2,
+                batch.options["eps"],
+                rounding,
+            )
+            steps += 1 if batch.bad is None else ~batch.bad
+            return update.flatten(0, -3)
+        # AdamW's kernel, on weights of zero.
+        update = torch.zeros_like(momentum)
+        options = {**batch.options, "weight_decay": 0.0, "maximize": False}
+        state = {**batch.state, "step": steps[0]}
+        fused_adamw([update], [gradient], [state], numbers.lr, options, batch.bad)
+        if len(steps) > 1:  # the kernel counts one step for the whole batch
+            steps[1:] += 1 if batch.bad is None else ~batch.bad
+        return update.mul_(above_noise(second_moment, rounding)).flatten(0, -3)
 
     def _describe(self, parameter: Tensor) -> str:
         name = next(named.name for named in self._named() if named.parameter is parameter)
@@ -742,8 +753,8 @@ class BasisRotation(Optimizer):
         return kept
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_rest_lr": self._rest_lr, "_roles": self._roles, "_lazy_model": self._lazy_model}
-        return {**super().__getstate__(), **own}
+        own = ("_rest_lr", "_compiled", "_roles", "_lazy_model")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -795,5 +806,10 @@ def _alike_in_a_step(member: Member) -> object:
     return member.num_updates, shared_options(member.options)
 
 
-def _cost(batch: MatrixBatch) -> int:
-    return rotation_cost(batch.state["exp_avg"])
+def _one_call(member: Member) -> tuple[int, torch.dtype, torch.device]:
+    """What parameters share that one call of torch's kernel updates."""
+    return id(member.group), member.parameter.dtype, member.parameter.device
+
+
+def _cost(work: Work) -> int:
+    return rotation_cost(work.batch.state["exp_avg"])

@@ -166,13 +166,26 @@ def exact_eigenbasis(covariance: Tensor, smallest: float | None = None) -> Refre
     valid = torch.ones(num_matrices, dtype=torch.bool, device=covariance.device)
     for index, matrix in enumerate(covariance):
         try:
-            eigenvalues, vectors = torch.linalg.eigh(matrix.double())
+            eigenvalues, vectors = _eigenvectors(matrix.double())
         except RuntimeError:  # torch.linalg.LinAlgError is one
             valid[index] = False
             continue
-        projections = _projected_axes(eigenvalues.flip(-1), vectors.flip(-1), smallest)
+        projections = _projected_axes(eigenvalues, vectors, smallest)
         bases[index] = _householder_qr(projections[None])[0]
     return Refreshed(bases, valid)
+
+
+def _eigenvectors(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (m,), largest first, and eigenvectors (m, m) of a covariance; RuntimeError where
+    none are found."""
+    try:
+        eigenvalues, vectors = torch.linalg.eigh(covariance)
+    except RuntimeError:
+        # LAPACK's eigh fails now and then where many rows are zero. The singular vectors of a
+        # covariance are its eigenvectors, and come from another algorithm.
+        vectors, eigenvalues, _ = torch.linalg.svd(covariance)
+        return eigenvalues, vectors
+    return eigenvalues.flip(-1), vectors.flip(-1)
 
 
 def _projected_axes(eigenvalues: Tensor, vectors: Tensor, smallest: float) -> Tensor:

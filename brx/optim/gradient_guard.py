@@ -40,7 +40,9 @@ class GradientGuard:
     def __init__(self, sharding: Sharding, describe: Callable[[Tensor], str]) -> None:
         self._sharding = sharding
         self._describe = describe
-        self._unseen: list[Tensor] = []  # flags at which the host has not looked yet
+        # Ordinary steps since the host last looked, and on their device how many were bad.
+        self._num_unseen = 0
+        self._num_bad: Tensor | None = None
 
     def check(self, members: Sequence[Member], is_refresh: bool) -> Tensor | None:
         """The flag () with which the step is to change nothing; None where it may go ahead.
@@ -53,10 +55,8 @@ class GradientGuard:
         flags = self._flags(norms)
         if not is_refresh and self._can_wait(flags):
             (flag,) = flags.values()
-            self._unseen.append(flag)
-            return flag
-        num_bad_before = sum(int(flag) for flag in self._unseen)  # here the host waits
-        self._unseen.clear()
+            return self._put_off(flag)
+        num_bad_before = self._look()
         if any(flags.values()):
             self._raise_now(norms, num_bad_before)
         if num_bad_before:
@@ -65,6 +65,23 @@ class GradientGuard:
                 f"parameter"
             )
         return None
+
+    def _put_off(self, flag: Tensor) -> Tensor:
+        """Count a flag on its device, for the host to look at later."""
+        if self._num_bad is None or self._num_bad.device != flag.device:
+            self._num_bad = torch.zeros((), dtype=torch.int64, device=flag.device)
+        self._num_bad += flag
+        self._num_unseen += 1
+        return flag
+
+    def _look(self) -> int:
+        """How many of the steps at which nobody has looked were bad; the host waits."""
+        if self._num_bad is None or self._num_unseen == 0:
+            return 0
+        num_bad = int(self._num_bad)
+        self._num_bad.zero_()
+        self._num_unseen = 0
+        return num_bad
 
     def _refuse_sparse(self, members: Sequence[Member]) -> None:
         for member in members:
@@ -84,7 +101,7 @@ class GradientGuard:
         return flags
 
     def _can_wait(self, flags: dict[torch.device, Tensor]) -> bool:
-        if len(flags) != 1 or len(self._unseen) >= LONGEST_WAIT:
+        if len(flags) != 1 or self._num_unseen >= LONGEST_WAIT:
             return False
         (device,) = flags
         return device.type in ASYNCHRONOUS

@@ -3,19 +3,22 @@ state a view of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from .dtensor import is_sharded
 from .eigenbasis import select_columns, select_rows
+from .elementwise import limited
 from .member import Member, State
+from .options import Group
 from .parameter_state import Side, as_matrices, matrix_shape, state_dtype, state_shapes
 from .products import Precision, product
 
@@ -45,14 +48,20 @@ class MatrixBatch:
     bad: Tensor | None = None
 
     def __post_init__(self) -> None:
-        self.options = self.members[0].options  # which all members share in a step
         sides: tuple[Side, Side] = ("left", "right")
         self.sides: list[Side] = [side for side in sides if f"{side}_basis" in self.state]
         # When the host's counts of updates last agreed with the state's.
         self.seen_version = self.state["step"]._version
 
+    @property
+    def options(self) -> Group:
+        """The members' options, which they share in a step."""
+        return self.members[0].options
+
     def __getitem__(self, run: slice) -> MatrixBatch:
         """Some neighbouring members; their state is a view of this batch's."""
+        if run.start == 0 and run.stop == len(self.members):
+            return self
         state = {name: stack[run] for name, stack in self.state.items()}
         return MatrixBatch(self.members[run], state, self.bad)
 
@@ -90,11 +99,22 @@ class MatrixBatch:
 
     def update_weights(
         self,
-        updates: Tensor,  # (b, m, n)
+        updates: Tensor,  # (b, m, n), overwritten
+        decay: Tensor,  # (): 1 - lr weight_decay
+        limit: float | Tensor = math.inf,
+        add_updates: Callable[..., None] | None = None,
     ) -> None:
-        """W <- (1 - lr weight_decay) W + update; sharded weights get theirs later."""
+        """W <- (1 - lr weight_decay) W + update; sharded weights get theirs later.
+
+        Args:
+            limit: the largest change of an entry by the update.
+            add_updates: a compiled function of this (elementwise.py).
+        """
+        is_shared = self.members[0].shards is not None
+        if is_shared or add_updates is None:
+            updates = limited(updates, limit)
         by_member = self._like_parameters(updates)
-        if self.members[0].shards is not None:
+        if is_shared:
             for member, update in zip(self.members, by_member, strict=True):
                 member.update = update
             return
@@ -104,9 +124,13 @@ class MatrixBatch:
         weights = parameters
         if is_half:
             weights = [parameter.to(updates.dtype) for parameter in parameters]
-        # A tensor, since a number would be made into one for every weight.
-        torch._foreach_mul_(weights, unless_bad(self.members[0].decay, updates.dtype, self.bad))
-        torch._foreach_add_(weights, by_member)
+        if self.bad is not None:
+            decay = decay.masked_fill(self.bad, 1.0)
+        if add_updates is not None:
+            add_updates(weights, by_member, decay, limit)
+        else:
+            torch._foreach_mul_(weights, decay)
+            torch._foreach_add_(weights, by_member)
         if is_half:
             torch._foreach_copy_(parameters, weights)
 
@@ -250,19 +274,26 @@ def _own_state(name: str, shape: tuple[int, ...], member: Member) -> Tensor:
     return tensor.copy_(member.state[name]) if name in member.state else tensor
 
 
-def for_each(work: Callable[[MatrixBatch], None], batches: Sequence[MatrixBatch]) -> None:
-    """Call `work` on each batch; on the CPU on as many threads as torch uses for one operation, a
-    batch on each: factorisations of small matrices gain little from a second core."""
+class HasBatch(Protocol):
+    batch: MatrixBatch
+
+
+Job = TypeVar("Job", bound=HasBatch)
+
+
+def for_each(work: Callable[[Job], None], jobs: Sequence[Job]) -> None:
+    """Call `work` on each job; on the CPU on as many threads as torch uses for one operation, a job
+    on each: factorisations of small matrices gain little from a second core."""
     num_threads = torch.get_num_threads()
-    are_on_cpu = all(batch.state["step"].device.type == "cpu" for batch in batches)
-    if num_threads == 1 or len(batches) <= 1 or not are_on_cpu:
-        for batch in batches:
-            work(batch)
+    are_on_cpu = all(job.batch.state["step"].device.type == "cpu" for job in jobs)
+    if num_threads == 1 or len(jobs) <= 1 or not are_on_cpu:
+        for job in jobs:
+            work(job)
         return
     torch.set_num_threads(1)  # the matrix library's setting is shared by all threads
     try:
         # Gradients are on in a new thread.
-        list(_pool(num_threads).map(torch.no_grad()(work), batches))
+        list(_pool(num_threads).map(torch.no_grad()(work), jobs))
     finally:
         torch.set_num_threads(num_threads)
 

@@ -22,6 +22,7 @@ from brx.curvature.oscillation import oscillations_in
 from brx.errors import UserError
 from brx.paper.claims import CLAIMS, fill_claims, judge
 from brx.paper.ladder import fill_ladder
+from brx.paper.leads import draw_leads
 from brx.paper.scales import (
     BASELINES_AND_STRATEGIES,
     BLOCKS,
@@ -31,6 +32,7 @@ from brx.paper.scales import (
     FREQUENCIES,
     MAIN,
     PER_BLOCK,
+    PRECONDITIONED,
     SCALES,
     STRATEGY_NAMES,
     Experiments,
@@ -59,7 +61,7 @@ from brx.runs.comparison import BASELINES, slowdowns
 from brx.runs.frames import DEPTH, RATE, SEED, SMOOTHING, load
 from brx.runs.slowdown import geometric_mean
 from brx.runs.tables import rate_text, slowdown_text
-from brx.toy.landscapes import run_toy
+from brx.toy.run import run_toy
 
 PANEL_IN, HEIGHT_IN = 2.3, 2.5
 TITLE_CHARACTERS = 34  # of a panel a column wide, with ticks of five figures
@@ -501,11 +503,14 @@ FIGURES = {
             " strategies of basis rotation (those that are run) all reach, and its 95 % "
             "interval from 3 seeds on.",
             [
-                partial(final_losses, methods=MAIN),
+                partial(final_losses, methods=(*MAIN, *PRECONDITIONED)),
                 # Dashed, as P = 32 in (c-e).
                 curves(
                     "(b) P = 32",
-                    *(line._replace(style={"linestyle": "--"}) for line in by_method(MAIN)),
+                    *(
+                        line._replace(style={"linestyle": "--"})
+                        for line in by_method((*MAIN, *PRECONDITIONED))
+                    ),
                 ),
                 None,
                 *(
@@ -515,6 +520,15 @@ FIGURES = {
             ],
             across=3,
             shares_y=1,
+        ),
+        PaperFigure(
+            "leads",
+            "",
+            "How far basis rotation ends below each rival under the delays of 32 stages: the part "
+            "that is there without delay, and the part from delay.",
+            [draw_leads],
+            reading="Nats of final validation loss, means over seeds; lines: 95 % of the whole "
+            "lead. The best baseline is the lowest of the three on each seed.",
         ),
         PaperFigure(
             "block-scaling",

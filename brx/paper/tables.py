@@ -19,6 +19,7 @@ from brx.errors import UserError, did_you_mean
 from brx.files import write_text
 from brx.paper.claims import CLAIMS, claim_table, judge, number_text
 from brx.paper.ladder import ladder_table, rate_texts
+from brx.paper.leads import lead_table
 from brx.paper.measured_evidence import llama_overhead
 from brx.paper.printed import DEVICES_GB, LLAMAS, SAVED, SLOWDOWNS
 from brx.paper.scales import BASELINES_AND_STRATEGIES, DEEPEST, MAIN, RUN_AT, SCALES, Experiments
@@ -44,6 +45,12 @@ seeds. A method's slowdown differs between rows that take other seeds (those tha
 row have) or another target (`teaser-slowdown`). *One seed*: some experiment of the row has only
 one. *Runs*: trainings that were read; measurements at checkpoints are not counted. The rules are in
 docs/protocol.md: those of *strictly* in section 11, the others in sections 5 and 6."""
+LEADS_LEGEND = """\
+Nats of final validation loss by which basis rotation ends below each rival, with 95 % intervals
+over seeds (Student's t). The lead at P = 32 is the sum of the lead without delay and the part from
+delay, which is a difference in differences, taken seed by seed. The best baseline is the lowest of
+`pipedream`, `pipedream-lr` and `nesterov` on each seed. Iterations saved are those to the rival's
+final training loss (docs/protocol.md, section 10)."""
 PRECONDITIONED_TABLE = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 Note = Callable[..., None]  # tells the user some lines
 
@@ -250,6 +257,13 @@ TABLES = {
             "",
             "Iterations saved over the best baseline, at its final loss",
             paper_reductions,
+        ),
+        PaperTable(
+            "leads",
+            "",
+            "Leads of basis rotation, without delay and from delay",
+            lead_table,
+            LEADS_LEGEND,
         ),
         PaperTable("ladder", "", "What delay costs, by the length of the training", ladder_table),
         PaperTable(

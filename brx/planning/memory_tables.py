@@ -10,7 +10,7 @@ import pandas as pd
 
 from brx.config.schema import RunConfig
 from brx.errors import UserError
-from brx.model.sizes import FP32, stage_shapes
+from brx.model.sizes import FP32, stage_sizes
 from brx.pipeline.delay import stage_delays
 from brx.planning.plan import (
     RANK_PARTS,
@@ -60,7 +60,7 @@ def matrices_of(config: RunConfig) -> Counter[tuple[int, int]]:
     model."""
     counts: Counter[tuple[int, int]] = Counter()
     for *lead, m, n in matrices(
-        stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))
+        stage_sizes(config.model, config.data.vocabulary_size, range(config.model.blocks))
     ):
         counts[m, n] += math.prod(lead)
     return counts

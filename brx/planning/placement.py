@@ -4,18 +4,19 @@ starts."""
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from brx.config.loading import apply_overrides
 from brx.config.schema import RunConfig
 from brx.errors import UserError
-from brx.model.stage import partition
-from brx.model.transformer import Block, Embedding, Head
+from brx.model.head import loss_of
+from brx.model.sizes import distinct_blocks
+from brx.model.stage import Stage, make_stage, partition
 from brx.pipeline.delay import cannot_run, stage_delays
 from brx.pipeline.world import World
 from brx.planning.plan import RANK_PARTS, Memory, plan_memory
@@ -56,18 +57,30 @@ def measure_stage_costs(config: RunConfig, device: torch.device) -> list[float]:
     stream = torch.randn(
         batch, model.sequence_length, model.width, device=device, requires_grad=True
     )
-    head, embedding = Head(model, vocabulary).to(device), Embedding(model, vocabulary).to(device)
 
-    def block_seconds(index: int) -> float:
-        block = Block(model, index).to(device)
-        return _seconds(lambda: block(stream)[0].sum(), device)
+    def part(block: int) -> Stage:  # with what stands before a first block, behind a last one
+        return make_stage(model, vocabulary, range(block, block + 1), seed=0).to(device)
 
-    # All blocks but the mixtures are alike; with mixtures, their mean counts for each.
-    seconds = statistics.mean(map(block_seconds, range(model.moe.every if model.moe else 1)))
-    costs = [seconds * len(own) for own in partition(model.blocks, config.pipeline.stages)]
+    like = distinct_blocks(model)
+    seconds = {}
+    for block in set(like.values()):
+        (module,) = part(block).blocks.values()
+        seconds[block] = _seconds(partial(_output, module, stream), device)
+    blocks = partition(model.blocks, config.pipeline.stages)
+    costs = [sum(seconds[like[block]] for block in own) for own in blocks]
+    embedding, head = part(0).embedding, part(model.blocks - 1).head
+    assert embedding is not None
+    assert head is not None
     costs[0] += _seconds(lambda: embedding(tokens).sum(), device)
-    costs[-1] += _seconds(lambda: head.loss(stream, tokens), device)
+    costs[-1] += _seconds(lambda: loss_of(head, stream, tokens, vocabulary), device)
     return costs
+
+
+def _output(block: nn.Module, stream: Tensor) -> Tensor:
+    """The sum of what a block makes of the stream."""
+    output = block(stream)
+    total: Tensor = output[0].sum() if isinstance(output, tuple) else output.sum()
+    return total
 
 
 def _seconds(

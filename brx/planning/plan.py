@@ -22,15 +22,15 @@ from brx.config.schema import RunConfig
 from brx.methods.table import METHODS, find_method, ring_matrix_dtype
 from brx.model.sizes import (
     FP32,
-    Shapes,
+    Sizes,
     block_activation_bytes,
+    early_gradient_bytes,
     head_bytes,
     num_elements,
     stage_forward_flops,
-    stage_shapes,
+    stage_sizes,
 )
-from brx.model.stage import is_block_matrix, partition
-from brx.model.transformer import CHUNK_LOGITS
+from brx.model.stage import partition
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.matrix_batch import BATCH_BYTES
 from brx.optim.parameter_state import state_shapes
@@ -99,10 +99,10 @@ def planned_device_type(config: RunConfig) -> str:  # CUDA where any would do
     return "cuda" if config.runtime.device == "auto" else config.runtime.device
 
 
-def stages_shapes(config: RunConfig, own: Sequence[int]) -> dict[int, Shapes]:
+def stages_sizes(config: RunConfig, own: Sequence[int]) -> dict[int, Sizes]:
     blocks = partition(config.model.blocks, config.pipeline.stages)
     return {
-        index: stage_shapes(config.model, config.data.vocabulary_size, blocks[index])
+        index: stage_sizes(config.model, config.data.vocabulary_size, blocks[index])
         for index in own
     }
 
@@ -122,7 +122,7 @@ def forward_flops(config: RunConfig, own: Sequence[int]) -> int:
 def update_flops(config: RunConfig, own: Sequence[int]) -> float:
     """Operations of the method's own matrix products for some stages of a run, per update on
     average."""
-    return sum(method_flops(config, shapes) for shapes in stages_shapes(config, own).values())
+    return sum(method_flops(config, sizes) for sizes in stages_sizes(config, own).values())
 
 
 def passes(config: RunConfig) -> int:
@@ -154,12 +154,12 @@ def _rank(
     )
     vocabulary, num_stages = config.data.vocabulary_size, config.pipeline.stages
     delays, blocks = stage_delays(config.pipeline), partition(model.blocks, num_stages)
-    shapes = stages_shapes(config, own)
+    sizes = stages_sizes(config, own)
     has_first, has_last = 0 in own, num_stages - 1 in own
     boundary = boundary_bytes(config)
 
     by_stage = [
-        _stage(config, device_type, k, delays[k], blocks[k], shapes[k], in_flight) for k in own
+        _stage(config, device_type, k, delays[k], blocks[k], sizes[k], in_flight) for k in own
     ]
     total = {
         part: sum(getattr(stage, part) for stage in by_stage)
@@ -176,10 +176,8 @@ def _rank(
         buffers = ((math.ceil(in_flight) + 1) * (not has_first) + 2 * (not has_last) + 2) * boundary
 
     logits = head_bytes(model, vocabulary, batch, bf16=bf16) if has_last else 0
-    update = _update_bytes(config, shapes, device_type)
-    # In chunks, the loss makes the head's gradients before all others.
-    is_chunked = batch * model.sequence_length * vocabulary > CHUNK_LOGITS
-    early_gradients = FP32 * (model.width + 1) * vocabulary if has_last and is_chunked else 0
+    update = _update_bytes(config, sizes, device_type)
+    early_gradients = early_gradient_bytes(model, vocabulary, batch) if has_last else 0
     backward = 6 * boundary  # gradients of activations within a block
     if config.pipeline.recompute:
         backward += max(
@@ -187,18 +185,18 @@ def _rank(
         )
     both_passes = total["activations"] + max(logits, backward) + early_gradients
     # What autograd leaves at the weights in use, until it has been added to the update's gradients.
-    arrived = sum(_in_use_bytes(config, delays[index], shapes[index]) for index in own)
+    arrived = sum(_in_use_bytes(config, delays[index], sizes[index]) for index in own)
     if config.pipeline.accumulation > 1 and ring_matrix_dtype(config) == torch.bfloat16:
         # Of later micro-batches, those in bf16 are cast before they are added.
-        delayed_shapes = [shapes[index] for index in own if delays[index].tau]
-        arrived += FP32 * sum(map(_num_matrix_elements, delayed_shapes))
+        delayed_sizes = [sizes[index] for index in own if delays[index].tau]
+        arrived += FP32 * sum(map(_num_cast_elements, delayed_sizes))
     moments = [both_passes, others + arrived, others + update]
     probe = 0
     if config.logging.staleness_every is not None:
         # From its second micro-batch on, there is the sum of the fresh gradients so far.
         fresh_sum = total["gradients"] if config.pipeline.accumulation > 1 else 0
         older, probe, measured = _probe_bytes(
-            config, shapes, total["gradients"], both_passes + fresh_sum, update
+            config, sizes, total["gradients"], both_passes + fresh_sum, update
         )
         moments = [both_passes + older, *moments[1:], measured]
     parts = ("weights", "gradients", "moments", "rotation", "rings")
@@ -216,7 +214,7 @@ def _stage(
     index: int,
     delay: StageDelay,
     blocks: range,
-    shapes: Shapes,
+    sizes: Sizes,
     in_flight: float,
 ) -> Memory:
     casts = 0
@@ -224,21 +222,21 @@ def _stage(
         ring_matrix_dtype(config) == torch.bfloat16 and delay.tau
     ):
         # Autocast's copies of fp32 matrices; those of a bf16 ring are used as they are.
-        casts = 2 * _num_matrix_elements(shapes)
+        casts = 2 * _num_cast_elements(sizes)
     if config.pipeline.recompute:
         kept = len(blocks) * boundary_bytes(config)
     else:
         kept = sum(_block_bytes(config, device_type, block) for block in blocks)
-    num_parameters = num_elements(shapes)
-    moments, rotation = optimizer_bytes(config, shapes)
+    num_parameters = num_elements(sizes)
+    moments, rotation = optimizer_bytes(config, sizes)
     return Memory(
         stages=[index],
         num_parameters=num_parameters,
-        weights=FP32 * num_parameters + (_in_use_bytes(config, delay, shapes) if delay.tau else 0),
+        weights=FP32 * num_parameters + (_in_use_bytes(config, delay, sizes) if delay.tau else 0),
         gradients=FP32 * num_parameters,
         moments=moments,
         rotation=rotation,
-        rings=_ring_bytes(config, delay, shapes, device_type, math.ceil(in_flight)),
+        rings=_ring_bytes(config, delay, sizes, device_type, math.ceil(in_flight)),
         # Without delay, all micro-batches in flight see the same weights, and one copy of them.
         activations=int(in_flight * kept + (in_flight if delay.tau else 1) * casts),
     )
@@ -254,7 +252,7 @@ def _block_bytes(
 
 
 def _ring_bytes(
-    config: RunConfig, delay: StageDelay, shapes: Shapes, device_type: str, in_flight: int
+    config: RunConfig, delay: StageDelay, sizes: Sizes, device_type: str, in_flight: int
 ) -> int:
     if delay.tau == 0:
         return 0
@@ -268,13 +266,13 @@ def _ring_bytes(
     # step. What a user's own forecast keeps besides is not known.
     is_average = pipeline.stash == "predict" or pipeline.forecast == "average-update"
     num_copies = 2 if is_average else int(_forecasts(config))
-    slot = _in_use_bytes(config, delay, shapes)
-    return num_slots * slot + num_copies * FP32 * num_elements(shapes)
+    slot = _in_use_bytes(config, delay, sizes)
+    return num_slots * slot + num_copies * FP32 * num_elements(sizes)
 
 
-def _in_use_bytes(config: RunConfig, delay: StageDelay, shapes: Shapes) -> int:
+def _in_use_bytes(config: RunConfig, delay: StageDelay, sizes: Sizes) -> int:
     """The weights with which a stage computes: with a delay in the dtypes of its slots."""
-    num_all, num_in_matrices = num_elements(shapes), _num_matrix_elements(shapes)
+    num_all, num_in_matrices = num_elements(sizes), _num_cast_elements(sizes)
     matrix_element = ring_matrix_dtype(config).itemsize if delay.tau else FP32
     return matrix_element * num_in_matrices + FP32 * (num_all - num_in_matrices)
 
@@ -283,14 +281,14 @@ def _forecasts(config: RunConfig) -> bool:  # both passes compute with predicted
     return config.pipeline.forecast is not None or find_method(config).forecasts
 
 
-def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: str) -> int:
+def _update_bytes(config: RunConfig, by_stage: dict[int, Sizes], device_type: str) -> int:
     """Temporary tensors of an update: of the largest batch of equal matrices, or of the largest
     stage."""
     sizes = {index: FP32 * num_elements(stage) for index, stage in by_stage.items()}
     # For the norms of the updates, the weights before.
     before = sum(sizes.values()) if config.logging.update_norms else 0
     if isinstance(config.optimizer, schema.BasisRotationConfig):
-        together = {name: shape for stage in by_stage.values() for name, shape in stage.items()}
+        together = {name: size for stage in by_stage.values() for name, size in stage.items()}
         return before + rotation_update_bytes(config, together, device_type)
     if isinstance(config.optimizer, schema.NesterovConfig):
         return before + 2 * max(sizes.values())
@@ -307,31 +305,30 @@ def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: s
 
 
 def _probe_bytes(
-    config: RunConfig, by_stage: dict[int, Shapes], gradients: int, second_pass: int, update: int
+    config: RunConfig, by_stage: dict[int, Sizes], gradients: int, second_pass: int, update: int
 ) -> tuple[int, int, int]:
     """Of the measures of staleness: older updates kept; these with what an update adds; the largest
     sum at a time."""
     every, delays = config.logging.staleness_every, stage_delays(config.pipeline)
     assert every is not None
     older = before = bases = 0
-    for index, shapes in by_stage.items():
-        size = FP32 * num_elements(shapes)
+    for index, sizes in by_stage.items():
+        size = FP32 * num_elements(sizes)
         # Just before a measured update t: t - 1, t - lag, and those a lag before later measured
         #     ones.
         older += len({1, *range(delays[index].most_tau_updates, 0, -every)}) * size
         before += size
         if isinstance(config.optimizer, schema.BasisRotationConfig):
-            bases += FP32 * sum(kept.bases for _, kept in rotations(config, shapes))
+            bases += FP32 * sum(kept.bases for _, kept in rotations(config, sizes))
     # Of the largest parameter, in float64, when the cosine of two gradients is taken.
-    products = (
-        3 * 8 * max(math.prod(shape) for shapes in by_stage.values() for shape in shapes.values())
-    )
+    products = 3 * 8 * max(_largest(sizes) for sizes in by_stage.values())
     largest = max(second_pass, gradients + products, bases + max(update, before))
     return older, older + before + bases, older + before + largest
 
 
-def _num_matrix_elements(shapes: Shapes) -> int:
-    return sum(map(math.prod, matrices(shapes)))
+def _num_cast_elements(sizes: Sizes) -> int:
+    """Of weights that autocast casts wherever they are used; rings may keep them in bf16."""
+    return sum(size.numel for size in sizes.values() if size.is_cast)
 
 
 # What optimizers keep and compute beyond the passes; of BasisRotation by its own `state_shapes` on
@@ -376,9 +373,9 @@ def overhead_elements(shape: tuple[int, ...], source: Source, geometry: Geometry
 
 
 def _kept(shape: tuple[int, ...], group: dict[str, Any]) -> Rotation:
-    shapes = state_shapes(torch.empty(shape, device="meta"), group)
-    bases = [shape for name, shape in shapes.items() if name.endswith("_basis")]
-    covariances = [shape for name, shape in shapes.items() if name.endswith("_covariance")]
+    sizes = state_shapes(torch.empty(shape, device="meta"), group)
+    bases = [shape for name, shape in sizes.items() if name.endswith("_basis")]
+    covariances = [shape for name, shape in sizes.items() if name.endswith("_covariance")]
     return Rotation(
         tuple(shape[-1] for shape in bases),
         sum(map(math.prod, bases)),
@@ -386,31 +383,36 @@ def _kept(shape: tuple[int, ...], group: dict[str, Any]) -> Rotation:
     )
 
 
-def rotations(config: RunConfig, shapes: Shapes) -> Iterator[tuple[tuple[int, ...], Rotation]]:
+def rotations(config: RunConfig, sizes: Sizes) -> Iterator[tuple[tuple[int, ...], Rotation]]:
     """The matrices that the run's method rotates, one by one, each with what is kept for it."""
     optimizer = config.optimizer
     if isinstance(optimizer, schema.BasisRotationConfig | schema.SoapConfig):
-        for shape in matrices(shapes):
+        for shape in matrices(sizes):
             yield shape, rotation(optimizer, shape)
 
 
-def matrices(shapes: Shapes) -> Iterator[tuple[int, ...]]:
-    return (shape for name, shape in shapes.items() if is_block_matrix(name))
+def matrices(sizes: Sizes) -> Iterator[tuple[int, ...]]:
+    return (size.shape for size in sizes.values() if size.is_matrix)
 
 
-def optimizer_bytes(config: RunConfig, shapes: Shapes) -> tuple[int, int]:
+def _largest(sizes: Sizes) -> int:
+    """The elements of the largest parameter."""
+    return max(size.numel for size in sizes.values())
+
+
+def optimizer_bytes(config: RunConfig, sizes: Sizes) -> tuple[int, int]:
     """Bytes of the method's moments, and of its rotation matrices, for these parameters."""
-    moments = 2 * FP32 * num_elements(shapes)
+    moments = 2 * FP32 * num_elements(sizes)
     if isinstance(config.optimizer, schema.MuonConfig):  # one moment for a matrix
-        moments -= FP32 * sum(map(math.prod, matrices(shapes)))
+        moments -= FP32 * sum(map(math.prod, matrices(sizes)))
     if isinstance(config.optimizer, schema.ScionConfig):
         moments //= 2
     return moments, FP32 * sum(
-        kept.bases + kept.covariances for _, kept in rotations(config, shapes)
+        kept.bases + kept.covariances for _, kept in rotations(config, sizes)
     )
 
 
-def method_flops(config: RunConfig, shapes: Shapes) -> float:
+def method_flops(config: RunConfig, sizes: Sizes) -> float:
     """Operations of the method's own matrix products, an iteration on average.
 
     A rotation U^T G V takes 2 m n (m + n): one for the gradient and one for the update; at a
@@ -420,11 +422,11 @@ def method_flops(config: RunConfig, shapes: Shapes) -> float:
     Scion orthogonalise by five Newton-Schulz steps, each 4 m^2 n + 2 m^3 with m <= n."""
     optimizer, total = config.optimizer, 0.0
     if isinstance(optimizer, schema.MuonConfig | schema.ScionConfig):
-        for *lead, rows, columns in matrices(shapes):
+        for *lead, rows, columns in matrices(sizes):
             m, n = sorted((rows, columns))
             total += math.prod(lead) * NEWTON_SCHULZ_STEPS * (4 * m**2 * n + 2 * m**3)
         return total
-    for shape, kept in rotations(config, shapes):
+    for shape, kept in rotations(config, sizes):
         assert isinstance(optimizer, schema.BasisRotationConfig | schema.SoapConfig)
         at_every_step = isinstance(optimizer, schema.SoapConfig) or (
             optimizer.source == "2nd" and optimizer.covariance == "step"
@@ -436,11 +438,11 @@ def method_flops(config: RunConfig, shapes: Shapes) -> float:
     return total
 
 
-def rotation_update_bytes(config: RunConfig, shapes: Shapes, device_type: str) -> int:
-    """Temporary bytes of BasisRotation's largest batch of equal matrices at a refresh; `shapes`:
+def rotation_update_bytes(config: RunConfig, sizes: Sizes, device_type: str) -> int:
+    """Temporary bytes of BasisRotation's largest batch of equal matrices at a refresh; `sizes`:
     all of the device."""
-    largest, all_matrices = 0, list(matrices(shapes))
-    for shape, kept in dict(rotations(config, shapes)).items():
+    largest, all_matrices = 0, list(matrices(sizes))
+    for shape, kept in dict(rotations(config, sizes)).items():
         size = math.prod(shape)
         capacity = max(1, BATCH_BYTES.get(device_type, BATCH_BYTES["cuda"]) // (FP32 * size))
         members = min(all_matrices.count(shape), capacity)

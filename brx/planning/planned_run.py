@@ -24,7 +24,7 @@ from brx.planning.plan import (
     plan_memory,
     planned_device_type,
     rank_flops,
-    stages_shapes,
+    stages_sizes,
     update_flops,
 )
 from brx.planning.schedules import (
@@ -171,7 +171,7 @@ class PlannedRun:
         return FP32 * sum(
             map(
                 num_elements,
-                stages_shapes(self.config, range(self.config.pipeline.stages)).values(),
+                stages_sizes(self.config, range(self.config.pipeline.stages)).values(),
             )
         )
 

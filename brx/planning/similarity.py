@@ -6,7 +6,7 @@ import pandas as pd
 
 from brx.config.schema import RunConfig
 from brx.methods.updater import num_warmup_iterations
-from brx.model.sizes import num_elements, stage_shapes
+from brx.model.sizes import count_parameters
 from brx.pipeline.delay import depth, stage_delays
 
 APART = 3.0  # by what factor two numbers may differ and still count as alike
@@ -22,10 +22,7 @@ def dimensionless(config: RunConfig) -> dict[str, float | None]:
     iterations, lr = training.iterations, optimizer.lr
     per_iteration = training.batch_size * model.sequence_length * config.pipeline.accumulation
     tokens = per_iteration * iterations
-    shapes = stage_shapes(model, config.data.vocabulary_size, range(model.blocks))
-    in_blocks = num_elements(
-        {name: shape for name, shape in shapes.items() if name.startswith("blocks.")}
-    )
+    num_parameters, in_blocks = count_parameters(model, config.data.vocabulary_size)
     # Scion has no second moment; an optimizer of the user's own does not say what it has.
     memory = 1 / (1 - getattr(optimizer, "beta2", math.nan))
     decay = getattr(optimizer, "weight_decay", math.nan)
@@ -36,7 +33,7 @@ def dimensionless(config: RunConfig) -> dict[str, float | None]:
         "P, stages of the pipeline with these delays": depth(config.pipeline),
         "P / blocks": depth(config.pipeline) / model.blocks,
         "tokens / parameter of the blocks": tokens / in_blocks,
-        "tokens / parameter": tokens / num_elements(shapes),
+        "tokens / parameter": tokens / num_parameters,
         "tokens per iteration": per_iteration,
         f"batch / critical batch, as tokens^{CRITICAL_BATCH_EXPONENT}": per_iteration
         / tokens**CRITICAL_BATCH_EXPONENT,

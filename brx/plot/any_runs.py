@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from brx.errors import UserError
+from brx.names import figure_label
 from brx.plot.style import (
     factor_axis,
     finish_panel,
@@ -81,11 +82,12 @@ def _labels_and_colors(runs: pd.DataFrame, style: pd.Series) -> tuple[pd.Series,
     same."""
     methods = runs["method"].map(lambda method: look_of(method).label)
     suffixes = [
-        variant.removeprefix(method)
+        figure_label(variant.removeprefix(method))
         for variant, method in zip(runs["variant"], runs["method"], strict=True)
     ]
     labels = methods + suffixes + ", P = " + runs[DEPTH].astype(str)
-    labels = labels.where(~labels.duplicated(keep=False), labels + " (" + runs["name"] + ")")
+    names = runs["name"].map(figure_label)
+    labels = labels.where(~labels.duplicated(keep=False), labels + " (" + names + ")")
     colors = runs["variant"].map(lambda variant: look_of(variant).color)
     is_alone = ~pd.concat([colors, style], axis=1).duplicated(keep=False)
     own = {
@@ -237,8 +239,9 @@ def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
 
 def _staleness_of(folder: Path) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """By measure, iterations (T,) and numbers (T, stages with delay) of a run, NaN for none."""
-    records = read_staleness(folder)
-    delays = np.array([delay.tau for delay in read_run(folder).delays])
+    run = read_run(folder)
+    records = read_staleness(run.path)
+    delays = np.array([delay.tau for delay in run.delays])
     is_shown = delays > 0 if delays.any() else delays == 0
     measures = {}
     for name in STALENESS_PANELS:

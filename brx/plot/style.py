@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from brx.files import replacing, write_json, write_text
+from brx.names import figure_label
 
 logging.getLogger("fontTools").setLevel(logging.ERROR)  # it warns of the dates of fonts in a PDF
 
@@ -76,7 +77,7 @@ METHOD_LOOKS = {
 
 
 def look_of(method: str) -> Look:
-    return METHOD_LOOKS.get(method, Look(method, _RED, "o"))
+    return METHOD_LOOKS.get(method, Look(figure_label(method), _RED, "o"))
 
 
 def sequence_color(place: int, count: int) -> tuple[float, float, float, float]:

@@ -7,7 +7,6 @@ continue from is decided before any data are prepared (`check_request`)."""
 
 import hashlib
 import json
-import pickle
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -20,6 +19,7 @@ from brx.data.token_file import sha256
 from brx.errors import RunError, UserError
 from brx.files import replacing, sync_folder, write_json
 from brx.methods.trajectory_version import check_trajectory_version
+from brx.readers import Damaged, read_json, read_tensors
 from brx.runs.folder import RunFolder, first_difference, telling, trajectory_of
 from brx.runs.metrics import garbled_lines, missing_iterations
 
@@ -152,8 +152,8 @@ def read_manifest(checkpoint: Path) -> Content:
     path = checkpoint / MANIFEST
     remedy = f"remove {checkpoint} to resume before it"
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        manifest = read_json(path)
+    except ValueError as error:
         problem = f"{path}: not a readable checkpoint manifest: {error}"
         raise DamagedError(checkpoint, problem) from None
     if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _sha256_of_content(
@@ -201,10 +201,9 @@ def read_stage(
         check_stage(checkpoint, stage)
     path = checkpoint / _stage_file(stage)
     try:
-        state: Content = torch.load(path, map_location=device, weights_only=True)
-    except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError) as error:
-        first_line = str(error).strip().split("\n", 1)[0]
-        raise UserError(f"{path}: torch {torch.__version__} cannot read it: {first_line}") from None
+        state: Content = read_tensors(path, device)
+    except Damaged as error:
+        raise UserError(f"{path}: {error}") from None
     return state
 
 

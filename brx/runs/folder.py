@@ -25,6 +25,8 @@ from brx.config.schema import DelayCode, RunConfig
 from brx.config.user_code import name_without_folder
 from brx.errors import UserError
 from brx.files import cannot_write, write_text
+from brx.names import file_name
+from brx.readers import parse_json
 
 ENDED = ("finished", "diverged")
 """The statuses of runs that say what their settings come to; one that failed for another reason
@@ -118,7 +120,7 @@ class RunFolder:
 def parse_summary(text: str) -> dict[str, Any]:
     """The content of a summary.json; ValueError where it is none, or what runs are sorted by is of
     another type."""
-    content = json.loads(text)
+    content = parse_json(text)
     if not isinstance(content, dict):
         raise ValueError("must be a JSON object")
     for key, kind in {
@@ -148,14 +150,17 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
     for folder in (paths := list(map(Path, folders))):
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder")
-        below = (
-            path for path in sorted(folder.iterdir()) if not path.name.startswith(".")
-        )  # of an export under way
+        below = [path for path in sorted(folder.iterdir()) if not _is_temporary(path)]
         candidates = [folder] if (folder / "config.yaml").is_file() else below
         runs += [path for path in candidates if _is_run(path)]
     if not runs:
         raise UserError(f"{', '.join(map(str, paths))}: no run with losses there")
     return list(dict.fromkeys(runs))  # one that is named twice once
+
+
+def _is_temporary(path: Path) -> bool:
+    """Whether the folder is an export's under way."""
+    return path.name.startswith(".") and path.name.endswith((".tmp", ".tmp.old"))
 
 
 def _is_run(path: Path) -> bool:
@@ -188,7 +193,8 @@ def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str,
     """The settings, by section and key, that decide a run's trajectory; on request only those that
     are no defaults.
 
-    Of a user's own method or delay function the file's name and content count, not where it is.
+    Of a user's own method, model or delay function the file's name and content count, not where it
+    is.
     """
     trajectory = {
         section: {
@@ -204,6 +210,8 @@ def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str,
         section.pop("facts", None)
     if "method" in trajectory.get("optimizer", {}):
         trajectory["optimizer"]["method"] = name_without_folder(config.optimizer.method)
+    if "class" in trajectory.get("model", {}):
+        trajectory["model"]["class"] = name_without_folder(config.model.name)
     if isinstance(config.pipeline.delay, DelayCode):
         trajectory["pipeline"]["delay"]["function"] = name_without_folder(
             config.pipeline.delay.function
@@ -227,8 +235,9 @@ def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:
 
 def default_folder(config: RunConfig, name: str) -> Path:
     """runs/<preset>-<method>-p<stages>-s<seed>; of a file's method, without the file's folder."""
-    method = name_without_folder(config.optimizer.method).replace(".py:", ".").replace(":", ".")
-    return Path("runs") / f"{name}-{method}-p{config.pipeline.stages}-s{config.training.seed}"
+    method = name_without_folder(config.optimizer.method)
+    parts = (name, method, f"p{config.pipeline.stages}", f"s{config.training.seed}")
+    return Path("runs") / file_name(*parts)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from brx.config.schema import (
 from brx.config.user_code import RUN_CODE, is_allowed, name_without_folder, reading
 from brx.errors import UserError
 from brx.methods.trajectory_version import recorded_version
+from brx.names import path_of_text, path_text, shown
 from brx.pipeline.delay import StageDelay, depth, noted_delays, stage_delays
 from brx.runs.folder import SEED as SEED
 from brx.runs.folder import decides_trajectory, find_runs, parse_summary, settings_key, status_of
@@ -109,11 +110,9 @@ class Run:
     @property
     def architecture(self) -> str:
         """The model in a few words; of a recorded run the task."""
-        model = self.config.model
         if self.config.is_recorded:
             return self.config.data.source
-        mixture = f", {model.moe.experts} experts" if model.moe else ""
-        return f"{model.blocks} blocks, d {model.width}{mixture}"
+        return self.config.model.in_words
 
     @property
     def method(self) -> str:
@@ -147,6 +146,8 @@ class Run:
         delay = self.config.pipeline.delay
         if delay != "pipeline" and not isinstance(delay, DelayLike):
             parts.append(f"delay {self.config.pipeline.delay_text}")
+        if self.config.is_recorded and self.config.pipeline.accumulation > 1:
+            parts.append(f"M = {self.config.pipeline.accumulation}")
         return ", ".join(parts)
 
     @property
@@ -191,8 +192,9 @@ def load(folders: Folders) -> pd.DataFrame:
     their dotted keys (`pipeline.stages`, `optimizer.method`, `versions.torch`; NaN where a run has
     no such key), and:
 
-    - `name` of the run's folder; `architecture`, `method`, `variant`: the settings in a few words;
-      `experiment`: equal for runs that differ in nothing but learning rate and seed.
+    - `name` of the run's folder (texts are without control characters: `brx.names.shown`);
+      `architecture`, `method`, `variant`: the settings in a few words; `experiment`: equal for runs
+      that differ in nothing but learning rate and seed.
     - `depth`: P, the stages of the pipeline whose delays it has (`pipeline.stages`, or
       `pipeline.delay.like`); `largest_delay` of its stages, in updates; `examples_per_update`, of
       all its micro-batches together.
@@ -210,7 +212,7 @@ def load(folders: Folders) -> pd.DataFrame:
     runs = [read_run(path) for path in paths]
     _note_unknown_delays(runs)
     frame = pd.json_normalize([_row(run) for run in runs])
-    return frame.set_index(pd.Index(map(str, paths), name="run"))
+    return frame.set_index(pd.Index(map(path_text, paths), name="run"))
 
 
 def _note_unknown_delays(runs: Sequence[Run]) -> None:
@@ -404,7 +406,12 @@ def _aspects(runs: pd.DataFrame, *, any_split: bool) -> dict[str, list[str]]:
 
 
 def read_run(path: Path) -> Run:
-    """A run, read again only after the size or time of one of its files has changed."""
+    """A run, read again only after the size or time of one of its files has changed.
+
+    Args:
+        path: its folder, also as a frame's index has it (`brx.names.path_text`).
+    """
+    path = path_of_text(path)
     files = [path / name for name in ("metrics.jsonl", "curves.npz", "summary.json", "config.yaml")]
     states = (
         (file.stat().st_size, file.stat().st_mtime_ns) if file.is_file() else (0, 0)
@@ -446,7 +453,7 @@ def _row(run: Run) -> dict[str, Any]:
     for section in sections_of_code(settings):
         section.pop("facts", None)  # no setting: it tells no runs apart
     batch_size = settings["training"]["batch_size"]
-    return {
+    row = {
         "name": run.path.name,
         "experiment": experiment_id(run.config, fingerprint, version),
         "architecture": run.architecture,
@@ -467,5 +474,7 @@ def _row(run: Run) -> dict[str, Any]:
         "data_fingerprint": fingerprint,
         "trajectory_version": version,
         "last_iteration": run.config.training.last_iteration,
-        **settings,
     }
+    # Names and texts are somebody's, maybe of a damaged file; tables and terminals show them.
+    texts = {key: shown(value) for key, value in row.items() if isinstance(value, str)}
+    return row | texts | settings

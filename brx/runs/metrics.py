@@ -10,8 +10,6 @@ import json
 import os
 import shutil
 import sys
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -21,7 +19,8 @@ from numpy.typing import NDArray
 
 from brx.config.loading import load_config
 from brx.errors import RunError, UserError
-from brx.files import replace_folder, replacing, sync_folder, write_text
+from brx.files import replace_folder, replacing, sync, sync_folder, write_text
+from brx.readers import Damaged, parse_json, read_arrays
 from brx.runs.folder import ENDED, RunFolder, find_runs, status_of, telling
 
 Record = dict[str, Any]
@@ -81,7 +80,7 @@ class MetricsWriter:
         """Let what was written survive a power cut; before a checkpoint that continues from it is
         complete."""
         with telling(self.path):
-            os.fsync(self._file.fileno())
+            sync(self._file.fileno(), self.path)
             sync_folder(self.path.parent)
 
     def __enter__(self) -> Self:
@@ -161,8 +160,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Record | None]]:
 
 def _parse(line: str) -> Record | None:
     try:
-        record = json.loads(line) if line.endswith("\n") else None
-    except (ValueError, RecursionError):
+        record = parse_json(line) if line.endswith("\n") else None
+    except Damaged:
         return None
     if not isinstance(record, dict) or type(record.get("iteration")) is not int:
         return None
@@ -245,8 +244,7 @@ def _from_compact(path: Path) -> Curves:
         ("val_iterations", "val_loss"),
     )
     try:
-        with np.load(path) as file:
-            arrays = {name: file[name] for name in file.files}
+        arrays = read_arrays(path)
         if (
             arrays["train_loss"].ndim == 2
         ):  # of losses in steps, first the low bytes, then the high ones
@@ -278,7 +276,7 @@ def _from_compact(path: Path) -> Curves:
             arrays["val_iterations"],
             arrays["val_loss"],
         )
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path}: not readable: {error}") from None
 
 

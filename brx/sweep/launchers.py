@@ -330,7 +330,7 @@ def _connect(address: str | None, num_cores: int | None) -> Any:
     try:
         import ray
     except ImportError:
-        raise UserError("--launcher ray: Ray is not installed: pip install 'brx[ray]'") from None
+        raise UserError("--launcher ray: Ray is not installed: pip install 'ray[client]'") from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:

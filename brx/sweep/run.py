@@ -23,7 +23,9 @@ from brx.config.user_code import allowed
 from brx.environment import stop_signals
 from brx.errors import UserError
 from brx.files import write_text
-from brx.model.sizes import num_elements, stage_shapes
+from brx.model.checks import check_model
+from brx.model.sizes import count_parameters
+from brx.model.stage import partition
 from brx.runs.folder import RunFolder
 from brx.runs.formats import format_table
 from brx.sweep.choice import SCORE, choice_table, choices_and_repetitions, tried_cells
@@ -38,8 +40,9 @@ LARGEST_ON_CPU = 20_000_000  # parameters up to which a calibration on a CPU tak
 
 
 def check_own_methods(sweeps: Sequence[Sweep]) -> None:
-    """Refuse a user's own method that cannot train (`check_method`), before anything is paid for
-    any run. It is imported, and named on stderr before."""
+    """Refuse a user's own method or model that cannot train (`check_method`, `check_model`), before
+    anything is paid for any run. It is imported, and named on stderr before."""
+    _check_own_models([cell.config for sweep in sweeps for cell in sweep.cells])
     asked = {}
     for config in (cell.config for sweep in sweeps for cell in sweep.cells):
         if isinstance(config.optimizer, CustomConfig):
@@ -53,6 +56,18 @@ def check_own_methods(sweeps: Sequence[Sweep]) -> None:
             device = torch.device("cpu")
         with allowed():
             check_method(config, device)
+
+
+def _check_own_models(configs: Sequence[RunConfig]) -> None:
+    checked = set()
+    for config in configs:
+        vocabulary_size, num_stages = config.data.vocabulary_size, config.pipeline.stages
+        key = repr((config.model, vocabulary_size, num_stages))
+        if key not in checked:
+            checked.add(key)
+            with allowed():
+                blocks = partition(config.model.blocks, num_stages)
+                check_model(config.model, vocabulary_size, blocks)
 
 
 def list_cells(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> None:
@@ -166,8 +181,8 @@ def calibrate(config: RunConfig) -> float | None:
     """Seconds per iteration on this machine, with random tokens; None where that would take too
     long."""
     device, _ = choose_device(config.runtime.device, 0)
-    shapes = stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))
-    if device.type == "cpu" and num_elements(shapes) > LARGEST_ON_CPU:
+    num_parameters, _ = count_parameters(config.model, config.data.vocabulary_size)
+    if device.type == "cpu" and num_parameters > LARGEST_ON_CPU:
         return None
     set_up(config.runtime, device, 1)
     shape = (config.training.batch_size, config.model.sequence_length + 1)

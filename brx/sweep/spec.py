@@ -6,10 +6,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +31,8 @@ from brx.config.schema import RunConfig, Section
 from brx.errors import UserError, did_you_mean
 from brx.files import user_path, write_text
 from brx.methods.trajectory_version import check_trajectory_version
+from brx.names import file_name
+from brx.readers import parse_json
 from brx.runs.folder import (
     FOR_TUNING,
     SEED,
@@ -182,7 +184,7 @@ class Sweep:
         distinct = {
             identity(cell.config): cell for cell in reversed(included)
         }  # of equal cells, the first one's name
-        sweep = cls(path, spec, folder, list(reversed(distinct.values())))
+        sweep = cls(path, spec, folder, _named_apart(reversed(distinct.values())))
         # Values beyond the grid that make no run are refused before the grid has been paid for.
         if spec.choose is not None:
             sweep.varied_further(
@@ -366,6 +368,18 @@ def _cell(
     return Cell(name, varied, config, folder or out / f"{name}--{digest}")
 
 
+def _named_apart(cells: Iterable[Cell]) -> list[Cell]:
+    """The cells, with the hash of its folder in the name of each that has another's name."""
+    cells = list(cells)
+    count = Counter(cell.name for cell in cells)
+    named = []
+    for cell in cells:
+        is_alone = count[cell.name] == 1
+        name = cell.name if is_alone else f"{cell.name}-{identity(cell.config)}"
+        named.append(replace(cell, name=name))
+    return named
+
+
 def cell_name(varied: Mapping[str, Any]) -> str:
     """The varied values in one word, for example `basis-rotation-p32-lr0.001-s0`."""
     parts = []
@@ -376,8 +390,8 @@ def cell_name(varied: Mapping[str, Any]) -> str:
                 f"{part:g}" if isinstance(part, float) else str(part) for part in numbers
             )
             short = SHORT_NAMES.get(key, "" if key in SILENT_KEYS else key.rpartition(".")[2])
-            parts.append(short + shown.replace(":", ".").replace("/", "."))
-    return "-".join(parts)
+            parts.append(short + shown)
+    return file_name(*parts)
 
 
 class State(Enum):
@@ -418,7 +432,7 @@ def iterations_done(folder: Path) -> int:
         return 0
     for line in reversed(lines):
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            return int(json.loads(line)["iteration"])
+            return int(parse_json(line.decode())["iteration"])
     return 0
 
 

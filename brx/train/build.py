@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from brx.config.schema import BasisRotationConfig, CustomConfig, RunConfig
+from brx.config.schema import BasisRotationConfig, CustomConfig, OwnModelConfig, RunConfig
 from brx.data.batches import Batches
 from brx.data.prepare import PreparedData
 from brx.errors import RunError, UserError
 from brx.methods.table import ring_matrix_dtype
 from brx.methods.updater import MethodUpdater
-from brx.model.stage import Stage, initialize, is_block_matrix, partition
-from brx.model.transformer import CHUNK_LOGITS
+from brx.model.head import CHUNK_LOGITS
+from brx.model.stage import Stage, make_stages, partition
 from brx.pipeline.delay import check_devices, stage_delays
 from brx.pipeline.engine import Engine, MicroBatch
 from brx.pipeline.forecasts import FORECAST_RULES
@@ -133,15 +134,19 @@ def build_stages(
     forecast = (
         None if config.pipeline.forecast is None else FORECAST_RULES[config.pipeline.forecast]
     )
+    modules = make_stages(
+        config.model,
+        config.data.vocabulary_size,
+        [parts[index] for index in own],
+        config.training.seed,
+        recompute=config.pipeline.recompute,
+    )
+
+    def ring_dtype(module: Stage) -> Callable[[str, Tensor], torch.dtype]:
+        return lambda name, weight: matrix_dtype if name in module.cast else weight.dtype
+
     stages = []
-    for index in own:
-        stage = Stage(
-            config.model,
-            config.data.vocabulary_size,
-            parts[index],
-            recompute=config.pipeline.recompute,
-        )
-        initialize(stage, config.model.blocks, config.training.seed)
+    for index, stage in zip(own, modules, strict=True):
         if config.runtime.compile:
             for block in stage.blocks.values():
                 block.compile()
@@ -151,7 +156,7 @@ def build_stages(
                 index,
                 delays[index],
                 config.pipeline.stash,
-                lambda name, weight: matrix_dtype if is_block_matrix(name) else weight.dtype,
+                ring_dtype(stage),
                 num_in_flight=num_in_flight,
                 on_host=config.pipeline.rings == "host",
                 forecast=forecast,
@@ -171,6 +176,13 @@ def check_head(config: RunConfig) -> None:
     """Refuse a head whose backward pass would not see that its weights have been overwritten
     (docs/semantics.md)."""
     pipeline, training = config.pipeline, config.training
+    is_own = isinstance(config.model, OwnModelConfig)
+    has_delay = any(one.tau for one in stage_delays(pipeline))
+    if is_own and has_delay and pipeline.stash != "exact" and config.runtime.precision == "bf16":
+        raise UserError(
+            f"pipeline.stash: {pipeline.stash} with a model of your own needs runtime.precision:"
+            " fp32: under autocast it may compute with copies that would not be overwritten"
+        )
     delay = stage_delays(pipeline)[-1].tau
     if pipeline.stash == "exact" or delay == 0:  # 0 in a pipeline
         return
@@ -203,7 +215,7 @@ def check_method(config: RunConfig, device: torch.device) -> None:
             "runtime.device: basis rotation's first bases need float64, which mps has not; use cpu"
         )
     is_own = isinstance(config.optimizer, CustomConfig)
-    trial = _small(config, min(config.model.width, TRIED_WIDTH) if is_own else 2)
+    trial = _small(config, TRIED_WIDTH if is_own else 2)
     trial_device = device if is_own else torch.device("cpu")
 
     def micro_batch(n: int) -> MicroBatch:
@@ -234,7 +246,6 @@ def _small(config: RunConfig, width: int) -> RunConfig:
         min(delay.tau, config.pipeline.accumulation) for delay in stage_delays(config.pipeline)
     ]
     changes = {
-        "model": {"width": width, "heads": 1, "sequence_length": 4},
         "data": {"tokenizer": "bytes"},
         "pipeline": {"delay": delays, "devices": 1, "rings": "device", "recompute": False},
         "training": {"batch_size": 1},
@@ -244,4 +255,4 @@ def _small(config: RunConfig, width: int) -> RunConfig:
     sections = {
         name: getattr(config, name).model_copy(update=update) for name, update in changes.items()
     }
-    return config.model_copy(update=sections)
+    return config.model_copy(update={"model": config.model.shrunk(width), **sections})

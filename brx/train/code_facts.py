@@ -14,9 +14,19 @@ before the first iteration. To note something of another kind of code:
    `brx.pipeline.delay.NotedDelay` and `brx.methods.custom.NotedMethod` are examples.
 """
 
-from brx.config.schema import CustomConfig, DelayCode, DelayFacts, MethodFacts, RunConfig, Section
+from brx.config.schema import (
+    CustomConfig,
+    DelayCode,
+    DelayFacts,
+    MethodFacts,
+    ModelFacts,
+    OwnModelConfig,
+    RunConfig,
+    Section,
+)
 from brx.methods.custom import AnyOptimizer
 from brx.methods.table import find_method
+from brx.model.sizes import count_parameters
 from brx.pipeline.delay import stage_delays
 from brx.train.build import Assembly
 
@@ -38,7 +48,16 @@ def note_facts(config: RunConfig, assembly: Assembly) -> RunConfig:
     if isinstance(config.optimizer, CustomConfig):
         facts = method_facts(config, assembly)
         changed["optimizer"] = config.optimizer.model_copy(update={"facts": facts})
+    if isinstance(config.model, OwnModelConfig):
+        facts_of_model = model_facts(config.model, config.data.vocabulary_size)
+        changed["model"] = config.model.model_copy(update={"facts": facts_of_model})
     return config.model_copy(update=changed)
+
+
+def model_facts(model: OwnModelConfig, vocabulary_size: int) -> ModelFacts:
+    """The number of the model's parameters."""
+    num_parameters, num_in_blocks = count_parameters(model, vocabulary_size)
+    return ModelFacts(num_parameters=num_parameters, num_in_blocks=num_in_blocks)
 
 
 def delay_facts(config: RunConfig) -> DelayFacts:

@@ -18,6 +18,7 @@ from brx.data.batches import Prefetcher, check_validation_examples, validation_s
 from brx.data.prepare import PreparedData, prepare
 from brx.errors import DivergedError, NeighbourLostError, RunError, UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
+from brx.model.checks import check_model
 from brx.model.stage import partition
 from brx.pipeline.engine import StepResult, check_finite
 from brx.pipeline.world import Topic, World
@@ -92,6 +93,8 @@ class Trainer:
         # What needs no data is refused before hours go into preparing it.
         autocast(config.runtime, self.device)
         check_method(config, self.device)
+        blocks = partition(config.model.blocks, config.pipeline.stages)
+        check_model(config.model, config.data.vocabulary_size, blocks)
         if config.data.tokens is not None:
             check_budget(config, config.data.tokens)
         ranges = self._stage_ranges()

@@ -21,7 +21,7 @@ from brx.config.schema import BasisRotationConfig, RunConfig
 from brx.environment import environment_for_git
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.model.sizes import training_flops
+from brx.model.sizes import count_parameters, training_flops
 from brx.pipeline.engine import StepResult
 from brx.planning.planned_run import peak_flops
 from brx.progress import ProgressBar
@@ -163,6 +163,9 @@ class RunRecorder:
             error,
             iteration,
             self._fingerprint,
+            num_parameters=count_parameters(self._config.model, self._config.data.vocabulary_size)[
+                0
+            ],
             tokens=iteration * self._config.tokens_per_update,
             training_seconds=round(training_seconds, 3),
             session_wall_seconds=round(time.time() - self._started, 3),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from brx.model.stage import is_block_matrix
+from brx.methods.groups import matrix_names
 from brx.optim.basis_rotation import BasisRotation
 from brx.pipeline.versions import StageVersions
 
@@ -142,18 +142,18 @@ class StalenessProbe:
     def _sign_changes(
         self, index: int, t: int, in_basis: Callable[[Tensor, Tensor], Tensor | None]
     ) -> float | None:
-        """The share of the block matrices' entries whose sign differs between the updates t - 1 and
+        """The share of the matrices' entries whose sign differs between the updates t - 1 and
         t."""
         updates, newest = self._updates[index], self._stages[index].newest
+        matrices = matrix_names([self._stages[index]])
         if t - 1 not in updates:
             return None
         changed = total = 0
         for (name, weight), before, now in zip(
             newest.items(), updates[t - 1], updates[t], strict=True
         ):
-            if not is_block_matrix(
-                name
-            ):  # embedding rows hardly move, and not all methods rotate the same matrices
+            if name not in matrices:
+                # Embedding rows hardly move, and not all methods rotate the same matrices.
                 continue
             earlier, later = in_basis(weight, before), in_basis(weight, now)
             if earlier is not None and later is not None:

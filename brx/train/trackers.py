@@ -79,7 +79,7 @@ def check_trackers(config: RunConfig) -> None:
             import_module(module)
         except ImportError:
             raise UserError(
-                f"logging.{setting}: {setting} is not installed: pip install 'brx[{setting}]'"
+                f"logging.{setting}: {setting} is not installed: pip install {setting}"
             ) from None
     if "wandb" in asked:
         wandb: Any = import_module("wandb")

@@ -5,10 +5,10 @@ import torch
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from brx.config.schema import ModelConfig, MoEConfig
+from brx.config.schema import GPTConfig, MoEConfig
 from brx.curvature.norm_result import Groups, NormResult
-from brx.model.stage import initialize, whole_model
-from brx.model.transformer import Mixture
+from brx.model.mixture import Mixture
+from brx.model.stage import whole_model
 from brx.train.loop import train
 from tests.train.helpers import tiny_config
 
@@ -22,9 +22,8 @@ KINDS = {
 def tiny_model(kind, dtype=torch.float64):
     """A model of about a thousand parameters, its parameters away from their special initial
     values, and a batch."""
-    config = ModelConfig(blocks=2, width=4, heads=2, sequence_length=5, moe=KINDS[kind])
-    model = whole_model(config, VOCABULARY)
-    initialize(model, config.blocks, seed=0)
+    config = GPTConfig(blocks=2, width=4, heads=2, sequence_length=5, moe=KINDS[kind])
+    model = whole_model(config, VOCABULARY, seed=0)
     generator = torch.Generator().manual_seed(1)
     parameters = {
         name: (parameter.detach() + 0.5 * torch.randn(parameter.shape, generator=generator)).to(

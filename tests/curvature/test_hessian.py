@@ -21,7 +21,6 @@ from brx.curvature.effective_delay import (
 from brx.curvature.hessian_norm import cauchy_vector
 from brx.curvature.norm_result import STRATEGY_SPACES, results_of, strategy_of
 from brx.errors import RunError, UserError
-from brx.model.stage import is_block_matrix
 from brx.paper.scales import VARIANTS
 from brx.runs.frames import load
 from brx.runs.tables import slowdown_text
@@ -127,10 +126,10 @@ def test_products_in_a_strategys_coordinates_are_those_of_the_whole_hessian(kind
     gradients = [hessian.gradient(model, parameters, (inputs[[i]], targets[[i]])) for i in range(3)]
     gradients += [random_like(parameters, seed) for seed in range(20, 30)]
     source, geometry = strategy_of(space)
-    bases = hessian.estimate_bases(parameters, gradients, source, geometry)
+    bases = hessian.estimate_bases(model.matrices, parameters, gradients, source, geometry)
     blocks = []
     for name, parameter in parameters.items():
-        if not is_block_matrix(name):
+        if name not in model.matrices:
             blocks.append(torch.eye(parameter.numel(), dtype=torch.float64))
             continue
         for index in range(len(matrices(parameter))):

@@ -11,7 +11,7 @@ import torch
 from brx.errors import RunError, UserError
 from brx.methods.table import METHODS, find_method
 from brx.methods.updater import MethodUpdater
-from brx.model.stage import initialize, whole_model
+from brx.model.stage import whole_model
 from tests.methods.test_custom import updater_with_gradients
 from tests.pipeline.test_engine import (
     library_optimizers,
@@ -39,8 +39,7 @@ def test_baseline_is_the_librarys_optimizer(method, extra):
     rates = ["optimizer.lr=0.001", *(["optimizer.rest_lr=0.003"] if method == "muon" else [])]
     config = make_config(method, 1, "exact", 24, *rates, *constant, *extra)
     _, versions = run_engine(config, 24)
-    model = whole_model(config.model, config.data.vocabulary_size)
-    initialize(model, config.model.blocks, seed=0)
+    model = whole_model(config.model, config.data.vocabulary_size, seed=0)
     optimizers, members = library_optimizers(method, dict(model.named_parameters()), 0.001, rest_lr)
     for t in range(1, 25):
         _, loss, auxiliary = model(*micro_batch(t))

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from brx.model import transformer
-from brx.model.transformer import head_loss
+from brx.model import head
+from brx.model.head import head_loss
 
 TOKENS, WIDTH, VOCABULARY = 37, 12, 101
 
@@ -15,7 +15,7 @@ TOKENS, WIDTH, VOCABULARY = 37, 12, 101
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Chunks of 5 tokens, the last one of 2."""
-    monkeypatch.setattr(transformer, "CHUNK_LOGITS", 5 * VOCABULARY)
+    monkeypatch.setattr(head, "CHUNK_LOGITS", 5 * VOCABULARY)
 
 
 def inputs(dtype=torch.float32):
@@ -101,7 +101,7 @@ class Largest(TorchDispatchMode):
     ],
 )
 def test_no_tensor_holds_all_logits(chunk, trains, expected, monkeypatch):
-    monkeypatch.setattr(transformer, "CHUNK_LOGITS", chunk)
+    monkeypatch.setattr(head, "CHUNK_LOGITS", chunk)
     tensors, targets = inputs()
     with Largest() as seen, torch.set_grad_enabled(trains):
         found = head_loss(*tensors, targets)

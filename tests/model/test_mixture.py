@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from brx.config.schema import MoEConfig
-from brx.model.transformer import Mixture
+from brx.model.mixture import Mixture
 
 WIDTH, HIDDEN = 6, 10
 

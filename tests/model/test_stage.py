@@ -6,15 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brx.config.schema import ModelConfig, MoEConfig
-from brx.model.stage import Stage, initialize, is_block_matrix, partition, whole_model
+from brx.config.schema import GPTConfig, MoEConfig
+from brx.model.stage import make_stage, partition, whole_model
 
-SMALL = ModelConfig(blocks=5, width=8, heads=2, sequence_length=6)
-
-
-def initialized(model, config=SMALL, seed=0):
-    initialize(model, config.blocks, seed)
-    return model
+SMALL = GPTConfig(blocks=5, width=8, heads=2, sequence_length=6)
 
 
 @given(items=st.integers(1, 100), parts=st.integers(1, 100))
@@ -31,11 +26,11 @@ def test_partition_is_contiguous_and_even(items, parts):
 def test_stages_in_a_row_are_the_model(num_stages):
     tokens = torch.randint(11, (3, 7), generator=torch.Generator().manual_seed(0))
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    whole = initialized(whole_model(SMALL, 11))
+    whole = whole_model(SMALL, 11, seed=0)
     weights = {}
     x = inputs
     for blocks in partition(SMALL.blocks, num_stages):
-        stage = initialized(Stage(SMALL, 11, blocks))
+        stage = make_stage(SMALL, 11, blocks, seed=0)
         weights |= dict(stage.named_parameters())
         x, loss, _ = stage(x, targets)
     assert torch.equal(loss, whole(inputs, targets).loss)
@@ -45,11 +40,8 @@ def test_stages_in_a_row_are_the_model(num_stages):
 
 
 def test_initial_weights_follow_the_seed_and_the_scheme():
-    config = ModelConfig(blocks=2, width=64, heads=2, sequence_length=6)
-    first, second = (
-        dict(initialized(whole_model(config, 256), config, seed).named_parameters())
-        for seed in (0, 1)
-    )
+    config = GPTConfig(blocks=2, width=64, heads=2, sequence_length=6)
+    first, second = (dict(whole_model(config, 256, seed).named_parameters()) for seed in (0, 1))
     assert not torch.equal(first["head.linear.weight"], second["head.linear.weight"])
     assert first["blocks.0.mlp.up.weight"].std().item() == pytest.approx(0.02, rel=0.05)
     assert first["blocks.1.mlp.down.weight"].std().item() == pytest.approx(0.01, rel=0.05)
@@ -58,7 +50,7 @@ def test_initial_weights_follow_the_seed_and_the_scheme():
 
 
 def test_attention_is_causal():
-    whole = initialized(whole_model(SMALL, 11))
+    whole = whole_model(SMALL, 11, seed=0)
     hidden = []
     whole.head.register_forward_pre_hook(lambda module, args: hidden.append(args[0]))
     whole.head.loss = lambda x, targets: whole.head(x)
@@ -69,13 +61,12 @@ def test_attention_is_causal():
 
 
 def test_rotated_parameters_are_the_matrices_of_attention_and_mlp():
-    stage = whole_model(SMALL.model_copy(update={"moe": MoEConfig(experts=4, every=2)}), 11)
-    rotated = {name for name, _ in stage.named_parameters() if is_block_matrix(name)}
+    stage = whole_model(SMALL.model_copy(update={"moe": MoEConfig(experts=4, every=2)}), 11, seed=0)
     matrices = [f"attention.{name}" for name in ("query", "key", "value", "projection")] + [
         "mlp.up",
         "mlp.down",
     ]
-    assert rotated == {
+    assert stage.matrices == {
         f"blocks.{block}.{name}.weight" for block in range(SMALL.blocks) for name in matrices
     }
     assert dict(stage.named_parameters())["blocks.1.mlp.up.weight"].shape == (4, 32, 8)

@@ -64,6 +64,20 @@ def test_directions_without_energy_do_not_depend_on_rounding(rank, scale):
     torch.testing.assert_close(basis[:, rank:], other[:, rank:], rtol=0, atol=1e-4)
 
 
+def test_failed_eigh_gives_the_same_basis(monkeypatch):
+    factor = torch.zeros(12, 5).double()
+    factor[::2] = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)).double()
+    expected = exact_factor_eigenbasis(factor[None])
+
+    def fail(_):
+        raise torch.linalg.LinAlgError("failed to converge")
+
+    monkeypatch.setattr(torch.linalg, "eigh", fail)
+    found = exact_factor_eigenbasis(factor[None])
+    assert found.valid.all()
+    torch.testing.assert_close(found.basis, expected.basis, rtol=0, atol=1e-9)
+
+
 def test_zero_and_not_finite_covariances_keep_the_basis():
     assert torch.equal(exact_eigenbasis(torch.zeros(2, 3, 3)).basis, torch.eye(3).expand(2, 3, 3))
     matrices, basis, _ = covariances(2, 4)

@@ -4,8 +4,10 @@ out on the CPU."""
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from brx.optim import BasisRotation
+from brx.optim.elementwise import Kernels
 from brx.optim.gradient_guard import LONGEST_WAIT, BadGradientError
 from tests.optim.helpers import give_gradients, random, train
 
@@ -102,3 +104,72 @@ def test_ordinary_step_asks_the_device_for_no_number(covariance):
         for member in optimizer._layout.members.values():
             member.num_updates = 30
         optimizer.step()
+
+
+class Asked(Exception):
+    """An operation that makes the host wait for a GPU."""
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses what makes the host wait, and counts what would be launched on a GPU."""
+
+    WAITS = ("_local_scalar_dense", "nonzero", "item", "is_nonzero", "masked_select", "equal")
+
+    def __init__(self):
+        super().__init__()
+        self.num_launches = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function._schema.name.partition("::")[2]
+        if name in self.WAITS:
+            raise Asked(name)
+        self.num_launches += not function.is_view
+        return function(*args, **(kwargs or {}))
+
+
+def launches(optimizer):
+    with NoWaiting() as mode:
+        optimizer.step()
+    return mode.num_launches
+
+
+def ready_for_an_ordinary_step():
+    parameters, optimizer = make()
+    train(optimizer, parameters, 1, 22)
+    give_gradients(parameters, 22)
+    return optimizer
+
+
+def test_ordinary_step_runs_without_waiting():
+    # Three batches of matrices; each costs some 50 operations, 30 of them of the noise floor.
+    assert 0 < launches(ready_for_an_ordinary_step()) <= 180
+
+
+def test_compiled_step_launches_few(monkeypatch):
+    # Each compiled function counts as one.
+    def rotated_update(gradient, *others):
+        return torch.zeros_like(gradient)
+
+    kernels = Kernels(rotated_update, lambda *arguments: None)
+    monkeypatch.setattr(BasisRotation, "_kernels", lambda self, batch: kernels)
+    assert launches(ready_for_an_ordinary_step()) <= 75
+
+
+def test_waiting_is_seen(monkeypatch):
+    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ())
+    optimizer = ready_for_an_ordinary_step()
+    with pytest.raises(Asked, match="_local_scalar_dense"):
+        launches(optimizer)
+
+
+def test_numbers_on_the_device_take_the_same_step(monkeypatch):
+    # As on a GPU: learning rate, decay and limit are read from tensors of one address.
+    expected, optimizer = make(weight_decay=0.1)
+    train(optimizer, expected, 1, 31)
+    monkeypatch.setattr("brx.optim.numbers_of_step.ON_DEVICE", ("cpu",))
+    series, optimizer = make(weight_decay=0.1)
+    train(optimizer, series, 1, 11)
+    addresses = {id(kept.lr) for kept in optimizer._numbers._kept}
+    train(optimizer, series, 11, 31)
+    assert {id(kept.lr) for kept in optimizer._numbers._kept} == addresses
+    torch.testing.assert_close(series, expected, rtol=0, atol=1e-6)

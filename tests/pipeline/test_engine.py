@@ -12,7 +12,7 @@ import pytorch_optimizer
 import torch
 
 from brx.config.loading import apply_overrides
-from brx.model.stage import Stage, initialize, partition, whole_model
+from brx.model.stage import make_stage, partition, whole_model
 from brx.pipeline.delay import StageDelay, delays_of
 from brx.pipeline.engine import Stopwatch
 from brx.pipeline.versions import StageVersions
@@ -57,8 +57,7 @@ def make_config(method, stages, stash, iterations=24, *extra):
 def make_modules(config, dtype=torch.float32):
     modules = []
     for blocks in partition(config.model.blocks, config.pipeline.stages):
-        module = Stage(config.model, VOCABULARY, blocks)
-        initialize(module, config.model.blocks, seed=0)
+        module = make_stage(config.model, VOCABULARY, blocks, seed=0)
         modules.append(module.to(dtype))
     return modules
 
@@ -242,6 +241,7 @@ CASES = [
 ]
 
 
+@pytest.mark.usefixtures("own_code")  # a method of torch.optim is imported
 @pytest.mark.parametrize(("method", "stages", "stash", "extra", "taus"), CASES)
 def test_engine_equals_naive_simulation(method, stages, stash, extra, taus):
     assert_equals_naive(make_config(method, stages, stash, 24, *extra), taus)
@@ -283,8 +283,7 @@ def assert_equals_naive(config, taus=None, update=None, forecast=None):
 def test_one_stage_equals_ordinary_training_loop():
     config = make_config("pipedream", 1, "exact")
     results, versions = run_engine(config, 12)
-    model = whole_model(config.model, VOCABULARY)
-    initialize(model, config.model.blocks, seed=0)
+    model = whole_model(config.model, VOCABULARY, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.01, fused=True)
     naive = NaiveUpdate(config)
     for t, result in enumerate(results, start=1):

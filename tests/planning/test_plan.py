@@ -9,8 +9,8 @@ from benchmarks.memory import measured_peak, peak_during
 from brx.config.loading import apply_overrides, load_config
 from brx.config.schema import MoEConfig
 from brx.methods.updater import MethodUpdater
-from brx.model.sizes import stage_forward_flops, stage_shapes
-from brx.model.stage import Stage, is_block_matrix, partition, whole_model
+from brx.model.sizes import Size, stage_forward_flops, stage_sizes
+from brx.model.stage import make_stage, partition, whole_model
 from brx.pipeline.delay import pipeline_delays
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import Neighbours, World
@@ -29,6 +29,10 @@ def small(*overrides):
     return apply_overrides(SMALL, overrides, "small")
 
 
+def ring_dtype(matrices, dtype):
+    return lambda name, weight: dtype if name in matrices else weight.dtype
+
+
 @pytest.mark.parametrize(
     ("preset", "overrides"),
     [
@@ -43,12 +47,9 @@ def test_rings_are_the_engines(preset, overrides):
     dtype = torch.bfloat16 if config.runtime.precision == "bf16" else torch.float32
     expected = []
     for index, blocks in enumerate(partition(config.model.blocks, num_stages)):
-        with torch.device("meta"):
-            stage = Stage(config.model, config.data.vocabulary_size, blocks)
+        stage = make_stage(config.model, config.data.vocabulary_size, blocks, seed=None)
         delay, stash = pipeline_delays(num_stages)[index], config.pipeline.stash
-        versions = StageVersions(
-            stage, index, delay, stash, lambda key, w: dtype if is_block_matrix(key) else w.dtype
-        )
+        versions = StageVersions(stage, index, delay, stash, ring_dtype(stage.matrices, dtype))
         size = sum(weight.nbytes for weight in versions.newest.values())
         # The predictor keeps the average step and the weights before it.
         kept = 2 * size if stash == "predict" and delay.tau else 0
@@ -208,7 +209,8 @@ def test_optimizer_state_is_the_optimizers(method, mixture):
             held += stage.in_use
         assert memory.weights == sum(weight.nbytes for weight in held)
         shapes = {name: tuple(weight.shape) for name, weight in stage.newest.items()}
-        assert stage_shapes(config.model, config.data.vocabulary_size, blocks) == shapes
+        sizes = stage_sizes(config.model, config.data.vocabulary_size, blocks)
+        assert {name: size.shape for name, size in sizes.items()} == shapes
         for weight in stage.newest.values():
             weight.grad = torch.ones_like(weight)
     updater.step(1)
@@ -230,18 +232,18 @@ def test_optimizer_state_is_the_optimizers(method, mixture):
 
 def test_flops_are_those_that_torch_counts_and_ranks_share_all_of_them():
     config = small("model.width=32").model
-    model = whole_model(config, 256)
+    model = whole_model(config, 256, seed=0)
     tokens = torch.zeros(2, 64, dtype=torch.int64)
     # The counter does not know the CPU's fused attention.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(tokens, tokens)
     assert counter.get_total_flops() == stage_forward_flops(config, 256, range(4), 2)
-    # Of a mixture the chosen experts count, and its router.
+    # Of a mixture the chosen experts count, its router, and the mean of their outputs.
     mixture = config.model_copy(update={"moe": MoEConfig(experts=8, top_k=2, every=1)})
     difference = stage_forward_flops(mixture, 256, range(4), 2) - stage_forward_flops(
         config, 256, range(4), 2
     )
-    assert difference == 4 * 128 * (2 * 8 * 32**2 + 2 * 8 * 32)
+    assert difference == 4 * 128 * (2 * 8 * 32**2 + 2 * 8 * 32 + 2 * 2 * 32)
     config = load_config("paper-1b", ["optimizer.method=basis-rotation", "pipeline.devices=6"])
     parts = [rank_flops(config, own) for own in partition(24, 6)]
     assert sum(parts) == pytest.approx(rank_flops(config, range(24)), rel=1e-12)
@@ -258,9 +260,9 @@ def test_sides_above_max_dim_are_not_planned(source):
     assert (kept.sides, kept.bases) == ((8192,), 8192**2)
     assert kept.covariances == (8192**2 if source == "2nd" else 0)
     config = small("optimizer={method: basis-rotation}")
-    shapes = {"blocks.0.mlp.up.weight": (32_768, 8192)}
+    sizes = {"blocks.0.mlp.up.weight": Size((32_768, 8192), is_matrix=True)}
     product = 2 * 32_768 * 8192 * 8192
-    assert method_flops(config, shapes) == pytest.approx(
+    assert method_flops(config, sizes) == pytest.approx(
         3 * product + (2 * product + 7 * 8192**3) / 10
     )
-    assert sum(optimizer_bytes(config, shapes)) == 4 * (2 * 32_768 * 8192 + 2 * 8192**2)
+    assert sum(optimizer_bytes(config, sizes)) == 4 * (2 * 32_768 * 8192 + 2 * 8192**2)

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.memory import peak_during
 from brx.config.loading import load_config
-from brx.model.stage import Stage, partition
+from brx.model.stage import make_stage, partition
 from brx.planning.plan import plan_memory, rank_flops, update_flops
 from brx.planning.planned_run import PlannedRun, time_lines
 from brx.planning.schedules import SYNCHRONOUS, LocalSteps
@@ -54,9 +54,8 @@ def test_synchronous_memory_is_that_of_a_naive_pipeline(name, precision, width, 
 def train_naively(config, rank, name):
     """Two updates of 8 micro-batches on one of 4 ranks: nothing of brx but the stage and the order
     of passes."""
-    stage = Stage(
-        config.model, config.data.vocabulary_size, partition(config.model.blocks, 4)[rank]
-    )
+    own = partition(config.model.blocks, 4)[rank]
+    stage = make_stage(config.model, config.data.vocabulary_size, own, seed=0)
     weights = list(stage.parameters())
     optimizer = torch.optim.AdamW(weights)
     tokens = torch.zeros(

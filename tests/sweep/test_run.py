@@ -183,7 +183,7 @@ def test_a_choice_at_the_edge_goes_on_beyond_the_grid_until_it_is_none_and_is_re
 
 @pytest.fixture
 def ray():
-    return pytest.importorskip("ray", reason="Ray is not installed: pip install 'brx[ray]'")
+    return pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[client]'")
 
 
 def runner_of(folder):
@@ -266,7 +266,7 @@ def test_without_ray_one_line_names_the_extra(tmp_path, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "ray", None)
     path = write_sweep(tmp_path)
     assert "--address: only --launcher ray has one" in refused("sweep", path, "--address", "auto")
-    assert "Ray is not installed: pip install 'brx[ray]'" in refused(
+    assert "Ray is not installed: pip install 'ray[client]'" in refused(
         "sweep", path, "--launcher", "ray"
     )
 

@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.memory import measured_peak
 from brx.config.loading import apply_overrides
-from brx.model.transformer import Attention
+from brx.model.gpt import Attention
 from brx.planning.plan import plan_memory
 from brx.train.build import assemble
 from brx.train.loop import train

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from brx.config.loading import apply_overrides, load_config
-from brx.model.stage import Stage, partition, whole_model
+from brx.model.stage import make_stages, partition, whole_model
 from brx.train.loop import train
 from tests.train.helpers import steps_of, tiny_config
 
@@ -35,12 +35,8 @@ def test_preset_is_the_papers_and_has_its_size_cut_into_stages(preset):
     # The data that the preset asks for suffice for the run that it asks for.
     needed = training.last_iteration * training.batch_size * config.model.sequence_length
     assert needed <= config.data.max_epochs * config.data.tokens
-    with torch.device("meta"):
-        names = set(dict(whole_model(config.model, 50257).named_parameters()))
-        stages = [
-            Stage(config.model, 50257, blocks)
-            for blocks in partition(config.model.blocks, num_stages)
-        ]
+    names = set(dict(whole_model(config.model, 50257, seed=None).named_parameters()))
+    stages = make_stages(config.model, 50257, partition(config.model.blocks, num_stages), seed=None)
     assert (
         sum(parameter.numel() for stage in stages for parameter in stage.parameters())
         == num_parameters

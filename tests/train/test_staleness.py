@@ -100,7 +100,7 @@ def test_measures_are_those_of_all_versions(accumulation, delay, mode):
 def fresh_gradients(config, weights, micro_batches):
     """By name: the mean over micro-batches of the whole model's gradients, at weights given by
     stage."""
-    model = whole_model(config.model, VOCABULARY)
+    model = whole_model(config.model, VOCABULARY, seed=0)
     for name, parameter in model.named_parameters():
         parameter.data.copy_(next(stage[name] for stage in weights if name in stage))
     for n in micro_batches:

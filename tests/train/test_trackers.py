@@ -60,9 +60,9 @@ def test_a_board_gets_the_metrics_and_a_resumed_run_goes_on(
 @pytest.mark.parametrize(
     ("module", "override", "expected"),
     [
-        ("wandb", "logging.wandb=project", "pip install 'brx[wandb]'\n"),
-        ("trackio", "logging.trackio=project", "pip install 'brx[trackio]'\n"),
-        ("torch.utils.tensorboard", "logging.tensorboard=true", "pip install 'brx[tensorboard]'\n"),
+        ("wandb", "logging.wandb=project", "pip install wandb\n"),
+        ("trackio", "logging.trackio=project", "pip install trackio\n"),
+        ("torch.utils.tensorboard", "logging.tensorboard=true", "pip install tensorboard\n"),
         (
             "without a key",
             "logging.wandb=project",

@@ -1,0 +1,114 @@
+"""Whether a model can be trained in a pipeline, before anything is prepared for it; every fault
+becomes one line."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from brx.config.schema import ModelSection, OwnModelConfig
+from brx.errors import UserError, some
+from brx.model.models import make_model
+from brx.model.sizes import distinct_blocks, meta_stream, traced
+
+BATCH = 2  # examples of the trial, which has no numbers
+
+
+def check_model(config: ModelSection, vocabulary_size: int, parts: Sequence[range]) -> None:
+    """Run each part of a model of the user's own once, forward and backward, on the meta device.
+
+    UserError where the model cannot be made, a part is missing or fails, the stream or the logits
+    have another shape, a weight is in two stages (`parts` are the stages' blocks) or in no loss, a
+    forward pass draws random numbers or changes a buffer."""
+    if not isinstance(config, OwnModelConfig):
+        return
+    model: Any = make_model(config, vocabulary_size, None, []).to("meta")
+    where = f"model.class {config.name}"
+    _check_shared(model, parts, where)
+    tokens = torch.zeros((BATCH, config.sequence_length), dtype=torch.int64, device="meta")
+    stream = meta_stream(config, BATCH, bf16=False)
+    shape = tuple(stream.shape)
+    _check_part(config, model.embed, "embed", tokens, shape)
+    for block in sorted(set(distinct_blocks(config).values())):
+        _check_part(config, model.blocks[block], f"blocks.{block}", stream, shape)
+    _check_part(config, model.head, "head", stream, (*shape[:2], vocabulary_size))
+
+
+def _check_part(
+    config: ModelSection, part: nn.Module, name: str, given: Tensor, shape: tuple[int, ...]
+) -> None:
+    """`shape`: what it must make of what it is given."""
+    where = f"model.class {config.name}: {name}"
+    buffers = [(key, buffer, buffer._version) for key, buffer in part.named_buffers()]
+    output, _ = traced(config, part, name, given, bf16=False, device_type="cpu")
+    losses = []
+    if isinstance(output, tuple) and name.startswith("blocks."):
+        if len(output) != 2 or not all(isinstance(one, Tensor) for one in output):
+            raise UserError(f"{where} gives a tuple that is no pair of stream and auxiliary loss")
+        output, auxiliary_loss = output
+        losses.append(auxiliary_loss)
+        if auxiliary_loss.shape != ():
+            raise UserError(
+                f"{where} gives an auxiliary loss of shape {tuple(auxiliary_loss.shape)}, must be a"
+                " number"
+            )
+        if not _has_auxiliary_loss(config):
+            raise UserError(
+                f"{where} gives an auxiliary loss: say so by has_auxiliary_loss = True in the model"
+            )
+    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if found != shape:
+        what = "logits" if name == "head" else "a stream"
+        meaning = "vocabulary" if name == "head" else "model.width"
+        raise UserError(
+            f"{where} gives {what} of shape {found}, must be {shape}: examples, tokens, {meaning}"
+        )
+    _check_gradients(part, [output.sum(), *losses], where)
+    for (key, buffer), (_, before, version) in zip(part.named_buffers(), buffers, strict=True):
+        if buffer is not before or buffer._version != version:
+            raise UserError(
+                f"{where}.{key} is changed by the forward pass; checkpoints and other devices would"
+                " not see that"
+            )
+
+
+def _has_auxiliary_loss(config: ModelSection) -> bool:
+    model = make_model(config, 256, None, [])
+    return bool(getattr(model, "has_auxiliary_loss", False))
+
+
+def _check_gradients(part: nn.Module, losses: Sequence[Tensor], where: str) -> None:
+    named = dict(part.named_parameters())
+    if not named:
+        return
+    total = torch.stack([loss.float() for loss in losses]).sum()
+    if not total.requires_grad:
+        raise UserError(f"{where}: none of its weights takes part in what it gives")
+    gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    unused = [name for name, found in zip(named, gradients, strict=True) if found is None]
+    if unused:
+        raise UserError(f"{where}: {some(unused)} without effect on what it gives")
+
+
+def _check_shared(model: nn.Module, parts: Sequence[range], where: str) -> None:
+    stage_of: dict[int, tuple[int, str]] = {}
+    for stage, blocks in enumerate(parts):
+        for name, parameter in _weights_of(model, blocks):
+            other, other_name = stage_of.setdefault(id(parameter), (stage, name))
+            if other != stage:
+                raise UserError(
+                    f"{where}: {other_name} and {name} are one weight, used in stages {other} and"
+                    f" {stage}: a weight belongs to one stage (with pipeline.stages=1 to the only"
+                    " one)"
+                )
+
+
+def _weights_of(model: Any, blocks: range) -> Iterator[tuple[str, nn.Parameter]]:
+    """Name and weight of a stage with these blocks."""
+    if blocks.start == 0:
+        yield from model.embed.named_parameters("embed")
+    for index in blocks:
+        yield from model.blocks[index].named_parameters(f"blocks.{index}")
+    if blocks.stop == len(model.blocks):
+        yield from model.head.named_parameters("head")

@@ -1,0 +1,194 @@
+"""The head of a model and its loss, in chunks where all logits at once would be the largest tensor
+of training.
+
+Shape legend: B examples, S positions, N = B S tokens, D width, V vocabulary."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+CHUNK_LOGITS = (
+    2**25
+)  # of a chunk of the loss: 128 MiB in fp32, and still hundreds of tokens per matrix product
+
+
+class Head(nn.Module):
+    """Final norm and language-model head: (B, S, D) to logits (B, S, V).
+
+    Its loss is that of `head_loss`, which a head of another class has not: that one's logits are
+    computed twice where they are too many (`loss_of`)."""
+
+    def __init__(self, norm: nn.Module, linear: nn.Linear) -> None:
+        super().__init__()
+        self.norm = norm
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.norm(x))  # type: ignore[no-any-return]
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats of the targets (B, S), computed in fp32 (float64 for a float64
+        model)."""
+        return head_loss(
+            self.norm(x).flatten(0, 1), self.linear.weight, self.linear.bias, targets.flatten()
+        )
+
+
+def loss_of(head: nn.Module, x: Tensor, targets: Tensor, vocabulary_size: int) -> Tensor:
+    """Mean cross-entropy in nats of what a head makes of the stream x (B, S, D), targets (B, S).
+
+    Where it has more than `CHUNK_LOGITS` logits (B, S, V), a head that is no `Head` is computed for
+    some examples at a time, and again in the backward pass: only one chunk's logits exist."""
+    if isinstance(head, Head):
+        return head.loss(x, targets)
+    num_examples = max(1, CHUNK_LOGITS // (targets.shape[1] * vocabulary_size))
+    if num_examples >= len(x):
+        return _sum_of_losses(head(x), targets) / targets.numel()
+    # As arguments: by the time of the backward pass the head may hold other weights.
+    names, weights = zip(*head.named_parameters(), strict=True)
+
+    def chunk_loss(chunk: Tensor, wanted: Tensor, *bound: Tensor) -> Tensor:
+        logits = functional_call(head, dict(zip(names, bound, strict=True)), (chunk,))
+        return _sum_of_losses(logits, wanted)
+
+    parts = zip(torch.split(x, num_examples), torch.split(targets, num_examples), strict=True)
+    losses = [
+        checkpoint(chunk_loss, chunk, wanted, *weights, use_reentrant=False)
+        for chunk, wanted in parts
+    ]
+    return torch.stack(losses).sum() / targets.numel()
+
+
+def _sum_of_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    logits = logits.to(at_least_fp32(logits.dtype))
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+def head_loss(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats of the logits x W^T + b, in chunks if there are more than
+    `CHUNK_LOGITS` logits.
+
+    x (N, D), weight (V, D), bias (V,) or none, targets (N,). The matrix products run in autocast's
+    dtype where it is on, everything after them in fp32 (float64 for float64).
+
+    The logits of a GPT-2 vocabulary are the largest tensor of training by far (8 x 512 tokens: 0.8
+    GB in fp32). Here each chunk of tokens has its logits, loss and gradients computed at once, so
+    that only one chunk's logits exist."""
+    if len(x) * len(weight) <= CHUNK_LOGITS:
+        return _plain_loss(x, weight, bias, targets)
+    return _ChunkedLoss.apply(x, weight, bias, targets, torch.is_grad_enabled())  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _plain_loss(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    logits = F.linear(x, weight, bias)
+    return F.cross_entropy(logits.to(at_least_fp32(logits.dtype)), targets)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """The loss, with its gradients made on the way: the backward pass only scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        with_gradients: bool,
+    ) -> Tensor:
+        device_type = x.device.type
+        autocasts = torch.is_autocast_enabled(device_type)
+        dtype = torch.get_autocast_dtype(device_type) if autocasts else weight.dtype
+        inputs = (x, weight) if bias is None else (x, weight, bias)
+        with torch.autocast(device_type, enabled=False):
+            cast = [tensor.to(dtype) for tensor in inputs]
+            loss, gradients = _by_chunks(cast, targets, with_gradients)
+        if with_gradients:
+            ctx.save_for_backward(targets, *inputs)
+            ctx.gradients = [
+                gradient.to(like.dtype) for gradient, like in zip(gradients, inputs, strict=True)
+            ]
+            ctx.autocast = {
+                "device_type": device_type,
+                "dtype": dtype if autocasts else None,
+                "enabled": autocasts,
+            }
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is not None and not torch.is_grad_enabled():
+            gradients, ctx.gradients = ctx.gradients, None  # scaled in place, so good for once
+            scaled = [gradient.mul_(upstream) for gradient in gradients]
+            return *_three(scaled), None, None
+        # Differentiated twice (the Hessian), or called a second time: by way of the plain loss.
+        targets, *inputs = ctx.saved_tensors
+        x, weight, bias = _three(inputs)
+        with torch.enable_grad(), torch.autocast(**ctx.autocast):
+            again = _plain_loss(x, weight, bias, targets)
+        needed = ctx.needs_input_grad[:3]
+        wanted = [tensor for tensor, is_needed in zip(inputs, needed, strict=False) if is_needed]
+        gradients = iter(
+            torch.autograd.grad(again, wanted, upstream, create_graph=torch.is_grad_enabled())
+        )
+        return (*(next(gradients) if is_needed else None for is_needed in needed), None, None)
+
+
+def _three(tensors: Any) -> Any:
+    """What there is of x, weight and bias, with None for a bias that is not there."""
+    return (*tensors, None)[:3]
+
+
+def _by_chunks(
+    inputs: list[Tensor], targets: Tensor, with_gradients: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """The mean loss and, if wanted, its gradients with respect to x (as x), weight and, if there is
+    one, bias (at least fp32)."""
+    x, weight, bias = _three(inputs)
+    precision = at_least_fp32(x.dtype)
+    total = x.new_zeros((), dtype=precision)
+    gradients = []
+    if with_gradients:
+        gradients = [
+            torch.empty_like(x),
+            *(torch.zeros_like(tensor, dtype=precision) for tensor in inputs[1:]),
+        ]
+    length = max(1, CHUNK_LOGITS // len(weight))  # tokens in a chunk
+    for start in range(0, len(x), length):
+        chunk = x[start : start + length]
+        chunk_loss, by_logits = _softmax_loss(
+            F.linear(chunk, weight, bias), targets[start : start + length, None]
+        )
+        total += chunk_loss
+        if with_gradients:
+            by_logits.div_(len(x))  # of the mean
+            if bias is not None:
+                gradients[2] += by_logits.sum(dim=0)
+            by_logits = by_logits.to(x.dtype)
+            torch.mm(by_logits, weight, out=gradients[0][start : start + length])
+            gradients[1] += by_logits.T @ chunk
+        del by_logits  # before there is another one
+    return total / len(x), gradients
+
+
+def _softmax_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the losses, and its gradient with respect to the logits (N, V): softmax minus
+    one-hot."""
+    logits = logits.to(at_least_fp32(logits.dtype))
+    wanted = logits.gather(1, targets)
+    largest = logits.amax(dim=1, keepdim=True)
+    exponentials = logits.sub_(
+        largest
+    ).exp_()  # in place: torch's logsumexp alone would take twice as much again
+    normalizer = exponentials.sum(dim=1, keepdim=True)
+    by_logits = exponentials.div_(normalizer)
+    by_logits.scatter_add_(1, targets, by_logits.new_full((1, 1), -1.0).expand_as(targets))
+    return (normalizer.log() + largest - wanted).sum(), by_logits
+
+
+def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,225 @@
+"""What a block keeps for its backward pass and computes, from a forward pass without numbers.
+
+The block runs on the meta device. What a device does otherwise than that stands here: autocast's
+casts (torch has none for meta tensors), and kernels that keep less than their definition says."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+# By the functions' names (torch's "Autocast Op Reference"). Those of Tensor's operators are here
+# where blocks use them; an operation that is in neither list computes in its inputs' dtype.
+IN_BF16 = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm"}
+IN_BF16 |= {"einsum", "conv1d", "conv2d", "conv3d", "chain_matmul", "multi_dot", "bilinear"}
+IN_BF16 |= {"scaled_dot_product_attention"}
+IN_FP32_ON_CUDA = {"layer_norm", "group_norm", "softmax", "log_softmax", "softplus", "cumsum"}
+IN_FP32_ON_CUDA |= {"cumprod", "prod", "sum", "norm", "pow", "__pow__", "rsqrt", "reciprocal"}
+IN_FP32_ON_CUDA |= {"exp", "expm1", "log", "log1p", "cross_entropy", "nll_loss"}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Of a module's forward pass."""
+
+    kept_bytes: int  # for the backward pass, without the weights
+    flops: int  # of matrix products, convolutions and attention; a multiply-add is two
+
+
+def trace(
+    module: nn.Module, inputs: Sequence[Tensor], *, bf16: bool, device_type: str
+) -> tuple[Any, Trace]:
+    """Run a module whose weights are on the meta device on meta tensors, as under autocast to bf16,
+    if that is on; gives what it returns, and its trace."""
+    weights = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+    kept: dict[int, int] = {}  # bytes by storage: what two operations keep is there once
+    alive = []  # so that no other tensor gets the same storage's address
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage.nbytes()
+            alive.append(storage)
+        return tensor
+
+    device = _Device(weights, bf16=bf16, device_type=device_type)
+    with saved_tensors_hooks(keep, lambda tensor: tensor), _Counter() as counter, device:
+        output = module(*inputs)
+    return output, Trace(sum(kept.values()), counter.flops + device.flops)
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Modules made here have their parameters on the meta device, where they take no memory and
+    have no values; buffers are real."""
+
+    def on_meta(_module: nn.Module, _name: str, parameter: Any) -> Any:
+        if parameter is None or parameter.is_meta:
+            return parameter
+        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    hook = nn.modules.module.register_module_parameter_registration_hook(on_meta)
+    try:
+        with _WithoutInitialValues():
+            yield
+    finally:
+        hook.remove()
+
+
+class _WithoutInitialValues(TorchFunctionMode):
+    """Leaves out `torch.nn.init`, which on the meta device draws nothing, and for that imports half
+    of torch (2 s)."""
+
+    def __torch_function__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return args[0] if args else None
+        return function(*args, **(kwargs or {}))
+
+
+_casting: list[bool] = []  # whether autocast is on in the traces under way
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[object]:
+    """`torch.autocast(device_type, enabled=False)`, in a trace as well."""
+    if device_type == "meta":
+        return _without_casting()
+    return torch.autocast(device_type, enabled=False)
+
+
+@contextmanager
+def _without_casting() -> Iterator[None]:
+    _casting.append(False)
+    try:
+        yield
+    finally:
+        _casting.pop()
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts as `torch.utils.flop_counter` does; RandomNumbersError where numbers are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+
+    def __torch_dispatch__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        output = function(*args, **(kwargs or {}))
+        count = flop_registry.get(function.overloadpacket)
+        if count is not None:
+            self.flops += count(*args, **(kwargs or {}), out_val=output)
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            raise RandomNumbersError(function.overloadpacket.__name__)
+        return output
+
+
+class RandomNumbersError(Exception):
+    """A forward pass draws random numbers, by the operation of this name."""
+
+
+class _Device(TorchFunctionMode):
+    """Does on meta tensors what a device would: autocast's casts, and attention and norms that keep
+    what the fused kernels keep."""
+
+    def __init__(self, weights: set[int], *, bf16: bool, device_type: str) -> None:
+        super().__init__()
+        self.flops = 0  # of attention
+        self._weights, self._bf16, self._is_cuda = weights, bf16, device_type == "cuda"
+        self._cast_weights: dict[int, Tensor] = {}  # autocast casts a weight once
+        kernels: Mapping[str, Callable[..., Tensor]] = {
+            "scaled_dot_product_attention": self._attention
+        }
+        self._kernels = {**kernels, "rms_norm": _rms_norm} if self._is_cuda else kernels
+
+    def __torch_function__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name, kwargs = getattr(function, "__name__", ""), kwargs or {}
+        if self._bf16 and (not _casting or _casting[-1]):
+            dtype = None
+            if name in IN_BF16:
+                dtype = torch.bfloat16
+            elif self._is_cuda and name in IN_FP32_ON_CUDA:
+                dtype = torch.float32
+            if dtype is not None:
+                args = [self._cast(value, dtype) for value in args]
+                kwargs = {key: self._cast(value, dtype) for key, value in kwargs.items()}
+        return self._kernels.get(name, function)(*args, **kwargs)
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        is_cast = isinstance(value, Tensor) and value.dtype in (torch.float32, torch.bfloat16)
+        if not is_cast or value.dtype == dtype:
+            return value
+        identity = value.untyped_storage()._cdata
+        if identity not in self._weights:
+            return value.to(dtype)
+        if identity not in self._cast_weights:
+            cast = self._cast_weights[identity] = value.to(dtype)
+            self._weights.add(cast.untyped_storage()._cdata)
+        return self._cast_weights[identity]
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        **_others: Any,
+    ) -> Tensor:
+        if dropout_p:
+            raise RandomNumbersError("scaled_dot_product_attention with dropout")
+        # Q K^T and its product with V, a multiply-add is two; all heads, with shared keys or not.
+        positions, width = query.shape[-2], query.shape[-1]
+        per_query = 2 * key.shape[-2] * (width + value.shape[-1])
+        self.flops += query.shape[:-2].numel() * positions * per_query
+        return _Attention.apply(query, key, value)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _Attention(torch.autograd.Function):
+    """Keeps what fused attention keeps: its inputs, its output and the log-sum-exp."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        *batch, heads, positions, _ = query.shape
+        # Laid out by position, then head, as the kernels do it.
+        output = query.new_empty((*batch, positions, heads, value.shape[-1])).transpose(-3, -2)
+        log_sum_exp = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, output, log_sum_exp)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
+
+
+def _rms_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    weight = x.new_empty(tuple(shape)) if weight is None else weight
+    return _RMSNorm.apply(x, weight)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Keeps what CUDA's fused kernel keeps: its inputs and a factor per token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        factor = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+        ctx.save_for_backward(x, weight, factor)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)

@@ -1,0 +1,82 @@
+"""Names that somebody chose, made safe for where they go: a file's name, a terminal, a figure.
+
+Run folders, files of methods, text sources and settings have names that brx did not choose. On disk
+they may hold anything but `/` and zero bytes; each place has its own characters that do harm.
+"""
+
+import hashlib
+import os
+import re
+import unicodedata
+from pathlib import Path
+
+LONGEST_FILE_NAME = 120
+"""Bytes of a name that brx makes. File systems allow 255, encrypted ones 143; brx adds a hash, a
+dot in front or `.tmp` behind."""
+
+_ESCAPED_BYTE = re.compile(r"\\x([89a-f][0-9a-f])")
+
+
+def file_name(*values: str, joint: str = "-") -> str:
+    """A file's name made of values, such as methods and sources.
+
+    It has letters, digits and `._+=,@%-`, does not begin with a dot or a hyphen, and has at most
+    `LONGEST_FILE_NAME` bytes of UTF-8. `folder/my_method.py:Mine` becomes `folder.my_method.Mine`.
+    Where characters are lost otherwise, or the end, a hash keeps two names apart."""
+    whole = joint.join(values)
+    plain = joint.join(_plain(value) for value in values)
+    kept = re.sub(r"[^\w.+=,@%-]+", "-", plain).lstrip(".-").rstrip(".")
+    is_cut = len(kept.encode()) > LONGEST_FILE_NAME
+    if kept == plain and kept and not is_cut:
+        return kept
+    digest = hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    most = LONGEST_FILE_NAME - len(digest) - 1
+    start = kept.encode()[:most].decode("utf-8", "ignore").rstrip(".-")
+    return f"{start}-{digest}" if start else digest
+
+
+def _plain(value: str) -> str:
+    """A value without what marks a path or a class in a file."""
+    value = re.sub(r"^(\.*/)+", "", value)
+    return value.replace(".py:", ".").replace(":", ".").replace("/", ".")
+
+
+def shown(text: str) -> str:
+    r"""A text for a terminal or a page: one line, without control characters.
+
+    Characters that are not visible (escape sequences, U+FEFF, marks that turn the direction of
+    writing) and bytes that are no UTF-8 are written as `\x1b`, `\ufeff` or `\xe9`."""
+    return "".join(map(_shown_character, text))
+
+
+def _shown_character(character: str) -> str:
+    if character.isprintable() or unicodedata.category(character) == "Zs":
+        return character
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # what Python makes of a byte that is no UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def figure_label(text: str) -> str:
+    """A text for a figure's legend, title or axis, drawn as it is written.
+
+    matplotlib takes what is between two `$` for mathematics, and leaves labels that begin with `_`
+    out of the legend."""
+    label = shown(text).replace("$", r"\$")
+    return f" {label}" if label.startswith("_") else label
+
+
+def path_text(path: str | os.PathLike[str]) -> str:
+    """A path as text that tables can hold, which have no place for bytes that are no UTF-8:
+    `caf\\xe9`; see `path_of_text`."""
+    return re.sub("[\udc80-\udcff]", lambda match: _shown_character(match[0]), os.fspath(path))
+
+
+def path_of_text(text: str | os.PathLike[str]) -> Path:
+    """The path that `path_text` made a text of."""
+    path = Path(text)
+    if path.exists():
+        return path
+    other = Path(_ESCAPED_BYTE.sub(lambda match: chr(0xDC00 + int(match[1], 16)), str(text)))
+    return other if other.exists() else path

@@ -1,0 +1,138 @@
+"""A refresh of a batch's bases: covariances, algorithm 2, and what becomes of the moments."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .eigenbasis import (
+    Refreshed,
+    covariance_product,
+    exact_eigenbasis,
+    exact_factor_eigenbasis,
+    factor_product,
+    power_iteration,
+    resolution,
+)
+from .matrix_batch import MatrixBatch, rotate, seen_from, unless_bad
+from .parameter_state import Side
+
+
+def accumulate_covariances(
+    batch: MatrixBatch,
+    gradient: Tensor,  # (b, m, n)
+    num: int,  # of updates for which it stands
+) -> None:
+    """L <- beta2^num L + (1 - beta2^num) G G^T, and R likewise with G^T G."""
+    beta2 = batch.options["betas"][1] ** num
+    decay = beta2
+    decay_unless_bad = None
+    if batch.bad is not None:  # which only the device knows; the gradient is zero then
+        decay_unless_bad = unless_bad(beta2, gradient.dtype, batch.bad)
+        decay = 1.0
+    for side in batch.sides:
+        factor = seen_from(side, gradient)
+        covariance = batch.matrices(f"{side}_covariance")
+        if decay_unless_bad is not None:
+            covariance.mul_(decay_unless_bad)
+        covariance.baddbmm_(factor, factor.mT, beta=decay, alpha=1 - beta2)
+
+
+def estimate_eigenbasis(
+    batch: MatrixBatch,  # of matrices that are all due
+    gradient: Tensor,  # (b, m, n)
+    exact: bool,  # whether it is the first basis
+) -> None:
+    """Algorithm 2; carries the moments over into the new bases."""
+    before = None if batch.bad is None else _copies(batch)
+    # M = U (U^T M V) V^T, in the old bases.
+    momentum = rotate(batch, batch.matrices("exp_avg"), back=True)
+    failures = batch.state["num_failed_refreshes"]
+    for side in batch.sides:
+        refreshed = _refreshed(batch, side, momentum, gradient, exact)
+        batch.matrices(f"{side}_basis").copy_(refreshed.basis)
+        failures += (~refreshed.valid).view_as(failures)
+    if exact:
+        share_out_second_moment(batch)
+    batch.matrices("exp_avg").copy_(rotate(batch, momentum))
+    raise_second_moment(batch)
+    if before is not None:
+        _put_back_if_bad(batch, before)
+
+
+def _refreshed(
+    batch: MatrixBatch, side: Side, momentum: Tensor, gradient: Tensor, exact: bool
+) -> Refreshed:
+    """The new basis of one side, from the covariance or from the momentum."""
+    basis = batch.matrices(f"{side}_basis")
+    if batch.options["source"] == "2nd":
+        covariance = batch.matrices(f"{side}_covariance")
+        if exact:
+            return exact_eigenbasis(covariance)
+        return power_iteration(covariance_product(covariance, basis), basis)
+    # M of this update, one ahead of `momentum`.
+    factor = seen_from(side, momentum.lerp(gradient, 1 - batch.options["betas"][0]))
+    if exact:
+        return exact_factor_eigenbasis(factor)
+    return power_iteration(factor_product(factor, basis), basis)
+
+
+def share_out_second_moment(batch: MatrixBatch) -> None:
+    """v_ij <- (share of row i) (share of column j) sum(v), in the first basis, where v holds second
+    moments along the axes of W.
+
+    A rotated side's shares are what v's would be if entries were uncorrelated; where a covariance
+    tells more than rounding its eigenvalues, which are the second moment's own sums over the other
+    side.
+    """
+    second_moment = batch.matrices("exp_avg_sq")
+    of_rows = _shares(batch, "left", second_moment.sum(dim=-1))  # (b, m)
+    of_columns = _shares(batch, "right", second_moment.sum(dim=-2))  # (b, n)
+    total = second_moment.sum(dim=(-2, -1), keepdim=True)
+    torch.mul(of_rows[:, :, None] * total, of_columns[:, None, :], out=second_moment)
+
+
+def _shares(
+    batch: MatrixBatch,
+    side: Side,
+    energies: Tensor,  # (b, m): of the rows in the old basis, or of the columns
+) -> Tensor:
+    """How the sum of v is shared among a side's columns of the new basis."""
+    if side in batch.sides:
+        basis = batch.matrices(f"{side}_basis")
+        energies = (energies[:, None, :] @ basis.square())[:, 0]
+        if batch.options["source"] == "2nd":
+            covariance = batch.matrices(f"{side}_covariance")
+            eigenvalues = (basis * covariance_product(covariance, basis)).sum(dim=-2)
+            floor = resolution(eigenvalues.dtype) * eigenvalues.amax(dim=-1, keepdim=True)
+            energies = energies.where(eigenvalues <= floor, eigenvalues)
+    total = energies.sum(dim=-1, keepdim=True)
+    return energies / total.clamp(min=torch.finfo(total.dtype).tiny)
+
+
+def raise_second_moment(batch: MatrixBatch) -> None:
+    """v^ <- max(v^, m^2) in new bases.
+
+    A mean square is never below the square of the mean (Jensen). The momentum has been rotated, the
+    second moment stays with its columns: where it has seen nothing of what now enters its entry,
+    the quotient would be a step of any size.
+    """
+    beta1, beta2 = batch.options["betas"]
+    momentum, second_moment = batch.state["exp_avg"], batch.state["exp_avg_sq"]
+    steps = batch.state["step"].view(-1, *[1] * (momentum.ndim - 1)).to(momentum.dtype)
+    # Of the bias corrections of v and m^2.
+    ratio = (1 - beta2**steps) / (1 - beta1**steps).square()
+    torch.maximum(second_moment, momentum.square().mul_(ratio), out=second_moment)
+
+
+def _copies(batch: MatrixBatch) -> dict[str, Tensor]:
+    """What a refresh changes, as it was."""
+    names = ["exp_avg", "exp_avg_sq", "num_failed_refreshes"]
+    names += [f"{side}_basis" for side in batch.sides]
+    return {name: batch.state[name].clone() for name in names}
+
+
+def _put_back_if_bad(batch: MatrixBatch, before: dict[str, Tensor]) -> None:
+    assert batch.bad is not None
+    for name, value in before.items():
+        batch.state[name].copy_(torch.where(batch.bad, value, batch.state[name]))

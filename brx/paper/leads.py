@@ -1,0 +1,161 @@
+"""The main comparison's leads, each split into the part that is there without delay and the part
+that delay adds (docs/protocol.md, section 10)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from brx.errors import UserError
+from brx.paper.evidence import runs_of
+from brx.paper.scales import DEEPEST, MAIN, PRECONDITIONED, Experiments
+from brx.paper.strict import FEWEST_SEEDS, Interval, interval_of
+from brx.plot.style import finish_panel, look_of
+from brx.runs.comparison import BASELINES, best_by_seed, saved_ratio, shared_seeds
+from brx.runs.frames import SEED
+
+OURS = MAIN[-1]
+BEST_BASELINE = "best baseline"
+RIVALS = (BEST_BASELINE, *BASELINES, *PRECONDITIONED)
+
+Find = Callable[[str, int], pd.DataFrame]  # the runs of a method at P stages
+
+
+@dataclass(frozen=True)
+class LeadParts:
+    """How far basis rotation ends below a rival, in nats of final validation loss, by seed.
+
+    With L the loss of a method at P stages on a seed: `total` is L(rival, 32) - L(ours, 32),
+    `without_delay` is L(rival, 1) - L(ours, 1), and `from_delay` is their difference."""
+
+    rival: str
+    without_delay: pd.Series  # index: seed
+    total: pd.Series
+    saved_without_delay: float  # share of the rival's iterations that ours needs not
+    saved: float
+
+    @property
+    def from_delay(self) -> pd.Series:
+        return self.total - self.without_delay
+
+
+def lead_parts(experiments: Experiments, rivals: Sequence[str] = RIVALS) -> list[LeadParts]:
+    """The leads over the rivals that have runs without delay and at the deepest pipeline, on the
+    seeds that both methods have at both."""
+    parts = []
+    for rival in rivals:
+        try:
+            ours, theirs, ours_delayed, theirs_delayed = shared_seeds(
+                runs_of(experiments, OURS, 1),
+                _rival_runs(experiments, rival, 1),
+                runs_of(experiments, OURS, DEEPEST),
+                _rival_runs(experiments, rival, DEEPEST),
+            )
+        except UserError:  # noted among the experiments that are missing
+            continue
+        parts.append(
+            LeadParts(
+                rival,
+                _lead(ours, theirs),
+                _lead(ours_delayed, theirs_delayed),
+                _share_saved(ours, theirs),
+                _share_saved(ours_delayed, theirs_delayed),
+            )
+        )
+    return parts
+
+
+def _rival_runs(experiments: Experiments, rival: str, stages: int) -> pd.DataFrame:
+    """The runs of a method, or of each seed those of the baseline that ends lowest."""
+    if rival != BEST_BASELINE:
+        return runs_of(experiments, rival, stages)
+    baselines = shared_seeds(*(runs_of(experiments, name, stages) for name in BASELINES))
+    return best_by_seed(baselines, "val_loss")
+
+
+def _lead(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
+    losses, their_losses = (runs.set_index(SEED)["val_loss"] for runs in (ours, theirs))
+    return their_losses - losses
+
+
+def _share_saved(ours: pd.DataFrame, theirs: pd.DataFrame) -> float:
+    """1 - iterations to the rival's final loss over the rival's own; NaN without a ratio."""
+    ratio = saved_ratio(ours, theirs)
+    return np.nan if ratio is None else 1 - ratio.ratio
+
+
+def lead_table(experiments: Experiments) -> pd.DataFrame:
+    """A row per rival: the lead under delay, its two parts, and the iterations saved, as texts."""
+    rows = []
+    for parts in lead_parts(experiments):
+        rows.append(
+            {
+                "rival": parts.rival,
+                "seeds": str(len(parts.total)),
+                "lead at P = 32": _nats(parts.total),
+                "of it without delay": _nats(parts.without_delay),
+                "from delay": _nats(parts.from_delay),
+                "at P = 32": _finding(parts.total),
+                "iterations saved at P = 1": _percent(parts.saved_without_delay),
+                f"iterations saved at P = {DEEPEST}": _percent(parts.saved),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _percent(share: float) -> str:
+    return "" if np.isnan(share) else f"{share:.1%}"
+
+
+def _nats(by_seed: pd.Series) -> str:
+    """A mean with its interval; without one where there are fewer than three seeds."""
+    interval = _interval(by_seed)
+    if interval is None:
+        return f"{by_seed.mean():.3f}"
+    return f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+
+
+def _finding(by_seed: pd.Series) -> str:
+    """Whether a lead is more than chance."""
+    interval = _interval(by_seed)
+    if interval is None:
+        return "too few seeds"
+    return {1: "ahead", -1: "behind", 0: "within chance"}[interval.sign]
+
+
+def _interval(by_seed: pd.Series) -> Interval | None:
+    values = by_seed.tolist()
+    if len(values) < FEWEST_SEEDS or not np.isfinite(values).all():
+        return None
+    return interval_of(values)
+
+
+def draw_leads(experiments: Experiments, axes: Axes) -> None:
+    """A bar per rival: the part of the lead without delay, and on its end the part from delay with
+    its interval."""
+    parts = lead_parts(experiments)
+    if not parts:
+        raise UserError(f"no rival of {OURS} has runs at both ends")
+    places = np.arange(len(parts))[::-1]
+    without = np.array([each.without_delay.mean() for each in parts])
+    from_delay = np.array([each.from_delay.mean() for each in parts])
+    axes.barh(places, without, color="0.7", label="without delay")
+    color = look_of(OURS).color
+    axes.barh(places, from_delay, left=without, color=color, label="from delay")
+    for place, each in zip(places, parts, strict=True):
+        interval = _interval(each.total)
+        if interval is not None:
+            axes.plot([interval.low, interval.high], [place, place], color="black", linewidth=1.0)
+    axes.axvline(0.0, color="black", linewidth=0.6)
+    axes.set_yticks(places, [_label(each.rival) for each in parts])
+    ahead = sum(_finding(each.total) == "ahead" for each in parts)
+    title = (
+        f"lead of {look_of(OURS).label} at P = {DEEPEST}\nsurely ahead of {ahead} of {len(parts)}"
+    )
+    finish_panel(axes, "nats of final validation loss", "", title)
+
+
+def _label(rival: str) -> str:
+    return rival if rival == BEST_BASELINE else look_of(rival).label

@@ -1,0 +1,168 @@
+"""The quadratic over angles and delays: slowdown next to the Hessian's (1,1)-norm.
+
+Theorem 2.3 bounds the cost of delay by tau times that norm, and a rotation of the eigenvectors
+changes nothing else."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+from scipy.stats import spearmanr
+
+from brx.plot.style import new_figure, save, sequence_color
+from brx.toy.descent import Array, kept, slowdown_ratios
+from brx.toy.quadratic import (
+    QuadraticSection,
+    descend,
+    quadratic_hessians,
+    random_starts,
+    rotation,
+)
+
+
+class SweepConfig(QuadraticSection):
+    momenta: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        min_length=1
+    )  # beta1: one sweep for each
+    angles_degrees: list[float] = Field(min_length=2)  # between eigenvectors and coordinates
+    delays: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)  # tau, in updates
+    distance: float = Field(gt=0)  # of the starts from the optimum, in random directions
+    starts: int = Field(ge=1)  # how many
+
+    @model_validator(mode="after")
+    def _starts_are_above_the_target(self) -> Self:
+        self.check_loss("distance", 0.5 * min(self.eigenvalues) * self.distance**2)
+        return self
+
+
+class SweepResult(NamedTuple):
+    config: SweepConfig
+    # sum |H_ij| over the sum of the eigenvalues, its minimum over rotations, at each angle (A,)
+    norms: Array
+    # to the target (momenta, 1 + delays, angles, starts), first without delay; infinite for never
+    updates: Array
+
+    @property
+    def slowdowns(self) -> Array:
+        """Median over the starts of updates with delay over updates without (momenta, delays,
+        angles).
+
+        Infinite where more than half of the starts never arrive; those that do not even without
+        delay do not count."""
+        ratios = slowdown_ratios(self.updates[:, :1], self.updates[:, 1:])
+        # Of an even number, the upper of the two in the middle: a mean with infinity says nothing.
+        medians: Array = np.nanquantile(ratios, 0.5, axis=-1, method="higher")
+        return medians
+
+    def correlation(self, momentum: int, delay: int) -> float | None:
+        """Spearman's, of norm and slowdown over the angles, by index; None where all slowdowns are
+        equal."""
+        slowdowns = self.slowdowns[momentum, delay]
+        return (
+            None
+            if np.all(slowdowns == slowdowns[0])
+            else float(spearmanr(self.norms, slowdowns).statistic)
+        )
+
+    def numbers(self) -> dict[str, Any]:
+        sweeps = [
+            {
+                "beta1": beta1,
+                "delay": delay,
+                "slowdowns": kept(self.slowdowns[row, column], 4),
+                "spearman_with_norm": kept([self.correlation(row, column)], 4)[0],
+            }
+            for row, beta1 in enumerate(self.config.momenta)
+            for column, delay in enumerate(self.config.delays)
+        ]
+        return {"config": self.config.model_dump(), "norms": kept(self.norms, 4), "sweeps": sweeps}
+
+
+def run_sweep(config: SweepConfig) -> SweepResult:
+    starts = random_starts(config.seed, config.starts, config.distance)
+    curvatures = quadratic_hessians(config.eigenvalues, config.angles_degrees)
+    bases = np.stack([rotation(angle) for angle in config.angles_degrees])
+    # The starts lie alike to the eigenvectors at every angle, so that the landscape alone turns
+    # under the optimizer.
+    points = np.einsum("aij,sj->asi", bases, starts)
+    updates = [
+        [descend(config, curvatures, points, beta1, delay) for delay in (0, *config.delays)]
+        for beta1 in config.momenta
+    ]
+    return SweepResult(
+        config, np.abs(curvatures).sum((-2, -1)) / sum(config.eigenvalues), np.array(updates)
+    )
+
+
+def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
+    """Per momentum: slowdown against the angle beside the (1,1)-norm (top), and against tau x norm
+    (bottom)."""
+    momenta, delays, angles = (
+        result.config.momenta,
+        result.config.delays,
+        result.config.angles_degrees,
+    )
+    slowdowns = np.where(
+        np.isfinite(result.slowdowns), result.slowdowns, np.nan
+    )  # gaps where there is no number
+    with new_figure(width=3.4, height=5.2, columns=len(momenta)) as figure:
+        panels = figure.subplots(2, len(momenta), squeeze=False, sharey="row")
+        for column, beta1 in enumerate(momenta):
+            top, bottom = panels[:, column]
+            known = [
+                one
+                for row in range(len(delays))
+                if (one := result.correlation(column, row)) is not None
+            ]
+            finding = (
+                f"rank correlation with the norm {min(known):.2f} to {max(known):.2f}"
+                if known
+                else ""
+            )
+            top.set_title(f"Adam with $\\beta_1$ = {beta1:g}\n{finding}")
+            for index, delay in enumerate(delays):
+                look = {"color": sequence_color(index, len(delays)), "marker": "o", "markersize": 3}
+                top.plot(angles, slowdowns[column, index], **look, label=f"$\\tau$ = {delay}")
+                bottom.plot(
+                    delay * result.norms, slowdowns[column, index], **look, linestyle="none"
+                )
+            top.plot(
+                angles, result.norms, color="black", linestyle=":", label="(1,1)-norm / its minimum"
+            )
+            top.set(yscale="log", xlabel="angle of the eigenvectors to the coordinates (degrees)")
+            scale: Literal["log", "linear"] = (
+                "log" if np.isfinite(slowdowns).any() else "linear"
+            )  # of nothing: none
+            bottom.set(
+                xscale="log", yscale=scale, xlabel="$\\tau \\times$ (1,1)-norm / its minimum"
+            )
+        for axes in panels[:, 0]:
+            axes.set_ylabel("slowdown (median over starts)")
+        figure.legend(
+            *top.get_legend_handles_labels(), loc="outside lower center", ncols=len(delays) + 1
+        )
+        return save(figure, path, _sweep_caption(result))
+
+
+def _sweep_caption(result: SweepResult) -> str:
+    config = result.config
+    lines = [
+        f"Adam on a quadratic with eigenvalues {config.eigenvalues}, whose eigenvectors stand at "
+        f"an angle to the"
+        f" coordinates; lr {config.lr:g}, beta2 {config.beta2:g}, from {config.starts} starts at "
+        f"distance"
+        f" {config.distance:g} to a loss of {config.target:g}. Slowdown: updates with delay over "
+        f"updates without,"
+        f" median over the starts; a gap: more than half of them never arrive in "
+        f"{config.most_updates:,} updates.",
+        "Spearman's correlation of slowdown and (1,1)-norm over the angles:",
+    ]
+    for row, beta1 in enumerate(config.momenta):
+        correlations = [
+            f"tau {delay}: " + ("all equal" if correlation is None else f"{correlation:.2f}")
+            for column, delay in enumerate(config.delays)
+            for correlation in [result.correlation(row, column)]
+        ]
+        lines.append(f"beta1 {beta1:g}: {', '.join(correlations)}")
+    return "\n".join(lines)

@@ -1,0 +1,91 @@
+"""Adam and AdaSGD under delay, on many points at once: the toy landscapes are descended with it."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from brx.config.schema import Section
+
+Array = NDArray[np.float64]
+OptimizerName = Literal["AdaSGD", "Adam"]
+
+EPS = 1e-8
+"""Added to the root of the second moment, as torch's Adam does."""
+COLORS = {"AdaSGD": "#0072B2", "Adam": "#E69F00"}
+"""Blue and orange, as in the paper."""
+
+
+class ToySection(Section):
+    """What every set-up has; the files in configs/toy say which values are the paper's, and why the
+    others are so."""
+
+    lr: float = Field(gt=0)
+    beta2: float = Field(ge=0, lt=1)
+    most_updates: int = Field(ge=1)  # a run that has not arrived by then never does
+    seed: int = Field(ge=0)  # of what is drawn at random
+
+
+class State(NamedTuple):
+    point: Array  # (..., 2), as its moments
+    exp_avg: Array
+    exp_avg_sq: Array
+
+
+@dataclass
+class DelayedAdam:
+    """Adam on many points (..., 2) at once, each by itself: w(t) = w(t-1) -
+    update(gradient(w(t-1-tau))).
+
+    With `one_size` it is AdaSGD (Wang & Wiens 2020, arXiv:2006.16541): the second moment is of the
+    mean squared gradient, so that all coordinates have one step size."""
+
+    gradient: Callable[[Array], Array]
+    lr: float
+    beta1: float
+    beta2: float
+    recent: list[Array]  # the last tau + 1 points, the newest last; at first all are the start
+    exp_avg: Array | float = 0.0
+    exp_avg_sq: Array | float = 0.0
+    step: Array | int = 0  # updates behind the points: one number, or one per point (..., 1)
+    one_size: bool = False
+    trace: list[State] | None = None  # every update adds its state
+
+    def update(self) -> Array:
+        slope = self.gradient(self.recent[0])
+        square = (slope**2).mean(-1, keepdims=True) if self.one_size else slope**2
+        self.step = self.step + 1
+        self.exp_avg = self.beta1 * self.exp_avg + (1.0 - self.beta1) * slope
+        self.exp_avg_sq = self.beta2 * self.exp_avg_sq + (1.0 - self.beta2) * square
+        mean = self.exp_avg / (1.0 - self.beta1**self.step)
+        root = np.sqrt(self.exp_avg_sq / (1.0 - self.beta2**self.step)) + EPS
+        self.recent = [*self.recent[1:], self.recent[-1] - self.lr * mean / root]
+        if self.trace is not None:
+            self.trace.append(State(self.recent[-1], self.exp_avg, self.exp_avg_sq))
+        return self.recent[-1]
+
+    def updates_until(self, has_arrived: Callable[[Array], NDArray[np.bool_]], most: int) -> Array:
+        """How many updates each point makes before it first arrives (...); infinite if it has not
+        by `most`."""
+        needed = np.full(self.recent[-1].shape[:-1], np.inf)
+        for count in range(1, most + 1):
+            needed[np.isinf(needed) & has_arrived(self.update())] = count
+            if np.isfinite(needed).all():
+                break
+        return needed
+
+
+def kept(values: Iterable[float | None], digits: int | None) -> list[float | None]:
+    """Numbers as a file keeps them, rounded (no digits: to whole ones); None for one that is not
+    finite."""
+    return [None if x is None or not math.isfinite(x) else round(float(x), digits) for x in values]
+
+
+def slowdown_ratios(plain: Array, delayed: Array) -> Array:
+    """Updates with delay over those without; NaN where the run without never arrives."""
+    arrives = np.isfinite(plain)
+    return np.where(arrives, delayed / np.where(arrives, plain, 1.0), np.nan)

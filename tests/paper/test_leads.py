@@ -1,0 +1,94 @@
+"""Leads and their two parts, from made-up final losses."""
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp
+
+from brx.errors import UserError
+from brx.paper.leads import BEST_BASELINE, draw_leads, lead_parts, lead_table
+from brx.paper.scales import Experiments
+from brx.plot.style import new_figure
+from brx.runs.comparison import BASELINES
+from tests.paper.helpers import LAPTOP, write_method
+
+# Final validation losses by seed, at P = 1 and 32.
+FINALS = {
+    "basis-rotation": {1: (1.30, 1.31, 1.33), 32: (1.35, 1.37, 1.36)},
+    "soap": {1: (1.30, 1.32, 1.32), 32: (1.36, 1.36, 1.36)},
+    "pipedream": {1: (1.50, 1.52, 1.49), 32: (1.90, 2.00, 1.80)},
+    "pipedream-lr": {1: (1.50, 1.52, 1.49), 32: (1.80, 1.85, 1.82)},
+    "nesterov": {1: (1.45, 1.44, 1.46), 32: (1.70, 1.95, 1.84)},
+}
+
+
+@pytest.fixture
+def experiments(tmp_path):
+    for method, by_depth in FINALS.items():
+        for P, losses in by_depth.items():
+            for seed, loss in enumerate(losses):
+                write_method(tmp_path, method, P, seeds=(seed,), val_loss=loss)
+    return Experiments.load(LAPTOP, tmp_path)
+
+
+def lead(rival, P):
+    return np.subtract(FINALS[rival][P], FINALS["basis-rotation"][P])
+
+
+def parts_of(experiments, rival):
+    (parts,) = [each for each in lead_parts(experiments) if each.rival == rival]
+    return parts
+
+
+def test_lead_is_the_rivals_loss_minus_ours(experiments):
+    parts = parts_of(experiments, "soap")
+    assert parts.total.to_numpy() == pytest.approx(lead("soap", 32))
+    assert parts.without_delay.to_numpy() == pytest.approx(lead("soap", 1))
+
+
+def test_part_from_delay_is_a_difference_in_differences(experiments):
+    parts = parts_of(experiments, "nesterov")
+    expected = lead("nesterov", 32) - lead("nesterov", 1)
+    assert parts.from_delay.to_numpy() == pytest.approx(expected)
+
+
+def test_best_baseline_is_that_of_each_seed_at_each_end(experiments):
+    parts = parts_of(experiments, BEST_BASELINE)
+    lowest = np.min([FINALS[name][32] for name in BASELINES], axis=0)
+    expected = np.subtract(lowest, FINALS["basis-rotation"][32])
+    assert parts.total.to_numpy() == pytest.approx(expected)
+
+
+def test_table_has_the_interval_of_the_part_from_delay(experiments):
+    table = lead_table(experiments).set_index("rival")
+    by_seed = lead("pipedream", 32) - lead("pipedream", 1)
+    interval = ttest_1samp(by_seed, 0.0).confidence_interval(0.95)
+    expected = f"{by_seed.mean():.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+    assert table.loc["pipedream", "from delay"] == expected
+
+
+def test_table_says_what_is_within_chance(experiments):
+    table = lead_table(experiments).set_index("rival")
+    assert table.loc["soap", "at P = 32"] == "within chance"
+    assert table.loc["pipedream-lr", "at P = 32"] == "ahead"
+
+
+def test_rivals_without_runs_are_left_out(experiments):
+    assert "muon" not in lead_table(experiments)["rival"].tolist()
+
+
+def test_bars_end_at_the_whole_lead(experiments):
+    with new_figure() as figure:
+        axes = figure.subplots()
+        draw_leads(experiments, axes)
+        # First the parts without delay, then those from delay.
+        count = len(axes.get_yticks())
+        ends = [bar.get_x() + bar.get_width() for bar in axes.patches[count:]]
+    totals = [each.total.mean() for each in lead_parts(experiments)]
+    assert ends == pytest.approx(totals)
+
+
+def test_figure_without_rivals_says_so(tmp_path):
+    write_method(tmp_path, "basis-rotation", 1)
+    alone = Experiments.load(LAPTOP, tmp_path)
+    with new_figure() as figure, pytest.raises(UserError, match="no rival"):
+        draw_leads(alone, figure.subplots())

@@ -1,0 +1,51 @@
+"""One odd name never stops the analysis of a folder."""
+
+import pytest
+
+from brx.cli.main import main
+from brx.runs.folder import default_folder, find_runs
+from brx.runs.frames import curves, load
+from tests.runs.helpers import ITERATIONS, write_run
+from tests.train.helpers import tiny_config
+
+ODD = ["caf\udce9", "..my_method.Mine", "$a $b", "a\x1b[31m", "_x", "a\nb", "\ufeffa", "[bold]b"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for seed, name in enumerate(ODD):
+        write_run(tmp_path, name, f"training.seed={seed}")
+        write_run(tmp_path, f"{name}-1", f"training.seed={seed}", "pipeline.stages=1")
+    return tmp_path / "runs"
+
+
+def test_every_name_is_found(folder):
+    assert {path.name for path in find_runs([folder])} >= set(ODD)
+
+
+def test_frames_hold_every_name(folder):
+    runs = load(folder)
+    assert len(runs) == 2 * len(ODD)
+    assert runs["name"].map(str.isprintable).all()
+    assert len(curves(runs)) == 2 * len(ODD) * ITERATIONS
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["slowdown {runs}", "plot curves {runs} --out {out}/f", "export {runs} --to {out}/exported"],
+)
+def test_commands_take_every_name(command, folder, tmp_path, capfd):
+    assert main([word.format(runs=folder, out=tmp_path) for word in command.split()]) == 0
+    output, error = capfd.readouterr()
+    assert "\x1b" not in output + error
+
+
+def test_export_under_way_is_no_run(folder):
+    (folder / "caf\udce9").rename(folder / ".caf.17.tmp")
+    assert ".caf.17.tmp" not in {path.name for path in find_runs([folder])}
+
+
+def test_default_folder_of_an_odd_method_is_visible(tmp_path):
+    (tmp_path / "..odd name.py").write_text("")
+    config = tiny_config(tmp_path, f"optimizer.method='{tmp_path}/..odd name.py:Mine'")
+    assert default_folder(config, "quick").name.startswith("quick-..odd-name.Mine-p4-s0-")
