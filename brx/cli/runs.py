@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from brx.cli.options import Format, RunsOrFolders, TableFormat, flag, option
+from brx.cli.options import Format, RunsOrFolders, TableFormat, argument, flag, option
 from brx.cli.usage import Application, print_note, print_table, refuse
 
 if TYPE_CHECKING:
@@ -152,3 +152,27 @@ def export(
         print(
             f"{num_left_out} left out: unfinished, interrupted or failed (--unfinished takes them)"
         )
+
+
+@app.add("""\
+  brx weights runs/mine --to exported/model.safetensors
+  brx weights runs/mine/checkpoints/00000500 --to exported/model.safetensors
+""")
+def weights(
+    run: Annotated[Path, argument("RUN|CHECKPOINT", "a run's folder, or one of its checkpoints")],
+    *,
+    to: Annotated[Path, option("FILE", "NAME.safetensors, in a folder that has none yet")],
+) -> None:
+    """The newest checkpoint's weights, unless one is named. Settings (brx.json) and tokenizer are
+    written next to them; for the model `llama` also what Transformers needs."""
+    from brx.config.loading import load_config
+    from brx.runs.checkpoint import list_checkpoints, run_and_iteration
+    from brx.runs.weights import write_weights
+
+    folder, iteration = run_and_iteration(run)
+    config_path = folder / "config.yaml"
+    refuse(not config_path.is_file(), f"{run}: is no run, and no checkpoint of one")
+    checkpoints = [path for path in list_checkpoints(folder) if iteration in (None, int(path.name))]
+    refuse(not checkpoints, f"{run}: has no complete checkpoint")
+    for path in write_weights(folder, checkpoints[-1], load_config(config_path), to):
+        print(path)

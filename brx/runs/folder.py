@@ -46,6 +46,7 @@ _MAY_CHANGE = {
         "log_every",
         "for_tuning",
     },
+    "checkpoint": {"background", "rings"},
     "runtime": {"device", "threads", "compile", "deterministic"},
     "logging": {"tensorboard", "wandb", "trackio", "update_norms", "staleness_every"},
 }
