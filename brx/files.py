@@ -1,14 +1,20 @@
 """Writing files so that a crash leaves the old content or the new one, never half of either."""
 
 import contextlib
+import errno
+import functools
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from brx.errors import RunError, UserError
+
+_NO_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""What file systems answer that cannot sync folders (FUSE, SMB, some of WSL)."""
 
 
 def user_path(text: str | os.PathLike[str]) -> Path:
@@ -37,7 +43,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with temporary.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno(), path)
         temporary.replace(path)
         sync_folder(path.parent)
     except OSError as error:
@@ -85,9 +91,29 @@ def sync_folder(folder: Path) -> None:
     """Make a rename inside `folder` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor, folder)
     finally:
         os.close(descriptor)
+
+
+def sync(descriptor: int, path: Path) -> None:
+    """Let what was written to a file or folder survive a power cut, where its file system can."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+        _tell_no_sync(path.parent)
+
+
+@functools.cache
+def _tell_no_sync(folder: Path) -> None:
+    print(
+        f"brx: note: {folder}: this file system cannot make files survive a power cut (fsync); "
+        f"after one, continue from an older checkpoint",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def cannot_write(path: Path, error: OSError) -> RunError:

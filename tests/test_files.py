@@ -1,5 +1,8 @@
 """Files are replaced whole or not at all."""
 
+import errno
+import os
+
 import pytest
 
 from brx.errors import RunError
@@ -36,3 +39,25 @@ def test_what_fails_on_the_way_leaves_the_old_content_and_nothing_else(
         write()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_file_system_without_fsync_is_told_once(number, tmp_path, monkeypatch, capsys):
+    def refuse(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    write_text(tmp_path / "a", "text")
+    write_text(tmp_path / "b", "text")
+    assert (tmp_path / "b").read_text() == "text"
+    told = [line for line in capsys.readouterr().err.splitlines() if str(tmp_path) in line]
+    assert len(told) == 1
+
+
+def test_disk_that_fails_to_sync_is_an_error(tmp_path, monkeypatch):
+    def fail(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(RunError, match="Input/output error"):
+        write_text(tmp_path / "a", "text")

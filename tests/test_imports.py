@@ -15,6 +15,7 @@ BRX = Path(__file__).resolve().parents[1] / "brx"
 PACKAGES = (
     "errors",
     "names",
+    "readers",
     "files",
     "environment",
     "progress",

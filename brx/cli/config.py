@@ -1,4 +1,5 @@
-"""What a run is made of: `brx config`, `brx methods`, and `brx data` for its token files."""
+"""What a run is made of: `brx config`, `brx methods`, `brx models`, and `brx data` for its token
+files."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from brx.cli.options import ConfigName, Overrides, argument, complete_method, option
+from brx.cli.options import ConfigName, Overrides, argument, complete_method, complete_model, option
 from brx.cli.usage import Application, refuse
 
 if TYPE_CHECKING:
@@ -84,6 +85,26 @@ def methods(
         print("\n" + refresh_table(stages, frequency or 10))
 
 
+@app.add("""\
+  brx models                                              all of them, with their options
+  brx models llama                                        one of them
+  brx models examples/models/conv_mixer.py:ConvMixer      one of your own (docs/models.md)
+""")
+def models(
+    name: Annotated[
+        str | None,
+        argument(
+            "NAME", "a model, FILE.py:NAME or package.module:NAME", autocompletion=complete_model
+        ),
+    ] = None,
+) -> None:
+    from brx.config.user_code import allowed
+    from brx.model.description import all_models, one_model
+
+    with allowed():
+        print(all_models() if name is None else one_model(name))
+
+
 @data.add(PREPARE + "\nAn interrupted preparation goes on where it was when started again.\n")
 def prepare(
     source: Annotated[
@@ -128,6 +149,7 @@ def list_folders(
 ) -> None:
     """List folders of token files with their sizes, unfinished ones too."""
     from brx.data.prepare import NOTE, token_folders
+    from brx.names import shown
 
     folders = token_folders(directory)
     total = 0
@@ -136,7 +158,7 @@ def list_folders(
         total += size
         print(
             f"{size / 1e6:10,.1f} MB  "
-            f"{folder}{'  (unfinished)' if (folder / NOTE).is_file() else ''}"
+            f"{shown(str(folder))}{'  (unfinished)' if (folder / NOTE).is_file() else ''}"
         )
     print(f"{total / 1e6:10,.1f} MB  in {len(folders)} folders of token files in {directory}")
 

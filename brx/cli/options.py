@@ -38,6 +38,7 @@ def completing(module: str, catalogue: str, *more: str) -> Callable[[str], list[
 # Presets, and methods that come with brx; files are completed by the shell.
 complete_config = completing("brx.config.loading", "preset_names")
 complete_method = completing("brx.config.loading", "method_names")
+complete_model = completing("brx.config.loading", "model_names")
 
 CONFIG_HELP = "a YAML file or a preset's name"
 ConfigName = Annotated[str, argument("CONFIG", CONFIG_HELP, autocompletion=complete_config)]
@@ -68,6 +69,7 @@ OnlyMeasured = Annotated[
 ]
 
 Jobs = Annotated[int | None, option("N", "runs at a time (default: one per GPU or core)", min=1)]
+Strict = Annotated[bool, flag("--strict", "stop at a damaged run instead of leaving it out")]
 DryRun = Annotated[bool, flag("--dry-run", "list the runs and their time; train nothing")]
 RetryFailed = Annotated[bool, flag("--retry-failed", "train failed runs again")]
 

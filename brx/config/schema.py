@@ -122,7 +122,7 @@ def check_mixture(moe: MoEConfig | None, blocks: int) -> None:
 
 
 class GPTConfig(ModelSection):
-    """A decoder-only Transformer in nanoGPT's shape."""
+    """nanoGPT's blocks: LayerNorm, learned positions, an MLP with a GELU, biases."""
 
     name: Literal["gpt"] = Field("gpt", alias="class")
     """`gpt` (LayerNorm, learned positions, GELU), `llama`, or FILE.py:CLASS of your own."""
@@ -176,7 +176,7 @@ class RopeScalingConfig(Section):
 
 
 class LlamaConfig(ModelSection):
-    """Llama: RMSNorm, rotary positions, a gated MLP (SwiGLU), grouped-query attention, no bias."""
+    """Llama's blocks: RMSNorm, rotary positions, a gated MLP, grouped-query attention, no bias."""
 
     name: Literal["llama"] = Field(alias="class")
     """The model's class."""
@@ -415,6 +415,9 @@ class PipelineConfig(Section):
     ahead of time."""
     timeout_s: float = Field(300.0, gt=0, le=1e6)
     """Seconds without an answer after which a device counts as lost."""
+    cut: list[str] | None = None
+    """Of a loop of your own, as `record` writes it: the parameters of each stage, as beginnings of
+    their names. brx cuts its own models by blocks."""
 
     @property
     def delay_text(self) -> str:
@@ -769,6 +772,18 @@ class TrainingConfig(Section):
         return parse_duration(self.stop_after) if isinstance(self.stop_after, str) else math.inf
 
 
+class CheckpointConfig(Section):
+    """How checkpoints are written; when, and how many stay, is said in `training`."""
+
+    background: bool = True
+    """Go on training while a checkpoint is written. Needs host memory for a copy of weights, rings
+    and optimizer state; `false` waits for the disk instead."""
+    rings: bool = True
+    """Save the older weight versions, too. Without them checkpoints are small, but a run that
+    resumes from one begins with the newest weights in place of older ones, and its losses differ.
+    """
+
+
 class RuntimeConfig(Section):
     """How the computation is carried out; nothing here is meant to change a result beyond
     rounding."""
@@ -813,6 +828,7 @@ class RunConfig(Section):
     pipeline: PipelineConfig = PipelineConfig()
     optimizer: OptimizerConfig = PipeDreamConfig()
     training: TrainingConfig = TrainingConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     logging: LoggingConfig = LoggingConfig()
 
@@ -824,6 +840,11 @@ class RunConfig(Section):
             f"logging.staleness_every needs pipeline.devices 1 (got {devices}), where the "
             f"trajectory is the same:"
             " a fresh gradient is one of all stages' newest weights",
+        )
+        refuse(
+            self.pipeline.cut is not None and not self.is_recorded,
+            "pipeline.cut is of runs that `record` wrote: brx cuts its own models by blocks; leave "
+            "it out",
         )
         refuse(
             stages > 1 and isinstance(self.model, LlamaConfig) and self.model.tied,

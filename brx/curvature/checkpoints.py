@@ -18,6 +18,7 @@ from brx.files import write_text
 from brx.model.stage import Stage, whole_model
 from brx.pipeline.delay import depth
 from brx.pipeline.engine import MicroBatch
+from brx.readers import read_json
 from brx.runs.checkpoint import (
     check_data,
     list_checkpoints,
@@ -70,8 +71,8 @@ class Measured(BaseModel, frozen=True):  # at one checkpoint
     @classmethod
     def read(cls, path: Path) -> Self:
         try:
-            return cls.model_validate(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+            return cls.model_validate(read_json(path))
+        except ValueError as error:
             first = error.errors()[0] if isinstance(error, ValidationError) else None
             what = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}" if first else error
             raise UserError(
@@ -227,6 +228,9 @@ def load_checkpoint(
                     *(None if side is None else side.to(dtype) for side in (left, right))
                 )
     model = whole_model(run.config.model, run.config.data.vocabulary_size, seed=None)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
     check_same_model(weights, model, path)
     data = prepare(run.config.data)
     check_data(manifest, path, data.fingerprint)

@@ -49,6 +49,7 @@ from brx.curvature.norm_result import (
 from brx.errors import RunError, UserError
 from brx.files import replacing
 from brx.progress import ProgressBar
+from brx.readers import read_tensors
 from brx.runs.checkpoint import run_and_iteration
 from brx.runs.frames import Run
 from brx.train.device import StopSignal
@@ -251,10 +252,19 @@ class _State:
         self.lost: list[float] = []  # `below_resolution` of each product
         self._path = task.folder / "state.pt"
         if self._path.exists():
-            content = torch.load(self._path, weights_only=True)
-            self.lost = content["lost"]
+            self._go_on(task)
+
+    def _go_on(self, task: _Task) -> None:
+        """Take up what was measured before."""
+        try:
+            content = read_tensors(self._path)
             for estimate, known in zip(self.estimates, content["estimates"], strict=True):
                 vars(estimate).update(known)
+            self.lost = content["lost"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise UserError(
+                f"{self._path}: not readable: {error}; remove {task.folder} to measure anew"
+            ) from None
 
     @property
     def num_vectors(self) -> int:

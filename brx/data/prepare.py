@@ -35,7 +35,7 @@ from brx.data.sources import (
 )
 from brx.data.token_file import DTYPE, Sidecar, TokenFile, Tokenize, Tokens, make_tokenizer, sha256
 from brx.errors import RunError, UserError
-from brx.files import sync_folder, user_path, write_json
+from brx.files import sync, sync_folder, user_path, write_json
 from brx.names import file_name
 from brx.progress import ProgressBar
 
@@ -145,6 +145,8 @@ def token_folders(directory: Path) -> list[Path]:
 
 def remove(folder: Path) -> None:
     """Remove a folder of token files, complete or not; UserError where it is none."""
+    if folder.is_symlink():
+        raise UserError(f"{folder}: is a link to {folder.resolve()}; name that folder instead")
     known = {NOTE, *(f"{split}.{kind}" for split in SPLITS for kind in ("bin", "json", "verified"))}
     strangers = {path.name for path in folder.glob("*") if path.suffix != ".tmp"} - known
     if strangers or folder not in token_folders(folder.parent):
@@ -196,7 +198,7 @@ class TokenWriter:
             file
         ) in self._files.values():  # first: the note must never promise more than the disk holds
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno(), self._folder)
         write_json(self._folder / NOTE, self.written.model_dump())
 
     def finish(self, source: str, tokenizer: str, folder: Path) -> None:

@@ -7,7 +7,6 @@ ends, which are read as newlines."""
 
 import glob
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 from brx.config.schema import DataConfig
 from brx.errors import RunError, UserError
 from brx.files import user_path
+from brx.readers import Damaged, parse_json
 
 # Symbolic algebra, graph algorithms, numerics and tables: different authors and subjects, 41 MB
 #     together.
@@ -255,9 +255,11 @@ def _local_file(path: Path, text_field: str) -> Iterator[str]:
             from pyarrow.parquet import ParquetFile
 
             with ParquetFile(path) as file:
-                yield from _texts(
-                    _columns(file.iter_batches(_ROWS_AT_A_TIME), text_field, str(path)), text_field
-                )
+                names = file.schema_arrow.names
+                # The others may be large, or damaged, and nobody needs them.
+                needed = [text_field] if text_field in names else names
+                batches = file.iter_batches(_ROWS_AT_A_TIME, columns=needed)
+                yield from _texts(_columns(batches, text_field, str(path)), text_field)
 
 
 def _json_lines(path: Path, text_field: str) -> _Rows:
@@ -266,8 +268,8 @@ def _json_lines(path: Path, text_field: str) -> _Rows:
         for number, line in enumerate(file, 1):
             if line.strip():
                 row = None
-                with suppress(ValueError):
-                    row = json.loads(line)
+                with suppress(Damaged):
+                    row = parse_json(line)
                 if not isinstance(row, dict):
                     raise UserError(
                         f"data.source: {path}:{number}: must be a JSON object, is "

@@ -6,7 +6,6 @@ what is not there; the rules are in docs/protocol.md, 4 to 6."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from brx.paper.scales import (
     PER_BLOCK,
     Experiments,
 )
+from brx.readers import read_json
 from brx.runs.comparison import (
     BASELINES,
     EARLY,
@@ -608,7 +608,7 @@ def _relative_time(experiments: Experiments, method: str) -> float:
     if not path.is_file():
         raise UserError("the time of an iteration has not been measured at this scale yet")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         table = pd.DataFrame(content["rows"], columns=content["columns"])
         return float(
             table.set_index(["width", "blocks", "stages", "method"]).loc[

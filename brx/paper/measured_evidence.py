@@ -1,7 +1,6 @@
 """What else says something on the paper's claims: measurements at checkpoints, the toy problems'
 files, formulas."""
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -31,6 +30,7 @@ from brx.paper.strict import FEWEST_SEEDS, Strict
 from brx.planning.memory_tables import overhead_texts
 from brx.planning.plan import overhead_elements
 from brx.planning.stage_count import stage_count_table
+from brx.readers import read_json
 from brx.runs.experiments import at_best_rates
 from brx.runs.frames import load, read_run
 from brx.runs.slowdown import geometric_mean
@@ -256,7 +256,7 @@ def _toy(name: str, take: Callable[[Any], Any]) -> Any:
     if not path.is_file():
         raise UserError(f"{path} is not there yet")
     try:
-        return take(json.loads(path.read_text(encoding="utf-8")))
+        return take(read_json(path))
     except (LookupError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not readable: {error}; brx toy writes it anew") from None
 

@@ -1,33 +1,55 @@
 """`delayed`: anybody's model, in anybody's training loop, under the delay of a pipeline. Needs
 torch alone.
 
-Hooks do it, with the engine's own versions (`brx.pipeline.rebinding`). Before a training forward
-pass, each stage binds the version that docs/semantics.md names; after it, the newest weights are
-back, for whoever looks at them. When the backward pass reaches the model's output, the version is
-bound again (recomputed activations look weights up), until the backward pass ends. Gradients arrive
-at the parameters themselves, so that clipping, GradScaler, DDP and the optimizer find them. After
-`optimizer.step()`, the new version goes into the rings."""
+Hooks do it: a training forward pass opens a *window*, the end of its backward pass closes it, and
+in between the parameters hold the versions that docs/semantics.md names. The parts:
 
+- `cut`: which parameter belongs to which stage; `use_order`: in which order the model uses them;
+- `history`: the versions, and how parameters get one (on the engine's own slots);
+- `windows`: when a window opens and closes, and when an update has happened;
+- `self_check`: what the first updates show of a loop;
+- here: the hooks, and what users call.
+"""
+
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from numbers import Integral
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, get_args
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
-from brx.errors import UserError, some
+from brx.errors import UserError
+from brx.pipeline.cut import (
+    Stages,
+    check_stages,
+    cut,
+    is_known_before_use,
+    stage_map,
+    tied_places,
+    trained_names,
+)
 from brx.pipeline.delay import StageDelay, delays_of
 from brx.pipeline.forecasts import FORECAST_RULES, Forecast, StashMode
-from brx.pipeline.rebinding import ReboundStage
+from brx.pipeline.history import History, StageHistory, contents
+from brx.pipeline.hooks import (
+    Hook,
+    is_in_autograd_function,
+    is_in_backward,
+    tensors_with_gradient,
+)
+from brx.pipeline.self_check import SelfCheck
+from brx.pipeline.use_order import UseOrder, on_meta_device
+from brx.pipeline.windows import Window, Windows
 
-Stages = int | Mapping[str, int] | Callable[[str], int]
+_DELAYED: WeakSet[nn.Module] = WeakSet()  # the models that are under delay already
 
-LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-_DELAYED: WeakSet[nn.Module] = WeakSet()  # the models whose passes hooks bind already
+WRAPPED = ("optimizer", "base_optimizer", "_optimizer")
+"""Where wrappers of optimizers keep what they wrap."""
 
 
 class DelayedPipeline:
@@ -36,353 +58,453 @@ class DelayedPipeline:
 
         pipeline = delayed(model, optimizer, stages=32)
 
-    A forward pass in training mode and its backward pass see old weights; `model.eval()` and
-    everything between the passes see the newest. Buffers (running means) are not versioned.
+    From a training forward pass (training mode, gradients on) to the end of its backward pass, each
+    parameter holds the version that its stage would compute with; at all other times, and in
+    evaluation, it holds the newest. Version t is what the weights are when the first pass of the
+    next update begins. Buffers (running means) are not versioned.
 
-    Args: model: called as a whole: `model(batch)`, whatever it takes and returns. DDP or
-        torch.compile may wrap it. optimizer: one, or all that train the model; a version is
-        complete when all have stepped. stages: P, which cuts the model's longest run of like blocks
-        evenly; or a mapping from parameter names or their
-            beginnings (`blocks.3`), or a function of the name, to the stage from 0
-            (docs/own-model.md).
-        accumulation: M, the micro-batches (forward and backward passes) per update; by default
-            counted in the first update. A later update may take fewer (the end of an epoch), not
-            more. State it where a GradScaler may skip the first update and `zero_grad` does not set
-            gradients to None.
-        delay, stash, forecast, rings: as in the section `pipeline` of a configuration
-        (docs/semantics.md). seed: for a delay function.
+    Args: model: called as a whole: `model(batch)`, whatever it takes and returns. DDP, FSDP or
+        torch.compile may wrap it. Parts of it are called within `with pipeline.micro_batch():`.
+        optimizer: one, or all that train the model; wrappers of them, too.
+        stages: P, which cuts the model's blocks (or layers) evenly in the order in which its first
+            forward pass uses them; or a mapping from parameter names or their beginnings
+            (`blocks.3`), or a function of the name, to the stage from 0 (docs/own-model.md).
+        accumulation: M, the micro-batches (forward and backward passes) per update. All passes
+            beyond M use the version of the M-th: with 1, all passes of update t use version
+            t - 1 - tau. delay, stash, forecast, rings: as in the section `pipeline` of a
+            configuration (docs/semantics.md). seed: for a delay function.
+        example: inputs of a forward pass (a tuple, or a dictionary of keyword arguments). With them
+            the order of use is known at once, from a pass on the meta device.
 
-    `updates` is t, the versions made so far; `by_stage` are the names of each stage's parameters.
-    UserError where parameters cannot be assigned, are sharded (FSDP2, tensor parallel), or are not
-    the model's."""
+    `updates` is t, the updates so far; `by_stage` are the names of each stage's parameters.
+    UserError where parameters cannot be assigned or are not the model's."""
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer | Iterable[Optimizer],
+        optimizer: Any,
         stages: Stages,
         delay: Any = "pipeline",
         *,
-        accumulation: int | None = None,
+        accumulation: int = 1,
         stash: StashMode = "exact",
         forecast: Forecast | None = None,
         rings: Literal["device", "host"] = "device",
         seed: int = 0,
+        example: Any = None,
     ) -> None:
         if model in _DELAYED:
             raise UserError(
                 "delayed: the model is under delay already; call remove() of its pipeline first"
             )
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        self.model, self.by_stage, self.updates = (
-            model,
-            names_by_stage(model, optimizers, stages),
-            0,
-        )
-        known = {
-            "stash": get_args(StashMode),
-            "forecast": (None, *FORECAST_RULES),
-            "rings": ("device", "host"),
-        }
-        if accumulation is not None and (type(accumulation) is not int or accumulation < 1):
+        if isinstance(model, torch.jit.ScriptModule):
             raise UserError(
-                f"delayed: accumulation must be a whole number from 1, got {accumulation!r}"
+                "delayed: a scripted module takes no hooks; give nn.Sequential(model), and call it"
             )
-        for name, value in (("stash", stash), ("forecast", forecast), ("rings", rings)):
-            if value not in known[name]:
-                raise UserError(
-                    f"delayed: {name} must be one of {', '.join(map(str, known[name]))}, got "
-                    f"{value!r}"
-                )
-        if forecast is not None and stash != "exact":
-            raise UserError(f"delayed: forecast needs stash exact, got {stash}")
-        self._optimizers = [_innermost(optimizer) for optimizer in optimizers]
-        self._parameters = dict(model.named_parameters())
-        self._trained = [self._parameters[name] for names in self.by_stage for name in names]
-        self._places = [
-            (m, name, p)
-            for m in model.modules()
-            for name, p in m._parameters.items()
-            if p is not None
+        _check_settings(accumulation, stash, forecast, rings)
+        self.model = model
+        self._optimizers = _optimizers_in(optimizer)
+        self._num_optimized = len(_optimized(self._optimizers))
+        names = trained_names(model, _optimized(self._optimizers))
+        check_stages(model, names, stages)
+        named = dict(model.named_parameters())
+        self._num_parameters = len(named)
+        self._trained = {name: named[name] for name in names}
+        self._places = _places(model)
+        self._sharded = [
+            m for m in model.modules() if hasattr(m, "unshard") and hasattr(m, "reshard")
         ]
-        self._num_optimized = len(list(_optimized(self._optimizers)))
+        self._stages = stages
         self._profile, self._seed, self._accumulation = delay, seed, accumulation
         self._stash, self._forecast, self._on_host = stash, forecast, rings == "host"
-        self._stages: list[
-            ReboundStage
-        ] = []  # made with the first update, when M and the device are known
-        self.delays()  # a wrong profile is told at once
-        self._micro_batch = 0  # j, of the update under way
-        self._backward_of: int | None = None  # the micro-batch whose backward pass runs
-        self._open: set[int] = set()  # micro-batches between the passes
-        self._with_backward: set[int] = (
-            set()
-        )  # micro-batches of the update under way that had a backward pass
-        self._stepped: set[int] = (
-            set()
-        )  # ids of the optimizers that have made their step of the update under way
-        disable = torch.compiler.disable  # a compiled model calls the hooks between its graphs
+
+        self._by_stage: list[list[str]] | None = None  # of a number, once the order of use is known
+        self._order = UseOrder(named) if example is None else on_meta_device(model, example)
+        if is_known_before_use(stages) or example is not None:
+            self._decide_cut()
+        num_stages = stages if isinstance(stages, int) else len(self.by_stage)
+        self._delays = delays_of(delay, num_stages, accumulation, seed=seed)
+
+        self._check = SelfCheck(self._trained, accumulation)
+        self._windows = Windows(self._trained, accumulation, self._make_history, self._check)
+        self._depth = 0  # of calls of the model within each other
+        self._is_training_pass = False  # the outermost of them
+        self._saving: nn.Module | None = None  # the module whose state dict is being made
+        self._hooks: list[Any] = []
+        self._gradient_hooks: list[Any] = []  # until the order of use is known
+        self._add_hooks()
         _DELAYED.add(model)
-        self._hooks = [
-            model.register_forward_pre_hook(disable(self._before_forward), prepend=True),  # type: ignore[no-untyped-call]
-            model.register_forward_hook(disable(self._after_forward), always_call=True),  # type: ignore[no-untyped-call]
-        ]
-        for each in self._optimizers:
-            self._hooks += [
-                each.register_step_pre_hook(self._before_step),
-                each.register_step_post_hook(self._after_step),
-            ]
+
+    # What users ask
+
+    @property
+    def updates(self) -> int:
+        """t, the updates so far."""
+        return self._windows.updates
+
+    @property
+    def by_stage(self) -> list[list[str]]:
+        """The names of each stage's parameters, of those that train; UserError before they are
+        known."""
+        if self._by_stage is None and self._is_cut_known:
+            self._decide_cut()
+        if self._by_stage is None:
+            raise UserError(
+                "delayed: a number of stages cuts the model in the order of its first forward pass,"
+                " which has not been made; give example=(inputs of a forward pass,), or stages as a"
+                " mapping"
+            )
+        return self._by_stage
 
     def delays(self) -> list[StageDelay]:
-        """The delay of each stage; with one micro-batch per update until M is known."""
-        return delays_of(
-            self._profile, len(self.by_stage), self._accumulation or 1, seed=self._seed
-        )
+        """The delay of each stage."""
+        return self._delays
 
     def delay_of(self, parameter: Tensor) -> float:
-        """tau in updates of a parameter's stage, for a learning-rate rule; 0 of one that does not
+        """tau in updates of a parameter's stage, for a learning-rate rule; 0 for one that does not
         train."""
-        stages = zip(self.by_stage, self.delays(), strict=True)
-        taus = (
-            delay.tau_updates
-            for names, delay in stages
-            if any(self._parameters[n] is parameter for n in names)
-        )
-        return next(taus, 0.0)
+        for names, delay in zip(self.by_stage, self._delays, strict=True):
+            if any(self._trained[name] is parameter for name in names):
+                return delay.tau_updates
+        return 0.0
 
     def settings(self) -> dict[str, Any]:
         """What the pipeline is, as the section `pipeline` of a run's configuration."""
         profile = self._profile
-        if callable(profile) or isinstance(
-            profile, list | tuple
-        ):  # a function's delays as their largest values
-            profile = [delay.tau for delay in self.delays()]
-        elif isinstance(profile, dict | Integral):  # numpy's integers, too
-            profile = (
-                int(profile) if isinstance(profile, Integral) else {"like": int(profile["like"])}
-            )
-        return {
-            "stages": len(self.by_stage),
+        if callable(profile) or isinstance(profile, list | tuple):
+            profile = [delay.tau for delay in self._delays]  # a function's largest values
+        elif isinstance(profile, Integral):  # numpy's integers, too
+            profile = int(profile)
+        elif isinstance(profile, dict):
+            profile = {"like": int(profile["like"])}
+        settings = {
+            "stages": len(self._delays),
             "delay": profile,
-            "accumulation": self._accumulation or 1,
+            "accumulation": self._accumulation,
             "stash": self._stash,
             "forecast": self._forecast,
         }
+        if self._is_cut_known and len(self._delays) > 1:
+            cut: list[list[str]] = [[] for _ in self._delays]
+            for beginning, stage in self.stage_map().items():
+                cut[stage].append(beginning)
+            settings["cut"] = [" ".join(beginnings) for beginnings in cut]
+        return settings
+
+    def stage_map(self) -> dict[str, int]:
+        """The stage by beginnings of names, as short as they can be; `stages=` takes it."""
+        return stage_map(self.by_stage)
+
+    @contextmanager
+    def micro_batch(self) -> Iterator[None]:
+        """The explicit form of a window, for loops that call parts of the model:
+
+            with pipeline.micro_batch():
+                loss = loss_of(model.decode(model.encode(x)))
+                loss.backward()
+            optimizer.step()
+
+        All passes within use the versions of one micro-batch; its end closes the window, as does an
+        optimizer's step."""
+        if self._stash != "exact":
+            raise UserError(f"delayed: micro_batch() needs stash exact, got {self._stash}")
+        window = self._open(is_explicit=True)
+        try:
+            yield
+        finally:
+            self._windows.end(window)
+        self._windows.raise_problem()
 
     def remove(self) -> None:
         """Take the hooks off: from here on the model trains without delay."""
-        for hook in self._hooks:
+        self._windows.close()
+        for hook in (*self._hooks, *self._gradient_hooks):
             hook.remove()
         _DELAYED.discard(self.model)
 
     def state_dict(self) -> dict[str, Any]:
-        """The rings, to be saved with the model and the optimizer after a step (no copies)."""
-        stages = [{**stage.state_dict(), "weights": {}} for stage in self._stages]
-        return {"updates": self.updates, "accumulation": self._accumulation, "stages": stages}
+        """The versions, to be saved with the model and the optimizer between two updates (no
+        copies)."""
+        history = self._windows.history
+        stages = [] if history is None else [_stage_state(stage) for stage in history.stages]
+        return {
+            "updates": self.updates,
+            "is_pending": self._windows.is_pending,
+            "accumulation": self._accumulation,
+            "by_stage": self._by_stage,
+            "stages": stages,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken; after the model's own weights have been loaded."""
-        if missing := {"updates", "accumulation", "stages"} - state.keys():
-            raise ValueError(
-                f"no state of a delayed pipeline: {', '.join(sorted(missing))} missing"
-            )
-        if state["stages"] and self._accumulation not in (None, state["accumulation"]):
+        wanted = ("updates", "is_pending", "accumulation", "by_stage", "stages")
+        missing = [key for key in wanted if key not in state]
+        if missing:
+            raise ValueError(f"no state of a delayed pipeline: {', '.join(missing)} missing")
+        if state["accumulation"] != self._accumulation:
             raise ValueError(
                 f"the state is of accumulation {state['accumulation']}, not {self._accumulation}"
             )
-        num_stages = sum(bool(names) for names in self.by_stage)
-        if state["stages"] and len(state["stages"]) != num_stages:
-            raise ValueError(f"the state is of {len(state['stages'])} stages, not {num_stages}")
-        self._accumulation, self.updates = (
-            state["accumulation"] or self._accumulation,
-            state["updates"],
-        )
-        self._stepped.clear()
-        self._forget_micro_batches()
-        self._stages = (
-            (self._stages or self._make_stages()) if state["stages"] else []
-        )  # none before the first update
-        for stage, saved in zip(self._stages, state["stages"], strict=True):
-            weights = {name: weight.data for name, weight in stage.newest.items()}
-            stage.load_state_dict({**saved, "weights": weights})
+        by_stage = state["by_stage"]
+        if by_stage is not None:
+            self._take_over_cut(by_stage)
+        recorded = state["updates"] - state["is_pending"]
+        history = None
+        if state["stages"]:
+            initial = {name: contents(each) for name, each in self._trained.items()}
+            history = self._make_history(initial)
+            if len(history.stages) != len(state["stages"]):
+                raise ValueError("the state is of other delays")
+            for stage, saved in zip(history.stages, state["stages"], strict=True):
+                _load_stage(stage, saved)
+        self._windows.restart(recorded, history, is_pending=bool(state["is_pending"]))
 
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        raise UserError(
-            "delayed: copy model and optimizer, call delayed on the copies, and load state_dict() "
-            "there"
+    def __deepcopy__(self, memo: object) -> None:
+        warnings.warn(
+            "delayed: a copy of the model is a plain one, without a pipeline; call delayed on it",
+            UserWarning,
+            stacklevel=2,
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_pipeline, ()
 
     def __str__(self) -> str:
         lines = ["stage  tau  updates  parameters  ring"]
-        for index, (names, delay) in enumerate(zip(self.by_stage, self.delays(), strict=True)):
-            weights = [self._parameters[name] for name in names]
-            ring = (
-                delay.num_slots * sum(weight.nbytes for weight in weights) / 2**20
-                if delay.tau
-                else 0
-            )
-            shown = f"{names[0]} ... {names[-1]}" if names else "nothing that trains"
-            count = sum(weight.numel() for weight in weights)
-            taus = f"{delay.tau:>3}  {delay.tau_updates:>7.4g}"
-            lines.append(f"{index:>5}  {taus}  {count:>10,}  {ring:.1f} MiB  {shown}")
-        first = {id(parameter): name for name, parameter in self._parameters.items()}
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            if name not in self._parameters:
-                lines.append(f"{name} is {first[id(parameter)]}, of the stage of its first use")
-        if self._accumulation is None:
-            lines.append("(of one micro-batch per update; more are counted in the first update)")
+        for index, delay in enumerate(self._delays):
+            row = self._row(index) if self._is_cut_known else "         ?  ?"
+            lines.append(f"{index:>5}  {delay.tau:>3}  {delay.tau_updates:>7.4g}  {row}")
+        if not self._is_cut_known:
+            lines.append("(the first forward pass shows which parameters are in which stage)")
+        else:
+            lines += self._remarks()
         return "\n".join(lines)
 
-    def _make_stages(self) -> list[ReboundStage]:
+    def _row(self, index: int) -> str:
+        """The parameters of a stage, and its ring's memory."""
+        names = self.by_stage[index]
+        weights = [contents(self._trained[name]) for name in names]
+        delay = self._delays[index]
+        ring = delay.num_slots * sum(weight.nbytes for weight in weights) if delay.tau else 0
+        count = sum(weight.numel() for weight in weights)
+        shown = f"{names[0]} ... {names[-1]}" if names else "nothing that trains"
+        return f"{count:>10,}  {ring / 2**20:.1f} MiB  {shown}"
+
+    def _remarks(self) -> list[str]:
+        """What the rows of the stages do not show: parameters within the run of another stage, and
+        tied ones."""
+        stage_of = {name: k for k, names in enumerate(self.by_stage) for name in names}
+        lines = []
+        latest = 0
+        for name, stage in stage_map_in_order(self.by_stage, list(self._trained)):
+            if stage < latest:
+                lines.append(f"{name} is in stage {stage}, by the order of its use")
+            latest = max(latest, stage)
+        for name, places in tied_places(self.model).items():
+            if name in stage_of:
+                others = ", ".join(place for place in places if place != name)
+                lines.append(f"{others} is {name}, of the stage of its first use: {stage_of[name]}")
+        if self._check.passes_met:
+            lines.append(self._check.summary([delay.tau_updates for delay in self._delays]))
+        return lines
+
+    # The cut
+
+    @property
+    def _is_cut_known(self) -> bool:
+        return self._by_stage is not None or self._order.is_known(self._trained)
+
+    def _decide_cut(self) -> None:
+        self._by_stage = cut(self.model, list(self._trained), self._stages, self._order.positions())
+
+    def _take_over_cut(self, by_stage: list[list[str]]) -> None:
+        """A resumed run has the cut that it began with."""
+        if len(by_stage) != len(self._delays):
+            raise ValueError(f"the state is of {len(by_stage)} stages, not {len(self._delays)}")
+        if sorted(name for names in by_stage for name in names) != sorted(self._trained):
+            raise ValueError("the state is of other parameters")
+        if self._by_stage is not None and self._by_stage != by_stage:
+            raise ValueError("the state is of another cut into stages")
+        self._by_stage = [list(names) for names in by_stage]
+
+    def _make_history(self, initial: Mapping[str, Tensor]) -> History:
+        """The stages' versions, all of them `initial`."""
+        if self._by_stage is None:
+            self._decide_cut()
         rule = None if self._forecast is None else FORECAST_RULES[self._forecast]
-        return [
-            ReboundStage(
-                self.model,
-                index,
-                delay,
-                self._stash,
-                on_host=self._on_host,
-                forecast=rule,
-                names=set(names),
-                always_copy=True,  # GradScaler may skip an update
+        stages = []
+        for names, delay in zip(self.by_stage, self._delays, strict=True):
+            if names and delay.tau:
+                stage = StageHistory(
+                    names,
+                    [self._trained[name] for name in names],
+                    delay,
+                    [initial[name] for name in names],
+                    self._stash,
+                    rule,
+                    on_host=self._on_host,
+                )
+                stages.append(stage)
+        return History(stages, self._stash, before_move=self._drop_gathered)
+
+    def _drop_gathered(self) -> None:
+        """Under FSDP2: modules that keep whole parameters after a pass must gather them anew."""
+        for module in self._sharded:
+            module.reshard()  # type: ignore[operator]
+
+    # Hooks
+
+    def _add_hooks(self) -> None:
+        disable = torch.compiler.disable  # a compiled model calls the hooks between its graphs
+
+        def hook(action: Callable[..., Any]) -> Hook:
+            return Hook(disable(action), self._before_copy)  # type: ignore[no-untyped-call]
+
+        model = self.model
+        before, after = hook(self._before_forward), hook(self._after_forward)
+        self._hooks.append(model.register_forward_pre_hook(before, prepend=True))
+        self._hooks.append(model.register_forward_hook(after, always_call=True))
+        for module in model.modules():
+            if isinstance(module, torch.jit.ScriptModule):  # takes no such hooks
+                continue
+            self._hooks.append(
+                module.register_state_dict_pre_hook(hook(self._before_state_dict))  # type: ignore[no-untyped-call]
             )
-            for index, (names, delay) in enumerate(zip(self.by_stage, self.delays(), strict=True))
-            if names
-        ]
+            self._hooks.append(
+                module.register_state_dict_post_hook(hook(self._after_state_dict))  # type: ignore[no-untyped-call]
+            )
+        self._watch_gradients()
+        for each in self._optimizers:
+            self._hooks.append(each.register_step_pre_hook(disable(self._before_step)))  # type: ignore[no-untyped-call]
+            self._hooks.append(each.register_step_post_hook(disable(self._after_step)))  # type: ignore[no-untyped-call]
+
+    @property
+    def _has_delay(self) -> bool:
+        return any(delay.tau for delay in self._delays)
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        if not (
-            module is self.model and module.training and torch.is_grad_enabled()
-        ):  # a copy has the hooks, too
+        if module is not self.model:  # a copy that torch makes has the hooks, too
+            if getattr(module, "_is_replica", False):
+                raise UserError("delayed: DataParallel computes with copies; use DDP")
             return
-        if self._stepped:  # another optimizer has skipped its step
-            self._complete_update()
-        self._check_model()
-        # A GradScaler that skips a step leaves no gradients, or zeros; zeros are worth looking for
-        # when M are there.
-        is_full = len(self._with_backward) == self._accumulation
-        if self._with_backward and all(
-            p.grad is None or (is_full and not p.grad.any()) for p in self._trained
-        ):
-            self._forget_micro_batches()  # they come anew
-        if self._open and (self._stash != "exact" or self._on_host):
-            what = "rings on the host need" if self._on_host else f"stash {self._stash} needs"
-            raise UserError(f"delayed: {what} each backward pass before the next forward pass")
-        if self._stash != "exact" and torch.is_autocast_enabled(self._trained[0].device.type):
-            raise UserError(
-                f"delayed: stash {self._stash} needs autocast off: it saves a copy of the weights"
-            )
-        self._micro_batch += 1
-        for stage in self._stages:
-            stage.bind_through(self._number(self._micro_batch))
+        self._depth += 1
+        if self._depth > 1:
+            return
+        comes_again = not torch.is_grad_enabled() and module.training and is_in_autograd_function()
+        self._is_training_pass = module.training and (torch.is_grad_enabled() or comes_again)
+        if not self._is_training_pass:
+            self._windows.peek()
+        elif is_in_backward():
+            self._windows.recompute()
+        else:
+            self._open()
 
-    def _number(self, micro_batch: int) -> int:
-        """n of the update's micro-batch j; those without a backward pass count, so that j may be
-        more than M."""
-        per_update = self._accumulation or 1
-        return self.updates * per_update + (micro_batch - 1) % per_update + 1
+    def _open(self, *, is_explicit: bool = False) -> Window:
+        """A micro-batch begins, or goes on."""
+        self._drop_gathered()
+        self._check_model()
+        self._stop_watching()
+        self._tell_lost_versions()
+        return self._windows.open(is_explicit=is_explicit)
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        for stage in self._stages:
-            stage.bind_newest()
-        if (
-            not (module is self.model and module.training and torch.is_grad_enabled())
-            or output is None
-        ):
+        if module is not self.model:
             return
-        leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-        if not leaves:  # a data class of the user's own
-            leaves = [
-                value
-                for value in getattr(output, "__dict__", {}).values()
-                if isinstance(value, Tensor)
-            ]
-        tensors = [leaf for leaf in leaves if leaf.requires_grad]
-        if not tensors:
-            known = "tensors, lists, dicts or data classes of them"
+        self._depth = max(0, self._depth - 1)
+        if self._depth:
+            return
+        if not self._is_training_pass:
+            self._windows.end_peek()
+            return
+        self._windows.check_forward()
+        window = self._windows.current
+        if output is None or window is None:
+            return
+        tensors = [t for t in tensors_with_gradient(output) if t.grad_fn is not None]
+        if self._by_stage is None:
+            self._order.see_output(self.model, tensors)
+        if not tensors and torch.is_grad_enabled() and self._stash != "exact":
             raise UserError(
-                f"delayed: the model's output holds no tensor with a gradient; return {known}"
+                f"delayed: stash {self._stash} needs to know where the backward pass begins, but "
+                "the model's output holds no tensor with a gradient; return tensors, lists, dicts "
+                "or data classes of them"
             )
-        micro_batch, update = self._micro_batch, self.updates
-        self._open.add(micro_batch)
         for tensor in tensors:  # whichever is reached first begins the backward pass
-            tensor.register_hook(lambda gradient: self._before_backward(micro_batch, update))  # type: ignore[no-untyped-call]
+            tensor.register_hook(partial(self._before_backward, window))  # type: ignore[no-untyped-call]
 
-    def _before_backward(self, micro_batch: int, update: int) -> None:
-        if self._backward_of == micro_batch:
-            return
-        if update != self.updates:
-            raise UserError(
-                "delayed: a backward pass after the optimizer's step that its forward pass was for"
-            )
-        self._with_backward.add(micro_batch)
-        if self._accumulation is not None and len(self._with_backward) > self._accumulation:
-            raise UserError(
-                f"delayed: an update takes more than {self._accumulation} micro-batches, which "
-                f"were M of the first one;"
-                " state the most that one takes as accumulation="
-            )
-        self._backward_of = micro_batch
-        for stage in self._stages:
-            stage.prepare_backward(self._number(micro_batch))
-            stage.bind_through(self._number(micro_batch))  # recomputed activations look weights up
-        engine = torch.autograd.Variable._execution_engine
-        engine.queue_callback(_AtEnd(partial(self._after_backward, micro_batch)))
-
-    def _after_backward(self, micro_batch: int) -> None:
-        if self._backward_of == micro_batch:
-            self._backward_of = None
-            for stage in self._stages:
-                stage.bind_newest()
-        self._open.discard(micro_batch)
+    def _before_backward(self, window: Window, gradient: Tensor) -> None:
+        self._windows.begin_backward(window)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._depth = 0  # where a forward pass was interrupted
         takes_closure = any(callable(argument) for argument in (*args, *kwargs.values()))
-        if id(optimizer) in self._stepped:
-            self._complete_update()
-        if not takes_closure and all(
-            p.grad is None for group in optimizer.param_groups for p in group["params"]
-        ):
-            raise UserError(
-                "delayed: optimizer.step() without a backward pass through the delayed model"
-            )
-        if not takes_closure and not self._micro_batch:
-            raise UserError(
-                "delayed: optimizer.step() without a training forward pass of the delayed model as "
-                "a whole"
-            )
-        if self.updates == 0 and not self._stages:
-            # M is the number of micro-batches so far. A closure's own passes, the last of them, are
-            # yet to come.
-            self._accumulation = self._accumulation or len(self._with_backward) + takes_closure
-            self._stages = self._make_stages()
-        for stage in self._stages:
-            stage.ring.finish_store()
+        self._windows.before_step(optimizer, takes_closure=takes_closure)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        found = getattr(
-            optimizer, "found_inf", None
-        )  # where a fused optimizer skips the step itself
-        if found is not None and bool(found):
-            self._forget_micro_batches()
+        self._windows.after_step(optimizer)
+
+    def _watch_gradients(self) -> None:
+        """During the first updates: in which order gradients arrive, and whether in a window."""
+        for name, parameter in self._trained.items():
+            if parameter.requires_grad:
+                action = partial(self._see_gradient, name)
+                self._gradient_hooks.append(
+                    parameter.register_post_accumulate_grad_hook(action)  # type: ignore[no-untyped-call]
+                )
+
+    def _tell_lost_versions(self) -> None:
+        """A resumed optimizer, but a pipeline that begins."""
+        if self._windows.has_begun:
             return
-        self._stepped.add(id(optimizer))
-        if len(self._stepped) == len(self._optimizers):
-            self._complete_update()
+        if any(optimizer.state for optimizer in self._optimizers) and self._has_delay:
+            warnings.warn(
+                "delayed: the optimizer has made steps already, and the pipeline begins: older "
+                "versions are not known, all are what the weights are now; to go on with a run, "
+                "load its pipeline.state_dict() as well",
+                UserWarning,
+                stacklevel=4,
+            )
 
-    def _complete_update(self) -> None:
-        self.updates += 1
-        for stage in self._stages:
-            stage.record_update(self.updates)
-        self._stepped.clear()
-        self._forget_micro_batches()
+    def _stop_watching(self) -> None:
+        if self._gradient_hooks and not self._check.is_on:
+            for hook in self._gradient_hooks:
+                hook.remove()
+            self._gradient_hooks = []
 
-    def _forget_micro_batches(self) -> None:
-        self._micro_batch = 0
-        self._with_backward.clear()
-        self._open.clear()
-        for stage in self._stages:
-            stage.ring.forget()
+    def _see_gradient(self, name: str, parameter: Tensor) -> None:
+        is_in_window = self._windows.current is not None or not self._has_delay
+        self._check.see_gradient(name, is_in_window=is_in_window)
+        if self._by_stage is None:
+            self._order.see_gradient(name)
+
+    # Copies of the model, and its state
+
+    def _before_copy(self, memo: dict[int, Any]) -> None:
+        """The model is about to be copied or saved as a whole: with its newest weights."""
+        if self._windows.current is None:
+            return
+        self._windows.close()
+        for parameter in self._trained.values():
+            copied = memo.get(id(parameter))  # copied already, with what it held then
+            if isinstance(copied, Tensor):
+                contents(copied).copy_(contents(parameter))
+
+    def _before_state_dict(self, module: nn.Module, *args: Any) -> None:
+        is_in_window = self._windows.current is not None and self._windows.history is not None
+        if is_in_window and self._saving is None:
+            self._saving = module
+            self._windows.peek()
+
+    def _after_state_dict(self, module: nn.Module, state: dict[str, Any], *args: Any) -> None:
+        """In a window the state has copies of the newest weights; it would change with them."""
+        if module is not self._saving:
+            return
+        self._saving = None
+        held = {_storage(parameter) for parameter in self._trained.values()}
+        for key, value in state.items():
+            if isinstance(value, Tensor) and _storage(value) in held:
+                state[key] = value.clone()
+        self._windows.end_peek()
 
     def _check_model(self) -> None:
         """UserError where what was given to `delayed` is no longer what trains."""
@@ -390,174 +512,133 @@ class DelayedPipeline:
             if module._parameters.get(name) is not parameter:
                 raise UserError(
                     f"delayed: parameter {name} of {type(module).__name__} is another object than "
-                    f"it was; call delayed"
-                    " after the model is final (sharding with FSDP2 is not supported: its weights "
-                    "are exchanged)"
+                    "it was; call delayed after the model is final (after fully_shard, for example)"
                 )
-        if len(list(_optimized(self._optimizers))) != self._num_optimized:
+        if len(_optimized(self._optimizers)) != self._num_optimized:
             raise UserError(
                 "delayed: an optimizer was given parameters later; call delayed after "
                 "add_param_group"
             )
-        if not self._micro_batch and sum(1 for _ in self.model.parameters()) != len(
-            self._parameters
-        ):
+        if sum(1 for _ in self.model.parameters()) != self._num_parameters:
             raise UserError(
                 "delayed: the model has other parameters than it had; call delayed after it is "
                 "final"
             )
-        for stage in (stage for stage in self._stages if stage.delay.tau):
-            older, newest = stage.ring.slots[0][0], next(iter(stage.newest.values()))
-            for was, now in ((older.dtype, newest.dtype), (older.device, newest.device)):
-                if was != now and not (self._on_host and isinstance(now, torch.device)):
-                    raise UserError(
-                        f"delayed: the model went from {was} to {now}; convert or move it before "
-                        f"the call"
-                    )
-
-
-class _AtEnd:
-    """Called once at the end of a backward pass; where one fails, when autograd lets go of it."""
-
-    def __init__(self, action: Callable[[], None]) -> None:
-        self._actions = [action]
-
-    def __call__(self) -> None:
-        while self._actions:
-            self._actions.pop()()
-
-    __del__ = __call__
-
-
-def names_by_stage(
-    model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages
-) -> list[list[str]]:
-    """The names of the parameters of each stage, of those that an optimizer trains; UserError for
-    what has none."""
-    named = dict(model.named_parameters())
-    given = {
-        id(p) for p in _optimized(optimizers) if p.is_floating_point() or p.is_complex()
-    }  # no frozen integers
-    trained = [name for name, parameter in named.items() if id(parameter) in given]
-    if len(trained) < len(given):
-        raise UserError(
-            "delayed: the optimizer trains parameters that are not the model's; make it of its "
-            "parameters"
-        )
-    if not trained:
-        raise UserError("delayed: the optimizer trains no parameter of the model")
-    sharded = [name for name in trained if type(named[name].data).__name__ == "DTensor"]
-    if sharded:
-        raise UserError(
-            f"delayed: {some(sharded)} sharded (FSDP2 or tensor parallel), which exchanges weights "
-            f"at its own times;"
-            " use DDP, or a model that fits on one device"
-        )
-    stage_of: Callable[[str], Any]
-    if isinstance(stages, Mapping):
-        every = [
-            name for name, _ in model.named_parameters(remove_duplicate=False)
-        ]  # a tied head, too
-        unknown = [
-            key for key in stages if not any(f"{name}.".startswith(f"{key}.") for name in every)
-        ]
-        if unknown:
+        device = next(iter(self._trained.values())).device.type
+        if self._stash != "exact" and torch.is_autocast_enabled(device):
             raise UserError(
-                f"delayed: stages: no parameter's name is or begins with {', '.join(unknown)}"
+                f"delayed: stash {self._stash} needs autocast off: it saves a copy of the weights"
             )
-        stage_of = partial(_by_beginning, stages)
-    elif isinstance(stages, int):
-        stage_of = _cut(model, stages)
-    elif callable(stages):
-        stage_of = stages
-    else:
+
+
+def stage_map_in_order(
+    by_stage: Sequence[Sequence[str]], names: Sequence[str]
+) -> list[tuple[str, int]]:
+    """Each beginning of names with its stage, in the order in which the parameters are defined."""
+    found = stage_map(by_stage)
+    place = {name: index for index, name in enumerate(names)}
+
+    def first(beginning: str) -> int:
+        return min(place[n] for n in names if f"{n}.".startswith(f"{beginning}."))
+
+    return sorted(found.items(), key=lambda item: first(item[0]))
+
+
+def _no_pipeline() -> None:
+    """A saved model has no pipeline."""
+
+
+def _storage(tensor: Tensor) -> int:
+    return contents(tensor).untyped_storage().data_ptr()
+
+
+def _places(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    """Where the model's modules hold parameters."""
+    places = []
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):  # whose parameters stay what they are
+            continue
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                places.append((module, name, parameter))
+    return places
+
+
+def _stage_state(stage: StageHistory) -> dict[str, Any]:
+    stage.slots.wait()
+    return {
+        "slots": [slot.views for slot in stage.slots.slots],
+        "newest": None if stage.newest is None else stage.newest.views,
+        "extrapolation": stage.extrapolation.state,
+    }
+
+
+@torch.no_grad()
+def _load_stage(stage: StageHistory, saved: Mapping[str, Any]) -> None:
+    """What `_stage_state` gave; ValueError where it is another delay's."""
+    if len(saved["slots"]) != len(stage.slots.slots):
+        raise ValueError("the state is of other delays")
+    for slot, kept in zip(stage.slots.slots, saved["slots"], strict=True):
+        torch._foreach_copy_(slot.views, kept)
+    if (stage.newest is None) != (saved["newest"] is None):
+        raise ValueError("the state is of another stash mode or forecast")
+    newest = saved["newest"] if stage.newest is not None else stage.contents
+    stage.extrapolation.load_state(saved["extrapolation"], newest)
+    stage.slots.forget()
+
+
+def _check_settings(accumulation: Any, stash: Any, forecast: Any, rings: Any) -> None:
+    if type(accumulation) is not int or accumulation < 1:
         raise UserError(
-            f"delayed: stages must be a number, a mapping or a function of parameter names, got "
-            f"{stages!r}"
+            f"delayed: accumulation must be a whole number from 1, got {accumulation!r}"
         )
-    found: dict[str, Any] = {name: stage_of(name) for name in trained}
-    wrong = [
-        name for name, k in found.items() if isinstance(k, bool) or not isinstance(k, int) or k < 0
-    ]
-    if wrong:
-        raise UserError(
-            f"delayed: stages: {some(wrong)} assigned to no stage; each needs a whole number from 0"
-        )
-    count = stages if isinstance(stages, int) else 1 + max(found.values())
-    return [[name for name in trained if found[name] == k] for k in range(count)]
+    known = {
+        "stash": get_args(StashMode),
+        "forecast": (None, *FORECAST_RULES),
+        "rings": ("device", "host"),
+    }
+    for name, value in (("stash", stash), ("forecast", forecast), ("rings", rings)):
+        if value not in known[name]:
+            choices = ", ".join(map(str, known[name]))
+            raise UserError(f"delayed: {name} must be one of {choices}, got {value!r}")
+    if forecast is not None and stash != "exact":
+        raise UserError(f"delayed: forecast needs stash exact, got {stash}")
 
 
-def _by_beginning(stages: Mapping[str, int], name: str) -> int | None:
-    """The stage of the longest beginning of a name that the mapping has; None if it has none."""
-    beginnings = [key for key in stages if f"{name}.".startswith(f"{key}.")]
-    return stages[max(beginnings, key=len)] if beginnings else None
+def _optimizers_in(given: Any) -> list[Optimizer]:
+    """The optimizers that were given, each without its wrappers."""
+    each = list(given) if isinstance(given, Iterable) else [given]
+    return [_innermost(optimizer) for optimizer in each]
 
 
-def _cut(model: nn.Module, num_stages: int) -> Callable[[str], int]:
-    """The stage by name, when the longest run of like blocks is cut evenly."""
-    runs: list[list[str]] = [
-        []
-    ]  # the longest of each list: what the names of each block's parameters begin with
-    for path, container in model.named_modules():
-        outer = (block for run in runs if len(run) >= max(2, num_stages) for block in run)
-        if isinstance(container, LISTS) and not f"{path}.".startswith(
-            tuple(outer)
-        ):  # heads or experts of a block
-            run: list[str] = []
-            longest, kind = run, None
-            for name, child in container.named_children():
-                if next(child.parameters(), None) is None:  # an activation between two blocks
-                    continue
-                prefix = f"{path}.{name}." if path else f"{name}."
-                run, kind = [*run, prefix] if _kind(child) == kind else [prefix], _kind(child)
-                longest = max(longest, run, key=len)
-            runs.append(longest)
-    prefixes = max(runs, key=len)
-    equal = [run[0] for run in runs if len(run) == len(prefixes) > 1 < num_stages]
-    if len(equal) > 1:
-        raise UserError(
-            f"delayed: stages: {len(equal)} runs of {len(prefixes)} like blocks, from "
-            f"{' and '.join(equal[:2])} on;"
-            " give a mapping from parameter names to stages"
-        )
-    if not 1 <= num_stages <= max(1, len(prefixes)):
-        raise UserError(
-            f"delayed: stages must be from 1 to {max(1, len(prefixes))}, the model's longest run "
-            f"of like blocks, got"
-            f" {num_stages}; or give a mapping from parameter names to stages"
-        )
-    names = [name for name, _ in model.named_parameters()]
-    first = next(
-        (i for i, name in enumerate(names) if prefixes and name.startswith(prefixes[0])), 0
-    )
-    # Block i of n is in stage k where k n // P <= i < (k + 1) n // P, as in brx's own partition.
-    bounds = [(k + 1) * len(prefixes) // num_stages for k in range(num_stages)]
-
-    def stage_of(name: str) -> int:
-        block = next((i for i, prefix in enumerate(prefixes) if name.startswith(prefix)), None)
-        if block is None:  # before the first block or after the last one
-            return 0 if names.index(name) < first else num_stages - 1
-        return next(k for k, bound in enumerate(bounds) if block < bound)
-
-    return stage_of
-
-
-def _kind(block: nn.Module) -> object:
-    """What like blocks have in common: their class, and what is in one that is a mere list."""
-    return [type(module) for module in block.modules()] if isinstance(block, LISTS) else type(block)
-
-
-def _innermost(optimizer: Any) -> Optimizer:
+def _innermost(given: Any) -> Optimizer:
     """The optimizer within accelerate's or another's wrapper."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = inner
-    return optimizer  # type: ignore[no-any-return]
+    if hasattr(given, "first_step") and hasattr(given, "second_step"):
+        raise UserError(
+            f"delayed: {type(given).__name__} steps in two halves; give delayed its base optimizer,"
+            " and put both forward passes and both halves into one `with pipeline.micro_batch():`"
+        )
+    optimizer = given
+    while True:
+        inner = [getattr(optimizer, name, None) for name in WRAPPED]
+        found = [each for each in inner if hasattr(each, "step")]
+        if not found:
+            break
+        optimizer = found[0]
+    if not isinstance(optimizer, Optimizer):
+        raise UserError(
+            f"delayed: optimizer must be a torch optimizer, several, or a wrapper that has one as "
+            f"`.optimizer`, got {type(given).__name__}"
+        )
+    return optimizer
 
 
-def _optimized(optimizers: Sequence[Optimizer]) -> Iterator[Tensor]:
-    return (
-        p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
-    )
+def _optimized(optimizers: Sequence[Optimizer]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            found += group["params"]
+    return found
 
 
 delayed = DelayedPipeline

@@ -106,6 +106,11 @@ class Extrapolation:
         """Whether every update has to be looked at."""
         return self._delay.tau > 0 and (self._stash == "predict" or self.rule is not None)
 
+    @property
+    def newest(self) -> FlatTensors | None:
+        """A copy of the newest weights, kept where every update has to be looked at."""
+        return self._before if self.is_needed else None
+
     def remember(self, newest: Tensors) -> None:
         """Before an update whose `last_update` is wanted: keep a copy of the weights."""
         if self._before is None:

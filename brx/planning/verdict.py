@@ -8,7 +8,6 @@ without is taken to need as many."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import pandas as pd
 from brx.config.parsing import parse_bytes
 from brx.errors import UserError, did_you_mean
 from brx.planning.schedules import Cut, EqualStages, LocalSteps, first_that_fits
+from brx.readers import read_json
 from brx.runs.frames import comparable, load
 from brx.runs.slowdown import IterationRatio, Reached, geometric_mean, iteration_ratio
 from brx.runs.time_to_loss import Experiment, Measurements, measure_largest_set
@@ -487,11 +487,11 @@ def _seconds_of_runs(
 
 def _seconds_of_table(path: Path) -> pd.Series:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         table = pd.DataFrame(content["rows"], columns=content["columns"]).set_index("method")
         seconds = 1e-3 * table.filter(regex="^ms / iteration").iloc[:, 0].astype(float)
         if seconds.between(0, math.inf, inclusive="neither").all():
             return seconds
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError):
         pass
     raise UserError(f"--cost-from {path}: no table of milliseconds per iteration by method")

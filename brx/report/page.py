@@ -32,6 +32,7 @@ from brx.paper.figures import FIGURES, PANEL_IN, draw_paper_figure
 from brx.paper.scales import Experiments
 from brx.paper.tables import TABLES
 from brx.plot.style import METHOD_LOOKS, look_of, sequence_color, thin
+from brx.readers import read_json
 from brx.runs.comparison import compare
 from brx.runs.folder import trajectory_of
 from brx.runs.frames import DEPTH, RATE, SEED, Run, read_run
@@ -188,8 +189,8 @@ def paper_drawings(
 def _is_of(path: Path, experiments: Experiments) -> bool:
     """Whether a figure was drawn from these runs as they are now."""
     try:
-        details = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        details = read_json(path.with_suffix(".json"))
+    except ValueError:
         return False
     return path.is_file() and details.get("fingerprint") == experiments.fingerprint
 

@@ -4,7 +4,6 @@ small file.
 Written beside the committed results, so that `brx verdict` need not read two hundred runs.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,6 +17,7 @@ from pydantic import BaseModel, Field, model_validator
 from brx.config.loading import validate
 from brx.errors import UserError
 from brx.files import write_text
+from brx.readers import read_json
 from brx.runs.comparison import reached_by_seed
 from brx.runs.experiments import at_best_rates, by_experiment
 from brx.runs.frames import (
@@ -88,8 +88,8 @@ class Measurements(BaseModel, frozen=True, extra="forbid"):
     def read(cls, path: Path) -> Self:
         """Read a file that `write` made; UserError where it is none."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            content = read_json(path)
+        except ValueError as error:
             raise UserError(f"{path}: not readable: {error}") from None
         return validate(content, cls, str(path))
 

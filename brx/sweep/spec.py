@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from brx.errors import UserError, did_you_mean
 from brx.files import user_path, write_text
 from brx.methods.trajectory_version import check_trajectory_version
 from brx.names import file_name
+from brx.readers import parse_json
 from brx.runs.folder import (
     FOR_TUNING,
     SEED,
@@ -432,7 +432,7 @@ def iterations_done(folder: Path) -> int:
         return 0
     for line in reversed(lines):
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            return int(json.loads(line)["iteration"])
+            return int(parse_json(line.decode())["iteration"])
     return 0
 
 

@@ -3,6 +3,7 @@ and `export`."""
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import math
 import os
@@ -12,7 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 from pydantic_core import to_jsonable_python
@@ -35,6 +36,8 @@ class Recording:
 
         with brx.record("runs/mine", method="lion", stages=32, seed=0, lr=1e-3) as run:
             run.log(t, loss)  # after each update t, from 1
+
+    Without `with`, the first `log` begins the run, and `close()` or the end of the program ends it.
 
     It has config.yaml (with what is known of such a loop), metrics.jsonl and summary.json. A loss
     that is not finite ends the block, quietly: the run has diverged. UserError where the folder
@@ -71,6 +74,8 @@ class Recording:
         self._folder, self._pipeline, self._resume = RunFolder(Path(folder)), pipeline, resume
         self._task, self._counts = task or _task(pipeline), iterations is None
         self._stack = ExitStack()
+        self._is_open = False
+        self._is_in_block = False  # of `with`
         self._metrics: MetricsWriter | None = None
         self._t, self._validated, self._seconds, self._started = 0, 0, 0.0, time.perf_counter()
         delays: dict[str, Any] = {
@@ -89,8 +94,8 @@ class Recording:
                 1, self._folder.read_summary().get("iteration", 0)
             )
             iterations = old.training.iterations if iterations is None else iterations
-            if pipeline is not None and not pipeline.updates:  # M is not known yet
-                delays["accumulation"] = old.pipeline.accumulation
+            if "cut" not in delays and old.pipeline.cut is not None:  # not known yet
+                delays["cut"] = old.pipeline.cut
         kept = to_jsonable_python(
             {k: v for k, v in settings.items() if k not in ("lr", "params")}, fallback=str
         )
@@ -109,6 +114,13 @@ class Recording:
         self._config = check(content, RunConfig, "record")
 
     def __enter__(self) -> Self:
+        if self._is_open:
+            raise UserError(f"record: {self._folder.path}: the run is being recorded already")
+        self._begin()
+        self._is_in_block = True
+        return self
+
+    def _begin(self) -> None:
         with ExitStack() as stack:
             stack.enter_context(hold(self._folder.path))
             self._folder.create(self._config, resume=self._resume)
@@ -117,12 +129,20 @@ class Recording:
             self._started = time.perf_counter()
             self._write_summary("unfinished")
             self._stack = stack.pop_all()
-        return self
+        self._is_open = True
+
+    def close(self) -> None:
+        """End the run, for a loop without `with`; nothing where none is under way."""
+        if self._is_open:
+            self.__exit__(None, None)
 
     def log(self, t: int, loss: float | torch.Tensor, **numbers: float | torch.Tensor) -> None:
         """Write the training loss of update t in nats, mean over its micro-batches, and any other
         numbers (`lr`)."""
         t = int(t)  # numpy's integers, too
+        if not self._is_open:  # without `with`
+            self._begin()
+            atexit.register(self.close)
         if self._metrics is None:
             self._open(t)
         if t != self._t + 1:
@@ -137,7 +157,7 @@ class Recording:
                 f"another name"
             )
         if not math.isfinite(value):
-            raise DivergedError(f"iteration {t}: the loss is {value}")
+            self._diverge(f"iteration {t}: the loss is {value}")
         self._t = t
         others = {name: _number(number) for name, number in numbers.items()}
         self._write(
@@ -160,7 +180,7 @@ class Recording:
             )
             raise UserError(f"record: {self._folder.path}: validation of iteration {t}: {what}")
         if not math.isfinite(value := _number(loss)):
-            raise DivergedError(f"iteration {t}: the validation loss is {value}")
+            self._diverge(f"iteration {t}: the validation loss is {value}")
         self._write({"iteration": t, "val_loss": value})
         self._validated = t
 
@@ -188,6 +208,8 @@ class Recording:
         self, kind: type[BaseException] | None, error: BaseException | None, *trace: object
     ) -> bool:
         diverged = isinstance(error, DivergedError)
+        self._is_open = False
+        atexit.unregister(self.close)
         with self._stack:
             self._complete_config()
             status = (
@@ -204,6 +226,13 @@ class Recording:
             )
             print(f"brx: {self._folder.path}: diverged: {error}{alone}", file=sys.stderr)
         return diverged
+
+    def _diverge(self, problem: str) -> NoReturn:
+        """Leave the block of `with` quietly; without one, end the run and tell the loop."""
+        error = DivergedError(problem)
+        if not self._is_in_block:
+            self.__exit__(DivergedError, error)
+        raise error
 
     def _complete_config(self) -> None:
         """What is known after the updates: their number, and the micro-batches of each."""

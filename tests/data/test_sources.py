@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import datasets
 import huggingface_hub
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from brx.config.schema import DataConfig
 from brx.data import prepare, sources
@@ -297,3 +299,14 @@ def test_links_are_said_to_be_followed(corpus):
 def test_plain_folder_needs_no_note(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     assert notes_on_files(str(tmp_path)) == []
+
+
+def test_other_columns_of_parquet_are_not_read(tmp_path):
+    table = pyarrow.table({"text": ["a", "b"], "other": [b"x" * 4000, b"y" * 4000]})
+    path = tmp_path / "a.parquet"
+    parquet.write_table(table, path, compression="none", use_dictionary=False)
+    place = parquet.ParquetFile(path).metadata.row_group(0).column(1).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[place : place + 40] = bytes(40)
+    path.write_bytes(content)
+    assert list(documents(DataConfig(source=str(path)))) == ["a", "b"]

@@ -23,6 +23,7 @@ OVERRIDES = {
         "frequency: 5}"
     ],
 }
+CONV_MIXER = f"{Path(__file__).parents[2] / 'examples/models/conv_mixer.py'}:ConvMixer"
 XPIPE = f"{Path(__file__).parents[2] / 'examples/methods/xpipe.py'}:XPipe"
 STAGE_AWARE = "{method: basis-rotation, lr: 0.01, frequency: 3, refresh_schedule: stage-aware}"
 
@@ -54,6 +55,9 @@ def equality_configs(folder):
         "pipedream-forecast": [*split, "pipeline.forecast=average-update"],
         "pipedream-last-update": [*deep, "pipeline.forecast=last-update"],
         "pipedream-xpipe": [*deep, f"optimizer.method={XPIPE}"],
+        "pipedream-mixture": [*mixture, "pipeline.accumulation=3", "pipeline.delay=2bw"],
+        "pipedream-llama": ["model.class=llama", "model.kv_heads=1", *deep],
+        "pipedream-own-model": [f"model.class={CONV_MIXER}", "model.kernel=3", *deep],
         "stage-aware-mixture": [*mixture, f"optimizer={STAGE_AWARE}"],
         "scion-mixture": [*mixture, "optimizer.method=scion", "optimizer.lr=0.001"],
     }

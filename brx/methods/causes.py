@@ -1,0 +1,320 @@
+"""Methods of the study of causes (docs/protocol.md, 12): what makes an optimizer stand delay?
+
+None of them is in the table of methods. A configuration names them by import path, and gives their
+settings as arguments::
+
+    optimizer: {method: "brx.methods.causes:TurnedRotation", lr: 1e-3, arguments: {theta: 0.3}}
+"""
+
+import importlib
+import math
+from dataclasses import replace
+from functools import cache
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
+
+from brx.errors import UserError
+from brx.methods.groups import stage_groups
+from brx.methods.method import Method, Stages
+from brx.optim.basis_rotation import BasisRotation
+from brx.optim.elementwise import above_noise
+from brx.optim.matrix_batch import MatrixBatch, rotate
+from brx.optim.numbers_of_step import StepNumbers
+from brx.optim.options import Group
+from brx.optim.parameter_state import Side
+from brx.optim.products import factor_rounding
+from brx.optim.refresh import estimate_eigenbasis, raise_second_moment, share_out_second_moment
+
+UNIFORM = "random"  # in place of an angle: an orthogonal matrix drawn uniformly
+
+
+class StudyMethod(Method):
+    """AdamW on everything but the matrices of attention and MLP.
+
+    Args: beta1, beta2, eps, weight_decay: AdamW's, and where they apply the matrices'."""
+
+    why = "the study compares steps on the matrices of attention and MLP, with AdamW on the rest"
+
+    def __init__(
+        self,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        _check(0 <= beta1 < 1, f"beta1 must be in [0, 1), got {beta1}")
+        _check(0 <= beta2 < 1, f"beta2 must be in [0, 1), got {beta2}")
+        _check(weight_decay >= 0, f"weight_decay must not be negative, got {weight_decay}")
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.eps = eps
+        self.weight_decay = weight_decay
+
+    def adamw(self, groups: list[Group]) -> Optimizer:
+        return AdamW(
+            groups,
+            lr=self.lr,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            fused=True,
+        )
+
+    @property
+    def rotation_options(self) -> dict[str, Any]:
+        return {"eps": self.eps, "weight_decay": self.weight_decay}
+
+
+class TurnedRotation(StudyMethod):
+    """Basis rotation in bases that are turned away from the eigenbasis.
+
+    Args: theta: the typical angle, in radians; "random" for a basis drawn uniformly; 0 for basis
+    rotation itself. frequency: iterations between refreshes. The others: `StudyMethod`."""
+
+    summary = "basis rotation in bases turned away from the eigenbasis by a fixed rotation"
+    source = "docs/protocol.md, section 12"
+    equation = "as basis-rotation, with U R instead of U and V R' instead of V, R = exp(theta K)"
+    gets: ClassVar = {"TurnedBasisRotation": "the matrices", "AdamW": "the rest"}
+
+    def __init__(
+        self, theta: float | Literal["random"] = 0.0, frequency: int = 10, **options: float
+    ) -> None:
+        super().__init__(**options)
+        is_angle = isinstance(theta, int | float) and math.isfinite(theta) and theta >= 0
+        _check(
+            is_angle or theta == UNIFORM,
+            f"theta must be an angle of at least 0, or {UNIFORM}, got {theta!r}",
+        )
+        self.theta = theta
+        self.frequency = frequency
+
+    def matrices(self, groups: list[Group]) -> Optimizer:
+        return TurnedBasisRotation(
+            groups,
+            lr=self.lr,
+            betas=(self.beta1, self.beta2),
+            frequency=self.frequency,
+            theta=self.theta,
+            **self.rotation_options,
+        )
+
+
+class RotatedLion(StudyMethod):
+    """Sign descent with Lion's momentum in the eigenbasis.
+
+    Args: lion_beta1, lion_beta2: Lion's (arXiv:2302.06675). frequency: iterations between
+    refreshes. beta1, beta2 are AdamW's on the rest; beta2 is the covariances' decay, too."""
+
+    summary = "Lion's step taken in the eigenbasis of basis rotation"
+    source = "Chen et al. 2023 (arXiv:2302.06675); docs/protocol.md, section 12"
+    equation = "W <- (1 - lr wd) W - lr U sign(beta1 U^T M V + (1 - beta1) U^T G V) V^T"
+    gets: ClassVar = {"LionInEigenbasis": "the matrices", "AdamW": "the rest"}
+
+    def __init__(
+        self,
+        lion_beta1: float = 0.9,
+        lion_beta2: float = 0.99,
+        frequency: int = 10,
+        **options: float,
+    ) -> None:
+        super().__init__(**options)
+        _check_lion(lion_beta1, lion_beta2)
+        self.lion_beta1 = lion_beta1
+        self.lion_beta2 = lion_beta2
+        self.frequency = frequency
+
+    def matrices(self, groups: list[Group]) -> Optimizer:
+        return LionInEigenbasis(
+            groups,
+            lr=self.lr,
+            betas=(self.lion_beta2, self.beta2),
+            frequency=self.frequency,
+            weight_of_momentum=self.lion_beta1,
+            **self.rotation_options,
+        )
+
+
+class Lion(StudyMethod):
+    """Sign descent with Lion's momentum, in the original coordinates.
+
+    Args: as `RotatedLion`'s."""
+
+    summary = "Lion on the matrices of attention and MLP, AdamW on the rest"
+    source = "Chen et al. 2023 (arXiv:2302.06675)"
+    equation = "W <- (1 - lr wd) W - lr sign(beta1 M + (1 - beta1) G)"
+    gets: ClassVar = {"Lion": "the matrices", "AdamW": "the rest"}
+
+    def __init__(self, lion_beta1: float = 0.9, lion_beta2: float = 0.99, **options: float) -> None:
+        super().__init__(**options)
+        _check_lion(lion_beta1, lion_beta2)
+        self.lion_betas = (lion_beta1, lion_beta2)
+
+    def matrices(self, groups: list[Group]) -> Optimizer:
+        lion: Optimizer = _library("Lion").Lion(
+            groups,
+            lr=self.lr,
+            betas=self.lion_betas,
+            weight_decay=self.weight_decay,
+            weight_decouple=True,
+        )
+        return lion
+
+
+class Adan(StudyMethod):
+    """Adan on all parameters.
+
+    Args: adan_beta1, adan_beta2, adan_beta3: decay of the momentum, of the gradients' differences
+    and of the second moment (the authors' code; the paper writes 1 minus them). eps, weight_decay:
+    the decay is implicit, as in the paper: w <- w / (1 + lr weight_decay)."""
+
+    summary = "Adan: Nesterov momentum without extra gradients, adaptive"
+    source = "Xie et al. 2022 (arXiv:2208.06677), by pytorch-optimizer"
+    equation = (
+        "m, d, n: averages of g, g - g', (g + b2 (g - g'))^2; "
+        "w <- (w - lr (m^ + b2 d^) / (sqrt(n^) + eps)) / (1 + lr wd)"
+    )
+    gets: ClassVar = {"Adan": "all parameters"}
+    why = "Adan works coordinate by coordinate"
+
+    def __init__(
+        self,
+        adan_beta1: float = 0.98,
+        adan_beta2: float = 0.92,
+        adan_beta3: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(eps=eps, weight_decay=weight_decay)
+        for number, beta in enumerate((adan_beta1, adan_beta2, adan_beta3), start=1):
+            _check(0 <= beta < 1, f"adan_beta{number} must be in [0, 1), got {beta}")
+        self.adan_betas = (adan_beta1, adan_beta2, adan_beta3)
+
+    def optimizers(self, stages: Stages) -> list[Optimizer]:
+        adan: Optimizer = _library("Adan").Adan(
+            stage_groups(stages),
+            lr=self.lr,
+            betas=self.adan_betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )
+        return [adan]
+
+
+class TurnedBasisRotation(BasisRotation):
+    """BasisRotation whose bases are U R and V R' for fixed orthogonal R and R'.
+
+    Up to the first refresh the bases are the identity, as BasisRotation's are. The turned bases are
+    what `state` has. Not for GPUs, on which a step may have to change nothing."""
+
+    def __init__(
+        self, params: Any, *, theta: float | Literal["random"] = 0.0, **options: Any
+    ) -> None:
+        self.theta = theta
+        super().__init__(params, **options)
+
+    def _renew_bases(
+        self,
+        batch: MatrixBatch,
+        gradient: Tensor,  # (b, m, n)
+        exact: bool,
+    ) -> None:
+        if self.theta == 0:
+            super()._renew_bases(batch, gradient, exact)
+            return
+        if batch.bad is not None:
+            raise ValueError("turned bases are of a study on CPUs: set runtime.device=cpu")
+        second_moment = batch.state["exp_avg_sq"].clone()
+        if not exact:  # before the first refresh the basis is the identity, which is not turned
+            self._turn(batch, back=True)
+        estimate_eigenbasis(batch, gradient, exact)
+        self._turn(batch)
+        # What belongs to the turned columns stays with them; in the first bases it is shared out.
+        batch.state["exp_avg_sq"].copy_(second_moment)
+        if exact:
+            share_out_second_moment(batch)
+        raise_second_moment(batch)
+
+    def _turn(self, batch: MatrixBatch, *, back: bool = False) -> None:
+        """B <- B R in all bases, or with `back` B <- B R^T; the momentum is carried over."""
+        momentum = rotate(batch, batch.matrices("exp_avg"), back=True)  # M (b, m, n)
+        for side in batch.sides:
+            basis = batch.matrices(f"{side}_basis")  # (b, m, m), or (b, n, n)
+            turn = fixed_rotation(basis.shape[-1], side, self.theta).to(basis)
+            basis.copy_(basis @ (turn.mT if back else turn))
+        batch.matrices("exp_avg").copy_(rotate(batch, momentum))
+
+
+@cache
+def fixed_rotation(size: int, side: Side, theta: float | Literal["random"]) -> Tensor:
+    """An orthogonal matrix (size, size), float64, the same in every run: exp(theta K), or for
+    "random" one drawn uniformly.
+
+    K is skew-symmetric with normal entries. Its eigenvalues are imaginary; the root mean square of
+    their sizes is 1, so that theta is the typical angle of the planes that turn."""
+    generator = torch.Generator().manual_seed(2 * size + (side == "left"))
+    normal = torch.randn(size, size, dtype=torch.float64, generator=generator)
+    if theta == UNIFORM:
+        orthogonal: Tensor
+        orthogonal, upper = torch.linalg.qr(normal)
+        orthogonal *= upper.diagonal().sign()  # uniform only with a positive diagonal
+        return orthogonal
+    skew = normal - normal.mT
+    # The squares of the eigenvalues' sizes add up to the squared Frobenius norm.
+    skew *= math.sqrt(size) / torch.linalg.matrix_norm(skew)
+    turn: Tensor = torch.linalg.matrix_exp(theta * skew)
+    return turn
+
+
+class LionInEigenbasis(BasisRotation):
+    """Lion's step in the bases of BasisRotation.
+
+    `betas` are the decay of Lion's momentum and of the covariances. The second moment is kept only
+    to tell rounding noise, whose sign must not become a step (docs/methods.md)."""
+
+    def __init__(self, params: Any, *, weight_of_momentum: float = 0.9, **options: Any) -> None:
+        self.weight_of_momentum = weight_of_momentum
+        super().__init__(params, **options)
+
+    def _take_step(
+        self,
+        batch: MatrixBatch,
+        gradient: Tensor,  # (b, m, n)
+        numbers: StepNumbers,
+    ) -> None:
+        # Every step is of full size here: there is none to be limited.
+        super()._take_step(batch, gradient, replace(numbers, limit=math.inf))
+
+    def _rotated_adam(
+        self,
+        batch: MatrixBatch,
+        rotated_gradient: Tensor,  # U^T G V (b, m, n)
+        numbers: StepNumbers,
+    ) -> Tensor:
+        momentum = batch.matrices("exp_avg")  # of the steps before (b, m, n)
+        direction = torch.lerp(rotated_gradient, momentum, self.weight_of_momentum).sign_()
+        super()._rotated_adam(batch, rotated_gradient, numbers)  # the moments' recursions
+        rounding = factor_rounding(batch.options["rotation_precision"], direction.dtype)
+        damping = above_noise(batch.matrices("exp_avg_sq"), rounding)
+        return direction.mul_(damping).mul_(-numbers.lr)
+
+
+def _check_lion(beta1: float, beta2: float) -> None:
+    _check(0 <= beta1 < 1, f"lion_beta1 must be in [0, 1), got {beta1}")
+    _check(0 <= beta2 < 1, f"lion_beta2 must be in [0, 1), got {beta2}")
+
+
+def _check(is_right: bool, what: str) -> None:
+    if not is_right:
+        raise UserError(f"optimizer.arguments: {what}")
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module("pytorch_optimizer")
+    except ImportError:
+        raise UserError(
+            f"{name} needs the package pytorch-optimizer: pip install pytorch-optimizer"
+        ) from None

@@ -1,0 +1,78 @@
+"""The models in words: what they are, and their options."""
+
+import inspect
+import textwrap
+from typing import Any, get_args
+
+from brx.config.schema import (
+    GPTConfig,
+    LlamaConfig,
+    ModelSection,
+    OwnModelConfig,
+    Section,
+)
+from brx.errors import UserError, did_you_mean
+from brx.model.models import MODELS, load_class
+
+WIDTH = 110
+COLUMN = 46  # where an option's explanation begins
+SECTIONS: dict[str, type[ModelSection]] = {"gpt": GPTConfig, "llama": LlamaConfig}
+OWN = "FILE.py:CLASS"
+OWN_SUMMARY = (
+    "a torch.nn.Module of your own with embed, blocks and head; its further options are keys of the"
+    " section (docs/models.md)"
+)
+
+
+def all_models() -> str:
+    """Every model with its options; for `brx models`."""
+    entries = [_entry(name, section) for name, section in SECTIONS.items()]
+    entries.append(_filled(f"{OWN}: {OWN_SUMMARY}", "  "))
+    return "\n\n".join(entries)
+
+
+def one_model(name: str) -> str:
+    """One model with its options, of a user's own those that its constructor takes.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    if ":" in name:
+        settings = OwnModelConfig(**{"class": name})  # type: ignore[arg-type]
+        parameters = inspect.signature(load_class(settings)).parameters
+        options = [f"  {parameters[key]}" for key in parameters if key != "vocabulary_size"]
+        return "\n".join([f"{name}: a model of your own", *options])
+    if name not in MODELS:
+        known = ", ".join(MODELS)
+        raise UserError(f"{name}: no such model{did_you_mean(name, MODELS)} (known: {known})")
+    return _entry(name, SECTIONS[name])
+
+
+def _entry(name: str, section: type[ModelSection]) -> str:
+    lines = [_filled(f"{name}: {_sentence(section.__doc__)}", "  ")]
+    return "\n".join(lines + _options(section, "  "))
+
+
+def _options(section: type[Section], indent: str, prefix: str = "") -> list[str]:
+    """A line or more for each key of a section, and for those of sections in it."""
+    lines = []
+    for key, field in section.model_fields.items():
+        if key == "name":
+            continue
+        default: Any = field.get_default(call_default_factory=True)
+        shown = "null" if default is None else str(default).lower()
+        title = f"{indent}{prefix}{key} = {shown}"
+        explanation = _sentence(field.description)
+        lines.append(_filled(f"{title:<{COLUMN - 1}} {explanation}", " " * COLUMN))
+        for inner in get_args(field.annotation):
+            if isinstance(inner, type) and issubclass(inner, Section):
+                lines += _options(inner, indent, f"{prefix}{key}.")
+    return lines
+
+
+def _sentence(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def _filled(text: str, further: str) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=further, break_on_hyphens=False)

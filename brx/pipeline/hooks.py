@@ -1,0 +1,107 @@
+"""Hooks on somebody's model: what a copy of the model does with them, and when a pass ends.
+
+Needs torch alone.
+"""
+
+import inspect
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+
+class Hook:
+    """Calls `action`. A copy of the model, or the model in a file, has `no_hook` in its place: it
+    is a plain model.
+
+    Args: before_copy: called with the memo of `copy.deepcopy` (empty for pickle) before the copy
+        goes on.
+    """
+
+    def __init__(
+        self, action: Callable[..., Any], before_copy: Callable[[dict[int, Any]], None]
+    ) -> None:
+        self._action = action
+        self._before_copy = before_copy
+
+    def __call__(self, *args: Any) -> None:
+        self._action(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        self._before_copy(memo)
+        return no_hook
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._before_copy({})
+        return _make_no_hook, ()
+
+
+def no_hook(*args: Any) -> None:
+    """A hook that does nothing."""
+
+
+def _make_no_hook() -> Callable[..., None]:
+    return no_hook
+
+
+class AtEnd:
+    """Called once at the end of a backward pass; where that fails, when autograd lets go of it."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._actions = [action]
+
+    def __call__(self) -> None:
+        while self._actions:
+            self._actions.pop()()
+
+    __del__ = __call__
+
+
+def at_end_of_backward(action: Callable[[], None]) -> None:
+    """Call `action` when the backward pass ends that runs just now."""
+    torch.autograd.Variable._execution_engine.queue_callback(AtEnd(action))
+
+
+def is_in_backward() -> bool:
+    """Whether autograd runs a backward pass in this thread just now."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def is_in_autograd_function() -> bool:
+    """Whether a `torch.autograd.Function` runs its forward pass just now, as reentrant activation
+    checkpointing does: without gradients, and the pass comes again in the backward pass."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "forward":
+            values = frame.f_locals.values()
+            if any(isinstance(value, torch.autograd.function.FunctionCtx) for value in values):
+                return True
+        frame = frame.f_back
+    return False
+
+
+def tensors_with_gradient(output: Any) -> list[Tensor]:
+    """The tensors of a model's output that a backward pass may begin at: in lists, dictionaries and
+    data classes, nested or not."""
+    found: list[Tensor] = []
+    seen: set[int] = set()
+    waiting = [output]
+    while waiting:
+        for leaf in tree_leaves(waiting.pop()):
+            if isinstance(leaf, Tensor):
+                if leaf.requires_grad:
+                    found.append(leaf)
+            elif id(leaf) not in seen:
+                seen.add(id(leaf))
+                waiting += _fields(leaf)
+    return found
+
+
+def _fields(value: Any) -> list[Any]:
+    """What an object of somebody's own class has as attributes; not those of modules."""
+    if isinstance(value, torch.nn.Module | type):
+        return []
+    return list(getattr(value, "__dict__", {}).values())

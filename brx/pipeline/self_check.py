@@ -1,0 +1,109 @@
+"""What `delayed` tells of a loop after its first updates, each thing once. Needs torch alone."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from brx.errors import UserError, some
+
+CHECKED = 3  # updates
+
+
+class SelfCheck:
+    """Looks at the first `CHECKED` updates of a loop.
+
+    Args: parameters: those that train, by name. accumulation: M as stated.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], accumulation: int) -> None:
+        self._parameters = dict(parameters)
+        self._accumulation = accumulation
+        self._told: set[str] = set()
+        self._num_updates = 0
+        self._with_gradient: set[str] = set()
+        self._stray: set[str] = set()  # gradients that arrived outside of a window
+        self.passes_met: set[int] = set()  # backward passes per update
+
+    @property
+    def is_on(self) -> bool:
+        return self._num_updates < CHECKED
+
+    def see_gradient(self, name: str, *, is_in_window: bool) -> None:
+        """A parameter's gradient has arrived."""
+        self._with_gradient.add(name)
+        if not is_in_window:
+            self._stray.add(name)
+
+    def see_gradients(self) -> None:
+        """Before a step: the gradients that are there, however they came."""
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                self._with_gradient.add(name)
+
+    def refuse_stray_gradients(self) -> None:
+        """UserError if gradients that arrived outside of a window have not been cleared since."""
+        stray = sorted(self._stray)
+        self._stray.clear()
+        for name in stray:
+            gradient = self._parameters[name].grad
+            if gradient is not None and bool(gradient.any()):
+                raise UserError(
+                    f"delayed: a gradient reached {name} by a pass outside of the model's training "
+                    "forward pass, with the newest weights; call the model as a whole and in "
+                    "training mode, or put the passes into `with pipeline.micro_batch():`"
+                )
+
+    def see_update(self, num_passes: int, *, is_by_step: bool) -> None:
+        """An update is complete; `num_passes` are the backward passes that it took."""
+        self.passes_met.add(num_passes)
+        self._num_updates += 1
+        if not is_by_step:
+            self._tell(
+                "weights",
+                "weights changed without a step of the optimizer, between two passes; what they "
+                "became counts as a version of its own",
+            )
+        if num_passes > self._accumulation:
+            self._tell_passes(num_passes)
+        if self._num_updates == CHECKED:
+            self._tell_first_updates()
+
+    def _tell_passes(self, num_passes: int) -> None:
+        used = "t - 1 - tau, tau in updates"
+        if self._accumulation > 1:
+            used = f"of micro-batch {self._accumulation}"
+        self._tell(
+            "passes",
+            f"an update took {num_passes} backward passes, accumulation is {self._accumulation}; "
+            f"those beyond it use the version {used}. If they are micro-batches of one batch, say "
+            f"accumulation={num_passes}",
+        )
+
+    def _tell_first_updates(self) -> None:
+        most = max(self.passes_met)
+        if most < self._accumulation:
+            self._tell(
+                "fewer passes",
+                f"the first {CHECKED} updates took at most {most} backward passes each, and "
+                f"accumulation is {self._accumulation}; tau counts micro-batches, so that the "
+                f"delays in updates are tau / {self._accumulation}",
+            )
+        unused = [name for name in self._parameters if name not in self._with_gradient]
+        if unused:
+            self._tell(
+                "unused",
+                f"{some(unused)} given to the optimizer but had no gradient in the first {CHECKED} "
+                "updates",
+            )
+
+    def _tell(self, kind: str, message: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            warnings.warn(f"delayed: {message}", UserWarning, stacklevel=2)
+
+    def summary(self, delays_in_updates: Sequence[float]) -> str:
+        """What was met, in one line."""
+        passes = " or ".join(str(count) for count in sorted(self.passes_met))
+        most = max(delays_in_updates)
+        return f"met: {passes} backward passes per update; tau is up to {most:.4g} updates"

@@ -1,0 +1,393 @@
+"""Windows: the time from a training forward pass to the end of its backward pass, in which
+parameters hold the old versions of their stages. Needs torch alone.
+
+    newest --open--> window --backward pass ends, or a step--> newest
+                     window --peek--> newest --return--> window      (an evaluation in between)
+                     closed window --its backward pass begins again--> window
+
+Version t is what the weights are when the first pass of the next update begins.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from brx.errors import UserError, some
+from brx.pipeline.history import WINDOW_COUNTERS, History, contents, counters_of
+from brx.pipeline.hooks import at_end_of_backward
+from brx.pipeline.self_check import SelfCheck
+
+
+@dataclass
+class Window:
+    """One micro-batch: its forward passes and its backward pass."""
+
+    micro_batch: int
+    """n, which names the versions."""
+    update: int
+    """The updates that had been made when it opened."""
+    counter: int
+    """The version counter of its contents; see `brx.pipeline.history`."""
+    is_explicit: bool = False
+    """Opened by `micro_batch()`, which closes it."""
+    is_in_backward: bool = False
+    has_ended: bool = False
+    """Its backward pass has ended: the next forward pass is another micro-batch."""
+    stepped: set[int] = field(default_factory=set)
+    """Ids of parameters whose optimizer has stepped within the backward pass."""
+
+
+class Windows:
+    """Opens and closes windows, and notices updates.
+
+    Args: parameters: those that train, by name. accumulation: M. make_history: makes the stages'
+        versions when the first update is noticed; takes version 0 of all parameters, by name.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        accumulation: int,
+        make_history: Callable[[dict[str, Tensor]], History],
+        check: SelfCheck,
+    ) -> None:
+        self._names = list(parameters)
+        self._parameters = list(parameters.values())
+        self._accumulation = accumulation
+        self._make_history = make_history
+        self._check = check
+        self.history: History | None = None  # made with the first update
+        self.current: Window | None = None
+        self._latest: Window | None = None  # the one that closed last
+        self._is_peeking = False
+        self._recorded = 0  # updates that are versions already
+        self._initial: dict[str, Tensor] | None = None  # version 0, until there is a history
+        self._has_stepped = False  # since the newest version was recorded
+        self._seen: tuple[int, ...] = ()  # version counters of the newest contents
+        self._aside: list[Tensor] | None = None  # contents in the middle of an optimizer's step
+        self._num_windows = 0  # of the update under way
+        self._num_backward = 0  # windows of it whose backward pass has ended
+        self._serial = 0  # of windows, over all updates
+        self._stepping: set[int] = set()  # ids of the optimizers whose step runs
+        self._stepped_at: dict[int, int] = {}  # by optimizer: `_serial` at its last step
+        self._problem: str | None = None  # found where an error cannot be raised
+
+    @property
+    def updates(self) -> int:
+        """The updates so far, one that is no version yet among them."""
+        return self._recorded + (self.has_begun and self._is_update_pending())
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether an update has been made that is no version yet."""
+        return self.has_begun and self._is_update_pending()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there was a first pass."""
+        return self._initial is not None or self.history is not None
+
+    # Opening and closing
+
+    def open(self, *, is_explicit: bool = False) -> Window:
+        """A training pass begins: its micro-batch's window, a new one or that which is open."""
+        self.end_peek()
+        window = self.current
+        if window is None or window.has_ended:
+            self.close()
+            self.raise_problem()
+            self._check.refuse_stray_gradients()
+            self._notice_update()
+            window = self._next_window()
+            self._show(window)
+        window.is_explicit |= is_explicit
+        return window
+
+    def reopen(self, window: Window) -> None:
+        """A window that has been closed gets its contents back."""
+        self.end_peek()
+        if window is self.current:
+            return
+        if window.update != self._recorded or self._has_stepped:
+            raise UserError(
+                "delayed: a backward pass after the optimizer's step that its forward pass was for"
+            )
+        self.close()
+        self._show(window)
+
+    def recompute(self) -> None:
+        """A forward pass within a backward pass: activation checkpointing computes anew."""
+        if self.current is None and self._latest is not None:
+            self.reopen(self._latest)
+
+    def close(self) -> None:
+        """Parameters := the newest; nothing where no window is open."""
+        window = self.current
+        if window is None:
+            return
+        is_shown = self.history is not None and not self._is_peeking
+        self.current, self._latest, self._is_peeking = None, window, False
+        if self.history is not None and is_shown:
+            self._look_for_writes(window)
+            if window.stepped:
+                self.history.show_newest_but_of(window.stepped)
+            else:
+                self.history.show_newest()
+            self._put_aside_back()
+        self._seen = counters_of(self._parameters)
+
+    def end(self, window: Window) -> None:
+        """A micro-batch is over."""
+        if not window.has_ended:
+            window.has_ended = True
+            self._num_backward += 1
+        if self.current is window:
+            self.close()
+
+    def peek(self) -> None:
+        """Show the newest weights in the middle of a window."""
+        if self.current is not None and not self._is_peeking:
+            self._is_peeking = True
+            if self.history is not None:
+                self.history.show_newest()
+
+    def end_peek(self) -> None:
+        """Back to the window."""
+        if self._is_peeking:
+            self._is_peeking = False
+            if self.history is not None and self.current is not None:
+                self.history.show(self.current.micro_batch, self.current.counter)
+
+    def check_forward(self) -> None:
+        """UserError where a forward pass has written weights."""
+        window = self.current
+        if window is None or self.history is None or self._is_peeking:
+            return
+        if window.is_explicit:  # looked at when it closes
+            return
+        if any(self.history.written(window.micro_batch, window.counter, by_contents=False)):
+            self.close()
+            self.raise_problem()
+
+    def _next_window(self) -> Window:
+        if self._num_backward and self._are_gradients_gone():
+            self._num_windows = self._num_backward = 0  # a step was skipped: they come anew
+        self._num_windows += 1
+        within_update = min(self._num_windows, self._accumulation)  # j
+        micro_batch = self._recorded * self._accumulation + within_update
+        before = self._latest
+        self._serial += 1
+        counter = WINDOW_COUNTERS + self._serial % WINDOW_COUNTERS
+        if before and (before.update, before.micro_batch) == (self._recorded, micro_batch):
+            counter = before.counter  # the same contents
+        return Window(micro_batch, self._recorded, counter)
+
+    def _are_gradients_gone(self) -> bool:
+        """Whether the gradients of the update under way have been cleared, to None or to zero."""
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if self._num_backward < self._accumulation:  # zeros are worth looking for when M are there
+            return not gradients
+        return not any(bool(gradient.any()) for gradient in gradients)
+
+    def _show(self, window: Window) -> None:
+        self.current = window
+        if self.history is not None:
+            self.history.show(window.micro_batch, window.counter)
+
+    def _look_for_writes(self, window: Window) -> None:
+        """Contents that were written in the window would be lost: tell it at the next chance."""
+        history = self.history
+        if history is None or history.stash != "exact" or window.stepped:
+            return
+        found = history.written(
+            window.micro_batch,
+            window.counter,
+            by_contents=self._check.is_on,
+            is_rounded=window.is_explicit,  # SAM moves weights and takes it back
+        )
+        if found:
+            self._problem = (
+                f"delayed: {some(found)} written during a training forward pass (an embedding with "
+                "max_norm, for example), where older weights are in use; write the newest weights, "
+                "after the optimizer's step"
+            )
+
+    def raise_problem(self) -> None:
+        """UserError for what was found where none could be raised."""
+        if self._problem is not None:
+            problem, self._problem = self._problem, None
+            raise UserError(problem)
+
+    # Backward passes
+
+    def begin_backward(self, window: Window) -> None:
+        """The backward pass of a window's forward pass reaches the model's output."""
+        if window.is_in_backward:
+            return
+        self.reopen(window)
+        if not window.has_ended:
+            self._count_anew_if_cleared()
+        if self.history is not None and self.history.stash != "exact":
+            self.history.show_for_backward()
+        if torch.is_grad_enabled():
+            return  # create_graph: another backward pass goes through this one
+        window.is_in_backward = True
+        at_end_of_backward(partial(self._end_backward, window))
+
+    def _count_anew_if_cleared(self) -> None:
+        """Between the two passes of a micro-batch, loops clear gradients of a step that they have
+        skipped. With M = 1 the version is the same; else the forward pass has used another one than
+        the first of M micro-batches would have."""
+        if not self._num_backward or not self._are_gradients_gone():
+            return
+        self._num_backward = 0
+        if self._accumulation > 1:
+            raise UserError(
+                "delayed: gradients of a skipped step were cleared between a forward pass and its "
+                f"backward pass, with accumulation={self._accumulation}; call zero_grad() before "
+                "the forward pass"
+            )
+
+    def _end_backward(self, window: Window) -> None:
+        window.is_in_backward = False
+        if not window.is_explicit:
+            self.end(window)
+
+    # Updates
+
+    def begin(self) -> None:
+        """Version 0 is what the weights are now."""
+        if not self.has_begun:
+            self._initial = {}
+            for name, parameter in zip(self._names, self._parameters, strict=True):
+                self._initial[name] = contents(parameter).clone()
+            self._has_stepped = False
+            self._seen = counters_of(self._parameters)
+
+    def _notice_update(self) -> None:
+        if not self.has_begun:
+            self.begin()
+        elif self._is_update_pending():
+            self._record()
+        elif self._stepping:  # a closure that is called several times, as by LBFGS
+            if self._seen != counters_of(self._parameters):
+                self._ensure_history()
+                self._aside = [contents(parameter).clone() for parameter in self._parameters]
+        elif self.history is not None:
+            self.history.amend()
+
+    def _is_update_pending(self) -> bool:
+        if self._has_stepped:
+            return True
+        return not self._stepping and self.current is None and self._is_written()
+
+    def _is_written(self) -> bool:
+        """Whether the newest weights are others than they were, without a step."""
+        now = counters_of(self._parameters)
+        if now == self._seen:
+            return False
+        if self.history is None:
+            is_written = self._differs_from_initial()
+        else:
+            is_written = not self.history.stages or self.history.differs_from_newest()
+        if not is_written:
+            self._seen = now
+        return is_written
+
+    def _differs_from_initial(self) -> bool:
+        assert self._initial is not None
+        for kept, parameter in zip(self._initial.values(), self._parameters, strict=True):
+            if not torch.equal(kept, contents(parameter)):
+                return True
+        return False
+
+    def _record(self) -> None:
+        """What the weights are now is the newest version."""
+        history = self._ensure_history()
+        self._check.see_update(self._num_backward, is_by_step=self._has_stepped)
+        history.record()
+        self._recorded += 1
+        self._start_update()
+
+    def _ensure_history(self) -> History:
+        if self.history is None:
+            assert self._initial is not None
+            self.history = self._make_history(self._initial)
+            self._initial = None
+        return self.history
+
+    def _start_update(self) -> None:
+        self._has_stepped = False
+        self._num_windows = self._num_backward = 0
+        self._seen = counters_of(self._parameters)
+
+    def _put_aside_back(self) -> None:
+        if self._aside is not None:
+            for parameter, kept in zip(self._parameters, self._aside, strict=True):
+                contents(parameter).copy_(kept)
+            self._aside = None
+
+    def restart(self, updates: int, history: History | None, *, is_pending: bool) -> None:
+        """Go on as after `updates` updates, with their versions; without any from the beginning."""
+        self.close()
+        self.history = history
+        if history is not None:
+            history.newest_version = updates
+        self._initial = None
+        self._latest = None
+        self._recorded = updates
+        self._stepped_at.clear()
+        self._start_update()
+        self._has_stepped = is_pending
+
+    # Steps
+
+    def before_step(self, optimizer: Optimizer, *, takes_closure: bool) -> None:
+        """An optimizer is about to write the newest weights."""
+        if id(optimizer) in self._stepping:  # its last step was broken off
+            self._stepping.clear()
+        is_outermost = not self._stepping
+        self._stepping.add(id(optimizer))
+        window = self.current
+        if window is not None and window.is_in_backward:
+            own = [p for group in optimizer.param_groups for p in group["params"]]
+            if self.history is not None:
+                self.history.show_newest_of(own)
+            window.stepped |= {id(parameter) for parameter in own}
+            return
+        self.close()
+        self.raise_problem()
+        if takes_closure or not is_outermost:
+            return
+        self._check.refuse_stray_gradients()
+        if self._check.is_on:
+            self._check.see_gradients()
+        self._refuse_step_without_window(optimizer)
+
+    def _refuse_step_without_window(self, optimizer: Optimizer) -> None:
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if not gradients:
+            raise UserError(
+                "delayed: optimizer.step() without a backward pass through the delayed model: none "
+                "of its weights has a gradient"
+            )
+        is_new = self._stepped_at.get(id(optimizer), 0) != self._serial
+        if not is_new and any(bool(gradient.any()) for gradient in gradients):
+            raise UserError(
+                "delayed: optimizer.step() without a training forward pass of the delayed model as "
+                "a whole; put passes of its parts, or passes in eval mode, into `with "
+                "pipeline.micro_batch():`"
+            )
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        self._stepping.discard(id(optimizer))
+        found = getattr(optimizer, "found_inf", None)  # a fused optimizer skips a step by itself
+        is_without_window = self._stepped_at.get(id(optimizer), 0) == self._serial
+        if (found is not None and bool(found)) or is_without_window:
+            return
+        self._stepped_at[id(optimizer)] = self._serial
+        self._has_stepped = True

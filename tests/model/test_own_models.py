@@ -1,0 +1,259 @@
+"""A model of the user's own: what is read off it, how it begins, what is refused in one line."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from brx.config.loading import apply_overrides
+from brx.config.schema import OwnModelConfig
+from brx.config.user_code import allowed
+from brx.errors import UserError
+from brx.model import head as head_module
+from brx.model.checks import check_model
+from brx.model.head import loss_of
+from brx.model.sizes import count_parameters, stage_forward_flops
+from brx.model.stage import make_stage, partition, whole_model
+
+EXAMPLE = f"{Path(__file__).parents[2] / 'examples/models/conv_mixer.py'}:ConvMixer"
+MODEL = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        BLOCK
+
+    def forward(self, x):
+        return FORWARD
+
+class Mine(nn.Module):
+    def __init__(self, vocabulary_size, sequence_length, blocks, width, scale: float = 1.0):
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary_size, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.head = nn.Linear(width, vocabulary_size)
+        MODEL
+"""
+SETTINGS = {"blocks": 4, "width": 8, "sequence_length": 6}
+
+
+@pytest.fixture(autouse=True)
+def _may_run_code():
+    with allowed():
+        yield
+
+
+def own(name, **options):
+    return OwnModelConfig(**{"class": name}, **(SETTINGS | options))
+
+
+def written(folder, *, block="pass", forward="x + self.linear(x)", model="pass"):
+    text = MODEL.replace("BLOCK", block).replace("FORWARD", forward).replace("MODEL", model)
+    (folder / "mine.py").write_text(text)
+    return f"{folder / 'mine.py'}:Mine"
+
+
+def test_matrices_are_those_inside_blocks():
+    stage = whole_model(own(EXAMPLE), 11, seed=0)
+    inside = {
+        f"blocks.{block}.{name}.weight"
+        for block in range(4)
+        for name in ("value", "gate", "up", "down")
+    }
+    assert stage.matrices == inside == stage.cast
+
+
+def test_model_says_which_matrices_there_are(tmp_path):
+    model = "self.matrices = lambda: ['blocks.1.linear.weight']"
+    stage = whole_model(own(written(tmp_path, model=model)), 11, seed=0)
+    assert stage.matrices == {"blocks.1.linear.weight"}
+
+
+def test_initial_weights_do_not_depend_on_the_cut():
+    config, weights = own(EXAMPLE), {}
+    for blocks in partition(config.blocks, 3):
+        torch.rand(3)  # other numbers are drawn in between
+        weights |= dict(make_stage(config, 11, blocks, seed=5).named_parameters())
+    expected = dict(whole_model(config, 11, seed=5).named_parameters())
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_initial_weights_follow_the_seed():
+    first, second = (whole_model(own(EXAMPLE), 11, seed) for seed in (0, 1))
+    name = "blocks.0.value.weight"
+    assert not torch.equal(first.get_parameter(name), second.get_parameter(name))
+
+
+def test_constructor_leaves_the_random_numbers_alone():
+    state = torch.get_rng_state()
+    whole_model(own(EXAMPLE), 11, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_counts_are_the_real_models():
+    config = own(EXAMPLE, kernel=3)
+    stage = whole_model(config, 11, seed=0)
+    total = sum(parameter.numel() for parameter in stage.parameters())
+    in_blocks = sum(parameter.numel() for parameter in stage.blocks.parameters())
+    assert count_parameters(config, 11) == (total, in_blocks)
+
+
+def test_noted_counts_serve_who_may_not_run_code(monkeypatch):
+    facts = {"num_parameters": 7, "num_in_blocks": 5}
+    config = OwnModelConfig.model_validate({"class": EXAMPLE, **SETTINGS, "facts": facts})
+    monkeypatch.setattr("brx.model.sizes.is_allowed", lambda: False)
+    assert count_parameters(config, 11) == (7, 5)
+
+
+def test_flops_are_the_closed_form():
+    config = own(EXAMPLE, kernel=3)
+    linear = 2 * 8 * 8 * (2 + 4 + 4)
+    convolution = 2 * 8 * 3  # per channel
+    per_token = 4 * (linear + convolution) + 2 * 8 * 11
+    # The convolution sees the kernel's zeros as well, and gives one output per token.
+    assert stage_forward_flops(config, 11, range(4), 2) == 2 * 6 * per_token
+
+
+@pytest.mark.parametrize("examples_at_once", [1, 2])
+def test_loss_in_chunks_is_the_loss(examples_at_once, monkeypatch):
+    stage = whole_model(own(EXAMPLE), 11, seed=0).double()
+    generator = torch.Generator().manual_seed(0)
+    stream = torch.randn(5, 6, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(11, (5, 6), generator=generator)
+    wanted = [stream, *stage.head.parameters()]
+    expected = torch.nn.functional.cross_entropy(
+        stage.head(stream).flatten(0, 1), targets.flatten()
+    )
+    monkeypatch.setattr(head_module, "CHUNK_LOGITS", examples_at_once * 6 * 11)
+    found = loss_of(stage.head, stream, targets, 11)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, wanted), torch.autograd.grad(expected, wanted)
+    )
+
+
+def test_loss_in_chunks_keeps_the_forward_passes_weights(monkeypatch):
+    head = torch.nn.Linear(8, 11)
+    stream, targets = torch.randn(3, 6, 8), torch.zeros(3, 6, dtype=torch.int64)
+    monkeypatch.setattr(head_module, "CHUNK_LOGITS", 66)
+    plain = torch.nn.functional.cross_entropy(head(stream).flatten(0, 1), targets.flatten())
+    (expected,) = torch.autograd.grad(plain, head.weight)
+    loss, weight = loss_of(head, stream, targets, 11), head.weight
+    head._parameters["weight"] = torch.nn.Parameter(torch.zeros(11, 8))  # as the engine binds
+    (found,) = torch.autograd.grad(loss, weight)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("parts", "options", "message"),
+    [
+        ({"model": "del self.head"}, {}, "has no part `head`"),
+        ({"model": "self.blocks = nn.Sequential(*self.blocks)"}, {}, "torch.nn.ModuleList"),
+        ({"model": "self.blocks.append(Block(width))"}, {}, "has 5 blocks where model.blocks is 4"),
+        (
+            {"forward": "self.linear(x)[..., :4]"},
+            {},
+            "blocks.0 gives a stream of shape (2, 6, 4), must be (2, 6, 8): examples, tokens,"
+            " model.width",
+        ),
+        (
+            {"model": "self.head = nn.Linear(width, 5)"},
+            {},
+            "head gives logits of shape (2, 6, 5), must be (2, 6, 11)",
+        ),
+        (
+            {"model": "self.head.weight = self.embed.weight"},
+            {},
+            "embed.weight and head.weight are one weight, used in stages 0 and 1",
+        ),
+        (
+            {"model": "self.blocks[3].linear.weight = self.blocks[0].linear.weight"},
+            {},
+            "blocks.0.linear.weight and blocks.3.linear.weight are one weight",
+        ),
+        (
+            {},
+            {"kernel": 3},
+            "takes no option 'kernel' (known: sequence_length, blocks, width, scale)",
+        ),
+        ({}, {"scale": "large"}, "model.scale: input should be a valid number, got 'large'"),
+        ({"forward": "x @ self.linear.weight[:3]"}, {}, "mine.py:12: RuntimeError"),
+        ({"model": "self.extra = nn.Linear(3, 3)"}, {}, "extra.weight is in none of embed, blocks"),
+        (
+            {"block": "self.linear.bias.requires_grad_(False)"},
+            {},
+            "blocks.0.linear.bias does not train; register it as a buffer",
+        ),
+        (
+            {"block": "self.unused = nn.Linear(3, 3)"},
+            {},
+            "blocks.0: unused.weight and 1 more are without effect",
+        ),
+        (
+            {"forward": "nn.functional.dropout(self.linear(x), 0.1)"},
+            {},
+            "blocks.0 draws random numbers (bernoulli_)",
+        ),
+        (
+            {
+                "block": "self.register_buffer('seen', torch.zeros(()))",
+                "forward": "x + self.linear(x) + self.seen.add_(1)",
+            },
+            {},
+            "blocks.0.seen is changed by the forward pass",
+        ),
+        ({"forward": "(self.linear(x), x.sum())"}, {}, "say so by has_auxiliary_loss = True"),
+        ({"block": "raise ValueError('no')"}, {}, "mine.py:9: ValueError: no"),
+    ],
+)
+def test_what_cannot_train_is_one_line(parts, options, message, tmp_path):
+    config = own(written(tmp_path, **parts), **options)
+    with pytest.raises(UserError, match=rf"\A[^\n]*{re.escape(message)}[^\n]*\Z"):
+        check_model(config, 11, partition(4, 2))
+
+
+def test_example_can_train():
+    check_model(own(EXAMPLE), 11, partition(4, 4))
+
+
+def test_shared_weight_in_one_stage_can_train(tmp_path):
+    model = "self.head.weight = self.embed.weight"
+    check_model(own(written(tmp_path, model=model)), 11, [range(4)])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.py:Mine", "nowhere.py cannot be read: No such file or directory"),
+        ("llamma", "unknown model 'llamma', did you mean 'llama'?"),
+        ("mine.py", "class must name a class of the file, mine.py:CLASS"),
+    ],
+)
+def test_wrong_class_is_one_line(name, message):
+    with pytest.raises(UserError, match=rf"\A[^\n]*{re.escape(message)}[^\n]*\Z"):
+        apply_overrides({"model": {"class": name}}, [], "here")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Mine = 3", "Mine is no torch.nn.Module of"),
+        ("import nowhere_at_all", "cannot be imported:"),
+    ],
+)
+def test_class_that_cannot_be_had_is_one_line(text, message, tmp_path):
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(UserError, match=rf"\A[^\n]*{re.escape(message)}[^\n]*\Z"):
+        check_model(own(f"{tmp_path / 'mine.py'}:Mine"), 11, [range(4)])
+
+
+def test_edited_file_is_another_model(tmp_path):
+    config = own(written(tmp_path))
+    written(tmp_path, forward="x - self.linear(x)")
+    with pytest.raises(UserError, match="its file has changed since this run was set up"):
+        check_model(config, 11, [range(4)])

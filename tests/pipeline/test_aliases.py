@@ -1,0 +1,167 @@
+"""Whatever refers to a weight finds the version of the window: contents move, tensors do not."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.pipeline.loops import Layer, assert_same, make, simulate, train
+
+
+class WithAliases(nn.Sequential):
+    """Four layers whose weights are reached in another way than by attribute."""
+
+    def __init__(self, how):
+        super().__init__(*make())
+        self.how = how
+        linears = [layer.lin for layer in self]
+        if how == "list":
+            self.weights = [(linear.weight, linear.bias) for linear in linears]
+        elif how == "partial":
+            self.calls = [partial(F.linear, weight=x.weight, bias=x.bias) for x in linears]
+        elif how == "closure":
+            self.calls = [lambda x, linear=linear: linear(x) for linear in linears]
+        elif how == "view":  # made once, outside of autograd
+            self.weights = [(linear.weight.data.view(-1), linear.bias) for linear in linears]
+        elif how == "ParameterList":
+            self.held = nn.ParameterList([linear.weight for linear in linears])
+
+    def forward(self, x):
+        for index, layer in enumerate(self.layers()):
+            if self.how in ("partial", "closure"):
+                x = torch.tanh(self.calls[index](x))
+            elif self.how == "list":
+                x = torch.tanh(F.linear(x, *self.weights[index]))
+            elif self.how == "ParameterList":
+                x = torch.tanh(F.linear(x, self.held[index], layer.lin.bias))
+            elif self.how == "view":  # the value of a view, the gradient of the weight
+                weight, bias = self.weights[index]
+                own = layer.lin.weight
+                x = torch.tanh(F.linear(x, weight.view(4, 4) + own - own.detach(), bias))
+        return x
+
+    def layers(self):
+        return [self[index] for index in range(4)]
+
+
+STAGES = {str(index): index for index in range(4)}
+
+
+@pytest.mark.parametrize("how", ["list", "partial", "closure", "view", "ParameterList"])
+def test_aliases_see_the_version(how):
+    stages = STAGES
+    if how == "ParameterList":
+        stages = lambda name: int(name.split(".")[-1] if "held" in name else name[0])  # noqa: E731
+    found, _ = train(WithAliases(how).double(), stages=stages)
+    assert_same(found, simulate(), 1e-9 if how == "view" else 1e-12)
+
+
+class Again(torch.autograd.Function):
+    """Activation checkpointing that takes the weights as inputs."""
+
+    @staticmethod
+    def forward(ctx, run, x, *weights):
+        ctx.run, ctx.x, ctx.weights = run, x, weights
+        with torch.no_grad():
+            return run(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.x.detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.run(x)
+        return None, *torch.autograd.grad(y, [x, *ctx.weights], gradient, allow_unused=True)
+
+
+class Checkpointed(Layer):
+    def forward(self, x):
+        return Again.apply(super().forward, x, *self.parameters())
+
+
+def test_own_checkpoint_function():
+    assert_same(train(make(Checkpointed))[0], simulate())
+
+
+class Reversible(torch.autograd.Function):
+    """Coupled pairs of layers, which the backward pass inverts; it runs backward passes of its
+    own."""
+
+    @staticmethod
+    def forward(ctx, x, pairs):
+        with torch.no_grad():
+            ctx.pairs, ctx.y = pairs, couple(x, pairs)
+        return ctx.y.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (a, b), (da, db) = ctx.y.chunk(2, -1), gradient.chunk(2, -1)
+        for f, g in reversed(ctx.pairs):
+            b, da = invert(g, a, b, da, db)
+            a, db = invert(f, b, a, db, da)
+        return torch.cat([da, db], -1), None
+
+
+def couple(x, pairs):
+    a, b = x.chunk(2, -1)
+    for f, g in pairs:
+        a = a + f(b)
+        b = b + g(a)
+    return torch.cat([a, b], -1)
+
+
+def invert(layer, given, other, to_given, to_other):
+    with torch.enable_grad():
+        leaf = given.detach().requires_grad_()
+        out = layer(leaf)
+        out.backward(to_other)
+    return other - out.detach(), to_given + leaf.grad
+
+
+class Coupled(nn.Module):
+    def __init__(self, is_reversible):
+        super().__init__()
+        self.enter = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList(nn.ModuleList([Layer(), Layer()]) for _ in range(4))
+        self.is_reversible = is_reversible
+
+    def forward(self, x):
+        pairs = [tuple(block) for block in self.blocks]
+        x = self.enter(x)
+        return Reversible.apply(x, pairs) if self.is_reversible else couple(x, pairs)
+
+
+def test_reversible_layers():
+    found = []
+    for is_reversible in (True, False):
+        torch.manual_seed(1)
+        found.append(train(Coupled(is_reversible).double())[0])
+    assert_same(*found, tolerance=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_layers():
+    layers = [torch.jit.script(layer) for layer in make()]
+    assert_same(train(nn.Sequential(*layers), stages=STAGES)[0], simulate())
+
+
+def test_functional_call_in_the_forward_pass():
+    class Functional(nn.Sequential):
+        def forward(self, x):
+            for layer in self:
+                x = torch.func.functional_call(layer, dict(layer.named_parameters()), (x,))
+            return x
+
+    assert_same(train(Functional(*make()))[0], simulate())
+
+
+def test_address_of_a_weight_never_changes():
+    model = make()
+    addresses = [weight.data_ptr() for weight in model.parameters()]
+    seen = []
+    model[0].register_forward_pre_hook(
+        lambda *args: seen.append([weight.data_ptr() for weight in model.parameters()])
+    )
+    train(model, updates=6)
+    assert seen == [addresses] * 6

@@ -1,0 +1,407 @@
+"""Passes that do not follow each other in the ordinary way: nested, discarded, several before one
+backward pass, backward passes of backward passes, steps in the middle of one."""
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from brx import delayed
+from brx.errors import UserError
+from tests.pipeline.loops import (
+    Naive,
+    assert_same,
+    batch,
+    flat,
+    loss_of,
+    make,
+    plain_loss,
+    sgd,
+    simulate,
+    train,
+)
+
+
+def started(model=None, **settings):
+    model = make() if model is None else model
+    optimizer = sgd(model.parameters())
+    return model, optimizer, delayed(model, optimizer, 4, **settings)
+
+
+def updates_of(model, optimizer, first, last):
+    for t in range(first, last):
+        plain_loss(model, t).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# Several forward passes
+
+
+class SelfConditioned(nn.Sequential):
+    """A first guess without gradients, by calling itself, goes into the real pass."""
+
+    def forward(self, x, is_first=True):
+        if is_first:
+            with torch.no_grad():
+                x = x + 0.1 * self(x, False)
+        return super().forward(x)
+
+
+def guess_first(call, t):
+    """The same, written out for the naive simulation."""
+    with torch.no_grad():
+        guess = call(batch(t))
+    return loss_of(call(batch(t) + 0.1 * guess.detach()))
+
+
+def test_nested_call_sees_the_same_version():
+    assert_same(train(SelfConditioned(*make()))[0], simulate(loss=guess_first))
+
+
+def two_views(call, t):
+    return (call(batch(t)) - call(batch(50 + t))).square().mean()
+
+
+def test_two_views_are_one_micro_batch():
+    assert_same(train(loss=two_views)[0], simulate(loss=two_views))
+
+
+def test_three_views_with_one_discarded():
+    def loss(call, t):
+        call(batch(99))  # nobody uses it
+        return two_views(call, t)
+
+    assert_same(train(loss=loss)[0], simulate(loss=two_views))
+
+
+def evaluated_in_between(model, t):
+    loss = plain_loss(model, t)
+    if isinstance(model, nn.Module):
+        model.eval()
+        with torch.inference_mode():
+            model(batch(t))
+        model.train()
+        with torch.no_grad():
+            model(batch(t))
+    return loss
+
+
+def test_evaluation_between_the_passes():
+    assert_same(train(loss=evaluated_in_between)[0], simulate())
+
+
+def test_evaluation_in_a_window_sees_the_newest():
+    model, optimizer, _ = started()
+    updates_of(model, optimizer, 0, 6)
+    plain = make()
+    plain.load_state_dict(model.state_dict())
+    loss = plain_loss(model, 6)
+    with torch.no_grad():
+        found = model(batch(7))
+    assert torch.equal(found, plain(batch(7)))
+    assert loss.item() != plain_loss(plain, 6).item()
+
+
+def test_discarded_pass_leaves_the_newest_for_the_next_step():
+    model, optimizer, pipeline = started()
+    for t in range(12):
+        plain_loss(model, t).backward()
+        plain_loss(model, 50 + t)  # a loss to print
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
+    assert pipeline.updates == 12
+
+
+def test_interrupted_pass_does_not_end_the_delay():
+    model, optimizer, _ = started()
+    updates_of(model, optimizer, 0, 4)
+    stop = model[2].register_forward_pre_hook(
+        lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        model(batch(4))
+    stop.remove()
+    updates_of(model, optimizer, 4, 12)
+    assert_same(flat(model), simulate())
+
+
+def test_failed_pass_leaves_no_trace():
+    model, optimizer, _ = started()
+    updates_of(model, optimizer, 0, 4)
+    with contextlib.suppress(RuntimeError):
+        model(torch.zeros(2, 3).double())
+    updates_of(model, optimizer, 4, 12)
+    assert_same(flat(model), simulate())
+
+
+# Several backward passes
+
+
+def penalised(call, t):
+    """Gradient penalty: a gradient is differentiated."""
+    x = batch(t).requires_grad_()
+    y = call(x)
+    (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    return (slope.norm(dim=1) - 1).square().mean() + loss_of(y)
+
+
+def test_double_backward():
+    assert_same(train(loss=penalised)[0], simulate(loss=penalised))
+
+
+def forces(call, t):
+    """A force field: the loss is of a gradient alone."""
+    x = batch(t).requires_grad_()
+    (force,) = torch.autograd.grad(call(x).square().sum(), x, create_graph=True)
+    return force.square().mean()
+
+
+def test_loss_of_a_gradient_alone():
+    assert_same(train(loss=forces)[0], simulate(loss=forces))
+
+
+def test_two_backward_passes_through_one_forward_pass():
+    model, optimizer, _ = started()
+    for t in range(12):
+        y = model(batch(t))
+        (0.5 * loss_of(y)).backward(retain_graph=True)
+        (0.5 * loss_of(y)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
+
+
+def test_backward_passes_after_both_forward_passes():
+    model, optimizer, _ = started()
+    for t in range(12):
+        losses = [0.5 * plain_loss(model, t), 0.5 * plain_loss(model, 50 + t)]
+        for loss in losses:
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def both(call, t):
+        return 0.5 * plain_loss(call, t) + 0.5 * plain_loss(call, 50 + t)
+
+    assert_same(flat(model), simulate(loss=both))
+
+
+def test_gradient_of_the_input_first():
+    """An adversarial example: a backward pass for the input, then one for the weights."""
+
+    def loss(call, t):
+        x = batch(t).requires_grad_()
+        (slope,) = torch.autograd.grad(loss_of(call(x)), x)
+        return loss_of(call(x.detach() + 0.1 * slope.sign()))
+
+    assert_same(train(loss=loss)[0], simulate(loss=loss))
+
+
+def test_failed_backward_pass_is_repeated():
+    model, optimizer, _ = started()
+    for t in range(12):
+        loss = plain_loss(model, t)
+        hook = model[1].lin.weight.register_hook(lambda gradient: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loss.backward(retain_graph=True)
+        hook.remove()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint_around_the_model(use_reentrant):
+    def loss(call, t):
+        x = batch(t).requires_grad_()
+        if isinstance(call, nn.Module):
+            return loss_of(checkpoint(call, x, use_reentrant=use_reentrant))
+        return loss_of(call(x))
+
+    assert_same(train(loss=loss)[0], simulate(loss=loss))
+
+
+@pytest.mark.filterwarnings("ignore:delayed. an update took 3")
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_two_chunks_checkpointed_around_the_model(use_reentrant):
+    def loss(call, t):
+        x = batch(t).requires_grad_()
+        if isinstance(call, nn.Module):
+            chunks = [checkpoint(call, part, use_reentrant=use_reentrant) for part in x.chunk(2)]
+        else:
+            chunks = [call(part) for part in x.chunk(2)]
+        return loss_of(torch.cat(chunks))
+
+    assert_same(train(loss=loss, accumulation=1)[0], simulate(loss=loss))
+
+
+# Steps
+
+
+def stepped_within_backward(groups):
+    """An optimizer per group of parameters, which steps when the group's gradients are there."""
+    model = make()
+    optimizers = []
+    waiting = {}
+
+    def step_of(group, optimizer):
+        def step(weight):
+            waiting[group] -= 1
+            if not waiting[group]:
+                waiting[group] = len(groups[group])
+                optimizer.step()
+                optimizer.zero_grad()
+
+        return step
+
+    named = dict(model.named_parameters())
+    for group, names in groups.items():
+        waiting[group] = len(names)
+        optimizer = sgd([named[name] for name in names])
+        optimizers.append(optimizer)
+    pipeline = delayed(model, optimizers, 4)
+    for (group, names), optimizer in zip(groups.items(), optimizers, strict=True):
+        for name in names:
+            named[name].register_post_accumulate_grad_hook(step_of(group, optimizer))
+    for t in range(12):
+        plain_loss(model, t).backward()
+    return flat(model), pipeline.updates
+
+
+NAMES = [name for name, _ in make().named_parameters()]
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {name: [name] for name in NAMES},
+        {k: [name for name in NAMES if name.startswith(str(k))] for k in range(4)},
+    ],
+    ids=["parameter", "layer"],
+)
+def test_optimizer_in_the_backward_pass(groups):
+    found, updates = stepped_within_backward(groups)
+    assert_same(found, simulate())
+    assert updates == 12
+
+
+@pytest.mark.filterwarnings("ignore:delayed. an update took")
+def test_closure_that_is_called_several_times():
+    """LBFGS moves the newest weights within its step. Its passes all use one version; a stage
+    without a delay sees the newest, as it would without a pipeline."""
+
+    def lbfgs(parameters):
+        return torch.optim.LBFGS(list(parameters), lr=0.1, max_iter=3, history_size=2)
+
+    model, twin = make(), make()
+    optimizer, twin_optimizer = lbfgs(model.parameters()), lbfgs(twin.parameters())
+    pipeline, naive = delayed(model, optimizer, 4), Naive(twin)
+    for t in range(8):
+        naive.begin_update()
+
+        def closure(t=t):
+            optimizer.zero_grad()
+            loss = plain_loss(model, t)
+            loss.backward()
+            return loss
+
+        def twin_closure(t=t):
+            naive.versions[-1] |= {k: v.detach().clone() for k, v in twin[3].named_parameters("3")}
+            twin_optimizer.zero_grad()
+            return naive.backward(lambda call: plain_loss(call, t))
+
+        optimizer.step(closure)
+        twin_optimizer.step(twin_closure)
+    assert_same(flat(model), flat(twin))
+    assert pipeline.updates == 8
+
+
+# The explicit form
+
+
+class Parts(nn.Sequential):
+    def encode(self, x):
+        return self[1](self[0](x))
+
+    def decode(self, x):
+        return self[3](self[2](x))
+
+
+def test_parts_of_a_model_in_the_explicit_form():
+    model, optimizer, pipeline = started(Parts(*make()))
+    for t in range(12):
+        with pipeline.micro_batch():
+            loss_of(model.decode(model.encode(batch(t)))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
+
+
+def test_explicit_micro_batches_are_counted():
+    model, optimizer, pipeline = started(Parts(*make()), accumulation=2)
+    twin = make()
+    naive, twin_optimizer = Naive(twin, accumulation=2), sgd(twin.parameters())
+    for t in range(12):
+        naive.begin_update()
+        for j in (1, 2):
+            with pipeline.micro_batch():
+                loss_of(model.decode(model.encode(batch(2 * t + j)))).backward()
+            naive.backward(lambda call, n=2 * t + j: plain_loss(call, n), j)
+        for each in (optimizer, twin_optimizer):
+            each.step()
+            each.zero_grad()
+    assert_same(flat(model), flat(twin))
+
+
+class Whole(Parts):
+    """Either the model, or a part of it, so that the naive simulation can call both."""
+
+    def forward(self, x, only_encode=False):
+        return self.encode(x) if only_encode else super().forward(x)
+
+
+def test_part_after_the_model_sees_the_same_version():
+    def loss(call, t):
+        whole = plain_loss(call, t)
+        if isinstance(call, nn.Module):
+            return whole + call.encode(batch(50 + t)).square().mean()
+        return whole + call(batch(50 + t), True).square().mean()
+
+    twin = Whole(*make())
+    naive, optimizer = Naive(twin), sgd(twin.parameters())
+    for t in range(12):
+        naive.begin_update()
+        naive.backward(lambda call, t=t: loss(call, t))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(train(Whole(*make()), loss=loss)[0], flat(twin))
+
+
+def test_part_before_the_model_is_refused_by_autograd():
+    model, optimizer, _ = started(Parts(*make()))
+    updates_of(model, optimizer, 0, 3)
+    early = model.encode(batch(0)).square().mean()  # the newest weights, which the window replaces
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (plain_loss(model, 3) + early).backward()
+
+
+def test_evaluation_graph_is_refused_within_the_window():
+    model, optimizer, _ = started()
+    updates_of(model, optimizer, 0, 3)
+    loss = plain_loss(model, 3)
+    evaluated = plain_loss(model.eval(), 3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        evaluated.backward()
+    loss.backward()
+
+
+def test_explicit_form_needs_exact_stash():
+    _, _, pipeline = started(stash="none")
+    with pytest.raises(UserError, match="needs stash exact"), pipeline.micro_batch():
+        pass

@@ -1,0 +1,162 @@
+"""What the first updates show of a loop is told once, or refused."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from brx import delayed
+from brx.errors import UserError
+from tests.pipeline.loops import batch, loss_of, make, plain_loss, sgd, train
+
+
+def test_ordinary_loop_is_told_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(updates=6)
+
+
+def two_passes(model, t):
+    """A backward pass of its own before the loss's."""
+    plain_loss(model, 50 + t).backward()
+    return plain_loss(model, t)
+
+
+def test_more_passes_than_stated_are_told_once():
+    with pytest.warns(UserWarning, match="took 2 backward passes, .* say accumulation=2") as told:
+        train(loss=two_passes, updates=6)
+    assert len(told) == 1
+
+
+def test_fewer_passes_than_stated_are_told_once():
+    with pytest.warns(UserWarning, match="at most 1 backward passes each, .* is 4") as told:
+        train(updates=6, accumulation=4)
+    assert len(told) == 1
+
+
+def test_more_passes_later_are_told():
+    def loss(model, t):
+        return two_passes(model, t) if t == 8 else plain_loss(model, t)
+
+    with pytest.warns(UserWarning, match="took 2 backward passes"):
+        train(loss=loss)
+
+
+def test_weights_that_change_without_a_step_are_told():
+    model = make()
+    delayed(model, sgd(model.parameters()), 4)
+
+    def by_hand():
+        for t in range(5):
+            plain_loss(model, t).backward()
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight -= 0.1 * weight.grad
+                    weight.grad = None
+
+    with pytest.warns(UserWarning, match="changed without a step of the optimizer") as told:
+        by_hand()
+    assert len(told) == 1
+
+
+def test_unused_parameters_are_told():
+    class WithSpare(nn.Sequential):
+        def __init__(self):
+            super().__init__(*make())
+            self.spare = nn.Linear(2, 2).double()
+
+        def forward(self, x):
+            for index in range(4):
+                x = self[index](x)
+            return x
+
+    with pytest.warns(UserWarning, match="spare.weight and 1 more are given to the optimizer but"):
+        train(WithSpare())
+
+
+def test_gradient_from_outside_of_a_window_is_refused():
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+    loss_of(model[3](model[2](batch(0)))).backward()
+    with pytest.raises(UserError, match=r"a gradient reached 2.lin.bias by a pass outside"):
+        model(batch(0))
+
+
+def test_gradient_from_outside_that_is_cleared_is_none_of_ours():
+    """An attack in eval mode, before the pass that trains."""
+
+    def loss(call, t):
+        x = batch(t)
+        if isinstance(call, nn.Module):
+            x.requires_grad_()
+            loss_of(call.eval()(x)).backward()
+            call.train().zero_grad()
+        return loss_of(call(x.detach()))
+
+    train(loss=loss)
+
+
+def test_training_in_eval_mode_is_refused():
+    model = make().eval()
+    with pytest.raises(UserError, match="in training mode"):
+        train(model)
+
+
+def test_print_shows_what_was_met():
+    assert "met: 1 backward passes per update; tau is up to 3 updates" in str(train(updates=6)[1])
+
+
+class Renormalised(nn.Module):
+    """An embedding that writes its weights in the forward pass, through autograd or around it."""
+
+    def __init__(self, how):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed = nn.Embedding(10, 4, max_norm=0.5 if how == "max_norm" else None)
+        self.rest, self.how = make(), how
+
+    def forward(self, i):
+        if self.how == "data":
+            self.embed.weight.data *= 0.9
+        return self.rest(self.embed(i))
+
+
+@pytest.mark.parametrize("how", ["max_norm", "data"])
+def test_weights_written_in_the_forward_pass_are_refused(how):
+    model = Renormalised(how).double()
+    rows = torch.arange(4)
+
+    def loss(model, t):
+        return loss_of(model(rows + t % 6))
+
+    with pytest.raises(UserError, match=r"embed.weight is written during a training forward pass"):
+        train(model, loss=loss, stages={"embed": 0, "rest": 3})
+
+
+def test_weights_written_in_the_explicit_form_are_refused():
+    model = make()
+    optimizer = sgd(model.parameters())
+    pipeline = delayed(model, optimizer, 4)
+    for t in range(2):
+        plain_loss(model, t).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def write():
+        with pipeline.micro_batch(), torch.no_grad():
+            model[0].lin.weight.mul_(2.0)
+
+    with pytest.raises(UserError, match=r"0.lin.weight is written during a training forward pass"):
+        write()
+
+
+def test_a_stage_without_delay_may_write_in_the_forward_pass():
+    model = Renormalised("max_norm").double()
+
+    def loss(model, t):
+        return loss_of(model(torch.arange(4) + t % 6))
+
+    train(model, loss=loss, stages={"embed": 0, "rest": 0}, delay=[0])
+    assert model.embed.weight[:9].norm(dim=1).max() < 0.6

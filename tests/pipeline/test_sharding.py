@@ -1,0 +1,144 @@
+"""Sharded weights: each rank keeps the versions of its own shards."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from brx import delayed
+from brx.errors import UserError
+from tests.pipeline.loops import assert_same, batch, loss_of, make, plain_loss, sgd, simulate, train
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of one."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def whole(model):
+    """All weights, gathered."""
+    return torch.cat([weight.detach().full_tensor().flatten() for weight in model.parameters()])
+
+
+def fsdp2(model, **settings):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        fully_shard(layer, mesh=mesh, **settings)
+    return fully_shard(model, mesh=mesh, **settings)
+
+
+def tensor_parallel(model):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    plan = {f"{k}.lin": ColwiseParallel() if k % 2 == 0 else RowwiseParallel() for k in range(4)}
+    return parallelize_module(model, mesh, plan)
+
+
+def discarding(call, t):
+    """A discarded pass leaves whole parameters behind, which the next window must not use."""
+    call(batch(70 + t))
+    return plain_loss(call, t)
+
+
+def evaluating(call, t):
+    """An evaluation in the window sees the newest weights."""
+    if not isinstance(call, torch.nn.Module):
+        return plain_loss(call, t)
+    with torch.no_grad():
+        expected = call(batch(t))
+    loss = plain_loss(call, t)
+    with torch.no_grad():
+        assert torch.equal(call(batch(t)), expected)
+    return loss
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("loss", [plain_loss, discarding, evaluating])
+@pytest.mark.parametrize("settings", [{}, {"reshard_after_forward": False}])
+def test_fsdp2(loss, settings):
+    model = fsdp2(make(), **settings)
+    train(model, loss=loss)
+    assert_same(whole(model), simulate())
+
+
+@pytest.mark.usefixtures("alone")
+def test_fsdp2_shows_its_order_of_use():
+    model = fsdp2(make())
+    _, pipeline = train(model, updates=2)
+    assert [names[0] for names in pipeline.by_stage] == [f"{k}.lin.weight" for k in range(4)]
+
+
+@pytest.mark.usefixtures("alone")
+def test_tensor_parallel():
+    model = tensor_parallel(make())
+    train(model)
+    assert_same(whole(model), simulate())
+
+
+@pytest.mark.usefixtures("alone")
+def test_sharding_after_the_call_is_refused():
+    model = make()
+    delayed(model, sgd(model.parameters()), 4)
+    fsdp2(model)
+    with pytest.raises(
+        UserError, match=r"call delayed after the model is final \(after fully_shard"
+    ):
+        model(batch(0))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_fsdp1(use_orig_params):
+    inner = make()
+    for k in range(4):
+        layer = FullyShardedDataParallel(
+            inner[k], use_orig_params=use_orig_params, device_id=torch.device("cpu")
+        )
+        inner[k] = layer
+    model = FullyShardedDataParallel(
+        inner, use_orig_params=use_orig_params, device_id=torch.device("cpu")
+    )
+    train(model)
+    with FullyShardedDataParallel.summon_full_params(model):
+        found = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+    expected = simulate()
+    assert_same(found, expected)
+
+
+RANK = """
+import sys, torch, torch.distributed as dist
+from tests.pipeline.loops import *
+from tests.pipeline.test_sharding import *
+rank, folder, kind = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+model = {"fsdp2": fsdp2, "tensor": tensor_parallel}[kind](make())
+def part(call, t):  # FSDP2 shares a batch out, tensor parallelism does not
+    x = batch(t).chunk(2)[rank] if kind == "fsdp2" else batch(t)
+    return loss_of(call(x))
+train(model, loss=part)
+found = whole(model)
+if rank == 0: torch.save(found, f"{folder}/found.pt")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fsdp2", "tensor"])
+def test_two_ranks_are_the_naive_simulation(kind, tmp_path):
+    command = [sys.executable, "-c", RANK]
+    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path), kind]) for rank in range(2)]
+    assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
+
+    def mean(call, t):
+        return sum(loss_of(call(x)) for x in batch(t).chunk(2)) / 2
+
+    expected = simulate(loss=mean if kind == "fsdp2" else plain_loss)
+    assert_same(torch.load(tmp_path / "found.pt"), expected)

@@ -1,0 +1,374 @@
+"""What wraps models and optimizers, copies and saves them."""
+
+import copy
+import importlib
+import io
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from brx import delayed
+from brx.errors import UserError
+from tests.pipeline.loops import (
+    Naive,
+    assert_same,
+    batch,
+    flat,
+    loss_of,
+    make,
+    plain_loss,
+    sgd,
+    simulate,
+    train,
+)
+
+
+def started(updates=6, **settings):
+    model = make()
+    optimizer = sgd(model.parameters())
+    pipeline = delayed(model, optimizer, 4, **settings)
+    go_on(model, optimizer, range(updates))
+    return model, optimizer, pipeline
+
+
+def go_on(model, optimizer, updates):
+    for t in updates:
+        plain_loss(model, t).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# Models: copied, saved, wrapped
+
+
+def saved(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("is_in_window", [False, True])
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved])
+def test_copy_is_a_plain_model_with_the_newest_weights(copied, is_in_window):
+    model, _, _ = started()
+    newest = flat(model)
+    if is_in_window:
+        plain_loss(model, 6)
+    twin = copied(model)
+    assert torch.equal(flat(twin), newest)
+    before = twin(batch(0))
+    twin(batch(1)).sum().backward()
+    assert torch.equal(twin(batch(0)), before)
+
+
+def test_window_goes_on_after_a_copy():
+    model, optimizer, _ = started(0)
+    for t in range(12):
+        loss = plain_loss(model, t)
+        copy.deepcopy(model)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
+
+
+def test_copy_of_a_part_in_a_window_is_newest():
+    model, _, _ = started()
+    newest = flat(model)
+    outer = nn.ModuleDict({"model": model})
+    plain_loss(model, 6)
+    assert torch.equal(flat(copy.deepcopy(outer)), newest)
+
+
+def test_copied_module_that_holds_its_pipeline():
+    model, _, pipeline = started()
+    model.pipeline = pipeline
+    with pytest.warns(UserWarning, match="a copy of the model is a plain one"):
+        twin = copy.deepcopy(model)
+    assert twin.pipeline is None
+    assert saved(model).pipeline is None
+
+
+@pytest.mark.parametrize("of_part", [False, True])
+def test_state_dict_in_a_window_is_the_newest(of_part):
+    model, optimizer, _ = started()
+    expected = copy.deepcopy(model.state_dict())
+    loss = plain_loss(model, 6)
+    found = (
+        {f"0.{k}": v for k, v in model[0].state_dict().items()} if of_part else model.state_dict()
+    )
+    loss.backward()
+    optimizer.step()  # the state is a copy: it stays what it was
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name])
+
+
+def test_state_dict_in_a_window_changes_no_gradient():
+    model, optimizer, _ = started(0)
+    for t in range(12):
+        loss = plain_loss(model, t)
+        model.state_dict()
+        model[1].state_dict()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
+
+
+def test_removed_pipeline_trains_without_delay():
+    model, optimizer, pipeline = started()
+    plain, twin = make(), sgd([torch.zeros(1)])
+    plain.load_state_dict(model.state_dict())
+    twin = sgd(plain.parameters())
+    plain_loss(model, 6)  # a window is open
+    pipeline.remove()
+    for each, of in ((model, optimizer), (plain, twin)):
+        go_on(each, of, range(6, 10))
+    assert_same(flat(model), flat(plain))
+
+
+def test_data_parallel_copies_are_refused():
+    model, _, _ = started()
+    replica = model._replicate_for_data_parallel()
+    with pytest.raises(UserError, match="use DDP"):
+        replica(batch(0))
+
+
+def test_training_step_within_the_call_of_the_model():
+    """As Lightning runs it under DDP: the outer call is the model's, and calls the model again."""
+
+    class Redirected(nn.Sequential):
+        def forward(self, x, is_outer=True):
+            return loss_of(self(x, False)) if is_outer else super().forward(x)
+
+    def loss(call, t):
+        return call(batch(t)) if isinstance(call, nn.Module) else plain_loss(call, t)
+
+    assert_same(train(Redirected(*make()), loss=loss)[0], simulate())
+
+
+# Optimizers
+
+
+class Wrapper:
+    """A wrapper that is no torch optimizer and cannot be iterated over."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def __getattr__(self, name):
+        return getattr(self.optimizer, name)
+
+
+def test_wrapped_twice():
+    assert_same(
+        train(optimizer_of=lambda parameters: Wrapper(Wrapper(sgd(parameters))))[0], simulate()
+    )
+
+
+@pytest.mark.parametrize("name", ["Lookahead", "ScheduleFreeWrapper", "OrthoGrad"])
+def test_wrappers_of_a_library(name):
+    library = pytest.importorskip("pytorch_optimizer")
+
+    def wrapped(parameters):
+        optimizer = getattr(library, name)(sgd(parameters))
+        if hasattr(optimizer, "train"):
+            optimizer.train()
+        return optimizer
+
+    assert_same(train(optimizer_of=wrapped)[0], simulate(wrapped))
+
+
+def test_schedule_free_weights_swapped_for_evaluation():
+    library = pytest.importorskip("pytorch_optimizer")
+    held = []
+
+    def wrapped(parameters):
+        held.append(library.ScheduleFreeWrapper(sgd(parameters)))
+        held[-1].train()
+        return held[-1]
+
+    def evaluate(model):
+        held[-1].eval()
+        held[-1].train()
+
+    assert_same(train(optimizer_of=wrapped, after=evaluate)[0], simulate(wrapped, after=evaluate))
+
+
+def test_no_optimizer_is_one_clear_error():
+    with pytest.raises(UserError, match=r"must be a torch optimizer, .* got object"):
+        delayed(make(), object(), 4)
+
+
+class Sam:
+    """Sharpness-aware minimisation: two half steps, at the weights and at a point nearby."""
+
+    def __init__(self, parameters):
+        self.base_optimizer = sgd(parameters)
+        self.kept = []
+
+    @property
+    def weights(self):
+        return self.base_optimizer.param_groups[0]["params"]
+
+    @torch.no_grad()
+    def first_step(self):
+        norm = torch.stack([weight.grad.norm() for weight in self.weights]).norm()
+        self.kept = [weight.detach().clone() for weight in self.weights]
+        for weight in self.weights:
+            weight += 0.05 * weight.grad / norm
+            weight.grad = None
+
+    @torch.no_grad()
+    def second_step(self):
+        for weight, kept in zip(self.weights, self.kept, strict=True):
+            weight.copy_(kept)
+        self.base_optimizer.step()
+        self.base_optimizer.zero_grad()
+
+
+def test_two_half_steps_are_refused():
+    model = make()
+    with pytest.raises(UserError, match="Sam steps in two halves; give delayed its base optimizer"):
+        delayed(model, Sam(model.parameters()), 4)
+
+
+def test_two_half_steps_in_the_explicit_form():
+    model = make()
+    optimizer = Sam(model.parameters())
+    pipeline = delayed(model, optimizer.base_optimizer, 4)
+    twin = make()
+    naive, twin_optimizer = Naive(twin), sgd(twin.parameters())
+    for t in range(12):
+        with pipeline.micro_batch():
+            plain_loss(model, t).backward()
+            optimizer.first_step()
+            plain_loss(model, t).backward()
+            optimizer.second_step()
+        naive.begin_update()
+        weights = naive.used()
+        loss = plain_loss(lambda x, w=weights: functional_call(twin, w, (x,)), t)
+        gradients = torch.autograd.grad(loss, list(weights.values()))
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        moved = {}
+        for (name, weight), gradient in zip(weights.items(), gradients, strict=True):
+            moved[name] = (weight + 0.05 * gradient / norm).detach().requires_grad_()
+        plain_loss(lambda x, w=moved: functional_call(twin, w, (x,)), t).backward()
+        for name, weight in twin.named_parameters():
+            weight.grad = moved[name].grad
+        twin_optimizer.step()
+        twin_optimizer.zero_grad()
+    assert_same(flat(model), flat(twin))
+    assert pipeline.updates == 12
+
+
+# Resume
+
+
+def resumed(*, with_pipeline, order=("model", "optimizer", "pipeline")):
+    model, optimizer, pipeline = started()
+    parts = {"model": model, "optimizer": optimizer, "pipeline": pipeline}
+    kept = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
+    model, optimizer, pipeline = started(0)
+    parts = {"model": model, "optimizer": optimizer, "pipeline": pipeline}
+    for name in order:
+        if name != "pipeline" or with_pipeline:
+            parts[name].load_state_dict(kept[name])
+    go_on(model, optimizer, range(6, 12))
+    return flat(model)
+
+
+def momentum(parameters):
+    return torch.optim.SGD(list(parameters), lr=0.1, momentum=0.9)
+
+
+def test_resumed_loop_is_the_same():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = resumed(with_pipeline=True)
+    assert torch.equal(found, flat(started(12)[0]))
+
+
+def test_clamping_after_the_state_was_saved():
+    """What is written between the saved state and the next pass is in the version, as without."""
+
+    def clamped(save):
+        model, optimizer, pipeline = started(0)
+        for t in range(8):
+            go_on(model, optimizer, [t])
+            if save:
+                pipeline.state_dict()
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.clamp_(-0.2, 0.2)
+        return flat(model)
+
+    assert torch.equal(clamped(True), clamped(False))
+
+
+def test_resume_without_the_pipeline_is_told():
+    model = make()
+    optimizer = momentum(model.parameters())
+    go_on(model, optimizer, range(3))
+    twin = make()
+    twin_optimizer = momentum(twin.parameters())
+    delayed(twin, twin_optimizer, 4)
+    twin.load_state_dict(model.state_dict())
+    twin_optimizer.load_state_dict(optimizer.state_dict())
+    with pytest.warns(UserWarning, match="older versions are not known"):
+        go_on(twin, twin_optimizer, range(3, 6))
+
+
+def test_state_through_distributed_checkpoint_functions():
+    """They make a step without gradients to have the optimizer's state."""
+    states = importlib.import_module("torch.distributed.checkpoint.state_dict")
+
+    def start():
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        return model, optimizer, delayed(model, optimizer, 4)
+
+    model, optimizer, pipeline = start()
+    go_on(model, optimizer, range(6))
+    kept = copy.deepcopy(
+        (
+            model.state_dict(),
+            states.get_optimizer_state_dict(model, optimizer),
+            pipeline.state_dict(),
+        )
+    )
+    go_on(model, optimizer, range(6, 12))
+    for pipeline_first in (False, True):
+        twin, twin_optimizer, twin_pipeline = start()
+        of_model, of_optimizer, of_pipeline = copy.deepcopy(kept)
+        twin.load_state_dict(of_model)
+        if pipeline_first:
+            twin_pipeline.load_state_dict(of_pipeline)
+        states.set_optimizer_state_dict(twin, twin_optimizer, of_optimizer)
+        if not pipeline_first:
+            twin_pipeline.load_state_dict(of_pipeline)
+        go_on(twin, twin_optimizer, range(6, 12))
+        assert torch.equal(flat(twin), flat(model))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"accumulation": 2}, "of accumulation 1, not 2"),
+        ({"stages": {"0": 0, "1": 0, "2": 1, "3": 2}}, "of 4 stages, not 3"),
+        ({"stages": {"0": 0, "1": 0, "2": 1, "3": 3}}, "another cut into stages"),
+        ({"delay": [5, 2, 1, 0]}, "other delays"),
+        ({"stash": "predict"}, "another stash mode or forecast"),
+    ],
+)
+def test_state_of_another_pipeline_is_refused(settings, message):
+    state = started()[2].state_dict()
+    model = make()
+    stages = settings.pop("stages", 4)
+    pipeline = delayed(model, sgd(model.parameters()), stages, **settings)
+    with pytest.raises(ValueError, match=message):
+        pipeline.load_state_dict(state)
