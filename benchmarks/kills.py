@@ -33,12 +33,11 @@ from benchmarks.report import RESULTS, parser_of
 from brx.config.loading import dump_config
 from brx.config.schema import RunConfig
 from brx.data.prepare import prepare
-from brx.distributed.launch import free_port
 from brx.distributed.processes import DistributedWorld
 from brx.pipeline.world import World
 from brx.runs.metrics import MEASURED, read_metrics
 from brx.train.loop import train
-from tests.train.helpers import tiny_config
+from tests.train.helpers import free_port, tiny_config
 
 TOLERANCE = 1e-4
 ITERATIONS = 60

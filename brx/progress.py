@@ -52,6 +52,13 @@ class ProgressBar:
             )
         self.say(f"{self._unit} {self._count(done)}  {text}{left}")
 
+    def say_at_times(self, message: str) -> None:
+        """Say what a long step is at, every ten seconds at most and nothing of short ones."""
+        now = time.monotonic()
+        if now - self._last_line >= PLAIN_LINE_EVERY_S:
+            self._last_line = now
+            self.say(message)
+
     def say(self, message: str, label: str | None = None) -> None:
         self._console.print(f"{label or self._label}: {message}", soft_wrap=True, markup=False)
 

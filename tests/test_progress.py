@@ -31,3 +31,12 @@ def test_without_a_total_quiet_and_on_a_terminal(capsys, monkeypatch):
     with ProgressBar("run", "iteration", 4000, 1000) as progress:
         progress.update(2000, "loss 2.5")
     assert "elapsed," in capsys.readouterr().err
+
+
+def test_long_step_is_told_of_at_times(capsys, monkeypatch):
+    clock = iter([0.0, 5.0, 11.0, 12.0, 22.0])
+    monkeypatch.setattr("brx.progress.time.monotonic", lambda: next(clock))
+    progress = ProgressBar("run", "iteration", 10)
+    for count in range(4):
+        progress.say_at_times(f"bases {count}")
+    assert capsys.readouterr().err.split() == ["run:", "bases", "1", "run:", "bases", "3"]

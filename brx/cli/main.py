@@ -50,6 +50,10 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
             "paper",
             "one HTML page with all figures, tables and runs; opens without a network",
         ),
+        "weights": (
+            "runs",
+            "write a checkpoint's weights as safetensors, for PyTorch or Transformers",
+        ),
         "export": (
             "runs",
             "copy runs in compact form (config, summary, loss curves), to be committed or shared",

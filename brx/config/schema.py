@@ -772,6 +772,18 @@ class TrainingConfig(Section):
         return parse_duration(self.stop_after) if isinstance(self.stop_after, str) else math.inf
 
 
+class CheckpointConfig(Section):
+    """How checkpoints are written; when, and how many stay, is said in `training`."""
+
+    background: bool = True
+    """Go on training while a checkpoint is written. Needs host memory for a copy of weights, rings
+    and optimizer state; `false` waits for the disk instead."""
+    rings: bool = True
+    """Save the older weight versions, too. Without them checkpoints are small, but a run that
+    resumes from one begins with the newest weights in place of older ones, and its losses differ.
+    """
+
+
 class RuntimeConfig(Section):
     """How the computation is carried out; nothing here is meant to change a result beyond
     rounding."""
@@ -816,6 +828,7 @@ class RunConfig(Section):
     pipeline: PipelineConfig = PipelineConfig()
     optimizer: OptimizerConfig = PipeDreamConfig()
     training: TrainingConfig = TrainingConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     logging: LoggingConfig = LoggingConfig()
 

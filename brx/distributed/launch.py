@@ -4,14 +4,13 @@ which and why.
 torch's own launcher is not used: it ends all ranks at the first failure, before the others can say
 whom they lost, sends Ctrl-C to all of them, and leaves them running when it is killed itself."""
 
-import contextlib
 import json
 import math
 import os
-import random
+import secrets
 import signal
-import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -31,9 +30,11 @@ from brx.environment import (
 )
 from brx.errors import NeighbourLostError, RunError, UserError
 
-# Environment variables: set in the ranks that `launch` has started; and, torchrun's own, where a
-#     rank leaves its error.
+# Environment variables: in the ranks that `launch` has started, the file by which they meet; and,
+# torchrun's own, where a rank leaves its error.
 LAUNCHED, ERROR_FILE = "BRX_LAUNCHED", "TORCHELASTIC_ERROR_FILE"
+
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"  # the network interface
 
 POLL_S = 0.05
 # After the first failure the others get this long to report theirs, so that the cause is told from
@@ -72,21 +73,22 @@ def launch(
     descriptors: Sequence[int] = (),
     environment: Mapping[str, str] = {},
 ) -> int:
-    """Run `brx ARGUMENTS` in `num_ranks` processes on this machine, with the environment that
-    torchrun would set.
+    """Run `brx ARGUMENTS` in `num_ranks` processes on this machine, which meet by a file that this
+    user alone can read, and talk to each other over the loopback interface.
 
     They keep files open (`descriptors`, such as a lock), and get further variables (`environment`).
     Gives 0 when all are done, 130 when they were stopped; UserError where a rank refused the
     request, RunError where one failed."""
     with tempfile.TemporaryDirectory(prefix="brx-", dir=temporary_folder()) as folder:
-        port = str(whole_number("MASTER_PORT") or free_port())
+        # Nobody but this user can look into the folder, and nobody else knows the name in it.
+        meeting = Path(folder) / f"meeting-{secrets.token_hex(16)}"
         shared = {
             **child_environment(),
             **environment,
-            LAUNCHED: "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
+            LAUNCHED: str(meeting),
         }
+        # Activations and gradients stay on this machine as well.
+        shared.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
         shared |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
         ranks: list[_Rank] = []
         passed_on: list[int] = []
@@ -242,13 +244,3 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
         process.wait()
         assert process.stdin is not None
         process.stdin.close()
-
-
-def free_port() -> int:
-    """A port below those that systems hand out by themselves: nobody is given it before rank 0
-    binds it."""
-    for port in random.SystemRandom().sample(range(20_000, 32_768), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise RunError("no free port between 20000 and 32767; name one in MASTER_PORT")

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
 
-from brx.distributed.launch import place_among_many
-from brx.environment import whole_number
+from brx.distributed.launch import LAUNCHED, place_among_many
+from brx.environment import variable, whole_number
 from brx.errors import NeighbourLostError, UserError
 from brx.pipeline.world import Channel, Neighbours, Topic, World
 
@@ -53,23 +53,35 @@ class DistributedWorld(World):
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
             dist.init_process_group(
-                backend, timeout=timedelta(seconds=max(timeout_s, _MEETING_TIMEOUT_S))
+                backend,
+                timeout=timedelta(seconds=max(timeout_s, _MEETING_TIMEOUT_S)),
+                **self._own_store(),
             )
         except (RuntimeError, ValueError) as error:
+            meeting = variable(LAUNCHED)
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            where = f"TMPDIR {meeting}" if meeting else f"MASTER_ADDR, MASTER_PORT {address}"
             problem = (
                 "the port is in use"
                 if "EADDRINUSE" in str(error)
                 else " ".join(str(error).split())[:150]
             )
             raise UserError(
-                f"MASTER_ADDR, MASTER_PORT {address}: the {self.num_ranks} processes cannot meet: "
-                f"{problem}"
+                f"{where}: the {self.num_ranks} processes cannot meet: {problem}"
             ) from None
         self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._patient = dist.new_group(backend="gloo", timeout=_PREPARATION_TIMEOUT)
         self._store: Any = _get_default_store().clone()  # type: ignore[attr-defined]  # what anybody sets, all see
         self._store.set_timeout(timedelta(seconds=timeout_s))
+
+    def _own_store(self) -> dict[str, Any]:
+        """How to meet where `launch` has started the ranks: by a file, with no port open to
+        others; elsewhere as the launcher says (MASTER_ADDR and MASTER_PORT)."""
+        meeting = variable(LAUNCHED)
+        if meeting is None:
+            return {}
+        store = dist.FileStore(meeting, self.num_ranks)  # type: ignore[attr-defined]
+        return {"store": store, "rank": self.rank, "world_size": self.num_ranks}
 
     def connect(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -107,7 +119,9 @@ class DistributedWorld(World):
             ]
             payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
             for tensor in (torch.tensor([len(payload)]), payload):
-                self._sending.append((dist.isend(tensor, 0, group=self._control), tensor))
+                with told_if_lost(0, self._timeout_s):
+                    work = dist.isend(tensor, 0, group=self._control)
+                self._sending.append((work, tensor))
             return []
         return [value, *(self._receive(peer) for peer in range(1, self.num_ranks))]
 
@@ -126,13 +140,16 @@ class DistributedWorld(World):
             self._store.set(topic, message)
 
     def announced(self, topic: Topic) -> str | None:
-        return self._store.get(topic).decode() if self._store.check([topic]) else None
+        with told_if_lost(0, self._timeout_s):
+            is_there = self._store.check([topic])
+            return self._store.get(topic).decode() if is_there else None
 
     def close(self) -> None:
         self.barrier()
         for work, _ in self._sending:
             if work is not None:
-                work.wait()
+                with told_if_lost(0, self._timeout_s):
+                    work.wait()
         dist.destroy_process_group()
 
     def _receive(self, peer: int) -> T:  # type: ignore[type-var]

@@ -3,7 +3,7 @@ stage."""
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -134,6 +134,13 @@ class MethodUpdater:
         """How often, so far, a basis stayed as it was because its decomposition failed; waits for a
         GPU."""
         return sum(o.num_failed_refreshes for o in self.optimizers if isinstance(o, BasisRotation))
+
+    def tell_first_bases(self, tell: Callable[[int, int], None]) -> None:
+        """Call `tell` while basis rotation computes its first bases, with how many are done and how
+        many there are; large ones take seconds each."""
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, BasisRotation):
+                optimizer.on_first_bases = tell
 
     def stage_state(self, stage: StageVersions) -> dict[str, Any]:
         """The optimizers' state of one stage, and what the gradient rule has kept: copies on the

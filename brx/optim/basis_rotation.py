@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby
+from threading import Lock
 from typing import Any, Literal
 
 import torch
@@ -104,6 +105,39 @@ class Plan:
             member.is_rotated and member.next_refresh()[0] is not None for member in self.members
         )
 
+    @property
+    def num_first_bases(self) -> int:
+        """How many exact bases this step computes on this rank."""
+        total = 0
+        for work in self.work:
+            batch = work.batch
+            matrices_per_member = len(batch.matrices("exp_avg")) // len(batch.members)
+            for (refresh, _), run in work.refreshes:
+                if refresh == "exact":
+                    total += len(batch.sides) * matrices_per_member * (run.stop - run.start)
+        return total
+
+
+class FirstBases:
+    """Counts the exact bases of a step, and tells of them.
+
+    Args:
+        total: how many there are.
+        tell: called with how many are done, and with the total; None for nobody.
+    """
+
+    def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
+        self._total = total
+        self._tell = tell
+        self._num_done = 0
+        self._lock = Lock()
+
+    def done(self, num: int) -> None:
+        with self._lock:  # batches on the CPU are worked on side by side
+            self._num_done += num
+            if self._tell is not None:
+                self._tell(self._num_done, self._total)
+
 
 class BasisRotation(Optimizer):
     """Adam that takes its steps in an estimate of the Hessian's eigenbasis (algorithm 1).
@@ -168,6 +202,10 @@ class BasisRotation(Optimizer):
 
     Raises ValueError for an option out of range or a parameter that does not fit.
     """
+
+    on_first_bases: Callable[[int, int], None] | None = None
+    """Called during the update of the first bases with how many are done, and how many there are:
+    large ones take seconds each. Not saved with the optimizer."""
 
     _rest_lr: float | None = None
     _compiled: bool = False
@@ -242,6 +280,7 @@ class BasisRotation(Optimizer):
         self._sharding = self.__dict__.get("_sharding") or Sharding()
         self._guard = GradientGuard(self._sharding, self._describe)
         self._numbers = NumbersOfSteps()
+        self._first_bases = FirstBases(0, None)
 
     @property
     def num_failed_refreshes(self) -> int:
@@ -401,6 +440,7 @@ class BasisRotation(Optimizer):
         work = sorted(plan.work, key=_cost, reverse=True)
         for one in work:
             one.batch.bad = bad
+        self._first_bases = FirstBases(plan.num_first_bases, self.on_first_bases)
         for_each(self._update, work)
         apply_updates(exchanged, lambda m: unless_bad(m.decay, arithmetic(m.parameter), bad))
         for together, numbers in plan.rest:
@@ -441,7 +481,7 @@ class BasisRotation(Optimizer):
         exact: bool,
     ) -> None:
         """Algorithm 2; a study of other bases overrides it."""
-        estimate_eigenbasis(batch, gradient, exact)
+        estimate_eigenbasis(batch, gradient, exact, self._first_bases.done)
 
     def _take_step(
         self,

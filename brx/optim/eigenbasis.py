@@ -7,6 +7,9 @@ the first basis's by falling eigenvalue; the basis of the columns is that of F^T
 are kept column by column in memory (as the transpose of a contiguous tensor), as LAPACK and
 cuSOLVER want them, so that a refresh transposes nothing."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,12 +27,17 @@ NOISE_ROUNDINGS = 64
 # this one direction; what is left of each after orthonormalisation would be rounding. The share
 # keeps each near where it was.
 SELF_SHIFT = 0.1
+# Elements of the covariances that are decomposed together: 1 GiB in float64, for a GPU's batched
+# solvers.
+DECOMPOSED_AT_ONCE = 2**27
+# Passes of CholeskyQR, the first with a shift.
+CHOLESKY_PASSES = 3
 # Eigenvalues that differ by no more than this share of their mean count as equal when eigenvectors
 # are computed. Rounding moves them by some 1e-7, and turns their vectors by that over their
 # distance.
 TIE = 1e-5
 # The share of the largest value from which on the first one is taken instead: far from any simple
-#     fraction.
+# fraction.
 LEADING = (5**0.5 - 1) / 2
 
 
@@ -85,21 +93,23 @@ def covariance_product(covariance: Tensor, basis: Tensor) -> Tensor:
     return (basis.mT @ covariance).mT
 
 
-def orthonormalize(matrices: Tensor) -> Tensor:
+def orthonormalize(
+    matrices: Tensor,  # (b, m, m)
+) -> Tensor:
     """The orthogonal factor of the QR decomposition whose R has a positive diagonal (and so is
-    unique)."""
-    # Each kind of device gets what was measured to be faster there.
+    unique); NaN where it cannot be had."""
+    # LAPACK's Householder is the faster on a CPU; on a GPU everything is products, and the host
+    # waits for nothing.
     return _cholesky_qr(matrices) if matrices.device.type == "cuda" else _householder_qr(matrices)
 
 
 def _householder_qr(matrices: Tensor) -> Tensor:
     # LAPACK is slow on columns that lie a power of two apart in memory, as widths of models do:
-    #     rows of zeros help.
+    # rows of zeros help.
     padded = pad(matrices.mT, (0, 8)).mT
     scales = padded.new_empty(len(padded), padded.shape[-1])
-    torch.geqrf(
-        padded, out=(padded, scales)
-    )  # in place, as what follows: these matrices outgrow the caches
+    # In place, as what follows: these matrices outgrow the caches.
+    torch.geqrf(padded, out=(padded, scales))
     diagonal = padded.diagonal(dim1=-2, dim2=-1)
     signs = torch.ones_like(diagonal).copysign(diagonal)  # never 0
     torch.linalg.householder_product(padded, scales, out=padded)
@@ -107,25 +117,29 @@ def _householder_qr(matrices: Tensor) -> Tensor:
 
 
 def _cholesky_qr(matrices: Tensor) -> Tensor:
-    """CholeskyQR of columns scaled to length 1, in float64; by Householder where that is not
-    orthogonal enough.
+    """CholeskyQR, three times, of columns scaled to length 1; NaN where it is not orthogonal.
 
-    The loss of orthogonality is the rounding error times the square of the condition number
-    (arXiv:1401.5171, section 2), which float64 has room for and float32 has not."""
-    columns = matrices.double()
-    columns = columns / torch.linalg.vector_norm(columns, dim=-2, keepdim=True)
-    lower, _ = torch.linalg.cholesky_ex(columns.mT @ columns)
-    orthogonal: Tensor = (
-        torch.linalg.solve_triangular(lower, columns.mT, upper=False).to(matrices.dtype).mT
-    )
-    identity = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
-    error = (orthogonal.mT @ orthogonal - identity).abs().amax(dim=(1, 2))
-    failed = ~(
-        error < 40 * torch.finfo(matrices.dtype).eps
-    )  # NaN, from a failed factorisation, is not less
-    if failed.any():
-        orthogonal[failed] = _householder_qr(matrices[failed])
-    return orthogonal
+    A pass takes X to X L^-T with X^T X = L L^T, and loses orthogonality by the rounding error times
+    the square of the condition number (arXiv:1401.5171, section 2): of 128 and 512 columns that
+    number is up to 2e4 (benchmarks/orthonormal.py), too much for a first pass in float32. A shift
+    of X^T X makes the first pass possible and its result well-conditioned (arXiv:1809.11085), the
+    second makes that nearly orthogonal, the third orthogonal to rounding.
+    """
+    columns = matrices / torch.linalg.vector_norm(matrices, dim=-2, keepdim=True)
+    is_right = torch.ones(len(matrices), dtype=torch.bool, device=matrices.device)
+    for number in range(CHOLESKY_PASSES):
+        gram = columns.mT @ columns
+        if number == 0:
+            shift = 10 * gram.shape[-1] * torch.finfo(gram.dtype).eps
+            gram.diagonal(dim1=-2, dim2=-1).add_(shift)
+        if number == CHOLESKY_PASSES - 1:  # its own result is orthogonal if this is about so
+            off_identity = gram.square().sum(dim=(1, 2)) - gram.shape[-1]
+            is_right &= off_identity < 0.1
+        lower, info = torch.linalg.cholesky_ex(gram)
+        is_right &= info == 0
+        columns = torch.linalg.solve_triangular(lower, columns.mT, upper=False).mT
+    result: Tensor = columns.masked_fill_(~is_right[:, None, None], torch.nan)
+    return result
 
 
 def select_columns(matrices: Tensor, order: Tensor) -> Tensor:
@@ -143,54 +157,84 @@ def resolution(dtype: torch.dtype) -> float:
     return NOISE_ROUNDINGS * torch.finfo(dtype).eps
 
 
-def exact_factor_eigenbasis(factor: Tensor) -> Refreshed:
-    """Exact eigenvectors of F F^T for factors (b, m, n), whose eigenvalues are squares of F's
-    singular values."""
+def exact_factor_eigenbasis(
+    factor: Tensor,  # (b, m, n)
+    on_done: Callable[[int], None] = lambda num: None,
+) -> Refreshed:
+    """Exact eigenvectors of F F^T, whose eigenvalues are squares of F's singular values; as
+    `exact_eigenbasis`."""
     smallest = max(resolution(factor.dtype) ** 2, resolution(torch.float64))
-    return exact_eigenbasis(factor.double() @ factor.mT.double(), smallest)
+    return exact_eigenbasis(factor.double() @ factor.mT.double(), smallest, on_done)
 
 
-def exact_eigenbasis(covariance: Tensor, smallest: float | None = None) -> Refreshed:
-    """Exact eigenvectors of covariances (b, m, m), largest eigenvalue first.
+def exact_eigenbasis(
+    covariance: Tensor,  # (b, m, m)
+    smallest: float | None = None,
+    on_done: Callable[[int], None] = lambda num: None,
+) -> Refreshed:
+    """Exact eigenvectors, largest eigenvalue first.
 
     An eigenspace whose eigenvalues rounding cannot tell apart gets the projections of some axes,
     orthonormalised in turn: those depend on the space alone, whatever vectors of it the
-    decomposition returns. So does the space without energy, where eigenvalues are less than the
-    share `smallest` of the largest (None: what rounding leaves); for a zero matrix that is the
-    identity. Of a single eigenvector this decides the sign. In float64, as it happens once."""
+    decomposition returns. So does the space without energy; for a zero matrix that is the identity.
+    Of a single eigenvector this decides the sign. In float64, as it happens once.
+
+    Args:
+        smallest: the share of the largest eigenvalue below which one has no energy; None: what
+            rounding leaves.
+        on_done: called with a number of matrices when so many more are done: 10,752 columns take
+            seconds each.
+    """
     num_matrices, size = covariance.shape[:2]
     smallest = resolution(covariance.dtype) if smallest is None else smallest
-    bases = torch.eye(size, dtype=covariance.dtype, device=covariance.device).repeat(
-        num_matrices, 1, 1
-    )
+    identity = torch.eye(size, dtype=covariance.dtype, device=covariance.device)
+    bases = identity.repeat(num_matrices, 1, 1)
     valid = torch.ones(num_matrices, dtype=torch.bool, device=covariance.device)
-    for index, matrix in enumerate(covariance):
-        try:
-            eigenvalues, vectors = _eigenvectors(matrix.double())
-        except RuntimeError:  # torch.linalg.LinAlgError is one
-            valid[index] = False
-            continue
-        projections = _projected_axes(eigenvalues, vectors, smallest)
-        bases[index] = _householder_qr(projections[None])[0]
+    together = max(1, DECOMPOSED_AT_ONCE // (size * size))
+    for start in range(0, num_matrices, together):
+        decompositions = _decompositions(covariance[start : start + together].double())
+        for index, decomposition in enumerate(decompositions, start):
+            if decomposition is None:
+                valid[index] = False
+                continue
+            eigenvalues, vectors = decomposition
+            projections = _projected_axes(eigenvalues, vectors, smallest)
+            bases[index] = _householder_qr(projections[None])[0]
+        on_done(len(decompositions))
     return Refreshed(bases, valid)
 
 
-def _eigenvectors(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (m,), largest first, and eigenvectors (m, m) of a covariance; RuntimeError where
-    none are found."""
+def _decompositions(
+    covariance: Tensor,  # (b, m, m), in float64
+) -> list[tuple[Tensor, Tensor] | None]:
+    """Eigenvalues (m,), largest first, and eigenvectors (m, m) of each; None where none are
+    found."""
     try:
-        eigenvalues, vectors = torch.linalg.eigh(covariance)
+        values, vectors = torch.linalg.eigh(covariance)
+    except RuntimeError:  # torch.linalg.LinAlgError is one
+        if len(covariance) > 1:  # one that fails must not take the others with it
+            return [_decompositions(matrix[None])[0] for matrix in covariance]
+        return [_from_singular_vectors(covariance[0])]
+    return list(zip(values.flip(-1), vectors.flip(-1), strict=True))
+
+
+def _from_singular_vectors(covariance: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The same of one covariance (m, m), from another algorithm: LAPACK's eigh fails now and then
+    where many rows are zero."""
+    try:
+        vectors, values, _ = torch.linalg.svd(covariance)
     except RuntimeError:
-        # LAPACK's eigh fails now and then where many rows are zero. The singular vectors of a
-        # covariance are its eigenvectors, and come from another algorithm.
-        vectors, eigenvalues, _ = torch.linalg.svd(covariance)
-        return eigenvalues, vectors
-    return eigenvalues.flip(-1), vectors.flip(-1)
+        return None
+    return values, vectors
 
 
-def _projected_axes(eigenvalues: Tensor, vectors: Tensor, smallest: float) -> Tensor:
-    """For each eigenspace (columns of `vectors` (m, m) with like eigenvalues) as many axes,
-    projected into it."""
+def _projected_axes(
+    eigenvalues: Tensor,  # (m,), largest first
+    vectors: Tensor,  # (m, m), the eigenvectors in its columns
+    smallest: float,
+) -> Tensor:
+    """For each eigenspace (neighbouring columns with like eigenvalues) as many axes, projected into
+    it."""
     decided = eigenvalues > smallest * eigenvalues[0]
     apart = -eigenvalues.diff() > TIE * eigenvalues.clamp(min=0).mean()
     starts = torch.where(decided[1:], apart, decided[:-1]).nonzero().flatten() + 1
@@ -200,23 +244,29 @@ def _projected_axes(eigenvalues: Tensor, vectors: Tensor, smallest: float) -> Te
     for start, stop in pairwise(bounds):
         if stop - start > 1:
             space = vectors[:, start:stop]
-            if 2 * (stop - start) > len(
-                vectors
-            ):  # cheaper: the axes that the space beside it leaves
-                beside = _leading_axes(torch.cat([vectors[:, :start], vectors[:, stop:]], dim=1))
-                axes = sorted(set(range(len(vectors))) - set(beside))
-            else:
-                axes = _leading_axes(space)
+            axes = _axes_of_space(vectors, start, stop)
             projected[:, start:stop] = space @ space[axes].mT
     return projected
 
 
-def _leading_axes(space: Tensor) -> list[int]:
-    """As many axes as the space (m, k) has dimensions, whose projections into it are far from
-    dependent.
+def _axes_of_space(vectors: Tensor, start: int, stop: int) -> list[int]:
+    """The axes that are projected into the space of the columns from `start` to `stop`."""
+    size = len(vectors)
+    if 2 * (stop - start) <= size:
+        return _leading_axes(vectors[:, start:stop])
+    # Cheaper: the axes that the other columns' space leaves.
+    others = _leading_axes(torch.cat([vectors[:, :start], vectors[:, stop:]], dim=1))
+    return sorted(set(range(size)) - set(others))
 
-    In turn the first axis of which about as much is left as of any, beside the span of those before
-    it: a choice that ties, which rounding would decide, do not change."""
+
+def _leading_axes(
+    space: Tensor,  # (m, k)
+) -> list[int]:
+    """As many axes as the space has dimensions, whose projections into it are far from dependent.
+
+    In turn the first axis with about as much left as any, outside the span of those before it: a
+    choice that ties, which rounding would decide, do not change.
+    """
     rest, axes = space.clone(), []
     for _ in range(space.shape[1]):
         lengths = rest.norm(dim=1)

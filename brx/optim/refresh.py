@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,7 @@ def estimate_eigenbasis(
     batch: MatrixBatch,  # of matrices that are all due
     gradient: Tensor,  # (b, m, n)
     exact: bool,  # whether it is the first basis
+    on_done: Callable[[int], None] = lambda num: None,  # called as exact bases are done
 ) -> None:
     """Algorithm 2; carries the moments over into the new bases."""
     before = None if batch.bad is None else _copies(batch)
@@ -49,7 +52,7 @@ def estimate_eigenbasis(
     momentum = rotate(batch, batch.matrices("exp_avg"), back=True)
     failures = batch.state["num_failed_refreshes"]
     for side in batch.sides:
-        refreshed = _refreshed(batch, side, momentum, gradient, exact)
+        refreshed = _refreshed(batch, side, momentum, gradient, on_done if exact else None)
         batch.matrices(f"{side}_basis").copy_(refreshed.basis)
         failures += (~refreshed.valid).view_as(failures)
     if exact:
@@ -61,19 +64,23 @@ def estimate_eigenbasis(
 
 
 def _refreshed(
-    batch: MatrixBatch, side: Side, momentum: Tensor, gradient: Tensor, exact: bool
+    batch: MatrixBatch,
+    side: Side,
+    momentum: Tensor,  # in the original space, before this update (b, m, n)
+    gradient: Tensor,  # (b, m, n)
+    on_exact: Callable[[int], None] | None,  # None for a power iteration
 ) -> Refreshed:
     """The new basis of one side, from the covariance or from the momentum."""
     basis = batch.matrices(f"{side}_basis")
     if batch.options["source"] == "2nd":
         covariance = batch.matrices(f"{side}_covariance")
-        if exact:
-            return exact_eigenbasis(covariance)
+        if on_exact is not None:
+            return exact_eigenbasis(covariance, on_done=on_exact)
         return power_iteration(covariance_product(covariance, basis), basis)
     # M of this update, one ahead of `momentum`.
     factor = seen_from(side, momentum.lerp(gradient, 1 - batch.options["betas"][0]))
-    if exact:
-        return exact_factor_eigenbasis(factor)
+    if on_exact is not None:
+        return exact_factor_eigenbasis(factor, on_exact)
     return power_iteration(factor_product(factor, basis), basis)
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from torch.nn.utils import get_total_norm
 from torch.profiler import record_function
 
 from brx.errors import DivergedError
-from brx.model.stage import StageOutput
 from brx.pipeline.gradients import Gradients
 from brx.pipeline.schedule import asynchronous_1f1b
 from brx.pipeline.versions import StageVersions
@@ -82,14 +81,22 @@ class StepResult:
     loss: (
         Tensor | None
     )  # mean cross-entropy in nats over the update's micro-batches, as delayed (last device only)
-    auxiliary_loss: (
-        Tensor | None
-    )  # sum over this device's mixtures, likewise the mean (mixture models only)
+    # Per stage with a mixture of experts, likewise the mean; of one stage, as their sum on a device
+    # would round differently on another number of devices. None without a mixture on this device.
+    auxiliary_losses: Tensor | None
     grad_norms: Tensor  # (stages,), before clipping
     update_norms: (
         Tensor | None
     )  # (stages,), in the iterations in which the engine was asked to take them
     update_time: Stopwatch  # of the method's step on all of this device's stages
+
+
+class _Output(NamedTuple):
+    """What a micro-batch's forward pass through this device's stages gave."""
+
+    stream: Tensor  # (B, S, D)
+    loss: Tensor | None  # mean cross-entropy in nats; on the last device
+    auxiliary_losses: Tensor | None  # per stage with a mixture; None if there is none
 
 
 @dataclass
@@ -101,9 +108,9 @@ class _InFlight:
     )  # the activation (B, S, D) from the previous device; its gradient goes back there
     # where the backward pass begins: the loss (last device), or the stream that was sent on
     root: Tensor
-    auxiliary_loss: (
+    auxiliary_losses: (
         Tensor | None
-    )  # of this device's mixtures; the backward pass begins here as well
+    )  # per stage with a mixture; the backward pass begins at their sum as well
 
 
 class Engine:
@@ -201,11 +208,9 @@ class Engine:
         for n in range((t - 1) * self._accumulation + 1, t * self._accumulation + 1):
             output = self._through_stages(*self._micro_batch(n))
             assert output.loss is not None
-            loss = (
-                output.loss
-                if output.auxiliary_loss is None
-                else output.loss + output.auxiliary_loss
-            )
+            loss = output.loss
+            if output.auxiliary_losses is not None:
+                loss = loss + output.auxiliary_losses.sum()
             loss = loss / self._accumulation
             # Leaves `.grad`, that of the update, alone. Zeros for an expert that no token was sent
             # to.
@@ -233,7 +238,7 @@ class Engine:
         # Of a last stage only the loss (a scalar) leads into the backward pass, else the residual
         # stream (B, S, D).
         root = output.stream if output.loss is None else output.loss
-        self._in_flight[n] = _InFlight(received, root, output.auxiliary_loss)
+        self._in_flight[n] = _InFlight(received, root, output.auxiliary_losses)
         if not self.is_last:
             self._neighbours.activations.send(output.stream.detach())
 
@@ -245,10 +250,8 @@ class Engine:
         if more_to_come and not self.is_last:
             self._neighbours.gradients.post_receive()
         roots, gradients = [micro_batch.root], [gradient]
-        if (
-            micro_batch.auxiliary_loss is not None
-        ):  # of this device's mixtures: a scalar beside what the last rank sees
-            roots.append(micro_batch.auxiliary_loss)
+        if micro_batch.auxiliary_losses is not None:  # which the last rank does not see
+            roots.append(micro_batch.auxiliary_losses.sum())
             gradients.append(None)
         torch.autograd.backward(roots, gradients)  # to the bound weights, and to `received`
         if micro_batch.received is not None:
@@ -260,12 +263,12 @@ class Engine:
         self._gradients.accumulate(n)
         if self.is_last:
             self._losses.append(micro_batch.root.detach())
-        if micro_batch.auxiliary_loss is not None:
-            self._auxiliary_losses.append(micro_batch.auxiliary_loss.detach())
+        if micro_batch.auxiliary_losses is not None:
+            self._auxiliary_losses.append(micro_batch.auxiliary_losses.detach())
 
     def _update(self, t: int) -> StepResult:
         grad_norms = self._gradients.clip(self._clip)
-        loss, auxiliary_loss = _take_mean(self._losses), _take_mean(self._auxiliary_losses)
+        loss, auxiliary_losses = _take_mean(self._losses), _take_stage_means(self._auxiliary_losses)
         if (
             grad_norms.device.type == "cpu"
         ):  # a GPU would have to be waited for: there the caller looks, later
@@ -291,9 +294,9 @@ class Engine:
             self.watcher.after_step(t)
         for stage in self.stages:
             stage.record_update(t)
-        return StepResult(t, loss, auxiliary_loss, grad_norms, update_norms, stopwatch)
+        return StepResult(t, loss, auxiliary_losses, grad_norms, update_norms, stopwatch)
 
-    def _through_stages(self, x: Tensor, targets: Tensor) -> StageOutput:
+    def _through_stages(self, x: Tensor, targets: Tensor) -> _Output:
         auxiliary_losses = []
         loss = None
         with self._autocast():
@@ -302,9 +305,7 @@ class Engine:
                     x, loss, auxiliary_loss = stage.module(x, targets)
                 if auxiliary_loss is not None:
                     auxiliary_losses.append(auxiliary_loss)
-        return StageOutput(
-            x, loss, torch.stack(auxiliary_losses).sum() if auxiliary_losses else None
-        )
+        return _Output(x, loss, torch.stack(auxiliary_losses) if auxiliary_losses else None)
 
 
 def _take_mean(losses: list[Tensor]) -> Tensor | None:
@@ -313,6 +314,21 @@ def _take_mean(losses: list[Tensor]) -> Tensor | None:
     mean = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
     losses.clear()
     return mean
+
+
+def _take_stage_means(
+    losses: list[Tensor],  # per micro-batch (stages,)
+) -> Tensor | None:
+    """Their mean over micro-batches (stages,), which rounds a stage's number in the same way
+    whatever stages lie here."""
+    if not losses:
+        return None
+    total = losses[0]
+    for of_micro_batch in losses[1:]:
+        total = total + of_micro_batch
+    num_micro_batches = len(losses)
+    losses.clear()
+    return total / num_micro_batches
 
 
 def check_finite(

@@ -1,13 +1,15 @@
 """The devices of a run as one of them sees them."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
-Topic = Literal["stop-asked", "stop", "diverged", "failed"]
+Topic = str
+"""What a rank tells all others of: "stop-asked", "stop", "diverged", "failed", and how far it is
+with a checkpoint."""
 
 
 class Channel(Protocol):

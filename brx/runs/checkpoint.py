@@ -7,10 +7,11 @@ continue from is decided before any data are prepared (`check_request`)."""
 
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -35,6 +36,8 @@ class DamagedError(UserError):
 
 MANIFEST = "manifest.json"
 Content = dict[str, Any]
+
+PIECE_BYTES, SYNC_BYTES = 2**22, 2**26
 
 # What a manifest has; `stages` holds the entries of `write_stage`.
 _KINDS: dict[str, type | tuple[type, ...]] = {
@@ -69,21 +72,61 @@ def run_and_iteration(path: Path) -> tuple[Path, int | None]:
     return (path.parent.parent, iteration_of(path)) if is_checkpoint else (path, None)
 
 
-def begin(run: Path, iteration: int) -> Path:
-    """Make the temporary folder in which the devices write their stages."""
-    temporary = _temporary(run, iteration)
-    with telling(temporary):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-    return temporary
+def write_stage(
+    run: Path,
+    iteration: int,
+    stage: int,
+    state: Content,
+    on_written: Callable[[int], None] = lambda num_bytes: None,
+) -> Content:
+    """Write one stage into the temporary folder; gives its entry for the manifest.
 
+    Args:
+        on_written: called again and again with the number of bytes that have arrived on the disk
+            since the last time.
 
-def write_stage(run: Path, iteration: int, stage: int, state: Content) -> Content:
-    """Write one stage into the temporary folder; gives its entry for the manifest."""
+    Raises:
+        RunError: the folder cannot be written to, or the disk is full.
+    """
     path = _temporary(run, iteration) / _stage_file(stage)
+    with telling(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)  # by whichever rank is first
     with replacing(path) as file:
-        torch.save(state, file)
-    return {"stage": stage, "bytes": path.stat().st_size, "sha256": sha256(path)}
+        writer = _SteadyWriter(file, on_written)
+        torch.save(state, writer)  # type: ignore[arg-type]  # it needs `write` alone
+        writer.sync()
+    return {"stage": stage, "bytes": path.stat().st_size, "sha256": writer.sha256.hexdigest()}
+
+
+class _SteadyWriter:
+    """Writes in pieces, and sees to it that they arrive on the disk one after the other, so that
+    progress is seen and the end has little left to wait for."""
+
+    def __init__(self, file: BinaryIO, on_written: Callable[[int], None]) -> None:
+        self._file, self._on_written = file, on_written
+        self._num_unsynced = 0
+        self.sha256 = hashlib.sha256()  # of all that was written
+
+    def write(self, data: bytes) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), PIECE_BYTES):
+            piece = view[start : start + PIECE_BYTES]
+            self.sha256.update(piece)
+            self._file.write(piece)
+            self._num_unsynced += len(piece)
+            if self._num_unsynced >= SYNC_BYTES:
+                self.sync()
+        return len(view)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Wait until all that was written is on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._on_written(self._num_unsynced)
+        self._num_unsynced = 0
 
 
 def finish(

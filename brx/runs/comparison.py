@@ -366,7 +366,8 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
 
 
 def _but_for_delay(chosen: pd.DataFrame) -> pd.Series:
-    return same_but_for(chosen, RATE, SEED, "pipeline.stages", "pipeline.delay")
+    delay = ("pipeline.stages", "pipeline.delay", "pipeline.cut")
+    return same_but_for(chosen, RATE, SEED, *delay)
 
 
 def leaderboard(chosen: pd.DataFrame, delays: Sequence[str], target_method: str) -> pd.DataFrame:

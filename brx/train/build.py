@@ -60,7 +60,10 @@ class Assembly:
             states[stage.index] = state = read_stage(
                 checkpoint, stage.index, torch.device("cpu"), is_checked=True
             )
-            stage.load_state_dict(state.pop("versions"))
+            versions = state.pop("versions")
+            if versions["ring"] is None:
+                versions = _without_older(stage, versions)
+            stage.load_state_dict(versions)
             if self.probe is not None:
                 self.probe.load_stage_state(stage, state.get("staleness", {}))
             torch.set_rng_state(state["rng"])
@@ -116,6 +119,14 @@ def assemble(
         )
         engine.watcher = probe
     return Assembly(stages, updater, engine, probe)
+
+
+def _without_older(stage: StageVersions, versions: dict[str, Any]) -> dict[str, Any]:
+    """The state of a stage's versions that was saved without its ring: all older versions are the
+    newest weights, as before the first update."""
+    num_slots = stage.delay.num_slots if stage.delay.tau else 0
+    newest = list(versions["weights"].values())
+    return versions | {"ring": [newest] * num_slots}
 
 
 def build_stages(

@@ -21,7 +21,7 @@ from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.model.checks import check_model
 from brx.model.stage import partition
 from brx.pipeline.engine import StepResult, check_finite
-from brx.pipeline.world import Topic, World
+from brx.pipeline.world import World
 from brx.planning.placement import assign, check_memory, measure_stage_costs
 from brx.progress import ProgressBar
 from brx.runs import checkpoint
@@ -37,8 +37,17 @@ from brx.runs.metrics import truncate_metrics
 from brx.train.agreement import agree, facts_of
 from brx.train.build import assemble, check_head, check_method, training_batches
 from brx.train.code_facts import note_facts
-from brx.train.device import StopSignal, autocast, check_gpus_differ, choose_device, set_up
+from brx.train.device import (
+    StopSignal,
+    autocast,
+    check_compiler,
+    check_gpus_differ,
+    choose_device,
+    out_of_memory_told,
+    set_up,
+)
 from brx.train.recorder import RunRecorder, StepNumbers, peak_memory
+from brx.train.saving import CheckpointWriter
 from brx.train.trackers import check_trackers
 
 Status = Literal["finished", "interrupted", "out of time"]
@@ -71,8 +80,9 @@ def train(
         if world.rank == 0:
             check_request(folder, config, resume=resume)
             check_trackers(config)
-        trainer = Trainer(config, folder, world)
-        return trainer.run(resume=resume, profile=profile, deadline=deadline)
+        with out_of_memory_told():
+            trainer = Trainer(config, folder, world)
+            return trainer.run(resume=resume, profile=profile, deadline=deadline)
 
 
 class Trainer:
@@ -89,6 +99,7 @@ class Trainer:
         agree(world, facts_of(config))
         if not config.runtime.share_gpus:
             check_gpus_differ(world, self.device)
+        check_compiler(config.runtime, self.device)
         set_up(config.runtime, self.device, world.num_local_ranks)
         # What needs no data is refused before hours go into preparing it.
         autocast(config.runtime, self.device)
@@ -108,6 +119,7 @@ class Trainer:
         self.iteration = 0
         self.training_seconds = 0.0
         self._end = 0  # of the segment under way
+        self._writer = CheckpointWriter(folder.path, config, world)
         # What rank 0 announced, once this rank has seen it.
         self._stop_at: int | None = None
         self._has_asked = False
@@ -158,17 +170,23 @@ class Trainer:
                     start=(self.iteration, self.training_seconds),
                 )
                 progress.say(f"device {self.device} ({self.device_reason})")
+                self.assembly.updater.tell_first_bases(
+                    lambda done, total: progress.say_at_times(f"first bases: {done:,} of {total:,}")
+                )
             try:
                 self._train(last, stop)
+                self._writer.settle()
             except KeyboardInterrupt:  # a second Ctrl-C: the first one only asks for a stop
+                self._writer.cut_off()
                 progress.say(what_is_saved(self.folder.path, self.iteration))
                 raise
             except Exception as error:
                 if not isinstance(
                     error, NeighbourLostError
                 ):  # which is no more than what another's error led to
-                    topic: Topic = "diverged" if isinstance(error, DivergedError) else "failed"
+                    topic = "diverged" if isinstance(error, DivergedError) else "failed"
                     self.world.announce(topic, str(error) or type(error).__name__)
+                self._writer.give_up()
                 if self._recorder is not None:
                     diverged = self.world.announced("diverged")
                     how, told = (
@@ -244,6 +262,7 @@ class Trainer:
                 self._after_iteration()
                 at_log_point = self.iteration % self.config.training.log_every == 0
                 self._look_for_stop(stop)
+                self._writer.check()
                 self._end = self._until_stop(end)
                 if at_log_point or self.iteration == self._end:
                     reported, pending = pending, []
@@ -324,37 +343,17 @@ class Trainer:
             self._recorder.record_validation(self.iteration, losses[-1])
 
     def _save(self) -> None:
-        """Write a checkpoint: every device its stages, rank 0 the rest."""
-        run = self.folder.path
-        if self.is_writer:
-            checkpoint.begin(run, self.iteration)
-        self.world.barrier()
-        entries = [
-            checkpoint.write_stage(
-                run, self.iteration, stage.index, self.assembly.stage_state(stage)
-            )
-            for stage in self.assembly.stages
-        ]
-        everybody = self.world.gather(entries)
+        """Begin to write a checkpoint: every device its stages, rank 0 the rest."""
         if self._recorder is not None:
             self._recorder.metrics.sync()  # a checkpoint is no use without the metrics before it
-            content = {
-                "fingerprint": self.data.fingerprint,
-                "trajectory_version": TRAJECTORY_VERSION,
-                "settings": trajectory_of(self.config),
-                "num_stages": self.config.pipeline.stages,
-                "training_seconds": self.training_seconds,
-            }
-            all_entries = [entry for entries in everybody for entry in entries]
-            training = self.config.training
-            checkpoint.finish(
-                run,
-                self.iteration,
-                content,
-                all_entries,
-                training.keep_checkpoints,
-                training.keep_at,
-            )
+        content = {
+            "fingerprint": self.data.fingerprint,
+            "trajectory_version": TRAJECTORY_VERSION,
+            "settings": trajectory_of(self.config),
+            "num_stages": self.config.pipeline.stages,
+            "training_seconds": self.training_seconds,
+        }
+        self._writer.save(self.iteration, self.assembly, content)
 
     def _restore(self) -> None:
         """Continue from the newest checkpoint that can be continued from, if there is one."""
@@ -365,6 +364,12 @@ class Trainer:
         check_data(manifest, newest, self.data.fingerprint)
         self.assembly.restore(newest)
         self.iteration = manifest["iteration"]
+        if not manifest.get("rings", True):
+            self._say(
+                f"{newest}: has no older weight versions (checkpoint.rings: false); the newest "
+                f"weights take their place, so that losses differ from those of a run that was "
+                f"not interrupted"
+            )
         self.training_seconds = manifest["training_seconds"]
 
     def _intact_checkpoint(self) -> Path | None:

@@ -37,7 +37,7 @@ class StepNumbers:
 
     iteration: int
     loss: float | None
-    auxiliary_loss: float | None
+    auxiliary_losses: list[float]  # per stage with a mixture
     grad_norms: list[float]
     update_norms: list[float]
     update_seconds: float
@@ -46,15 +46,16 @@ class StepNumbers:
     @classmethod
     def of(cls, result: StepResult, failed_refreshes: int) -> Self:
         """Fetch a result from its device; waits for a GPU."""
-        loss, auxiliary_loss = (
-            None if one is None else one.item() for one in (result.loss, result.auxiliary_loss)
+        loss = None if result.loss is None else result.loss.item()
+        auxiliary_losses = (
+            [] if result.auxiliary_losses is None else result.auxiliary_losses.tolist()
         )
         update_norms = [] if result.update_norms is None else result.update_norms.tolist()
         grad_norms, seconds = result.grad_norms.tolist(), result.update_time.seconds()
         return cls(
             result.iteration,
             loss,
-            auxiliary_loss,
+            auxiliary_losses,
             grad_norms,
             update_norms,
             seconds,
@@ -198,10 +199,10 @@ class RunRecorder:
             "tokens": iteration * self._config.tokens_per_update,
             "seconds": round(seconds, 4),
         }
-        if auxiliary_losses := [
-            part.auxiliary_loss for part in parts if part.auxiliary_loss is not None
-        ]:
-            record["auxiliary_loss"] = exact(sum(auxiliary_losses))
+        auxiliary_losses = [loss for part in parts for loss in part.auxiliary_losses]
+        if auxiliary_losses:
+            # Rounded once: the same sum on any number of devices.
+            record["auxiliary_loss"] = exact(math.fsum(auxiliary_losses))
         if iteration % self._config.training.log_every == 0:
             record["stage_grad_norms"] = [exact(norm) for norm in grad_norms]
             if failed_refreshes := sum(part.failed_refreshes for part in parts):

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from brx.config.loading import dump_config
-from brx.distributed.launch import _Rank, _watch, free_port, place_among_many, report_error
+from brx.distributed.launch import _Rank, _watch, place_among_many, report_error
 from brx.environment import brx_command, child_environment
 from brx.errors import RunError, UserError
 from brx.runs import checkpoint
 from brx.train.loop import train
 from tests.distributed.worker import equality_configs
-from tests.train.helpers import losses, start_brx, steps_of, tiny_config, wait_for_lines
+from tests.train.helpers import free_port, losses, start_brx, steps_of, tiny_config, wait_for_lines
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "slurm" / "train.sbatch"
@@ -314,13 +314,16 @@ def test_port_in_use_exits_2(tmp_path, monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
-        assert "the port is in use" in finish(command(written(tmp_path), tmp_path, 2), 2)
+        place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        for name, text in {**place, "MASTER_PORT": str(taken.getsockname()[1])}.items():
+            monkeypatch.setenv(name, text)
+        process = start_brx("train", written(tmp_path), "--out", tmp_path / "run")
+        assert "the port is in use" in finish(process, 2)
 
 
 # Stand-ins for Slurm's commands: the nodes' names, and the command on every node at one time.
 STAND_INS = {
-    "scontrol": "#!/bin/sh\necho 127.0.0.1\necho 127.0.0.1\n",
+    "scontrol": '#!/bin/sh\n[ "$1" = requeue ] && touch requeued\necho 127.0.0.1\necho 127.0.0.1\n',
     "srun": '#!/bin/sh\n"$@" & first=$!\n"$@" & second=$!\nwait $first && wait $second\n',
     "torchrun": f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n',
 }
@@ -343,9 +346,10 @@ def test_two_nodes_are_one_run(tmp_path, monkeypatch):
         "SLURM_GPUS_ON_NODE": "2",
     }
     command = ["bash", SCRIPT, path, "--out", tmp_path / "two"]
-    found = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=400
-    )
+    started = {"env": {**os.environ, **variables}, "cwd": tmp_path}
+    stopped = subprocess.run([*command, "--stop-after", "1s"], **started, timeout=400, check=False)
+    assert (stopped.returncode, (tmp_path / "requeued").exists()) == (0, True)
+    found = subprocess.run(command, **started, capture_output=True, text=True, timeout=400)
     assert found.returncode == 0, found.stderr[-3000:]
     assert losses(tmp_path / "two") == losses(tmp_path / "one")
     # Rank 0 writes, wherever it is, and only once; every rank its own stage.
@@ -389,3 +393,25 @@ def test_ranks_with_different_settings_refuse_to_train(tmp_path):
     said = [finish(rank, 2) for rank in ranks]
     expected = "brx: the ranks disagree: optimizer.lr is 0.01 on rank 0 and 0.005 on rank 1"
     assert [line.partition(";")[0] for line in said] == [expected] * 2
+
+
+def listening(process):
+    """The addresses at which a process listens, as /proc writes them: in hexadecimal, by port."""
+    files = [os.readlink(path) for path in Path(f"/proc/{process}/fd").iterdir()]
+    own = {file[len("socket:[") : -1] for file in files if file.startswith("socket:")}
+    addresses = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == "0A" and rest[5] in own:
+                addresses.append(local.partition(":")[0])
+    return addresses
+
+
+@has_proc
+def test_ranks_listen_on_the_loopback_interface_alone(long_config):
+    process, ranks = running(long_config, devices=2)
+    addresses = [address for rank in ranks for address in listening(rank)]
+    process.send_signal(signal.SIGTERM)
+    finish(process, 130)
+    assert set(addresses) == {"0100007F"}  # 127.0.0.1

@@ -55,6 +55,7 @@ def equality_configs(folder):
         "pipedream-forecast": [*split, "pipeline.forecast=average-update"],
         "pipedream-last-update": [*deep, "pipeline.forecast=last-update"],
         "pipedream-xpipe": [*deep, f"optimizer.method={XPIPE}"],
+        "pipedream-mixture": [*mixture, "pipeline.accumulation=3", "pipeline.delay=2bw"],
         "pipedream-llama": ["model.class=llama", "model.kv_heads=1", *deep],
         "pipedream-own-model": [f"model.class={CONV_MIXER}", "model.kernel=3", *deep],
         "stage-aware-mixture": [*mixture, f"optimizer={STAGE_AWARE}"],

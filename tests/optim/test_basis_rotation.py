@@ -334,3 +334,14 @@ def test_rotation_precision_stays_within_its_error_and_spares_the_basis(
     for name, value in states["highest"].items():
         if name.endswith(("basis", "covariance")):
             assert torch.equal(value, states[precision][name]), name
+
+
+@pytest.mark.parametrize(("geometry", "num_sides"), [("bilateral", 2), ("unilateral", 1)])
+def test_first_bases_are_told_as_they_are_done(geometry, num_sides):
+    series = [*parameters(3, 4, 6), *parameters(1, 2, 5, 3)]
+    optimizer = BasisRotation(series, geometry=geometry)
+    told = []
+    optimizer.on_first_bases = lambda *counts: told.append(counts)
+    train(optimizer, series, 0, 12)
+    assert told[-1] == (5 * num_sides, 5 * num_sides)
+    assert [total for _, total in told] == len(told) * [5 * num_sides]

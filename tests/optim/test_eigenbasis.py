@@ -1,15 +1,20 @@
 """The power iteration converges to the eigenvectors, keeps order, and survives zeros."""
 
+import math
+
 import pytest
 import torch
 
 from brx.optim.eigenbasis import (
+    _cholesky_qr,
+    _householder_qr,
     exact_eigenbasis,
     exact_factor_eigenbasis,
     factor_product,
     orthonormalize,
     power_iteration,
 )
+from tests.optim.helpers import random
 
 
 def covariances(num, n):
@@ -130,3 +135,58 @@ def test_rounding_does_not_turn_the_basis(first, dtype):
     covariances = torch.tensor([[[x, 0.3], [0.3, 1.0]] for x in entries], dtype=dtype)
     below, above = power_iteration(covariances @ identity, identity).basis
     torch.testing.assert_close(below, above, rtol=0, atol=1e-6)
+
+
+def ill_conditioned(condition):
+    """Columns of length about 1, with singular values down to the inverse of the condition."""
+    left, right = (
+        torch.linalg.qr(random(2, 48, 48, seed=s, dtype=torch.float64)).Q for s in (1, 2)
+    )
+    return (left * torch.logspace(0, -math.log10(condition), 48).double()) @ right
+
+
+@pytest.mark.parametrize("condition", [1e1, 1e3, 2e4])
+def test_cholesky_finds_householders_factor(condition):
+    matrices = ill_conditioned(condition)
+    exact = _householder_qr(matrices)
+    found = _cholesky_qr(matrices.float()).double()
+    assert (found.mT @ found - torch.eye(48)).abs().max() < 1e-5
+    assert (found - exact).norm(dim=-2).max() < condition * 1e-6
+
+
+def test_cholesky_of_dependent_columns_is_told():
+    matrices = random(3, 8, 8)
+    matrices[1, :, 3] = 0
+    assert _cholesky_qr(matrices).isnan().any(dim=(1, 2)).tolist() == [False, True, False]
+
+
+def test_failed_orthonormalisation_keeps_the_basis(monkeypatch):
+    monkeypatch.setattr("brx.optim.eigenbasis.orthonormalize", _cholesky_qr)
+    basis = torch.eye(6).repeat(2, 1, 1)
+    product = random(2, 6, 6)
+    product = product @ product.mT
+    product[1] = torch.inf
+    refreshed = power_iteration(product, basis)
+    assert refreshed.valid.tolist() == [True, False]
+    assert torch.equal(refreshed.basis[1], basis[1])
+
+
+def test_exact_bases_of_a_batch_are_those_of_each():
+    C, _, _ = covariances(5, 12)
+    one_by_one = torch.cat([exact_eigenbasis(matrix[None]).basis for matrix in C])
+    assert torch.equal(exact_eigenbasis(C).basis, one_by_one)
+
+
+def test_failed_decomposition_leaves_the_others(monkeypatch):
+    def eigh(matrices, usual=torch.linalg.eigh):
+        if matrices.isinf().any():
+            raise torch.linalg.LinAlgError
+        return usual(matrices)
+
+    C, _, _ = covariances(3, 6)
+    expected = exact_eigenbasis(C).basis
+    C[1] = torch.inf
+    monkeypatch.setattr(torch.linalg, "eigh", eigh)
+    refreshed = exact_eigenbasis(C)
+    assert refreshed.valid.tolist() == [True, False, True]
+    assert torch.equal(refreshed.basis[::2], expected[::2])

@@ -28,7 +28,6 @@ from tests.train.helpers import losses, tiny_config
 
 def write(run, iteration, value, keep=1):
     """A checkpoint of one stage that holds `value`."""
-    checkpoint.begin(run, iteration)
     entry = checkpoint.write_stage(run, iteration, 0, {"value": value})
     content = {
         "fingerprint": "f",
@@ -248,7 +247,6 @@ def steps(folder):
 
 @pytest.mark.parametrize("stages", [[0, 1, 1, 2], [0, 1], []])
 def test_checkpoint_with_other_stages_is_not_written(stages, tmp_path):
-    checkpoint.begin(tmp_path, 7)
     entries = [{"stage": stage, "bytes": 0, "sha256": ""} for stage in stages]
     with pytest.raises(RunError, match="must have 0 to 2, each once; nothing is written"):
         checkpoint.finish(tmp_path, 7, {"num_stages": 3}, entries, keep=1)

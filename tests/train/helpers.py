@@ -1,6 +1,8 @@
 """A run small enough for a second, on a text file of its own."""
 
 import os
+import random
+import socket
 import subprocess
 import sys
 import time
@@ -85,3 +87,13 @@ def wait_for_lines(path, number, process, timeout=300):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.01)
     raise AssertionError(f"{path} did not reach {number} lines")
+
+
+def free_port() -> int:
+    """A port below those that systems hand out by themselves: nobody is given it before rank 0
+    binds it."""
+    for port in random.SystemRandom().sample(range(20_000, 32_768), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port between 20000 and 32767")

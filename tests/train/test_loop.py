@@ -183,7 +183,8 @@ def test_metrics_are_on_disk_before_a_checkpoint_is(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", watched_fsync)
     monkeypatch.setattr(checkpoint, "finish", watched_finish)
-    train(tiny_config(tmp_path, "training.iterations=9"), tmp_path / "run")
+    in_turn = "checkpoint.background=false"  # else the next iterations are written meanwhile
+    train(tiny_config(tmp_path, "training.iterations=9", in_turn), tmp_path / "run")
     assert unsynced == [0] * 2
 
 

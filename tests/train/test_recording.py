@@ -16,6 +16,7 @@ import brx
 from brx import delayed, record
 from brx.cli.main import main
 from brx.errors import DivergedError, RunError, UserError
+from brx.runs.comparison import with_reference
 from brx.runs.folder import RunFolder
 from brx.runs.frames import curves, differences, load
 from brx.runs.time_to_loss import measure_largest_set
@@ -192,6 +193,12 @@ def test_runs_of_other_cuts_are_other_runs(tmp_path):
 NAMES = ("/even", "/same", "/uneven")
 
 
+def test_cut_is_no_other_setting_than_the_delay(tmp_path):
+    for stages in (1, 2):
+        recorded(tmp_path / f"p{stages}", stages)
+    assert len(with_reference(load(tmp_path))) == 2
+
+
 def test_micro_batches_are_in_the_name(tmp_path):
     recorded(tmp_path / "run", 2, accumulation=2)
     assert load(tmp_path)["variant"].tolist() == ["sgd, M = 2"]
@@ -239,12 +246,13 @@ def test_ends_that_are_not_the_end(tmp_path, capsys):
     assert load(tmp_path / "gap")[["status", "iteration"]].to_numpy().tolist() == [["finished", 1]]
 
 
-@pytest.mark.parametrize("name", ["mlp", "vision", "gpt2"])
+@pytest.mark.parametrize("name", ["mlp", "vision", "gpt2", "gan"])
 def test_examples_end_in_their_slowdown(name, tmp_path, monkeypatch):
     if name == "gpt2":
         pytest.importorskip("transformers")
     pytest.importorskip("sklearn")
-    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 40
+    most = 60 if name == "gan" else 40
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < most
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "24"])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")

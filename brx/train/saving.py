@@ -1,0 +1,205 @@
+"""Checkpoints beside the training: a copy in host memory at the iteration, written by a thread.
+
+Every rank writes its stages and says so; rank 0 puts the checkpoint in place once all have. The
+next checkpoint waits until this one is complete. Whoever waits goes on waiting as long as somebody
+writes, however slow the storage is: `timeout_s` bounds the time without progress."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from brx.config.schema import RunConfig
+from brx.errors import NeighbourLostError, RunError
+from brx.pipeline.world import World
+from brx.runs import checkpoint
+from brx.train.build import Assembly
+
+POLL_S = 0.02
+TELL_EVERY_S = 1.0  # at most so often a rank tells the others how much it has written
+
+# What ranks tell each other, next to `Topic`; each followed by the rank.
+_PROGRESS, _SAVED = "bytes written by", "stages saved by"
+_COMPLETE = "complete checkpoint"
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time.
+
+    Args:
+        run: the run's folder.
+        config: says how many checkpoints stay, whether they have rings, and whether training goes
+            on meanwhile (`checkpoint`).
+    """
+
+    def __init__(self, run: Path, config: RunConfig, world: World) -> None:
+        self._run, self._config, self._world = run, config, world
+        self._thread: threading.Thread | None = None
+        self._iteration = 0  # of the checkpoint under way
+        self._error: BaseException | None = None
+        self._is_given_up = self._is_cut_off = False
+        self._num_bytes, self._told_at = 0, 0.0
+
+    def save(self, iteration: int, assembly: Assembly, content: checkpoint.Content) -> None:
+        """Begin to write this rank's stages as they are now; on rank 0, also the manifest with
+        `content`. Waits for the checkpoint before this one.
+
+        Raises:
+            RunError: a checkpoint could not be written.
+        """
+        self.settle()
+        states = self._states(assembly)
+        is_aside = self._config.checkpoint.background
+        if is_aside:
+            # Copies: the training goes on to change the originals.
+            states = [(stage, tree_map_only(Tensor, _copy, state)) for stage, state in states]
+        self._iteration = iteration
+        self._thread = threading.Thread(
+            target=self._write, args=(iteration, states, content), daemon=True
+        )
+        self._thread.start()
+        if not is_aside:
+            self.settle()
+
+    def check(self) -> None:
+        """Between two iterations.
+
+        Raises:
+            RunError: the checkpoint under way has failed on this rank.
+        """
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def settle(self) -> None:
+        """Wait until the checkpoint under way, if there is one, is complete.
+
+        Raises:
+            RunError: it has failed on this rank, or nobody has written anything for a while.
+        """
+        if self._thread is None:
+            return
+        awaited = str(self._iteration)
+        self._wait(lambda: self._world.announced(_COMPLETE) == awaited or self._error is not None)
+        self._join()
+        self.check()
+
+    def give_up(self) -> None:
+        """After a failure of the run: let this rank finish its own files, and do not wait for a
+        rank that has not."""
+        self._is_given_up = True
+        self._join()
+
+    def cut_off(self) -> None:
+        """End at once; the checkpoint under way will not be there."""
+        self._is_given_up = self._is_cut_off = True
+        self._join()
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _states(self, assembly: Assembly) -> Iterable[tuple[int, dict[str, Any]]]:
+        for stage in assembly.stages:
+            state = assembly.stage_state(stage)
+            if not self._config.checkpoint.rings:
+                state["versions"] = state["versions"] | {"ring": None}
+            yield stage.index, state
+
+    def _write(
+        self,
+        iteration: int,
+        states: Iterable[tuple[int, dict[str, Any]]],
+        content: checkpoint.Content,
+    ) -> None:
+        world = self._world
+        try:
+            with torch.no_grad():
+                entries = [
+                    checkpoint.write_stage(self._run, iteration, stage, state, self._count)
+                    for stage, state in states
+                ]
+            saved = json.dumps({"iteration": iteration, "stages": entries})
+            world.announce(f"{_SAVED} {world.rank}", saved)
+            if world.rank == 0:
+                self._finish(iteration, content)
+                world.announce(_COMPLETE, str(iteration))
+        except BaseException as error:  # raised again by `check`, in the main thread
+            self._error = error
+
+    def _finish(self, iteration: int, content: checkpoint.Content) -> None:
+        """On rank 0: wait for all ranks, and put the checkpoint in place."""
+        ranks = range(self._world.num_ranks)
+        self._wait(lambda: all(self._has_saved(rank, iteration) for rank in ranks))
+        training = self._config.training
+        checkpoint.finish(
+            self._run,
+            iteration,
+            content | {"rings": self._config.checkpoint.rings},
+            [entry for rank in ranks for entry in self._saved_by(rank)["stages"]],
+            training.keep_checkpoints,
+            training.keep_at,
+        )
+
+    def _saved_by(self, rank: int) -> dict[str, Any]:
+        told = self._world.announced(f"{_SAVED} {rank}")
+        saved: dict[str, Any] = {} if told is None else json.loads(told)
+        return saved
+
+    def _has_saved(self, rank: int, iteration: int) -> bool:
+        return bool(self._saved_by(rank).get("iteration") == iteration)
+
+    def _count(self, num_bytes: int) -> None:
+        """Note that so many bytes more are on the disk."""
+        if self._is_cut_off:
+            raise RunError(f"checkpoint of iteration {self._iteration}: cut off")
+        self._num_bytes += num_bytes
+        now = time.monotonic()
+        if now - self._told_at > self._tell_every_s:
+            self._told_at = now
+            self._world.announce(f"{_PROGRESS} {self._world.rank}", str(self._num_bytes))
+
+    def _wait(self, is_over: Callable[[], bool]) -> None:
+        """Until `is_over`, as long as any rank makes progress."""
+        timeout_s = self._config.pipeline.timeout_s
+        seen = self._progress()
+        changed_at = looked_at = time.monotonic()
+        while not is_over():
+            if self._is_given_up:
+                raise RunError(f"checkpoint of iteration {self._iteration}: given up")
+            now = time.monotonic()
+            if now - looked_at > self._tell_every_s:
+                looked_at, progress = now, self._progress()
+                if progress != seen:
+                    seen, changed_at = progress, now
+            if now - changed_at > timeout_s:
+                problem = f"wrote nothing of a checkpoint for {timeout_s:g} s"
+                raise NeighbourLostError(self._first_late(), problem)
+            time.sleep(POLL_S)
+
+    @property
+    def _tell_every_s(self) -> float:
+        return min(TELL_EVERY_S, self._config.pipeline.timeout_s / 4)
+
+    def _progress(self) -> list[str | None]:
+        """What all ranks have told of the checkpoint under way."""
+        topics = [_COMPLETE]
+        for rank in range(self._world.num_ranks):
+            topics += [f"{_PROGRESS} {rank}", f"{_SAVED} {rank}"]
+        return [self._world.announced(topic) for topic in topics]
+
+    def _first_late(self) -> int:
+        ranks = range(self._world.num_ranks)
+        late = [rank for rank in ranks if not self._has_saved(rank, self._iteration)]
+        return late[0] if late else 0  # which has not put it in place
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)

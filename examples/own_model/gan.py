@@ -1,0 +1,52 @@
+"""A GAN with clamped weights (WGAN) on points of a circle, under the delay of a pipeline of 4
+stages per network, and without: `python gan.py [N]`."""
+
+import sys
+
+import torch
+from torch import nn
+
+from brx import delayed, record
+from brx.cli.main import main
+
+iterations = int(sys.argv[1]) if len(sys.argv) > 1 else 600
+
+
+def network(inputs: int, outputs: int) -> nn.Sequential:
+    middle = [nn.Sequential(nn.Linear(32, 32), nn.LeakyReLU(0.2)) for _ in range(4)]
+    return nn.Sequential(nn.Linear(inputs, 32), *middle, nn.Linear(32, outputs))
+
+
+def circle(count: int, seed: int) -> torch.Tensor:
+    angles = 6.2832 * torch.rand(count, 1, generator=torch.Generator().manual_seed(seed))
+    return torch.cat([angles.cos(), angles.sin()], 1)
+
+
+def distance(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The energy distance of two sets of points: 0 where they are spread alike."""
+    return 2 * torch.cdist(x, y).mean() - torch.cdist(x, x).mean() - torch.cdist(y, y).mean()
+
+
+for stages in (1, 4):
+    torch.manual_seed(0)
+    critic, generator = network(2, 1), network(8, 2)
+    of_critic = torch.optim.RMSprop(critic.parameters(), lr=1e-3)
+    of_generator = torch.optim.RMSprop(generator.parameters(), lr=1e-3)
+    pipeline = delayed(critic, of_critic, stages)
+    delayed(generator, of_generator, stages)  # each network has versions of its own
+    folder = f"runs/gan/p{stages}"
+    with record(folder, "rmsprop", pipeline=pipeline, lr=1e-3, iterations=iterations) as run:
+        for t in range(1, iterations + 1):
+            fake = generator(torch.randn(128, 8))
+            of_critic.zero_grad()
+            loss = critic(fake.detach()).mean() - critic(circle(128, t)).mean()  # one window
+            loss.backward()
+            of_critic.step()
+            for weight in critic.parameters():  # after the step, and in the next version
+                weight.data.clamp_(-0.1, 0.1)
+            of_generator.zero_grad()
+            (-critic(fake).mean()).backward()
+            of_generator.step()
+            run.log(t, distance(fake.detach(), circle(128, t)), critic=loss)
+
+main(["slowdown", "runs/gan"])

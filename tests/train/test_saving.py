@@ -1,0 +1,126 @@
+"""Checkpoints beside the training: copies of the right moment, complete or told, however slow."""
+
+import time
+
+import pytest
+import torch
+
+from brx.config.loading import load_config
+from brx.errors import NeighbourLostError, RunError
+from brx.runs import checkpoint
+from brx.train.build import assemble
+from brx.train.loop import train
+from brx.train.saving import CheckpointWriter
+from tests.train.helpers import steps_of, tiny_config
+
+
+def states(run, iteration):
+    """What a checkpoint's stages hold, but for the random numbers, which the process shares."""
+    folder = checkpoint.checkpoint_folder(run, iteration)
+    read = [checkpoint.read_stage(folder, stage, torch.device("cpu")) for stage in range(4)]
+    return [{key: value for key, value in state.items() if key != "rng"} for state in read]
+
+
+def slowly(monkeypatch, seconds):
+    """Let the disk take so long for each file."""
+    sync = checkpoint._SteadyWriter.sync
+
+    def wait(self):
+        time.sleep(seconds)
+        sync(self)
+
+    monkeypatch.setattr(checkpoint._SteadyWriter, "sync", wait)
+
+
+def test_checkpoint_is_of_its_iteration_although_training_goes_on(tmp_path, monkeypatch):
+    slowly(monkeypatch, 0.05)
+    for background in ("true", "false"):
+        settings = (f"checkpoint.background={background}", "training.iterations=14")
+        train(tiny_config(tmp_path, *settings), tmp_path / background)
+    aside, in_turn = (states(tmp_path / background, 7) for background in ("true", "false"))
+    torch.testing.assert_close(aside, in_turn, rtol=0, atol=0)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    reached = []
+    finish = checkpoint.finish
+
+    def watched(run, iteration, *rest):
+        reached.append(trained[-1])
+        return finish(run, iteration, *rest)
+
+    trained = [0]
+    monkeypatch.setattr(checkpoint, "finish", watched)
+    monkeypatch.setattr(CheckpointWriter, "check", lambda self: trained.append(trained[-1] + 1))
+    slowly(monkeypatch, 0.2)
+    train(tiny_config(tmp_path, "training.iterations=12"), tmp_path / "run")
+    assert reached[0] > 7
+
+
+def test_checkpoint_that_takes_longer_than_the_timeout_is_waited_for(tmp_path, monkeypatch):
+    slowly(monkeypatch, 0.3)  # for each of four stages
+    settings = ("pipeline.timeout_s=0.8", "training.iterations=7")
+    assert train(tiny_config(tmp_path, *settings), tmp_path / "run") == "finished"
+
+
+def test_disk_without_progress_is_told(tmp_path, monkeypatch):
+    slowly(monkeypatch, 2.0)
+    settings = ("pipeline.timeout_s=0.2", "training.iterations=7")
+    with pytest.raises(
+        NeighbourLostError, match=r"rank 0 wrote nothing of a checkpoint for 0\.2 s"
+    ):
+        train(tiny_config(tmp_path, *settings), tmp_path / "run")
+
+
+def test_what_fails_in_the_background_ends_the_run(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise RunError("stage-000.pt: cannot be written: No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_stage", fail)
+    with pytest.raises(RunError, match="No space left"):
+        train(tiny_config(tmp_path, "training.iterations=1000"), tmp_path / "run")
+    assert steps_of(tmp_path / "run")[-1]["iteration"] < 1000
+
+
+def test_checkpoints_without_rings_are_smaller(tmp_path):
+    for rings in ("true", "false"):
+        settings = (f"checkpoint.rings={rings}", "training.iterations=7")
+        train(tiny_config(tmp_path, *settings), tmp_path / rings)
+    sizes = {
+        rings: sum(entry["bytes"] for entry in manifest["stages"])
+        for rings in ("true", "false")
+        for manifest in [checkpoint.read_manifest(tmp_path / rings / "checkpoints" / "00000007")]
+    }
+    # Weights, two moments, and 4 + 3 + 2 versions of 4 stages: 12 + 9 in quarters of the weights.
+    assert sizes["false"] < 0.7 * sizes["true"]
+
+
+@pytest.fixture
+def resumed(tmp_path):
+    """A run without rings in its checkpoints, stopped after 12 and resumed."""
+    train(tiny_config(tmp_path), tmp_path / "straight")
+    settings = ("checkpoint.rings=false", "training.stop_after=12")
+    train(tiny_config(tmp_path, *settings), tmp_path / "run")
+    return tmp_path
+
+
+def test_resuming_without_rings_is_said(resumed, capsys):
+    train(tiny_config(resumed), resumed / "run", resume=True)
+    assert "has no older weight versions (checkpoint.rings: false)" in capsys.readouterr().err
+
+
+def test_rings_that_were_not_saved_begin_with_the_newest_weights(resumed):
+    config = load_config(resumed / "run")
+    assembly = assemble(config, lambda n: pytest.fail("nothing is trained"))
+    assembly.restore(checkpoint.checkpoint_folder(resumed / "run", 12))
+    for stage in assembly.stages:
+        state = stage.state_dict()
+        for slot in state["ring"]:
+            torch.testing.assert_close(slot, list(state["weights"].values()), rtol=0, atol=0)
+
+
+def test_losses_differ_after_resuming_without_rings(resumed):
+    train(tiny_config(resumed), resumed / "run", resume=True)
+    run, straight = steps_of(resumed / "run"), steps_of(resumed / "straight")
+    differing = [one["iteration"] for one, other in zip(run, straight, strict=True) if one != other]
+    assert differing[0] == 13
