@@ -79,7 +79,7 @@ class Windows:
     @property
     def updates(self) -> int:
         """The updates so far, one that is no version yet among them."""
-        return self._recorded + (self.has_begun and self._is_update_pending())
+        return self._recorded + 1 if self.is_pending else self._recorded
 
     @property
     def is_pending(self) -> bool:
