@@ -27,9 +27,9 @@ NOISE_ROUNDINGS = 64
 # this one direction; what is left of each after orthonormalisation would be rounding. The share
 # keeps each near where it was.
 SELF_SHIFT = 0.1
-# Elements of the covariances that are decomposed together: 1 GiB in float64, for a GPU's batched
-# solvers.
-DECOMPOSED_AT_ONCE = 2**27
+# Elements of the covariances that a GPU decomposes together, whose solvers take batches: 512 MiB in
+# float64, and as much again for the vectors. LAPACK takes one at a time.
+DECOMPOSED_AT_ONCE = 2**26
 # Passes of CholeskyQR, the first with a shift.
 CHOLESKY_PASSES = 3
 # Eigenvalues that differ by no more than this share of their mean count as equal when eigenvectors
@@ -190,7 +190,8 @@ def exact_eigenbasis(
     identity = torch.eye(size, dtype=covariance.dtype, device=covariance.device)
     bases = identity.repeat(num_matrices, 1, 1)
     valid = torch.ones(num_matrices, dtype=torch.bool, device=covariance.device)
-    together = max(1, DECOMPOSED_AT_ONCE // (size * size))
+    is_on_gpu = covariance.device.type == "cuda"
+    together = max(1, DECOMPOSED_AT_ONCE // (size * size)) if is_on_gpu else 1
     for start in range(0, num_matrices, together):
         decompositions = _decompositions(covariance[start : start + together].double())
         for index, decomposition in enumerate(decompositions, start):

@@ -1,12 +1,14 @@
 """The power iteration converges to the eigenvectors, keeps order, and survives zeros."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from brx.optim.eigenbasis import (
     _cholesky_qr,
+    _decompositions,
     _householder_qr,
     exact_eigenbasis,
     exact_factor_eigenbasis,
@@ -171,22 +173,24 @@ def test_failed_orthonormalisation_keeps_the_basis(monkeypatch):
     assert torch.equal(refreshed.basis[1], basis[1])
 
 
-def test_exact_bases_of_a_batch_are_those_of_each():
+def test_decompositions_of_a_batch_are_those_of_each():
     C, _, _ = covariances(5, 12)
-    one_by_one = torch.cat([exact_eigenbasis(matrix[None]).basis for matrix in C])
-    assert torch.equal(exact_eigenbasis(C).basis, one_by_one)
+    one_by_one = [_decompositions(matrix[None])[0] for matrix in C]
+    torch.testing.assert_close(_decompositions(C), one_by_one, rtol=0, atol=0)
 
 
 def test_failed_decomposition_leaves_the_others(monkeypatch):
-    def eigh(matrices, usual=torch.linalg.eigh):
+    def fails(matrices, usual):
         if matrices.isinf().any():
             raise torch.linalg.LinAlgError
         return usual(matrices)
 
     C, _, _ = covariances(3, 6)
-    expected = exact_eigenbasis(C).basis
+    expected = _decompositions(C)
     C[1] = torch.inf
-    monkeypatch.setattr(torch.linalg, "eigh", eigh)
-    refreshed = exact_eigenbasis(C)
-    assert refreshed.valid.tolist() == [True, False, True]
-    assert torch.equal(refreshed.basis[::2], expected[::2])
+    for name in ("eigh", "svd"):
+        usual = getattr(torch.linalg, name)
+        monkeypatch.setattr(torch.linalg, name, partial(fails, usual=usual))
+    first, second, third = _decompositions(C)
+    assert second is None
+    torch.testing.assert_close([first, third], expected[::2], rtol=0, atol=0)
