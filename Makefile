@@ -34,8 +34,9 @@ lint: setup  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup  ## speed, as ratios measured side by side; tables go to benchmarks/results
+bench: setup  ## speed, as ratios measured side by side, and operations counted; tables go to benchmarks/results
 	$(BIN)/python -m benchmarks.engine
+	$(BIN)/python -m benchmarks.launches
 	$(BIN)/python -m benchmarks.distributed
 	$(BIN)/python -m benchmarks.optimizers
 	$(BIN)/python -m benchmarks.small_models

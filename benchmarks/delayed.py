@@ -1,9 +1,10 @@
 """What `delayed` costs: a loop under the delay of a pipeline against the same loop without, at d
 768.
 
-A copy of the delayed stages' weights per update is the price of keeping versions; beside it the
-hooks should cost nothing. Loop, delayed loop and copy take turns in one process, so that ratios
-hold when the machine's speed drifts.
+Three copies of the delayed stages' weights per update are the price of parameters that never
+change their addresses: the new version is kept, the old one comes in, the newest comes back (under
+`none` it comes back twice). Without them the hooks should cost nothing. Loop, delayed loop and copy
+take turns in one process, so that ratios hold when the machine's speed drifts.
 
     python -m benchmarks.delayed [--threads 1] [--rounds 9] [--iterations 2] [--device cpu]
 """
@@ -50,7 +51,7 @@ def main() -> None:
         ["variant", "ms / update (median)", "ratio to plain loop", "ratio without its copies"],
     )
     for name, series in times.items():
-        copies = 2 if "none" in name else 1 if "delayed," in name else 0
+        copies = {"exact": 3, "none": 4}.get(name.rpartition(", ")[2], 0)
         net = [one - copies * each for one, each in zip(series, copy, strict=True)]
         row = [
             f"{1e3 * statistics.median(series):.1f}",

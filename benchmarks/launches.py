@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.report import Table, parser_of, random_tokens
@@ -25,7 +26,7 @@ from brx.pipeline.gradients import Gradients
 from brx.pipeline.versions import StageVersions
 from brx.train.build import Assembly, assemble
 
-BLOCKS, STAGES, FREQUENCY = 32, 32, 10
+BLOCKS, STAGES, FREQUENCY = 32, 32, 4
 _WITHOUT_KERNELS = ("aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::promote_types")
 PASSES, BIND_STORE, COLLECT, CLIP, ADAMW, ROTATION, CHECKS = PHASES = (
     "forward and backward pass",
@@ -62,7 +63,7 @@ def main() -> None:
             one, many = (
                 count(config_for(stages, settings), refresh=True) for stages in (1, STAGES)
             )
-            phase = "basis rotation, in an iteration with a refresh"
+            phase = f"{ROTATION}, in an iteration with a refresh"
             table.add(name, phase, *_row(one[ROTATION], many[ROTATION]))
     table.write(
         f"operations per iteration; {BLOCKS} blocks, one micro-batch per update, pipeline delays"
@@ -73,10 +74,10 @@ def _row(one: int, many: int) -> tuple[str, str, str]:
     return str(one), str(many), f"{(many - one) / STAGES:.1f}"
 
 
-def config_for(stages: int, settings: Settings | None = None) -> RunConfig:
+def config_for(stages: int, settings: Settings | None = None, *, blocks: int = BLOCKS) -> RunConfig:
     """The configuration that is counted, with other settings."""
     content = {
-        "model": {"blocks": BLOCKS, "width": 16, "heads": 2, "sequence_length": 8},
+        "model": {"blocks": blocks, "width": 16, "heads": 2, "sequence_length": 8},
         "pipeline": {"stages": stages},
         "training": {"iterations": 100_000, "batch_size": 2},
         "logging": {"update_norms": False},
@@ -86,11 +87,22 @@ def config_for(stages: int, settings: Settings | None = None) -> RunConfig:
 
 
 def count(config: RunConfig, *, refresh: bool = False) -> Counter[str]:
-    """The operations of one iteration by phase: an ordinary one, or one with a refresh."""
+    """The operations of one iteration by phase: an ordinary one, or one with a refresh.
+
+    On one thread: what basis rotation gives to others on the CPU would not be seen."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _count(config, FREQUENCY if refresh else FREQUENCY - 1)
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _count(config: RunConfig, counted: int) -> Counter[str]:
+    """The operations of an iteration by phase. An optimizer's state comes with iteration 1, the
+    first bases with 2; refreshes are at multiples of the frequency."""
     training, sequence = config.training, config.model.sequence_length
     assembly = assemble(config, random_tokens(training.batch_size, sequence))
-    # The first bases come with iteration 2; refreshes are at multiples of the frequency.
-    counted = FREQUENCY if refresh else FREQUENCY + 1
     for _ in assembly.engine.run(1, lambda: counted - 1):
         pass
     with counting(assembly) as operations:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from torch import Tensor
 
-from brx.optim import basis_rotation
+from brx.optim import refresh
 from brx.optim.eigenbasis import Refreshed
 from brx.pipeline.engine import Engine, MicroBatch
 
@@ -116,16 +116,14 @@ def quick_first_basis() -> Iterator[None]:
         return decomposed[key]
 
     def of_one(exact: Callable[..., Refreshed]) -> Callable[..., Refreshed]:
-        def compute(matrices: Tensor) -> Refreshed:
-            one = exact(matrices[:1])
+        def compute(matrices: Tensor, *options: Any, **named: Any) -> Refreshed:
+            one = exact(matrices[:1], *options, **named)
             return Refreshed(*(part.expand(len(matrices), *part.shape[1:]) for part in one))
 
         return compute
 
     names = ("exact_eigenbasis", "exact_factor_eigenbasis")
-    ours = patch.multiple(
-        basis_rotation, **{name: of_one(getattr(basis_rotation, name)) for name in names}
-    )
+    ours = patch.multiple(refresh, **{name: of_one(getattr(refresh, name)) for name in names})
     with ours, patch.object(torch.linalg, "eigh", eigh_of_one):
         yield
 

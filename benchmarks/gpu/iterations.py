@@ -33,7 +33,7 @@ from benchmarks.report import (
 from brx.config.loading import load_config
 from brx.config.schema import RunConfig
 from brx.data.batches import Prefetcher
-from brx.model.stage import initialize, whole_model
+from brx.model.stage import whole_model
 from brx.train.build import assemble
 from brx.train.device import autocast, choose_device, set_up
 
@@ -169,8 +169,7 @@ def random_batches(config: RunConfig, device: torch.device) -> Prefetcher:
 
 def plain_loop(config: RunConfig, device: torch.device) -> Callable[[int], Tensor]:
     """Model, backward pass, clip, fused AdamW."""
-    model = whole_model(config.model, config.data.vocabulary_size)
-    initialize(model, config.model.blocks, config.training.seed)
+    model = whole_model(config.model, config.data.vocabulary_size, config.training.seed)
     model.to(device)
     if config.runtime.compile:
         for block in model.blocks.values():

@@ -149,6 +149,7 @@ def list_folders(
 ) -> None:
     """List folders of token files with their sizes, unfinished ones too."""
     from brx.data.prepare import NOTE, token_folders
+    from brx.names import shown
 
     folders = token_folders(directory)
     total = 0
@@ -157,7 +158,7 @@ def list_folders(
         total += size
         print(
             f"{size / 1e6:10,.1f} MB  "
-            f"{folder}{'  (unfinished)' if (folder / NOTE).is_file() else ''}"
+            f"{shown(str(folder))}{'  (unfinished)' if (folder / NOTE).is_file() else ''}"
         )
     print(f"{total / 1e6:10,.1f} MB  in {len(folders)} folders of token files in {directory}")
 

@@ -69,6 +69,7 @@ OnlyMeasured = Annotated[
 ]
 
 Jobs = Annotated[int | None, option("N", "runs at a time (default: one per GPU or core)", min=1)]
+Strict = Annotated[bool, flag("--strict", "stop at a damaged run instead of leaving it out")]
 DryRun = Annotated[bool, flag("--dry-run", "list the runs and their time; train nothing")]
 RetryFailed = Annotated[bool, flag("--retry-failed", "train failed runs again")]
 

@@ -8,7 +8,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from brx.cli.options import Format, Overrides, ScaleName, ScaleRuns, argument, completing, option
+from brx.cli.options import (
+    Format,
+    Overrides,
+    ScaleName,
+    ScaleRuns,
+    Strict,
+    argument,
+    completing,
+    option,
+)
 from brx.cli.usage import Application, print_note, print_table, refuse
 from brx.errors import UserError, did_you_mean
 from brx.files import replacing
@@ -242,10 +251,14 @@ def report(
         ),
     ] = None,
     out: Annotated[Path, option("FILE", "the page")] = Path("report.html"),
+    strict: Strict = False,
 ) -> None:
     from brx.paper.scales import SCALES, Experiments
     from brx.report.page import write_report
+    from brx.runs.folder import stop_at_damage
 
+    if strict:
+        stop_at_damage()
     for folder in figures or []:
         refuse(not folder.is_dir(), f"--figures: {folder}: no such folder")
     experiments = Experiments.load(SCALES[scale], runs)

@@ -8,7 +8,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from brx.cli.options import Format, RunsOrFolders, TableFormat, argument, flag, option
+from brx.cli.options import (
+    Format,
+    RunsOrFolders,
+    Strict,
+    TableFormat,
+    argument,
+    flag,
+    option,
+)
 from brx.cli.usage import Application, print_note, print_table, refuse
 
 if TYPE_CHECKING:
@@ -42,6 +50,7 @@ def slowdown(
         bool, flag("--same-rate", "both sides at one learning rate: a row for each that both have")
     ] = False,
     reference_stages: Annotated[int, option("P", "stages to compare to", min=1)] = 1,
+    strict: Strict = False,
     format: Format = "table",
     all_targets: Annotated[
         Path | None, option("FIGURE", "draw slowdown against target, too")
@@ -49,6 +58,7 @@ def slowdown(
 ) -> None:
     from brx.runs.comparison import compare, is_reference, with_reference
     from brx.runs.experiments import at_best_rates, notes, of_rates
+    from brx.runs.folder import stop_at_damage
     from brx.runs.frames import load
 
     refuse(
@@ -58,6 +68,8 @@ def slowdown(
     refuse(
         same_rate and all_targets is not None, "--same-rate and --all-targets: give one of the two"
     )
+    if strict:
+        stop_at_damage()
     all_runs = load(runs)
     if rates:
         all_runs = of_rates(all_runs, rates)
@@ -143,9 +155,13 @@ def export(
     unfinished: Annotated[
         bool, flag("--unfinished", "runs that are unfinished, interrupted or failed, too")
     ] = False,
+    strict: Strict = False,
 ) -> None:
+    from brx.runs.folder import stop_at_damage
     from brx.runs.metrics import export_runs
 
+    if strict:
+        stop_at_damage()
     num_exported, num_left_out = export_runs(runs, to, unfinished=unfinished)
     print(f"{to}: {num_exported} runs")
     if num_left_out:

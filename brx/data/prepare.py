@@ -145,6 +145,8 @@ def token_folders(directory: Path) -> list[Path]:
 
 def remove(folder: Path) -> None:
     """Remove a folder of token files, complete or not; UserError where it is none."""
+    if folder.is_symlink():
+        raise UserError(f"{folder}: is a link to {folder.resolve()}; name that folder instead")
     known = {NOTE, *(f"{split}.{kind}" for split in SPLITS for kind in ("bin", "json", "verified"))}
     strangers = {path.name for path in folder.glob("*") if path.suffix != ".tmp"} - known
     if strangers or folder not in token_folders(folder.parent):

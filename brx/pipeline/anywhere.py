@@ -208,12 +208,12 @@ class DelayedPipeline:
         optimizer's step."""
         if self._stash != "exact":
             raise UserError(f"delayed: micro_batch() needs stash exact, got {self._stash}")
-        self._check_model()
-        window = self._windows.open(is_explicit=True)
+        window = self._open(is_explicit=True)
         try:
             yield
         finally:
             self._windows.end(window)
+        self._windows.raise_problem()
 
     def remove(self) -> None:
         """Take the hooks off: from here on the model trains without delay."""
@@ -397,11 +397,15 @@ class DelayedPipeline:
         elif is_in_backward():
             self._windows.recompute()
         else:
-            self._drop_gathered()
-            self._check_model()
-            self._stop_watching()
-            self._tell_lost_versions()
-            self._windows.open()
+            self._open()
+
+    def _open(self, *, is_explicit: bool = False) -> Window:
+        """A micro-batch begins, or goes on."""
+        self._drop_gathered()
+        self._check_model()
+        self._stop_watching()
+        self._tell_lost_versions()
+        return self._windows.open(is_explicit=is_explicit)
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         if module is not self.model:

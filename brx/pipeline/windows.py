@@ -79,7 +79,7 @@ class Windows:
     @property
     def updates(self) -> int:
         """The updates so far, one that is no version yet among them."""
-        return self._recorded + (self.has_begun and self._is_update_pending())
+        return self._recorded + 1 if self.is_pending else self._recorded
 
     @property
     def is_pending(self) -> bool:
@@ -99,7 +99,7 @@ class Windows:
         window = self.current
         if window is None or window.has_ended:
             self.close()
-            self._raise_problem()
+            self.raise_problem()
             self._check.refuse_stray_gradients()
             self._notice_update()
             window = self._next_window()
@@ -171,7 +171,7 @@ class Windows:
             return
         if any(self.history.written(window.micro_batch, window.counter, by_contents=False)):
             self.close()
-            self._raise_problem()
+            self.raise_problem()
 
     def _next_window(self) -> Window:
         if self._num_backward and self._are_gradients_gone():
@@ -216,7 +216,8 @@ class Windows:
                 "after the optimizer's step"
             )
 
-    def _raise_problem(self) -> None:
+    def raise_problem(self) -> None:
+        """UserError for what was found where none could be raised."""
         if self._problem is not None:
             problem, self._problem = self._problem, None
             raise UserError(problem)
@@ -359,7 +360,7 @@ class Windows:
             window.stepped |= {id(parameter) for parameter in own}
             return
         self.close()
-        self._raise_problem()
+        self.raise_problem()
         if takes_closure or not is_outermost:
             return
         self._check.refuse_stray_gradients()

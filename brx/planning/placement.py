@@ -1,6 +1,7 @@
 """Which device carries which stages, and whether they fit: a run that cannot is refused before it
 starts."""
 
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -139,7 +140,7 @@ def free_memory(device: torch.device) -> int | None:  # in bytes; None where it 
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    limits = (_available_on_host(), _available_in_container())
+    limits = (_available_on_host(), _available_in_container(), _available_in_address_space())
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -163,6 +164,15 @@ def _available_in_container() -> int | None:
             cached = counts.get("total_inactive_file", counts.get("inactive_file", 0))
             return max(0, int(limit[0]) - int(used[0] if used else 0) + int(cached))
     return None
+
+
+def _available_in_address_space() -> int | None:
+    """What is left under a limit on address space (`ulimit -v`, as batch systems set it)."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    words = _words(Path("/proc/self/statm"))  # pages, first of the whole address space
+    if limit == resource.RLIM_INFINITY or not words:
+        return None
+    return max(0, limit - int(words[0]) * resource.getpagesize())
 
 
 def _words(path: Path) -> list[str]:

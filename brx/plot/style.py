@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -45,6 +45,23 @@ _SKY, _PINK, _WINE, _VIOLET, _INDIGO, _BROWN = (
 )
 _KHAKI = "#BBBB66"
 
+_PALETTE = (
+    _RED,
+    _WINE,
+    _PINK,
+    _SKY,
+    _KHAKI,
+    _BROWN,
+    _BLACK,
+    _VIOLET,
+    _INDIGO,
+    _ORANGE,
+    _GREEN,
+    _BLUE,
+    _GREY,
+)
+"""Of methods that have no colour of their own, in this order."""
+
 GROUP_COLORS = (_BLUE, _RED, _GREY)
 """Of claims of the paper: reproduced, not, not tried."""
 
@@ -78,6 +95,20 @@ METHOD_LOOKS = {
 
 def look_of(method: str) -> Look:
     return METHOD_LOOKS.get(method, Look(figure_label(method), _RED, "o"))
+
+
+def method_colors(methods: Iterable[str]) -> dict[str, str]:
+    """A colour per method: known ones have theirs, others those that are left.
+
+    The first twelve are all different; a method that brx does not know keeps its colour as long as
+    the methods before it are the same."""
+    methods = list(dict.fromkeys(methods))
+    colors = {method: METHOD_LOOKS[method].color for method in methods if method in METHOD_LOOKS}
+    free = [color for color in _PALETTE if color not in colors.values()]
+    others = [method for method in methods if method not in colors]
+    for place, method in enumerate(others):
+        colors[method] = (free or _PALETTE)[place % len(free or _PALETTE)]
+    return colors
 
 
 def sequence_color(place: int, count: int) -> tuple[float, float, float, float]:

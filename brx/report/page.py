@@ -31,12 +31,13 @@ from brx.paper.claims import (
 from brx.paper.figures import FIGURES, PANEL_IN, draw_paper_figure
 from brx.paper.scales import Experiments
 from brx.paper.tables import TABLES
-from brx.plot.style import METHOD_LOOKS, look_of, sequence_color, thin
+from brx.plot.any_runs import draw_curves
+from brx.plot.style import METHOD_LOOKS, method_colors, sequence_color, thin
 from brx.readers import read_json
 from brx.runs.comparison import compare
 from brx.runs.folder import trajectory_of
-from brx.runs.frames import DEPTH, RATE, SEED, Run, read_run
-from brx.runs.tables import leaderboard_table, rate_table, slowdown_table
+from brx.runs.frames import DEPTH, RATE, SEED, Run, comparable, read_run
+from brx.runs.tables import experiment_table, leaderboard_table, rate_table, slowdown_table
 from brx.sweep.compare import DELAYS, read_board
 from brx.sweep.run import duration
 from brx.train.recorder import git_commit
@@ -44,6 +45,8 @@ from brx.train.recorder import git_commit
 KEPT_COMPARISON = (
     Path("results") / "compare"
 )  # runs that `brx compare --all-builtin` made, as `brx export` keeps them
+OF_THE_PAPER = ("teaser", "main")  # figures without whose runs a page is not about the paper
+MOST_CURVES = 12  # in the figure that a page of somebody's own runs opens with
 HEADLINES = ("teaser", "main", "claims")  # the figures that the page opens with
 MOST_POINTS = (
     120  # points of a curve: the losses are means over 2 % of a run, which 120 points resolve twice
@@ -112,7 +115,10 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
 
     runs = experiments.runs
     outcomes = judge(experiments.fresh(), CLAIMS)
+    tried = [outcome for outcome in outcomes if outcome.verdict != "not tried"]
     drawings, undrawn = paper_drawings(experiments, figure_folders)
+    # Of any runs of somebody's, rather than those of the paper's experiments.
+    is_own = all(drawing.name not in OF_THE_PAPER for drawing in drawings)
     # What other commands left there: each SVG with its caption in a .txt beside it.
     from_runs = {name for name, figure in FIGURES.items() if figure.draw_to is None}
     # Of two of one name, that in the first folder.
@@ -127,11 +133,12 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
         if name not in from_runs and path.with_suffix(".txt").is_file()
     ]
     drawings += map(_read_drawing, others)
+    opening = own_curves(experiments.chosen) if is_own else []
     entries, facets = run_entries(runs, experiments.chosen), facets_of(runs)
     later: dict[str, Any] = {
         "facets": {facet.name: dict(facet.colors) for facet in facets},
         "runs": entries,
-        "figures": {drawing.name: drawing.svg for drawing in drawings},
+        "figures": {drawing.name: drawing.svg for drawing in [*opening, *drawings]},
         "plotly": get_plotlyjs(),
     }
     environment = Environment(
@@ -143,15 +150,22 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
     page = environment.get_template("page.html").render(
         scale=experiments.scale.name,
         selection=comparable_selection(experiments.chosen),
-        findings=in_groups(outcomes),
+        findings=in_groups(tried if is_own else outcomes),
+        is_own=is_own,
+        opening=opening,
+        num_untried=len(outcomes) - len(tried),
         paper=paper_text,
         here=evidence_text,
         why_not=why_not,
-        num_claims=len(outcomes),
+        num_claims=len(tried if is_own else outcomes),
         headlines=[drawing for name in HEADLINES for drawing in drawings if drawing.name == name],
         drawings=[drawing for drawing in drawings if drawing.name not in HEADLINES],
         undrawn=undrawn,
-        tables=page_tables(experiments, claim_table(outcomes, experiments.scale)),
+        tables=page_tables(
+            experiments,
+            claim_table(tried if is_own else outcomes, experiments.scale),
+            is_own=is_own,
+        ),
         facts=[*provenance(runs), ("Left out, or not comparable", experiments.notes)],
         runs=entries,
         facets=facets,
@@ -210,8 +224,25 @@ def _read_drawing(image: Path) -> Drawing:
     return Drawing(image.stem, caption, details, svg, round(size["width"]), round(size["height"]))
 
 
-def page_tables(experiments: Experiments, claims: pd.DataFrame | None = None) -> list[PageTable]:
-    """The paper's tables, and two of every experiment that has runs; all that have rows."""
+def own_curves(chosen: pd.DataFrame) -> list[Drawing]:
+    """The training losses of the largest set of experiments that compare, at their best rates, of
+    one seed each; nothing where there are none."""
+    if chosen.empty:
+        return []
+    largest = comparable(chosen)[0]
+    shown = largest.drop_duplicates("experiment").head(MOST_CURVES)
+    with tempfile.TemporaryDirectory(prefix="brx-report-") as scratch, suppress(UserError):
+        paths = draw_curves(shown, Path(scratch) / "curves")
+        return [_read_drawing(next(path for path in paths if path.suffix == ".svg"))]
+    return []
+
+
+def page_tables(
+    experiments: Experiments, claims: pd.DataFrame | None = None, *, is_own: bool = False
+) -> list[PageTable]:
+    """The paper's tables, and three of every experiment that has runs; all that have rows.
+
+    Those of the experiments come first on a page of somebody's own runs (`is_own`)."""
     tables = [] if claims is None else [PageTable("claims", TABLES["claims"].title, claims)]
     for name, table in TABLES.items():
         asked = experiments.fresh()
@@ -225,11 +256,15 @@ def page_tables(experiments: Experiments, claims: pd.DataFrame | None = None) ->
         "Slowdown of every experiment against P = 1 (target: the loss that all of the same "
         "model reach)"
     )
-    tables.append(PageTable("all-slowdowns", title, slowdown_table(compare(chosen).slowdowns)))
+    of_runs = [PageTable("all-slowdowns", title, slowdown_table(compare(chosen).slowdowns))]
+    if len(chosen):
+        title = "Final losses of every experiment, at its best learning rate"
+        of_runs.append(PageTable("all-final-losses", title, experiment_table(chosen)))
     rates = rate_table(
         experiments.runs, chosen.sort_values(["architecture", "variant", DEPTH], kind="stable")
     )
-    tables.append(PageTable("all-learning-rates", "Learning rates of every experiment", rates))
+    of_runs.append(PageTable("all-learning-rates", "Learning rates of every experiment", rates))
+    tables = [*of_runs, *tables] if is_own else [*tables, *of_runs]
     with suppress(UserError):  # there are no finished runs
         board = read_board([KEPT_COMPARISON])
         title = f"How robust methods are against delay (brx compare): {board.runs}"
@@ -345,7 +380,9 @@ def _base(variant: str) -> str:
 def facets_of(runs: pd.DataFrame) -> list[Facet]:
     """What runs can be filtered by, with the values that occur."""
     ordered = _by_method(runs)
-    colors = {variant: look_of(_base(variant)).color for variant in ordered["variant"].unique()}
+    variants = ordered["variant"].unique()
+    by_method = method_colors(map(_base, variants))
+    colors = {variant: by_method[_base(variant)] for variant in variants}
     facets = [Facet("method", "method", colors)]
     for name, (title, column) in ORDERED.items():
         facets.append(

@@ -14,9 +14,10 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import lock_descriptor
 
@@ -25,7 +26,7 @@ from brx.config.schema import DelayCode, RunConfig
 from brx.config.user_code import name_without_folder
 from brx.errors import UserError
 from brx.files import cannot_write, write_text
-from brx.names import file_name
+from brx.names import file_name, shown
 from brx.readers import parse_json
 
 ENDED = ("finished", "diverged")
@@ -51,6 +52,7 @@ _MAY_CHANGE = {
     "logging": {"tensorboard", "wandb", "trackio", "update_norms", "staleness_every"},
 }
 
+T = TypeVar("T")
 Sections = Mapping[str, Mapping[str, Any]]  # by section and key
 
 LOCK = ".lock"
@@ -152,11 +154,57 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder")
         below = [path for path in sorted(folder.iterdir()) if not _is_temporary(path)]
-        candidates = [folder] if (folder / "config.yaml").is_file() else below
+        candidates = [folder] if (folder / "config.yaml").is_file() else _without_links(below)
         runs += [path for path in candidates if _is_run(path)]
     if not runs:
         raise UserError(f"{', '.join(map(str, paths))}: no run with losses there")
     return list(dict.fromkeys(runs))  # one that is named twice once
+
+
+_stops_at_damage: ContextVar[bool] = ContextVar("stops_at_damage", default=False)
+
+
+def stop_at_damage() -> None:
+    """Let `read_each` raise for a damaged run, until the command ends (`--strict`)."""
+    _stops_at_damage.set(True)
+
+
+def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> list[tuple[Path, T]]:
+    """Each run with what `read` gives of it. Damaged ones are left out, and named on stderr.
+
+    Raises:
+        UserError: of the first damaged run, if no other is left, or after `stop_at_damage`.
+    """
+    found: list[tuple[Path, T]] = []
+    problems: list[UserError] = []
+    for path in paths:
+        try:
+            found.append((path, read(path)))
+        except UserError as error:
+            if _stops_at_damage.get():
+                raise
+            problems.append(error)
+    if problems and not found:
+        raise problems[0]
+    for problem in problems:
+        print(f"brx: note: left out (--strict stops): {shown(str(problem))}", file=sys.stderr)
+    return found
+
+
+def _without_links(paths: Sequence[Path]) -> list[Path]:
+    """The paths without links to others among them (`latest`), which are told."""
+    places = {path.resolve() for path in paths if not path.is_symlink()}
+    kept = []
+    for path in paths:
+        if path.is_symlink() and path.resolve() in places:
+            print(
+                f"brx: note: {shown(str(path))}: left out, a link to {path.resolve().name} beside "
+                f"it",
+                file=sys.stderr,
+            )
+        else:
+            kept.append(path)
+    return kept
 
 
 def _is_temporary(path: Path) -> bool:

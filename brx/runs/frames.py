@@ -29,7 +29,14 @@ from brx.methods.trajectory_version import recorded_version
 from brx.names import path_of_text, path_text, shown
 from brx.pipeline.delay import StageDelay, depth, noted_delays, stage_delays
 from brx.runs.folder import SEED as SEED
-from brx.runs.folder import decides_trajectory, find_runs, parse_summary, settings_key, status_of
+from brx.runs.folder import (
+    decides_trajectory,
+    find_runs,
+    parse_summary,
+    read_each,
+    settings_key,
+    status_of,
+)
 from brx.runs.metrics import read_curves
 from brx.runs.slowdown import Series, last_quarter_loss
 
@@ -206,13 +213,18 @@ def load(folders: Folders) -> pd.DataFrame:
     - `seconds` of training; `seconds_per_iteration` while nothing else used the machine
       (`Run.undisturbed_pace`).
 
-    UserError where one of them is no folder, a run in it is not readable, or there is no run in
-    any."""
+    A damaged run is left out, and named on stderr (`brx.runs.folder.read_each`). UserError where
+    one of them is no folder, or there is no readable run in any."""
     paths = find_runs([folders] if isinstance(folders, str | os.PathLike) else folders)
-    runs = [read_run(path) for path in paths]
-    _note_unknown_delays(runs)
-    frame = pd.json_normalize([_row(run) for run in runs])
-    return frame.set_index(pd.Index(map(path_text, paths), name="run"))
+    found = read_each(paths, _run_and_row)
+    _note_unknown_delays([run for _, (run, _) in found])
+    frame = pd.json_normalize([row for _, (_, row) in found])
+    return frame.set_index(pd.Index([path_text(path) for path, _ in found], name="run"))
+
+
+def _run_and_row(path: Path) -> tuple[Run, dict[str, Any]]:
+    run = read_run(path)
+    return run, _row(run)
 
 
 def _note_unknown_delays(runs: Sequence[Run]) -> None:

@@ -21,7 +21,7 @@ from brx.config.loading import load_config
 from brx.errors import RunError, UserError
 from brx.files import replace_folder, replacing, sync, sync_folder, write_text
 from brx.readers import Damaged, parse_json, read_arrays
-from brx.runs.folder import ENDED, RunFolder, find_runs, status_of, telling
+from brx.runs.folder import ENDED, RunFolder, find_runs, read_each, status_of, telling
 
 Record = dict[str, Any]
 """`iteration`, then either a training step (`train_loss` in nats, `lr`, `grad_norm`, `tokens`,
@@ -285,10 +285,10 @@ def export_runs(
 ) -> tuple[int, int]:
     """Export runs that have ended, each to a folder of its name below `target`; how many were, and
     how many not."""
-    paths = find_runs(folders)
+    found = read_each(find_runs(folders), _status_if_readable)
     # Those that diverged are among them: they count where learning rates are chosen and slowdowns
     #     bounded.
-    chosen = [path for path in paths if unfinished or _status(path) in ENDED]
+    chosen = [path for path, status in found if unfinished or status in ENDED]
     sources: dict[str, Path] = {}
     for path in chosen:
         place = path.resolve()
@@ -302,9 +302,47 @@ def export_runs(
             raise UserError(
                 f"--to {target}: {place.name} there is a whole run, which its copy would replace"
             )
+        _check_no_links(place)
+        _check_target(target / place.name)
     for name, path in sources.items():
         export(path, target / name)
-    return len(chosen), len(paths) - len(chosen)
+    return len(chosen), len(found) - len(chosen)
+
+
+def _status_if_readable(folder: Path) -> str:
+    """The run's status; UserError where its curves, which an export is about, are damaged."""
+    read_curves(folder)
+    return _status(folder)
+
+
+def _check_no_links(run: Path) -> None:
+    """Refuse a run in which a link would let a file from elsewhere into what is shared."""
+    names = [*KEPT, "metrics.jsonl", COMPACT, STALENESS, "analysis"]
+    inside = [*(run / name for name in names), *(run / "analysis").glob("*.json")]
+    for path in inside:
+        if path.is_symlink():
+            raise UserError(
+                f"{path}: is a link, and an export, which is to be shared, takes no files from "
+                f"elsewhere; put the file itself there"
+            )
+
+
+def _check_target(target: Path) -> None:
+    """Refuse to replace what is no export: a UserError."""
+    if target.is_symlink():
+        raise UserError(f"--to: {target} is a link; remove it, or name another folder")
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise UserError(f"--to: {target} is a file; name another folder")
+    known = {*KEPT, COMPACT, STALENESS, "analysis"}
+    strangers = [path for path in target.iterdir() if path.name not in known]
+    strangers += [path for path in target.glob("analysis/*") if path.suffix != ".json"]
+    if strangers:
+        raise UserError(
+            f"--to: {target} holds {min(strangers).relative_to(target)}, which is of no export and "
+            f"would be lost; move it away, or name another folder"
+        )
 
 
 def _status(folder: Path) -> str:

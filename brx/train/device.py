@@ -1,12 +1,14 @@
 """The device, its precision and its determinism, and the signals that ask a process to stop."""
 
 import os
+import platform
+import shutil
 import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Self
 
@@ -14,8 +16,11 @@ import torch
 
 from brx.config.schema import RuntimeConfig
 from brx.environment import stop_signals
-from brx.errors import UserError
+from brx.errors import RunError, UserError
 from brx.pipeline.world import World
+
+# torch's and the system's words for it, on a CPU.
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
 
 
 def choose_device(
@@ -81,6 +86,36 @@ def check_gpus_differ(world: World, device: torch.device) -> None:
             f"ranks {', '.join(map(str, shared))} see the same GPU ({gpu[0]}); give each rank "
             f"a GPU of its own, or set runtime.share_gpus to true"
         )
+
+
+def check_compiler(runtime: RuntimeConfig, device: torch.device) -> None:
+    """Refuse `runtime.compile` where torch.compile's own compiler lacks the system's: a
+    UserError."""
+    if not runtime.compile:
+        return
+    variable, usual = ("CXX", "g++") if device.type == "cpu" else ("CC", "gcc")
+    if platform.system() == "Darwin":
+        usual = "clang++" if variable == "CXX" else "clang"
+    compiler = os.environ.get(variable) or usual
+    if shutil.which(compiler) is None:
+        raise UserError(
+            f"runtime.compile: torch.compile needs a compiler, and there is no {compiler}; install "
+            f"it, set {variable} to one that is there, or set runtime.compile to false"
+        )
+
+
+@contextmanager
+def out_of_memory_told() -> Iterator[None]:
+    """Make one line, a RunError, of memory that the system or the GPU does not give."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        said = str(error)
+        is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not is_memory and not any(words in said for words in _NO_MEMORY):
+            raise
+        first = (said.splitlines() or [type(error).__name__])[0][:200]
+        raise RunError(f"out of memory: {first}; brx plan shows what needs how much") from error
 
 
 def autocast(

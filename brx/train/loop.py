@@ -37,7 +37,15 @@ from brx.runs.metrics import truncate_metrics
 from brx.train.agreement import agree, facts_of
 from brx.train.build import assemble, check_head, check_method, training_batches
 from brx.train.code_facts import note_facts
-from brx.train.device import StopSignal, autocast, check_gpus_differ, choose_device, set_up
+from brx.train.device import (
+    StopSignal,
+    autocast,
+    check_compiler,
+    check_gpus_differ,
+    choose_device,
+    out_of_memory_told,
+    set_up,
+)
 from brx.train.recorder import RunRecorder, StepNumbers, peak_memory
 from brx.train.saving import CheckpointWriter
 from brx.train.trackers import check_trackers
@@ -72,8 +80,9 @@ def train(
         if world.rank == 0:
             check_request(folder, config, resume=resume)
             check_trackers(config)
-        trainer = Trainer(config, folder, world)
-        return trainer.run(resume=resume, profile=profile, deadline=deadline)
+        with out_of_memory_told():
+            trainer = Trainer(config, folder, world)
+            return trainer.run(resume=resume, profile=profile, deadline=deadline)
 
 
 class Trainer:
@@ -90,6 +99,7 @@ class Trainer:
         agree(world, facts_of(config))
         if not config.runtime.share_gpus:
             check_gpus_differ(world, self.device)
+        check_compiler(config.runtime, self.device)
         set_up(config.runtime, self.device, world.num_local_ranks)
         # What needs no data is refused before hours go into preparing it.
         autocast(config.runtime, self.device)

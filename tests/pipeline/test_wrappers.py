@@ -17,6 +17,7 @@ from tests.pipeline.loops import (
     assert_same,
     batch,
     flat,
+    loss_of,
     make,
     plain_loss,
     sgd,
@@ -120,7 +121,7 @@ def test_state_dict_in_a_window_changes_no_gradient():
 
 def test_removed_pipeline_trains_without_delay():
     model, optimizer, pipeline = started()
-    plain, twin = make(), sgd([torch.zeros(1)])
+    plain = make()
     plain.load_state_dict(model.state_dict())
     twin = sgd(plain.parameters())
     plain_loss(model, 6)  # a window is open
@@ -135,6 +136,19 @@ def test_data_parallel_copies_are_refused():
     replica = model._replicate_for_data_parallel()
     with pytest.raises(UserError, match="use DDP"):
         replica(batch(0))
+
+
+def test_training_step_within_the_call_of_the_model():
+    """As Lightning runs it under DDP: the outer call is the model's, and calls the model again."""
+
+    class Redirected(nn.Sequential):
+        def forward(self, x, is_outer=True):
+            return loss_of(self(x, False)) if is_outer else super().forward(x)
+
+    def loss(call, t):
+        return call(batch(t)) if isinstance(call, nn.Module) else plain_loss(call, t)
+
+    assert_same(train(Redirected(*make()), loss=loss)[0], simulate())
 
 
 # Optimizers

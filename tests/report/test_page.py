@@ -12,8 +12,9 @@ import pytest
 from brx.cli.main import main
 from brx.paper.figures import FIGURES, draw_paper_figure
 from brx.paper.scales import SCALES, Experiments
+from brx.plot.style import look_of, method_colors
 from brx.report.page import facets_of, paper_drawings, run_entries
-from tests.report.helpers import EVIL_NAME, Elements
+from tests.report.helpers import EVIL_NAME, Elements, write_run
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +171,48 @@ def test_a_missing_package_or_folder_of_figures_is_one_line(runs, tmp_path, monk
     assert "--figures: nowhere: no such folder" in refused(
         "report", "--runs", runs, "--figures", "nowhere"
     )
+
+
+@pytest.fixture(scope="module")
+def own_page(tmp_path_factory):
+    """The report of two runs that are none of the paper's experiments."""
+    folder = tmp_path_factory.mktemp("own")
+    for stages, final_loss in ((1, 2.0), (2, 2.3)):
+        settings = {"optimizer.method": "muon", "pipeline.stages": stages, "model.width": 24}
+        write_run(folder / "runs" / f"p{stages}", final_loss, {**settings, "optimizer.lr": 2e-3})
+    page = folder / "report.html"
+    arguments = ["--runs", str(folder / "runs"), "--figures", str(folder), "--out", str(page)]
+    assert main(["report", *arguments]) == 0
+    return page.read_text()
+
+
+def test_report_of_own_runs_opens_with_them(own_page):
+    sections = [attributes["id"] for attributes, _ in Elements(own_page).named("section")]
+    assert sections[:3] == ["opening", "tables", "runs"]
+
+
+def test_report_of_own_runs_opens_with_their_curves(own_page):
+    start = own_page.index('id="opening"')
+    assert 'id="figure-curves"' in own_page[start : own_page.index('id="tables"')]
+
+
+def test_report_of_own_runs_has_their_slowdown_first(own_page):
+    assert own_page.index('id="table-all-slowdowns"') < own_page.index(
+        'id="table-all-final-losses"'
+    )
+
+
+@pytest.mark.parametrize("words", [" not tried</summary>", "figures have no runs yet"])
+def test_report_of_own_runs_misses_nothing_of_the_paper(words, own_page):
+    assert words not in own_page
+
+
+def test_twelve_methods_have_twelve_colors():
+    methods = ["pipedream", "muon", *(f"mine{number}.py:Mine" for number in range(10))]
+    colors = method_colors(methods)
+    assert len(set(colors.values())) == 12
+    assert colors["muon"] == look_of("muon").color
+
+
+def test_color_of_a_method_does_not_depend_on_later_ones():
+    assert method_colors(["a", "b"])["a"] == method_colors(["a", "b", "c"])["a"]

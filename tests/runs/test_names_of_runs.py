@@ -49,3 +49,15 @@ def test_default_folder_of_an_odd_method_is_visible(tmp_path):
     (tmp_path / "..odd name.py").write_text("")
     config = tiny_config(tmp_path, f"optimizer.method='{tmp_path}/..odd name.py:Mine'")
     assert default_folder(config, "quick").name.startswith("quick-..odd-name.Mine-p4-s0-")
+
+
+def test_link_to_a_run_beside_it_is_left_out(folder, capsys):
+    (folder / "latest").symlink_to("_x")
+    assert folder / "latest" not in find_runs([folder])
+    assert "latest: left out, a link to _x beside it" in capsys.readouterr().err
+
+
+def test_link_to_a_run_elsewhere_is_read(folder, tmp_path):
+    (tmp_path / "chosen").mkdir()
+    (tmp_path / "chosen" / "one").symlink_to(folder / "_x")
+    assert find_runs([tmp_path / "chosen"]) == [tmp_path / "chosen" / "one"]

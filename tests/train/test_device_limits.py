@@ -1,0 +1,54 @@
+"""What the machine lacks is said in one line."""
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from brx.config.schema import RuntimeConfig
+from brx.errors import RunError, UserError
+from brx.planning.placement import free_memory
+from brx.train.device import check_compiler, out_of_memory_told
+
+CPU = torch.device("cpu")
+
+
+def test_missing_compiler_is_refused(monkeypatch):
+    monkeypatch.setenv("CXX", "/nonexistent")
+    with pytest.raises(UserError, match="there is no /nonexistent; install it, set CXX"):
+        check_compiler(RuntimeConfig(compile=True), CPU)
+
+
+def test_without_compilation_no_compiler_is_needed(monkeypatch):
+    monkeypatch.setenv("CXX", "/nonexistent")
+    check_compiler(RuntimeConfig(compile=False), CPU)
+
+
+def test_limit_on_address_space_counts(monkeypatch):
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + 10**9
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, resource.RLIM_INFINITY))
+    assert free_memory(CPU) == pytest.approx(1e9, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried\nframe 1"),
+    ],
+)
+def test_refused_memory_is_one_line(error):
+    with (
+        pytest.raises(RunError, match=r"^out of memory: .*; brx plan shows") as told,
+        out_of_memory_told(),
+    ):
+        raise error
+    assert "\n" not in str(told.value)
+
+
+def test_other_errors_pass():
+    with pytest.raises(RuntimeError, match="shape"), out_of_memory_told():
+        raise RuntimeError("shape")
