@@ -27,6 +27,14 @@ def stop_signals() -> list[signal.Signals]:
     return signals
 
 
+def signal_name(number: int) -> str:
+    """`SIGKILL`; a number for signals without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 class OutputStream(io.TextIOWrapper):
     """A standard stream that goes silent when nobody can take what is written: the reader of the
     pipe has ended (`| head`), the terminal is closed, the disk is full. Long work goes on."""

@@ -174,7 +174,14 @@ def _problem(text: str, place: yaml.Node | yaml.Event) -> yaml.constructor.Const
 
 def parse_bytes(text: str, where: str) -> float:
     """From a number with a decimal or binary unit; else a UserError that names `where` it was
-    given."""
+    given. `10Gb` and `10Gbit` are refused: they are bits, where bytes are asked for."""
+    bits = re.fullmatch(r"(.*\d)\s*([KMGTP]i?)(b|bits?)", text.strip())
+    if bits is not None:
+        eighth = parse_bytes(f"{bits[1]}{bits[2]}B", where) / 8
+        raise UserError(
+            f"{where} {text}: {bits[2]}{bits[3]} are bits; give bytes: {eighth / 1e9:g}GB, or "
+            f"{bits[1]}{bits[2]}B if bytes were meant"
+        )
     return _parse_number(text, where, "b", "80GB or 24GiB")
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from brx.environment import (
     brx_command,
     child_environment,
+    signal_name,
     stop_signals,
     temporary_folder,
     variable,
@@ -205,7 +206,7 @@ def _cause(ranks: list[_Rank]) -> UserError | RunError | None:
     ):
         error, code = rank.error(), rank.process.returncode
         if code < 0:
-            name = signal.Signals(-code).name
+            name = signal_name(-code)
             return RunError(f"rank {rank.number} was killed by {name}; the last checkpoint is kept")
         if not error:
             return RunError(

@@ -454,7 +454,7 @@ class DelayedPipeline:
 
     def _tell_lost_versions(self) -> None:
         """A resumed optimizer, but a pipeline that begins."""
-        if self._windows.has_begun:
+        if self._windows.has_begun or self._windows.is_in_step:  # LBFGS makes its state there
             return
         if any(optimizer.state for optimizer in self._optimizers) and self._has_delay:
             warnings.warn(

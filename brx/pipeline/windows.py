@@ -91,6 +91,11 @@ class Windows:
         """Whether there was a first pass."""
         return self._initial is not None or self.history is not None
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether an optimizer's step runs just now, which may call a closure."""
+        return bool(self._stepping)
+
     # Opening and closing
 
     def open(self, *, is_explicit: bool = False) -> Window:

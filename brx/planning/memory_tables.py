@@ -12,6 +12,7 @@ from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.model.sizes import FP32, stage_sizes
 from brx.pipeline.delay import stage_delays
+from brx.planning.margin import usable
 from brx.planning.plan import (
     RANK_PARTS,
     STAGE_PARTS,
@@ -89,7 +90,7 @@ def rank_table(
         row["parameters"] = _millions(rank.num_parameters)
         row |= {part: f"{getattr(rank, part) / unit_bytes:.2f}" for part in parts}
         if device_memory is not None:
-            row["fits"] = "yes" if rank.peak <= device_memory else "no"
+            row["fits"] = "yes" if rank.peak <= usable(device_memory) else "no"
         rows.append(row)
     title = (
         f"{_run(config, ranks)}: {sum(rank.num_parameters for rank in ranks):,} parameters; "

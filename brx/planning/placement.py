@@ -20,6 +20,7 @@ from brx.model.sizes import distinct_blocks
 from brx.model.stage import Stage, make_stage, partition
 from brx.pipeline.delay import cannot_run, stage_delays
 from brx.pipeline.world import World
+from brx.planning.margin import MARGIN, usable
 from brx.planning.plan import RANK_PARTS, Memory, plan_memory
 
 REPEATS = 7
@@ -182,7 +183,8 @@ def _words(path: Path) -> list[str]:
 
 
 def fits(ranks: Sequence[Memory], device_memory: float) -> bool:
-    return max(rank.peak for rank in ranks) <= device_memory
+    """Whether every rank's peak leaves the margin free."""
+    return max(rank.peak for rank in ranks) <= usable(device_memory)
 
 
 def smallest_num_ranks(config: RunConfig, device_type: str, device_memory: float) -> int | None:
@@ -232,6 +234,7 @@ def fit_line(config: RunConfig, ranks: Sequence[Memory], device_type: str, memor
     """Whether it fits into `memory` bytes per device, on how few devices it would, and otherwise
     what would."""
     smallest = smallest_num_ranks(config, device_type, memory)
+    spare = f"{MARGIN:.0%} to spare for communicators and the allocator"
     least = f"the smallest R that fits is {smallest}"
     if smallest is None:
         plans = (
@@ -244,7 +247,7 @@ def fit_line(config: RunConfig, ranks: Sequence[Memory], device_type: str, memor
             f"{peaks.index(max(peaks))}"
         )
     if fits(ranks, memory):
-        return f"Fits into {memory / 1e9:.1f} GB per device; {least}."
+        return f"Fits into {memory / 1e9:.1f} GB per device with {spare}; {least}."
     remedies = what_would_fit(config, device_type, memory)
     would = f" Would fit: {' or '.join(remedies)}." if remedies else ""
-    return f"Does not fit into {memory / 1e9:.1f} GB per device; {least}.{would}"
+    return f"Does not fit into {memory / 1e9:.1f} GB per device with {spare}; {least}.{would}"

@@ -22,6 +22,7 @@ from brx.pipeline.schedule import (
     timeline,
     zero_bubble,
 )
+from brx.planning.margin import usable
 
 ASYNCHRONOUS, REPLICAS = "asynchronous", "replicas"
 
@@ -223,7 +224,11 @@ class EqualStages:
 
 
 def first_that_fits(cuts: Iterable[Cut], memory: float | None) -> Cut | None:
-    return next((cut for cut in cuts if memory is None or (cut.memory or 0.0) <= memory), None)
+    """The first cut that leaves a device's margin free, as in `brx plan`; None if none does."""
+    for cut in cuts:
+        if memory is None or (cut.memory or 0.0) <= usable(memory):
+            return cut
+    return None
 
 
 def divisors(number: int) -> list[int]:

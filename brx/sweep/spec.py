@@ -28,6 +28,7 @@ from brx.config.loading import (
     validate,
 )
 from brx.config.schema import RunConfig, Section
+from brx.environment import signal_name
 from brx.errors import UserError, did_you_mean
 from brx.files import user_path, write_text
 from brx.methods.trajectory_version import check_trajectory_version
@@ -468,7 +469,8 @@ def outcome_of(cell: Cell, code: int) -> tuple[State, str]:
     said = next(
         (line for line in reversed(lines) if line.startswith("brx: ")), lines[-1] if lines else ""
     )
-    told = f"exit code {code}: {said.removeprefix('brx: ')}"
+    how = f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
+    told = f"{how}: {said.removeprefix('brx: ')}"
     write_text(cell.folder / FAILURE, told + "\n")
     return State.FAILED, told
 

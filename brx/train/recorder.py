@@ -89,7 +89,7 @@ class RunRecorder:
             stack.callback(tracker.close)
         self._assembly, self._device, self._fingerprint = assembly, device, fingerprint
         self._utilization, self._refresh_time = Utilization(config, device), RefreshTime(config)
-        self._started = time.time()
+        self._started = time.monotonic()  # which no clock change turns back
         self._first = self._reported = start
 
     def record(self, reports: list[tuple[list[StepNumbers], int]], seconds: list[float]) -> None:
@@ -169,7 +169,7 @@ class RunRecorder:
             ],
             tokens=iteration * self._config.tokens_per_update,
             training_seconds=round(training_seconds, 3),
-            session_wall_seconds=round(time.time() - self._started, 3),
+            session_wall_seconds=round(time.monotonic() - self._started, 3),
             tokens_per_second=None if rate is None else round(rate, 1),
             model_flops_per_second=None
             if rate is None

@@ -98,20 +98,20 @@ def test_it_prints_the_equal_plan_and_what_would_make_methods_fit(printed, monke
         "--config",
         "paper-1b",
         "--device-memory",
-        "6GB",
+        "6.5GB",
     ]
     text = printed("verdict", *question, "--throughput", "A100", "--loss", "2.4")
     command = shlex.split(re.search(r"To check: brx (.*)", text)[1])
     planned = printed(*command)
-    assert "Fits into 6.0 GB per device; the smallest R that fits is " in planned
+    assert "Fits into 6.5 GB per device with 5% to spare" in planned
     assert "At 124.8 TFLOP/s per device" in planned
     assert "examples, zero-bubble H1 with 8 micro-batches" in planned
-    remedy = re.search(r"Too large for 6 GB: (.*) \(fits with --set (.*)\)", text)
+    remedy = re.search(r"Too large for 6\.5 GB: (.*) \(fits with --set (.*)\)", text)
     method = remedy[1].split("; ")[-1]
     changed = [f"optimizer={{method: {method}}}", *remedy[2].split()]
     position = command.index("--set") + 1
     for settings, does in ((changed[:1], "Does not fit"), (changed, "Fits")):
-        assert f"{does} into 6.0 GB" in printed(
+        assert f"{does} into 6.5 GB" in printed(
             *command[:position], *settings, *command[position + 1 :]
         )
 

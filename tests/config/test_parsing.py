@@ -69,6 +69,12 @@ def test_numbers_with_a_unit(parse, text, expected):
     assert parse(text, "here") == expected
 
 
+@pytest.mark.parametrize("text", ["10Gb", "10 Gbit", "10Gbits"])
+def test_bits_are_not_taken_for_bytes(text):
+    with pytest.raises(UserError, match=r"are bits; give bytes: 1\.25GB, or 10GB if"):
+        parse_bytes(text, "--bandwidth")
+
+
 @pytest.mark.parametrize("text", ["", "GB", "24", "24Q", "-1GB", "0GB", "1.2.3GB"])
 def test_anything_else_is_one_line(text):
     with pytest.raises(

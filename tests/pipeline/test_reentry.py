@@ -320,7 +320,7 @@ def test_optimizer_in_the_backward_pass(groups):
     assert updates == 12
 
 
-@pytest.mark.filterwarnings("ignore:delayed. an update took")
+@pytest.mark.filterwarnings("error:delayed. the optimizer", "ignore:delayed. an update took")
 def test_closure_that_is_called_several_times():
     """LBFGS moves the newest weights within its step. Its passes all use one version; a stage
     without a delay sees the newest, as it would without a pipeline."""

@@ -13,9 +13,11 @@ from brx.errors import UserError
 from brx.model.stage import partition
 from brx.pipeline.world import World
 from brx.planning import placement
+from brx.planning.margin import MARGIN
 from brx.planning.placement import (
     assign,
     check_memory,
+    fit_line,
     fits,
     measure_stage_costs,
     smallest_num_ranks,
@@ -154,3 +156,15 @@ def test_free_memory_of_a_container_is_what_is_left_of_its_limit(
     monkeypatch.setattr(placement, "CONTROL_GROUPS", tmp_path)
     monkeypatch.setattr(placement, "_available_on_host", lambda: None)
     assert placement.free_memory(CPU) == expected
+
+
+def test_what_fills_a_device_to_the_brim_does_not_fit():
+    ranks = plan_memory(load_config("quick"), "cuda")
+    assert not fits(ranks, ranks[0].peak)
+    assert fits(ranks, ranks[0].peak / (1 - MARGIN))
+
+
+def test_margin_is_stated():
+    config = load_config("quick")
+    said = fit_line(config, plan_memory(config, "cuda"), "cuda", 80e9)
+    assert "per device with 5% to spare for communicators and the allocator" in said

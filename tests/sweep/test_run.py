@@ -121,7 +121,7 @@ def test_a_killed_cell_is_told_and_the_rest_goes_on_with_the_machine_s_threads(t
     os.kill(int(pid), signal.SIGKILL)
     assert process.wait(300) == 1
     assert states(path) == [State.FAILED, State.DONE]
-    assert (killed.folder / "failed.txt").read_text().startswith("exit code -9")
+    assert (killed.folder / "failed.txt").read_text().startswith("killed by SIGKILL: ")
     # The server of the processes was started with one thread; each gets its share of the machine
     # nevertheless.
     assert (
