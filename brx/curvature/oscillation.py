@@ -76,7 +76,8 @@ def measure_oscillation(
     the one nearest to the middle). UserError where there is none, or the run's schedule ends before
     the iterations do."""
     checkpoint = load_checkpoint(run_path, iteration, default="midway")
-    check_trajectory_version(read_manifest(checkpoint.path), checkpoint.path)
+    method = checkpoint.run.config.optimizer.method
+    check_trajectory_version(read_manifest(checkpoint.path), checkpoint.path, method)
     last = checkpoint.run.config.training.last_iteration
     if checkpoint.iteration + num_iterations > last:
         raise UserError(

@@ -30,14 +30,49 @@ from brx.errors import UserError
 
 TRAJECTORY_VERSION = 5
 
+CHANGED_ALONE = {5: "basis-rotation"}
+"""Versions that changed the numbers of one built-in method alone; every other version counts for
+all methods."""
+NEVER_OURS = ("torch.optim:", "pytorch_optimizer:")
+"""Classes of these packages compute the same whatever changes in a method of brx."""
+
 
 def recorded_version(content: Mapping[str, Any]) -> int:
     return int(content.get("trajectory_version", 1))  # of a summary or a checkpoint's manifest
 
 
-def check_trajectory_version(content: Mapping[str, Any], path: Path) -> None:
+def changes(version: int, method: str) -> bool:
+    """Whether a version changed what a method (`optimizer.method`) computes."""
+    changed = CHANGED_ALONE.get(version)
+    if changed is None or method == changed:
+        return True
+    # A class of a user's own may build on the method that changed.
+    return ":" in method and not method.startswith(NEVER_OURS)
+
+
+def oldest_alike(version: int, method: str) -> int:
+    """The first trajectory version in which a method computed what it computed in `version`."""
+    while version > 1 and not changes(version, method):
+        version -= 1
+    return version
+
+
+def newest_alike(version: int, method: str) -> int:
+    """The last trajectory version up to now in which a method computes what it computed in
+    `version`."""
+    while version < TRAJECTORY_VERSION and not changes(version + 1, method):
+        version += 1
+    return version
+
+
+def check_trajectory_version(content: Mapping[str, Any], path: Path, method: str) -> None:
+    """Refuse a run, by its summary or a checkpoint's manifest, whose method has changed since.
+
+    Raises:
+        UserError: this brx computes other numbers for the method than the brx that trained it.
+    """
     version = recorded_version(content)
-    if version != TRAJECTORY_VERSION:
+    if newest_alike(version, method) != TRAJECTORY_VERSION:
         raise UserError(
             f"{path}: trained at trajectory version {version}, this brx computes version "
             f"{TRAJECTORY_VERSION}, whose"

@@ -258,7 +258,7 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
     if checkpoint is None:
         return
     manifest = read_manifest(checkpoint)
-    check_trajectory_version(manifest, checkpoint)
+    check_trajectory_version(manifest, checkpoint, config.optimizer.method)
     then = {
         section: values for section, values in manifest["settings"].items() if section != "data"
     }

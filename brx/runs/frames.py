@@ -25,7 +25,7 @@ from brx.config.schema import (
 )
 from brx.config.user_code import RUN_CODE, is_allowed, name_without_folder, reading
 from brx.errors import UserError
-from brx.methods.trajectory_version import recorded_version
+from brx.methods.trajectory_version import newest_alike, oldest_alike, recorded_version
 from brx.names import path_of_text, path_text, shown
 from brx.pipeline.delay import StageDelay, depth, noted_delays, stage_delays
 from brx.runs.folder import SEED as SEED
@@ -219,7 +219,26 @@ def load(folders: Folders) -> pd.DataFrame:
     found = read_each(paths, _run_and_row)
     _note_unknown_delays([run for _, (run, _) in found])
     frame = pd.json_normalize([row for _, (_, row) in found])
+    frame["trajectory_version"] = _common_versions(frame)
     return frame.set_index(pd.Index([path_text(path) for path, _ in found], name="run"))
+
+
+def _common_versions(runs: pd.DataFrame) -> pd.Series:
+    """The trajectory version of each run, such that runs with equal ones may be compared.
+
+    A version that changed one method alone left the others as they were. So a run of another
+    method has the numbers of several versions, and gets the one of the runs next to it that have
+    the numbers of one version only; the newest, if they are several.
+    """
+    oldest = runs["trajectory_version"]
+    pairs = zip(oldest, runs["optimizer.method"], strict=True)
+    newest = pd.Series(
+        [version if pd.isna(version) else newest_alike(int(version), m) for version, m in pairs],
+        runs.index,
+    )
+    only_one = oldest[oldest == newest]
+    common = only_one.max() if len(only_one) else newest.max()
+    return newest.where(newest <= common, oldest.where(oldest >= common, common))
 
 
 def _run_and_row(path: Path) -> tuple[Run, dict[str, Any]]:
@@ -455,7 +474,9 @@ def _row(run: Run) -> dict[str, Any]:
     """Nested as the files are: `json_normalize` makes dotted keys of it."""
     has_losses = len(run.train_loss) > 0
     fingerprint = run.summary.get("data_fingerprint")
-    version = recorded_version(run.summary) if run.summary else None
+    method = run.config.optimizer.method
+    # Versions that left the method alone count as one.
+    version = oldest_alike(recorded_version(run.summary), method) if run.summary else None
     settings = run.config.model_dump(mode="json")
     if run.config.is_recorded:  # None for what is not known of a loop of somebody's own
         known = run.config.model_dump(mode="json", exclude_unset=True)

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from brx.config.loading import validate
+from brx.config.loading import load_config, validate
 from brx.config.parsing import parse_value
 from brx.errors import UserError
-from brx.methods.trajectory_version import TRAJECTORY_VERSION
+from brx.methods.trajectory_version import TRAJECTORY_VERSION, newest_alike, recorded_version
 from brx.runs.comparison import leaderboard
 from brx.runs.experiments import at_best_rates
 from brx.runs.folder import RunFolder
@@ -64,7 +64,7 @@ def take_committed(
     for path in sorted(committed.iterdir()):
         summary = RunFolder(path).read_summary()
         is_of_this_corpus = data_fingerprint in (None, summary.get("data_fingerprint"))
-        if summary.get("trajectory_version") == TRAJECTORY_VERSION and is_of_this_corpus:
+        if summary and is_of_this_corpus and _is_of_this_version(path, summary):
             kept[path.name.rpartition("--")[2]] = path
     copied: set[Path] = set()
     for sweep in sweeps:
@@ -81,6 +81,14 @@ def take_committed(
                     shutil.copytree(source, partial).rename(cell.folder)
                     copied.add(cell.folder)
     return len(copied)
+
+
+def _is_of_this_version(path: Path, summary: Mapping[str, Any]) -> bool:
+    """Whether this brx computes what a finished run's method computed."""
+    if recorded_version(summary) == TRAJECTORY_VERSION:
+        return True
+    method = load_config(path / "config.yaml").optimizer.method
+    return newest_alike(recorded_version(summary), method) == TRAJECTORY_VERSION
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:

@@ -414,7 +414,7 @@ def state_of(cell: Cell) -> State:
         and summary.get("iteration", 0) >= cell.config.training.last_iteration
     ):
         _check_same_run(cell)
-        check_trajectory_version(summary, cell.folder)
+        check_trajectory_version(summary, cell.folder, cell.config.optimizer.method)
         return State.DONE
     if is_locked(cell.folder):
         return State.RUNNING

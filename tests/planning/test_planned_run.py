@@ -29,6 +29,7 @@ def memory_by_schedule(config, num_stages, num_micro_batches):
     return {cut.schedule: cut.memory for cut in cuts if cut.num_micro_batches == num_micro_batches}
 
 
+@pytest.mark.usefixtures("own_code")
 def test_synchronous_memory_depends_on_nothing_that_is_for_delays():
     plain = memory_by_schedule(load_config("paper-95m"), 8, 8)
     for settings in ASYNCHRONOUS_SETTINGS:

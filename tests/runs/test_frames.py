@@ -110,3 +110,29 @@ def test_settings_that_all_methods_share_leave_the_names_of_variants(tmp_path):
     write_run(tmp_path, "d", "optimizer.method=pipedream")
     (alike,) = comparable(brx.runs.load(tmp_path / "runs"))
     assert {"pipedream, beta2 0.99", "pipedream"} < set(alike["variant"])
+
+
+def versions(tmp_path, **recorded):
+    """The versions by which runs of two methods compare, by the versions that they recorded."""
+    for name, version in recorded.items():
+        method = name.rstrip("12").replace("_", "-")
+        write_run(tmp_path, name, f"optimizer.method={method}", trajectory_version=version)
+    return brx.runs.load(tmp_path / "runs").set_index("name")["trajectory_version"].to_dict()
+
+
+def test_unchanged_method_compares_with_the_new_version(tmp_path):
+    assert len(set(versions(tmp_path, pipedream=4, basis_rotation=5).values())) == 1
+
+
+def test_unchanged_method_compares_with_the_old_version(tmp_path):
+    assert len(set(versions(tmp_path, pipedream=5, basis_rotation=4).values())) == 1
+
+
+def test_both_versions_of_a_changed_method_differ(tmp_path):
+    found = versions(tmp_path, pipedream=4, basis_rotation1=4, basis_rotation2=5)
+    assert found == {"pipedream": 5, "basis_rotation1": 4, "basis_rotation2": 5}
+
+
+def test_seeds_of_an_unchanged_method_are_one_experiment(tmp_path):
+    versions(tmp_path, pipedream1=4, pipedream2=5)
+    assert brx.runs.load(tmp_path / "runs")["experiment"].nunique() == 1

@@ -251,8 +251,7 @@ def test_examples_end_in_their_slowdown(name, tmp_path, monkeypatch):
     if name == "gpt2":
         pytest.importorskip("transformers")
     pytest.importorskip("sklearn")
-    most = 60 if name == "gan" else 40
-    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < most
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "24"])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")

@@ -14,6 +14,8 @@ from brx.train.staleness import mean_angle_degrees
 from tests.pipeline.test_engine import VOCABULARY, make_config, micro_batch
 from tests.train.helpers import losses, tiny_config
 
+pytestmark = pytest.mark.usefixtures("own_code")
+
 PLAIN_SGD = ["optimizer.arguments={}", "training.clip=1e9", "training.warmup_fraction=0.0"]
 
 
