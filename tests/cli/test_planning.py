@@ -58,7 +58,7 @@ def test_memory_of_a_run_is_shown_by_stage_and_by_device(printed):
     _, by_stage, by_rank = text.split("P = 32, R = 2")
     rows = rows_of(by_stage)
     assert [tuple(map(int, row[:3])) for row in rows] == [(k, k // 16, 31 - k) for k in range(32)]
-    # A block of width 32 has 12 d^2 + 2 d weights, twice: the newest and, under delay, those in use.
+    # A block of width 32 has 12 d^2 + 2 d weights, twice: the newest, and those in use under delay.
     # Its six matrices have U, V, L and R: four of (32, 32) and two of (128, 32).
     assert [float(rows[1][4]), float(rows[1][7])] == [
         pytest.approx(2 * 4 * (12 * 32**2 + 10 * 32) / 1e3, abs=2),
