@@ -166,11 +166,14 @@ def counting(assembly: Assembly) -> Iterator[Counter[str]]:
         (Gradients, "clip", CLIP),
         (engine_module, "check_finite", CHECKS),
     ]
-    assert isinstance(assembly.updater, MethodUpdater)
-    for optimizer in assembly.updater.optimizers:
+    updater = assembly.updater
+    assert isinstance(updater, MethodUpdater)
+    steps = []
+    for optimizer, step in zip(updater.optimizers, updater._steps, strict=True):
         phase = ROTATION if isinstance(optimizer, BasisRotation) else ADAMW
-        places.append((optimizer, "step", phase))
+        steps.append(operations.during(phase, step))
     with ExitStack() as stack:
+        stack.enter_context(patch.object(updater, "_steps", steps))
         for owner, name, phase in places:
             call = operations.during(phase, getattr(owner, name))
             stack.enter_context(patch.object(owner, name, call))

@@ -85,7 +85,9 @@ def stale_numbers(page: Path) -> list[tuple[str, str]]:
     return stale
 
 
-@pytest.mark.parametrize("name", ["compare", "results", "similarity"])
+@pytest.mark.parametrize(
+    "name", ["compare", "results", "results-open", "results-appendix", "similarity"]
+)
 def test_numbers_of_a_page_are_those_of_the_tables(name):
     page = ROOT / "docs" / f"{name}.md"
     assert "<!-- numbers: " in page.read_text()

@@ -227,10 +227,9 @@ def _pytorch_optimizer(method: str) -> Any:
     try:
         return importlib.import_module("pytorch_optimizer")
     except ImportError:
-        problem = (
+        raise UserError(
             f"method {method} needs the package pytorch-optimizer: pip install pytorch-optimizer"
-        )
-        raise UserError(f"{problem} (or pytorch-optimizer)") from None
+        ) from None
 
 
 # Under this name `brx methods` lists what is given by file or import path; `find_method` loads that

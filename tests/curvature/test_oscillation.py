@@ -9,6 +9,7 @@ from brx.cli.main import main
 from brx.curvature import oscillation
 from brx.curvature.checkpoints import load_checkpoint
 from brx.errors import RunError, UserError
+from brx.methods import trajectory_version
 from tests.curvature.helpers import flat, random_like, unflat
 
 
@@ -99,10 +100,10 @@ def test_measured_and_drawn_and_shown_again_without_checkpoints(runs, tmp_path, 
 
 
 def test_checkpoints_too_late_or_not_midway_or_of_other_numerics(run, monkeypatch):
-    monkeypatch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", 99)
-    with pytest.raises(
-        UserError, match="14: trained at trajectory version 4, this brx computes version 99"
-    ):
+    trained = trajectory_version.TRAJECTORY_VERSION
+    monkeypatch.setattr(trajectory_version, "TRAJECTORY_VERSION", 99)
+    refusal = f"14: trained at trajectory version {trained}, this brx computes version 99"
+    with pytest.raises(UserError, match=refusal):
         oscillation.measure_oscillation(run, num_iterations=5)
     monkeypatch.undo()
     with pytest.raises(UserError, match="14: 100 iterations from here pass the run's last one, 30"):

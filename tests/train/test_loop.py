@@ -131,7 +131,10 @@ def test_stopped_and_resumed_equals_uninterrupted(method, mode, tmp_path):
 
 
 def test_decompositions_that_fail_are_counted_in_the_metrics(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.linalg, "eigh", MagicMock(side_effect=torch.linalg.LinAlgError("no")))
+    # Where eigh fails, singular vectors are taken.
+    for name in ("eigh", "svd"):
+        failing = MagicMock(side_effect=torch.linalg.LinAlgError("no"))
+        monkeypatch.setattr(torch.linalg, name, failing)
     train(
         tiny_config(tmp_path, "optimizer.method=basis-rotation", "training.iterations=10"),
         tmp_path / "run",
