@@ -108,6 +108,17 @@ def _rung(width: int, rate: float, warmup: float, beta2: float, decay: float) ->
     return {"model.width": width, "training.warmup_fraction": warmup, **optimizer}
 
 
+SIMILAR_MODELS = {
+    "main": Model("similar"),
+    "smaller": Model("similar", sweep="width", stages=24),
+    "larger": Model("similar", {"model.width": 128}, "width", 24),
+    "mixture of experts": Model(
+        "similar", {"model.moe": {"experts": 8, "top_k": 2, "every": 2}}, "moe"
+    ),
+    PER_BLOCK: Model("similar", {"model.width": 32}, "block-scaling"),
+}
+"""The models of `similar`, which `tuned` trains again with equal tuning."""
+
 SCALES = {
     "laptop": Scale(
         name="laptop",
@@ -127,15 +138,7 @@ SCALES = {
         name="similar",
         runs=Path("results/similar"),
         curvature=Path("results/similar-curvature"),
-        models={
-            "main": Model("similar"),
-            "smaller": Model("similar", sweep="width", stages=24),
-            "larger": Model("similar", {"model.width": 128}, "width", 24),
-            "mixture of experts": Model(
-                "similar", {"model.moe": {"experts": 8, "top_k": 2, "every": 2}}, "moe"
-            ),
-            PER_BLOCK: Model("similar", {"model.width": 32}, "block-scaling"),
-        },
+        models=SIMILAR_MODELS,
         ladder={  # docs/protocol.md, section 9
             8000: _rung(32, 2e-3, warmup=0.2, beta2=0.988, decay=0.02),
             18000: _rung(48, 1.333e-3, warmup=0.167, beta2=0.99467, decay=0.01333),
@@ -149,15 +152,7 @@ SCALES = {
         name="tuned",
         runs=Path("results/tuned"),
         curvature=Path("results/tuned-curvature"),
-        models={
-            "main": Model("similar"),
-            "smaller": Model("similar", sweep="width", stages=24),
-            "larger": Model("similar", {"model.width": 128}, "width", 24),
-            "mixture of experts": Model(
-                "similar", {"model.moe": {"experts": 8, "top_k": 2, "every": 2}}, "moe"
-            ),
-            PER_BLOCK: Model("similar", {"model.width": 32}, "block-scaling"),
-        },
+        models=SIMILAR_MODELS,
         seconds={
             "pipedream": "optimizer.beta1",
             "pipedream-lr": "optimizer.annealing_fraction",
