@@ -70,9 +70,8 @@ def main() -> None:
 def loop(
     device: torch.device, stash: str | None = None
 ) -> tuple[Callable[[int], None], Callable[[], tuple[int, int]]]:
-    """Two functions of a loop, ordinary or delayed: `run(n)` makes n updates; `rings()` returns the
-    bytes of the rings, measured and by
-the formula."""
+    """Two functions: `run(n)` makes n updates; `rings()` returns ring bytes, measured and
+    planned."""
     torch.manual_seed(0)
     layer = {
         "nhead": HEADS,
