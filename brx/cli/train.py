@@ -195,7 +195,13 @@ def sweep(
     retry_failed: RetryFailed = False,
 ) -> None:
     """Exit code 0 when all cells are done, 1 when some failed, 130 when interrupted."""
-    from brx.sweep.run import check_own_methods, list_cells, make_launcher, run_and_print
+    from brx.sweep.run import (
+        check_names,
+        check_own_methods,
+        list_cells,
+        make_launcher,
+        run_and_print,
+    )
     from brx.sweep.spec import Sweep
 
     refuse(address is not None and launcher != "ray", "--address: only --launcher ray has one")
@@ -206,6 +212,7 @@ def sweep(
             launching = make_launcher(launcher, specification, jobs, address)
             list_cells(specification, launching, retry_failed=retry_failed)
         return
+    check_names(specifications)
     succeeded = [
         run_and_print(
             specification,
@@ -267,7 +274,13 @@ def compare(
     from brx.runs.folder import stop_at_damage
     from brx.runs.tables import leaderboard_table
     from brx.sweep import compare as comparison
-    from brx.sweep.run import check_own_methods, list_cells, make_launcher, run_and_print
+    from brx.sweep.run import (
+        check_names,
+        check_own_methods,
+        list_cells,
+        make_launcher,
+        run_and_print,
+    )
 
     stop_at_damage(strict)
     refuse(
@@ -294,6 +307,7 @@ def compare(
         for sweep in sweeps:
             list_cells(sweep, make_launcher("local", sweep, jobs, None), retry_failed=retry_failed)
         return
+    check_names(sweeps)
     launches = [(sweep, make_launcher("local", sweep, jobs, None)) for sweep in sweeps]
     succeeded = [
         run_and_print(sweep, launching, retry_failed=retry_failed) for sweep, launching in launches
