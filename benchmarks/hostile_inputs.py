@@ -1,5 +1,5 @@
-"""Evidence that wrong input is met with one line: configurations, overrides, data, checkpoints and
-metrics, damaged.
+"""Evidence that damaged configurations, overrides, data, checkpoints and metrics get a one-line
+error.
 
     python -m benchmarks.hostile_inputs --count 1000
 

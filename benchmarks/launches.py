@@ -1,4 +1,4 @@
-"""How many operations an iteration gives the device, by phase: what a GPU would be launched for.
+"""Operations per iteration and phase: the kernel launches that a GPU would get.
 
 Counted on the CPU, of a model whose sizes are small and whose numbers of blocks and stages are
 those of `paper-95m`: counts of operations hardly depend on sizes. Views and empty tensors are not

@@ -290,7 +290,7 @@ def compare(pair: Pair, folder: Path, problems: dict[str, str | None]) -> Findin
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
-    """What must be equal of a run's metrics."""
+    """The metrics of a run that must be equal."""
     compared = ("iteration", "train_loss", "val_loss", "grad_norm")
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
@@ -298,7 +298,7 @@ def metrics(run: Path) -> list[dict[str, float]]:
 
 
 def last_line(output: str) -> str:
-    """The last line that says something."""
+    """The last line that is not empty."""
     lines = [line for line in output.splitlines() if line.strip()]
     return lines[-1].strip()[:150] if lines else "no output"
 

@@ -16,6 +16,7 @@ from brx.cli.options import (
     OnlyMeasured,
     RunsOrCheckpoints,
     RunsOrFolders,
+    Strict,
     flag,
     option,
 )
@@ -170,13 +171,16 @@ def effective_delay(
         list[int] | None,
         option("P...", "numbers of stages (default: powers of two up to the blocks)"),
     ] = None,
+    strict: Strict = False,
     out: FigurePath = None,
 ) -> None:
     from brx.curvature import effective_delay as delays
     from brx.curvature.norm_result import measured_norms
     from brx.plot.curvature import draw_effective_delay
+    from brx.runs.folder import stop_at_damage
     from brx.runs.frames import differences, load
 
+    stop_at_damage(strict)
     loaded = load(runs)
     measured = measured_norms(runs)
     print_note(*differences(loaded))

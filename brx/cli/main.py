@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 import brx
 from brx.cli.usage import Application, CommandGroup, usage_line
 from brx.environment import OutputStream
-from brx.errors import RunError, UserError
+from brx.errors import DamagedRunError, RunError, UserError
 from brx.names import shown
 
 # By panel of the help: name, and module (imported when the command is used: `brx --help` reads this
@@ -220,12 +220,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     except typer.TyperException as error:
         print(usage_line(error), file=sys.stderr)
         return USAGE
-    except (UserError, RunError) as error:
+    except (UserError, DamagedRunError, RunError) as error:
         from brx.distributed.launch import report_error
 
         if not report_error(error):
             print(f"brx: {shown(' '.join(str(error).splitlines()))}", file=sys.stderr)
-        return USAGE if isinstance(error, UserError) else FAILED
+        return FAILED if isinstance(error, RunError) else USAGE
     except OSError as error:
         if error.filename is None:
             raise

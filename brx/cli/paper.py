@@ -77,9 +77,13 @@ def plot(
     ] = None,
     scale: ScaleName = "similar",
     runs: ScaleRuns = None,
+    strict: Strict = False,
 ) -> None:
     from brx.paper.figures import FIGURES, draw_figures
     from brx.paper.tables import entries
+    from brx.runs.folder import stop_at_damage
+
+    stop_at_damage(strict)
 
     is_of_any_runs, is_file = figure in OF_ANY_RUNS, out is not None and out.suffix in FORMATS
     refuse(is_of_any_runs and not folders, "RUN: name at least one run's folder")
@@ -173,10 +177,14 @@ def tables(
     out: Annotated[
         Path | None, option("DIR", "write TABLE.md and TABLE.csv there (latex: TABLE.tex, too)")
     ] = None,
+    strict: Strict = False,
 ) -> None:
     from brx.files import write_text
     from brx.paper.tables import TABLES, make_tables, write_table
+    from brx.runs.folder import stop_at_damage
     from brx.runs.formats import format_table
+
+    stop_at_damage(strict)
 
     if table == "list":
         for entry in TABLES.values():
@@ -205,9 +213,13 @@ def claims(
     scale: ScaleName = "similar",
     runs: ScaleRuns = None,
     format: Format = "table",
+    strict: Strict = False,
 ) -> None:
     from brx.paper.claims import CLAIMS, claim_table, judge, verdict_counts
     from brx.paper.scales import SCALES, Experiments
+    from brx.runs.folder import stop_at_damage
+
+    stop_at_damage(strict)
 
     asked = [known for known in CLAIMS if claim in (None, known.name)]
     names = [known.name for known in CLAIMS]
@@ -257,8 +269,7 @@ def report(
     from brx.report.page import write_report
     from brx.runs.folder import stop_at_damage
 
-    if strict:
-        stop_at_damage()
+    stop_at_damage(strict)
     for folder in figures or []:
         refuse(not folder.is_dir(), f"--figures: {folder}: no such folder")
     experiments = Experiments.load(SCALES[scale], runs)

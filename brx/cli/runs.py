@@ -68,8 +68,7 @@ def slowdown(
     refuse(
         same_rate and all_targets is not None, "--same-rate and --all-targets: give one of the two"
     )
-    if strict:
-        stop_at_damage()
+    stop_at_damage(strict)
     all_runs = load(runs)
     if rates:
         all_runs = of_rates(all_runs, rates)
@@ -160,8 +159,7 @@ def export(
     from brx.runs.folder import stop_at_damage
     from brx.runs.metrics import export_runs
 
-    if strict:
-        stop_at_damage()
+    stop_at_damage(strict)
     num_exported, num_left_out = export_runs(runs, to, unfinished=unfinished)
     print(f"{to}: {num_exported} runs")
     if num_left_out:

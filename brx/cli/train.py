@@ -17,6 +17,7 @@ from brx.cli.options import (
     Jobs,
     Overrides,
     RetryFailed,
+    Strict,
     argument,
     complete_method,
     flag,
@@ -35,6 +36,7 @@ app = Application()
   brx train quick --devices 2  two processes, one per device; the same trajectory
   torchrun --nnodes 2 --nproc-per-node 8 -m brx train paper-95m       several machines
   brx train paper-95m --resume --stop-after 11h50m  end before a job's time limit
+  brx train runs/mine --resume --verify            read the token files as a whole first
 
 CONFIG may also be a run's folder. Exit code 130: stopped with Ctrl-C, and can be resumed.
 """)
@@ -58,6 +60,13 @@ def train(
         str | None,
         option("TIME|N", "save and end after a time (11h50m), or after iteration N"),
     ] = None,
+    verify: Annotated[
+        bool,
+        flag(
+            "--verify",
+            "compute the token files' SHA-256, even if their size, times and inode are unchanged",
+        ),
+    ] = False,
 ) -> None:
     """Train; exit code 0 when the run is finished or its time is over, 130 when it was stopped.
 
@@ -110,7 +119,8 @@ def train(
             run_config.pipeline.devices - 1,
             share_gpus=run_config.runtime.share_gpus,
         )
-        flags = [name for name, given in (("--resume", resume), ("--profile", profile)) if given]
+        switches = {"--resume": resume, "--profile": profile, "--verify": verify}
+        flags = [name for name, is_given in switches.items() if is_given]
         arguments = [
             "train",
             config,
@@ -130,7 +140,15 @@ def train(
             )
         raise typer.Exit(code)
     left = seconds - (time.monotonic() - started)
-    status = train(run_config, folder, resume=resume, world=world, profile=profile, seconds=left)
+    status = train(
+        run_config,
+        folder,
+        resume=resume,
+        world=world,
+        profile=profile,
+        seconds=left,
+        verify=verify,
+    )
     world.close()
     if world.rank == 0:
         print(folder)
@@ -177,7 +195,13 @@ def sweep(
     retry_failed: RetryFailed = False,
 ) -> None:
     """Exit code 0 when all cells are done, 1 when some failed, 130 when interrupted."""
-    from brx.sweep.run import check_own_methods, list_cells, make_launcher, run_and_print
+    from brx.sweep.run import (
+        check_names,
+        check_own_methods,
+        list_cells,
+        make_launcher,
+        run_and_print,
+    )
     from brx.sweep.spec import Sweep
 
     refuse(address is not None and launcher != "ray", "--address: only --launcher ray has one")
@@ -188,6 +212,7 @@ def sweep(
             launching = make_launcher(launcher, specification, jobs, address)
             list_cells(specification, launching, retry_failed=retry_failed)
         return
+    check_names(specifications)
     succeeded = [
         run_and_print(
             specification,
@@ -238,6 +263,7 @@ def compare(
     committed: Annotated[Path, option("DIR", "folder of committed runs")] = Path("results/compare"),
     dry_run: DryRun = False,
     retry_failed: RetryFailed = False,
+    strict: Strict = False,
     format: Format = "table",
     figure: FigurePath = None,
 ) -> None:
@@ -245,10 +271,18 @@ def compare(
     command continues)."""
     from brx.data.prepare import prepare
     from brx.methods.table import CUSTOM, METHODS
+    from brx.runs.folder import stop_at_damage
     from brx.runs.tables import leaderboard_table
     from brx.sweep import compare as comparison
-    from brx.sweep.run import check_own_methods, list_cells, make_launcher, run_and_print
+    from brx.sweep.run import (
+        check_names,
+        check_own_methods,
+        list_cells,
+        make_launcher,
+        run_and_print,
+    )
 
+    stop_at_damage(strict)
     refuse(
         dry_run and not methods and not all_builtin, "--dry-run: give a METHOD, or --all-builtin"
     )
@@ -273,6 +307,7 @@ def compare(
         for sweep in sweeps:
             list_cells(sweep, make_launcher("local", sweep, jobs, None), retry_failed=retry_failed)
         return
+    check_names(sweeps)
     launches = [(sweep, make_launcher("local", sweep, jobs, None)) for sweep in sweeps]
     succeeded = [
         run_and_print(sweep, launching, retry_failed=retry_failed) for sweep, launching in launches
