@@ -40,7 +40,7 @@ MOST = 0.05  # the share of worlds in which a strict rule may say yes
 
 @dataclass(frozen=True)
 class Curve:
-    """What is read of a run."""
+    """The values that `brx claims` reads from a run."""
 
     iterations: Series
     train_loss: Series
@@ -61,8 +61,8 @@ class World:
         num_seeds: int,
         rng: np.random.Generator,
     ) -> "World":
-        """Draw a world; `spreads` are standard deviations between seeds, one of which each
-        experiment gets."""
+        """Draw a world. Each experiment gets one of `spreads`, the standard deviations between
+        seeds."""
         levels = rng.normal(scale=LEVELS, size=num_seeds)
         frames = []
         curves: dict[str, Curve] = {}
@@ -91,7 +91,7 @@ class World:
 
     @contextmanager
     def read(self) -> Iterator[Experiments]:
-        """The experiments of this world, while its curves are what is read of runs."""
+        """The experiments of this world. Within the context, its curves replace recorded ones."""
         with patch.object(comparison, "read_run", lambda path: self.curves[str(path)]):
             yield Experiments(SCALE, self.runs, Path("a world"))
 

@@ -1,5 +1,5 @@
-"""Evidence that wrong input is met with one line: configurations, overrides, corpora, token files,
-checkpoints, metrics and shared runs, damaged.
+"""Evidence that damaged configurations, overrides, corpora, token files, checkpoints, metrics and
+shared runs get a one-line error.
 
     python -m benchmarks.hostile_inputs --count 1300
 
