@@ -123,6 +123,7 @@ class BasisRotationMethod(Method):
             "covariance",
             "staggered",
             "rotation_precision",
+            "covariance_precision",
             "as_published",
         )
         return BasisRotation(
