@@ -363,7 +363,7 @@ def verdict(
     )
     refuse(
         local_slowdown != 1.0 and local_steps is None,
-        "--local-slowdown: is of replicas; give --local-steps, too",
+        "--local-slowdown: describes replicas; give --local-steps, too",
     )
     measurements, notes = verdicts.read_measurements(runs or [])
     costs = verdicts.read_costs(cost_from or []) | verdicts.parse_costs(cost or [], measurements)

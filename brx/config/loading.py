@@ -113,8 +113,7 @@ def _refuse_recorded(content: Mapping[str, Any], path: Path) -> None:
     optimizer = content.get("optimizer")
     if isinstance(optimizer, dict) and str(optimizer.get("method")).startswith(RECORDED):
         raise UserError(
-            f"{path}: was recorded from a loop that is not brx's, with a model that it does not "
-            f"know"
+            f"{path}: was recorded from a loop of your own, with a model that brx does not know"
         )
 
 

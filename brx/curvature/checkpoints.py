@@ -170,7 +170,7 @@ def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", 
     goes on."""
     if run.config.is_recorded:
         raise UserError(
-            f"{run.path}: was recorded from a loop that is not brx's; brx has no checkpoint of it"
+            f"{run.path}: was recorded from a loop of your own, so brx has no checkpoint of it"
         )
     available = {int(path.name): path for path in list_checkpoints(run.path)}
     if not available:

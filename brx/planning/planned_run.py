@@ -308,8 +308,8 @@ def with_method(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     content["optimizer"] = settings["optimizer"]
     if (method := str(content["optimizer"]["method"])).startswith(RECORDED):
         raise UserError(
-            f"--config: {method} is of a loop that is not brx's, whose memory is unknown; leave it "
-            f"out"
+            f"--config: {method} was recorded from a loop of your own, whose memory brx does not"
+            " know; leave it out"
         )
     content["pipeline"] |= settings.get("pipeline", {})
     content["pipeline"]["recompute"] &= (

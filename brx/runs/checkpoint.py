@@ -207,7 +207,7 @@ def read_manifest(checkpoint: Path) -> Content:
         raise UserError(f"{path}: was written by another version of brx: {wrong[0]}; {remedy}")
     if (iteration := manifest["iteration"]) != iteration_of(checkpoint):
         raise UserError(
-            f"{path}: is that of iteration {iteration}, which its folder's name is not; {remedy}"
+            f"{path}: holds iteration {iteration}, but its folder has another name; {remedy}"
         )
     if problem := _wrong_stages(manifest["stages"], manifest["num_stages"]):
         raise DamagedError(checkpoint, f"{path}: {problem}")
@@ -388,7 +388,7 @@ def what_is_saved(run: Path, iteration: int) -> str:
     if checkpoints := list_checkpoints(run):
         newest = iteration_of(checkpoints[-1])
         lost = f"there is none of iteration {iteration}, " if newest < iteration else ""
-        saved = f"{lost}the newest checkpoint is that of iteration {newest}"
+        saved = f"{lost}the newest checkpoint holds iteration {newest}"
     return f"cut off at iteration {iteration}; {saved}"
 
 

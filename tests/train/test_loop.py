@@ -577,7 +577,7 @@ def test_file_that_looks_unchanged_is_not_read(rotten, printed):
 
 def test_verify_finds_a_flipped_bit(rotten, refused):
     told = refused("train", rotten, "--out", rotten.parent / "run", "--verify")
-    assert "train.bin: its SHA-256 is not the sidecar's" in told
+    assert "train.bin: its SHA-256 differs from the one in its sidecar" in told
 
 
 def test_run_goes_on_without_its_text(tmp_path):
