@@ -384,11 +384,11 @@ def check_data(manifest: Content, checkpoint: Path, fingerprint: str) -> None:
 
 def what_is_saved(run: Path, iteration: int) -> str:
     """What there is to continue from when a run is cut off at an iteration, in words."""
-    saved = "there is no checkpoint"
-    if checkpoints := list_checkpoints(run):
-        newest = iteration_of(checkpoints[-1])
-        lost = f"there is none of iteration {iteration}, " if newest < iteration else ""
-        saved = f"{lost}the newest checkpoint holds iteration {newest}"
+    checkpoints = list_checkpoints(run)
+    if not checkpoints:
+        return f"cut off at iteration {iteration}; there is no checkpoint"
+    newest = iteration_of(checkpoints[-1])
+    saved = f"the newest checkpoint is from iteration {newest}"
     return f"cut off at iteration {iteration}; {saved}"
 
 

@@ -274,7 +274,7 @@ def test_a_second_signal_ends_at_once_and_says_what_is_saved(tmp_path):
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert "cut off at iteration 11" in stderr
-    assert "the newest checkpoint is that of iteration 7" in stderr
+    assert "the newest checkpoint is from iteration 7" in stderr
     assert stderr.splitlines()[-1] == "brx: interrupted"
     train(config, tmp_path / "run", resume=True)
     train(config, tmp_path / "uninterrupted")
