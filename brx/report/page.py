@@ -120,7 +120,7 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
     # Of any runs of somebody's, rather than those of the paper's experiments.
     is_own = all(drawing.name not in OF_THE_PAPER for drawing in drawings)
     # What other commands left there: each SVG with its caption in a .txt beside it.
-    from_runs = {name for name, figure in FIGURES.items() if figure.draw_to is None}
+    from_runs = {name for name, figure in FIGURES.items() if figure.is_from_runs_of_scale}
     # Of two of one name, that in the first folder.
     images = {
         path.stem: path
@@ -186,7 +186,7 @@ def paper_drawings(
     """The paper's figures that have runs, and a line for each that has none."""
     drawn, undrawn = [], []
     with tempfile.TemporaryDirectory(prefix="brx-report-") as scratch:
-        for figure in [figure for figure in FIGURES.values() if figure.draw_to is None]:
+        for figure in [figure for figure in FIGURES.values() if figure.is_from_runs_of_scale]:
             paths = (folder / f"{figure.name}.svg" for folder in folders)
             kept = next((path for path in paths if _is_of(path, experiments)), None)
             try:
