@@ -41,7 +41,7 @@ MOST = 0.05  # the share of worlds in which a strict rule may say yes
 
 @dataclass(frozen=True)
 class Curve:
-    """The losses of a run, as the analyses read them."""
+    """The values that `brx claims` reads from a run."""
 
     iterations: Series
     train_loss: Series
@@ -95,7 +95,7 @@ class World:
 
     @contextmanager
     def read(self) -> Iterator[Experiments]:
-        """The experiments of this world, while its curves are what is read of runs."""
+        """The experiments of this world. Within the context, its curves replace recorded ones."""
         with patch.object(comparison, "read_run", lambda path: self.curves[str(path)]):
             yield Experiments(SCALE, self.runs, Path("a world"))
 

@@ -231,7 +231,7 @@ def load_checkpoint(
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
     check_same_model(weights, model, path)
-    data = prepare(run.config.data)
+    data = prepare(run.config.data, fingerprint=manifest["fingerprint"])
     check_data(manifest, path, data.fingerprint)
     parameters = {name: weights[name] for name, _ in model.named_parameters()}
     return Checkpoint(
