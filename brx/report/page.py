@@ -211,7 +211,7 @@ def other_drawings(folders: Sequence[Path]) -> list[Drawing]:
     for folder in folders:
         for image in sorted(folder.glob("*.svg")):
             images.setdefault(image.stem, image)
-    drawn_from_runs = {name for name, figure in FIGURES.items() if figure.draw_to is None}
+    drawn_from_runs = {name for name, figure in FIGURES.items() if figure.is_from_runs_of_scale}
     return [
         _read_drawing(image)
         for name, image in images.items()
@@ -230,7 +230,7 @@ def paper_drawings(
     """The paper's figures that have runs, and a line for each that has none."""
     drawn, undrawn = [], []
     with tempfile.TemporaryDirectory(prefix="brx-report-") as scratch:
-        for figure in [figure for figure in FIGURES.values() if figure.draw_to is None]:
+        for figure in [figure for figure in FIGURES.values() if figure.is_from_runs_of_scale]:
             paths = (folder / f"{figure.name}.svg" for folder in folders)
             kept = next((path for path in paths if _is_of(path, experiments)), None)
             try:
