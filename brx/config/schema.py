@@ -796,8 +796,8 @@ class RuntimeConfig(Section):
     """Compile the Transformer block with torch.compile, and on a GPU the elementwise part of basis
     rotation's step."""
     graphs: bool = False
-    """Record the steps of basis rotation as CUDA graphs and replay them (CUDA only): one launch per
-    step instead of hundreds."""
+    """Record iterations as CUDA graphs and replay them (CUDA only): both passes are one launch, a
+    step of basis rotation another. On several devices it records the steps only."""
     deterministic: bool = False
     """Use only deterministic kernels (on a GPU: slower)."""
     share_gpus: bool = False

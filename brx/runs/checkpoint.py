@@ -362,6 +362,17 @@ def _up_to_metrics(
     )
 
 
+def recorded_fingerprint(run: Path) -> str | None:
+    """The fingerprint of the data that a run was trained on, by its newest intact checkpoint; None
+    where it has none."""
+    for path in reversed(list_checkpoints(run)):
+        try:
+            return str(read_manifest(path)["fingerprint"])
+        except UserError:  # whoever resumes is told of the damage
+            continue
+    return None
+
+
 def check_data(manifest: Content, checkpoint: Path, fingerprint: str) -> None:
     if manifest["fingerprint"] != fingerprint:
         both = f"fingerprint {manifest['fingerprint'][:12]}, now {fingerprint[:12]}"
