@@ -60,10 +60,17 @@ def load_config(
     `a.b=value` overrides."""
     path = find_config(name)
     content = new_content(path) if is_new else read_mapping(path)
+    return config_of(content, path, overrides)
+
+
+def config_of(content: Mapping[str, Any], path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Check what a configuration's file holds (`read_mapping`), with `a.b=value` overrides."""
     if not content:  # a default run is a long one: it is asked for with {}, not by an emptied file
         raise UserError(
             f"{path}: is empty; restore it, or name a preset ({', '.join(preset_names())})"
         )
+    if not overrides:
+        return validate(content, RunConfig, str(path))
     return apply_overrides(content, overrides, str(path))
 
 

@@ -62,11 +62,10 @@ class Measured(BaseModel, frozen=True):  # at one checkpoint
     def all_of(cls, run: Path, iteration: int | None = None, name: str = "") -> list[Self]:
         """Those of a run by their NAME, in the order of the checkpoints, or at one; UserError for a
         damaged file."""
-        at = "*" if iteration is None else f"{iteration:08d}"
-        return [
-            cls.read(path)
-            for path in sorted((run / "analysis").glob(f"{name or cls.command}-{at}.json"))
-        ]
+        # What follows the iteration in a file's name tells settings apart.
+        at = "" if iteration is None else f"{iteration:08d}"
+        paths = (run / "analysis").glob(f"{name or cls.command}-{at}*.json")
+        return [cls.read(path) for path in sorted(paths)]
 
     @classmethod
     def read(cls, path: Path) -> Self:

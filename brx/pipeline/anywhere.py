@@ -43,6 +43,7 @@ from brx.pipeline.hooks import (
     tensors_with_gradient,
 )
 from brx.pipeline.self_check import SelfCheck
+from brx.pipeline.sharded import drop_gathered, gathers_parameters
 from brx.pipeline.use_order import UseOrder, on_meta_device
 from brx.pipeline.windows import Window, Windows
 
@@ -111,9 +112,7 @@ class DelayedPipeline:
         self._num_parameters = len(named)
         self._trained = {name: named[name] for name in names}
         self._places = _places(model)
-        self._sharded = [
-            m for m in model.modules() if hasattr(m, "unshard") and hasattr(m, "reshard")
-        ]
+        self._sharded = [module for module in model.modules() if gathers_parameters(module)]
         self._stages = stages
         self._profile, self._seed, self._accumulation = delay, seed, accumulation
         self._stash, self._forecast, self._on_host = stash, forecast, rings == "host"
@@ -348,9 +347,9 @@ class DelayedPipeline:
         return History(stages, self._stash, before_move=self._drop_gathered)
 
     def _drop_gathered(self) -> None:
-        """Under FSDP2: modules that keep whole parameters after a pass must gather them anew."""
+        """Under FSDP: modules that keep whole parameters after a pass must gather them anew."""
         for module in self._sharded:
-            module.reshard()  # type: ignore[operator]
+            drop_gathered(module)
 
     # Hooks
 
