@@ -1,4 +1,5 @@
-"""What checkpoints cost an iteration: written in turn with the training, and beside it.
+"""How much longer an iteration takes with checkpoints: written while training waits, or in the
+background.
 
     python -m benchmarks.checkpoints [--rounds 3] [--every 5] [--device cpu]
 

@@ -181,7 +181,7 @@ def with_devices(config: RunConfig, num_ranks: int) -> RunConfig:
 
 
 def records(out: Path) -> list[dict[str, Any]]:
-    """All that the metrics say but what was measured."""
+    """The metrics without measured values (times, rates, memory)."""
     return [
         {key: value for key, value in record.items() if key not in MEASURED}
         for record in read_metrics(out / "metrics.jsonl")

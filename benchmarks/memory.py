@@ -1,6 +1,6 @@
 """Peak memory of short trainings against what `brx plan` says.
 
-On CUDA the measured peak is that of the allocator. On CPUs it is the largest sum of live
+On CUDA, the allocator reports the measured peak. On CPUs it is the largest sum of live
 allocations of torch's CPU allocator, as torch.profiler records each of them (resident memory would
 count Python, libraries and malloc's reserves).
 

@@ -46,6 +46,8 @@ def shown(text: str) -> str:
 
     Characters that are not visible (escape sequences, U+FEFF, marks that turn the direction of
     writing) and bytes that are no UTF-8 are written as `\x1b`, `\ufeff` or `\xe9`."""
+    if text.isprintable():
+        return text
     return "".join(map(_shown_character, text))
 
 

@@ -32,9 +32,12 @@ app = Application()
 
 
 @app.add("""\
-  brx schedule --stages 4  the actions of each device, as the engine runs them
-  brx schedule --stages 4 --delay 2bw --accumulation 4  PipeDream-2BW: all stages one update behind
-  brx schedule --stages 4 --figure figures/schedule  the picture: synchronous, asynchronous, delay
+  # the actions of each device, as the engine runs them
+  brx schedule --stages 4
+  # PipeDream-2BW: every stage is one update behind
+  brx schedule --stages 4 --delay 2bw --accumulation 4
+  # draw the synchronous and the asynchronous schedule, and the delays
+  brx schedule --stages 4 --figure figures/schedule
 """)
 def schedule(
     *,
@@ -83,11 +86,14 @@ def schedule(
 
 
 @app.add("""\
-  brx plan paper-95m                                                    on one device
-  brx plan paper-1b --devices 6 --device-memory 80GB  does it fit, and on how few devices would it
-  brx plan paper-1b --devices 6 --throughput A100  with the time, at 40 % of the data sheet's peak
+  # on one device
+  brx plan paper-95m
+  # does it fit, and on how few devices would it?
+  brx plan paper-1b --devices 6 --device-memory 80GB
+  # with the time, at 40 % of the peak in the data sheet
+  brx plan paper-1b --devices 6 --throughput A100
+  # at 120 TFLOP/s, as measured
   brx plan paper-1b --throughput 120T --set optimizer.method=basis-rotation
-      at 120 TFLOP/s, as measured
 """)
 def plan(
     config: ConfigName,
@@ -120,11 +126,15 @@ def plan(
 
 
 @app.add("""\
-  brx memory                                         the paper's table: the matrices of Llama-3-8B
-  brx memory paper-1b  the matrices of a configuration, its stages and its device
-  brx memory paper-1b --set pipeline.devices=6 optimizer.method=basis-rotation
-      the same on six devices
-  brx memory --matrix 4096x4096 1024x4096            any matrices
+  # the paper's table, for the matrices of Llama-3-8B
+  brx memory
+  # the matrices of a configuration, its stages and its device
+  brx memory paper-1b
+  # the same on six devices
+  brx memory paper-1b \\
+      --set pipeline.devices=6 optimizer.method=basis-rotation
+  # any matrices
+  brx memory --matrix 4096x4096 1024x4096
 """)
 def memory(
     config: Annotated[
@@ -162,9 +172,12 @@ def memory(
 
 
 @app.add("""\
-  brx stages                                            the paper's table
-  brx stages --memory 24 141 --format markdown  the same models on other devices (GB = 1e9 bytes)
-  brx stages --hidden 8192 --heads 64 --params-per-block 856e6 --blocks 80 --sequence-length 8192
+  # the paper's table
+  brx stages
+  # the same models on other devices (1 GB = 1e9 bytes)
+  brx stages --memory 24 141 --format markdown
+  # a model of your own
+  brx stages --hidden 8192 --heads 64 --params-per-block 856e6 --blocks 80
 """)
 def stages(
     *,
@@ -216,10 +229,14 @@ def stages(
 
 
 @app.add("""\
-  brx similarity laptop                                     beside the paper's main model
-  brx similarity laptop --set pipeline.delay.like=32 optimizer.lr=1e-3 --like-set optimizer.lr=1e-3
-  brx similarity my.yaml --like paper-1b                    beside another preset or file
-  brx similarity laptop --noise-scale 200  with the gradient noise scale after 200 iterations
+  # compare with the paper's main model
+  brx similarity laptop
+  brx similarity laptop --set pipeline.delay.like=32 optimizer.lr=1e-3 \\
+      --like-set optimizer.lr=1e-3
+  # compare with another preset or file
+  brx similarity laptop --like paper-1b
+  # with the gradient noise scale after 200 iterations
+  brx similarity laptop --noise-scale 200
 """)
 def similarity(
     config: ConfigName,
@@ -256,13 +273,17 @@ def similarity(
 
 
 @app.add("""\
-  brx verdict --stages 32 --micro-batches 8                         from the committed runs
-  brx verdict runs/mine --stages 8 --micro-batches 4 --loss 2.5     from your own
+  # from the committed runs
+  brx verdict --stages 32 --micro-batches 8
+  # from your own runs
+  brx verdict runs/mine --stages 8 --micro-batches 4 --loss 2.5
+  # with update times that were measured on your machine and model
   brx verdict --stages 8 --micro-batches 8 --cost-from runs/timing-*
-      what it takes on your machine and model
+  # on your devices
   brx verdict --stages 8 --micro-batches 8 --config paper-1b \\
       --device-memory 24GB --bandwidth 25GB --throughput A100
-  brx verdict --stages 32 --micro-batches 8 --figure figures/verdict       over P and M
+  # draw the verdict for many P and M
+  brx verdict --stages 32 --micro-batches 8 --figure figures/verdict
 """)
 def verdict(
     runs: Annotated[

@@ -60,10 +60,17 @@ def load_config(
     `a.b=value` overrides."""
     path = find_config(name)
     content = new_content(path) if is_new else read_mapping(path)
+    return config_of(content, path, overrides)
+
+
+def config_of(content: Mapping[str, Any], path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Check what a configuration's file holds (`read_mapping`), with `a.b=value` overrides."""
     if not content:  # a default run is a long one: it is asked for with {}, not by an emptied file
         raise UserError(
             f"{path}: is empty; restore it, or name a preset ({', '.join(preset_names())})"
         )
+    if not overrides:
+        return validate(content, RunConfig, str(path))
     return apply_overrides(content, overrides, str(path))
 
 
@@ -113,8 +120,7 @@ def _refuse_recorded(content: Mapping[str, Any], path: Path) -> None:
     optimizer = content.get("optimizer")
     if isinstance(optimizer, dict) and str(optimizer.get("method")).startswith(RECORDED):
         raise UserError(
-            f"{path}: was recorded from a loop that is not brx's, with a model that it does not "
-            f"know"
+            f"{path}: was recorded from a loop of your own, with a model that brx does not know"
         )
 
 

@@ -259,7 +259,10 @@ class OwnModelConfig(ModelSection):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        refuse("vocabulary_size" in (self.model_extra or {}), "vocabulary_size: brx gives it")
+        refuse(
+            "vocabulary_size" in (self.model_extra or {}),
+            "vocabulary_size: leave it out; brx takes it from the tokenizer",
+        )
         # The settings of an old run have a fingerprint: they can be read when its file is long gone
         #     or another.
         if self.code_sha256 is None:
@@ -796,8 +799,8 @@ class RuntimeConfig(Section):
     """Compile the Transformer block with torch.compile, and on a GPU the elementwise part of basis
     rotation's step."""
     graphs: bool = False
-    """Record the steps of basis rotation as CUDA graphs and replay them (CUDA only): one launch per
-    step instead of hundreds."""
+    """Record iterations as CUDA graphs and replay them (CUDA only): both passes are one launch, a
+    step of basis rotation another. On several devices it records the steps only."""
     deterministic: bool = False
     """Use only deterministic kernels (on a GPU: slower)."""
     share_gpus: bool = False
@@ -847,8 +850,8 @@ class RunConfig(Section):
         )
         refuse(
             self.pipeline.cut is not None and not self.is_recorded,
-            "pipeline.cut is of runs that `record` wrote: brx cuts its own models by blocks; leave "
-            "it out",
+            "pipeline.cut: leave it out; only `record` writes it, and brx cuts its own models by"
+            " blocks",
         )
         refuse(
             stages > 1 and isinstance(self.model, LlamaConfig) and self.model.tied,

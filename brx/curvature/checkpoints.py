@@ -62,11 +62,10 @@ class Measured(BaseModel, frozen=True):  # at one checkpoint
     def all_of(cls, run: Path, iteration: int | None = None, name: str = "") -> list[Self]:
         """Those of a run by their NAME, in the order of the checkpoints, or at one; UserError for a
         damaged file."""
-        at = "*" if iteration is None else f"{iteration:08d}"
-        return [
-            cls.read(path)
-            for path in sorted((run / "analysis").glob(f"{name or cls.command}-{at}.json"))
-        ]
+        # What follows the iteration in a file's name tells settings apart.
+        at = "" if iteration is None else f"{iteration:08d}"
+        paths = (run / "analysis").glob(f"{name or cls.command}-{at}*.json")
+        return [cls.read(path) for path in sorted(paths)]
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -170,7 +169,7 @@ def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", 
     goes on."""
     if run.config.is_recorded:
         raise UserError(
-            f"{run.path}: was recorded from a loop that is not brx's; brx has no checkpoint of it"
+            f"{run.path}: was recorded from a loop of your own, so brx has no checkpoint of it"
         )
     available = {int(path.name): path for path in list_checkpoints(run.path)}
     if not available:
@@ -232,7 +231,7 @@ def load_checkpoint(
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
     check_same_model(weights, model, path)
-    data = prepare(run.config.data)
+    data = prepare(run.config.data, fingerprint=manifest["fingerprint"])
     check_data(manifest, path, data.fingerprint)
     parameters = {name: weights[name] for name, _ in model.named_parameters()}
     return Checkpoint(

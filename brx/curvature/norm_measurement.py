@@ -77,7 +77,8 @@ def measure_runs(
         )
     if settings.batches_per_vector % 2:
         raise UserError(
-            f"--batches-per-vector {settings.batches_per_vector}: must be even, to be halved"
+            f"--batches-per-vector {settings.batches_per_vector}: must be even, because it is"
+            " halved"
         )
     if settings.basis_from:
         find_checkpoint(

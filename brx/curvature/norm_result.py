@@ -1,7 +1,8 @@
 """The measured (1,1)-norm of a Hessian: what is kept of it, and tables.
 
 The sums s_i of the rows are kept by Transformer block and by kind of parameter, with their
-covariances, in RUN/analysis/hessian-norm-SPACE-ITERATION.json."""
+covariances, in RUN/analysis/hessian-norm-SPACE-ITERATION.json; those from another sample than the
+usual one are in hessian-norm-SPACE-ITERATION-N-batches.json."""
 
 from __future__ import annotations
 
@@ -101,6 +102,19 @@ class NormResult(Measured):
     def name(self) -> str:
         return f"{self.command}-{self.space}"
 
+    def path_in(self, run: Path) -> Path:
+        """Its file beside a run; another sample than the usual one has a file of its own."""
+        usual = super().path_in(run)
+        batches = self.settings.batches_per_vector
+        if batches == NormSettings().batches_per_vector:
+            return usual
+        return usual.with_stem(f"{usual.stem}-{batches}-batches")
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The checkpoint's iteration, and the batches of the sample."""
+        return self.iteration, self.settings.batches_per_vector
+
     @property
     def normalized(self) -> float:  # per parameter, as the paper states it
         return self.norm / self.num_parameters
@@ -138,18 +152,24 @@ def strategy_of(space: Space) -> tuple[Source, Geometry]:
 
 
 def results_of(
-    run: Path, spaces: Sequence[Space] = SPACES, iteration: int | None = None
+    run: Path,
+    spaces: Sequence[Space] = SPACES,
+    iteration: int | None = None,
+    batches: int | None = None,
 ) -> dict[Space, NormResult]:
-    """A run's measurements at one checkpoint, by default at the latest of those with the most of
-    these spaces."""
+    """A run's measurements at one checkpoint with one sample.
+
+    They are those with the most of these spaces; of several such checkpoints (unless `iteration`
+    names one) the latest counts, and of several samples (unless `batches` does) the largest."""
     results = [
         result
         for space in spaces
         for result in NormResult.all_of(run, iteration, f"hessian-norm-{space}")
+        if batches in (None, result.settings.batches_per_vector)
     ]
-    num_spaces = Counter(result.iteration for result in results)
-    at = max(num_spaces, key=lambda one: (num_spaces[one], one), default=None)
-    return {result.space: result for result in results if result.iteration == at}
+    num_spaces = Counter(result.place for result in results)
+    chosen = max(num_spaces, key=lambda place: (num_spaces[place], place), default=None)
+    return {result.space: result for result in results if result.place == chosen}
 
 
 def measured_norms(

@@ -197,7 +197,9 @@ class TokenFile:
         seen = " ".join([*map(str, state), sidecar.sha256])
         if always_hash or not note.is_file() or note.read_bytes() != seen.encode():
             if sha256(path) != sidecar.sha256:
-                raise UserError(f"{path}: its SHA-256 is not the sidecar's; {_remedy(path)}")
+                raise UserError(
+                    f"{path}: its SHA-256 differs from the one in its sidecar; {_remedy(path)}"
+                )
             with suppress(OSError):  # a read-only folder: the comparison is made again next time
                 note.write_text(seen, encoding="utf-8")
         # A plain array over the map: numpy's memmap class costs microseconds at every indexing.

@@ -139,7 +139,7 @@ def place_among_many() -> tuple[int, int] | None:
     return rank, num_ranks
 
 
-def report_error(error: UserError | RunError) -> bool:
+def report_error(error: Exception) -> bool:
     """In a rank: leave the error for the launcher to tell; whether that is enough, and it need not
     be printed."""
     path = variable(ERROR_FILE)

@@ -225,7 +225,7 @@ class TurnedBasisRotation(BasisRotation):
             super()._renew_bases(batch, gradient, exact)
             return
         if batch.bad is not None:
-            raise ValueError("turned bases are of a study on CPUs: set runtime.device=cpu")
+            raise ValueError("turned bases run only on a CPU: set runtime.device=cpu")
         second_moment = batch.state["exp_avg_sq"].clone()
         if not exact:  # before the first refresh the basis is the identity, which is not turned
             self._turn(batch, back=True)

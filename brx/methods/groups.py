@@ -153,7 +153,7 @@ def check_each_parameter_once(
     ]
     if copied:
         raise ValueError(
-            f"{some(copied)} given to an optimizer as a copy, which moves no weight of the model"
+            f"{some(copied)} given to an optimizer as a copy; give it the model's own parameters"
         )
     num_given = sum(parameter.numel() for _, parameter in given)
     assert num_given == sum(parameter.numel() for parameter in newest.values()), (

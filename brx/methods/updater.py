@@ -16,9 +16,12 @@ from brx.methods.custom import user_code
 from brx.methods.groups import NOT_OPTIONS, check_each_parameter_once
 from brx.methods.table import find_method
 from brx.optim import BadGradientError, BasisRotation
-from brx.optim.graphs import GraphedSteps, MovingGradientsError
+from brx.optim.graphs import GraphedSteps, MovingGradientsError, Recorder
 from brx.pipeline.forecasts import ParameterStates, copied_to
 from brx.pipeline.versions import StageVersions
+
+Step = Callable[[], object]
+"""Takes an optimizer's step."""
 
 
 def num_warmup_iterations(training: TrainingConfig) -> int:
@@ -37,9 +40,16 @@ def lr_factor(iteration: int, training: TrainingConfig) -> float:
 
 
 class MethodUpdater:
-    """Implements `brx.pipeline.engine.Updater` for the configured method."""
+    """Implements `brx.pipeline.engine.Updater` for the configured method.
 
-    def __init__(self, config: RunConfig, stages: Sequence[StageVersions]) -> None:
+    Args:
+        stages: those of this device.
+        record: makes the graphs of basis rotation's steps; None: they run as they are.
+    """
+
+    def __init__(
+        self, config: RunConfig, stages: Sequence[StageVersions], record: Recorder | None = None
+    ) -> None:
         self.config, self.method = config, find_method(config)
         with user_code(config, "optimizers", UserError):
             self.optimizers = self.method.optimizers(stages)
@@ -59,16 +69,23 @@ class MethodUpdater:
         self._peak_lrs = [
             [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
         ]
-        self._steps = [self._step_of(optimizer) for optimizer in self.optimizers]
+        device_type = stages[0].device.type
+        self._steps: list[Step] = []
+        for optimizer in self.optimizers:
+            if record is not None and isinstance(optimizer, BasisRotation):
+                self._steps.append(GraphedSteps(optimizer, record, device_type).step)
+            else:
+                self._steps.append(optimizer.step)
         # What a gradient rule keeps, by stage and parameter name.
         self._corrections: dict[int, Any] = {
             s.index: {name: {} for name in s.newest} for s in stages
         }
 
-    def _step_of(self, optimizer: Optimizer) -> Callable[[], object]:
-        if self.config.runtime.graphs and isinstance(optimizer, BasisRotation):
-            return GraphedSteps(optimizer).step
-        return optimizer.step
+    def wrap_steps(self, wrap: Callable[[Optimizer, Step], Step]) -> None:
+        """Let what `wrap` makes of an optimizer and its step take that step from now on: for those
+        who count or time steps."""
+        columns = zip(self.optimizers, self._steps, strict=True)
+        self._steps = [wrap(optimizer, step) for optimizer, step in columns]
 
     def lr(self, iteration: int) -> float:
         """The learning rate of a stage without delay."""

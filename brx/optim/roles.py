@@ -125,7 +125,7 @@ def _check_rotate(to_rotate: set[str], to_keep: set[str], found: dict[str, Place
         if name in to_keep:
             raise ValueError(f"{name} matches a pattern of rotate and one of keep")
         if found[name].is_vector:
-            raise ValueError(f"rotate: {name} is a vector, which has no two sides to rotate")
+            raise ValueError(f"rotate: {name} is a vector, which does not have two sides to rotate")
 
 
 def _role(place: Place, heads: Mapping[str, str], must_rotate: bool) -> Role:

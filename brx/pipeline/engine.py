@@ -22,7 +22,9 @@ from torch.nn.utils import get_total_norm
 from torch.profiler import record_function
 
 from brx.errors import DivergedError
+from brx.optim.graphs import Recorder
 from brx.pipeline.gradients import Gradients
+from brx.pipeline.graphs import GraphedPasses, PassResults
 from brx.pipeline.schedule import asynchronous_1f1b
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import Neighbours
@@ -116,9 +118,13 @@ class _InFlight:
 class Engine:
     """Runs one device's stages; `watcher`, if there is one, is shown every forward pass and update.
 
-    Args: micro_batch: gives micro-batch n on this device (its tokens count on the first, its
-        targets on the last). takes_update_norms: in which iterations to take the norms of the
-        updates, which needs a copy of the weights.
+    Args:
+        micro_batch: gives micro-batch n on this device (its tokens count on the first, its targets
+            on the last).
+        takes_update_norms: in which iterations to take the norms of the updates, which needs a copy
+            of the weights.
+        record: records both passes of a micro-batch as a graph, to be replayed (one device only).
+            None: they run as they are.
     """
 
     def __init__(
@@ -133,8 +139,10 @@ class Engine:
         num_ranks: int = 1,
         neighbours: Neighbours | None = None,
         takes_update_norms: Callable[[int], bool] = lambda iteration: False,
+        record: Recorder | None = None,
     ) -> None:
         assert (neighbours is None) == (num_ranks == 1)
+        assert record is None or num_ranks == 1
         self.stages, self.rank, self.num_ranks = list(stages), rank, num_ranks
         self.is_first, self.is_last = rank == 0, rank == num_ranks - 1
         self._updater, self._micro_batch, self._clip, self._autocast = (
@@ -155,6 +163,10 @@ class Engine:
             Tensor
         ] = []  # of the update's micro-batches so far, with their auxiliary losses
         self._auxiliary_losses: list[Tensor] = []
+        self._grad_norms: Tensor | None = None  # (stages,), of the update that comes next
+        self._graphed = None
+        if record is not None:
+            self._graphed = GraphedPasses(self.stages, self._both_passes, record)
 
     def run(self, first: int, last: Callable[[], int]) -> Iterator[StepResult]:
         """Make the updates `first` to `last()`, M micro-batches each; yields after each of them.
@@ -168,12 +180,16 @@ class Engine:
         ):
             more_to_come = action.number < last() * M  # otherwise nobody will send: post no receive
             with record_function(str(action)):
-                if action.kind == "F":
-                    self._forward(action.number, more_to_come)
-                elif action.kind == "B":
-                    self._backward(action.number, more_to_come)
-                else:
+                if action.kind == "U":
                     yield self._update(action.number)
+                elif self._graphed is not None:
+                    # On one device a backward pass follows its forward pass: both are one graph.
+                    if action.kind == "F":
+                        self._replayed_passes(self._graphed, action.number)
+                elif action.kind == "F":
+                    self._forward(action.number, more_to_come)
+                else:
+                    self._backward(action.number, more_to_come)
         if self.num_ranks > 1:
             self._neighbours.activations.wait_for_send()
             self._neighbours.gradients.wait_for_send()
@@ -249,25 +265,58 @@ class Engine:
         gradient = None if self.is_last else self._neighbours.gradients.receive()
         if more_to_come and not self.is_last:
             self._neighbours.gradients.post_receive()
-        roots, gradients = [micro_batch.root], [gradient]
-        if micro_batch.auxiliary_losses is not None:  # which the last rank does not see
-            roots.append(micro_batch.auxiliary_losses.sum())
-            gradients.append(None)
-        torch.autograd.backward(roots, gradients)  # to the bound weights, and to `received`
+        # To the bound weights, and to `received`.
+        _differentiate(micro_batch.root, gradient, micro_batch.auxiliary_losses)
         if micro_batch.received is not None:
             assert micro_batch.received.grad is not None
             self._neighbours.gradients.send(micro_batch.received.grad)
-        self._gradients.hand_over(n)  # of old weights, from here on the newest ones' gradients
-        for stage in self.stages:
-            self._updater.correct_gradients(stage, n)
-        self._gradients.accumulate(n)
+        self._grad_norms = self._collect_gradients(n)
         if self.is_last:
             self._losses.append(micro_batch.root.detach())
         if micro_batch.auxiliary_losses is not None:
             self._auxiliary_losses.append(micro_batch.auxiliary_losses.detach())
 
+    def _collect_gradients(self, n: int) -> Tensor | None:
+        """After a backward pass: its gradients of old weights become the newest ones'. Gives the
+        stages' gradient norms before clipping if the micro-batch ends an update."""
+        self._gradients.hand_over(n)
+        for stage in self.stages:
+            self._updater.correct_gradients(stage, n)
+        self._gradients.accumulate(n)
+        ends_update = self.stages[0].delay.ends_update(n)
+        return self._gradients.clip(self._clip) if ends_update else None
+
+    def _replayed_passes(self, graphed: GraphedPasses, n: int) -> None:
+        """Both passes of a micro-batch by way of its graph."""
+        inputs, targets = self._micro_batch(n)
+        for stage in self.stages:
+            stage.bind(n)
+        if self.watcher is not None:
+            self.watcher.before_forward(n)
+        results = graphed.run(n, inputs, targets)
+        self._losses.append(results.loss)
+        if results.auxiliary_losses is not None:
+            self._auxiliary_losses.append(results.auxiliary_losses)
+        self._grad_norms = results.grad_norms
+
+    def _both_passes(
+        self,
+        n: int,
+        inputs: Tensor,  # (B, S)
+        targets: Tensor,  # (B, S)
+    ) -> PassResults:
+        """What a graph holds of a micro-batch, to whose weights all stages are bound."""
+        output = self._through_stages(inputs, targets)
+        assert output.loss is not None  # all stages are here
+        _differentiate(output.loss, None, output.auxiliary_losses)
+        auxiliary_losses = output.auxiliary_losses
+        if auxiliary_losses is not None:
+            auxiliary_losses = auxiliary_losses.detach()
+        return PassResults(output.loss.detach(), auxiliary_losses, self._collect_gradients(n))
+
     def _update(self, t: int) -> StepResult:
-        grad_norms = self._gradients.clip(self._clip)
+        grad_norms = self._grad_norms
+        assert grad_norms is not None
         loss, auxiliary_losses = _take_mean(self._losses), _take_stage_means(self._auxiliary_losses)
         if (
             grad_norms.device.type == "cpu"
@@ -306,6 +355,18 @@ class Engine:
                 if auxiliary_loss is not None:
                     auxiliary_losses.append(auxiliary_loss)
         return _Output(x, loss, torch.stack(auxiliary_losses) if auxiliary_losses else None)
+
+
+def _differentiate(root: Tensor, gradient: Tensor | None, auxiliary_losses: Tensor | None) -> None:
+    """A backward pass from a loss, or from a stream (B, S, D) whose gradient is given.
+
+    It also begins at the sum of this device's auxiliary losses, which the last rank does not see.
+    """
+    roots, gradients = [root], [gradient]
+    if auxiliary_losses is not None:
+        roots.append(auxiliary_losses.sum())
+        gradients.append(None)
+    torch.autograd.backward(roots, gradients)
 
 
 def _take_mean(losses: list[Tensor]) -> Tensor | None:

@@ -139,8 +139,8 @@ def rank_notes(config: RunConfig, ranks: Sequence[RankMemory]) -> list[str]:
         )
     if any(rank.graphs for rank in ranks):
         notes.append(
-            "Graphs: all CUDA graphs share a pool as large as the working memory of one update; "
-            "updates that no graph holds need theirs besides."
+            "Graphs: all CUDA graphs share a pool as large as the working memory of the largest; "
+            "updates and validations that no graph holds need theirs besides."
         )
     if config.logging.staleness_every is not None:
         notes.append("Probe: the tensors that logging.staleness_every keeps.")

@@ -203,13 +203,12 @@ class _Rank:
         update = _update_bytes(config, self.sizes, self.device_type)
         links = self._link_bytes()
         communicators = self._communicator_bytes()
-        graphs = update if config.runtime.graphs and self.device_type == "cuda" else 0
         is_probed = config.logging.staleness_every is not None
         probe = _Probe.of(config, self.sizes) if is_probed else None
         checkpoint = self._checkpoint_bytes(probe)
 
         always = {part: self._sum(part) for part in STAGE_PARTS if part != "activations"}
-        always |= {"links": links, "communicators": communicators, "graphs": graphs}
+        always |= {"links": links, "communicators": communicators}
         if self.device_type != "cuda":
             always["checkpoint"] = checkpoint
         in_passes = {"activations": self._sum("activations"), "early gradients": early_gradients}
@@ -222,6 +221,13 @@ class _Rank:
             Moment("the arrival of gradients", {**others, "arriving": self._arriving_bytes()}),
             Moment("an update", {**others, "update": update}),
         ]
+        graphs = self._graph_bytes(passes, update)
+        if graphs:
+            # Steps and validations that no graph holds need memory besides.
+            times += [
+                Moment("an update outside of graphs", {**times[-1].items, "graphs": graphs}),
+                Moment("a validation", {"logits": logits, "graphs": graphs}),
+            ]
         if probe is not None:
             times += probe.moments(passes, self._fresh_sum(), self._sum("gradients"), update)
             passes = [_with(moment, {"older updates": probe.older}) for moment in passes]
@@ -329,6 +335,16 @@ class _Rank:
     def _fresh_sum(self) -> int:
         """The probe's sum of fresh gradients, from its second micro-batch on."""
         return self._sum("gradients") if self.config.pipeline.accumulation > 1 else 0
+
+    def _graph_bytes(self, passes: Sequence[Moment], update: int) -> int:
+        """The pool that all CUDA graphs use in turn: as large as the work of the largest."""
+        if not self.config.runtime.graphs or self.device_type != "cuda":
+            return 0
+        is_rotation = isinstance(self.config.optimizer, schema.BasisRotationConfig)
+        sizes = [update] if is_rotation else []
+        if self.num_ranks == 1:  # of several, passes wait for messages: no graph holds them
+            sizes += [moment.total for moment in passes]
+        return max(sizes, default=0)
 
     def _link_bytes(self) -> int:
         """Received activations and gradients, and what is being sent."""

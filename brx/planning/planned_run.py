@@ -304,8 +304,8 @@ def with_method(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     method = str(content["optimizer"]["method"])
     if method.startswith(RECORDED):
         raise UserError(
-            f"--config: {method} is of a loop that is not brx's, whose memory is unknown; leave it "
-            f"out"
+            f"--config: {method} was recorded from a loop of your own, whose memory brx does not"
+            " know; leave it out"
         )
     pipeline = content["pipeline"] | settings.get("pipeline", {})
     # Other modes keep no activations that they could recompute.

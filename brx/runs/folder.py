@@ -24,7 +24,7 @@ from filelock import lock_descriptor
 from brx.config.loading import dump_config, load_config, sections_of_code
 from brx.config.schema import DelayCode, RunConfig
 from brx.config.user_code import name_without_folder
-from brx.errors import UserError
+from brx.errors import DamagedRunError, UserError
 from brx.files import cannot_write, write_text
 from brx.names import file_name, shown
 from brx.readers import parse_json
@@ -56,6 +56,7 @@ T = TypeVar("T")
 Sections = Mapping[str, Mapping[str, Any]]  # by section and key
 
 LOCK = ".lock"
+CACHE = ".parsed.parquet"  # see `brx.runs.cache`
 # has the descriptor of a lock that the parent holds and this process goes on holding
 HANDED_DOWN = "BRX_RUN_LOCK"
 PATIENCE_S, POLL_S = (
@@ -161,19 +162,21 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
     return list(dict.fromkeys(runs))  # one that is named twice once
 
 
-_stops_at_damage: ContextVar[bool] = ContextVar("stops_at_damage", default=False)
+# None in a command that has no option `--strict`.
+_is_strict: ContextVar[bool | None] = ContextVar("is_strict", default=None)
 
 
-def stop_at_damage() -> None:
-    """Let `read_each` raise for a damaged run, until the command ends (`--strict`)."""
-    _stops_at_damage.set(True)
+def stop_at_damage(is_strict: bool) -> None:
+    """Say whether `read_each` raises for a damaged run (`--strict`), until the command ends."""
+    _is_strict.set(is_strict)
 
 
 def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> list[tuple[Path, T]]:
-    """Each run with what `read` gives of it. Damaged ones are left out, and named on stderr.
+    """Each run with what `read` gives for it. Damaged runs are left out, and named on stderr.
 
     Raises:
-        UserError: of the first damaged run, if no other is left, or after `stop_at_damage`.
+        UserError: every run is damaged; it names the first.
+        DamagedRunError: a run is damaged, after `stop_at_damage(True)`.
     """
     found: list[tuple[Path, T]] = []
     problems: list[UserError] = []
@@ -181,13 +184,14 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> list[tuple[Pa
         try:
             found.append((path, read(path)))
         except UserError as error:
-            if _stops_at_damage.get():
-                raise
+            if _is_strict.get():
+                raise DamagedRunError(str(error)) from None
             problems.append(error)
     if problems and not found:
         raise problems[0]
+    hint = " (--strict stops)" if _is_strict.get() is False else ""
     for problem in problems:
-        print(f"brx: note: left out (--strict stops): {shown(str(problem))}", file=sys.stderr)
+        print(f"brx: note: left out{hint}: {shown(str(problem))}", file=sys.stderr)
     return found
 
 

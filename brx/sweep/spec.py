@@ -320,12 +320,10 @@ def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
             )
     for key in {} if spec.repeat is None else spec.repeat.where:
         if all(value_at(content, key) is None for content in contents):
-            raise UserError(f"{path}: repeat.where: '{key}' has a value in no cell")
+            raise UserError(f"{path}: repeat.where: '{key}' is set in no cell")
     if spec.choose is not None:
         if spec.choose.over == SEED:
-            raise UserError(
-                f"{path}: choose.over: seeds are repetitions, among which nothing is chosen"
-            )
+            raise UserError(f"{path}: choose.over: must not be a seed: seeds are repetitions")
         for content in contents:
             _check_is_number(path, "choose.over", spec.choose.over, content)
         _check_seconds(path, spec.choose, cells)

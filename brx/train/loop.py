@@ -67,6 +67,7 @@ def train(
     world: World | None = None,
     profile: bool = False,
     seconds: float = math.inf,
+    verify: bool = False,
 ) -> Status:
     """Train, or continue, one run in the folder `out`, to its end or until it is asked to stop.
 
@@ -74,6 +75,7 @@ def train(
 
     Args:
         seconds: after which the session saves and ends, at the latest; counted from this call.
+        verify: compute the SHA-256 of the token files, even if they look unchanged.
     """
     deadline = time.monotonic() + min(seconds, config.training.session_seconds)
     world, folder = world or World(), RunFolder(out)
@@ -82,14 +84,28 @@ def train(
             check_request(folder, config, resume=resume)
             check_trackers(config)
         with out_of_memory_told():
-            trainer = Trainer(config, folder, world)
+            fingerprint = checkpoint.recorded_fingerprint(out) if resume else None
+            trainer = Trainer(config, folder, world, verify=verify, fingerprint=fingerprint)
             return trainer.run(resume=resume, profile=profile, deadline=deadline)
 
 
 class Trainer:
     """One run on one device."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, world: World) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        world: World,
+        *,
+        verify: bool = False,
+        fingerprint: str | None = None,
+    ) -> None:
+        """
+        Args:
+            verify: compute the SHA-256 of the token files, even if they look unchanged.
+            fingerprint: of the data that the run was trained on before.
+        """
         self.config = config
         self.folder = folder
         self.world = world
@@ -112,7 +128,7 @@ class Trainer:
         ranges = self._stage_ranges()
         check_head(config)
         self.planned_memory = check_memory(config, self.device, world, ranges)
-        self.data = self._prepare_data()
+        self.data = self._prepare_data(verify, fingerprint)
         self.prefetcher = Prefetcher(training_batches(config, self.data).batch, self.device)
         self.assembly = assemble(
             config, self.prefetcher.batch, device=self.device, world=world, own=ranges[world.rank]
@@ -414,10 +430,17 @@ class Trainer:
         if self.is_writer:
             print(note, file=sys.stderr, flush=True)
 
-    def _prepare_data(self) -> PreparedData:
+    def _prepare_data(self, verify: bool, fingerprint: str | None) -> PreparedData:
         if not self.is_writer:  # rank 0 makes the token files; the others find them
             self.world.barrier(patient=True)
-        data = prepare(self.config.data, quiet=not self.is_writer)
+        # Once per machine: machines may have token files of their own.
+        is_first_here = self.world.local_rank == 0
+        data = prepare(
+            self.config.data,
+            quiet=not self.is_writer,
+            always_hash=verify and is_first_here,
+            fingerprint=fingerprint,
+        )
         if self.is_writer:
             self.world.barrier(patient=True)
         agree(self.world, {"fingerprint of the data": data.fingerprint})

@@ -249,12 +249,25 @@ def test_rings_in_host_memory_are_counted_there():
     assert host.host == device.rings
 
 
-def test_graphs_keep_the_memory_of_an_update():
-    method = "optimizer={method: basis-rotation}"
-    with_graphs = plan_memory(small(method, "runtime.graphs=true"), "cuda")[0]
-    without = plan_memory(small(method), "cuda")[0]
-    assert with_graphs.graphs == with_graphs.update
-    assert with_graphs.peak == without.peak + with_graphs.update
+GRAPHED = ["optimizer={method: basis-rotation}", "runtime.graphs=true"]
+
+
+def test_graphs_share_the_memory_of_the_largest():
+    (rank,) = plan_memory(small(*GRAPHED), "cuda")
+    assert rank.graphs == max(rank.update, rank.activations + rank.logits) > 0
+
+
+def test_graphs_on_several_devices_hold_steps_alone():
+    ranks = plan_memory(small(*GRAPHED, "pipeline.devices=2"), "cuda")
+    assert [rank.graphs for rank in ranks] == [rank.update for rank in ranks]
+
+
+def test_update_outside_of_graphs_needs_memory_besides():
+    (rank,) = plan_memory(small(*GRAPHED), "cuda")
+    (plain,) = plan_memory(small(GRAPHED[0]), "cuda")
+    by_name = {moment.name: moment.total for moment in rank.times}
+    without = {moment.name: moment.total for moment in plain.times}
+    assert by_name["an update outside of graphs"] == without["an update"] + rank.graphs
 
 
 def test_communicators_count_neighbours():

@@ -1,12 +1,26 @@
 """What is shared holds nothing else; one damaged run does not stop the others."""
 
+from contextlib import suppress
+from contextvars import copy_context
+
 import pytest
 
 from brx.cli.main import main
-from brx.errors import UserError
+from brx.errors import DamagedRunError, UserError
+from brx.runs.folder import stop_at_damage
 from brx.runs.frames import load
 from brx.runs.metrics import export_runs
 from tests.runs.helpers import write_run
+
+SHARING = ("slowdown {runs}", "export {runs} --to {out}")
+READING = (
+    "plot curves {runs} --out {out}/curves",
+    "plot main --runs {runs} --out {out}",
+    "claims --runs {runs}",
+    "tables all --runs {runs}",
+    "report --runs {runs} --out {out}/page.html",
+    "effective-delay {runs}",
+)
 
 
 @pytest.fixture
@@ -19,17 +33,32 @@ def runs(tmp_path):
     return tmp_path / "runs"
 
 
-@pytest.mark.parametrize("command", ["slowdown {runs}", "export {runs} --to {out}"])
+@pytest.mark.parametrize("command", SHARING)
 def test_damaged_run_is_left_out_by_name(command, runs, tmp_path, capsys):
     words = [word.format(runs=runs, out=tmp_path / "out") for word in command.split()]
     assert main(words) == 0
     assert f"left out (--strict stops): {runs}/damaged/metrics.jsonl" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["slowdown {runs}", "export {runs} --to {out}"])
+@pytest.mark.parametrize("command", [*SHARING, *READING])
 def test_strict_stops_at_a_damaged_run(command, runs, tmp_path, refused):
     words = [word.format(runs=runs, out=tmp_path / "out") for word in command.split()]
     assert "damaged/metrics.jsonl: holds no training loss" in refused(*words, "--strict")
+
+
+def test_strict_damage_is_caught_by_no_figure(runs):
+    def read_strictly():
+        stop_at_damage(True)
+        with suppress(UserError):
+            load(runs)
+
+    with pytest.raises(DamagedRunError, match="holds no training loss"):
+        copy_context().run(read_strictly)
+
+
+def test_note_names_no_option_that_is_missing(runs, capsys):
+    load(runs)
+    assert "left out: " in capsys.readouterr().err
 
 
 def test_damaged_run_alone_is_refused(runs):

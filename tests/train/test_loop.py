@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from brx.config.loading import dump_config, load_config
-from brx.data.prepare import prepare
+from brx.data.prepare import prepare, token_folder
 from brx.errors import DivergedError, RunError, UserError
 from brx.methods.table import DelayCompensation
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
@@ -274,7 +274,7 @@ def test_a_second_signal_ends_at_once_and_says_what_is_saved(tmp_path):
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert "cut off at iteration 11" in stderr
-    assert "the newest checkpoint is that of iteration 7" in stderr
+    assert "the newest checkpoint is from iteration 7" in stderr
     assert stderr.splitlines()[-1] == "brx: interrupted"
     train(config, tmp_path / "run", resume=True)
     train(config, tmp_path / "uninterrupted")
@@ -550,3 +550,39 @@ def test_run_goes_on_without_a_reader_of_its_progress(tmp_path):
     process.stderr.close()  # `2>&1 | head -0`
     assert process.wait(300) == 0
     assert summary_of(tmp_path / "run")["status"] == "finished"
+
+
+@pytest.fixture
+def rotten(tmp_path):
+    """The configuration of a run whose token file rots on its disk: one bit flips, and nothing that
+    the file system notes about the file changes."""
+    config = tiny_config(tmp_path, "training.stop_after=1")
+    path = token_folder(config.data) / "train.bin"
+    prepare(config.data)
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    stat = path.stat()
+    state = (stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns)
+    noted = path.with_suffix(".verified")
+    noted.write_text(" ".join([*map(str, state), noted.read_text().split()[-1]]))
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(config))
+    return file
+
+
+def test_file_that_looks_unchanged_is_not_read(rotten, printed):
+    printed("train", rotten, "--out", rotten.parent / "run")
+
+
+def test_verify_finds_a_flipped_bit(rotten, refused):
+    told = refused("train", rotten, "--out", rotten.parent / "run", "--verify")
+    assert "train.bin: its SHA-256 differs from the one in its sidecar" in told
+
+
+def test_run_goes_on_without_its_text(tmp_path):
+    run = tmp_path / "run"
+    train(tiny_config(tmp_path, "training.stop_after=7"), run)
+    config = tiny_config(tmp_path, "training.stop_after=9")
+    (tmp_path / "text.txt").unlink()
+    assert train(config, run, resume=True) == "finished"
