@@ -262,9 +262,8 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
     then = {
         section: values for section, values in manifest["settings"].items() if section != "data"
     }
-    difference = first_difference(
-        then, trajectory_of(config), ignore_new=True
-    )  # of data, the fingerprint counts
+    # Data are compared by their fingerprint.
+    difference = first_difference(then, trajectory_of(config), ignore_new=True)
     if difference is not None:
         raise UserError(
             f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml"

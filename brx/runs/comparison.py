@@ -171,9 +171,8 @@ def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) ->
     rows = []
     shown = chosen[_SHOWN].assign(is_reference=is_reference(chosen, reference_stages))
     for _, alike in shown.groupby(_but_for_delay(chosen), sort=False):
-        references = next(
-            by_experiment(alike[alike["is_reference"]]), None
-        )  # `{like: 8}` may stand beside 8 stages
+        # Runs with `{like: 8}` may be there in addition to runs with 8 stages.
+        references = next(by_experiment(alike[alike["is_reference"]]), None)
         if references is None:
             continue
         for delayed in by_experiment(alike[~alike["is_reference"]]):
@@ -402,9 +401,8 @@ def leaderboard(chosen: pd.DataFrame, delays: Sequence[str], target_method: str)
             first = seeds.iloc[0]
             row = {"delay": delay, "loss": seeds["train_loss"].mean(), "lr": first[RATE]}
             row |= {"lr_at_edge": first["lr_at_edge"], "saved": saved.get(first["experiment"])}
-            row["place"] = (
-                math.inf if first["diverged_seeds"] else row["loss"]
-            )  # any that diverged: above all others
+            # A run that diverged is placed last.
+            row["place"] = math.inf if first["diverged_seeds"] else row["loss"]
             if delay != delays[0] and delays[0] in by_delay and not math.isnan(target):
                 row = _slowdown(seeds, by_delay[delays[0]], target) | row
             rows.append(row | of_method)

@@ -122,9 +122,8 @@ def passage_error(iterations: Series, losses: Series, passage: float) -> float:
         return math.inf
     length = len(y) // NUM_BLOCKS  # blocks' means are nearly independent, where neighbours are not
     means = y[: NUM_BLOCKS * length].reshape(NUM_BLOCKS, length).mean(axis=1)
-    variance = (
-        length * np.mean(np.diff(means, n=2) ** 2) / 6
-    )  # second differences leave a smooth curve out
+    # Second differences remove a smooth curve.
+    variance = length * np.mean(np.diff(means, n=2) ** 2) / 6
     return float(CHERNOFF * (4 * variance / (fall**2 * passage)) ** (1 / 3))
 
 
@@ -158,7 +157,6 @@ def iteration_ratio(
     spread = np.std(np.log(ours) - np.log(theirs), ddof=1) / math.sqrt(len(shared))
     from scipy.special import stdtrit  # not needed for one seed, and slow to load
 
-    factor = math.exp(
-        stdtrit(len(shared) - 1, (1 + CONFIDENCE) / 2) * spread
-    )  # a quantile of Student's t
+    # A quantile of Student's t
+    factor = math.exp(stdtrit(len(shared) - 1, (1 + CONFIDENCE) / 2) * spread)
     return IterationRatio(ratio, ratio / factor, ratio * factor, is_lower_bound=False)

@@ -30,10 +30,11 @@ from brx.runs.frames import (
 )
 from brx.runs.slowdown import Reached
 
+# Nats; between the losses that are kept, iterations are interpolated
 LOSS_STEP, HIGHEST_LOSS = (
     0.02,
     4.0,
-)  # nats; between the losses that are kept, iterations are interpolated
+)
 
 
 class Experiment(BaseModel, frozen=True, extra="forbid"):
