@@ -179,9 +179,8 @@ class TokenFile:
     def load(cls, path: Path, *, always_hash: bool = False) -> Self:
         """Map a token file into memory; UserError where it or its sidecar is missing or damaged.
 
-                Its SHA-256 is computed only if its size, times or inode have changed since the last time
-                (noted in a `.verified` file next to it), or
-        with `always_hash`."""
+        Its SHA-256 is computed only if its size, times or inode have changed since the last time
+        (noted in a `.verified` file next to it), or with `always_hash`."""
         sidecar = Sidecar.read(path)
         try:
             stat = path.stat()

@@ -91,7 +91,7 @@ class Mixture(nn.Module):
 
     def _auxiliary_loss(self, logits: Tensor, chosen: Tensor) -> Tensor:
         num_experts = self.config.experts
-        # Share of the assignments, by expert
+        # Share of the assignments, by expert.
         share = F.one_hot(chosen, num_experts).to(logits.dtype).mean(dim=(0, 1))
         probability = logits.softmax(dim=-1).mean(dim=0)
         load_balance = num_experts * (share * probability).sum()

@@ -43,7 +43,7 @@ from brx.sweep.compare import DELAYS, read_board
 from brx.sweep.run import duration
 from brx.train.recorder import git_commit
 
-# Runs that `brx compare --all-builtin` made, as `brx export` keeps them
+# Runs made by `brx compare --all-builtin`, in the compact form of `brx export`.
 KEPT_COMPARISON = Path("results") / "compare"
 OF_THE_PAPER = ("teaser", "main")  # figures without whose runs a page is not about the paper
 MOST_CURVES = 12  # in the figure that a page of somebody's own runs opens with

@@ -30,7 +30,7 @@ from brx.runs.frames import (
 )
 from brx.runs.slowdown import Reached
 
-# Nats; between the losses that are kept, iterations are interpolated
+# In nats. Between two stored losses, iterations are interpolated.
 LOSS_STEP, HIGHEST_LOSS = (
     0.02,
     4.0,

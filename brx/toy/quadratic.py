@@ -150,7 +150,7 @@ class QuadraticResult(NamedTuple):
             signs = np.sign(run.along_dominant)
             first, *others = kept(run.updates, None)
             turns = signs[1:] != signs[:-1]
-            # There at the first update
+            # None if it arrives at the first update.
             sign_changes = round(float(turns.mean()), 4) if len(turns) else None
             counted = {
                 "updates": first,

@@ -68,7 +68,7 @@ class SpiralResult(NamedTuple):
     plain: Array  # updates for the interval without delay (N,); infinite where it was not travelled
     delayed: Array  # the same with delay
     misalignments: Array  # there (N,)
-    # Of the floor: the dominant eigenvector lies on an axis; half-way between axes
+    # Angles of the valley's floor where the dominant eigenvector lies on an axis, and halfway between.
     special_angles: tuple[Array, Array]
 
     @property
@@ -292,7 +292,7 @@ def _draw_way(axes: Axes, result: SpiralResult) -> None:
 def _magnify_oscillation(axes: Axes, result: SpiralResult, floor: Array) -> None:
     distance = distance_from_floor(result.path)  # the inset is where this is largest
     center = result.path[int(np.argmax(distance))]
-    # A little more than the largest distance
+    # Show a little more than the largest distance.
     half = 1.3 * max(float(distance.max()), result.config.lr)
     inset = axes.inset_axes(
         (1.0, 0.7, 0.28, 0.28), xlim=center[0] + [-half, half], ylim=center[1] + [-half, half]

@@ -41,7 +41,7 @@ def tensorboard(run: Path, first_iteration: int) -> Tracker:
 def board(module: str, project: str, run: Path, config: RunConfig) -> Tracker:
     """A run on a board of Weights & Biases or Trackio, whose interfaces are the same; resumes under
     the same name."""
-    # A name that no other run has on the board, kept for when this one resumes
+    # A unique name on the board, kept for when this run resumes.
     id_file = run / "run_id.txt"
     if not id_file.is_file():
         write_text(id_file, uuid4().hex[:12] + "\n")
