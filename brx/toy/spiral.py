@@ -68,7 +68,7 @@ class SpiralResult(NamedTuple):
     plain: Array  # updates for the interval without delay (N,); infinite where it was not travelled
     delayed: Array  # the same with delay
     misalignments: Array  # there (N,)
-    # Angles of the valley's floor where the dominant eigenvector lies on an axis, and halfway between.
+    # Angles of the valley's floor: the dominant eigenvector lies on an axis; halfway between axes.
     special_angles: tuple[Array, Array]
 
     @property
