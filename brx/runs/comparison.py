@@ -89,7 +89,7 @@ def compare(
             f"{len(sets)} sets of runs that differ in data, trajectory version, model or budget, "
             f"each alone"
         )
-    if alone:  # one line for all, which are many in a folder of a whole reproduction
+    if alone:  # one line for all: the folder of a whole reproduction has many
         same = (
             f"no run of the same settings{' and learning rate' if same_rate else ''} at P = "
             f"{reference_stages}"
@@ -223,8 +223,8 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
 
 
 def _passage_quality(seeds: pd.DataFrame, target: float) -> tuple[float, float]:
-    """Of log(passage), the median over runs that reach the target: its error, and half the distance
-    of the two recorded iterations between which a run passes."""
+    """Medians over the runs that reach the target: the error of log(passage), and half the distance
+    of the two recorded iterations around the passage (also in the logarithm)."""
     errors, steps = [0.0], [0.0]
     for run in seeds.index[seeds["status"] == "finished"]:
         iterations, losses = (
@@ -276,8 +276,8 @@ def shared_seeds(*experiments: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def best_by_seed(experiments: Sequence[pd.DataFrame], loss: str) -> pd.DataFrame:
-    """Of each seed the run that ends lowest: a seed repeats the paper's comparison, with a best
-    baseline of its own."""
+    """The run that ends lowest, for each seed: every seed repeats the paper's comparison with its
+    own best baseline."""
     best = (
         pd.concat(experiments)
         .sort_values(loss, kind="stable")

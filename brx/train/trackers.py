@@ -20,7 +20,7 @@ SETTINGS = {"torch.utils.tensorboard": "tensorboard", "wandb": "wandb", "trackio
 class Tracker(NamedTuple):
     """Takes the numbers of each record that goes into metrics.jsonl."""
 
-    log: Callable[[dict[str, float], int], object]  # of an iteration
+    log: Callable[[dict[str, float], int], object]  # takes numbers and their iteration
     close: Callable[[], object]
 
 
