@@ -142,7 +142,8 @@ def prepare(
     from brx.data import prepare as preparation
 
     given = {"source": source, "tokenizer": tokenizer, "tokens": tokens, "directory": directory}
-    as_yaml = partial(json.dumps, ensure_ascii=False)  # YAML knows no escaped pairs, as of an emoji
+    # json would escape an emoji as a surrogate pair, which YAML does not have.
+    as_yaml = partial(json.dumps, ensure_ascii=False)
     settings = [f"data.{key}={as_yaml(value)}" for key, value in given.items() if value is not None]
     section = load_config(config, [*overrides, *settings]).data
     _print_data(preparation.token_folder(section), preparation.prepare(section, workers=workers))

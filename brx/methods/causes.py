@@ -293,7 +293,7 @@ class LionInEigenbasis(BasisRotation):
         rotated_gradient: Tensor,  # U^T G V (b, m, n)
         numbers: StepNumbers,
     ) -> Tensor:
-        momentum = batch.matrices("exp_avg")  # of the steps before (b, m, n)
+        momentum = batch.matrices("exp_avg")  # before this step (b, m, n)
         direction = torch.lerp(rotated_gradient, momentum, self.weight_of_momentum).sign_()
         super()._rotated_adam(batch, rotated_gradient, numbers)  # the moments' recursions
         rounding = factor_rounding(batch.options["rotation_precision"], direction.dtype)

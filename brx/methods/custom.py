@@ -95,9 +95,8 @@ def load_class(name: str) -> type[Method] | type[Optimizer]:
     return chosen
 
 
-Rule = Literal[
-    "optimizers", "lr_divisor", "correct_gradients", "forecast", "step"
-]  # what a method is asked for
+# What a method is asked for
+Rule = Literal["optimizers", "lr_divisor", "correct_gradients", "forecast", "step"]
 
 
 @contextlib.contextmanager

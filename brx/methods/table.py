@@ -281,7 +281,7 @@ def _pytorch_optimizer(method: str) -> Any:
 CUSTOM = "package.module:Class"
 
 METHODS: dict[str, Method] = {
-    "pipedream": PipeDream(),  # AdamW as it is; PipeDream's delays are those of any method here
+    "pipedream": PipeDream(),  # plain AdamW; every method here runs under PipeDream's delays
     "pipedream-lr": PipeDreamLR(),
     "nesterov": Nesterov(),
     "basis-rotation": BasisRotationMethod(),
@@ -322,7 +322,7 @@ def refresh_intervals(
     whole iterations; `reversed`: the same intervals the other way round. The `-exact` forms scale
     the rule, without rounding, to the refreshes of `uniform`; 9.5 means 9 and 10 in turn."""
     num_stages = len(delays)
-    # Of a delay function the mean; the largest may be rare.
+    # For a delay function, the mean counts; its largest delay may be rare.
     shares = _shares(
         [delay.tau_updates if isinstance(delay, VaryingDelay) else delay.tau for delay in delays]
     )
@@ -361,9 +361,8 @@ def _shares(taus: list[float]) -> list[float] | None:
         if mid < 1:
             return None  # up to three stages the paper's rule divides by zero
         numbers = [mid - tau if tau > mid else mid + 1 - tau for tau in taus]  # the paper's n
-        return [
-            max(0.0, (mid - n) / mid) for n in numbers
-        ]  # 1 - n / mid; never where that is zero or negative
+        # 1 - n / mid; never where that is zero or negative
+        return [max(0.0, (mid - n) / mid) for n in numbers]
     mean = sum(taus) / num_stages
     return [tau / mean for tau in taus] if mean else None
 

@@ -181,7 +181,7 @@ def _weights(found: list[Place]) -> dict[str, Place]:
 
 
 def _called_head(weight: str, is_last: bool) -> str:
-    """The name of the layer if it is that of a head; "" if it is not."""
+    """The name of the layer if it is a head's name; otherwise ""."""
     *above, layer = weight.split(".")[:-1] or [""]
     # A block's own `fc_out`, as in GPT-J, is none.
     if any(part.isdigit() for part in above):

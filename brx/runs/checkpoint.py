@@ -105,7 +105,7 @@ class _SteadyWriter:
     def __init__(self, file: BinaryIO, on_written: Callable[[int], None]) -> None:
         self._file, self._on_written = file, on_written
         self._num_unsynced = 0
-        self.sha256 = hashlib.sha256()  # of all that was written
+        self.sha256 = hashlib.sha256()  # covers everything written so far
 
     def write(self, data: bytes) -> int:
         view = memoryview(data).cast("B")
@@ -262,9 +262,8 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
     then = {
         section: values for section, values in manifest["settings"].items() if section != "data"
     }
-    difference = first_difference(
-        then, trajectory_of(config), ignore_new=True
-    )  # of data, the fingerprint counts
+    # Data are compared by their fingerprint.
+    difference = first_difference(then, trajectory_of(config), ignore_new=True)
     if difference is not None:
         raise UserError(
             f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml"
@@ -368,7 +367,7 @@ def recorded_fingerprint(run: Path) -> str | None:
     for path in reversed(list_checkpoints(run)):
         try:
             return str(read_manifest(path)["fingerprint"])
-        except UserError:  # whoever resumes is told of the damage
+        except UserError:  # the resumed run reports the damage
             continue
     return None
 
