@@ -55,7 +55,7 @@ def _entry(name: str, section: type[ModelSection]) -> str:
 
 
 def _options(section: type[Section], indent: str, prefix: str = "") -> list[str]:
-    """A line or more for each key of a section, and for those of sections in it."""
+    """One or more lines for each key of a section, and for each key of its subsections."""
     lines = []
     for key, field in section.model_fields.items():
         if key == "name":

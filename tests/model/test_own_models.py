@@ -159,13 +159,13 @@ def test_loss_in_chunks_keeps_the_forward_passes_weights(monkeypatch):
         (
             {"forward": "self.linear(x)[..., :4]"},
             {},
-            "blocks.0 gives a stream of shape (2, 6, 4), must be (2, 6, 8): examples, tokens,"
+            "blocks.0 returns a stream of shape (2, 6, 4), must be (2, 6, 8): examples, tokens,"
             " model.width",
         ),
         (
             {"model": "self.head = nn.Linear(width, 5)"},
             {},
-            "head gives logits of shape (2, 6, 5), must be (2, 6, 11)",
+            "head returns logits of shape (2, 6, 5), must be (2, 6, 11)",
         ),
         (
             {"model": "self.head.weight = self.embed.weight"},
@@ -208,7 +208,7 @@ def test_loss_in_chunks_keeps_the_forward_passes_weights(monkeypatch):
             {},
             "blocks.0.seen is changed by the forward pass",
         ),
-        ({"forward": "(self.linear(x), x.sum())"}, {}, "say so by has_auxiliary_loss = True"),
+        ({"forward": "(self.linear(x), x.sum())"}, {}, "set has_auxiliary_loss = True"),
         ({"block": "raise ValueError('no')"}, {}, "mine.py:9: ValueError: no"),
     ],
 )

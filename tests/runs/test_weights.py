@@ -113,7 +113,7 @@ def test_settings_are_next_to_the_weights(tmp_path):
     [
         ("run", "model.bin", "must end with .safetensors"),
         ("run", "exported/model.safetensors", "is there already; choose another folder"),
-        ("exported", "other/model.safetensors", "is no run, and no checkpoint of one"),
+        ("exported", "other/model.safetensors", "is neither a run's folder nor a checkpoint"),
         ("run/checkpoints/00000099", "other/model.safetensors", "has no complete checkpoint"),
     ],
 )
