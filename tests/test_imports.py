@@ -18,6 +18,7 @@ PACKAGES = (
     "readers",
     "files",
     "environment",
+    "accelerators",
     "progress",
     "config",
     "data",

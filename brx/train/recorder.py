@@ -17,13 +17,13 @@ from typing import Any, Self
 import torch
 
 import brx
+from brx.accelerators import peak_flops
 from brx.config.schema import BasisRotationConfig, RunConfig
 from brx.environment import environment_for_git
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.model.sizes import count_parameters, training_flops
 from brx.pipeline.engine import StepResult
-from brx.planning.planned_run import peak_flops
 from brx.progress import ProgressBar
 from brx.runs.folder import RunFolder
 from brx.runs.metrics import MetricsWriter, Record, exact, read_metrics

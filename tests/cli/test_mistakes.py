@@ -129,12 +129,15 @@ MISTAKES = [
         "has no pipedream (AdamW), which costs are",
     ),
     (f"{ASKED} --cost-from results/demo results/laptop", "runs of one model and batch are needed"),
-    (f"{ASKED} --local-steps 8", "--local-steps and --averaging: give both"),
     (
-        f"{ASKED} --local-steps 8 --averaging 3GB",
-        "--averaging 3GB: write units of an update's passes",
+        f"{ASKED} --config laptop --device-memory 10Gb",
+        "--device-memory 10Gb: Gb are bits; give bytes: 1.25GB, or 10GB if bytes were meant",
     ),
-    (f"{ASKED} --local-steps 8 --averaging 3 --local-slowdown 0.5", "--local-slowdown 0.5: must"),
+    (
+        "plan laptop --set pipeline.balance=speed",
+        "pipeline.balance",
+    ),
+    ("plan laptop --set optimizer.method=torch.optim:Muon", "its constructor: Muon only supports"),
     (f"{ASKED} nowhere.json", "nowhere.json: not readable"),
 ]
 
