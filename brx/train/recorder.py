@@ -261,7 +261,7 @@ class RefreshTime:
         }
 
     def see(self, iteration: int, update_seconds: float) -> None:
-        # The first basis needs eigenvectors and would distort the mean.
+        # The first basis takes longer, because it needs eigenvectors.
         if self._frequency is not None and iteration > self._first:
             self._seconds[iteration % self._frequency == 0].append(update_seconds)
 
