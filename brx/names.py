@@ -63,8 +63,8 @@ def _shown_character(character: str) -> str:
 def figure_label(text: str) -> str:
     """A text for a figure's legend, title or axis, drawn as it is written.
 
-    matplotlib takes what is between two `$` for mathematics, and leaves labels that begin with `_`
-    out of the legend."""
+    matplotlib reads text between two `$` as mathematics, and leaves labels that begin with `_` out
+    of the legend."""
     label = shown(text).replace("$", r"\$")
     return f" {label}" if label.startswith("_") else label
 

@@ -62,9 +62,8 @@ class StageDelay:
 
     @property
     def num_slots(self) -> int:
-        return (
-            self.most_tau_updates + 1
-        )  # versions that are in use at one time, the newest among them
+        # Versions that are in use at one time, the newest among them
+        return self.most_tau_updates + 1
 
     @property
     def micro_batches_share_slots(self) -> bool:
@@ -165,15 +164,13 @@ def delays_of(
         ]
     if profile == "pipeline":
         taus = list(range(last, -1, -1))  # tau_k = P - 1 - k
-    elif (
-        isinstance(like, Integral) and int(like) > 0 and (last or like == 1)
-    ):  # as at the same place of P' stages
+    elif isinstance(like, Integral) and int(like) > 0 and (last or like == 1):
+        # The delays of a pipeline of P' stages, at the same relative places.
         taus = [
             round((int(like) - 1) * (last - stage) / max(1, last)) for stage in range(num_stages)
         ]
-    elif profile == "2bw" or isinstance(
-        profile, Integral
-    ):  # 2BW: tau_k = M, the version before the newest throughout
+    elif profile == "2bw" or isinstance(profile, Integral):
+        # 2BW: tau_k = M, so all micro-batches use the version before the newest.
         taus = [accumulation if profile == "2bw" else profile] * num_stages
     elif isinstance(profile, list | tuple) and len(profile) == num_stages:
         taus = list(profile)
@@ -252,7 +249,7 @@ def stage_delays(pipeline: PipelineConfig, seed: int = 0) -> list[StageDelay]:
 
 
 def noted_delays(pipeline: PipelineConfig) -> list[StageDelay]:
-    """The delay of each stage under a delay function of which `facts` are noted."""
+    """The delay of each stage under a delay function with recorded `facts`."""
     profile: Any = pipeline.delay
     pairs = zip(profile.facts.largest, profile.facts.mean, strict=True)
     return [

@@ -43,15 +43,15 @@ from brx.sweep.compare import DELAYS, read_board
 from brx.sweep.run import duration
 from brx.train.recorder import git_commit
 
-KEPT_COMPARISON = (
-    Path("results") / "compare"
-)  # runs that `brx compare --all-builtin` made, as `brx export` keeps them
+# Runs made by `brx compare --all-builtin`, in the compact form of `brx export`.
+KEPT_COMPARISON = Path("results") / "compare"
 OF_THE_PAPER = ("teaser", "main")  # figures without whose runs a page is not about the paper
 MOST_CURVES = 12  # in the figure that a page of somebody's own runs opens with
 HEADLINES = ("teaser", "main", "claims")  # the figures that the page opens with
 MOST_POINTS = (
     120  # points of a curve: the losses are means over 2 % of a run, which 120 points resolve twice
 )
+# Line styles of a method's variants, which share its colour
 DASHES = (
     "solid",
     "dash",
@@ -59,7 +59,7 @@ DASHES = (
     "dashdot",
     "longdash",
     "longdashdot",
-)  # of a method's variants, in its colour
+)
 # Facets of numbers: by name, their headings and columns.
 ORDERED = {
     "stages": ("P", DEPTH),
@@ -255,7 +255,7 @@ def _is_of(path: Path, experiments: Experiments) -> bool:
 
 
 def _read_drawing(image: Path) -> Drawing:
-    """An SVG, and the caption beside it; a UserError where it is no SVG of a known size."""
+    """An SVG and its caption. UserError if it is not an SVG with a known size."""
     svg = image.read_text(encoding="utf-8", errors="replace")
     size = {
         side: float(points)
@@ -390,7 +390,7 @@ def run_entries(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[dict[str, Any]
     variants = ordered["variant"].drop_duplicates()
     places = variants.groupby(
         variants.map(_base)
-    ).cumcount()  # of a variant among those of its method
+    ).cumcount()  # place of a variant among the variants of its method
     dashes = {
         variant: DASHES[place % len(DASHES)]
         for variant, place in zip(variants, places, strict=True)
@@ -480,7 +480,7 @@ def _entry(run: pd.Series, is_chosen: bool, dash: str) -> dict[str, Any]:
         "is_chosen": is_chosen,  # its learning rate is the best of those tried
         "status": run["status"],
         "dash": dash,
-        # Of the table, by heading.
+        # The numbers of the run's row in the table, by heading.
         "numbers": {
             name: text if np.isfinite(float(text)) else "-" for name, text in numbers.items()
         },

@@ -201,7 +201,7 @@ def check_head(config: RunConfig) -> None:
     if is_own and has_delay and pipeline.stash != "exact" and config.runtime.precision == "bf16":
         raise UserError(
             f"pipeline.stash: {pipeline.stash} with a model of your own needs runtime.precision:"
-            " fp32: under autocast it may compute with copies that would not be overwritten"
+            " fp32: under autocast it may compute with copies, which are not overwritten"
         )
     delay = stage_delays(pipeline)[-1].tau
     if pipeline.stash == "exact" or delay == 0:  # 0 in a pipeline
@@ -265,7 +265,7 @@ def check_method(config: RunConfig, device: torch.device) -> None:
     or a user's own method fails."""
     if device.type == "mps" and isinstance(config.optimizer, BasisRotationConfig):
         raise UserError(
-            "runtime.device: basis rotation's first bases need float64, which mps has not; use cpu"
+            "runtime.device: basis rotation's first bases need float64, which mps lacks; use cpu"
         )
     if config.runtime.graphs:
         _check_graphs(config, device)
