@@ -1,7 +1,5 @@
 """Before a run: `brx schedule`, `plan`, `verdict`, `memory`, `stages` and `similarity`."""
 
-import math
-import shlex
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -29,7 +27,6 @@ from brx.cli.usage import Application, print_note, print_table, refuse
 of_own_model = partial(
     option, rich_help_panel="A model of your own (default: the paper's LLaMA models)"
 )
-of_replicas = partial(option, rich_help_panel="Data-parallel replicas with local steps")
 
 app = Application()
 
@@ -122,7 +119,7 @@ def plan(
     ranks = plan_memory(run_config, device_type)
     title, table = rank_table(run_config, ranks, run.memory)
     print_table(table, title=title)
-    print(*rank_notes(run_config), sep="\n")
+    print(*rank_notes(run_config, ranks), sep="\n")
     if run.memory is not None:
         print(fit_line(run_config, ranks, device_type, run.memory))
     print(*time_lines(run), sep="\n")
@@ -171,7 +168,7 @@ def memory(
     )
     for title, table in (overhead, by_stage, by_rank):
         print_table(table, title=title)
-    print(*memory_tables.rank_notes(run_config), sep="\n")
+    print(*memory_tables.rank_notes(run_config, ranks), sep="\n")
 
 
 @app.add("""\
@@ -307,7 +304,8 @@ def verdict(
         list[str] | None,
         option(
             "METHOD=SHARE...",
-            "its update beyond AdamW's, in iterations (default: by the runs, or its FLOPs)",
+            "extra update time over AdamW, as a fraction of one iteration (default: from the runs, "
+            "or its FLOPs)",
         ),
     ] = None,
     cost_from: Annotated[
@@ -330,16 +328,6 @@ def verdict(
     device_memory: DeviceMemory = None,
     bandwidth: Bandwidth = None,
     throughput: Throughput = None,
-    local_steps: Annotated[
-        int | None, of_replicas("H", "a third rival: P replicas with H local steps", min=1)
-    ] = None,
-    averaging: Annotated[
-        str | None,
-        of_replicas("COST", "3 times an update's passes; with --throughput 0.5s, or bandwidth 1GB"),
-    ] = None,
-    local_slowdown: Annotated[
-        float, of_replicas("RATIO", "their iterations over synchronous ones")
-    ] = 1.0,
     figure: FigurePath = None,
     save: Annotated[
         Path | None, option("FILE", "keep what the runs say, to be asked again at once")
@@ -348,74 +336,27 @@ def verdict(
         bool, flag("--verbose", "tables, what is not measured, what is assumed")
     ] = False,
 ) -> None:
-    from brx.planning import verdict as verdicts
-    from brx.planning.schedules import EqualStages
-    from brx.planning.verdict_text import long_text, verdict_text
+    from brx.planning.verdict_request import VerdictRequest
 
-    refuse(
-        loss is not None and not 0 < loss < math.inf,
-        f"--loss {loss}: must be a loss above 0, in nats",
-    )
-    refuse(
-        config is None and (overrides or device_memory or bandwidth or throughput),
-        "--set, --device-memory, --bandwidth and --throughput: need a --config, whose sizes they "
-        "are about",
-    )
-    refuse(
-        local_slowdown != 1.0 and local_steps is None,
-        "--local-slowdown: is of replicas; give --local-steps, too",
-    )
-    measurements, notes = verdicts.read_measurements(runs or [])
-    costs = verdicts.read_costs(cost_from or []) | verdicts.parse_costs(cost or [], measurements)
-    model = None
-    if config is not None:
-        from brx.config.loading import allow_code_of, load_config_to_plan
-        from brx.planning.planned_run import parse_devices  # loads torch
-
-        allow_code_of(config)
-        asked = load_config_to_plan(config, overrides)
-        model = parse_devices(asked, device_memory, throughput, bandwidth)
-    run = None if model is None else model.split(stages, micro_batches)
-    losses = (
-        verdicts.losses_to_ask(measurements, (stages - 1) / micro_batches)
-        if loss is None
-        else [loss]
-    )
-
-    def ask(
-        num_stages: int, num_micro_batches: int, to_loss: float = losses[0]
-    ) -> verdicts.Question:
-        equal = EqualStages(num_stages, num_micro_batches, measurements.examples)
-        planned = None if model is None else model.split(num_stages, num_micro_batches)
-        local = verdicts.parse_local_steps(
-            local_steps, averaging, local_slowdown, num_stages, planned
-        )
-        return verdicts.Question(
-            to_loss, num_stages, num_micro_batches, planned or equal, costs, local
-        )
-
-    found = [verdicts.answer(measurements, ask(stages, micro_batches, one)) for one in losses]
-    print(verdict_text(found, measurements, run))
-    if run is not None and config is not None:
-        fastest = [option.method for option in found[0].asynchronous[:1]]
-        settings = verdicts.by_method(measurements)[fastest[0]][0].settings if fastest else {}
-        devices = {
-            "--device-memory": device_memory,
-            "--throughput": throughput,
-            "--bandwidth": bandwidth,
-        }
-        given = [word for name, value in devices.items() if value for word in (name, value)]
-        changed = [*overrides, *run.overrides(asked, settings)]
-        print(
-            "  To check:",
-            shlex.join(["brx", "plan", config, *(["--set", *changed] if changed else []), *given]),
-        )
-    if verbose:
-        print(long_text(found[0], run), *notes, sep="\n")
+    answers = VerdictRequest(
+        runs=runs or [],
+        num_stages=stages,
+        num_micro_batches=micro_batches,
+        loss=loss,
+        costs=cost or [],
+        cost_files=cost_from or [],
+        config=config,
+        overrides=overrides,
+        device_memory=device_memory,
+        bandwidth=bandwidth,
+        throughput=throughput,
+    ).answers()
+    print(*answers.lines(verbose=verbose), sep="\n")
     if save is not None:
-        measurements.write(save)
+        answers.measurements.write(save)
         print(save)
     if figure is not None:
         from brx.plot.planning import draw_verdict, grid  # loads matplotlib
 
-        print(*draw_verdict(grid(measurements, ask), figure, measurements, run), sep="\n")
+        cells = grid(answers.measurements, answers.question)
+        print(*draw_verdict(cells, figure, answers.measurements, answers.run), sep="\n")

@@ -253,7 +253,7 @@ class DelayedPipeline:
             initial = {name: contents(each) for name, each in self._trained.items()}
             history = self._make_history(initial)
             if len(history.stages) != len(state["stages"]):
-                raise ValueError("the state is of other delays")
+                raise ValueError("the state comes from a pipeline with other delays")
             for stage, saved in zip(history.stages, state["stages"], strict=True):
                 _load_stage(stage, saved)
         self._windows.restart(recorded, history, is_pending=bool(state["is_pending"]))
@@ -317,9 +317,9 @@ class DelayedPipeline:
         if len(by_stage) != len(self._delays):
             raise ValueError(f"the state is of {len(by_stage)} stages, not {len(self._delays)}")
         if sorted(name for names in by_stage for name in names) != sorted(self._trained):
-            raise ValueError("the state is of other parameters")
+            raise ValueError("the state comes from a model with other parameters")
         if self._by_stage is not None and self._by_stage != by_stage:
-            raise ValueError("the state is of another cut into stages")
+            raise ValueError("the state comes from another cut into stages")
         self._by_stage = [list(names) for names in by_stage]
 
     def _make_history(self, initial: Mapping[str, Tensor]) -> History:
@@ -570,7 +570,7 @@ def _stage_state(stage: StageHistory) -> dict[str, Any]:
 def _load_stage(stage: StageHistory, saved: Mapping[str, Any]) -> None:
     """What `_stage_state` gave; ValueError where it is another delay's."""
     if len(saved["slots"]) != len(stage.slots.slots):
-        raise ValueError("the state is of other delays")
+        raise ValueError("the state comes from a pipeline with other delays")
     for slot, kept in zip(stage.slots.slots, saved["slots"], strict=True):
         torch._foreach_copy_(slot.views, kept)
     if (stage.newest is None) != (saved["newest"] is None):

@@ -62,9 +62,8 @@ class StageDelay:
 
     @property
     def num_slots(self) -> int:
-        return (
-            self.most_tau_updates + 1
-        )  # versions that are in use at one time, the newest among them
+        # Versions that are in use at one time, the newest among them
+        return self.most_tau_updates + 1
 
     @property
     def micro_batches_share_slots(self) -> bool:
@@ -276,7 +275,7 @@ def stage_delays(pipeline: PipelineConfig, seed: int = 0) -> list[StageDelay]:
 
 
 def noted_delays(pipeline: PipelineConfig) -> list[StageDelay]:
-    """The delay of each stage under a delay function of which `facts` are noted."""
+    """The delay of each stage under a delay function with recorded `facts`."""
     profile: Any = pipeline.delay
     pairs = zip(profile.facts.largest, profile.facts.mean, strict=True)
     return [

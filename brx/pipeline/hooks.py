@@ -103,7 +103,7 @@ def tensors_with_gradient(output: Any) -> list[Tensor]:
 
 
 def _fields(value: Any) -> list[Any]:
-    """What an object of somebody's own class has as attributes; not those of modules."""
+    """The attributes of an object of a user's class, without modules."""
     if isinstance(value, torch.nn.Module | type):
         return []
     return list(getattr(value, "__dict__", {}).values())

@@ -65,7 +65,26 @@ def test_memory_of_a_run_is_shown_by_stage_and_by_device(printed):
         pytest.approx(4 * 2 * (4 * 2 * 32**2 + 2 * (128**2 + 32**2)) / 1e3, abs=0.1),
     ]
     assert len(rows_of(by_rank)) == 2
-    assert "Peak: " in by_rank
+
+
+def test_plan_itemises_the_peak(printed):
+    text = printed("plan", "laptop", "--set", "optimizer.method=basis-rotation")
+    line = next(line for line in text.splitlines() if line.startswith("Peak: "))
+    total, items = re.fullmatch(r"Peak: ([\d.]+) MB on rank 0, at [a-z ]+: (.*)\.", line).groups()
+    sizes = [float(item.rpartition(" ")[2]) for item in items.split(", ")]
+    assert sum(sizes) == pytest.approx(float(total), abs=0.01 * len(sizes))
+
+
+def test_plan_says_what_it_assumes(printed):
+    settings = ["pipeline.devices=2", "runtime.graphs=true", "optimizer.method=basis-rotation"]
+    text = printed("plan", "laptop", "--set", *settings)
+    for assumption in ("Communicators: 2 of NCCL", "Graphs: all CUDA graphs share", "Checkpoint:"):
+        assert assumption in text
+
+
+def test_plan_names_a_method_that_cannot_be_tried(printed):
+    text = printed("plan", "laptop", "--set", "optimizer.method=examples/methods/xpipe.py:XPipe")
+    assert "Moments of examples/methods/xpipe.py:XPipe: nothing is counted for its" in text
 
 
 def test_schedule_shows_the_engines_actions_and_the_delays(printed):

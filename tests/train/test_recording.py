@@ -69,7 +69,7 @@ def test_every_reader_takes_the_folders(tmp_path, capsys, monkeypatch):
     assert main(["train", runs.index[0], "--resume"]) == 2
     out, error = capsys.readouterr()
     assert "my-lion" in out
-    assert "was recorded from another loop than brx's" in error
+    assert "was recorded from a loop of your own" in error
     with pytest.raises(UserError, match="record them with batch_size="):
         measure_largest_set(runs, "here")
     assert len(load(tmp_path / "kept")) == 5
