@@ -110,6 +110,7 @@ def plan(
     from brx.planning.placement import fit_line
     from brx.planning.plan import plan_memory, planned_device_type
     from brx.planning.planned_run import parse_devices, time_lines
+    from brx.planning.rotation_cost import rotation_lines
 
     settings = overrides if devices is None else [*overrides, f"pipeline.devices={devices}"]
     allow_code_of(config)
@@ -122,7 +123,7 @@ def plan(
     print(*rank_notes(run_config, ranks), sep="\n")
     if run.memory is not None:
         print(fit_line(run_config, ranks, device_type, run.memory))
-    print(*time_lines(run), sep="\n")
+    print(*time_lines(run), *rotation_lines(run_config), sep="\n")
 
 
 @app.add("""\
