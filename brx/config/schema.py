@@ -546,6 +546,9 @@ for the whole interval (interval)."""
     rotation_precision: Literal["highest", "tf32", "bf16"] = "highest"
     """Products of the rotations: fp32, TF32, or bf16 in two parts (16 bits), faster on a GPU's
     matrix units."""
+    covariance_precision: Literal["highest", "tf32"] = "highest"
+    """Products of the covariances: fp32 or TF32; their averages stay in fp32. Needs `source:
+    2nd`."""
     staggered: bool = False
     """Refresh a share of the matrices at each step, for even step times (not the paper's
     algorithm)."""
@@ -555,12 +558,20 @@ for the whole interval (interval)."""
 
     @model_validator(mode="after")
     def _as_published_decides(self) -> Self:
-        asked = self.covariance, self.rotation_precision, self.first_refresh
-        is_other = self.as_published and asked != ("step", "highest", 2)
         refuse(
-            is_other,
-            "as_published has its own covariance, rotation_precision and first_refresh: leave them "
-            "out",
+            self.source == "1st" and self.covariance_precision != "highest",
+            "covariance_precision needs source 2nd: 1st keeps no covariances",
+        )
+        is_default = (
+            self.covariance == "step"
+            and self.rotation_precision == "highest"
+            and self.covariance_precision == "highest"
+            and self.first_refresh == 2
+        )
+        refuse(
+            self.as_published and not is_default,
+            "as_published has its own covariance, rotation_precision, covariance_precision and "
+            "first_refresh: leave them out",
         )
         return self
 

@@ -4,6 +4,7 @@ import inspect
 import textwrap
 from typing import Any, get_args
 
+from brx.config.loading import validate
 from brx.config.schema import (
     GPTConfig,
     LlamaConfig,
@@ -38,7 +39,7 @@ def one_model(name: str) -> str:
         UserError: there is none of this name.
     """
     if ":" in name:
-        settings = OwnModelConfig(**{"class": name})  # type: ignore[arg-type]
+        settings = validate({"class": name}, OwnModelConfig, "model")
         parameters = inspect.signature(load_class(settings)).parameters
         options = [f"  {parameters[key]}" for key in parameters if key != "vocabulary_size"]
         return "\n".join([f"{name}: a model of your own", *options])

@@ -164,13 +164,13 @@ def delays_of(
         ]
     if profile == "pipeline":
         taus = list(range(last, -1, -1))  # tau_k = P - 1 - k
-    # As at the same place of P' stages
     elif isinstance(like, Integral) and int(like) > 0 and (last or like == 1):
+        # The delays of a pipeline of P' stages, at the same relative places.
         taus = [
             round((int(like) - 1) * (last - stage) / max(1, last)) for stage in range(num_stages)
         ]
-    # 2BW: tau_k = M, the version before the newest throughout
     elif profile == "2bw" or isinstance(profile, Integral):
+        # 2BW: tau_k = M, so all micro-batches use the version before the newest.
         taus = [accumulation if profile == "2bw" else profile] * num_stages
     elif isinstance(profile, list | tuple) and len(profile) == num_stages:
         taus = list(profile)

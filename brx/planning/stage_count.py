@@ -95,8 +95,8 @@ def block_memory(model: ModelShape, sequence_length: int, batch_size: int) -> fl
     """M_block = 16 W + 34 s b h + 5 b a s^2 in bytes: parameters with optimizer state, and
     activations.
 
-    The activations of a block are those of Korthikanti et al. (arXiv:2205.05198); b is the number
-    of examples in a micro-batch, s that of tokens in an example."""
+    Korthikanti et al. (arXiv:2205.05198) give the activations of a block; b is the number of
+    examples in a micro-batch, s the number of tokens in an example."""
     parameters = BYTES_PER_PARAMETER * model.params_per_block
     linear = 34 * sequence_length * batch_size * model.hidden
     attention = 5 * batch_size * model.heads * sequence_length**2

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from brx.config.loading import (
     PRESETS,
@@ -60,7 +60,7 @@ SHORT_NAMES = {
 }
 SILENT_KEYS = {
     f"optimizer.{key}" for key in ("method", "source", "geometry", "refresh_schedule")
-} | {"pipeline.stash"}
+} | {"model.class", "pipeline.stash"}
 """Keys whose values speak for themselves in a name."""
 
 
@@ -126,6 +126,25 @@ class SweepSpec(Section, allow_inf_nan=True):
     """What to choose among the cells when they are done."""
     repeat: Repeat | None = None
     """What to run again at the chosen values."""
+
+    @field_validator("set", "grid", mode="before")
+    @classmethod
+    def _has_dotted_keys(cls, content: Any) -> Any:
+        """Refuse settings that are nested, as in a run's file, where a dotted key belongs."""
+        if isinstance(content, dict):
+            _refuse_nested(content)
+            for values in content.values():
+                for entry in values if isinstance(values, list) else []:
+                    if isinstance(entry, dict):
+                        _refuse_nested(entry)
+        return content
+
+
+def _refuse_nested(settings: Mapping[Any, Any]) -> None:
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            inner = next(iter(value), "KEY")
+            raise ValueError(f"{key}: holds settings; write each with a dotted key, {key}.{inner}")
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,14 @@ def test_a_cell_is_found_again_by_its_configuration_and_a_method_keeps_only_what
     ("content", "expected"),
     [
         ({"grid": {"optimizer.lrr": [1e-3]}}, "optimizer.lrr: unknown key, did you mean 'lr'?"),
+        (
+            {"grid": {"model": [{"model": {"class": "gpt", "width": 16}}]}},
+            "grid: model: holds settings; write each with a dotted key, model.class",
+        ),
+        (
+            {"set": {"optimizer": {"lr": 1.0}}},
+            "set: optimizer: holds settings; write each with a dotted key, optimizer.lr",
+        ),
         ({"grid": {"optimizer.lr": []}}, "grid.optimizer.lr: needs at least one value"),
         ({"grid": {"x": [{"optimizer.lr": 1.0}, 2]}}, "grid.x: either all values or all mappings"),
         (
