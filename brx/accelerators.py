@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 
 class Rates(NamedTuple):
-    """Of dense matrix products, in TFLOP/s."""
+    """Rates of dense matrix products, in TFLOP/s."""
 
     bf16: float
     """With accumulation in fp32."""
@@ -44,7 +44,7 @@ def peak_flops(name: str, precision: Literal["fp32", "bf16"]) -> float | None:
 
 
 class MeasuredRates(NamedTuple):
-    """Of products of large matrices, in TFLOP/s."""
+    """Rates of products of large matrices, in TFLOP/s."""
 
     device: str
     bf16: float

@@ -95,7 +95,7 @@ def load_class(name: str) -> type[Method] | type[Optimizer]:
     return chosen
 
 
-# What a method is asked for
+# The members that brx calls; messages name them.
 Rule = Literal["optimizers", "lr_divisor", "correct_gradients", "forecast", "step"]
 
 

@@ -362,7 +362,7 @@ def _shares(taus: list[float]) -> list[float] | None:
         if mid < 1:
             return None  # up to three stages the paper's rule divides by zero
         numbers = [mid - tau if tau > mid else mid + 1 - tau for tau in taus]  # the paper's n
-        # 1 - n / mid; never where that is zero or negative
+        # 1 - n / mid; a stage is never refreshed if that is zero or negative.
         return [max(0.0, (mid - n) / mid) for n in numbers]
     mean = sum(taus) / num_stages
     return [tau / mean for tau in taus] if mean else None

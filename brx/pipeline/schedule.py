@@ -104,7 +104,7 @@ def _synchronous(
                 forwarded += 1
                 yield Action(rank, "F", forwarded)
             yield Action(rank, "B" if behind is None else "I", micro_batch)
-            # Else W waits until the rank would be idle
+            # Otherwise W waits until the rank would be idle.
             if behind is not None and micro_batch - weighted > behind:
                 weighted += 1
                 yield Action(rank, "W", weighted)
@@ -236,7 +236,7 @@ def most_in_flight(actions: Sequence[Action], num_chunks: int = 1) -> float:
     counting as its share."""
     in_flight = most = 0
     for action in actions:
-        # Until the gradient of the weights is there
+        # Activations are kept until the gradient of the weights is there.
         in_flight += (action.kind == "F") - (action.kind in "BW")
         most = max(most, in_flight)
     return most / num_chunks
@@ -254,10 +254,8 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
     """GPipe and synchronous 1F1B for one step, asynchronous 1F1B until it has filled, and what the
     stages compute with; UserError where so many devices cannot run the delays, or there is too much
     to print."""
-    # Loads torch, which a verdict, from schedules alone, does not wait for
-    from brx.model.stage import (
-        partition,
-    )
+    # This import loads torch. A verdict needs only schedules and must not wait for it.
+    from brx.model.stage import partition
 
     num_ranks, accumulation = pipeline.devices, pipeline.accumulation
     check_size(pipeline.stages, num_ranks, num_micro_batches, accumulation)

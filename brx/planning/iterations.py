@@ -180,11 +180,11 @@ def read_measurements(runs: Sequence[Path]) -> tuple[Measurements, list[str]]:
     """Measurements, and lines about the runs that are left out.
 
     Args:
-        runs: a file that `Measurements.write` made, or folders of runs, of which the largest set
-            that compares counts; none for the committed file.
+        runs: a file that `Measurements.write` made, or folders of runs, whose largest comparable
+            set counts; by default the committed file.
 
     Raises:
-        UserError: they are not there, or say nothing.
+        UserError: they do not exist, or hold no usable run.
     """
     if not runs and not COMMITTED.is_file():
         raise UserError(

@@ -190,7 +190,7 @@ def _millions(count: int) -> str:
 
 
 def _unit(num_bytes: int, units: Mapping[str, int] = UNITS) -> tuple[str, int]:
-    """The largest unit of which there is at least one, with its bytes."""
+    """The largest unit that gives a number of at least 1, with its bytes."""
     for unit, size in units.items():
         if num_bytes >= size:
             return unit, size

@@ -172,7 +172,7 @@ def _available_in_address_space() -> int | None:
     words = _words(Path("/proc/self/statm"))
     if limit == resource.RLIM_INFINITY or not words:
         return None
-    num_pages = int(words[0])  # of the whole address space
+    num_pages = int(words[0])  # size of the whole address space
     return max(0, limit - num_pages * resource.getpagesize())
 
 
@@ -190,7 +190,7 @@ def fits(ranks: Sequence[RankMemory], device_memory: float) -> bool:
 
 
 def smallest_num_ranks(config: RunConfig, device_type: str, device_memory: float) -> int | None:
-    """The smallest R that can run the delays and all of whose ranks fit; None if there is none."""
+    """The smallest R that can run the delays and whose ranks all fit; None if there is none."""
     for ranges in possible_cuts(config):
         if fits(plan_memory(config, device_type, ranges), device_memory):
             return len(ranges)
@@ -253,7 +253,7 @@ def fit_line(
 
 
 def _least_peak(config: RunConfig, device_type: str) -> str:
-    """Of all numbers of devices, the one with the lowest peak."""
+    """The number of devices with the lowest peak."""
     plans = [
         [rank.peak for rank in plan_memory(config, device_type, ranges)]
         for ranges in possible_cuts(config)

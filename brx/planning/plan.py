@@ -71,7 +71,7 @@ class StageMemory:
     rings: int
     """The older weight versions, and what weight prediction keeps."""
     activations: int
-    """Of all micro-batches in flight, with autocast's copies of weights."""
+    """Activations of all micro-batches in flight, with autocast's copies of weights."""
     host_rings: int
     """Rings in host memory next to a GPU (`pipeline.rings: host`)."""
     saved: int
@@ -109,7 +109,7 @@ class RankMemory:
     update: int
     """Working memory of an update."""
     probe: int
-    """Of the measures of staleness (`logging.staleness_every`)."""
+    """Tensors of the staleness measures (`logging.staleness_every`)."""
     links: int
     """Buffers for activations and gradients that neighbours exchange."""
     communicators: int
@@ -280,7 +280,7 @@ class _Rank:
         casts = 0
         is_ring_cast = ring_matrix_dtype(config) == torch.bfloat16 and delay.tau > 0
         if config.runtime.precision == "bf16" and not is_ring_cast:
-            # Autocast's copies of fp32 matrices; those of a bf16 ring are used as they are.
+            # Autocast's copies of fp32 matrices; matrices of a bf16 ring need none.
             casts = 2 * _num_cast_elements(sizes)
         blocks = self.blocks[index]
         if config.pipeline.recompute:
@@ -342,7 +342,8 @@ class _Rank:
             return 0
         is_rotation = isinstance(self.config.optimizer, schema.BasisRotationConfig)
         sizes = [update] if is_rotation else []
-        if self.num_ranks == 1:  # of several, passes wait for messages: no graph holds them
+        # With several devices, passes wait for messages, which no graph can hold.
+        if self.num_ranks == 1:
             sizes += [moment.total for moment in passes]
         return max(sizes, default=0)
 

@@ -326,7 +326,7 @@ def _resized(
 
 
 def time_lines(run: PlannedRun) -> list[str]:
-    """Operations, the time of an iteration and of all, and those of the best synchronous cut."""
+    """Operations, and the times of one and of all iterations, also for the best synchronous cut."""
     lines = [*run.cut_lines, _flops_line(run)]
     ours = run.asynchronous({}, None)
     lines.append(_time_line(run, ours))

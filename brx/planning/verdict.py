@@ -64,7 +64,7 @@ class Option(NamedTuple):
     num_iterations: float
     """The number to count with: without delay, times the slowdown if that is above 1."""
     cost: float | None
-    """Of the update beyond AdamW's, as a share of the passes; None where its products are
+    """Cost of the update beyond AdamW's, as a share of the passes; None if its products are
     counted."""
     paired_noise: float = 0.0
     """As `noise`, of the slowdown alone: what both sides of one method share cancels."""

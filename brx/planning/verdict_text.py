@@ -104,7 +104,7 @@ def sentence(verdict: Verdict) -> str:
 
 
 def _best_of_each_lines(verdict: Verdict) -> list[str]:
-    """The fastest option of each side, where the methods are not those of the headline."""
+    """The fastest option of each side, if its method is not the one in the headline."""
     best = verdict.best_of_each
     if best is None or _missing(verdict) is not None:
         return []

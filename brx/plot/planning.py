@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 FORWARD_COLOR, BACKWARD_COLOR, UPDATE_COLOR = "#9CC9E8", "#A5D6A7", "#D62728"
 STAGES, MICRO_BATCHES = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32)
 STRONGEST = 2.0  # log2 of the ratio of times at which the colour is full
-Grid = dict[
-    tuple[int, int], Verdict | None
-]  # answers by P and M; None where the model cannot be split up so
+# Answers by P and M; None where the model cannot be split up so
+Grid = dict[tuple[int, int], Verdict | None]
 
 
 def draw_schedules(num_ranks: int, num_micro_batches: int, path: Path) -> list[Path]:

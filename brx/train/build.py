@@ -131,9 +131,11 @@ def assemble(
 def _without_older(stage: StageVersions, versions: dict[str, Any]) -> dict[str, Any]:
     """The state of a stage's versions that was saved without its ring: all older versions are the
     newest weights, as before the first update."""
-    num_slots = stage.delay.num_slots if stage.delay.tau else 0
-    newest = list(versions["weights"].values())
-    return versions | {"ring": [newest] * num_slots}
+    ring = {}
+    if stage.delay.tau:
+        for name, weight in versions["weights"].items():
+            ring[name] = weight.expand(stage.delay.num_slots, *weight.shape)
+    return versions | {"ring": ring}
 
 
 def build_stages(

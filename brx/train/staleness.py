@@ -64,9 +64,8 @@ class StalenessProbe:
         # By stage and iteration, while needed
         self._updates: list[dict[int, list[Tensor]]] = [{} for _ in stages]
         self._measures: dict[int, Measures] = {}
-        self._distances: list[
-            list[float]
-        ] = []  # one per micro-batch of the update so far, by stage
+        # For each micro-batch of the update so far: the distance of each stage.
+        self._distances: list[list[float]] = []
         self._bases: list[list[dict[str, Tensor]]] = []  # before the update, by stage and weight
 
     def before_forward(self, micro_batch: int) -> None:
