@@ -64,7 +64,7 @@ def _check_part(
 def _pair(config: ModelSection, output: tuple[Any, ...], where: str) -> tuple[Tensor, Tensor]:
     """The stream and the auxiliary loss that a block returned; UserError unless they are these."""
     if len(output) != 2 or not all(isinstance(one, Tensor) for one in output):
-        raise UserError(f"{where} returns a tuple that is no pair of stream and auxiliary loss")
+        raise UserError(f"{where} returns a tuple, must be a pair of stream and auxiliary loss")
     stream, auxiliary_loss = output
     if auxiliary_loss.shape != ():
         raise UserError(
