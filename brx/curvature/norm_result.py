@@ -1,4 +1,4 @@
-"""The measured (1,1)-norm of a Hessian: what is kept of it, and tables.
+"""The measured (1,1)-norm of a Hessian: its file, and tables.
 
 The sums s_i of the rows are kept by Transformer block and by kind of parameter, with their
 covariances, in RUN/analysis/hessian-norm-SPACE-ITERATION.json; those from another sample than the
@@ -32,7 +32,7 @@ STRATEGY_SPACES: tuple[Space, ...] = (
     "2nd-unilateral",
     "2nd-bilateral",
 )
-"""The original coordinates, and those of each strategy with bases estimated at the checkpoint's
+"""The original coordinates, and the ones of each strategy, with bases estimated at the checkpoint's
 weights."""
 NORMAL_95 = 1.96
 
@@ -42,11 +42,10 @@ NORM_TITLE = (
     " infinite one, a lower bound (sample: vectors x tokens; each: every vector has its own, whose "
     "noise is not known)"
 )
-# of rows below the resolution of their vector's largest entry: worth a second look in fp64
+# share of rows below the resolution of their vector's largest entry; check these in fp64
 NOTABLE_SHARE = 0.01
-Short = Annotated[
-    float, AfterValidator(lambda value: float(f"{value:.6g}"))
-]  # more digits than an estimate has
+# More digits than an estimate has
+Short = Annotated[float, AfterValidator(lambda value: float(f"{value:.6g}"))]
 
 
 class NormSettings(BaseModel, frozen=True):
@@ -54,8 +53,8 @@ class NormSettings(BaseModel, frozen=True):
     batches_per_vector: int = (
         160  # the sample whose mean loss has the Hessian; all vectors share it
     )
-    precision: Literal["fp32", "fp64"] = "fp32"  # of weights and products
-    seed: int = 0  # of the vectors
+    precision: Literal["fp32", "fp64"] = "fp32"  # dtype of weights and products
+    seed: int = 0  # seed of the vectors
     basis_from: str | None = (
         None  # a run whose newest checkpoint lends its basis; None for the checkpoint's own
     )
@@ -91,7 +90,7 @@ class NormResult(Measured):
     # The mean norm of both halves of the sample. None in old results, where each vector had its own
     # batches.
     norm_of_half: float | None = None
-    standard_error: float  # of `norm`, from the chance of the vectors
+    standard_error: float  # standard error of `norm` from the random vectors
     tokens: int  # in the sample
     below_resolution: float  # mean share of rows that rounding may have drowned
     blocks: Groups  # rows by `block_of`
@@ -236,8 +235,8 @@ def norm_table(results: Sequence[NormResult]) -> pd.DataFrame:
 
 
 def shares_of_original(result: NormResult, results: Sequence[NormResult]) -> list[float]:
-    """Its `norms` over those of the original coordinates at the same checkpoint; empty if that was
-    not measured."""
+    """Its `norms` divided by the norms in the original coordinates at the same checkpoint; empty if
+    these were not measured."""
     for other in results:
         if other.space == "original" and (other.run, other.iteration) == (
             result.run,

@@ -179,8 +179,7 @@ def _log_ratios(
 
 
 def _log_interval(norm: NormResult, other: NormResult) -> tuple[float, float]:
-    """Of the logarithm of the ratio of two norms of one run, from the intervals of both
-    estimates."""
+    """An interval of the logarithm of the ratio of a run's two norms, from both intervals."""
     (low, high), (other_low, other_high) = norm.interval, other.interval
     return math.log(max(low, 1e-300) / other_high), math.log(high / max(other_low, 1e-300))
 
@@ -268,9 +267,8 @@ def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
 
 
 def _less_at_common_rate(experiments: Experiments, P: int) -> tuple[str, Margin | None]:
-    """How much less basis rotation's updates vary than PipeDream's where both have one learning
-    rate, that of the most checkpoints: a text, and logarithms by seed; None where they share no
-    rate."""
+    """The variance of basis rotation's updates over PipeDream's at a common learning rate, the one
+    with the most checkpoints: a text, and logarithms by seed. None if they share no rate."""
     runs = load([experiments.scale.curvature])
     finished = runs.index[runs["status"] == "finished"]
     table = _variances([Path(str(run)) for run in finished])
@@ -350,6 +348,7 @@ def delay_hurts_where_misaligned(_: Experiments) -> Evidence:
 def misalignment_slows_on_the_spiral(_: Experiments) -> Evidence:
     """As the paper sets the spiral up, misalignment and slowdown rise together, on a trajectory
     that arrives."""
+    # NaN for None: of a constant there is no correlation
     (arrived, correlation, p_value), (small_arrived, with_small_steps, _p) = (
         _toy(
             name,
@@ -358,7 +357,7 @@ def misalignment_slows_on_the_spiral(_: Experiments) -> Evidence:
             ),
         )
         for name in ("spiral", "spiral-small-steps")
-    )  # NaN for None: of a constant there is no correlation
+    )
     text = f"rank correlation of misalignment and slowdown {correlation:.2f}"
     text += "" if arrived else ", but Adam stops on the way"
     text += (

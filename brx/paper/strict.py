@@ -96,10 +96,10 @@ def all_of(verdicts: Iterable[Strict]) -> Strict:
 def number(
     value: float, low: float, high: float, paper: float, *, num_seeds: int, is_share: bool
 ) -> Strict:
-    """Our number with its interval beside the paper's.
+    """The verdict on our number with its interval, compared with the paper's number.
 
     Args: value, low, high, paper: above zero; of a share (`is_share`) that is saved, below 1.
-    num_seeds: those that the interval is from. is_share: factors are of what is left, 1 - x."""
+    num_seeds: number of seeds behind the interval. is_share: factors are of what is left, 1 - x."""
     if num_seeds < FEWEST_SEEDS or not np.isfinite([value, low, high]).all():
         return "open"
     numbers = [1 - x if is_share else x for x in (value, low, high, paper)]
@@ -152,7 +152,7 @@ class Trend:
     """Whether numbers rise along some points, by the rank test and the ends."""
 
     verdict: Strict
-    chance: float  # of the sum of S over all points; NaN without seeds
+    chance: float  # p-value of the sum of S over all points; NaN without seeds
     chance_without_last: float
 
 

@@ -81,7 +81,7 @@ class PaperTable(Entry):
 
 @dataclass(frozen=True)
 class StudyTable(Entry):
-    """A table from the runs of a study, which have a folder of their own."""
+    """A table from the runs of a study, which has its own folder."""
 
     title: str
     study: Path  # the folder, unless --runs names another
@@ -97,8 +97,8 @@ Made = TypeVar("Made")
 
 
 def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.DataFrame:
-    """Each side at its own best rate; beside it the slowdown where both have the preset's, to a
-    target of its own."""
+    """Slowdowns with each side at its own best rate; also with both sides at the preset's rate,
+    which have their own target."""
     rate = preset_with(experiments.scale.preset, {}).optimizer.lr
     at_rate = experiments.at_rate(rate)
     target, target_at_rate, rows = experiments.slowdown_target(), at_rate.slowdown_target(), []
@@ -205,7 +205,7 @@ def write_table(table: PaperTable | StudyTable, texts: pd.DataFrame, folder: Pat
 def entries(
     wanted: str, catalogue: Mapping[str, Wanted], kind: str, others: str = ""
 ) -> list[Wanted]:
-    """All entries of a catalogue, or that of a name or of a place in the paper."""
+    """All entries of a catalogue, or the one with a name or a place in the paper."""
     if wanted == "all":
         return list(catalogue.values())
     by_name = {

@@ -22,7 +22,8 @@ from brx.model.checks import check_model
 from brx.model.stage import partition
 from brx.pipeline.engine import StepResult, check_finite
 from brx.pipeline.world import World
-from brx.planning.placement import assign, check_memory, measure_stage_costs
+from brx.planning.cuts import assign
+from brx.planning.placement import check_memory, measure_stage_costs
 from brx.progress import ProgressBar
 from brx.runs import checkpoint
 from brx.runs.checkpoint import (
@@ -197,9 +198,8 @@ class Trainer:
                 progress.say(what_is_saved(self.folder.path, self.iteration))
                 raise
             except Exception as error:
-                if not isinstance(
-                    error, NeighbourLostError
-                ):  # which is no more than what another's error led to
+                # A lost neighbour is only the consequence of another rank's error.
+                if not isinstance(error, NeighbourLostError):
                     topic = "diverged" if isinstance(error, DivergedError) else "failed"
                     self.world.announce(topic, str(error) or type(error).__name__)
                 self._writer.give_up()
