@@ -28,6 +28,7 @@ from brx.errors import UserError
 from brx.methods.trajectory_version import newest_alike, oldest_alike, recorded_version
 from brx.names import path_of_text, path_text, shown
 from brx.pipeline.delay import StageDelay, depth, noted_delays, stage_delays
+from brx.readers import read_text
 from brx.runs.folder import SEED as SEED
 from brx.runs.folder import (
     decides_trajectory,
@@ -83,11 +84,7 @@ class Run:
             raise UserError(f"{path}: not a run's folder (it has no config.yaml)")
         summary_path = path / "summary.json"
         try:
-            summary = (
-                parse_summary(summary_path.read_text(encoding="utf-8"))
-                if summary_path.is_file()
-                else {}
-            )
+            summary = parse_summary(read_text(summary_path)) if summary_path.is_file() else {}
         except ValueError as error:
             raise UserError(f"{summary_path}: not readable: {error}") from None
         return cls(path, load_config(path / "config.yaml"), summary, *read_curves(path))

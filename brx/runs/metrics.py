@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from brx.config.loading import load_config
 from brx.errors import RunError, UserError
 from brx.files import replace_folder, replacing, sync, sync_folder, write_text
-from brx.readers import Damaged, parse_json, read_arrays
+from brx.readers import Damaged, lines_of, parse_json, read_arrays
 from brx.runs.folder import ENDED, RunFolder, find_runs, read_each, status_of, telling
 
 Record = dict[str, Any]
@@ -135,9 +135,11 @@ def _lines(path: Path) -> Iterator[tuple[str, Record | None]]:
     """Each line with its record: steps once each in order, validations likewise, after their
     iteration's step."""
     newest = {"train_loss": 0, "val_loss": 0}
+    if path.exists() and not path.is_file():  # reading a pipe might never end
+        raise UserError(f"{path}: not an ordinary file")
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(lines_of(file), start=1):
                 record = _parse(line)
                 if record is not None:
                     kind, iteration = (
@@ -154,6 +156,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Record | None]]:
                 yield line, record
     except FileNotFoundError:
         return
+    except Damaged as error:
+        raise UserError(f"{path}: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
