@@ -317,6 +317,8 @@ def _told(kind: type[Exception], what: str, remedy: str = "") -> Iterator[None]:
         yield
     except UserError:
         raise
+    except UnicodeDecodeError:
+        raise kind(f"data.source: {what}: not UTF-8 text; convert it first{remedy}") from None
     except Exception as error:
         cause = error.__cause__ or error
         shown = " ".join(f"{type(cause).__name__}: {cause}".split())[:200]

@@ -7,7 +7,6 @@ staleness."""
 
 import contextlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +18,14 @@ from numpy.typing import NDArray
 
 from brx.config.loading import load_config
 from brx.errors import RunError, UserError
-from brx.files import replace_folder, replacing, sync, sync_folder, write_text
+from brx.files import (
+    replace_folder,
+    replacing,
+    sync,
+    sync_folder,
+    temporary_beside,
+    write_text,
+)
 from brx.readers import Damaged, lines_of, parse_json, read_arrays
 from brx.runs.folder import ENDED, RunFolder, find_runs, read_each, status_of, telling
 
@@ -357,7 +363,7 @@ def export(folder: Path, target: Path) -> Path:
     """Replace the folder `target` by a run's compact form: settings, summary, measurements, losses
     rounded."""
     curves = read_curves(folder)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(target)
     try:
         temporary.mkdir(parents=True, exist_ok=True)
         for file in [*(folder / name for name in KEPT), *(folder / "analysis").glob("*.json")]:

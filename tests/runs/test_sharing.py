@@ -111,3 +111,10 @@ def test_pipe_in_a_run_is_not_waited_for(name, runs):
     path.unlink(missing_ok=True)
     os.mkfifo(path)
     assert "p1" in set(load(runs)["name"])
+
+
+def test_run_of_the_longest_name_is_exported(runs, tmp_path):
+    name = "x" * 255
+    (runs / "p2").rename(runs / name)
+    assert export_runs([runs / name], tmp_path / "out") == (1, 0)
+    assert (tmp_path / "out" / name / "curves.npz").is_file()
