@@ -12,7 +12,7 @@ from brx.environment import OutputStream
 def start() -> None:
     if (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):  # not where whoever started it ignores Ctrl-C
+    ):  # not if the parent process ignores Ctrl-C
         signal.signal(signal.SIGINT, _interrupt)
     # None where it was closed before we began
     if sys.stdout is not None:

@@ -27,9 +27,7 @@ def user_path(text: str | os.PathLike[str]) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise UserError(
-            f"{text}: whose home folder this is, is not known; write the whole path"
-        ) from None
+        raise UserError(f"{text}: unknown user; write the whole path") from None
 
 
 def temporary_beside(path: Path) -> Path:

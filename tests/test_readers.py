@@ -1,4 +1,4 @@
-"""Files that are damaged, or made to do harm, end in one line and in little memory."""
+"""Damaged or malicious files lead to one line of error and take little memory."""
 
 import io
 import os

@@ -254,7 +254,7 @@ def ring_contents(device: torch.device) -> Finding:
         for version in range(newest - stage.delay.num_slots + 1, newest + 1):
             if stage.delay.tau == 0 or version < 0:
                 continue
-            slot = stage.state_dict()["ring"][stage.delay.slot_of(version)]
+            slot = stage.slots.slots[stage.delay.slot_of(version)].views
             right = kept[version][number]
             pairs = zip(slot, right, strict=True)
             num_wrong += sum(not torch.equal(held, good.to(held.dtype)) for held, good in pairs)

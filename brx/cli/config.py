@@ -90,7 +90,7 @@ def methods(
     refuse(stages is not None and name != "basis-rotation", only)
     refuse(
         stages is None and frequency,
-        "--frequency: is the mean of refresh intervals; give --stages too",
+        "--frequency: needs --stages: it is the mean of the stages' refresh intervals",
     )
     print(all_methods() if name is None else one_method(name))
     if stages is not None:
@@ -142,7 +142,8 @@ def prepare(
     from brx.data import prepare as preparation
 
     given = {"source": source, "tokenizer": tokenizer, "tokens": tokens, "directory": directory}
-    as_yaml = partial(json.dumps, ensure_ascii=False)  # YAML knows no escaped pairs, as of an emoji
+    # json would escape an emoji as a surrogate pair, which YAML does not have.
+    as_yaml = partial(json.dumps, ensure_ascii=False)
     settings = [f"data.{key}={as_yaml(value)}" for key, value in given.items() if value is not None]
     section = load_config(config, [*overrides, *settings]).data
     _print_data(preparation.token_folder(section), preparation.prepare(section, workers=workers))
@@ -154,7 +155,7 @@ def info(folder: Annotated[Path, argument("DIR", "folder of token files")]) -> N
     from brx.data.prepare import SPLITS, PreparedData
 
     has_any = any((folder / f"{split}.bin").is_file() for split in SPLITS)
-    refuse(not has_any, f"{folder}: no token files, which are made with brx data prepare")
+    refuse(not has_any, f"{folder}: has no token files; brx data prepare makes them")
     _print_data(folder, PreparedData.load(folder, always_hash=True))
 
 

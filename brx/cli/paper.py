@@ -98,9 +98,8 @@ def plot(
         f"--runs: {figure} takes its runs as arguments, after its name",
     )
     if folders and not is_of_any_runs:
-        entries(
-            figure, FIGURES, "figure", ", ".join(OF_ANY_RUNS)
-        )  # a name that is unknown is told first
+        # A name that is unknown is told first
+        entries(figure, FIGURES, "figure", ", ".join(OF_ANY_RUNS))
         raise UserError(
             f"RUN: only {', '.join(OF_ANY_RUNS)} take runs; name the folder of {figure}'s with "
             f"--runs"

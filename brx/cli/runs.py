@@ -187,7 +187,7 @@ def weights(
 
     folder, iteration = run_and_iteration(run)
     config_path = folder / "config.yaml"
-    refuse(not config_path.is_file(), f"{run}: is no run, and no checkpoint of one")
+    refuse(not config_path.is_file(), f"{run}: is neither a run's folder nor a checkpoint")
     checkpoints = [path for path in list_checkpoints(folder) if iteration in (None, int(path.name))]
     refuse(not checkpoints, f"{run}: has no complete checkpoint")
     for path in write_weights(folder, checkpoints[-1], load_config(config_path), to):

@@ -102,7 +102,7 @@ def train(
     run_config = load_config(config, settings, is_new=not resume)
     refuse(
         run_config.is_recorded,
-        f"{config}: was recorded from another loop than brx's; it goes on there",
+        f"{config}: was recorded from a loop of your own; continue it in that loop",
     )
     # Wrong settings are told at once; torch takes seconds to load.
     from brx.distributed.processes import DistributedWorld
@@ -214,7 +214,7 @@ def sweep(
     )
     from brx.sweep.spec import Sweep
 
-    refuse(address is not None and launcher != "ray", "--address: only --launcher ray has one")
+    refuse(address is not None and launcher != "ray", "--address: needs --launcher ray")
     specifications = [Sweep.load(path, out) for path in sweeps]
     check_own_methods(specifications)
     if dry_run:
@@ -305,7 +305,7 @@ def compare(
     )
     refuse(all_builtin and methods, "METHOD and --all-builtin: give one of the two")
     for name, given in (("--set", overrides), ("--rest-lr", rest_lr)):
-        refuse(given and len(methods or []) != 1, f"{name}: is about one METHOD; name exactly one")
+        refuse(given and len(methods or []) != 1, f"{name}: needs exactly one METHOD")
     asked = [name for name in METHODS if name != CUSTOM] if all_builtin else list(methods or [])
     settings = comparison.parse_settings(overrides or [])
     variants = [settings, *({**settings, "optimizer.rest_lr": rate} for rate in rest_lr or [])]

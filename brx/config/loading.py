@@ -19,11 +19,11 @@ from brx.files import user_path
 from brx.readers import Damaged, read_text
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# An installed package carries the presets; a checkout has them beside the package.
+# An installed package contains the presets; in a checkout they are next to the package.
 PRESETS = _PACKAGE / "presets" if (_PACKAGE / "presets").is_dir() else _PACKAGE.parent / "configs"
 
 OF_RUNS = ("metrics.jsonl", "curves.npz", "summary.json", "checkpoints")
-"""What a run's folder has beside its config.yaml."""
+"""Files of a run's folder other than config.yaml; one of them identifies a run."""
 MOST_SHOWN = 200  # characters of an override that a message repeats
 Settings = Mapping[str, Any]  # dotted keys of a run's configuration and their values
 # By section that has several forms: the key that names one, and the section's tag.
@@ -64,10 +64,17 @@ def load_config(
     `a.b=value` overrides."""
     path = find_config(name)
     content = new_content(path) if is_new else read_mapping(path)
+    return config_of(content, path, overrides)
+
+
+def config_of(content: Mapping[str, Any], path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Check what a configuration's file holds (`read_mapping`), with `a.b=value` overrides."""
     if not content:  # a default run is a long one: it is asked for with {}, not by an emptied file
         raise UserError(
             f"{path}: is empty; restore it, or name a preset ({', '.join(preset_names())})"
         )
+    if not overrides:
+        return validate(content, RunConfig, str(path))
     return apply_overrides(content, overrides, str(path))
 
 
@@ -99,7 +106,7 @@ def allow_code_of(*names: str | Path) -> None:
 
 
 def is_of_run(config: Path) -> bool:
-    """Whether a configuration's file is that of a run, trained or under way."""
+    """Whether a configuration file belongs to a run, finished or not."""
     return any((config.parent / name).exists() for name in OF_RUNS)
 
 
@@ -117,13 +124,12 @@ def _refuse_recorded(content: Mapping[str, Any], path: Path) -> None:
     optimizer = content.get("optimizer")
     if isinstance(optimizer, dict) and str(optimizer.get("method")).startswith(RECORDED):
         raise UserError(
-            f"{path}: was recorded from a loop that is not brx's, with a model that it does not "
-            f"know"
+            f"{path}: was recorded from a loop of your own, with a model that brx does not know"
         )
 
 
 def find_config(name: str | Path) -> Path:
-    """The file of that path, that of the run in that folder, or the preset of that name in
+    """The configuration file: the path itself, the file of the run in a folder, or a preset in
     `configs/`."""
     path = user_path(name)
     if path.is_file():
@@ -167,9 +173,8 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
     for override in overrides:
         key, equals, text = override.partition("=")
         short = override if len(override) <= MOST_SHOWN else f"{override[:MOST_SHOWN]}..."
-        shown = (
-            f"--set {short}" if short.isprintable() else f"--set {short!r}"
-        )  # a newline must not split the message
+        # A newline must not split the message
+        shown = f"--set {short}" if short.isprintable() else f"--set {short!r}"
         if not equals or not all(key.split(".")) or not key.isprintable():
             raise UserError(
                 f"{shown}: write it as section.key=value, for example optimizer.lr=3e-4"

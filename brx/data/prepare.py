@@ -206,7 +206,7 @@ def remove(folder: Path) -> None:
     known = {NOTE, *(f"{split}.{kind}" for split in SPLITS for kind in ("bin", "json", "verified"))}
     strangers = {path.name for path in folder.glob("*") if path.suffix != ".tmp"} - known
     if strangers or folder not in token_folders(folder.parent):
-        raise UserError(f"{folder}: no folder of token files; brx data list names them")
+        raise UserError(f"{folder}: is not a folder of token files; brx data list shows them")
     complete = folder.with_name(folder.name.removeprefix(".").removesuffix(".partial"))
     with _exclusive(complete):
         shutil.rmtree(folder)

@@ -51,7 +51,7 @@ _ROWS_AT_A_TIME = 256
 
 
 def is_validation(document: str, fraction: float, seed: int) -> bool:
-    """Whether a document is held out: nothing but a seed and its text decides."""
+    """Whether a document is held out. Only a seed and its text decide."""
     return _drawn(f"{seed}/{document}", fraction)
 
 

@@ -102,9 +102,9 @@ class DistributedWorld(World):
             on_host = PointToPoint(source, target, shape[0], received, self._timeout_s)
             return ThroughHost(on_host, buffers, outgoing=pinned[1])
 
-        # A received activation is the input of a graph until its backward pass: one buffer for each
-        # of the R - r micro-batches that may be in flight here, and one to receive into meanwhile.
-        # A gradient is used at once.
+        # A received activation is the input of a graph until its backward pass: one buffer per
+        # micro-batch that may be in flight here (R - r), and one for the next to arrive. A gradient
+        # is used at once.
         return Neighbours(
             activations=channel(previous, following, self.num_ranks - self.rank + 1),
             gradients=channel(following, previous, 2),

@@ -20,6 +20,7 @@ class AnyOptimizer(Method):
     source = "the file or package that it is from"
     gets: ClassVar = {"the class": "what a Method says; an optimizer gets all parameters"}
     why = "brx cannot know which parameters an optimizer is meant for"
+    update_copies = 2  # as of torch's optimizers over lists of tensors
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
         settings = self.config.optimizer
@@ -94,9 +95,8 @@ def load_class(name: str) -> type[Method] | type[Optimizer]:
     return chosen
 
 
-Rule = Literal[
-    "optimizers", "lr_divisor", "correct_gradients", "forecast", "step"
-]  # what a method is asked for
+# The members that brx calls; messages name them.
+Rule = Literal["optimizers", "lr_divisor", "correct_gradients", "forecast", "step"]
 
 
 @contextlib.contextmanager

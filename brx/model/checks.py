@@ -45,24 +45,26 @@ def _check_part(
     losses = []
     if isinstance(output, tuple) and name.startswith("blocks."):
         if len(output) != 2 or not all(isinstance(one, Tensor) for one in output):
-            raise UserError(f"{where} gives a tuple that is no pair of stream and auxiliary loss")
+            raise UserError(f"{where} returns a tuple, must be a pair of stream and auxiliary loss")
         output, auxiliary_loss = output
         losses.append(auxiliary_loss)
         if auxiliary_loss.shape != ():
             raise UserError(
-                f"{where} gives an auxiliary loss of shape {tuple(auxiliary_loss.shape)}, must be a"
+                f"{where} returns an auxiliary loss of shape {tuple(auxiliary_loss.shape)}, must"
+                " be a"
                 " number"
             )
         if not _has_auxiliary_loss(config):
             raise UserError(
-                f"{where} gives an auxiliary loss: say so by has_auxiliary_loss = True in the model"
+                f"{where} returns an auxiliary loss; set has_auxiliary_loss = True in the model's"
+                " class"
             )
     found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if found != shape:
         what = "logits" if name == "head" else "a stream"
         meaning = "vocabulary" if name == "head" else "model.width"
         raise UserError(
-            f"{where} gives {what} of shape {found}, must be {shape}: examples, tokens, {meaning}"
+            f"{where} returns {what} of shape {found}, must be {shape}: examples, tokens, {meaning}"
         )
     _check_gradients(part, [output.sum(), *losses], where)
     for (key, buffer), (_, before, version) in zip(part.named_buffers(), buffers, strict=True):
@@ -84,11 +86,11 @@ def _check_gradients(part: nn.Module, losses: Sequence[Tensor], where: str) -> N
         return
     total = torch.stack([loss.float() for loss in losses]).sum()
     if not total.requires_grad:
-        raise UserError(f"{where}: none of its weights takes part in what it gives")
+        raise UserError(f"{where}: its output depends on none of its weights")
     gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
     unused = [name for name, found in zip(named, gradients, strict=True) if found is None]
     if unused:
-        raise UserError(f"{where}: {some(unused)} without effect on what it gives")
+        raise UserError(f"{where}: {some(unused)} without effect on its output")
 
 
 def _check_shared(model: nn.Module, parts: Sequence[range], where: str) -> None:

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_LOGITS = (
-    2**25
-)  # of a chunk of the loss: 128 MiB in fp32, and still hundreds of tokens per matrix product
+# Logits in a chunk of the loss: 128 MiB in fp32, and still hundreds of tokens per matrix product
+CHUNK_LOGITS = 2**25
 
 
 class Head(nn.Module):
     """Final norm and language-model head: (B, S, D) to logits (B, S, V).
 
-    Its loss is that of `head_loss`, which a head of another class has not: that one's logits are
-    computed twice where they are too many (`loss_of`)."""
+        `head_loss` computes its loss. A head of another class does not have it, so its logits are
+        computed twice if there are too many
+    (`loss_of`)."""
 
     def __init__(self, norm: nn.Module, linear: nn.Linear) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """A stage: a contiguous run of blocks, with the embedding if it is the first and the head if it is
 the last.
 
-Parameter names are those of the whole model ("blocks.5.attention.query.weight") whatever the
+Parameters have the names of the whole model ("blocks.5.attention.query.weight"), whatever the
 partition is."""
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Stage(nn.Module):
 
     Attributes, of the stage's parameters by name: matrices: weight matrices in blocks, or stacks of
         them, which basis rotation, SOAP, Muon and Scion treat as matrices. stacks: parameters whose
-        first dimension counts members, of which some methods take each by itself. cast: matrices
+        first dimension counts members; some methods treat each member separately. cast: matrices
         that autocast casts wherever they are used; rings may keep them in bf16.
     """
 
@@ -52,7 +52,7 @@ class Stage(nn.Module):
         self.embedding = parts.embed if blocks.start == 0 else None
         self.blocks = nn.ModuleDict({str(index): parts.blocks[index] for index in blocks})
         self.head = parts.head if blocks.stop == len(parts.blocks) else None
-        # Of a model whose auxiliary losses are no means over examples.
+        # True for a model whose auxiliary losses are not means over examples.
         self.has_auxiliary_loss = bool(getattr(model, "has_auxiliary_loss", False))
         own = dict(self.named_parameters())
         self.matrices = frozenset(map(stage_name, matrix_names(model))) & own.keys()

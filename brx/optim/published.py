@@ -28,9 +28,8 @@ def published_update(batch: MatrixBatch, gradient: Tensor, is_due: bool) -> Tens
         _renew_bases(batch, momentum, second_moment, is_first=t == 1)
     rotated = rotate(batch, gradient)
     second_moment.mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
-    step = rotate(batch, momentum) / (
-        second_moment.sqrt() + options["eps"]
-    )  # eps before the bias correction
+    # eps is added before the bias correction.
+    step = rotate(batch, momentum) / (second_moment.sqrt() + options["eps"])
     batch.state["step"] += 1
     return rotate(batch, step, back=True).mul_(-lr * math.sqrt(1 - beta2**t) / (1 - beta1**t))
 
@@ -58,9 +57,8 @@ def _renew_bases(
             # rotated: QR of M then.
             other: Side = "right" if side == "left" else "left"
             product = factor @ old[other] if other in old else factor
-            order = (
-                product.square().sum(dim=-2).argsort(dim=-1, descending=True)
-            )  # of the other side's columns
+            # The order of the other side's columns.
+            order = product.square().sum(dim=-2).argsort(dim=-1, descending=True)
             reorder(other, second_moment, order)
             basis = torch.linalg.qr(select_columns(product, order), mode="complete").Q
         batch.matrices(f"{side}_basis").copy_(basis)

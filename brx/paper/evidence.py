@@ -92,14 +92,13 @@ class Margin:
         if self.by_seed.empty:
             raise UserError("no seed in common that did not diverge on both sides")
         self.mean, count = float(self.by_seed.mean()), len(self.by_seed)
-        self.interval: tuple[float, float] | None = None  # of the mean, 95 %
+        self.interval: tuple[float, float] | None = None  # 95 % interval of the mean
         # What decides: the lower end of the interval; without one, the mean, or where a seed
         #     diverged, every seed.
         self.least = self.mean if math.isfinite(self.mean) else float(self.by_seed.min())
         if count >= SEEDS_FOR_AN_INTERVAL and math.isfinite(self.mean):
-            half = float(
-                stdtrit(count - 1, (1 + CONFIDENCE) / 2) * self.by_seed.sem()
-            )  # quantile of Student's t
+            # Quantile of Student's t
+            half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2) * self.by_seed.sem())
             self.interval = self.mean - half, self.mean + half
             self.least = self.interval[0]
         self.holds = self.least > 0  # by more than chance, as far as the seeds can say
@@ -345,7 +344,7 @@ def _compensated(experiments: Experiments, stages: int) -> tuple[pd.DataFrame, f
     that strength."""
     name = "delay-compensation"
     settings = [{"optimizer.compensation": strength} for strength in COMPENSATIONS]
-    tried = experiments.fresh()  # as of rates, the seeds of the chosen one count
+    tried = experiments.fresh()  # as with rates, only seeds of the chosen one count
     try:
         runs = [runs_of(tried, name, stages, name, settings=each) for each in settings]
     finally:
@@ -384,13 +383,13 @@ def delay_compensation_is_like_pipedream(experiments: Experiments) -> Evidence:
 
 
 def validation_follows_training(experiments: Experiments) -> Evidence:
-    """Of each pair of the main methods whose training losses surely differ, the validation losses
-    surely do, alike."""
+    """If the training losses of two main methods surely differ, so do their validation losses, in
+    the same direction."""
     runs = dict(zip(MAIN, _paired(experiments, MAIN), strict=True))
     training = {method: final_loss(seeds, "train_loss") for method, seeds in runs.items()}
     by_training = sorted(runs, key=training.__getitem__)
     sure_pairs = [
-        margin(runs[lower], runs[higher])  # of validation losses
+        margin(runs[lower], runs[higher])  # differences of validation losses
         for lower, higher in combinations(by_training, 2)
         if margin(runs[lower], runs[higher], "train_loss").holds
     ]
@@ -564,8 +563,8 @@ def saves_more(experiments: Experiments, larger: str, smaller: str) -> Evidence:
 
 
 def _log_left(experiments: Experiments, model: str) -> list[float]:
-    """Of each seed the logarithm of the share of the best baseline's iterations that basis rotation
-    needs to its final loss; infinite where one of them never gets there."""
+    """For each seed: the logarithm of basis rotation's iterations to the best baseline's final
+    loss, divided by the baseline's. It is infinite if one of them never reaches this loss."""
     ours, other = _with_best_baseline(experiments, "basis-rotation", BASELINES, model)
     target = common_target(other)
     passed, their_passed = reached_by_seed(ours, target), reached_by_seed(other, target)

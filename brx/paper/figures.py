@@ -20,6 +20,8 @@ from brx.curvature import effective_delay as delays
 from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms
 from brx.curvature.oscillation import oscillations_in
 from brx.errors import UserError
+from brx.paper.causes import RUNS as CAUSES_RUNS
+from brx.paper.causes import draw_causes
 from brx.paper.claims import CLAIMS, fill_claims, judge
 from brx.paper.ladder import fill_ladder
 from brx.paper.leads import draw_leads
@@ -38,6 +40,7 @@ from brx.paper.scales import (
     Experiments,
     Scale,
 )
+from brx.paper.similarity import RUNS as STUDY_RUNS
 from brx.paper.similarity import draw_study
 from brx.paper.tables import (
     PRECONDITIONED_TABLE,
@@ -268,6 +271,10 @@ class PaperFigure(Entry):
     is_measured: bool = (
         False  # `draw_to` draws what was measured at a scale, and not the same at all scales
     )
+    # Draws a study, which has a folder of runs of its own: from that folder, at a path without
+    # suffix; the files written.
+    draw_study: Callable[[Path, Path], list[Path]] | None = None
+    study: Path | None = None  # the study's folder, unless --runs names another
     across: int = 1  # panels in a row
     height: float | None = None  # in inches; by default HEIGHT_IN per row
     shares_y: int | None = (
@@ -277,6 +284,10 @@ class PaperFigure(Entry):
     reading: str = READING  # the caption's second sentence: how to read it
     # without runs of this one it would show other experiments alone; empty where any run will do
     sweep: str = ""
+
+    @property
+    def is_from_runs_of_scale(self) -> bool:
+        return self.draw_to is None and self.draw_study is None
 
 
 def draw_paper_figure(
@@ -325,15 +336,18 @@ def draw_figures(
     chosen = entries(wanted, FIGURES, "figure", "curves, staleness, profiles")
     if runs is not None and all(figure.draw_to is not None for figure in chosen):
         raise UserError(f"--runs: figure {wanted} is not drawn from a folder of runs")
-    experiments = (
-        load_noting(scale, runs, note) if any(figure.draw_to is None for figure in chosen) else None
-    )
+    needs_scale = any(figure.is_from_runs_of_scale for figure in chosen)
+    experiments = load_noting(scale, runs, note) if needs_scale else None
 
     def draw(figure: PaperFigure) -> Path:
-        is_of_scale = figure.draw_to is None or figure.is_measured
+        is_of_scale = figure.is_from_runs_of_scale or figure.is_measured
         folder = out or (Path("figures") / scale if is_of_scale else Path("figures"))
         if figure.draw_to is not None:
             return figure.draw_to(folder / figure.name, SCALES[scale])[0]
+        if figure.draw_study is not None and figure.study is not None:
+            # Among several figures --runs names the scale's folder.
+            named = runs if len(chosen) == 1 else None
+            return figure.draw_study(named or figure.study, folder / figure.name)[0]
         assert experiments is not None
         written, asked = draw_paper_figure(figure, experiments, folder)
         note_missing(f"figure {figure.name}", asked, note)
@@ -476,7 +490,15 @@ FIGURES = {
             "similarity",
             "",
             "Which dimensionless numbers decide what delay costs.",
-            draw_to=lambda path, _: draw_study(path),
+            draw_study=draw_study,
+            study=STUDY_RUNS,
+        ),
+        PaperFigure(
+            "causes",
+            "",
+            "What makes an optimizer stand delay: bases, momentum, step geometry, corrections.",
+            draw_study=draw_causes,
+            study=CAUSES_RUNS,
         ),
         PaperFigure(
             "teaser",

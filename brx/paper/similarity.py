@@ -86,7 +86,7 @@ def study(runs: pd.DataFrame) -> pd.DataFrame:
             frames.append(_compared(chosen).assign(setting=setting))
     if not frames:
         raise UserError(
-            f"{RUNS}: no method has runs at P = 1 and at another P, at the settings of the study"
+            "no method has runs at P = 1 and at another P, at the settings of the study"
         )
     rows = concat(frames)
     usual = {row["method"]: row for row in rows.to_dict("records") if row["setting"] == PRESET}
@@ -138,13 +138,14 @@ def _compared(chosen: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def load_study() -> pd.DataFrame:
-    if not RUNS.is_dir():
+def load_study(folder: Path) -> pd.DataFrame:
+    """`study` of the runs in a folder; UserError where there are none."""
+    if not folder.is_dir():
         raise UserError(
-            f"{RUNS}: no such folder, for the study's runs: brx sweep "
+            f"{folder}: no such folder, for the study's runs: brx sweep "
             f"configs/sweeps/similarity/*.yaml"
         )
-    return study(load([RUNS]))
+    return study(load([folder]))
 
 
 def study_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -168,10 +169,10 @@ def study_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table).fillna("-")
 
 
-def draw_study(path: Path) -> list[Path]:
+def draw_study(folder: Path, path: Path) -> list[Path]:
     """A line per setting: the slowdowns of the three methods, and the iterations saved; dashed: the
     paper's numbers."""
-    rows = load_study()
+    rows = load_study(folder)
     settings = rows["setting"].unique()
     places = [-place for place in range(len(settings))]
     rows["place"] = rows["setting"].map(dict(zip(settings, places, strict=True))).astype(float)

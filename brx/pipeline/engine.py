@@ -251,8 +251,8 @@ class Engine:
         if self.watcher is not None:
             self.watcher.before_forward(n)
         output = self._through_stages(inputs if received is None else received, targets)
-        # Of a last stage only the loss (a scalar) leads into the backward pass, else the residual
-        # stream (B, S, D).
+        # The backward pass of a last stage starts from the loss (a scalar), of others from the
+        # residual stream (B, S, D).
         root = output.stream if output.loss is None else output.loss
         self._in_flight[n] = _InFlight(received, root, output.auxiliary_losses)
         if not self.is_last:

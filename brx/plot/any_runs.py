@@ -27,11 +27,17 @@ from brx.runs.frames import DEPTH, SMOOTHING, curves, differences, load, read_ru
 from brx.runs.metrics import read_staleness
 
 NUM_TARGETS = 40
+MOST_LABELS = 40  # of a legend: more take longer to draw than the curves, and nobody reads them
 
 
 def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) -> list[Path]:
-    """Smoothed training loss of rows of `brx.runs.load`, dashed with delay; UserError where a run
-    has no loss yet."""
+    """Smoothed training loss of rows of `brx.runs.load`, dashed with delay.
+
+    Of more than `MOST_LABELS` runs the legend names those that end lowest.
+
+    Raises:
+        UserError: a run has no loss yet.
+    """
     if len(empty := runs.index[runs["train_loss"].isna()]):
         raise UserError(
             f"{empty[0]}: ended before its first loss was written; there is nothing to draw"
@@ -39,11 +45,17 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
     by_run = dict(iter(curves(runs).groupby("run", sort=False)))
     is_delayed = runs["largest_delay"] > 0
     labels, colors = _labels_and_colors(runs, is_delayed)
+    finals = runs["train_loss"].sort_values(kind="stable")
+    named = set(finals.index[:MOST_LABELS])
     with new_figure(width=5.0, height=3.6) as figure:
         axes = figure.add_subplot()
         for run, losses in by_run.items():
             style: Any = {"color": colors[run], "linestyle": line_style(is_delayed=is_delayed[run])}
-            axes.plot(losses["iteration"], losses["smoothed"], label=labels[run], **style)
+            if run in named:
+                style["label"] = labels[run]
+            axes.plot(losses["iteration"], losses["smoothed"], **style)
+        if len(runs) > len(named):
+            axes.plot([], [], " ", label=f"and {len(runs) - len(named)} that end higher")
         if target is not None:
             axes.axhline(
                 target,
@@ -58,7 +70,6 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
             settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2
         )  # a spike must not set the scale
         axes.set_xlim(0, max(losses["iteration"].max() for losses in by_run.values()))
-        finals = runs["train_loss"].sort_values()
         title, notes = "", differences(runs)
         is_fair = (
             not notes

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.colors import to_hex
+from numpy.typing import NDArray
 
 import brx
 from brx.config.parsing import dump_yaml
@@ -42,15 +43,15 @@ from brx.sweep.compare import DELAYS, read_board
 from brx.sweep.run import duration
 from brx.train.recorder import git_commit
 
-KEPT_COMPARISON = (
-    Path("results") / "compare"
-)  # runs that `brx compare --all-builtin` made, as `brx export` keeps them
+# Runs made by `brx compare --all-builtin`, in the compact form of `brx export`.
+KEPT_COMPARISON = Path("results") / "compare"
 OF_THE_PAPER = ("teaser", "main")  # figures without whose runs a page is not about the paper
 MOST_CURVES = 12  # in the figure that a page of somebody's own runs opens with
 HEADLINES = ("teaser", "main", "claims")  # the figures that the page opens with
 MOST_POINTS = (
     120  # points of a curve: the losses are means over 2 % of a run, which 120 points resolve twice
 )
+# Line styles of a method's variants, which share its colour
 DASHES = (
     "solid",
     "dash",
@@ -58,7 +59,7 @@ DASHES = (
     "dashdot",
     "longdash",
     "longdashdot",
-)  # of a method's variants, in its colour
+)
 # Facets of numbers: by name, their headings and columns.
 ORDERED = {
     "stages": ("P", DEPTH),
@@ -211,7 +212,7 @@ def other_drawings(folders: Sequence[Path]) -> list[Drawing]:
     for folder in folders:
         for image in sorted(folder.glob("*.svg")):
             images.setdefault(image.stem, image)
-    drawn_from_runs = {name for name, figure in FIGURES.items() if figure.draw_to is None}
+    drawn_from_runs = {name for name, figure in FIGURES.items() if figure.is_from_runs_of_scale}
     return [
         _read_drawing(image)
         for name, image in images.items()
@@ -230,7 +231,7 @@ def paper_drawings(
     """The paper's figures that have runs, and a line for each that has none."""
     drawn, undrawn = [], []
     with tempfile.TemporaryDirectory(prefix="brx-report-") as scratch:
-        for figure in [figure for figure in FIGURES.values() if figure.draw_to is None]:
+        for figure in [figure for figure in FIGURES.values() if figure.is_from_runs_of_scale]:
             paths = (folder / f"{figure.name}.svg" for folder in folders)
             kept = next((path for path in paths if _is_of(path, experiments)), None)
             try:
@@ -390,7 +391,7 @@ def run_entries(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[dict[str, Any]
     variants = ordered["variant"].drop_duplicates()
     places = variants.groupby(
         variants.map(_base)
-    ).cumcount()  # of a variant among those of its method
+    ).cumcount()  # place of a variant among the variants of its method
     dashes = {
         variant: DASHES[place % len(DASHES)]
         for variant, place in zip(variants, places, strict=True)
@@ -481,7 +482,7 @@ def _entry(run: pd.Series, is_chosen: bool, dash: str) -> dict[str, Any]:
         "is_chosen": is_chosen,  # its learning rate is the best of those tried
         "status": run["status"],
         "dash": dash,
-        # Of the table, by heading.
+        # The numbers of the run's row in the table, by heading.
         "numbers": {
             name: text if np.isfinite(float(text)) else "-" for name, text in numbers.items()
         },
@@ -493,21 +494,34 @@ def _entry(run: pd.Series, is_chosen: bool, dash: str) -> dict[str, Any]:
 def _curves(run: Run) -> dict[str, list[float | None]]:
     """Series for the chart, rounded; null where a loss is not finite: JSON knows no such
     numbers."""
-    minutes = pd.Series(run.seconds / 60, run.iterations)
-    losses = (
-        pd.Series(run.smoothed, run.iterations[run.centres]),
-        pd.Series(run.val_loss, run.val_iterations),
-    )
+    smoothed = pd.Series(run.smoothed, run.iterations[run.centres])
+    shown = {
+        "train": thin(smoothed, MOST_POINTS),
+        "val": pd.Series(run.val_loss, run.val_iterations),
+    }
     chart: dict[str, list[float | None]] = {}
-    for name, prefix, loss in (
-        ("train", "", thin(losses[0], MOST_POINTS)),
-        ("val", "val_", losses[1]),
-    ):
-        chart[f"{prefix}iterations"] = loss.index.astype(int).tolist()
-        chart[f"{prefix}minutes"] = _rounded(minutes.reindex(loss.index), 3)
-        chart[name] = _rounded(loss, 4)
+    for name, loss in shown.items():
+        prefix = "val_" if name == "val" else ""
+        iterations = loss.index.to_numpy()
+        chart[f"{prefix}iterations"] = iterations.astype(int).tolist()
+        chart[f"{prefix}minutes"] = _rounded(_minutes_at(run, iterations), 3)
+        chart[name] = _rounded(loss.to_numpy(), 4)
     return chart
 
 
-def _rounded(values: pd.Series, digits: int) -> list[float | None]:
+def _minutes_at(
+    run: Run,
+    iterations: NDArray[np.float64],  # (n,), rising
+) -> NDArray[np.float64]:
+    """The minutes of training at some iterations; NaN at those without a training loss."""
+    if len(run.iterations) == 0:
+        return np.full(len(iterations), np.nan)
+    places = np.searchsorted(run.iterations, iterations)
+    places = np.minimum(places, len(run.iterations) - 1)
+    is_there = run.iterations[places] == iterations
+    minutes: NDArray[np.float64] = np.where(is_there, run.seconds[places] / 60, np.nan)
+    return minutes
+
+
+def _rounded(values: NDArray[np.float64], digits: int) -> list[float | None]:
     return [round(value, digits) if np.isfinite(value) else None for value in values.tolist()]

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from brx.config.loading import load_config, sections_of_code
+from brx.config.loading import config_of, sections_of_code
 from brx.config.schema import (
     RECORDED,
     BasisRotationConfig,
@@ -28,17 +28,15 @@ from brx.errors import UserError
 from brx.methods.trajectory_version import newest_alike, oldest_alike, recorded_version
 from brx.names import path_of_text, path_text, shown
 from brx.pipeline.delay import StageDelay, depth, noted_delays, stage_delays
-from brx.readers import read_text
+from brx.runs.cache import FileState, file_states, read_parsed
 from brx.runs.folder import SEED as SEED
 from brx.runs.folder import (
     decides_trajectory,
     find_runs,
-    parse_summary,
     read_each,
     settings_key,
     status_of,
 )
-from brx.runs.metrics import read_curves
 from brx.runs.slowdown import Series, last_quarter_loss
 
 Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -80,14 +78,12 @@ class Run:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a run's folder; UserError where it is none, or has no training loss yet."""
-        if not (path / "config.yaml").is_file():
+        config_path = path / "config.yaml"
+        if not config_path.is_file():
             raise UserError(f"{path}: not a run's folder (it has no config.yaml)")
-        summary_path = path / "summary.json"
-        try:
-            summary = parse_summary(read_text(summary_path)) if summary_path.is_file() else {}
-        except ValueError as error:
-            raise UserError(f"{summary_path}: not readable: {error}") from None
-        return cls(path, load_config(path / "config.yaml"), summary, *read_curves(path))
+        parsed = read_parsed(path)
+        config = config_of(parsed.settings, config_path)
+        return cls(path, config, parsed.summary, *parsed.curves)
 
     @property
     def delays(self) -> list[StageDelay]:
@@ -392,12 +388,21 @@ def differences(runs: pd.DataFrame) -> list[str]:
 
 def _differing_aspects(runs: pd.DataFrame, *, any_split: bool = False) -> pd.Series:
     """What makes each run incomparable with the first of them, in words; see `comparable`."""
-    aspects, first = _aspects(runs, any_split=any_split), runs.iloc[0]
-    differing = [
-        ", ".join(name for name, keys in aspects.items() if not run[keys].equals(first[keys]))
-        for _, run in runs.iloc[1:].iterrows()
-    ]
-    return pd.Series(differing, runs.index[1:], dtype=object)
+    differing: list[list[str]] = [[] for _ in range(len(runs))]
+    for aspect, keys in _aspects(runs, any_split=any_split).items():
+        # A row per run, (keys,): pandas takes a millisecond to compare two rows.
+        rows = list(zip(*(runs[key].tolist() for key in keys), strict=True))
+        for aspects, row in zip(differing, rows, strict=True):
+            if not all(map(_is_same, row, rows[0])):
+                aspects.append(aspect)
+    texts = [", ".join(aspects) for aspects in differing[1:]]
+    return pd.Series(texts, runs.index[1:], dtype=object)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two values of a frame are equal, or both missing (None, NaN)."""
+    is_missing = [value is None or value != value for value in (one, other)]
+    return all(is_missing) or bool(one == other)
 
 
 def left_out(
@@ -434,18 +439,13 @@ def _aspects(runs: pd.DataFrame, *, any_split: bool) -> dict[str, list[str]]:
 
 
 def read_run(path: Path) -> Run:
-    """A run, read again only after the size or time of one of its files has changed.
+    """A run, read again only after one of its files has changed (`brx.runs.cache.file_states`).
 
     Args:
         path: its folder, also as a frame's index has it (`brx.names.path_text`).
     """
     path = path_of_text(path)
-    files = [path / name for name in ("metrics.jsonl", "curves.npz", "summary.json", "config.yaml")]
-    states = (
-        (file.stat().st_size, file.stat().st_mtime_ns) if file.is_file() else (0, 0)
-        for file in files
-    )
-    return _read_once(path, tuple(states))
+    return _read_once(path, file_states(path))
 
 
 def unusual_settings(config: RunConfig) -> list[str]:
@@ -463,7 +463,7 @@ def unusual_settings(config: RunConfig) -> list[str]:
 
 
 @lru_cache(maxsize=1024)
-def _read_once(path: Path, _states: tuple[tuple[int, int], ...]) -> Run:
+def _read_once(path: Path, _states: tuple[FileState, ...]) -> Run:
     return Run.load(path)
 
 

@@ -9,7 +9,7 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -27,7 +27,7 @@ from brx.files import (
     write_text,
 )
 from brx.readers import Damaged, lines_of, parse_json, read_arrays
-from brx.runs.folder import ENDED, RunFolder, find_runs, read_each, status_of, telling
+from brx.runs.folder import CACHE, ENDED, RunFolder, find_runs, read_each, status_of, telling
 
 Record = dict[str, Any]
 """`iteration`, then either a training step (`train_loss` in nats, `lr`, `grad_norm`, `tokens`,
@@ -208,19 +208,25 @@ def read_curves(folder: Path) -> Curves:
         if summary.get("status") == "diverged":
             return curves
         raise UserError(f"{path}: holds no training loss yet")
-    num_iterations = int(curves.iterations[-1])
-    if summary.get("status") == "finished":
-        num_iterations = summary.get("iteration", num_iterations)
-    num_lacking = num_iterations - len(curves.iterations)
-    if num_lacking > 0:
+    lacking = num_lacking(curves, summary)
+    if lacking > 0:
+        num_iterations = lacking + len(curves.iterations)
         problem = (
-            f"{path}: damaged: lacks {num_lacking} of the {num_iterations} iterations that "
+            f"{path}: damaged: lacks {lacking} of the {num_iterations} iterations that "
             f"the run has made"
         )
-        if num_lacking > MOST_LACKING * num_iterations:
+        if lacking > MOST_LACKING * num_iterations:
             raise UserError(f"{problem}; restore it, or train it again")
         print(f"brx: note: {problem}", file=sys.stderr)
     return curves
+
+
+def num_lacking(curves: Curves, summary: Mapping[str, Any]) -> int:
+    """The number of iterations that a run has made and whose training loss is not there."""
+    made = int(curves.iterations[-1]) if len(curves.iterations) else 0
+    if summary.get("status") == "finished":
+        made = summary.get("iteration", made)
+    return made - len(curves.iterations)
 
 
 def read_staleness(folder: Path) -> list[Record]:
@@ -346,7 +352,11 @@ def _check_target(target: Path) -> None:
     if not target.is_dir():
         raise UserError(f"--to: {target} is a file; name another folder")
     known = {*KEPT, COMPACT, STALENESS, "analysis"}
-    strangers = [path for path in target.iterdir() if path.name not in known]
+    strangers = [
+        path
+        for path in target.iterdir()
+        if path.name not in known and not path.name.startswith(CACHE)  # with what a kill left of it
+    ]
     strangers += [path for path in target.glob("analysis/*") if path.suffix != ".json"]
     if strangers:
         raise UserError(

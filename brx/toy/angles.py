@@ -22,12 +22,11 @@ from brx.toy.quadratic import (
 
 
 class SweepConfig(QuadraticSection):
-    momenta: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
-        min_length=1
-    )  # beta1: one sweep for each
+    # beta1; there is one sweep for each
+    momenta: list[Annotated[float, Field(ge=0, lt=1)]] = Field(min_length=1)
     angles_degrees: list[float] = Field(min_length=2)  # between eigenvectors and coordinates
     delays: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)  # tau, in updates
-    distance: float = Field(gt=0)  # of the starts from the optimum, in random directions
+    distance: float = Field(gt=0)  # distance of the starts from the optimum, in random directions
     starts: int = Field(ge=1)  # how many
 
     @model_validator(mode="after")
@@ -51,7 +50,8 @@ class SweepResult(NamedTuple):
         Infinite where more than half of the starts never arrive; those that do not even without
         delay do not count."""
         ratios = slowdown_ratios(self.updates[:, :1], self.updates[:, 1:])
-        # Of an even number, the upper of the two in the middle: a mean with infinity says nothing.
+        # With an even number of values, take the upper one of the middle two: their mean could be
+        # infinite.
         medians: Array = np.nanquantile(ratios, 0.5, axis=-1, method="higher")
         return medians
 
@@ -96,16 +96,15 @@ def run_sweep(config: SweepConfig) -> SweepResult:
 
 
 def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
-    """Per momentum: slowdown against the angle beside the (1,1)-norm (top), and against tau x norm
+    """Per momentum: slowdown against the angle with the (1,1)-norm (top), and against tau x norm
     (bottom)."""
     momenta, delays, angles = (
         result.config.momenta,
         result.config.delays,
         result.config.angles_degrees,
     )
-    slowdowns = np.where(
-        np.isfinite(result.slowdowns), result.slowdowns, np.nan
-    )  # gaps where there is no number
+    # Values without a number become gaps.
+    slowdowns = np.where(np.isfinite(result.slowdowns), result.slowdowns, np.nan)
     with new_figure(width=3.4, height=5.2, columns=len(momenta)) as figure:
         panels = figure.subplots(2, len(momenta), squeeze=False, sharey="row")
         for column, beta1 in enumerate(momenta):
@@ -131,9 +130,8 @@ def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
                 angles, result.norms, color="black", linestyle=":", label="(1,1)-norm / its minimum"
             )
             top.set(yscale="log", xlabel="angle of the eigenvectors to the coordinates (degrees)")
-            scale: Literal["log", "linear"] = (
-                "log" if np.isfinite(slowdowns).any() else "linear"
-            )  # of nothing: none
+            # Without any finite value, a log scale is impossible.
+            scale: Literal["log", "linear"] = "log" if np.isfinite(slowdowns).any() else "linear"
             bottom.set(
                 xscale="log", yscale=scale, xlabel="$\\tau \\times$ (1,1)-norm / its minimum"
             )

@@ -27,7 +27,7 @@ class ToySection(Section):
     lr: float = Field(gt=0)
     beta2: float = Field(ge=0, lt=1)
     most_updates: int = Field(ge=1)  # a run that has not arrived by then never does
-    seed: int = Field(ge=0)  # of what is drawn at random
+    seed: int = Field(ge=0)  # seed of the random draws
 
 
 class State(NamedTuple):

@@ -131,9 +131,11 @@ def assemble(
 def _without_older(stage: StageVersions, versions: dict[str, Any]) -> dict[str, Any]:
     """The state of a stage's versions that was saved without its ring: all older versions are the
     newest weights, as before the first update."""
-    num_slots = stage.delay.num_slots if stage.delay.tau else 0
-    newest = list(versions["weights"].values())
-    return versions | {"ring": [newest] * num_slots}
+    ring = {}
+    if stage.delay.tau:
+        for name, weight in versions["weights"].items():
+            ring[name] = weight.expand(stage.delay.num_slots, *weight.shape)
+    return versions | {"ring": ring}
 
 
 def build_stages(
@@ -199,7 +201,7 @@ def check_head(config: RunConfig) -> None:
     if is_own and has_delay and pipeline.stash != "exact" and config.runtime.precision == "bf16":
         raise UserError(
             f"pipeline.stash: {pipeline.stash} with a model of your own needs runtime.precision:"
-            " fp32: under autocast it may compute with copies that would not be overwritten"
+            " fp32: under autocast it may compute with copies, which are not overwritten"
         )
     delay = stage_delays(pipeline)[-1].tau
     if pipeline.stash == "exact" or delay == 0:  # 0 in a pipeline
@@ -263,7 +265,7 @@ def check_method(config: RunConfig, device: torch.device) -> None:
     or a user's own method fails."""
     if device.type == "mps" and isinstance(config.optimizer, BasisRotationConfig):
         raise UserError(
-            "runtime.device: basis rotation's first bases need float64, which mps has not; use cpu"
+            "runtime.device: basis rotation's first bases need float64, which mps lacks; use cpu"
         )
     if config.runtime.graphs:
         _check_graphs(config, device)

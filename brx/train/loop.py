@@ -22,7 +22,8 @@ from brx.model.checks import check_model
 from brx.model.stage import partition
 from brx.pipeline.engine import StepResult, check_finite
 from brx.pipeline.world import World
-from brx.planning.placement import assign, check_memory, measure_stage_costs
+from brx.planning.cuts import assign
+from brx.planning.placement import check_memory, measure_stage_costs
 from brx.progress import ProgressBar
 from brx.runs import checkpoint
 from brx.runs.checkpoint import (

@@ -178,5 +178,5 @@ def test_tilde_is_the_home_folder_in_every_path(tmp_path, monkeypatch):
 
 
 def test_home_that_nobody_knows_is_refused():
-    with pytest.raises(UserError, match=r"^~nobody-of-this-name/x: whose home folder this is"):
+    with pytest.raises(UserError, match=r"^~nobody-of-this-name/x: unknown user; write the whole"):
         user_path("~nobody-of-this-name/x")

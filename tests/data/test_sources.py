@@ -208,8 +208,8 @@ def test_bad_files_are_told_in_one_line(tmp_path, name, content, message):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A hub that holds one dataset, as a local file: what was asked of it, and whether it is there
-    converted alone."""
+    """A hub with one dataset, as a local file: the requests that it received, and whether only a
+    converted copy exists."""
     state, load = SimpleNamespace(asked=[], script_only=False), datasets.load_dataset
     path = write_rows(tmp_path / "hub.parquet", DOCUMENTS)
 

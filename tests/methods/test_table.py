@@ -127,7 +127,8 @@ OPTIONS = {
     "frequency=3 covariance=refresh covariance=interval refresh_schedule=stage-aware "
     "refresh_schedule=reversed "
     # make_config has unilateral
-    "rotation_precision=tf32 rotation_precision=bf16 staggered=true as_published=true",
+    "rotation_precision=tf32 rotation_precision=bf16 covariance_precision=tf32 staggered=true "
+    "as_published=true",
 }
 
 

@@ -267,7 +267,7 @@ def test_no_cluster_at_an_address_and_no_node_that_is_large_enough_are_one_line(
 def test_without_ray_one_line_names_the_extra(tmp_path, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "ray", None)
     path = write_sweep(tmp_path)
-    assert "--address: only --launcher ray has one" in refused("sweep", path, "--address", "auto")
+    assert "--address: needs --launcher ray" in refused("sweep", path, "--address", "auto")
     assert "Ray is not installed: pip install 'ray[client]'" in refused(
         "sweep", path, "--launcher", "ray"
     )

@@ -274,7 +274,7 @@ def test_a_second_signal_ends_at_once_and_says_what_is_saved(tmp_path):
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert "cut off at iteration 11" in stderr
-    assert "the newest checkpoint is that of iteration 7" in stderr
+    assert "the newest checkpoint is from iteration 7" in stderr
     assert stderr.splitlines()[-1] == "brx: interrupted"
     train(config, tmp_path / "run", resume=True)
     train(config, tmp_path / "uninterrupted")
@@ -577,7 +577,7 @@ def test_file_that_looks_unchanged_is_not_read(rotten, printed):
 
 def test_verify_finds_a_flipped_bit(rotten, refused):
     told = refused("train", rotten, "--out", rotten.parent / "run", "--verify")
-    assert "train.bin: its SHA-256 is not the sidecar's" in told
+    assert "train.bin: its SHA-256 differs from the one in its sidecar" in told
 
 
 def test_run_goes_on_without_its_text(tmp_path):
