@@ -198,9 +198,8 @@ class Trainer:
                 progress.say(what_is_saved(self.folder.path, self.iteration))
                 raise
             except Exception as error:
-                if not isinstance(
-                    error, NeighbourLostError
-                ):  # which is no more than what another's error led to
+                # A lost neighbour is only the consequence of another rank's error.
+                if not isinstance(error, NeighbourLostError):
                     topic = "diverged" if isinstance(error, DivergedError) else "failed"
                     self.world.announce(topic, str(error) or type(error).__name__)
                 self._writer.give_up()
