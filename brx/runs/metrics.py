@@ -268,7 +268,7 @@ def _from_compact(path: Path) -> Curves:
                 np.ascontiguousarray(arrays["train_loss"].T).view("<i2")[:, 0] / LOSS_STEPS
             )
         arrays = {name: values.astype(np.float64) for name, values in arrays.items()}
-        # Steps between iterations take a quarter less space than iterations, which older exports have.
+        # Steps take a quarter less space than iterations, which older exports have.
         if "steps" in arrays:
             arrays["iterations"] = np.cumsum(arrays["steps"])
         for places, values in pairs:  # curves that are functions of the iteration
