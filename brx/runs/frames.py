@@ -82,7 +82,7 @@ class Run:
         if not config_path.is_file():
             raise UserError(f"{path}: not a run's folder (it has no config.yaml)")
         parsed = read_parsed(path)
-        config = config_of(parsed.settings, config_path)
+        config = config_of(parsed.settings, str(config_path))
         return cls(path, config, parsed.summary, *parsed.curves)
 
     @property
