@@ -15,6 +15,7 @@ from brx.cli.options import (
     FigurePath,
     Format,
     Overrides,
+    TableFormat,
     Throughput,
     argument,
     complete_config,
@@ -110,6 +111,7 @@ def plan(
     from brx.planning.placement import fit_line
     from brx.planning.plan import plan_memory, planned_device_type
     from brx.planning.planned_run import parse_devices, time_lines
+    from brx.planning.rotation_cost import rotation_lines
 
     settings = overrides if devices is None else [*overrides, f"pipeline.devices={devices}"]
     allow_code_of(config)
@@ -122,7 +124,7 @@ def plan(
     print(*rank_notes(run_config, ranks), sep="\n")
     if run.memory is not None:
         print(fit_line(run_config, ranks, device_type, run.memory))
-    print(*time_lines(run), sep="\n")
+    print(*time_lines(run), *rotation_lines(run_config), sep="\n")
 
 
 @app.add("""\
@@ -178,9 +180,20 @@ def memory(
   brx stages --memory 24 141 --format markdown
   # a model of your own
   brx stages --hidden 8192 --heads 64 --params-per-block 856e6 --blocks 80
+  # the devices that a configuration needs, as brx plan counts them
+  brx stages llama-8b --memory 48 80 --set pipeline.rings=host
 """)
 def stages(
+    config: Annotated[
+        str | None,
+        argument(
+            "CONFIG",
+            f"count the devices of a configuration as brx plan does, {CONFIG_HELP}",
+            autocompletion=complete_config,
+        ),
+    ] = None,
     *,
+    overrides: Overrides,
     hidden: Annotated[int | None, of_own_model("H", "embedding dimension", min=1)] = None,
     heads: Annotated[int | None, of_own_model("A", "attention heads", min=1)] = None,
     params_per_block: Annotated[
@@ -190,42 +203,57 @@ def stages(
     memory: Annotated[
         list[str] | None, option("GB...", "memory of devices, in 1e9 bytes (default: the paper's)")
     ] = None,
-    sequence_length: Annotated[int, option("S", "tokens of a sequence", min=1)] = 4096,
-    batch_size: Annotated[int, option("B", "examples per micro-batch", min=1)] = 1,
+    sequence_length: Annotated[
+        int | None, option("S", "tokens of a sequence (default: 4096)", min=1)
+    ] = None,
+    batch_size: Annotated[
+        int | None, option("B", "examples per micro-batch (default: 1)", min=1)
+    ] = None,
     format: Format = "table",
 ) -> None:
+    """Print the table, and what it assumes."""
     from brx.config.parsing import parse_bytes
     from brx.paper.printed import DEVICES_GB, LLAMAS
-    from brx.planning.stage_count import ModelShape, stage_count_table
+    from brx.planning import stage_count
 
-    own = {
-        "--hidden": hidden,
-        "--heads": heads,
-        "--params-per-block": params_per_block,
-        "--blocks": blocks,
-    }
-    missing = [option for option, value in own.items() if value is None]
-    refuse(0 < len(missing) < len(own), f"a model of your own needs {', '.join(missing)} too")
-    models: Sequence[ModelShape] = LLAMAS
-    if (
-        hidden is not None
-        and heads is not None
-        and params_per_block is not None
-        and blocks is not None
-    ):
-        models = (ModelShape("model", hidden, heads, params_per_block, blocks),)
-    sizes = [
-        parse_bytes(text if text[-1:].isalpha() else f"{text}GB", "--memory") / 1e9
-        for text in memory or []
-    ]
-    table = stage_count_table(models, sizes or DEVICES_GB, sequence_length, batch_size)
+    sizes = list(DEVICES_GB)
+    if memory:
+        with_units = [text if text[-1:].isalpha() else f"{text}GB" for text in memory]
+        sizes = [parse_bytes(text, "--memory") / 1e9 for text in with_units]
+    shape = stage_count.parse_shape(hidden, heads, params_per_block, blocks)
+    if config is not None:
+        refuse(
+            shape is not None or sequence_length is not None or batch_size is not None,
+            "CONFIG: has a model, a batch and a sequence length of its own; change them by --set",
+        )
+        _print_device_counts(config, overrides, sizes, format)
+        return
+    refuse(overrides, "--set: needs a CONFIG to change")
+    models: Sequence[stage_count.ModelShape] = LLAMAS if shape is None else [shape]
+    length, batch = sequence_length or 4096, batch_size or 1
+    table = stage_count.stage_count_table(models, sizes, length, batch)
     print_table(table, format)
     if table.map(lambda cell: cell.startswith(">=")).any(axis=None):
         print_note(">=: the device does not hold a whole block, so that each needs at least two")
-    if models is LLAMAS and memory is None and (sequence_length, batch_size) == (4096, 1):
+    for note in stage_count.stage_count_notes(length, batch):
+        print_note(note)
+    if models is LLAMAS and memory is None and (length, batch) == (4096, 1):
         print_note(
             "for Llama 3.1 405B the paper prints >= 512 where its formula, P >= 2 L, gives >= 252"
         )
+
+
+def _print_device_counts(
+    config: str, overrides: Sequence[str], sizes: Sequence[float], format: TableFormat
+) -> None:
+    from brx.config.loading import allow_code_of, load_config_to_plan
+    from brx.planning.device_counts import device_count_notes, device_count_table
+
+    allow_code_of(config)
+    run_config = load_config_to_plan(config, overrides)
+    print_table(device_count_table(config, run_config, sizes), format)
+    for note in device_count_notes(run_config):
+        print_note(note)
 
 
 @app.add("""\

@@ -16,6 +16,7 @@ from brx.config.schema import CODE_SECTIONS, RECORDED, RunConfig, method_tag, mo
 from brx.config.user_code import allow
 from brx.errors import UserError, did_you_mean
 from brx.files import user_path
+from brx.readers import Damaged, read_text
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed package contains the presets; in a checkout they are next to the package.
@@ -33,12 +34,15 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
+    """The content of a YAML file that holds a mapping, and {} for an empty one.
+
+    Raises:
+        UserError: it cannot be read, or is something else.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not a YAML file (not UTF-8 text)") from None
+        text = read_text(path)
+    except Damaged as error:
+        raise UserError(f"{path}: {error}") from None
     content = parse_yaml(text, str(path))
     if content is None:
         return {}

@@ -239,9 +239,8 @@ class PointToPoint:
 
     def _wait(self, work: dist.Work, message: Tensor, peer: int | None) -> None:
         with told_if_lost(peer, self._timeout_s):
-            if (
-                message.is_cuda
-            ):  # the device's next work waits, not the host: NCCL's watchdog minds the time
+            # The device's next work waits, not the host. NCCL's watchdog limits the time.
+            if message.is_cuda:
                 work.wait()
             else:
                 work.wait(timedelta(seconds=self._timeout_s))

@@ -11,7 +11,6 @@ in between the parameters hold the versions that docs/semantics.md names. The pa
 - here: the hooks, and what users call.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -41,6 +40,7 @@ from brx.pipeline.hooks import (
     is_in_autograd_function,
     is_in_backward,
     tensors_with_gradient,
+    warn_user,
 )
 from brx.pipeline.self_check import SelfCheck
 from brx.pipeline.sharded import drop_gathered, gathers_parameters
@@ -117,7 +117,8 @@ class DelayedPipeline:
         self._profile, self._seed, self._accumulation = delay, seed, accumulation
         self._stash, self._forecast, self._on_host = stash, forecast, rings == "host"
 
-        self._by_stage: list[list[str]] | None = None  # of a number, once the order of use is known
+        # The cut into a number of stages, once the order of use is known.
+        self._by_stage: list[list[str]] | None = None
         self._order = UseOrder(named) if example is None else on_meta_device(model, example)
         if is_known_before_use(stages) or example is not None:
             self._decide_cut()
@@ -126,7 +127,7 @@ class DelayedPipeline:
 
         self._check = SelfCheck(self._trained, accumulation)
         self._windows = Windows(self._trained, accumulation, self._make_history, self._check)
-        self._depth = 0  # of calls of the model within each other
+        self._depth = 0  # depth of calls of the model within each other
         self._is_training_pass = False  # the outermost of them
         self._saving: nn.Module | None = None  # the module whose state dict is being made
         self._hooks: list[Any] = []
@@ -259,11 +260,7 @@ class DelayedPipeline:
         self._windows.restart(recorded, history, is_pending=bool(state["is_pending"]))
 
     def __deepcopy__(self, memo: object) -> None:
-        warnings.warn(
-            "delayed: a copy of the model is a plain one, without a pipeline; call delayed on it",
-            UserWarning,
-            stacklevel=2,
-        )
+        warn_user("a copy of the model is a plain one, without a pipeline; call delayed on it")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _no_pipeline, ()
@@ -456,12 +453,10 @@ class DelayedPipeline:
         if self._windows.has_begun or self._windows.is_in_step:  # LBFGS makes its state there
             return
         if any(optimizer.state for optimizer in self._optimizers) and self._has_delay:
-            warnings.warn(
-                "delayed: the optimizer has made steps already, and the pipeline begins: older "
-                "versions are not known, all are what the weights are now; to go on with a run, "
-                "load its pipeline.state_dict() as well",
-                UserWarning,
-                stacklevel=4,
+            warn_user(
+                "the optimizer has made steps already, and the pipeline begins: older versions are "
+                "not known, all are what the weights are now; to go on with a run, load its "
+                "pipeline.state_dict() as well"
             )
 
     def _stop_watching(self) -> None:

@@ -193,8 +193,9 @@ def load(folders: Folders) -> pd.DataFrame:
     no such key), and:
 
     - `name` of the run's folder (texts are without control characters: `brx.names.shown`);
-      `architecture`, `method`, `variant`: the settings in a few words; `experiment`: equal for runs
-      that differ in nothing but learning rate and seed.
+      `architecture`, `method`, `variant`: the settings in a few words; `architecture` is equal for
+      runs of one model only; `experiment`: equal for runs that differ in nothing but learning rate
+      and seed.
     - `depth`: P, the stages of the pipeline whose delays it has (`pipeline.stages`, or
       `pipeline.delay.like`); `largest_delay` of its stages, in updates; `examples_per_update`, of
       all its micro-batches together.
@@ -213,7 +214,28 @@ def load(folders: Folders) -> pd.DataFrame:
     _note_unknown_delays([run for _, (run, _) in found])
     frame = pd.json_normalize([row for _, (_, row) in found])
     frame["trajectory_version"] = _common_versions(frame)
+    frame["architecture"] = _distinct_architectures(frame)
     return frame.set_index(pd.Index([path_text(path) for path, _ in found], name="run"))
+
+
+def _distinct_architectures(runs: pd.DataFrame) -> pd.Series:
+    """The model of each run in words. Models with the same words get the settings that differ
+    between them: `8 blocks, d 64, heads 2` and `8 blocks, d 64, heads 4`."""
+    settings = [key for key in runs.columns if key.startswith("model.")]
+    architectures = runs["architecture"].copy()
+    for _, alike in runs.groupby("architecture", sort=False):
+        differing = [key for key in settings if alike[key].map(_as_text).nunique() > 1]
+        for key in differing:
+            values = alike[key].map(_as_text)
+            parts = values.map(lambda value, key=key: f", {key.partition('.')[2]} {value}")
+            architectures[alike.index] += parts.where(values != "", "")
+    return architectures
+
+
+def _as_text(value: Any) -> str:
+    """A setting as a text; empty where it is missing (None, NaN)."""
+    is_missing = value is None or value != value
+    return "" if is_missing else str(value)
 
 
 def _common_versions(runs: pd.DataFrame) -> pd.Series:

@@ -134,7 +134,7 @@ class RunRecorder:
         error: str | None = None,
         memory: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Write summary.json. `training_seconds` are those of all sessions, without validations and
+        """Write summary.json. `training_seconds` sums all sessions, without validations and
         checkpoints; `memory` has each rank's measured and planned peak in bytes, if they could
         still be asked."""
         before = self._folder.read_summary()
@@ -261,7 +261,7 @@ class RefreshTime:
         }
 
     def see(self, iteration: int, update_seconds: float) -> None:
-        # The first basis needs eigenvectors and would distort the mean.
+        # The first basis takes longer, because it needs eigenvectors.
         if self._frequency is not None and iteration > self._first:
             self._seconds[iteration % self._frequency == 0].append(update_seconds)
 

@@ -137,6 +137,9 @@ MISTAKES = [
         "plan laptop --set pipeline.balance=speed",
         "pipeline.balance",
     ),
+    ("stages llama-1b --hidden 5", "a model of your own needs --heads, --params-per-block, --bl"),
+    ("stages llama-1b --batch-size 5", "CONFIG: has a model, a batch and a sequence length of"),
+    ("stages --set model.width=8", "--set: needs a CONFIG to change"),
     ("plan laptop --set optimizer.method=torch.optim:Muon", "its constructor: Muon only supports"),
     (f"{ASKED} nowhere.json", "nowhere.json: not readable"),
 ]

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from brx.cli.main import main
 from brx.methods.table import METHODS
 
 
@@ -136,3 +137,24 @@ def test_stages_of_an_own_model_on_own_devices(printed):
         *own, "--memory", "8", "80GB", "--sequence-length", "8192", "--format", "csv"
     ).splitlines()
     assert table[1].endswith(",>= 64,7")
+
+
+SEVEN_B = ["pipeline.rings=host", "model.kv_heads=32", "model.hidden=11008", "data.tokenizer=bytes"]
+
+
+@pytest.mark.parametrize("memory", ["24", "80"])
+def test_stages_of_a_configuration_are_those_of_plan(memory, printed):
+    table = printed("stages", "llama-8b", "--memory", memory, "--set", *SEVEN_B, "--format", "csv")
+    count = table.splitlines()[1].rpartition(",")[2]
+    plan = printed("plan", "llama-8b", "--device-memory", f"{memory}GB", "--set", *SEVEN_B)
+    if count == "does not fit":
+        assert "; even R = " in plan
+    else:
+        assert f"; the smallest R that fits is {count}." in plan
+
+
+def test_stages_print_what_they_assume(capsys):
+    main(["stages"])
+    notes = " ".join(capsys.readouterr().err.split())
+    assert "assumed, as in the paper: 16 bytes per parameter" in notes
+    assert "brx stages CONFIG` prints its numbers of devices" in notes

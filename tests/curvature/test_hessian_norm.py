@@ -249,7 +249,7 @@ def test_a_basis_may_be_borrowed_or_estimated(runs, tmp_path):
     assert (estimated.num_stages, estimated.num_own_stages) == (
         8,
         4,
-    )  # P is that of the pipeline whose delays it has
+    )  # P belongs to the pipeline whose delays it has
     assert list(breakdown_table(estimated, "stage")["stage"]) == [
         "stage 0",
         "stage 1",

@@ -89,7 +89,7 @@ def test_the_budget_is_met_exactly(tmp_path, tokens, monkeypatch):
 def test_found_again_without_work_and_told_when_damaged(tmp_path, monkeypatch, capsys):
     config = local_config(tmp_path, DOCUMENTS)
     elsewhere = config.model_copy(update={"directory": str(tmp_path / "quiet")})
-    capsys.readouterr()  # of the library that has written the corpus
+    capsys.readouterr()  # version of the library that wrote the corpus
     first = prepare(elsewhere, quiet=True)
     assert capsys.readouterr().err == ""
     assert prepare(config).fingerprint == first.fingerprint
@@ -360,7 +360,7 @@ def test_hash_is_computed_again_on_request(tmp_path, monkeypatch):
 def gone(tmp_path):
     """Settings whose token files are there while the source is gone, and the data's fingerprint."""
     config = local_config(tmp_path, DOCUMENTS)
-    prepare(config.model_copy(update={"split_seed": 1}))  # of another run
+    prepare(config.model_copy(update={"split_seed": 1}))  # another run's
     fingerprint = prepare(config).fingerprint
     os.remove(config.source)
     return config, fingerprint

@@ -67,7 +67,7 @@ def test_oscillation_is_judged_over_seeds_and_checkpoints(tmp_path, measured):
         "(3 seeds, 6 checkpoints); at 2 of them PipeDream's dominant eigenvalue is negative"
         in judged.text
     )
-    # Of several rates the best one counts.
+    # The best of several rates counts.
     write_oscillation(
         tmp_path, "basis-rotation", 0, 500, 1.0, val_loss=9.0, **{"optimizer.lr": 3e-3}
     )

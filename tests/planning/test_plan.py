@@ -1,4 +1,4 @@
-"""The planner: its sizes are those of real models, its peaks those of real runs."""
+"""The planner's sizes agree with real models, and its peaks with real runs."""
 
 import pytest
 import torch

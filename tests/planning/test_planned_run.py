@@ -55,8 +55,8 @@ def test_synchronous_memory_is_a_naive_pipelines(name, precision, width, batch):
 
 
 def train_naively(config, rank, name):
-    """Two updates of 8 micro-batches on one of 4 ranks: nothing of brx but the stage and the order
-    of passes."""
+    """Two updates of 8 micro-batches on one of 4 ranks, with only the stage and the order of passes
+    from brx."""
     own = partition(config.model.blocks, 4)[rank]
     stage = make_stage(config.model, config.data.vocabulary_size, own, seed=0)
     weights = list(stage.parameters())

@@ -1,5 +1,5 @@
-"""What a summary and a log point say beside the losses: MFU and refresh times from made-up rates,
-and the commit."""
+"""A summary and a log point without their losses: MFU and refresh times from made-up rates, and the
+commit."""
 
 import subprocess
 
