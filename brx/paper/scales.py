@@ -88,6 +88,8 @@ class Scale:
     between: Mapping[str, str] = field(
         default_factory=dict
     )  # by sweep of the ends, that of the depths between them
+    # Sweeps of other scales whose runs this one's `main` makes.
+    in_main: tuple[str, ...] = ()
     times: Path = Path(
         "benchmarks/results/small_models.json"
     )  # of an iteration, by size and method
@@ -153,6 +155,8 @@ SCALES = {
         runs=Path("results/tuned"),
         curvature=Path("results/tuned-curvature"),
         models=SIMILAR_MODELS,
+        in_main=("preconditioned",),
+        between={"main": "depths"},
         seconds={
             "pipedream": "optimizer.beta1",
             "pipedream-lr": "optimizer.annealing_fraction",
@@ -337,6 +341,8 @@ class Experiments:
         entry = self.scale.models[model]
         stages, settings = stages or entry.stages or DEEPEST, {**entry.settings, **(settings or {})}
         sweep = sweep or entry.sweep or self._sweep_of(method, settings)
+        if sweep in self.scale.in_main:
+            sweep = "main"
         delays = depth_settings(stages, settings.get("model.blocks") or _blocks(entry.preset))
         wanted = preset_with(entry.preset, {**delays, **VARIANTS[method], **settings})
         second = self.scale.seconds.get(wanted.optimizer.method)

@@ -198,7 +198,8 @@ def draw_study(folder: Path, path: Path) -> list[Path]:
         left.xaxis.set_minor_locator(NullLocator())
         left.set_yticks(places, settings)
         left.set_ylim(-len(settings) + 0.5, 0.5)
-        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        left.plot([], [], color="black", linestyle="--", linewidth=0.8, label="the paper")
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
         saved = rows.drop_duplicates(
             "setting"
         )  # of basis rotation, whose colour the loop ends with

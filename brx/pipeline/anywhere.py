@@ -118,7 +118,8 @@ class DelayedPipeline:
         self._profile, self._seed, self._accumulation = delay, seed, accumulation
         self._stash, self._forecast, self._on_host = stash, forecast, rings == "host"
 
-        self._by_stage: list[list[str]] | None = None  # of a number, once the order of use is known
+        # The cut into a number of stages, once the order of use is known.
+        self._by_stage: list[list[str]] | None = None
         self._order = UseOrder(named) if example is None else on_meta_device(model, example)
         if is_known_before_use(stages) or example is not None:
             self._decide_cut()
@@ -127,7 +128,7 @@ class DelayedPipeline:
 
         self._check = SelfCheck(self._trained, accumulation)
         self._windows = Windows(self._trained, accumulation, self._make_history, self._check)
-        self._depth = 0  # of calls of the model within each other
+        self._depth = 0  # depth of calls of the model within each other
         self._is_training_pass = False  # the outermost of them
         self._saving: nn.Module | None = None  # the module whose state dict is being made
         self._hooks: list[Any] = []

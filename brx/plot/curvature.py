@@ -1,6 +1,7 @@
 """Figures of what was measured of the Hessian: norms by coordinates, effective delays, updates
 along an eigenvector."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +46,8 @@ BESIDE = (
 SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
 MARKERS = "osD^v<>P*X"
 BARS = "Bars: 95 % intervals."
+FEWEST_POINTS = 3  # slowdowns that are worth a panel
+MOST_PARTS = 3  # of a delay profile that is told in words
 NORM_LABEL = "Hessian (1,1)-norm / parameter"
 PREDICTORS = {"tau": "effective delay tau' (updates)", "product": "tau' x (1,1)-norm / parameter"}
 """Columns of `profile_points`, each with the label of its axis."""
@@ -208,14 +211,15 @@ def draw_effective_delay(
     curves: Sequence[tuple[NormResult, list[EffectiveDelay]]], points: pd.DataFrame, path: Path
 ) -> list[Path]:
     """tau' as a share of the largest delay against P, by run, and measured slowdowns against
-    tau'."""
-    columns = 2 if len(points) else 1
+    tau', where there are enough of them to show anything."""
+    shown = points if len(points) >= FEWEST_POINTS else points.iloc[:0]
+    columns = 2 if len(shown) else 1
     with new_figure(height=3.6, columns=columns) as figure:
         left, *right = figure.subplots(1, columns, squeeze=False)[0]
         _draw_delays(left, curves)
         if right:
-            _draw_profile_points(right[0], points, "tau")
-            _name_profiles(right[0], points)
+            _draw_profile_points(right[0], shown, "tau")
+            _name_profiles(right[0], shown)
             right[0].set(xlabel="effective delay $\\tau'$", ylabel="slowdown in iterations")
             legend_below(right[0])
         of_runs = [
@@ -226,10 +230,9 @@ def draw_effective_delay(
             )
             for result, delays in curves
         ]
-        caption = (
-            "Effective delay as a share of the largest (bars: standard error), and slowdowns "
-            "against it."
-        )
+        caption = "Effective delay as a share of the largest (bars: standard error)."
+        if right:
+            caption = f"{caption[:-1]}, and slowdowns against it."
         details = {
             "effective delays": of_runs,
             "slowdowns": profile_table(points).to_dict("records"),
@@ -278,6 +281,9 @@ def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDe
         xticks=stages,
         ylim=(0.0, 1.0),
     )
+    if len(table):
+        low, high = table["share"].min(), table["share"].max()
+        axes.set_title(f"effective delay: {low:.0%} to {high:.0%} of the largest")
     legend_below(axes)
 
 
@@ -300,16 +306,35 @@ def draw_profiles(points: pd.DataFrame, path: Path) -> list[Path]:
             correlations = ", ".join(
                 f"{name} {correlation:.2f}" for name, correlation in known.items()
             )
-            axes.set_title(f"Spearman: {correlations}", fontsize=6)
+            of_all = list(known.values())[-1]
+            axes.set_title(f"rank correlation with the slowdown: {of_all:.2f}")
             lines.append(f"Spearman correlation with {title}: {correlations}.")
         panels[0].set_ylabel("slowdown in iterations")
         _name_profiles(panels[1], points)
         figure.legend(
-            loc="outside right center", fontsize=6, title="delays by stage", title_fontsize=6
+            loc="outside right center", fontsize=7, title="delays (else none)", title_fontsize=7
         )
         details = {"correlations": lines, "profiles": profile_table(points).to_dict("records")}
         caption = f"Slowdown under delay profiles. {BARS[:-1]}, arrows: lower bounds."
         return save(figure, path, caption, command="brx plot profiles RUNS", details=details)
+
+
+def profile_words(profile: str) -> str:
+    """A delay profile as text, such as `0 x 4, 8 x 4` (`profile_text`), in words: `8 in stages 5 to
+    8`. A profile of many different delays, or of a user's function, stays as it is."""
+    parts = []
+    first = 1
+    for part in profile.split(", "):
+        match = re.fullmatch(r"(\d+)(?: x (\d+))?", part)
+        if match is None:
+            return profile
+        delay, count = match[1], int(match[2] or 1)
+        last = first + count - 1
+        if delay != "0":
+            stages = f"stages {first} to {last}" if count > 1 else f"stage {first}"
+            parts.append(f"{delay} in {stages}")
+        first = last + 1
+    return ", ".join(parts) if 0 < len(parts) <= MOST_PARTS else profile
 
 
 def _markers_of(points: pd.DataFrame) -> dict[str, str]:
@@ -319,9 +344,8 @@ def _markers_of(points: pd.DataFrame) -> dict[str, str]:
 def _name_profiles(axes: Axes, points: pd.DataFrame) -> None:
     """What a legend will say of markers and colours."""
     for profile, marker in _markers_of(points).items():
-        axes.plot(
-            [], [], color="black", marker=marker, markersize=4, linestyle="none", label=profile
-        )
+        label = profile_words(profile)
+        axes.plot([], [], color="black", marker=marker, markersize=4, linestyle="none", label=label)
     for method in points["method"].unique():
         axes.plot([], [], color=look_of(method).color, label=look_of(method).label)
 

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from brx.plot.style import draw_points, finish_panel, look_of, thin
-from brx.runs.frames import DEPTH, RATE, SEED, side_by_side, smoothed_loss, validation_loss
+from brx.runs.frames import DEPTH, RATE, SEED, side_by_side, validation_loss
 
 THIN, THICK = 0.8, 1.5  # widths of curves of one seed, and of several
 
@@ -69,12 +69,14 @@ def draw_validation(axes: Axes, curves: Sequence[Curve], title: str) -> None:
 
 
 def draw_against_time(axes: Axes, curves: Sequence[Curve], title: str) -> None:
-    """The first seed's training loss against training time at the undisturbed pace of the method's
-    fastest seed."""
+    """The mean training loss over seeds against training time, at the undisturbed pace of the
+    method's fastest seed; the range over seeds is a band."""
     for runs, label, style in curves:
-        losses = thin(smoothed_loss(runs.index[0]))
+        losses = thin(side_by_side(runs))
         minutes = losses.index * runs["seconds_per_iteration"].min() / 60.0
-        axes.plot(minutes, losses, label=label, **style)
+        axes.plot(minutes, losses.mean(axis="columns"), label=label, **style)
+        low, high = losses.min(axis="columns"), losses.max(axis="columns")
+        axes.fill_between(minutes, low, high, color=style["color"], alpha=0.2, linewidth=0)
     finish_panel(axes, "training time (minutes)", "training loss (nats)", title)
     _limit_losses(axes, curves)
 
@@ -119,12 +121,12 @@ def draw_final_losses(axes: Axes, runs: pd.DataFrame, best_of: Sequence[str]) ->
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
 
 
-def draw_rates(axes: Axes, scores: pd.DataFrame, color: Any, label: str) -> None:
+def draw_rates(axes: Axes, scores: pd.DataFrame, color: Any) -> None:
     """Final validation loss by rate (`tried_rates`); the chosen one is filled, crosses at the top
     diverged."""
     rates, failed, chosen = scores[RATE], np.isinf(scores["score"]), scores[scores["is_best"]]
     style: dict[str, Any] = {"color": color, "marker": "o", "markersize": 4}
-    axes.plot(rates[~failed], scores["score"][~failed], fillstyle="none", label=label, **style)
+    axes.plot(rates[~failed], scores["score"][~failed], fillstyle="none", **style)
     axes.plot(chosen[RATE], chosen["score"], **style)
     axes.plot(
         rates[failed],

@@ -28,7 +28,7 @@ from brx import readers
 from brx.config import loading, parsing
 from brx.config.loading import read_mapping
 from brx.errors import UserError
-from brx.readers import MOST_ARRAY_BYTES
+from brx.readers import MOST_ARRAY_BYTES, read_text
 from brx.runs import folder, metrics
 from brx.runs.folder import CACHE, parse_summary
 from brx.runs.metrics import COMPACT, Curves, num_lacking, read_curves
@@ -91,7 +91,7 @@ def _parse(run: Path) -> Parsed:
     summary: dict[str, Any] = {}
     try:
         if summary_path.is_file():
-            summary = parse_summary(summary_path.read_text(encoding="utf-8"))
+            summary = parse_summary(read_text(summary_path))
     except ValueError as error:
         raise UserError(f"{summary_path}: not readable: {error}") from None
     return Parsed(read_mapping(run / "config.yaml"), summary, read_curves(run))

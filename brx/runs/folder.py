@@ -27,7 +27,7 @@ from brx.config.user_code import name_without_folder
 from brx.errors import DamagedRunError, UserError
 from brx.files import cannot_write, write_text
 from brx.names import file_name, shown
-from brx.readers import parse_json
+from brx.readers import parse_json, read_text
 
 ENDED = ("finished", "diverged")
 """The statuses of runs that say what their settings come to; one that failed for another reason
@@ -86,8 +86,8 @@ class RunFolder:
     def read_summary(self) -> dict[str, Any]:
         """What the summary says; empty if there is none (yet), or none that can be read."""
         try:
-            return parse_summary(self.summary.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return parse_summary(read_text(self.summary))
+        except ValueError:
             return {}
 
     def check(self, config: RunConfig, *, resume: bool) -> None:

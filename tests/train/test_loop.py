@@ -365,7 +365,8 @@ def flip(path):
 def test_damaged_newest_checkpoint_falls_back(finished, straight, capsys):
     flip(finished / "checkpoints" / "00000030" / "stage-002.pt")
     assert train(load_config(finished), finished, resume=True) == "finished"
-    said = "stage-002.pt: damaged (its SHA-256 is not the manifest's); going back to an older"
+    older = finished / "checkpoints" / "00000028"
+    said = f"stage-002.pt: damaged (its SHA-256 is not the manifest's); continuing from {older}"
     assert said in capsys.readouterr().err
     assert losses(finished) == losses(straight)
 
@@ -380,7 +381,7 @@ def test_damaged_manifest_falls_back(finished, straight, capsys):
 def test_missing_stage_falls_back(finished, capsys):
     (finished / "checkpoints" / "00000030" / "stage-002.pt").unlink()
     assert train(load_config(finished), finished, resume=True) == "finished"
-    assert "the checkpoint lacks stage 2; going back" in capsys.readouterr().err
+    assert "the checkpoint lacks stage 2; continuing from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["stage-002.pt", "manifest.json"])
