@@ -82,7 +82,7 @@ class Run:
         if not config_path.is_file():
             raise UserError(f"{path}: not a run's folder (it has no config.yaml)")
         parsed = read_parsed(path)
-        config = config_of(parsed.settings, config_path)
+        config = config_of(parsed.settings, str(config_path))
         return cls(path, config, parsed.summary, *parsed.curves)
 
     @property
@@ -242,18 +242,24 @@ def _common_versions(runs: pd.DataFrame) -> pd.Series:
     """The trajectory version of each run, such that runs with equal ones may be compared.
 
     A version that changed one method alone left the others as they were. So a run of another
-    method has the numbers of several versions, and gets the one of the runs next to it that have
-    the numbers of one version only; the newest, if they are several.
+    method has the numbers of several versions, from an oldest to a newest. It gets the one that
+    most other runs can have, too: the newest version that some run has alone, or the end of its own
+    range that is nearest to it. Where no run has one version alone, it is the newest of all.
+
+    For example, version 5 changed basis rotation alone. Then AdamW has the numbers of versions 4
+    and 5, whichever of them recorded a run. Next to basis rotation of version 5 its runs get 5.
+    Next to basis rotation of version 4 alone they get 4. Next to both they get 5, and basis
+    rotation of version 4 compares with none of the others.
     """
     oldest = runs["trajectory_version"]
-    pairs = zip(oldest, runs["optimizer.method"], strict=True)
-    newest = pd.Series(
-        [version if pd.isna(version) else newest_alike(int(version), m) for version, m in pairs],
-        runs.index,
-    )
+    newest_of_runs = []
+    for version, method in zip(oldest, runs["optimizer.method"], strict=True):
+        newest_of_runs.append(version if pd.isna(version) else newest_alike(int(version), method))
+    newest = pd.Series(newest_of_runs, runs.index)
     only_one = oldest[oldest == newest]
     common = only_one.max() if len(only_one) else newest.max()
-    return newest.where(newest <= common, oldest.where(oldest >= common, common))
+    nearest = oldest.where(oldest >= common, common)
+    return newest.where(newest <= common, nearest)
 
 
 def _run_and_row(path: Path) -> tuple[Run, dict[str, Any]]:

@@ -407,8 +407,9 @@ class Trainer:
                 break
             error = self.world.broadcast(self._first_damage(newest))
             if error is None:
+                for before in damaged.values():
+                    self._say(f"{before.problem}; continuing from {newest}")
                 return newest
-            self._say(f"{error.problem}; going back to an older checkpoint")
             damaged[newest] = error
         if damaged:
             raise next(iter(damaged.values()))
