@@ -20,7 +20,7 @@ class AnyOptimizer(Method):
     source = "the file or package that it is from"
     gets: ClassVar = {"the class": "what a Method says; an optimizer gets all parameters"}
     why = "brx cannot know which parameters an optimizer is meant for"
-    update_copies = 2  # as of torch's optimizers over lists of tensors
+    update_copies = 2  # as in torch's optimizers over lists of tensors
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
         settings = self.config.optimizer
