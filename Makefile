@@ -68,7 +68,7 @@ MIDWAY_paper := runs/paper/*/checkpoints/00125000
 TRACED_paper := $(MIDWAY_paper)
 
 curvature: setup  ## train with checkpoints midway, measure norms and oscillation (SCALE=similar, laptop or paper; hours)
-	$(BIN)/brx sweep configs/sweeps/$(SCALE)/curvature.yaml
+	$(BIN)/brx sweep configs/sweeps/$(SCALE)/curvature.yaml $(wildcard configs/sweeps/$(SCALE)/common-rate.yaml)
 	$(BIN)/brx hessian-norm $(MIDWAY_$(SCALE))
 	$(BIN)/brx hessian-norm $(MIDWAY_$(SCALE)) --strategies
 	$(BIN)/brx oscillation $(TRACED_$(SCALE))

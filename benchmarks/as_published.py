@@ -1,8 +1,8 @@
-"""What the differences between the authors' implementation and brx do to a training
-(docs/methods.md names them).
+"""How the differences between the authors' implementation and brx (docs/methods.md) change a
+training.
 
 Trains the model of `brx compare` at P = 8 with the four strategies, as brx takes them and
-`as_published`, rate 1e-3; goes on where it was left.
+`as_published`, rate 1e-3; continues where it stopped.
 
     python -m benchmarks.as_published [--iterations 1000] [--seeds 2]
 """

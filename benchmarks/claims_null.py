@@ -1,18 +1,19 @@
 """How often the paper's claims are a `yes` in worlds where neither methods nor delay do anything.
 
-In a world every run falls along one curve. A seed shifts all runs of it alike, and every run has
-noise of its own, whose size is drawn, by experiment, from what the committed runs of `similar` show
-between seeds. `brx claims` then judges these runs as it judges real ones: by the protocol's first
-rule and by the strict one, with two seeds and with three. Claims from measurements at checkpoints,
-toy problems and formulas are from no runs, and left out.
+In a world all runs fall along one curve. A seed shifts all its runs alike. Every run has noise of
+its own, too; each experiment draws its size from the standard deviations between seeds that the
+committed runs of `similar` show. `brx claims` then judges these runs as it judges real ones: by the
+protocol's first rule and by the strict one, with two seeds and with three. Claims from measurements
+at checkpoints, toy problems and formulas use no runs, and are left out.
 
     python -m benchmarks.claims_null [--worlds 200]        # 1 to 2 hours on one core
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
@@ -40,7 +41,7 @@ MOST = 0.05  # the share of worlds in which a strict rule may say yes
 
 @dataclass(frozen=True)
 class Curve:
-    """What is read of a run."""
+    """The values that `brx claims` reads from a run."""
 
     iterations: Series
     train_loss: Series
@@ -61,37 +62,40 @@ class World:
         num_seeds: int,
         rng: np.random.Generator,
     ) -> "World":
-        """Draw a world; `spreads` are standard deviations between seeds, one of which each
-        experiment gets."""
+        """Draw runs with seeds 0, 1, ... of every experiment of the template.
+
+        `spreads` are standard deviations between seeds; each experiment draws one of them."""
         levels = rng.normal(scale=LEVELS, size=num_seeds)
-        frames = []
+        spread_of_each = rng.choice(spreads, size=len(template))
+        lengths = template["last_iteration"]
+        rows = []
         curves: dict[str, Curve] = {}
-        for experiment, spread in zip(
-            template.index, rng.choice(spreads, size=len(template)), strict=True
-        ):
+        for experiment, spread in zip(template.index, spread_of_each, strict=True):
             for seed, level in enumerate(levels):
                 run = f"{experiment}, seed {seed}"
                 shift = level + rng.normal(scale=spread)
-                curves[run] = draw_curve(template.loc[experiment, "last_iteration"], shift, rng)
-                frames.append(
+                curve = draw_curve(lengths[experiment], shift, rng)
+                curves[run] = curve
+                losses = curve.train_loss
+                final_loss = float(losses[-NUM_POINTS // 50 :].mean())
+                rows.append(
                     {
                         "run": run,
                         "experiment": experiment,
                         SEED: seed,
-                        "val_loss": float(curves[run].train_loss[-NUM_POINTS // 50 :].mean()),
+                        "val_loss": final_loss,
+                        "train_loss": final_loss,
+                        "last_quarter_loss": last_quarter_loss(losses),
                     }
                 )
-        drawn = pd.DataFrame(frames).set_index("run")
-        others = template.drop(columns=[SEED, "val_loss"])
+        drawn = pd.DataFrame(rows).set_index("run")
+        others = template.drop(columns=[SEED, "val_loss", "train_loss", "last_quarter_loss"])
         runs = drawn.join(others, on="experiment")
-        losses = {run: curve.train_loss for run, curve in curves.items()}
-        runs["train_loss"] = [float(losses[run][-NUM_POINTS // 50 :].mean()) for run in runs.index]
-        runs["last_quarter_loss"] = [last_quarter_loss(losses[run]) for run in runs.index]
         return cls(runs.assign(status="finished", name=list(runs.index)), curves)
 
     @contextmanager
     def read(self) -> Iterator[Experiments]:
-        """The experiments of this world, while its curves are what is read of runs."""
+        """The experiments of this world. Within the context, its curves replace recorded ones."""
         with patch.object(comparison, "read_run", lambda path: self.curves[str(path)]):
             yield Experiments(SCALE, self.runs, Path("a world"))
 
@@ -128,43 +132,76 @@ def claims_from_runs(experiments: Experiments) -> list[Claim]:
     return [outcome.claim for outcome in outcomes if outcome.runs]
 
 
-def main() -> None:
-    options = parser_of(__doc__, worlds=200).parse_args()
-    experiments = Experiments.load(SCALE)
-    template, spreads = template_of(experiments), spreads_of(experiments)
-    claims = claims_from_runs(experiments)
-    first: Counter[tuple[str, int]] = Counter()
-    strict: Counter[tuple[str, int]] = Counter()
-    for number in range(options.worlds):
-        for num_seeds in SEED_COUNTS:
-            rng = np.random.default_rng([number, num_seeds])
-            with World.draw(template, spreads, num_seeds, rng).read() as world:
-                for outcome in judge(world, claims):
-                    key = outcome.claim.name, num_seeds
-                    first[key] += outcome.verdict == "yes"
-                    strict[key] += outcome.strict_verdict == "yes"
-    of_first = [f"first rule, {n} seeds" for n in SEED_COUNTS]
-    of_strict = [f"strict, {n} seeds" for n in SEED_COUNTS]
-    table = Table("claims_null", ["claim", *of_first, *of_strict])
-    names = [claim.name for claim in claims]
+@dataclass
+class Tally:
+    """In how many worlds each claim is a yes, by its name and the number of seeds."""
+
+    first: Counter[tuple[str, int]] = field(default_factory=Counter)  # by the first rule
+    strict: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def __iadd__(self, other: "Tally") -> "Tally":
+        self.first += other.first
+        self.strict += other.strict
+        return self
+
+
+def count_yes(
+    template: pd.DataFrame,  # a row per experiment
+    spreads: Series,  # nats
+    claims: Sequence[Claim],
+    worlds: Iterable[int],
+) -> Tally:
+    """Judge the claims in worlds, each drawn from its number alone."""
+    tally = Tally()
+    for number, num_seeds in product(worlds, SEED_COUNTS):
+        rng = np.random.default_rng([number, num_seeds])
+        with World.draw(template, spreads, num_seeds, rng).read() as world:
+            outcomes = judge(world, claims)
+        for outcome in outcomes:
+            key = outcome.claim.name, num_seeds
+            tally.first[key] += outcome.verdict == "yes"
+            tally.strict[key] += outcome.strict_verdict == "yes"
+    return tally
+
+
+def write_tally(
+    tally: Tally,
+    names: Sequence[str],  # of the claims
+    spreads: Series,
+    num_worlds: int,
+) -> None:
+    """Write a row per claim with its shares of yes, and say which strict rules are too easy."""
+    rules = {"first rule": tally.first, "strict": tally.strict}
+    columns = list(product(rules, SEED_COUNTS))
+    headings = [f"{rule}, {num_seeds} seeds" for rule, num_seeds in columns]
+    table = Table("claims_null", ["claim", *headings])
     for name in names:
-        counts = [of[name, n] for of in (first, strict) for n in SEED_COUNTS]
-        table.add(name, *(f"{count / options.worlds:.1%}" for count in counts))
-    sums = [
-        sum(of[name, n] for name in names) / options.worlds
-        for of in (first, strict)
-        for n in SEED_COUNTS
-    ]
-    table.add(f"sum of {len(names)} claims", *(f"{total:.2f}" for total in sums))
-    too_often = [name for name in names if strict[name, SEED_COUNTS[-1]] > MOST * options.worlds]
+        shares = [rules[rule][name, num_seeds] / num_worlds for rule, num_seeds in columns]
+        table.add(name, *(f"{share:.1%}" for share in shares))
+    means = []
+    for rule, num_seeds in columns:
+        total = sum(rules[rule][name, num_seeds] for name in names)
+        means.append(f"{total / num_worlds:.2f}")
+    table.add(f"sum of {len(names)} claims", *means)
+    most = MOST * num_worlds
+    too_often = [name for name in names if tally.strict[name, SEED_COUNTS[-1]] > most]
     table.write(
-        f"Share of {options.worlds} worlds without effect in which a claim is a yes",
+        f"Share of {num_worlds} worlds without effect in which a claim is a yes",
         "The last row is the mean number of claims that are a yes in a world.",
         f"Standard deviations between seeds: median {np.median(spreads):.3f}, largest "
         f"{spreads.max():.3f} nats.",
         f"Strictly a yes in more than {MOST:.0%} with {SEED_COUNTS[-1]} seeds: "
         f"{', '.join(too_often) or 'none'}.",
     )
+
+
+def main() -> None:
+    options = parser_of(__doc__, worlds=200).parse_args()
+    experiments = Experiments.load(SCALE)
+    template, spreads = template_of(experiments), spreads_of(experiments)
+    claims = claims_from_runs(experiments)
+    tally = count_yes(template, spreads, claims, range(options.worlds))
+    write_tally(tally, [claim.name for claim in claims], spreads, options.worlds)
 
 
 if __name__ == "__main__":

@@ -70,8 +70,8 @@ def main() -> None:
 def loop(
     device: torch.device, stash: str | None = None
 ) -> tuple[Callable[[int], None], Callable[[], tuple[int, int]]]:
-    """Updates of an ordinary loop; and of a delayed one the bytes of its rings, and those of the
-    formula."""
+    """Two functions: `run(n)` makes n updates; `rings()` returns ring bytes, measured and
+    planned."""
     torch.manual_seed(0)
     layer = {
         "nhead": HEADS,

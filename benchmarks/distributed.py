@@ -93,7 +93,7 @@ def report(times: dict[str, list[float]]) -> None:
 
 
 def work(rounds: int, iterations: int, out: Path) -> None:
-    """What each of the two processes does."""
+    """The work of each of the two processes."""
     torch.set_num_threads(1)
     world = DistributedWorld(timeout_s=300)
     alone = runner(assemble(config_for(16), micro_batch).engine)  # on rank 0, the other one idle
@@ -113,8 +113,8 @@ def work(rounds: int, iterations: int, out: Path) -> None:
 
 
 class Part(nn.Module):
-    """A stage as torch.distributed.pipelining wants it: one tensor in, one out, the loss
-    outside."""
+    """A stage in the form that torch.distributed.pipelining needs: one tensor in, one tensor out,
+    no loss."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()

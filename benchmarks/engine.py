@@ -72,7 +72,7 @@ def config_for(stages: int, settings: Settings | None = None) -> RunConfig:
 
 
 def plain_loop(config: RunConfig) -> Callable[[int], None]:
-    """What one would write without brx: model, backward, clip, fused AdamW."""
+    """An ordinary training loop without brx: model, backward pass, clipping, fused AdamW."""
     model = whole_model(config.model, VOCABULARY, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
 
@@ -90,7 +90,7 @@ def plain_loop(config: RunConfig) -> Callable[[int], None]:
 def ring_share(engine: Engine) -> float:
     """Measured bytes of the weight versions, over the formula sum (tau + 1) x stage size (M = 1).
 
-    The last stage (tau = 0) needs no ring beside its live weights, which are its only version.
+    The last stage (tau = 0) needs no ring: its live weights are its only version.
     """
     formula = held = 0
     for stage in engine.stages:

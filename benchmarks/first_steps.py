@@ -1,7 +1,7 @@
 """How little rounding decides: noise floors, the largest early steps, and what perturbations of
 1e-7 do.
 
-Gradients do not depend on the weights here, so that what grows has grown in the optimizer.
+Gradients do not depend on the weights here, so any growth of a difference comes from the optimizer.
 
     python -m benchmarks.first_steps noise
         floors against measured noise, up to 2688 x 10752 (a minute, 2 GB)
@@ -294,12 +294,12 @@ def _apart(make: Make, gradient: Gradient) -> str:
 
 NOISE_SHAPES = ((16, 48), (32, 128), (128, 512), (384, 1536), (1024, 4096), (2688, 10752))
 NUM_SAMPLED = 48
-"""Columns of a rotated gradient that are computed in float64, too."""
+"""How many columns of a rotated gradient are also computed in float64."""
 
 
 def cosines(size: int, generator: torch.Generator) -> Tensor:
-    """An orthogonal matrix of which no entry is small: the discrete cosine transform, rows with
-    random signs."""
+    """An orthogonal matrix without small entries: the discrete cosine transform, rows with random
+    signs."""
     angles = torch.outer(torch.arange(size).double() + 0.5, torch.arange(size).double()) * (
         math.pi / size
     )
@@ -326,8 +326,8 @@ def floor_over_noise(shape: Shape, rank: int | None, seed: int = 0) -> float:
 
 
 def trained_second_moments() -> Tensor:
-    """Of all rotated entries of a model after 1,000 iterations, over the mean of their matrix, in
-    ascending order."""
+    """Second moments of a model's rotated entries after 1,000 iterations, divided by their matrix's
+    mean, sorted."""
     settings = [
         "optimizer.method=basis-rotation",
         "training.iterations=1000",

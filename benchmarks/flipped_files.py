@@ -31,7 +31,7 @@ MOST_MEMORY = 512 * 2**20
 
 
 class Format(NamedTuple):
-    """A format of files: one that is in order, and its reader."""
+    """A file format: an intact file, and the reader of the format."""
 
     name: str
     content: bytes
@@ -90,7 +90,7 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
 
 
 def outcome(read: Callable[[Path], Any], path: Path) -> str:
-    """What reading one file comes to: `read`, `refused`, or the problem."""
+    """The outcome of reading one file: `read`, `refused`, or the problem."""
     try:
         read(path)
     except (Damaged, UserError) as error:

@@ -1,6 +1,6 @@
-"""What a Hessian-vector product costs beside one gradient of the same batch, in time and in memory.
+"""Time and memory of a Hessian-vector product, compared with one gradient of the same batch.
 
-The gradient is that of training, with fused attention. Time: all variants take turns in one
+The gradient is computed as in training, with fused attention. Time: all variants take turns in one
 process; CPU time, which other processes disturb less than they do the clock. Memory: the growth of
 a fresh process's peak resident size.
 

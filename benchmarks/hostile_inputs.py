@@ -1,7 +1,7 @@
-"""Evidence that wrong input is met with one line: configurations, overrides, data, checkpoints and
-metrics, damaged.
+"""Evidence that damaged configurations, overrides, corpora, token files, checkpoints, metrics and
+shared runs get a one-line error.
 
-    python -m benchmarks.hostile_inputs --count 1000
+    python -m benchmarks.hostile_inputs --count 1300
 
 Each input is made by chance (case N always alike) from a run that is in order. It passes if the
 command ends by itself with a known exit code, within `LIMIT_S` of processor time (a run that is
@@ -16,6 +16,7 @@ hostile_inputs.md is the table."""
 
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -33,7 +34,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot  # noqa: F401  (loaded once, before the forks)
+import numpy as np
 import pandas  # noqa: F401
+import pyarrow.parquet
 import torch
 import yaml
 
@@ -145,6 +148,26 @@ READERS = [
     ["tables"],
     ["hessian-norm", "--vectors", "1", "--batches-per-vector", "1"],
 ]
+SHARED = "shared"
+SHARED_TWIN = ("pipeline.stages=1", "training.iterations=6", "training.stop_after=null")
+MEASUREMENTS = (
+    "hessian-norm measured/run --original --vectors 3 --batches-per-vector 2",
+    "oscillation measured/run --iterations 2 --batches 1 --power-iterations 2",
+    f"export measured --to {SHARED} --unfinished",
+)
+SHARED_READERS = (
+    "slowdown {runs} --target 4",
+    "plot curves {runs} --out {out}",
+    "plot main --runs {runs} --out {out}",
+    "export {runs} --to {out} --unfinished",
+    "report --runs {runs} --out {out}/page.html",
+    "claims --runs {runs}",
+    "hessian-norm {runs} --measured",
+    "effective-delay {runs} --stages 1 2",
+    "oscillation {runs} --measured",
+    "plan {runs}/run",
+    "similarity {runs}/run {runs}/twin",
+)
 
 
 class Case(NamedTuple):
@@ -422,6 +445,106 @@ def hostile_metrics(folder: Path, choose: random.Random) -> Case:
     return Case(what, [*command, str(run), *options])
 
 
+def hostile_shared_run(folder: Path, choose: random.Random) -> Case:
+    """One of two runs that somebody shared: its curves (.npz), summary and measurements (.json) or
+    configuration (.yaml) are damaged."""
+    shared = folder / SHARED
+    run = shared / "run"
+    files = sorted(path for path in run.rglob("*") if path.suffix in (".npz", ".json", ".yaml"))
+    path = choose.choice(files)
+    name = path.relative_to(run)
+    if choose.random() < 0.4:
+        how, data = damaged(path.read_bytes(), choose)
+        path.write_bytes(data)
+        what = f"{name}: {how}"
+    elif path.suffix == ".npz":
+        what = f"{name}: {put_array(path, choose)}"
+    else:
+        content = yaml.safe_load(path.read_text())
+        key, value = some_path(content, choose), choose.choice(VALUES)
+        put(content, key, value)
+        text = json.dumps(content) if path.suffix == ".json" else yaml.safe_dump(content)
+        path.write_text(text)
+        what = f"{name}: {'.'.join(map(str, key))}={str(value)[:30]!r}"
+    command = choose.choice(SHARED_READERS)
+    words = [word.format(runs=shared, out=folder / "new") for word in command.split()]
+    return Case(what, words)
+
+
+def put_array(path: Path, choose: random.Random) -> str:
+    """Replace one array of an .npz file, add one or leave one out; gives what was done."""
+    with np.load(path) as file:
+        arrays = dict(file)
+    name = choose.choice([*arrays, "strange"])
+    length = len(next(iter(arrays.values())))
+    hostile: dict[str, Any] = {
+        "no values": np.zeros(0),
+        "a scalar": np.float64(1),
+        "a matrix": np.ones((length, 2)),
+        "one value less": np.ones(length - 1),
+        "NaN": np.full(length, np.nan),
+        "infinities": np.full(length, np.inf),
+        "the largest numbers": np.full(length, 1e308),
+        "whole numbers": np.full(length, 2**62),
+        "negative steps": np.full(length, -1, np.int32),
+        "complex numbers": np.full(length, 1j),
+        "texts": np.full(length, "x"),
+        "truth values": np.full(length, True),
+        "dates": np.full(length, np.datetime64("2001-01-01")),
+        "records": np.zeros(length, [("a", "f8"), ("b", "i4")]),
+        "objects": np.array([{}] * length, dtype=object),
+        "missing": None,
+    }
+    kind = choose.choice(list(hostile))
+    arrays[name] = hostile[kind]
+    np.savez(path, **{key: array for key, array in arrays.items() if array is not None})
+    return f"{name}: {kind}"
+
+
+def hostile_rows(folder: Path, choose: random.Random) -> Case:
+    """A corpus in rows (.parquet, .jsonl) whose bytes are damaged, or whose text is of another
+    kind."""
+    source = folder / choose.choice(["rows.parquet", "rows.parquet", "rows.jsonl"])
+    texts = [f"{number}: small boats sail over calm water" for number in range(2000)]
+    columns: dict[str, list[Any]] = {
+        "texts": texts,
+        "whole numbers": list(range(2000)),
+        "lists": [[text] for text in texts],
+        "mappings": [{"text": text} for text in texts],
+        "nothing": [None] * 2000,
+        "now and then nothing": [text if number % 7 else None for number, text in enumerate(texts)],
+        "empty texts": [""] * 2000,
+        "one text": texts[:1],
+        "no rows": [],
+        "one long text": ["x" * 10**6],
+        "strange characters": ["\ufeff\u202e\x00\x1b[31m\ud7ff" + text for text in texts],
+    }
+    kind = choose.choice(list(columns))
+    field = choose.choice(["text", "text", "text", "Text", "", "text.a"])
+    if source.suffix == ".parquet":
+        table = pyarrow.table({field: columns[kind]})
+        pyarrow.parquet.write_table(table, source, row_group_size=choose.choice([7, 500, 5000]))
+    else:
+        lines = [
+            json.dumps({field: value, "other": number})
+            for number, value in enumerate(columns[kind])
+        ]
+        source.write_text("\n".join(lines))
+    what = f"{source.name}: {field!r} holds {kind}"
+    if choose.random() < 0.5:
+        how, data = damaged(source.read_bytes(), choose)
+        source.write_bytes(data)
+        what += f", {how}"
+    content = config_of(folder)
+    content["data"]["source"] = str(source)
+    path = folder / "hostile.yaml"
+    path.write_text(yaml.safe_dump(content))
+    command = choose.choice([["train"], ["data", "prepare"]])
+    if command == ["train"]:
+        return Case(what, ["train", str(path), *out(folder)])
+    return Case(what, ["data", "prepare", "--config", str(path)])
+
+
 def out(folder: Path) -> list[str]:
     return ["--out", str(folder / "new")]
 
@@ -438,7 +561,22 @@ KINDS: dict[str, tuple[Callable[[Path, random.Random], Case], int]] = {
     "checkpoints": (hostile_checkpoint, 3),
     "metrics, summaries, configurations of runs": (hostile_metrics, 2),
 }
-ORDER = [kind for kind, (_, share) in KINDS.items() for _ in range(share)]
+LATER_KINDS: dict[str, tuple[Callable[[Path, random.Random], Case], int]] = {
+    "shared runs": (hostile_shared_run, 2),
+    "rows of a corpus": (hostile_rows, 1),
+}
+FIRST_LATER = 1000
+"""The kinds that came later begin with this case, so that each case before stays what it was."""
+
+
+def kind_of(index: int) -> str:
+    kinds = KINDS if index < FIRST_LATER else LATER_KINDS
+    order = [kind for kind, (_, share) in kinds.items() for _ in range(share)]
+    return order[index % len(order)]
+
+
+def maker_of(kind: str) -> Callable[[Path, random.Random], Case]:
+    return (KINDS | LATER_KINDS)[kind][0]
 
 
 def content_of(folder: Path) -> dict[str, str]:
@@ -543,11 +681,11 @@ def problem_with(
 
 def try_case(template: Path, index: int) -> dict[str, Any]:
     """Make an input, run its command, judge."""
-    kind = ORDER[index % len(ORDER)]
+    kind = kind_of(index)
     with tempfile.TemporaryDirectory(prefix="brx-hostile-") as name:
         folder, log = Path(name) / "case", Path(name) / "log"
         shutil.copytree(template, folder)
-        case = KINDS[kind][0](folder, random.Random(index))
+        case = maker_of(kind)(folder, random.Random(index))
         before, started = content_of(folder), time.monotonic()
         is_real = index % REAL_EVERY == REAL_EVERY - 1
         code = (in_process if is_real else in_fork)(
@@ -568,15 +706,29 @@ def try_case(template: Path, index: int) -> dict[str, Any]:
 
 
 def make_template(folder: Path) -> None:
-    """A run that stopped at iteration 6 of 12, and its data."""
+    """A run that stopped at iteration 6 of 12, and its data; and two runs as they are shared, with
+    what was measured at a checkpoint."""
     folder.mkdir()
+    # torch's threads stay out of the process that forks.
+    maker = multiprocessing.get_context("fork").Process(target=_fill_template, args=(folder,))
+    maker.start()
+    maker.join()
+    if maker.exitcode != 0:
+        raise SystemExit("the run that is in order could not be made")
+
+
+def _fill_template(folder: Path) -> None:
+    os.chdir(folder)
     config = apply_overrides(config_of(folder), (), "hostile")
-    if os.fork() == 0:  # torch's threads stay out of the process that forks
-        os.chdir(folder)
-        train(config, folder / "run")
-        (folder / "good.yaml").write_text(dump_config(config))
-        os._exit(0)
-    os.wait()
+    train(config, folder / "run")
+    (folder / "good.yaml").write_text(dump_config(config))
+    shutil.copytree("run", "measured/run")
+    twin = apply_overrides(config_of(folder), SHARED_TWIN, "hostile")
+    train(twin, folder / "measured" / "twin")
+    for command in MEASUREMENTS:
+        code = brx(command.split())
+        if code != 0:
+            raise SystemExit(f"brx {command}: exit code {code}")
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -594,7 +746,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| problems |",
         "|---|---|---|---|---|---|---|",
     ]
-    for kind in KINDS:
+    for kind in KINDS | LATER_KINDS:
         mine = [row for row in rows if row["kind"] == kind]
         codes = Counter(row["code"] for row in mine)
         signals = sum(count for code, count in codes.items() if code < 0)
@@ -610,7 +762,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    parser = parser_of(__doc__, count=1000)
+    parser = parser_of(__doc__, count=1300)
     parser.add_argument(
         "--case", type=int, help="try this one alone, and print what the command says"
     )

@@ -181,7 +181,7 @@ def with_devices(config: RunConfig, num_ranks: int) -> RunConfig:
 
 
 def records(out: Path) -> list[dict[str, Any]]:
-    """All that the metrics say but what was measured."""
+    """The metrics without measured values (times, rates, memory)."""
     return [
         {key: value for key, value in record.items() if key not in MEASURED}
         for record in read_metrics(out / "metrics.jsonl")
@@ -227,9 +227,8 @@ def kill_and_compare(
     kills = []
     for num_ranks in devices:
         start = Real if is_real else Forked
-        moment = choose.uniform(
-            0.0, length + (6.0 if is_real else 0.0)
-        )  # a process of its own loads torch first
+        # A real process loads torch first, so it lives longer.
+        moment = choose.uniform(0.0, length + (6.0 if is_real else 0.0))
         run, deadline = (
             start(with_devices(config, num_ranks), out, num_ranks),
             time.monotonic() + moment,

@@ -121,8 +121,8 @@ def measure(
 
 
 def measures_share(settings: Settings, blocks: int, turns: int) -> float:
-    """Seconds of MEASURE_EVERY iterations, the last of which measures staleness, over what they
-    take without measures.
+    """Seconds of MEASURE_EVERY iterations with a staleness measure in the last one, over the
+    seconds without it.
 
     Within one run, because two engines of the same settings differ by more than the 2 % that are
     asked about: the first 80 of 100 iterations keep nothing for the measures (delays are less than
@@ -140,7 +140,7 @@ def measures_share(settings: Settings, blocks: int, turns: int) -> float:
 
 
 def verdict_seconds() -> float:
-    """Of the fastest of three answers, as a user waits for them."""
+    """Seconds that a user waits for the fastest of three answers."""
     command = [sys.executable, "-m", "brx", *VERDICT]
     return min(
         seconds_of(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
@@ -149,7 +149,7 @@ def verdict_seconds() -> float:
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """How long it takes."""
+    """Seconds of one call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""How many operations an iteration gives the device, by phase: what a GPU would be launched for.
+"""Operations per iteration and phase: the kernel launches that a GPU would get.
 
 Counted on the CPU, of a model whose sizes are small and whose numbers of blocks and stages are
 those of `paper-95m`: counts of operations hardly depend on sizes. Views and empty tensors are not
@@ -14,12 +14,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.report import Table, parser_of, random_tokens
 from brx.config.loading import Settings, apply_overrides
 from brx.config.schema import RunConfig
-from brx.methods.updater import MethodUpdater
+from brx.methods.updater import MethodUpdater, Step
 from brx.optim import BasisRotation
 from brx.pipeline import engine as engine_module
 from brx.pipeline.gradients import Gradients
@@ -155,7 +156,7 @@ def _launches_nothing(function: Any) -> bool:
 
 @contextmanager
 def counting(assembly: Assembly) -> Iterator[Counter[str]]:
-    """What is computed within is counted, by phase."""
+    """What is computed within is counted, by phase. The assembly is of no other use afterwards."""
     operations = _Operations()
     places: list[tuple[Any, str, str]] = [
         (StageVersions, "bind", BIND_STORE),
@@ -168,12 +169,13 @@ def counting(assembly: Assembly) -> Iterator[Counter[str]]:
     ]
     updater = assembly.updater
     assert isinstance(updater, MethodUpdater)
-    steps = []
-    for optimizer, step in zip(updater.optimizers, updater._steps, strict=True):
+
+    def counted(optimizer: Optimizer, step: Step) -> Step:
         phase = ROTATION if isinstance(optimizer, BasisRotation) else ADAMW
-        steps.append(operations.during(phase, step))
+        return operations.during(phase, step)
+
+    updater.wrap_steps(counted)
     with ExitStack() as stack:
-        stack.enter_context(patch.object(updater, "_steps", steps))
         for owner, name, phase in places:
             call = operations.during(phase, getattr(owner, name))
             stack.enter_context(patch.object(owner, name, call))

@@ -1,6 +1,6 @@
 """Peak memory of short trainings against what `brx plan` says.
 
-On CUDA the measured peak is that of the allocator. On CPUs it is the largest sum of live
+On CUDA, the allocator reports the measured peak. On CPUs it is the largest sum of live
 allocations of torch's CPU allocator, as torch.profiler records each of them (resident memory would
 count Python, libraries and malloc's reserves).
 
@@ -93,9 +93,8 @@ def peak_during(work: Callable[[], None], device: torch.device) -> int:
     held = peak = 0
     for event in sorted(events, key=lambda event: event["ts"]):
         address, size = event["args"]["Addr"], event["args"]["Bytes"]
-        held += (
-            size if size > 0 else -live.pop(address, 0)
-        )  # what was there before the profiler is none of ours
+        # Memory from before the profiler does not count.
+        held += size if size > 0 else -live.pop(address, 0)
         if size > 0:
             live[address] = size
         peak = max(peak, held)
@@ -105,9 +104,8 @@ def peak_during(work: Callable[[], None], device: torch.device) -> int:
 def _train(config: RunConfig, device: torch.device, iterations: int) -> None:
     shape = (config.training.batch_size, config.model.sequence_length + 1)
     tokens = torch.randint(config.data.vocabulary_size, shape, device=device)
-    training = config.training.model_copy(
-        update={"log_every": 1}
-    )  # norms of the updates at each one
+    # Take the norms of the updates at every iteration.
+    training = config.training.model_copy(update={"log_every": 1})
     engine = assemble(
         config.model_copy(update={"training": training}),
         lambda iteration: (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),

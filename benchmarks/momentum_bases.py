@@ -4,7 +4,7 @@ against M V and M^T U.
 brx does what the paper's text says; the authors' implementation takes the other side's basis
 instead of a second factor, which saves a product and weighs directions by singular values instead
 of their squares. Both have the same fixed points. Trains the model of `brx compare` at P = 8 with
-each, three seeds, rate 1e-3; goes on where it was left.
+each, three seeds, rate 1e-3; continues where it stopped.
 
     python -m benchmarks.momentum_bases
 """

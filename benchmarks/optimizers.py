@@ -335,8 +335,8 @@ def explain(blocks: int, width: int, seconds: float, rate: float, runner: Runner
 
 
 def counted_multiply_adds(shapes: list[tuple[int, int]]) -> tuple[int, int]:
-    """The least that 2nd bilateral needs, its covariances at every step: per step, and per refresh
-    in addition."""
+    """The fewest operations of 2nd bilateral with covariances at every step: per step, and extra
+    per refresh."""
     step = refresh = 0
     for m, n in shapes:
         rotation = m * n * (m + n)
@@ -345,15 +345,14 @@ def counted_multiply_adds(shapes: list[tuple[int, int]]) -> tuple[int, int]:
         for size, other in ((m, n), (n, m)):
             step += size * size * other // 2  # a covariance, which is symmetric
             power = size**3
-            orthonormalisation = (
-                7 * size**3 // 6
-            )  # Gram matrix, its Cholesky factor, triangular solve
+            # Gram matrix, its Cholesky factor, triangular solve.
+            orthonormalisation = 7 * size**3 // 6
             refresh += power + orthonormalisation
     return step, refresh
 
 
 def kind_of(operation: str) -> str:
-    """What an operation of the profile belongs to."""
+    """The part of a step that an operation of the profile belongs to."""
     kinds = {
         "products": ("mm", "gemm", "matmul"),
         "orthonormalisation": ("qr", "geqrf", "orgqr", "householder", "cholesky", "triangular"),

@@ -30,7 +30,7 @@ SETTINGS = [
 
 
 def cholesky_qr(columns: Tensor, passes: int, shift: float = 0.0) -> Tensor:
-    """So many passes of CholeskyQR in the columns' dtype; NaN where a factorisation fails."""
+    """Several passes of CholeskyQR in the columns' dtype; NaN if a factorisation fails."""
     for number in range(passes):
         gram = columns.mT @ columns
         if number == 0:

@@ -31,7 +31,7 @@ HELP = {
 
 
 def parser_of(description: str | None, **defaults: int) -> argparse.ArgumentParser:
-    """A benchmark's options, of those that take a number the given ones."""
+    """The options of a benchmark: the common ones, and the given ones that take a number."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -61,10 +61,10 @@ def take_turns(
     clock: Callable[[], float] = time.perf_counter,
     wait: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds per iteration of each variant, turn by turn, without the first turns, which warm up.
+    """Seconds per iteration of each variant, per turn, without the first turns, which warm up.
 
-    They take turns, so that ratios hold when the machine's speed drifts. `wait` ends what a variant
-    has begun."""
+    The variants take turns, so ratios hold when the machine's speed drifts. `wait` waits until a
+    variant's work has finished."""
     times: dict[str, list[float]] = {name: [] for name in variants}
     for turn in range(rounds + warm_up):
         # Each turn in the other order: who comes after whom must not decide.

@@ -117,7 +117,7 @@ def stretched(curve: Curve, stretch: float) -> Curve:
 
 
 def cells() -> Iterator[Cell]:
-    """Those of the first table."""
+    """The comparisons of the first table."""
     for spread, stretches in (((0.0, 0.0), STRETCHES), ((0.1, 0.2), (1.27, 5.0))):
         for curve in (steep, flat, annealed, plateau):
             for stretch in stretches:
@@ -170,7 +170,7 @@ def simulate(
 
 @dataclass
 class Outcome:
-    """What a rule made of the repeats of one cell, one noise and one number of seeds."""
+    """The errors of a rule over the repeats of one cell, at one noise and one number of seeds."""
 
     errors: list[float] = field(default_factory=list)
     """log(estimate / truth)."""
@@ -182,7 +182,7 @@ class Outcome:
 
     @property
     def bias(self) -> float:
-        """Of the estimate's geometric mean over repeats, as a share of the truth."""
+        """The bias of the estimate's geometric mean over repeats, as a share of the truth."""
         return math.expm1(np.mean(self.errors))
 
     @property
@@ -357,7 +357,7 @@ WHOLE_CURVES = "stretch of the whole curves, t"
 
 
 def candidate_cells() -> Iterator[tuple[str, Cell, float]]:
-    """Those of the second table, with their noise."""
+    """The comparisons of the second table, with their noise."""
     for name, noise, spread in (
         ("noise 0.02", 0.02, (0.0, 0.0)),
         ("noise 0.2, seeds", 0.2, (0.1, 0.2)),

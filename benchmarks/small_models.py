@@ -1,10 +1,10 @@
-"""What basis rotation costs where the model is small: an iteration over AdamW's, at the sizes of
-laptop runs.
+"""The cost of basis rotation with small models: an iteration over AdamW's, at the sizes of laptop
+runs.
 
-The smallest is the preset `laptop`'s, that of width 64 `similar`'s; by their times `brx claims`
-turns iterations into hours. Nesterov is timed as its fastest implementation has it, so that nobody
-gains by a slow baseline. All take turns in one process, so that the ratios hold when the machine's
-speed drifts.
+The smallest model is the preset `laptop`'s, and the one of width 64 is `similar`'s. `brx claims`
+uses their times to turn iterations into hours. Nesterov is timed as its fastest implementation has
+it, so that nobody gains by a slow baseline. All take turns in one process, so that the ratios hold
+when the machine's speed drifts.
 
     python -m benchmarks.small_models [--threads 1] [--rounds 12] [--iterations 20]
         (a multiple of 10)

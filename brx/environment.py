@@ -1,5 +1,5 @@
-"""What a process inherits from whoever started it: its environment variables, taken checked, its
-output streams and signals; and what the processes that it starts itself shall inherit."""
+"""What a process inherits: environment variables (checked before use), output streams and signals.
+Also what it passes on to the processes that it starts."""
 
 import io
 import os
@@ -36,8 +36,9 @@ def signal_name(number: int) -> str:
 
 
 class OutputStream(io.TextIOWrapper):
-    """A standard stream that goes silent when nobody can take what is written: the reader of the
-    pipe has ended (`| head`), the terminal is closed, the disk is full. Long work goes on."""
+    """A standard stream that falls silent when its output can no longer be written: the reader of
+        the pipe has ended (`| head`), the terminal is
+    closed, or the disk is full. Long work continues."""
 
     def __init__(self, stream: TextIO) -> None:
         self._original = stream  # which would close the descriptor if it were let go

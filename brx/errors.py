@@ -1,5 +1,4 @@
-"""The two ways in which a command fails on purpose, and two special cases; each becomes one line
-and an exit code."""
+"""The ways in which a command fails on purpose; each becomes one line and an exit code."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -24,6 +23,12 @@ class UserError(Exception):
 class RunError(Exception):
     """A run that was asked for correctly failed on its way (non-finite loss, full disk, dead rank):
     exit code 1."""
+
+
+class DamagedRunError(Exception):
+    """A run cannot be read, and `--strict` asked to stop there: exit code 2.
+
+    It is no UserError, so nothing catches it that leaves out what has no runs, as figures do."""
 
 
 class DivergedError(RunError):

@@ -46,6 +46,8 @@ def shown(text: str) -> str:
 
     Characters that are not visible (escape sequences, U+FEFF, marks that turn the direction of
     writing) and bytes that are no UTF-8 are written as `\x1b`, `\ufeff` or `\xe9`."""
+    if text.isprintable():
+        return text
     return "".join(map(_shown_character, text))
 
 
@@ -61,8 +63,8 @@ def _shown_character(character: str) -> str:
 def figure_label(text: str) -> str:
     """A text for a figure's legend, title or axis, drawn as it is written.
 
-    matplotlib takes what is between two `$` for mathematics, and leaves labels that begin with `_`
-    out of the legend."""
+    matplotlib reads text between two `$` as mathematics, and leaves labels that begin with `_` out
+    of the legend."""
     label = shown(text).replace("$", r"\$")
     return f" {label}" if label.startswith("_") else label
 

@@ -1,4 +1,4 @@
-"""`BasisRotation` in a training loop of one's own: one optimizer for the whole model, against
+"""`BasisRotation` in an ordinary training loop: one optimizer for the whole model, compared with
 AdamW.
 
 python examples/optimizer.py
@@ -11,7 +11,8 @@ from brx.optim import BasisRotation
 
 
 def train(make_optimizer, num_steps=300):
-    """Imitate a small network on strongly correlated inputs; the first and the last loss."""
+    """Train a network to imitate a small one on strongly correlated inputs; return the first and
+    last loss."""
     torch.manual_seed(0)
     first, second = torch.linalg.qr(torch.randn(2, 32, 32)).Q
     mixing = first * torch.logspace(0.6, -0.9, 32) @ second

@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Settings and fixtures of all tests."""
 
 import os
 from importlib.util import find_spec
@@ -11,18 +11,18 @@ from hypothesis import settings
 from brx.cli.main import main
 from brx.config import user_code
 
-# Examples are not drawn by chance, and have no time limit: a change that breaks nothing must not
-#     fail on a slow day.
+# Hypothesis draws the same examples in every run and has no time limit, so a correct change never
+# fails by chance or on a slow machine.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
-# Where output goes to a pipe, it is not for a terminal, whatever a CI service says.
+# Output to a pipe is not for a terminal, even if a CI service says so.
 for variable in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
     os.environ.pop(variable, None)
 
 
-# PyPI's torchvision is built for CUDA. Where one lies beside torch's CPU build, neither it nor
-# transformers and Lightning can be imported, unless its operators are declared; no test calls one.
+# PyPI's torchvision is built for CUDA. With torch's CPU build, neither it nor transformers and
+# Lightning can be imported unless its operators are declared. No test calls one.
 _vision = find_spec("torchvision")
 if (
     torch.version.cuda is None
@@ -37,7 +37,7 @@ if (
 
 @pytest.fixture
 def printed(capsys):
-    """Runs a command that succeeds, and gives what it prints."""
+    """Runs a command that must succeed, and returns its output."""
 
     def run(*arguments):
         assert main(list(map(str, arguments))) == 0
@@ -48,13 +48,13 @@ def printed(capsys):
 
 @pytest.fixture
 def refused(capsys):
-    """Runs a command that ends as wrong usage does, with exit code 2 and one line, which it
-    gives."""
+    """Runs a command that must end with exit code 2 and one line of error, and returns this
+    line."""
 
     def run(*arguments):
         assert main(list(map(str, arguments))) == 2
         error = capsys.readouterr().err
-        # What runs a user's code names it before it does, whatever becomes of it.
+        # A command that runs a user's code names its file first, even if the command then fails.
         notes = [line for line in error.splitlines() if line.startswith("brx: note: runs code")]
         for note in notes:
             error = error.replace(f"{note}\n", "")
@@ -66,12 +66,12 @@ def refused(capsys):
 
 @pytest.fixture
 def own_code():
-    """A user's own code may be imported, as where a run trains."""
+    """Allows importing a user's code, as in a command that trains."""
     with user_code.allowed():
         yield
 
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """Rounding and times do not depend on what another test has set."""
+    """Sets one thread, so that rounding and times do not depend on another test."""
     torch.set_num_threads(1)

@@ -20,7 +20,7 @@ names = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to
 
 
 def anchors(page: Path) -> set[str]:
-    """Of its headings, as GitHub makes them."""
+    """The anchors that GitHub makes from the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -62,9 +62,10 @@ def test_commands_parse(page, monkeypatch):
 
 
 def stale_numbers(page: Path) -> list[tuple[str, str]]:
-    """Of each block below `<!-- numbers: FILE FILE -->`: those that are no rounding of a number in
-    these files. Looked at are decimals, percentages and cells that hold a number alone; blocks end
-    at an empty line."""
+    """Numbers of a page that no table supports, as (files, number).
+
+    A block below `<!-- numbers: FILE FILE -->` ends at an empty line. Its decimals, percentages and
+    cells with a single number must be roundings of numbers in these files."""
     stale = []
     for files, block in re.findall(
         r"<!-- numbers: ([^>]+) -->\n\s*(.+?)(?=\n\s*\n|\Z)", page.read_text(), flags=re.S
@@ -86,10 +87,18 @@ def stale_numbers(page: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["compare", "results", "results-open", "results-appendix", "similarity"]
+    "name",
+    [
+        "README.md",
+        "docs/compare.md",
+        "docs/results.md",
+        "docs/results-open.md",
+        "docs/results-appendix.md",
+        "docs/similarity.md",
+    ],
 )
 def test_numbers_of_a_page_are_those_of_the_tables(name):
-    page = ROOT / "docs" / f"{name}.md"
+    page = ROOT / name
     assert "<!-- numbers: " in page.read_text()
     assert stale_numbers(page) == []
 
@@ -103,17 +112,38 @@ def test_a_stale_number_is_found(tmp_path):
     assert [number for _, number in stale_numbers(page)] == ["1.234", "31", "17"]
 
 
-def test_the_front_pages_optimizer_trains_under_the_front_pages_delay():
+@pytest.fixture
+def model():
+    """32 blocks between an embedding and a head."""
     blocks = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(32)))
-    model = torch.nn.Sequential(torch.nn.Embedding(10, 8), blocks, torch.nn.Linear(8, 10))
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    names = {"model": model}
-    for code in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S):
-        exec(compile(code, "README.md", "exec"), names)
+    return torch.nn.Sequential(torch.nn.Embedding(10, 8), blocks, torch.nn.Linear(8, 10))
+
+
+def front_page_example(model: torch.nn.Module, word: str) -> dict[str, object]:
+    """Run the Python example of the README that contains `word`; return the names it defines."""
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    [code] = [code for code in examples if word in code]
+    names: dict[str, object] = {"model": model}
+    exec(compile(code, "README.md", "exec"), names)
+    return names
+
+
+def test_front_page_delays_any_loop(model):
+    pipeline = front_page_example(model, "delayed(")["pipeline"]
     model(torch.arange(10)).square().mean().backward()
-    names["optimizer"].step()
-    assert all((old != new).any() for old, new in zip(before, model.parameters(), strict=True))
-    assert names["pipeline"].delay_of(blocks[0].weight) == 31
+    assert pipeline.delay_of(model[1][0].weight) == 31
+
+
+@pytest.mark.parametrize("word", ["delayed(", "BasisRotation("])
+def test_front_page_optimizer_trains_every_parameter(model, word):
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = front_page_example(model, word)["optimizer"]
+    model(torch.arange(10)).square().mean().backward()
+    optimizer.step()
+    changed = [
+        bool((old != new).any()) for old, new in zip(before, model.parameters(), strict=True)
+    ]
+    assert all(changed)
 
 
 def test_every_command_and_room_is_in_the_docs():

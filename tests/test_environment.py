@@ -1,4 +1,4 @@
-"""What processes inherit: places to import from, and variables that others have left."""
+"""What processes inherit: import paths, and environment variables set by others."""
 
 import errno
 import os

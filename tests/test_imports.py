@@ -18,6 +18,7 @@ PACKAGES = (
     "readers",
     "files",
     "environment",
+    "accelerators",
     "progress",
     "config",
     "data",
@@ -41,7 +42,7 @@ PACKAGES = (
 
 
 def imports(folder: Path) -> Iterator[tuple[str, str]]:
-    """File and imported module, those inside functions included."""
+    """Pairs of a file and a module that it imports, also within functions."""
     files = folder.rglob("*.py") if folder.is_dir() else [folder.with_suffix(".py")]
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -96,8 +97,7 @@ WRONG = "from brx.cli.main import main; main(['train', 'quick', '--set', 'pipeli
 @pytest.mark.parametrize(
     ("steps", "heavy"),
     [
-        # So that help is there at once, a mistake is told before torch has loaded, and an answer
-        # from a small file is.
+        # Help, errors and answers from small files must not wait until torch is loaded.
         (
             (HELP,),
             {"torch", "numpy", "pandas", "matplotlib", "scipy", "datasets", "yaml", "brx.config"},

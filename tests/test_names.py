@@ -1,5 +1,4 @@
-"""Names that somebody chose: whole and distinct on disk, harmless in a terminal, as written in a
-figure."""
+"""Names chosen by users stay distinct on disk, harmless in a terminal and unchanged in a figure."""
 
 import matplotlib.pyplot as plt
 import pytest

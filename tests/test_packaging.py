@@ -1,4 +1,4 @@
-"""What is built carries the presets and the report's template."""
+"""The built package contains the presets and the report's template."""
 
 import subprocess
 import sys

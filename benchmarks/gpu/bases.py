@@ -1,9 +1,10 @@
-"""What the bases of the paper's matrices cost on a device, and how exact they are: the first, and a
+"""The cost and the accuracy of bases for the paper's matrices on a device: a first basis, and a
 refresh.
 
     python -m benchmarks.gpu.bases [--sizes 384x1536 ...] [--device cuda] [--out DIR]
 
-Of the row side's covariance of a matrix m x n (m <= n) and of the column side's, whose rank is m.
+For a matrix m x n (m <= n) it takes the covariance of the rows, and the one of the columns, with
+rank m.
 """
 
 import time

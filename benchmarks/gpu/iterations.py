@@ -39,14 +39,22 @@ from brx.train.device import autocast, choose_device, set_up
 
 PLAIN = "plain loop"
 ADAMW = "pipedream"
+GRAPHS = "runtime.graphs=true"
 VARIANTS: dict[str, list[str]] = {
     "pipedream": [],
+    "pipedream, graphs": [GRAPHS],
     "basis-rotation": [],
+    "basis-rotation, graphs": [GRAPHS],
     "basis-rotation, TF32 rotations": ["optimizer.rotation_precision=tf32"],
     "basis-rotation, covariance at refreshes": ["optimizer.covariance=refresh"],
     "basis-rotation, TF32, covariance at refreshes": [
         "optimizer.rotation_precision=tf32",
         "optimizer.covariance=refresh",
+    ],
+    "basis-rotation, TF32, covariance at refreshes, graphs": [
+        "optimizer.rotation_precision=tf32",
+        "optimizer.covariance=refresh",
+        GRAPHS,
     ],
     "basis-rotation, 1st unilateral": [
         "optimizer.source=1st",
@@ -56,7 +64,8 @@ VARIANTS: dict[str, list[str]] = {
     "soap": [],
     "muon": [],
 }
-"""Settings by variant. A name begins with its method's; every variant runs at every P."""
+"""Settings by variant. A name begins with its method's; every variant runs at every P, those with
+graphs on a GPU only."""
 
 PROFILED = 10
 """Iterations under the profiler: one refresh of basis rotation is among them."""
@@ -92,7 +101,8 @@ def main() -> None:
     costs: dict[tuple[str, int], Cost] = {}
     with suppress(KeyboardInterrupt):
         costs[PLAIN, 1] = measure(lambda: plain_loop(config, device), device, options)
-        for (name, stages), settings in chosen_variants(options.only, options.stages).items():
+        chosen = chosen_variants(options.only, options.stages, device)
+        for (name, stages), settings in chosen.items():
             if time.monotonic() > deadline:
                 print(f"{name}, P = {stages}: no time left", flush=True)
                 continue
@@ -102,11 +112,15 @@ def main() -> None:
     write(costs, options, config)
 
 
-def chosen_variants(only: list[str], stages: list[int]) -> dict[tuple[str, int], list[str]]:
-    """Settings by variant and P, of the variants that were asked for."""
+def chosen_variants(
+    only: list[str], stages: list[int], device: torch.device
+) -> dict[tuple[str, int], list[str]]:
+    """Settings by variant and P, of the variants that were asked for and that the device can
+    run."""
     chosen = {}
     for name, own in VARIANTS.items():
-        if any(text in name for text in only):
+        is_possible = device.type == "cuda" or GRAPHS not in own
+        if is_possible and any(text in name for text in only):
             method = f"optimizer.method={name.partition(',')[0]}"
             for number in stages:
                 chosen[name, number] = [method, *own, f"pipeline.stages={number}"]

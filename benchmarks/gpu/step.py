@@ -99,7 +99,8 @@ def step_times(
 def error_of(
     arguments: dict[str, object], gradients: list[list[Tensor]], device: torch.device
 ) -> float:
-    """How far the weights are from float64's after some steps, as a share of their way."""
+    """The distance of the weights from float64's after some steps, divided by the distance that
+    these moved."""
     exactly = {key: value for key, value in arguments.items() if key != "rotation_precision"}
     step, weights = stepper(arguments, gradients, device, torch.float32)
     exact_step, exact_weights = stepper(exactly, gradients, device, torch.float64)

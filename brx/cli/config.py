@@ -19,19 +19,24 @@ SHOW = """\
   brx config show my.yaml --set pipeline.stages=16
 """
 PREPARE = """\
-  brx data prepare  the sources of pinned packages, as bytes
+  # the source code of four pinned packages, as bytes
+  brx data prepare
+  # a file, folder or glob: .txt, .jsonl, .parquet
   brx data prepare 'corpus/*.txt' --tokenizer gpt2
-      local .txt, .jsonl, .parquet: file, folder or glob
-  brx data prepare openwebtext --tokenizer gpt2 --tokens 1_000_000_000 --workers 16
-  brx data prepare --config paper-95m                             what a configuration asks for
+  # a dataset of the Hugging Face Hub
+  brx data prepare openwebtext --tokenizer gpt2 --tokens 1_000_000_000
+  # the data of a configuration
+  brx data prepare --config paper-95m
 """
 INFO = """\
-  brx data info data/packages-bytes-1f3a9c07  counts; reads the files and compares their SHA-256
+  # print the counts, and check the files' SHA-256
+  brx data info data/packages-bytes-1f3a9c07
 """
 LIST = """\
-  brx data list                                                   what is in data/, with sizes
+  # list what is in data/, with sizes
+  brx data list
+  # free the disk; a run that needs these files makes them again
   brx data remove data/packages-bytes-1f3a9c07
-      frees the disk; a run that needs it prepares it again
 """
 
 app = Application()
@@ -50,11 +55,16 @@ def show(config: ConfigName, *, overrides: Overrides) -> None:
 
 
 @app.add("""\
-  brx methods                                     all of them
-  brx methods basis-rotation                      one in full, with every option
-  brx methods basis-rotation --stages 32  and how often each stage refreshes its basis, by schedule
-  brx methods torch.optim:RMSprop                 any torch optimizer: what its constructor takes
-  brx methods my_method.py:MyMethod               a method of your own (docs/methods.md)
+  # list all methods
+  brx methods
+  # one method with all its options
+  brx methods basis-rotation
+  # how often each of 32 stages refreshes its basis, for each refresh schedule
+  brx methods basis-rotation --stages 32
+  # any torch optimizer, with the arguments of its constructor
+  brx methods torch.optim:RMSprop
+  # a method of your own (docs/methods.md)
+  brx methods my_method.py:MyMethod
 """)
 def methods(
     name: Annotated[
@@ -67,7 +77,9 @@ def methods(
     stages: Annotated[
         int | None, option("P", "basis-rotation: print the refresh intervals of P stages", min=1)
     ] = None,
-    frequency: Annotated[int | None, option("F", "their mean (default: 10)", min=1)] = None,
+    frequency: Annotated[
+        int | None, option("F", "mean of these intervals (default: 10)", min=1)
+    ] = None,
 ) -> None:
     from brx.methods.description import all_methods, one_method, refresh_table
 
@@ -78,7 +90,7 @@ def methods(
     refuse(stages is not None and name != "basis-rotation", only)
     refuse(
         stages is None and frequency,
-        "--frequency: is the mean of refresh intervals; give --stages too",
+        "--frequency: needs --stages: it is the mean of the stages' refresh intervals",
     )
     print(all_methods() if name is None else one_method(name))
     if stages is not None:
@@ -86,9 +98,12 @@ def methods(
 
 
 @app.add("""\
-  brx models                                              all of them, with their options
-  brx models llama                                        one of them
-  brx models examples/models/conv_mixer.py:ConvMixer      one of your own (docs/models.md)
+  # list all models with their options
+  brx models
+  # one model
+  brx models llama
+  # a model of your own (docs/models.md)
+  brx models examples/models/conv_mixer.py:ConvMixer
 """)
 def models(
     name: Annotated[
@@ -105,13 +120,15 @@ def models(
         print(all_models() if name is None else one_model(name))
 
 
-@data.add(PREPARE + "\nAn interrupted preparation goes on where it was when started again.\n")
+@data.add(PREPARE + "\nAfter an interruption, the same command continues where it was.\n")
 def prepare(
     source: Annotated[
         str | None, argument("SOURCE", "packages, a path or glob, or a hub dataset")
     ] = None,
     *,
-    config: Annotated[str, option("CONFIG", "whose data section counts")] = "quick",
+    config: Annotated[
+        str, option("CONFIG", "the configuration whose data section is used")
+    ] = "quick",
     tokenizer: Annotated[str | None, option("NAME", "bytes or gpt2")] = None,
     tokens: Annotated[int | None, option("N", "stop after this many training tokens")] = None,
     directory: Annotated[str | None, option("DIR", "folder for prepared token files")] = None,
@@ -125,7 +142,8 @@ def prepare(
     from brx.data import prepare as preparation
 
     given = {"source": source, "tokenizer": tokenizer, "tokens": tokens, "directory": directory}
-    as_yaml = partial(json.dumps, ensure_ascii=False)  # YAML knows no escaped pairs, as of an emoji
+    # json would escape an emoji as a surrogate pair, which YAML does not have.
+    as_yaml = partial(json.dumps, ensure_ascii=False)
     settings = [f"data.{key}={as_yaml(value)}" for key, value in given.items() if value is not None]
     section = load_config(config, [*overrides, *settings]).data
     _print_data(preparation.token_folder(section), preparation.prepare(section, workers=workers))
@@ -133,11 +151,11 @@ def prepare(
 
 @data.add(INFO)
 def info(folder: Annotated[Path, argument("DIR", "folder of token files")]) -> None:
-    """Say what a folder of token files holds, and check it."""
+    """Show what a folder of token files holds, and check it."""
     from brx.data.prepare import SPLITS, PreparedData
 
     has_any = any((folder / f"{split}.bin").is_file() for split in SPLITS)
-    refuse(not has_any, f"{folder}: no token files, which are made with brx data prepare")
+    refuse(not has_any, f"{folder}: has no token files; brx data prepare makes them")
     _print_data(folder, PreparedData.load(folder, always_hash=True))
 
 
@@ -147,7 +165,7 @@ def list_folders(
         Path, argument("DIR", "where data.directory puts them", show_default=True)
     ] = Path("data"),
 ) -> None:
-    """List folders of token files with their sizes, unfinished ones too."""
+    """List folders of token files and their sizes."""
     from brx.data.prepare import NOTE, token_folders
     from brx.names import shown
 
@@ -165,9 +183,9 @@ def list_folders(
 
 @data.add(LIST, name="remove")
 def remove_folders(
-    folders: Annotated[list[Path], argument("DIR...", "folders that brx data list names")],
+    folders: Annotated[list[Path], argument("DIR", "folders that brx data list shows")],
 ) -> None:
-    """Remove folders of token files; nothing else."""
+    """Remove folders of token files, and nothing else."""
     from brx.data.prepare import remove
 
     for folder in folders:

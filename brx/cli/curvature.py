@@ -16,6 +16,7 @@ from brx.cli.options import (
     OnlyMeasured,
     RunsOrCheckpoints,
     RunsOrFolders,
+    Strict,
     flag,
     option,
 )
@@ -32,52 +33,58 @@ app = Application()
 
 
 @app.add("""\
-  brx hessian-norm runs/quick-basis-rotation-p8-s0  both coordinates, 200 vectors x 160 batches
-  brx hessian-norm runs/quick-basis-rotation-p8-s0 --rotated --batches-per-vector 16 --by kind
+  # original and rotated coordinates, 200 vectors x 160 batches
+  brx hessian-norm runs/quick-basis-rotation-p8-s0
+  # fewer batches, and the share of each kind of parameter
+  brx hessian-norm runs/quick-basis-rotation-p8-s0 --rotated \\
+      --batches-per-vector 16 --by kind
+  # estimate the basis now
   brx hessian-norm runs/quick-pipedream-p8-s0 --rotated --basis-batches 100
-      a basis estimated on the spot
-  brx hessian-norm runs/quick-pipedream-p8-s0 --strategies --runs results/similar
-      all strategies, and slowdowns
-  brx hessian-norm results/similar-curvature --measured --out figures/hessian-norm
-      what was measured before
+  # the coordinates of all four strategies, and the slowdowns of their runs
+  brx hessian-norm runs/quick-pipedream-p8-s0 --strategies \\
+      --runs results/similar
+  # show what was measured before
+  brx hessian-norm results/similar-curvature --measured \\
+      --out figures/hessian-norm
 
-The Hessian is that of the mean loss over one sample of batches, which all vectors share. Stopped
-with Ctrl-C or by a
-crash, the same command continues. The result is kept in RUN/analysis/.
+All vectors share one sample of batches; the Hessian is that of the mean loss
+over them. The results are kept in RUN/analysis/. After Ctrl-C or a crash, the
+same command continues.
 """)
 def hessian_norm(
     runs: RunsOrCheckpoints,
     *,
     checkpoint: Annotated[
-        int | None, option("ITERATION", "which one (default: the newest)")
+        int | None, option("ITERATION", "the checkpoint to measure at (default: the newest)")
     ] = None,
-    vectors: Annotated[int, option("N", "Cauchy vectors")] = 200,
+    vectors: Annotated[int, option("N", "number of Cauchy vectors")] = 200,
     batches_per_vector: Annotated[
-        int, option("N", "batches that the Hessian is of (even)", min=2)
+        int, option("N", "batches whose mean loss has this Hessian (even)", min=2)
     ] = 160,
     original: Annotated[bool, flag("--original", "only the original coordinates")] = False,
     rotated: Annotated[
-        bool, flag("--rotated", "only the rotated ones (default: both, if there is a basis)")
+        bool, flag("--rotated", "only the rotated coordinates (default: both, if there is a basis)")
     ] = False,
     strategies: Annotated[
         bool,
         flag(
             "--strategies",
-            "the original and all four strategies' coordinates, from --basis-batches (200)",
+            "original coordinates and those of all four strategies, estimated from "
+            "--basis-batches (default here: 200)",
         ),
     ] = False,
     slowdown_runs: Annotated[
-        Path | None, option("DIR", "with --strategies: add their slowdowns", "--runs")
+        Path | None, option("DIR", "with --strategies: add the slowdowns of these runs", "--runs")
     ] = None,
     basis_from: Annotated[
-        Path | None, option("RUN", "take U and V from another run of the same model")
+        Path | None, option("RUN", "take the basis (U and V) from another run of the same model")
     ] = None,
     basis_batches: Annotated[
-        int | None, option("N", "estimate U and V from N batches", min=1)
+        int | None, option("N", "estimate the basis (U and V) from N batches", min=1)
     ] = None,
-    by: Annotated[Breakdown, typer.Option(help="break the sum down")] = "none",
+    by: Annotated[Breakdown, typer.Option(help="break the sum down by this")] = "none",
     precision: Annotated[
-        Literal["fp32", "fp64"], typer.Option(help="of the Hessian-vector products")
+        Literal["fp32", "fp64"], typer.Option(help="precision of the Hessian-vector products")
     ] = "fp32",
     seed: Annotated[int, typer.Option(min=0, help="seed of the vectors")] = 0,
     jobs: Annotated[int, option("N", "processes that share the vectors", min=1)] = 1,
@@ -158,25 +165,29 @@ def _print_details(
 
 
 @app.add("""\
-  brx hessian-norm runs/quick-basis-rotation-p8-s0                     first: measure
+  # first measure the norms
+  brx hessian-norm runs/quick-basis-rotation-p8-s0
   brx effective-delay runs/quick-basis-rotation-p8-s0 --stages 1 2 4 8
+  # with the slowdowns of all these runs
   brx effective-delay runs/quick-* --out figures/effective-delay
-      with the slowdowns of all these runs
 """)
 def effective_delay(
     runs: RunsOrFolders,
     *,
     stages: Annotated[
         list[int] | None,
-        option("P...", "numbers of stages (default: powers of two up to the blocks)"),
+        option("P...", "numbers of stages (default: powers of two up to the number of blocks)"),
     ] = None,
+    strict: Strict = False,
     out: FigurePath = None,
 ) -> None:
     from brx.curvature import effective_delay as delays
     from brx.curvature.norm_result import measured_norms
     from brx.plot.curvature import draw_effective_delay
+    from brx.runs.folder import stop_at_damage
     from brx.runs.frames import differences, load
 
+    stop_at_damage(strict)
     loaded = load(runs)
     measured = measured_norms(runs)
     print_note(*differences(loaded))
@@ -195,28 +206,33 @@ def effective_delay(
 
 
 @app.add("""\
+  # two methods
   brx oscillation runs/quick-pipedream-p8-s0 runs/quick-basis-rotation-p8-s0 \\
       --out figures/oscillation
+  # several checkpoints, methods and seeds
   brx oscillation runs/*-p32-*/checkpoints/00016000 --out figures/oscillation
-      several checkpoints, methods, seeds
-  brx oscillation results/similar-curvature --measured --out figures/oscillation
-      what was measured before
+  # show what was measured before
+  brx oscillation results/similar-curvature --measured \\
+      --out figures/oscillation
 """)
 def oscillation(
     checkpoints: RunsOrCheckpoints,
     *,
     checkpoint: Annotated[
         int | None,
-        option("ITERATION", "checkpoint of each run (default: the nearest to its middle)"),
+        option("ITERATION", "checkpoint of each run (default: nearest to its middle)"),
     ] = None,
     iterations: Annotated[int, option("N", "training iterations to follow", min=2)] = 100,
-    batches: Annotated[int, option("N", "batches whose mean loss the Hessian is of", min=1)] = 64,
+    batches: Annotated[int, option("N", "batches whose mean loss has this Hessian", min=1)] = 64,
     tolerance: Annotated[
-        float, option("RESIDUAL", "residual at which the power iteration stops")
+        float, option("RESIDUAL", "the power iteration stops at this residual")
     ] = 1e-2,
-    power_iterations: Annotated[int, option("N", "or stops after N iterations", min=1)] = 200,
+    power_iterations: Annotated[int, option("N", "or after this many iterations", min=1)] = 200,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="of the start vector and the random direction")
+        int,
+        typer.Option(
+            min=0, max=2**63 - 1, help="seed of the start vector and the random direction"
+        ),
     ] = 0,
     measured: OnlyMeasured = False,
     out: FigurePath = None,

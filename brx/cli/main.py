@@ -2,6 +2,7 @@
 exit code."""
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from contextvars import copy_context
@@ -14,49 +15,36 @@ from typer.core import TyperCommand, TyperGroup
 import brx
 from brx.cli.usage import Application, CommandGroup, usage_line
 from brx.environment import OutputStream
-from brx.errors import RunError, UserError
+from brx.errors import DamagedRunError, RunError, UserError
 from brx.names import shown
 
-# By panel of the help: name, and module (imported when the command is used: `brx --help` reads this
-#     alone), summary.
+# The panels of `brx --help`. By command: its module, which is imported when the command is used
+# (`brx --help` reads this table alone), and its summary.
 PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Train": {
         "demo": (
             "paper",
-            "train the quick preset with and without delay, with two methods, and draw the loss "
-            "curves",
+            "train two methods with and without delay, and draw their loss curves",
         ),
-        "train": ("train", "train a GPT under asynchronous-pipeline delay"),
-        "sweep": ("train", "run a grid of runs, several at a time; continues where it was left"),
-        "config": ("config", "show the complete settings of a preset or file"),
+        "train": ("train", "train a GPT under asynchronous pipeline delay"),
+        "sweep": ("train", "run a grid of runs, several at a time; continue where it stopped"),
+        "config": ("config", "show all settings of a preset or file"),
         "data": ("config", "tokenize a corpus into token files"),
     },
     "Compare": {
-        "compare": (
-            "train",
-            "how robust methods are against delay: the same runs for each, and their leaderboard",
-        ),
-        "slowdown": (
-            "runs",
-            "how many times the iterations each method needs under delay to reach a loss",
-        ),
+        "compare": ("train", "rank methods by how robust they are against delay"),
+        "slowdown": ("runs", "how many times more iterations a method needs under delay"),
         "plot": ("paper", "draw loss curves of runs, or the paper's figures"),
-        "claims": (
-            "paper",
-            "every number and direction that the paper states, beside what the runs of a scale say",
-        ),
-        "tables": ("paper", "the paper's tables, from the runs of a scale"),
-        "report": (
-            "paper",
-            "one HTML page with all figures, tables and runs; opens without a network",
-        ),
+        "claims": ("paper", "compare the paper's claims with our runs"),
+        "tables": ("paper", "print the paper's tables, from the runs of a scale"),
+        "report": ("paper", "write one HTML page with all figures, tables and runs"),
         "weights": (
             "runs",
             "write a checkpoint's weights as safetensors, for PyTorch or Transformers",
         ),
         "export": (
             "runs",
-            "copy runs in compact form (config, summary, loss curves), to be committed or shared",
+            "copy runs in compact form (settings, summary, loss curves), to commit or share",
         ),
     },
     "Understand": {
@@ -66,50 +54,43 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "effective-delay": (
             "curvature",
-            "the effective delay tau' of measured runs, and their measured slowdown",
+            "compute the effective delay tau' of runs, and show their measured slowdown",
         ),
         "oscillation": (
             "curvature",
-            "project updates on the Hessian's dominant eigenvector and a random direction",
+            "project updates onto the Hessian's dominant eigenvector and a random direction",
         ),
-        "toy": (
-            "paper",
-            "draw what delay does to Adam on a quadratic or in a spiral valley, aligned with axes "
-            "or not",
-        ),
-        "methods": (
-            "config",
-            "list the methods: equation, source, defaults, which optimizer gets which parameters",
-        ),
+        "toy": ("paper", "draw what delay does to Adam on a quadratic and in a spiral valley"),
+        "methods": ("config", "list the methods: equations, sources, defaults, parameter groups"),
         "models": ("config", "list the models that can be trained, and their options"),
     },
     "Plan": {
         "verdict": (
             "planning",
-            "synchronous or asynchronous: time to a loss for P stages, M micro-batches per update",
+            "synchronous or asynchronous: the time to a loss for P stages and M micro-batches",
         ),
         "schedule": (
             "planning",
-            "show who computes what when, synchronously and not, with idle times and delays",
+            "show which device computes what and when, with idle times and delays",
         ),
-        "plan": ("planning", "say what a run needs: memory of every device, FLOPs, time"),
+        "plan": ("planning", "estimate the memory per device, the FLOPs and the time of a run"),
         "similarity": (
             "planning",
-            "how far a training resembles another: the dimensionless numbers of both",
+            "compare the dimensionless numbers of two trainings",
         ),
         "memory": (
             "planning",
-            "memory overhead of the basis-rotation strategies; of a run's stages and devices, too",
+            "show the memory overhead of basis rotation, by matrix, stage and device",
         ),
         "stages": (
             "planning",
-            "the least number of pipeline stages that a model needs, by the memory of a device",
+            "show how many pipeline stages a model needs, by the memory of a device",
         ),
     },
 }
 COMMANDS = {name: entry for commands in PANELS.values() for name, entry in commands.items()}
 
-# What these commands are for is in their folders; what they print decides nothing.
+# The results of these commands are files: they succeed even if what they print is lost.
 RESULT_IN_FILES = ("train", "sweep")
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -121,7 +102,8 @@ class _Brx(CommandGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # the names alone: see `get_command`
+        # The names alone: see `get_command`.
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | TyperGroup | None:
         if cmd_name not in COMMANDS:
@@ -151,10 +133,14 @@ app = Application(
     _Brx,
     add_completion=True,
     epilog="""\
-  brx demo  what delay costs, and what basis rotation saves, in minutes
-  brx train quick --set pipeline.stages=8    train one run
-  brx slowdown results/similar               compare many
-  brx train --help                           options and examples of a command
+  # what delay costs and what basis rotation saves, in minutes
+  brx demo
+  # train one run
+  brx train quick --set pipeline.stages=8
+  # compare many runs
+  brx slowdown results/similar
+  # options and examples of a command
+  brx train --help
 """,
 )
 
@@ -177,12 +163,16 @@ def _options(
         bool,
         typer.Option(
             "--run-code",
-            help="let commands that read runs execute the Python files that these runs name (only "
+            help="let commands that read runs import the Python files that these runs name (only "
             "for runs that you trust)",
         ),
     ] = False,
 ) -> None:
     """Options of brx itself."""
+    try:
+        os.getcwd()
+    except OSError:
+        raise UserError("the working folder is gone; change to another one (cd)") from None
     if run_code:
         from brx.config.user_code import allow_for_reading
 
@@ -201,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _lost_output() -> str:
     """Why not all of the output has arrived; empty where it has, or its reader wanted no more."""
-    if not isinstance(sys.stdout, OutputStream):  # of a caller of ours
+    if not isinstance(sys.stdout, OutputStream):  # stdout belongs to a caller, such as a test
         return ""
     sys.stdout.flush()
     error = sys.stdout.lost
@@ -220,12 +210,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     except typer.TyperException as error:
         print(usage_line(error), file=sys.stderr)
         return USAGE
-    except (UserError, RunError) as error:
+    except (UserError, DamagedRunError, RunError) as error:
         from brx.distributed.launch import report_error
 
         if not report_error(error):
             print(f"brx: {shown(' '.join(str(error).splitlines()))}", file=sys.stderr)
-        return USAGE if isinstance(error, UserError) else FAILED
+        return FAILED if isinstance(error, RunError) else USAGE
     except OSError as error:
         if error.filename is None:
             raise

@@ -54,18 +54,18 @@ Overrides = Annotated[
 ]
 
 RunsOrCheckpoints = Annotated[
-    list[Path], argument("RUN|CHECKPOINT", "folders of runs, or of their checkpoints")
+    list[Path], argument("RUN|CHECKPOINT", "folders of runs or checkpoints")
 ]
 RunsOrFolders = Annotated[list[Path], argument("RUNS", "runs, or folders that hold runs")]
 ScaleName = Annotated[
-    Literal["similar", "tuned", "laptop", "paper"], typer.Option(help="which experiments")
+    Literal["similar", "tuned", "laptop", "paper"], typer.Option(help="which set of experiments")
 ]
 ScaleRuns = Annotated[
-    Path | None, option("DIR", "folder of the runs (default: the scale's)", "--runs")
+    Path | None, option("DIR", "folder of the runs (default: the folder of the scale)", "--runs")
 ]
 OnlyMeasured = Annotated[
     bool,
-    flag("--measured", "measure nothing: show what is in RUN/analysis (a folder of runs will do)"),
+    flag("--measured", "measure nothing; show what is in RUN/analysis (or in a folder of runs)"),
 ]
 
 Jobs = Annotated[int | None, option("N", "runs at a time (default: one per GPU or core)", min=1)]
@@ -84,11 +84,11 @@ Throughput = Annotated[
     ),
 ]
 Bandwidth = Annotated[
-    str | None, option("BYTES", "bytes per second between neighbours, with --throughput")
+    str | None, option("BYTES", "bytes per second between neighbouring devices; needs --throughput")
 ]
 
 TableFormat = Literal["table", "markdown", "csv", "json", "latex"]
 Format = Annotated[TableFormat, typer.Option(help="format of the table")]
 FigurePath = Annotated[
-    Path | None, option("FIGURE", "draw the figure, at this path without suffix")
+    Path | None, option("FIGURE", "draw the figure to this path, without suffix")
 ]

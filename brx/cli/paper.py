@@ -31,7 +31,8 @@ app = Application()
 
 @app.add("""\
   brx demo
-  brx demo --out runs/demo --set training.iterations=300      a shorter one
+  # a shorter one
+  brx demo --out runs/demo --set training.iterations=300
 """)
 def demo(
     *,
@@ -45,12 +46,18 @@ def demo(
 
 
 @app.add("""\
-  brx plot curves runs/quick-*                          training loss of any runs
-  brx plot staleness runs/mine  what delay did to it (logging.staleness_every), into staleness
-  brx plot profiles runs/profiles  slowdown under delay profiles, beside tau' and the (1,1)-norm
-  brx plot main  a figure of the paper, from results/similar into figures/similar
-  brx plot "Figure 5" --out main.svg                    one file
-  brx plot list                                         which figures there are
+  # training losses of any runs
+  brx plot curves runs/quick-*
+  # what delay did to a run that was trained with logging.staleness_every
+  brx plot staleness runs/mine
+  # slowdown against effective delay, for runs with other delay profiles
+  brx plot profiles runs/profiles
+  # a figure of the paper, from results/similar into figures/similar
+  brx plot main
+  # into one file
+  brx plot "Figure 5" --out main.svg
+  # list the figures
+  brx plot list
 """)
 def plot(
     figure: Annotated[
@@ -69,17 +76,20 @@ def plot(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="a file (x.png, x.pdf, x.svg); or, for curves, staleness, profiles the figure's "
-            "path without suffix"
-            " (default: its name), else the folder (default: figures/SCALE; of figures that need "
-            "no sweep: figures)"
+            help="one file (x.png, x.pdf, x.svg); or, for curves, staleness and profiles, the path "
+            "without suffix (default: the figure's name); or, for figures of the paper, a folder "
+            "(default: figures/SCALE, or figures if they need no sweep)"
         ),
     ] = None,
     scale: ScaleName = "similar",
     runs: ScaleRuns = None,
+    strict: Strict = False,
 ) -> None:
     from brx.paper.figures import FIGURES, draw_figures
     from brx.paper.tables import entries
+    from brx.runs.folder import stop_at_damage
+
+    stop_at_damage(strict)
 
     is_of_any_runs, is_file = figure in OF_ANY_RUNS, out is not None and out.suffix in FORMATS
     refuse(is_of_any_runs and not folders, "RUN: name at least one run's folder")
@@ -88,9 +98,8 @@ def plot(
         f"--runs: {figure} takes its runs as arguments, after its name",
     )
     if folders and not is_of_any_runs:
-        entries(
-            figure, FIGURES, "figure", ", ".join(OF_ANY_RUNS)
-        )  # a name that is unknown is told first
+        # A name that is unknown is told first
+        entries(figure, FIGURES, "figure", ", ".join(OF_ANY_RUNS))
         raise UserError(
             f"RUN: only {', '.join(OF_ANY_RUNS)} take runs; name the folder of {figure}'s with "
             f"--runs"
@@ -100,7 +109,7 @@ def plot(
     )
 
     def draw(where: Path | None) -> Iterable[Path]:
-        """Of any runs, `where` is the figure's path without suffix; else the folder."""
+        """For a figure of any runs, `where` is its path without suffix; otherwise the folder."""
         return (
             _of_runs(figure, folders, where)
             if folders
@@ -152,17 +161,21 @@ def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
 
 
 @app.add("""\
-  brx tables slowdown                           print one
-  brx tables "Table 3" --format latex           for a paper
-  brx tables all --out results/tables/similar   write all of them as Markdown and CSV
-  brx tables list                               which tables there are
+  # print one
+  brx tables slowdown
+  # for a paper
+  brx tables "Table 3" --format latex
+  # write all of them as Markdown and CSV
+  brx tables all --out results/tables/similar
+  # list the tables
+  brx tables list
 """)
 def tables(
     table: Annotated[
         str,
         argument(
             "TABLE",
-            "all, list, or one by name or number ('Table 3')",
+            "all, list, or a table by name or number ('Table 3')",
             autocompletion=complete_table,
         ),
     ],
@@ -171,12 +184,17 @@ def tables(
     runs: ScaleRuns = None,
     format: Format = "table",
     out: Annotated[
-        Path | None, option("DIR", "write TABLE.md and TABLE.csv there (latex: TABLE.tex, too)")
+        Path | None,
+        option("DIR", "write TABLE.md and TABLE.csv there (with --format latex also TABLE.tex)"),
     ] = None,
+    strict: Strict = False,
 ) -> None:
     from brx.files import write_text
     from brx.paper.tables import TABLES, make_tables, write_table
+    from brx.runs.folder import stop_at_damage
     from brx.runs.formats import format_table
+
+    stop_at_damage(strict)
 
     if table == "list":
         for entry in TABLES.values():
@@ -192,22 +210,29 @@ def tables(
 
 
 @app.add("""\
-  brx claims                                    all of them, from results/similar
-  brx claims main-reduction                     one, with the runs that it is from
-  brx claims --runs runs/similar --format csv   from runs under way
+  # all claims, from results/similar
+  brx claims
+  # one claim, with the runs behind it
+  brx claims main-reduction
+  # from runs that are still in progress
+  brx claims --runs runs/similar --format csv
 
-The rules of the verdicts are in docs/protocol.md: strict ones in section 11, the others in
-sections 5 and 6.
+docs/protocol.md has the rules of the verdicts: section 11 the strict ones,
+sections 5 and 6 the others.
 """)
 def claims(
-    claim: Annotated[str | None, argument("CLAIM", "one, by name (default: all)")] = None,
+    claim: Annotated[str | None, argument("CLAIM", "a claim, by name (default: all)")] = None,
     *,
     scale: ScaleName = "similar",
     runs: ScaleRuns = None,
     format: Format = "table",
+    strict: Strict = False,
 ) -> None:
     from brx.paper.claims import CLAIMS, claim_table, judge, verdict_counts
     from brx.paper.scales import SCALES, Experiments
+    from brx.runs.folder import stop_at_damage
+
+    stop_at_damage(strict)
 
     asked = [known for known in CLAIMS if claim in (None, known.name)]
     names = [known.name for known in CLAIMS]
@@ -235,8 +260,10 @@ def claims(
 
 
 @app.add("""\
-  brx report                                        report.html from the runs in results/similar
-  brx report --runs runs/similar --out today.html   from runs under way
+  # report.html from the runs in results/similar
+  brx report
+  # from runs that are still in progress, or any others
+  brx report --runs runs/similar --out today.html
 """)
 def report(
     *,
@@ -246,19 +273,18 @@ def report(
         list[Path] | None,
         option(
             "DIR...",
-            "show the figures of other commands that are there, too (default: figures and "
+            "folders of figures from other commands, to be shown, too (default: figures and "
             "figures/SCALE)",
         ),
     ] = None,
-    out: Annotated[Path, option("FILE", "the page")] = Path("report.html"),
+    out: Annotated[Path, option("FILE", "where to write the page")] = Path("report.html"),
     strict: Strict = False,
 ) -> None:
     from brx.paper.scales import SCALES, Experiments
     from brx.report.page import write_report
     from brx.runs.folder import stop_at_damage
 
-    if strict:
-        stop_at_damage()
+    stop_at_damage(strict)
     for folder in figures or []:
         refuse(not folder.is_dir(), f"--figures: {folder}: no such folder")
     experiments = Experiments.load(SCALES[scale], runs)
@@ -268,28 +294,32 @@ def report(
 
 
 @app.add("""\
-  brx toy quadratic  AdaSGD and Adam on an aligned and a misaligned quadratic
-  brx toy spiral                                        the spiral as the paper states it
-  brx toy spiral configs/toy/spiral-small-steps.yaml    with steps small enough to get all the way
-  brx toy sweep  slowdown over angle and delay, beside the (1,1)-norm
+  # AdaSGD and Adam on an aligned and a misaligned quadratic
+  brx toy quadratic
+  # the spiral as the paper states it
+  brx toy spiral
+  # with steps that are small enough to reach the end
+  brx toy spiral configs/toy/spiral-small-steps.yaml
+  # slowdown over angle and delay, and the (1,1)-norm
+  brx toy sweep
 
-The figure is figures/toy-NAME, its numbers are results/toy/NAME.json, where NAME is the
-configuration's.
+NAME is the name of the configuration. The figure is figures/toy-NAME, and its
+numbers are in results/toy/NAME.json.
 """)
 def toy(
     landscape: Annotated[
         Literal["quadratic", "spiral", "sweep"], argument("LANDSCAPE", "quadratic, spiral or sweep")
     ],
     config: Annotated[
-        Path | None, argument("CONFIG", "set-up (default: configs/toy/LANDSCAPE.yaml)")
+        Path | None, argument("CONFIG", "settings (default: configs/toy/LANDSCAPE.yaml)")
     ] = None,
     *,
     out: Annotated[
         Path | None,
-        option("FIGURE", "the figure's path without suffix (default: figures/toy-NAME)"),
+        option("FIGURE", "path of the figure, without suffix (default: figures/toy-NAME)"),
     ] = None,
     json: Annotated[
-        Path | None, option("FILE", "where the numbers go (default: results/toy/NAME.json)")
+        Path | None, option("FILE", "where to write the numbers (default: results/toy/NAME.json)")
     ] = None,
 ) -> None:
     from brx.toy.run import run_toy

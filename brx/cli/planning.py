@@ -1,7 +1,5 @@
 """Before a run: `brx schedule`, `plan`, `verdict`, `memory`, `stages` and `similarity`."""
 
-import math
-import shlex
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +15,7 @@ from brx.cli.options import (
     FigurePath,
     Format,
     Overrides,
+    TableFormat,
     Throughput,
     argument,
     complete_config,
@@ -29,15 +28,17 @@ from brx.cli.usage import Application, print_note, print_table, refuse
 of_own_model = partial(
     option, rich_help_panel="A model of your own (default: the paper's LLaMA models)"
 )
-of_replicas = partial(option, rich_help_panel="Data-parallel replicas with local steps")
 
 app = Application()
 
 
 @app.add("""\
-  brx schedule --stages 4  the actions of each device, as the engine runs them
-  brx schedule --stages 4 --delay 2bw --accumulation 4  PipeDream-2BW: all stages one update behind
-  brx schedule --stages 4 --figure figures/schedule  the picture: synchronous, asynchronous, delay
+  # the actions of each device, as the engine runs them
+  brx schedule --stages 4
+  # PipeDream-2BW: every stage is one update behind
+  brx schedule --stages 4 --delay 2bw --accumulation 4
+  # draw the synchronous and the asynchronous schedule, and the delays
+  brx schedule --stages 4 --figure figures/schedule
 """)
 def schedule(
     *,
@@ -86,11 +87,14 @@ def schedule(
 
 
 @app.add("""\
-  brx plan paper-95m                                                    on one device
-  brx plan paper-1b --devices 6 --device-memory 80GB  does it fit, and on how few devices would it
-  brx plan paper-1b --devices 6 --throughput A100  with the time, at 40 % of the data sheet's peak
+  # on one device
+  brx plan paper-95m
+  # does it fit, and on how few devices would it?
+  brx plan paper-1b --devices 6 --device-memory 80GB
+  # with the time, at 40 % of the peak in the data sheet
+  brx plan paper-1b --devices 6 --throughput A100
+  # at 120 TFLOP/s, as measured
   brx plan paper-1b --throughput 120T --set optimizer.method=basis-rotation
-      at 120 TFLOP/s, as measured
 """)
 def plan(
     config: ConfigName,
@@ -107,6 +111,7 @@ def plan(
     from brx.planning.placement import fit_line
     from brx.planning.plan import plan_memory, planned_device_type
     from brx.planning.planned_run import parse_devices, time_lines
+    from brx.planning.rotation_cost import rotation_lines
 
     settings = overrides if devices is None else [*overrides, f"pipeline.devices={devices}"]
     allow_code_of(config)
@@ -116,18 +121,22 @@ def plan(
     ranks = plan_memory(run_config, device_type)
     title, table = rank_table(run_config, ranks, run.memory)
     print_table(table, title=title)
-    print(*rank_notes(run_config), sep="\n")
+    print(*rank_notes(run_config, ranks), sep="\n")
     if run.memory is not None:
         print(fit_line(run_config, ranks, device_type, run.memory))
-    print(*time_lines(run), sep="\n")
+    print(*time_lines(run), *rotation_lines(run_config), sep="\n")
 
 
 @app.add("""\
-  brx memory                                         the paper's table: the matrices of Llama-3-8B
-  brx memory paper-1b  the matrices of a configuration, its stages and its device
-  brx memory paper-1b --set pipeline.devices=6 optimizer.method=basis-rotation
-      the same on six devices
-  brx memory --matrix 4096x4096 1024x4096            any matrices
+  # the paper's table, for the matrices of Llama-3-8B
+  brx memory
+  # the matrices of a configuration, its stages and its device
+  brx memory paper-1b
+  # the same on six devices
+  brx memory paper-1b \\
+      --set pipeline.devices=6 optimizer.method=basis-rotation
+  # any matrices
+  brx memory --matrix 4096x4096 1024x4096
 """)
 def memory(
     config: Annotated[
@@ -161,16 +170,30 @@ def memory(
     )
     for title, table in (overhead, by_stage, by_rank):
         print_table(table, title=title)
-    print(*memory_tables.rank_notes(run_config), sep="\n")
+    print(*memory_tables.rank_notes(run_config, ranks), sep="\n")
 
 
 @app.add("""\
-  brx stages                                            the paper's table
-  brx stages --memory 24 141 --format markdown  the same models on other devices (GB = 1e9 bytes)
-  brx stages --hidden 8192 --heads 64 --params-per-block 856e6 --blocks 80 --sequence-length 8192
+  # the paper's table
+  brx stages
+  # the same models on other devices (1 GB = 1e9 bytes)
+  brx stages --memory 24 141 --format markdown
+  # a model of your own
+  brx stages --hidden 8192 --heads 64 --params-per-block 856e6 --blocks 80
+  # the devices that a configuration needs, as brx plan counts them
+  brx stages llama-8b --memory 48 80 --set pipeline.rings=host
 """)
 def stages(
+    config: Annotated[
+        str | None,
+        argument(
+            "CONFIG",
+            f"count the devices of a configuration as brx plan does, {CONFIG_HELP}",
+            autocompletion=complete_config,
+        ),
+    ] = None,
     *,
+    overrides: Overrides,
     hidden: Annotated[int | None, of_own_model("H", "embedding dimension", min=1)] = None,
     heads: Annotated[int | None, of_own_model("A", "attention heads", min=1)] = None,
     params_per_block: Annotated[
@@ -180,49 +203,68 @@ def stages(
     memory: Annotated[
         list[str] | None, option("GB...", "memory of devices, in 1e9 bytes (default: the paper's)")
     ] = None,
-    sequence_length: Annotated[int, option("S", "tokens of a sequence", min=1)] = 4096,
-    batch_size: Annotated[int, option("B", "examples per micro-batch", min=1)] = 1,
+    sequence_length: Annotated[
+        int | None, option("S", "tokens of a sequence (default: 4096)", min=1)
+    ] = None,
+    batch_size: Annotated[
+        int | None, option("B", "examples per micro-batch (default: 1)", min=1)
+    ] = None,
     format: Format = "table",
 ) -> None:
+    """Print the table, and what it assumes."""
     from brx.config.parsing import parse_bytes
     from brx.paper.printed import DEVICES_GB, LLAMAS
-    from brx.planning.stage_count import ModelShape, stage_count_table
+    from brx.planning import stage_count
 
-    own = {
-        "--hidden": hidden,
-        "--heads": heads,
-        "--params-per-block": params_per_block,
-        "--blocks": blocks,
-    }
-    missing = [option for option, value in own.items() if value is None]
-    refuse(0 < len(missing) < len(own), f"a model of your own needs {', '.join(missing)} too")
-    models: Sequence[ModelShape] = LLAMAS
-    if (
-        hidden is not None
-        and heads is not None
-        and params_per_block is not None
-        and blocks is not None
-    ):
-        models = (ModelShape("model", hidden, heads, params_per_block, blocks),)
-    sizes = [
-        parse_bytes(text if text[-1:].isalpha() else f"{text}GB", "--memory") / 1e9
-        for text in memory or []
-    ]
-    table = stage_count_table(models, sizes or DEVICES_GB, sequence_length, batch_size)
+    sizes = list(DEVICES_GB)
+    if memory:
+        with_units = [text if text[-1:].isalpha() else f"{text}GB" for text in memory]
+        sizes = [parse_bytes(text, "--memory") / 1e9 for text in with_units]
+    shape = stage_count.parse_shape(hidden, heads, params_per_block, blocks)
+    if config is not None:
+        refuse(
+            shape is not None or sequence_length is not None or batch_size is not None,
+            "CONFIG: has a model, a batch and a sequence length of its own; change them by --set",
+        )
+        _print_device_counts(config, overrides, sizes, format)
+        return
+    refuse(overrides, "--set: needs a CONFIG to change")
+    models: Sequence[stage_count.ModelShape] = LLAMAS if shape is None else [shape]
+    length, batch = sequence_length or 4096, batch_size or 1
+    table = stage_count.stage_count_table(models, sizes, length, batch)
     print_table(table, format)
     if table.map(lambda cell: cell.startswith(">=")).any(axis=None):
         print_note(">=: the device does not hold a whole block, so that each needs at least two")
-    if models is LLAMAS and memory is None and (sequence_length, batch_size) == (4096, 1):
+    for note in stage_count.stage_count_notes(length, batch):
+        print_note(note)
+    if models is LLAMAS and memory is None and (length, batch) == (4096, 1):
         print_note(
             "for Llama 3.1 405B the paper prints >= 512 where its formula, P >= 2 L, gives >= 252"
         )
 
 
+def _print_device_counts(
+    config: str, overrides: Sequence[str], sizes: Sequence[float], format: TableFormat
+) -> None:
+    from brx.config.loading import allow_code_of, load_config_to_plan
+    from brx.planning.device_counts import device_count_notes, device_count_table
+
+    allow_code_of(config)
+    run_config = load_config_to_plan(config, overrides)
+    print_table(device_count_table(config, run_config, sizes), format)
+    for note in device_count_notes(run_config):
+        print_note(note)
+
+
 @app.add("""\
-  brx similarity laptop                                     beside the paper's main model
-  brx similarity laptop --set pipeline.delay.like=32 optimizer.lr=1e-3 --like-set optimizer.lr=1e-3
-  brx similarity my.yaml --like paper-1b                    beside another preset or file
-  brx similarity laptop --noise-scale 200  with the gradient noise scale after 200 iterations
+  # compare with the paper's main model
+  brx similarity laptop
+  brx similarity laptop --set pipeline.delay.like=32 optimizer.lr=1e-3 \\
+      --like-set optimizer.lr=1e-3
+  # compare with another preset or file
+  brx similarity laptop --like paper-1b
+  # with the gradient noise scale after 200 iterations
+  brx similarity laptop --noise-scale 200
 """)
 def similarity(
     config: ConfigName,
@@ -259,13 +301,17 @@ def similarity(
 
 
 @app.add("""\
-  brx verdict --stages 32 --micro-batches 8                         from the committed runs
-  brx verdict runs/mine --stages 8 --micro-batches 4 --loss 2.5     from your own
+  # from the committed runs
+  brx verdict --stages 32 --micro-batches 8
+  # from your own runs
+  brx verdict runs/mine --stages 8 --micro-batches 4 --loss 2.5
+  # with update times that were measured on your machine and model
   brx verdict --stages 8 --micro-batches 8 --cost-from runs/timing-*
-      what it takes on your machine and model
+  # on your devices
   brx verdict --stages 8 --micro-batches 8 --config paper-1b \\
       --device-memory 24GB --bandwidth 25GB --throughput A100
-  brx verdict --stages 32 --micro-batches 8 --figure figures/verdict       over P and M
+  # draw the verdict for many P and M
+  brx verdict --stages 32 --micro-batches 8 --figure figures/verdict
 """)
 def verdict(
     runs: Annotated[
@@ -286,7 +332,8 @@ def verdict(
         list[str] | None,
         option(
             "METHOD=SHARE...",
-            "its update beyond AdamW's, in iterations (default: by the runs, or its FLOPs)",
+            "extra update time over AdamW, as a fraction of one iteration (default: from the runs, "
+            "or its FLOPs)",
         ),
     ] = None,
     cost_from: Annotated[
@@ -309,16 +356,6 @@ def verdict(
     device_memory: DeviceMemory = None,
     bandwidth: Bandwidth = None,
     throughput: Throughput = None,
-    local_steps: Annotated[
-        int | None, of_replicas("H", "a third rival: P replicas with H local steps", min=1)
-    ] = None,
-    averaging: Annotated[
-        str | None,
-        of_replicas("COST", "3 times an update's passes; with --throughput 0.5s, or bandwidth 1GB"),
-    ] = None,
-    local_slowdown: Annotated[
-        float, of_replicas("RATIO", "their iterations over synchronous ones")
-    ] = 1.0,
     figure: FigurePath = None,
     save: Annotated[
         Path | None, option("FILE", "keep what the runs say, to be asked again at once")
@@ -327,74 +364,27 @@ def verdict(
         bool, flag("--verbose", "tables, what is not measured, what is assumed")
     ] = False,
 ) -> None:
-    from brx.planning import verdict as verdicts
-    from brx.planning.schedules import EqualStages
-    from brx.planning.verdict_text import long_text, verdict_text
+    from brx.planning.verdict_request import VerdictRequest
 
-    refuse(
-        loss is not None and not 0 < loss < math.inf,
-        f"--loss {loss}: must be a loss above 0, in nats",
-    )
-    refuse(
-        config is None and (overrides or device_memory or bandwidth or throughput),
-        "--set, --device-memory, --bandwidth and --throughput: need a --config, whose sizes they "
-        "are about",
-    )
-    refuse(
-        local_slowdown != 1.0 and local_steps is None,
-        "--local-slowdown: is of replicas; give --local-steps, too",
-    )
-    measurements, notes = verdicts.read_measurements(runs or [])
-    costs = verdicts.read_costs(cost_from or []) | verdicts.parse_costs(cost or [], measurements)
-    model = None
-    if config is not None:
-        from brx.config.loading import allow_code_of, load_config_to_plan
-        from brx.planning.planned_run import parse_devices  # loads torch
-
-        allow_code_of(config)
-        asked = load_config_to_plan(config, overrides)
-        model = parse_devices(asked, device_memory, throughput, bandwidth)
-    run = None if model is None else model.split(stages, micro_batches)
-    losses = (
-        verdicts.losses_to_ask(measurements, (stages - 1) / micro_batches)
-        if loss is None
-        else [loss]
-    )
-
-    def ask(
-        num_stages: int, num_micro_batches: int, to_loss: float = losses[0]
-    ) -> verdicts.Question:
-        equal = EqualStages(num_stages, num_micro_batches, measurements.examples)
-        planned = None if model is None else model.split(num_stages, num_micro_batches)
-        local = verdicts.parse_local_steps(
-            local_steps, averaging, local_slowdown, num_stages, planned
-        )
-        return verdicts.Question(
-            to_loss, num_stages, num_micro_batches, planned or equal, costs, local
-        )
-
-    found = [verdicts.answer(measurements, ask(stages, micro_batches, one)) for one in losses]
-    print(verdict_text(found, measurements, run))
-    if run is not None and config is not None:
-        fastest = [option.method for option in found[0].asynchronous[:1]]
-        settings = verdicts.by_method(measurements)[fastest[0]][0].settings if fastest else {}
-        devices = {
-            "--device-memory": device_memory,
-            "--throughput": throughput,
-            "--bandwidth": bandwidth,
-        }
-        given = [word for name, value in devices.items() if value for word in (name, value)]
-        changed = [*overrides, *run.overrides(asked, settings)]
-        print(
-            "  To check:",
-            shlex.join(["brx", "plan", config, *(["--set", *changed] if changed else []), *given]),
-        )
-    if verbose:
-        print(long_text(found[0], run), *notes, sep="\n")
+    answers = VerdictRequest(
+        runs=runs or [],
+        num_stages=stages,
+        num_micro_batches=micro_batches,
+        loss=loss,
+        costs=cost or [],
+        cost_files=cost_from or [],
+        config=config,
+        overrides=overrides,
+        device_memory=device_memory,
+        bandwidth=bandwidth,
+        throughput=throughput,
+    ).answers()
+    print(*answers.lines(verbose=verbose), sep="\n")
     if save is not None:
-        measurements.write(save)
+        answers.measurements.write(save)
         print(save)
     if figure is not None:
         from brx.plot.planning import draw_verdict, grid  # loads matplotlib
 
-        print(*draw_verdict(grid(measurements, ask), figure, measurements, run), sep="\n")
+        cells = grid(answers.measurements, answers.question)
+        print(*draw_verdict(cells, figure, answers.measurements, answers.run), sep="\n")

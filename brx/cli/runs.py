@@ -26,10 +26,12 @@ app = Application()
 
 
 @app.add("""\
-  brx slowdown results/similar                     every method and P found there, relative to P = 1
+  # every method and P found there, relative to P = 1
+  brx slowdown results/similar
   brx slowdown runs/a runs/b --target 2.5 --format csv
+  # the better of two learning rates, on each side
   brx slowdown results/similar --rates 3e-4 1e-3
-      each side at the better one of these learning rates
+  # also draw the slowdown for every target
   brx slowdown results/similar --all-targets figures/slowdown-all-targets
 """)
 def slowdown(
@@ -39,21 +41,21 @@ def slowdown(
         float | None,
         option(
             "LOSS",
-            "training loss to reach, in nats; by default the highest mean over the last quarter of "
-            "a run",
+            "training loss to reach, in nats (default: the highest mean over the last quarter of "
+            "a run)",
         ),
     ] = None,
     rates: Annotated[
-        list[float] | None, option("LR...", "choose among these learning rates only")
+        list[float] | None, option("LR...", "consider only these learning rates")
     ] = None,
     same_rate: Annotated[
-        bool, flag("--same-rate", "both sides at one learning rate: a row for each that both have")
+        bool, flag("--same-rate", "compare both sides at the same learning rate, one row per rate")
     ] = False,
-    reference_stages: Annotated[int, option("P", "stages to compare to", min=1)] = 1,
+    reference_stages: Annotated[int, option("P", "number of stages to compare with", min=1)] = 1,
     strict: Strict = False,
     format: Format = "table",
     all_targets: Annotated[
-        Path | None, option("FIGURE", "draw slowdown against target, too")
+        Path | None, option("FIGURE", "also draw the slowdown for every target")
     ] = None,
 ) -> None:
     from brx.runs.comparison import compare, is_reference, with_reference
@@ -68,8 +70,7 @@ def slowdown(
     refuse(
         same_rate and all_targets is not None, "--same-rate and --all-targets: give one of the two"
     )
-    if strict:
-        stop_at_damage()
+    stop_at_damage(strict)
     all_runs = load(runs)
     if rates:
         all_runs = of_rates(all_runs, rates)
@@ -151,17 +152,16 @@ def _print(comparison: Comparison, format: TableFormat, target_rule: str) -> Non
 def export(
     runs: RunsOrFolders,
     *,
-    to: Annotated[Path, option("DIR", "folder that gets one folder per run")],
+    to: Annotated[Path, option("DIR", "folder to copy to, one folder per run")],
     unfinished: Annotated[
-        bool, flag("--unfinished", "runs that are unfinished, interrupted or failed, too")
+        bool, flag("--unfinished", "also copy runs that are unfinished, interrupted or failed")
     ] = False,
     strict: Strict = False,
 ) -> None:
     from brx.runs.folder import stop_at_damage
     from brx.runs.metrics import export_runs
 
-    if strict:
-        stop_at_damage()
+    stop_at_damage(strict)
     num_exported, num_left_out = export_runs(runs, to, unfinished=unfinished)
     print(f"{to}: {num_exported} runs")
     if num_left_out:
@@ -177,7 +177,7 @@ def export(
 def weights(
     run: Annotated[Path, argument("RUN|CHECKPOINT", "a run's folder, or one of its checkpoints")],
     *,
-    to: Annotated[Path, option("FILE", "NAME.safetensors, in a folder that has none yet")],
+    to: Annotated[Path, option("FILE", "NAME.safetensors, in a folder without such a file")],
 ) -> None:
     """The newest checkpoint's weights, unless one is named. Settings (brx.json) and tokenizer are
     written next to them; for the model `llama` also what Transformers needs."""
@@ -187,7 +187,7 @@ def weights(
 
     folder, iteration = run_and_iteration(run)
     config_path = folder / "config.yaml"
-    refuse(not config_path.is_file(), f"{run}: is no run, and no checkpoint of one")
+    refuse(not config_path.is_file(), f"{run}: is neither a run's folder nor a checkpoint")
     checkpoints = [path for path in list_checkpoints(folder) if iteration in (None, int(path.name))]
     refuse(not checkpoints, f"{run}: has no complete checkpoint")
     for path in write_weights(folder, checkpoints[-1], load_config(config_path), to):

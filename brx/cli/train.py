@@ -17,6 +17,7 @@ from brx.cli.options import (
     Jobs,
     Overrides,
     RetryFailed,
+    Strict,
     argument,
     complete_method,
     flag,
@@ -29,14 +30,23 @@ app = Application()
 
 
 @app.add("""\
-  brx train quick                                          a preset
-  brx train quick --set optimizer.method=basis-rotation    another method
-  brx train runs/mine --resume                             continue a run
-  brx train quick --devices 2  two processes, one per device; the same trajectory
-  torchrun --nnodes 2 --nproc-per-node 8 -m brx train paper-95m       several machines
-  brx train paper-95m --resume --stop-after 11h50m  end before a job's time limit
+  # a preset
+  brx train quick
+  # with another method
+  brx train quick --set optimizer.method=basis-rotation
+  # continue a run
+  brx train runs/mine --resume
+  # two processes, one per device, with the same trajectory
+  brx train quick --devices 2
+  # several machines: on each of them
+  torchrun --nnodes 2 --nproc-per-node 8 -m brx train paper-95m
+  # stop before the time limit of a job
+  brx train paper-95m --resume --stop-after 11h50m
+  # read the token files as a whole first
+  brx train runs/mine --resume --verify
 
-CONFIG may also be a run's folder. Exit code 130: stopped with Ctrl-C, and can be resumed.
+CONFIG may also be the folder of a run. With exit code 130 the run was stopped
+(Ctrl-C) and can be resumed.
 """)
 def train(
     config: ConfigName,
@@ -46,18 +56,25 @@ def train(
         Path | None, option("DIR", "the run's folder (default: runs/NAME-METHOD-pP-sSEED)")
     ] = None,
     devices: Annotated[
-        int | None, option("R", "processes, one per device (sets pipeline.devices)")
+        int | None, option("R", "number of processes, one per device (sets pipeline.devices)")
     ] = None,
     profile: Annotated[
-        bool, flag("--profile", "write a profiler trace of the 8th to the 12th iteration")
+        bool, flag("--profile", "write a profiler trace of iterations 8 to 12")
     ] = False,
     resume: Annotated[
         bool, flag("--resume", "continue from the newest checkpoint, if there is one")
     ] = False,
     stop_after: Annotated[
         str | None,
-        option("TIME|N", "save and end after a time (11h50m), or after iteration N"),
+        option("TIME|N", "save and end after a time (11h50m) or after iteration N"),
     ] = None,
+    verify: Annotated[
+        bool,
+        flag(
+            "--verify",
+            "check the SHA-256 of the token files, even if they look unchanged",
+        ),
+    ] = False,
 ) -> None:
     """Train; exit code 0 when the run is finished or its time is over, 130 when it was stopped.
 
@@ -85,7 +102,7 @@ def train(
     run_config = load_config(config, settings, is_new=not resume)
     refuse(
         run_config.is_recorded,
-        f"{config}: was recorded from another loop than brx's; it goes on there",
+        f"{config}: was recorded from a loop of your own; continue it in that loop",
     )
     # Wrong settings are told at once; torch takes seconds to load.
     from brx.distributed.processes import DistributedWorld
@@ -110,7 +127,8 @@ def train(
             run_config.pipeline.devices - 1,
             share_gpus=run_config.runtime.share_gpus,
         )
-        flags = [name for name, given in (("--resume", resume), ("--profile", profile)) if given]
+        switches = {"--resume": resume, "--profile": profile, "--verify": verify}
+        flags = [name for name, is_given in switches.items() if is_given]
         arguments = [
             "train",
             config,
@@ -130,7 +148,15 @@ def train(
             )
         raise typer.Exit(code)
     left = seconds - (time.monotonic() - started)
-    status = train(run_config, folder, resume=resume, world=world, profile=profile, seconds=left)
+    status = train(
+        run_config,
+        folder,
+        resume=resume,
+        world=world,
+        profile=profile,
+        seconds=left,
+        verify=verify,
+    )
     world.close()
     if world.rank == 0:
         print(folder)
@@ -148,39 +174,47 @@ def _duration(text: str) -> float:
 
 
 @app.add("""\
-  brx sweep configs/sweeps/similar/main.yaml --dry-run   list the cells and how long they will take
-  brx sweep similar/main --jobs 2                        the same file, by its name
+  # list the runs, and how long they will take
+  brx sweep configs/sweeps/similar/main.yaml --dry-run
+  # the same file by its name, two runs at a time
+  brx sweep similar/main --jobs 2
+  # on the Ray cluster that this node belongs to
   brx sweep configs/sweeps/paper/main.yaml --launcher ray --address auto
-      on the Ray cluster of this node
 """)
 def sweep(
     sweeps: Annotated[
         list[Path],
         argument(
             "SWEEP.yaml",
-            "sweep files, or names of those that come with brx (similar/main), run in this order",
+            "sweep files, or names of sweeps that come with brx (similar/main); run in this order",
         ),
     ],
     *,
     out: Annotated[
-        Path | None, option("DIR", "folder of the cells (default: as the file says)")
+        Path | None, option("DIR", "folder of the runs (default: the one in the file)")
     ] = None,
     jobs: Jobs = None,
-    launcher: Annotated[Literal["local", "ray"], typer.Option(help="where cells run")] = "local",
+    launcher: Annotated[
+        Literal["local", "ray"], typer.Option(help="where the runs take place")
+    ] = "local",
     address: Annotated[
         str | None,
-        typer.Option(
-            help="address of a Ray cluster: auto or HOST:PORT (default: one started here)"
-        ),
+        typer.Option(help="address of a Ray cluster: auto or HOST:PORT (default: start one here)"),
     ] = None,
     dry_run: DryRun = False,
     retry_failed: RetryFailed = False,
 ) -> None:
     """Exit code 0 when all cells are done, 1 when some failed, 130 when interrupted."""
-    from brx.sweep.run import check_own_methods, list_cells, make_launcher, run_and_print
+    from brx.sweep.run import (
+        check_names,
+        check_own_methods,
+        list_cells,
+        make_launcher,
+        run_and_print,
+    )
     from brx.sweep.spec import Sweep
 
-    refuse(address is not None and launcher != "ray", "--address: only --launcher ray has one")
+    refuse(address is not None and launcher != "ray", "--address: needs --launcher ray")
     specifications = [Sweep.load(path, out) for path in sweeps]
     check_own_methods(specifications)
     if dry_run:
@@ -188,6 +222,7 @@ def sweep(
             launching = make_launcher(launcher, specification, jobs, address)
             list_cells(specification, launching, retry_failed=retry_failed)
         return
+    check_names(specifications)
     succeeded = [
         run_and_print(
             specification,
@@ -201,43 +236,51 @@ def sweep(
 
 
 @app.add("""\
-  brx compare my_method.py:MyMethod  train what is missing, and show its place among the rest
+  # train the runs that are missing, and show the leaderboard
+  brx compare my_method.py:MyMethod
   brx compare torch.optim:Adamax --set optimizer.arguments.betas='[0.9, 0.99]'
+  # try two learning rates for the parameters that are not matrices
   brx compare muon --rest-lr 3e-4 --rest-lr 1e-3
-      a rate of its own for what is no matrix, a row for each
-  brx compare --all-builtin --dry-run                   what is missing, and how long it takes
-  brx compare  the leaderboard of what is there; trains nothing
+  # list the missing runs, and how long they take
+  brx compare --all-builtin --dry-run
+  # show the leaderboard, and train nothing
+  brx compare
 
-The protocol is docs/compare.md; runs are in runs/compare, those committed in results/compare count
-as well.
+docs/compare.md explains the protocol. The runs are in runs/compare; committed
+runs in results/compare count, too.
 """)
 def compare(
     methods: Annotated[
         list[str] | None,
         argument(
-            "METHOD", "names, FILE.py:NAME or package.module:NAME", autocompletion=complete_method
+            "METHOD",
+            "methods: names, FILE.py:NAME or package.module:NAME",
+            autocompletion=complete_method,
         ),
     ] = None,
     *,
-    all_builtin: Annotated[bool, flag("--all-builtin", "all methods that come with brx")] = False,
+    all_builtin: Annotated[
+        bool, flag("--all-builtin", "compare all methods that come with brx")
+    ] = False,
     overrides: Annotated[
         list[str] | None,
-        option("KEY=VALUE...", "settings of the optimizer, for a variant of one METHOD", "--set"),
+        option("KEY=VALUE...", "settings of the optimizer, for one METHOD", "--set"),
     ] = None,
     rest_lr: Annotated[
         list[float] | None,
         option(
-            "LR...", "also try these as optimizer.rest_lr of one METHOD, lr chosen anew for each"
+            "LR...", "also try these as optimizer.rest_lr of one METHOD, each with its own best lr"
         ),
     ] = None,
     seeds: Annotated[
-        int, option("N", "seeds at the best rates; two or more give intervals", min=1)
+        int, option("N", "seeds at the best learning rates; two or more give intervals", min=1)
     ] = 1,
     jobs: Jobs = None,
     out: Annotated[Path, option("DIR", "folder of the runs")] = Path("runs/compare"),
     committed: Annotated[Path, option("DIR", "folder of committed runs")] = Path("results/compare"),
     dry_run: DryRun = False,
     retry_failed: RetryFailed = False,
+    strict: Strict = False,
     format: Format = "table",
     figure: FigurePath = None,
 ) -> None:
@@ -245,25 +288,32 @@ def compare(
     command continues)."""
     from brx.data.prepare import prepare
     from brx.methods.table import CUSTOM, METHODS
+    from brx.runs.folder import stop_at_damage
     from brx.runs.tables import leaderboard_table
     from brx.sweep import compare as comparison
-    from brx.sweep.run import check_own_methods, list_cells, make_launcher, run_and_print
+    from brx.sweep.run import (
+        check_names,
+        check_own_methods,
+        list_cells,
+        make_launcher,
+        run_and_print,
+    )
 
+    stop_at_damage(strict)
     refuse(
         dry_run and not methods and not all_builtin, "--dry-run: give a METHOD, or --all-builtin"
     )
     refuse(all_builtin and methods, "METHOD and --all-builtin: give one of the two")
     for name, given in (("--set", overrides), ("--rest-lr", rest_lr)):
-        refuse(given and len(methods or []) != 1, f"{name}: is about one METHOD; name exactly one")
+        refuse(given and len(methods or []) != 1, f"{name}: needs exactly one METHOD")
     asked = [name for name in METHODS if name != CUSTOM] if all_builtin else list(methods or [])
     settings = comparison.parse_settings(overrides or [])
     variants = [settings, *({**settings, "optimizer.rest_lr": rate} for rate in rest_lr or [])]
     sweeps = [
         comparison.protocol(method, variant, seeds, out) for method in asked for variant in variants
     ]
-    if asked and (
-        comparison.TARGET_METHOD not in asked or settings
-    ):  # whose runs the slowdowns need
+    # The slowdowns need the runs of this method.
+    if asked and (comparison.TARGET_METHOD not in asked or settings):
         sweeps.insert(0, comparison.protocol(comparison.TARGET_METHOD, {}, seeds, out))
     check_own_methods(sweeps)
     # Prepared first: committed runs of another corpus do not count.
@@ -273,6 +323,7 @@ def compare(
         for sweep in sweeps:
             list_cells(sweep, make_launcher("local", sweep, jobs, None), retry_failed=retry_failed)
         return
+    check_names(sweeps)
     launches = [(sweep, make_launcher("local", sweep, jobs, None)) for sweep in sweeps]
     succeeded = [
         run_and_print(sweep, launching, retry_failed=retry_failed) for sweep, launching in launches

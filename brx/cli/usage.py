@@ -70,10 +70,11 @@ class Command(_PlainHelp, TyperCommand):
             for flag in option.opts
         }
         written: list[str] = []
+        # The list option under way, and whether it has had a value
         repeated, has_value = (
             None,
             False,
-        )  # the list option under way, and whether it has had a value
+        )
         for position, word in enumerate(args):
             if word == "--":
                 written += args[position:]
@@ -165,9 +166,8 @@ def usage_line(error: typer.TyperException) -> str:
 
 def _what_is_wrong(error: typer.TyperException) -> str:
     """The complaint about one parameter, to be read behind its name; empty if it is missing."""
-    details = getattr(
-        error.__cause__, "errors", None
-    )  # pydantic's, which checks the values for Typer
+    # Pydantic's, which checks the values for Typer
+    details = getattr(error.__cause__, "errors", None)
     if details is None:
         return error.message and f" {error.message}"
     first = details()[0]

@@ -16,13 +16,14 @@ from brx.config.schema import CODE_SECTIONS, RECORDED, RunConfig, method_tag, mo
 from brx.config.user_code import allow
 from brx.errors import UserError, did_you_mean
 from brx.files import user_path
+from brx.readers import Damaged, read_text
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# An installed package carries the presets; a checkout has them beside the package.
+# An installed package contains the presets; in a checkout they are next to the package.
 PRESETS = _PACKAGE / "presets" if (_PACKAGE / "presets").is_dir() else _PACKAGE.parent / "configs"
 
 OF_RUNS = ("metrics.jsonl", "curves.npz", "summary.json", "checkpoints")
-"""What a run's folder has beside its config.yaml."""
+"""Files of a run's folder other than config.yaml; one of them identifies a run."""
 MOST_SHOWN = 200  # characters of an override that a message repeats
 Settings = Mapping[str, Any]  # dotted keys of a run's configuration and their values
 # By section that has several forms: the key that names one, and the section's tag.
@@ -33,12 +34,15 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
+    """The content of a YAML file that holds a mapping, and {} for an empty one.
+
+    Raises:
+        UserError: it cannot be read, or is something else.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not a YAML file (not UTF-8 text)") from None
+        text = read_text(path)
+    except Damaged as error:
+        raise UserError(f"{path}: {error}") from None
     content = parse_yaml(text, str(path))
     if content is None:
         return {}
@@ -60,11 +64,24 @@ def load_config(
     `a.b=value` overrides."""
     path = find_config(name)
     content = new_content(path) if is_new else read_mapping(path)
+    return config_of(content, _as_given(name, path), overrides)
+
+
+def _as_given(name: str | Path, path: Path) -> str:
+    """A configuration's file in messages: a preset by its name, not where brx keeps it."""
+    return str(name) if path == PRESETS / f"{name}.yaml" else str(path)
+
+
+def config_of(content: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Check what a configuration's file, `where`, holds (`read_mapping`), with `a.b=value`
+    overrides."""
     if not content:  # a default run is a long one: it is asked for with {}, not by an emptied file
         raise UserError(
-            f"{path}: is empty; restore it, or name a preset ({', '.join(preset_names())})"
+            f"{where}: is empty; restore it, or name a preset ({', '.join(preset_names())})"
         )
-    return apply_overrides(content, overrides, str(path))
+    if not overrides:
+        return validate(content, RunConfig, where)
+    return apply_overrides(content, overrides, where)
 
 
 def new_content(path: Path) -> dict[str, Any]:
@@ -95,7 +112,7 @@ def allow_code_of(*names: str | Path) -> None:
 
 
 def is_of_run(config: Path) -> bool:
-    """Whether a configuration's file is that of a run, trained or under way."""
+    """Whether a configuration file belongs to a run, finished or not."""
     return any((config.parent / name).exists() for name in OF_RUNS)
 
 
@@ -113,13 +130,12 @@ def _refuse_recorded(content: Mapping[str, Any], path: Path) -> None:
     optimizer = content.get("optimizer")
     if isinstance(optimizer, dict) and str(optimizer.get("method")).startswith(RECORDED):
         raise UserError(
-            f"{path}: was recorded from a loop that is not brx's, with a model that it does not "
-            f"know"
+            f"{path}: was recorded from a loop of your own, with a model that brx does not know"
         )
 
 
 def find_config(name: str | Path) -> Path:
-    """The file of that path, that of the run in that folder, or the preset of that name in
+    """The configuration file: the path itself, the file of the run in a folder, or a preset in
     `configs/`."""
     path = user_path(name)
     if path.is_file():
@@ -163,9 +179,8 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
     for override in overrides:
         key, equals, text = override.partition("=")
         short = override if len(override) <= MOST_SHOWN else f"{override[:MOST_SHOWN]}..."
-        shown = (
-            f"--set {short}" if short.isprintable() else f"--set {short!r}"
-        )  # a newline must not split the message
+        # A newline must not split the message
+        shown = f"--set {short}" if short.isprintable() else f"--set {short!r}"
         if not equals or not all(key.split(".")) or not key.isprintable():
             raise UserError(
                 f"{shown}: write it as section.key=value, for example optimizer.lr=3e-4"
@@ -178,7 +193,8 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
 
 def preset_with(preset: str, settings: Settings) -> RunConfig:
     path = find_config(preset)
-    return validate(set_values(_read_once(path), settings, f"{path}:"), RunConfig, str(path))
+    where = _as_given(preset, path)
+    return validate(set_values(_read_once(path), settings, f"{where}:"), RunConfig, where)
 
 
 _read_once = lru_cache(read_mapping)

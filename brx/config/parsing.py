@@ -65,7 +65,7 @@ _Dumper.add_representer(str, _represent_text)
 _CORE_SCHEMA = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    # Of YAML 1.1 also digits in groups of three, as in 1_000_000.
+    # As in YAML 1.1, digits may be in groups of three: 1_000_000.
     (
         "int",
         r"[-+]?[0-9]+|[-+]?[1-9][0-9]{0,2}(_[0-9]{3})+|0o[0-7]+|0x[0-9a-fA-F]+",
@@ -140,12 +140,10 @@ def _check_size(text: str) -> None:
     """yaml.YAMLError where values or levels are too many, aliases written out, or an alias contains
     itself."""
     sizes: dict[str | None, list[int]] = {}  # values and levels of what an anchor names
-    around: list[Any] = [
-        (None, [0, 0])
-    ]  # anchor, and values and levels so far, of each collection around an event
-    for event in yaml.parse(
-        text, Loader=SafeLoader
-    ):  # one by one: libyaml builds nodes by recursion, and would crash
+    # Anchor, and values and levels so far, of each collection around an event
+    around: list[Any] = [(None, [0, 0])]
+    # One by one: libyaml builds nodes by recursion, and would crash
+    for event in yaml.parse(text, Loader=SafeLoader):
         anchor, size = getattr(event, "anchor", None), [1, 0]
         if isinstance(event, yaml.CollectionStartEvent):
             around.append((anchor, size))

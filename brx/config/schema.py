@@ -1,7 +1,7 @@
-"""Every setting of a run: typed, with its check beside it. `brx config show PRESET` prints them
+"""Every setting of a run, with its type and its check. `brx config show PRESET` prints them
 all.
 
-Defaults are those of the paper (appendix "Experimental Details") where the paper states one.
+If the paper states a value (appendix "Experimental Details"), it is the default.
 """
 
 import math
@@ -28,8 +28,8 @@ RECORDED = "recorded:"  # before the method's name of a run that `brx.record` wr
 
 
 CODE_SECTIONS = (("model",), ("optimizer",), ("pipeline", "delay"))
-"""The sections that may name code of a user's, in `code_sha256` its file's content, and in `facts`
-what is noted of it."""
+"""Sections that may name a user's code. `code_sha256` identifies its file, and `facts` holds what
+readers of the run need to know about it."""
 
 
 def refuse(is_wrong: object, message: str) -> None:
@@ -247,7 +247,7 @@ class OwnModelConfig(ModelSection):
     name: str = Field(alias="class", pattern=USER_CODE)
     """`FILE.py:NAME` or `package.module:NAME` of a torch.nn.Module with embed, blocks, head."""
     code_sha256: str | None = None
-    """Of its file, which brx fills in: an edited model is another run. Null for installed
+    """SHA-256 of the model's file, filled in by brx: an edited model is another run. Null for
     packages."""
     facts: ModelFacts | None = None
     """Which brx fills in when the run trains."""
@@ -259,7 +259,10 @@ class OwnModelConfig(ModelSection):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        refuse("vocabulary_size" in (self.model_extra or {}), "vocabulary_size: brx gives it")
+        refuse(
+            "vocabulary_size" in (self.model_extra or {}),
+            "vocabulary_size: leave it out; brx takes it from the tokenizer",
+        )
         # The settings of an old run have a fingerprint: they can be read when its file is long gone
         #     or another.
         if self.code_sha256 is None:
@@ -348,7 +351,7 @@ class DelayCode(Section):
     function: str = Field(pattern=USER_CODE)
     """`FILE.py:NAME` or `package.module:NAME`."""
     code_sha256: str | None = None
-    """Of its file, which brx fills in: an edited function is another run. Null for installed
+    """SHA-256 of its file, filled in by brx: an edited function is another run. Null for
     packages."""
     facts: DelayFacts | None = None
     """Which brx fills in when the run trains."""
@@ -371,9 +374,8 @@ def check_delay(value: Any) -> Any:
         return value
     is_like = isinstance(value, dict) and list(value) == ["like"]
     numbers = value if isinstance(value, list) else [value["like"] if is_like else value]
-    if numbers and all(
-        type(number) is int and number >= is_like for number in numbers
-    ):  # a bool is none
+    # bool is a subclass of int, and must be refused.
+    if numbers and all(type(number) is int and number >= is_like for number in numbers):
         return value
     raise ValueError(
         f"delay must be {', '.join(get_args(DelayName))}, a whole number from 0, a list of them "
@@ -416,8 +418,9 @@ class PipelineConfig(Section):
     timeout_s: float = Field(300.0, gt=0, le=1e6)
     """Seconds without an answer after which a device counts as lost."""
     cut: list[str] | None = None
-    """Of a loop of your own, as `record` writes it: the parameters of each stage, as beginnings of
-    their names. brx cuts its own models by blocks."""
+    """The parameters of each stage, as beginnings of their names; only `record` writes this, for a
+    loop of your own. brx cuts its own models
+by blocks."""
 
     @property
     def delay_text(self) -> str:
@@ -536,11 +539,15 @@ class BasisRotationConfig(MatrixOptimizerSection):
     """Refreshes are shared among stages evenly, by delay, or against it; the exact rules spend as
     much as `uniform`."""
     covariance: Literal["step", "refresh", "interval"] = "step"
-    """Gradients in the covariances: all, those of refreshes (algorithm 2 as printed), or those for
-    whole intervals."""
+    """Which gradients enter the covariances: all (step), those at refreshes (refresh, algorithm 2
+    as printed), or those at refreshes weighted
+for the whole interval (interval)."""
     rotation_precision: Literal["highest", "tf32", "bf16"] = "highest"
     """Products of the rotations: fp32, TF32, or bf16 in two parts (16 bits), faster on a GPU's
     matrix units."""
+    covariance_precision: Literal["highest", "tf32"] = "highest"
+    """Products of the covariances: fp32 or TF32; their averages stay in fp32. Needs `source:
+    2nd`."""
     staggered: bool = False
     """Refresh a share of the matrices at each step, for even step times (not the paper's
     algorithm)."""
@@ -550,12 +557,20 @@ class BasisRotationConfig(MatrixOptimizerSection):
 
     @model_validator(mode="after")
     def _as_published_decides(self) -> Self:
-        asked = self.covariance, self.rotation_precision, self.first_refresh
-        is_other = self.as_published and asked != ("step", "highest", 2)
         refuse(
-            is_other,
-            "as_published has its own covariance, rotation_precision and first_refresh: leave them "
-            "out",
+            self.source == "1st" and self.covariance_precision != "highest",
+            "covariance_precision needs source 2nd: 1st keeps no covariances",
+        )
+        is_default = (
+            self.covariance == "step"
+            and self.rotation_precision == "highest"
+            and self.covariance_precision == "highest"
+            and self.first_refresh == 2
+        )
+        refuse(
+            self.as_published and not is_default,
+            "as_published has its own covariance, rotation_precision, covariance_precision and "
+            "first_refresh: leave them out",
         )
         return self
 
@@ -565,8 +580,8 @@ class DelayCompensationConfig(OptimizerSection):
 
     method: Literal["delay-compensation"]
     compensation: float = Field(0.5, ge=0, le=1)
-    """lambda in g + lambda g*g*(w_now - w_used), w_used those of the backward pass; the paper tries
-    0.04 to 1.0."""
+    """lambda in g + lambda g*g*(w_now - w_used), with the backward pass's weights w_used. The paper
+    tries 0.04 to 1.0."""
 
 
 class SoapConfig(MatrixOptimizerSection):
@@ -638,8 +653,8 @@ class CustomConfig(Section):
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of its constructor, other than params and lr."""
     code_sha256: str | None = None
-    """Of the file that it is in, which brx fills in: an edited method is another run. Null for
-    installed packages."""
+    """SHA-256 of the method's file, filled in by brx: an edited method is another run. Null for
+    packages."""
     facts: MethodFacts | None = None
     """Which brx fills in when the run trains."""
 
@@ -796,8 +811,8 @@ class RuntimeConfig(Section):
     """Compile the Transformer block with torch.compile, and on a GPU the elementwise part of basis
     rotation's step."""
     graphs: bool = False
-    """Record the steps of basis rotation as CUDA graphs and replay them (CUDA only): one launch per
-    step instead of hundreds."""
+    """Record iterations as CUDA graphs and replay them (CUDA only): both passes are one launch, a
+    step of basis rotation another. On several devices it records the steps only."""
     deterministic: bool = False
     """Use only deterministic kernels (on a GPU: slower)."""
     share_gpus: bool = False
@@ -847,8 +862,8 @@ class RunConfig(Section):
         )
         refuse(
             self.pipeline.cut is not None and not self.is_recorded,
-            "pipeline.cut is of runs that `record` wrote: brx cuts its own models by blocks; leave "
-            "it out",
+            "pipeline.cut: leave it out; only `record` writes it, and brx cuts its own models by"
+            " blocks",
         )
         refuse(
             stages > 1 and isinstance(self.model, LlamaConfig) and self.model.tied,
@@ -863,7 +878,7 @@ class RunConfig(Section):
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the run is that of somebody's own loop, of which only the settings that are set
+        """Whether `record` wrote the run from a user's loop; then only the settings that are set
         are known."""
         return self.optimizer.method.startswith(RECORDED)
 

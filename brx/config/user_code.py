@@ -2,7 +2,7 @@
 import and faults, and who may run it.
 
 **Reading a run runs nothing.** A run's config.yaml may come from somebody else, with a Python file
-beside it. So `import_code` refuses unless somebody has allowed it in this context:
+next to it. So `import_code` refuses unless somebody has allowed it in this context:
 
 - `allowed()` is entered by what trains (`brx.train.loop.train`, sweeps, `brx compare METHOD`), and
   by planning a configuration that is no run's. It ends where runs are read: see `reading`.
@@ -181,9 +181,8 @@ def fault(error: BaseException, name: str) -> str:
         for f in traceback.extract_tb(error.__traceback__)
         if Path(f.filename).resolve() == file.resolve()
     ]
-    location = (
-        f"{file}:{own[-1].lineno}" if own else file
-    )  # raised elsewhere, by what it has returned
+    # Raised elsewhere, by what it has returned
+    location = f"{file}:{own[-1].lineno}" if own else file
     return f"{location}: {type(error).__name__}: {said}"
 
 

@@ -1,4 +1,4 @@
-"""A run's checkpoint as the analyses need it, and what they leave beside the run:
+"""A run's checkpoint as the analyses need it, and their results in the run's folder:
 RUN/analysis/NAME-ITERATION.json."""
 
 import json
@@ -51,7 +51,7 @@ class Measured(BaseModel, frozen=True):  # at one checkpoint
         return run / "analysis" / f"{self.name}-{self.iteration:08d}.json"
 
     def write(self, run: Path) -> None:
-        """Keep it beside a run, a line per field."""
+        """Write it into a run's folder, a line per field."""
         lines = [
             f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in self.model_dump().items()
         ]
@@ -62,11 +62,10 @@ class Measured(BaseModel, frozen=True):  # at one checkpoint
     def all_of(cls, run: Path, iteration: int | None = None, name: str = "") -> list[Self]:
         """Those of a run by their NAME, in the order of the checkpoints, or at one; UserError for a
         damaged file."""
-        at = "*" if iteration is None else f"{iteration:08d}"
-        return [
-            cls.read(path)
-            for path in sorted((run / "analysis").glob(f"{name or cls.command}-{at}.json"))
-        ]
+        # What follows the iteration in a file's name tells settings apart.
+        at = "" if iteration is None else f"{iteration:08d}"
+        paths = (run / "analysis").glob(f"{name or cls.command}-{at}*.json")
+        return [cls.read(path) for path in sorted(paths)]
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -89,7 +88,7 @@ def measured_in(
     of_run: Callable[[Path, int | None], Iterable[Result]],
     command: str,
 ) -> list[Result]:
-    """What `command` left beside runs (also those in folders) at `iteration` (None: any), or at
+    """Results of `command` for runs (also runs in folders) at `iteration` (None: any), or at
     checkpoints."""
     places = [run_and_iteration(path) for path in runs_in_place(paths)]
     results = [
@@ -130,7 +129,7 @@ class Checkpoint:
     iteration: int
     model: Stage  # the whole model's structure, on the meta device: `parameters` holds the numbers
     parameters: Vectors  # the newest weights of all stages
-    bases: Bases  # of basis rotation; empty for other methods
+    bases: Bases  # basis rotation's; empty for other methods
     _batches: Batches
 
     @property
@@ -170,7 +169,7 @@ def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", 
     goes on."""
     if run.config.is_recorded:
         raise UserError(
-            f"{run.path}: was recorded from a loop that is not brx's; brx has no checkpoint of it"
+            f"{run.path}: was recorded from a loop of your own, so brx has no checkpoint of it"
         )
     available = {int(path.name): path for path in list_checkpoints(run.path)}
     if not available:
@@ -232,7 +231,7 @@ def load_checkpoint(
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
     check_same_model(weights, model, path)
-    data = prepare(run.config.data)
+    data = prepare(run.config.data, fingerprint=manifest["fingerprint"])
     check_data(manifest, path, data.fingerprint)
     parameters = {name: weights[name] for name, _ in model.named_parameters()}
     return Checkpoint(

@@ -1,4 +1,4 @@
-"""Slowdowns beside curvature: the effective delay tau' of pipelines and profiles, the norms of
+"""Slowdowns compared with curvature: the effective delay tau' of delay profiles, and norms of
 strategies.
 
 tau'^2 = sum_k tau_k^2 S_k / sum_k S_k, where tau_k is the delay of stage k in updates (P - 1 - k in
@@ -40,7 +40,7 @@ class EffectiveDelay(NamedTuple):
     num_stages: int  # P
     delay: float  # tau', in updates
     standard_error: float
-    largest: float  # of the stages' delays, which tau' cannot exceed
+    largest: float  # the largest delay of a stage; tau' cannot exceed it
 
 
 def usual_stages(results: Sequence[NormResult]) -> list[int]:  # powers of two
@@ -98,8 +98,8 @@ def measured_points(runs: pd.DataFrame, measured: Sequence[NormResult]) -> tuple
 
 
 def profile_points(runs: pd.DataFrame) -> pd.DataFrame:
-    """What each delay profile of `runs` (rows of `brx.runs.load`) costs each method, beside what
-    the theory predicts.
+    """The cost of each delay profile of `runs` (rows of `brx.runs.load`) per method, and the
+    theory's prediction.
 
     Rows of `brx.runs.comparison.slowdowns`, at the best rates and to one loss for all, with the
     profile (`8 x 4, 0 x 4`: delays by stage), and of the method's run without delay (another one,
@@ -190,8 +190,7 @@ VARIANT_OF_SPACE: dict[Space, str] = {
     "2nd-unilateral": "basis-rotation 2nd/unilateral",
     "2nd-bilateral": "basis-rotation",
 }
-"""The method that steps in these coordinates; in the original ones the baseline that the paper has
-beside them."""
+"""The method that steps in these coordinates; for the original ones, the paper's baseline."""
 
 
 StrategySlowdowns = dict[Space, dict[str, Any]]
@@ -200,7 +199,7 @@ StrategySlowdowns = dict[Space, dict[str, Any]]
 
 
 def strategy_slowdowns(runs: pd.DataFrame) -> StrategySlowdowns:
-    """From rows of `brx.runs.load`: those of the model and length that most of them have."""
+    """The rows of `brx.runs.load` that have the most frequent model and length."""
     for alike in comparable(at_best_rates(runs, with_diverged=True)):
         compared = with_reference(alike[alike["variant"].isin(VARIANT_OF_SPACE.values())])
         ends = compared[compared[DEPTH].isin((1, compared[DEPTH].max()))]

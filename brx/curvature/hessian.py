@@ -135,7 +135,7 @@ def _examples_per_pass(model: Stage, batch: MicroBatch) -> tuple[int, int]:
     assert model.embedding is not None, "products are of the whole model"
     tokens = batch[0]  # (B, S)
     most = max(1, TOKENS_PER_PASS.get(tokens.device.type, 512) // tokens.shape[1])
-    elements = tokens.shape[1] * model.width  # of an example's residual stream
+    elements = tokens.shape[1] * model.width  # an example's residual stream
     return min(most, math.ceil(WORTH_A_PASS / elements)), most
 
 
@@ -198,12 +198,10 @@ def estimate_bases(
         m, n = parameters[name].shape[-2:]
         sides: list[Tensor | None] = []
         for total, size, is_smaller in zip(totals, (m, n), (m < n, m >= n), strict=True):
-            stack = total.reshape(
-                -1, *total.shape[-2:]
-            )  # (k, size, size); of `1st` E[G] or its transpose
-            is_rotated = (
-                geometry == "bilateral" or is_smaller
-            )  # unilateral: the smaller side, as in the optimizer
+            # (k, size, size); of `1st` E[G] or its transpose
+            stack = total.reshape(-1, *total.shape[-2:])
+            # Unilateral: the smaller side, as in the optimizer
+            is_rotated = geometry == "bilateral" or is_smaller
             sides.append(
                 exact(stack).basis.to(total).view(*total.shape[:-2], size, size)
                 if is_rotated

@@ -22,10 +22,11 @@ from torch import Tensor
 from brx.curvature.hessian import Vectors
 
 Array = NDArray[np.float64]
+# Powers of s_i to sum: the norm, and the squares that weigh stages in tau'
 POWERS = (
     1,
     2,
-)  # of s_i that are summed: the norm, and the squares that the effective delay weighs stages by
+)
 
 
 def cauchy_vector(like: Vectors, seed: int, number: int) -> Vectors:
@@ -89,7 +90,7 @@ class GeometricEstimate:
     times their share."""
 
     def __init__(self, num_rows: Sequence[int], dtype: torch.dtype) -> None:
-        self.num_rows = list(num_rows)  # of each tensor, together d
+        self.num_rows = list(num_rows)  # entries of each tensor; their sum is d
         self.mean_log = torch.zeros(sum(num_rows), dtype=dtype)
         self.num_seen = torch.zeros(sum(num_rows), dtype=torch.int32)
         self.num_vectors = 0
@@ -125,8 +126,8 @@ class GeometricEstimate:
         return torch.stack(relative)
 
     def scales(self, power: int, *, corrected: bool = True) -> Tensor:
-        """Estimates of s_i^power (d,); if corrected, their mean is that, but for rows that are
-        sometimes zero."""
+        """Estimates of s_i^power (d,). With the correction their mean is s_i^power, except for rows
+        that are sometimes zero."""
         count = self.num_seen.double()
         scales = (power * self.mean_log.double()).exp() * (
             count / max(1, self.num_vectors)

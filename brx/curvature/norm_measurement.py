@@ -1,11 +1,11 @@
 """Measuring the (1,1)-norm of the training loss's Hessian at a checkpoint: resumable, by one
 process or several.
 
-The Hessian is that of the mean loss over one sample of batches, which all vectors share. Every
-product is made for the two halves of the sample: their mean is the whole sample's, and their norms
-say how much of it is the batches' noise (`NormResult.norms`). What is done lies in a hidden folder
-named by the settings: stopped at any time, the same request goes on from there. The numbers depend
-on the settings alone."""
+It is the Hessian of the mean loss over one sample of batches, which all vectors share. Every
+product is computed for both halves of the sample. Their mean is the product of the whole sample,
+and their norms show how much of it is noise of the batches (`NormResult.norms`). Finished products
+are in a hidden folder named by the settings. If the measurement is stopped, the same command
+continues from there. The numbers depend on the settings alone."""
 
 import hashlib
 import math
@@ -77,12 +77,12 @@ def measure_runs(
         )
     if settings.batches_per_vector % 2:
         raise UserError(
-            f"--batches-per-vector {settings.batches_per_vector}: must be even, to be halved"
+            f"--batches-per-vector {settings.batches_per_vector}: must be even, because it is"
+            " halved"
         )
     if settings.basis_from:
-        find_checkpoint(
-            Run.load(Path(settings.basis_from)), None, "newest"
-        )  # told before hours of other coordinates
+        # Told before hours of other coordinates
+        find_checkpoint(Run.load(Path(settings.basis_from)), None, "newest")
     original = settings.model_copy(update={"basis_from": None, "basis_batches": None})
     tasks = []
     for path in runs:
@@ -170,9 +170,8 @@ def _measure(task: _Task, jobs: int) -> NormResult:
     ):
         while state.num_vectors < total and not stop.requested:
             state.add(next(products))
-            if (
-                state.num_vectors > 1
-            ):  # one vector has no estimate: its correction cos(pi / 2) is zero
+            # One vector has no estimate: its correction cos(pi / 2) is zero
+            if state.num_vectors > 1:
                 norm = float(state.estimates[0].scales(1).sum()) / checkpoint.num_parameters
                 progress.update(state.num_vectors, f"so far {norm:.4g} per parameter")
             if time.monotonic() - saved_at > SAVE_EVERY_S:
@@ -245,7 +244,7 @@ class _State:
     def __init__(self, task: _Task, checkpoint: Checkpoint) -> None:
         num_rows = [parameter.numel() for parameter in checkpoint.parameters.values()]
         self.names = list(checkpoint.parameters)
-        # Of the whole sample and of its halves.
+        # One estimate for the whole sample, and one for each half.
         self.estimates = [
             GeometricEstimate(num_rows, DTYPES[task.settings.precision]) for _ in range(3)
         ]

@@ -1,7 +1,8 @@
-"""The measured (1,1)-norm of a Hessian: what is kept of it, and tables.
+"""The measured (1,1)-norm of a Hessian: its file, and tables.
 
 The sums s_i of the rows are kept by Transformer block and by kind of parameter, with their
-covariances, in RUN/analysis/hessian-norm-SPACE-ITERATION.json."""
+covariances, in RUN/analysis/hessian-norm-SPACE-ITERATION.json; those from another sample than the
+usual one are in hessian-norm-SPACE-ITERATION-N-batches.json."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ STRATEGY_SPACES: tuple[Space, ...] = (
     "2nd-unilateral",
     "2nd-bilateral",
 )
-"""The original coordinates, and those of each strategy with bases estimated at the checkpoint's
+"""The original coordinates, and the ones of each strategy, with bases estimated at the checkpoint's
 weights."""
 NORMAL_95 = 1.96
 
@@ -41,11 +42,10 @@ NORM_TITLE = (
     " infinite one, a lower bound (sample: vectors x tokens; each: every vector has its own, whose "
     "noise is not known)"
 )
-# of rows below the resolution of their vector's largest entry: worth a second look in fp64
+# share of rows below the resolution of their vector's largest entry; check these in fp64
 NOTABLE_SHARE = 0.01
-Short = Annotated[
-    float, AfterValidator(lambda value: float(f"{value:.6g}"))
-]  # more digits than an estimate has
+# More digits than an estimate has
+Short = Annotated[float, AfterValidator(lambda value: float(f"{value:.6g}"))]
 
 
 class NormSettings(BaseModel, frozen=True):
@@ -53,8 +53,8 @@ class NormSettings(BaseModel, frozen=True):
     batches_per_vector: int = (
         160  # the sample whose mean loss has the Hessian; all vectors share it
     )
-    precision: Literal["fp32", "fp64"] = "fp32"  # of weights and products
-    seed: int = 0  # of the vectors
+    precision: Literal["fp32", "fp64"] = "fp32"  # dtype of weights and products
+    seed: int = 0  # seed of the vectors
     basis_from: str | None = (
         None  # a run whose newest checkpoint lends its basis; None for the checkpoint's own
     )
@@ -90,7 +90,7 @@ class NormResult(Measured):
     # The mean norm of both halves of the sample. None in old results, where each vector had its own
     # batches.
     norm_of_half: float | None = None
-    standard_error: float  # of `norm`, from the chance of the vectors
+    standard_error: float  # standard error of `norm` from the random vectors
     tokens: int  # in the sample
     below_resolution: float  # mean share of rows that rounding may have drowned
     blocks: Groups  # rows by `block_of`
@@ -100,6 +100,19 @@ class NormResult(Measured):
     @property
     def name(self) -> str:
         return f"{self.command}-{self.space}"
+
+    def path_in(self, run: Path) -> Path:
+        """Its file beside a run; another sample than the usual one has a file of its own."""
+        usual = super().path_in(run)
+        batches = self.settings.batches_per_vector
+        if batches == NormSettings().batches_per_vector:
+            return usual
+        return usual.with_stem(f"{usual.stem}-{batches}-batches")
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The checkpoint's iteration, and the batches of the sample."""
+        return self.iteration, self.settings.batches_per_vector
 
     @property
     def normalized(self) -> float:  # per parameter, as the paper states it
@@ -138,18 +151,24 @@ def strategy_of(space: Space) -> tuple[Source, Geometry]:
 
 
 def results_of(
-    run: Path, spaces: Sequence[Space] = SPACES, iteration: int | None = None
+    run: Path,
+    spaces: Sequence[Space] = SPACES,
+    iteration: int | None = None,
+    batches: int | None = None,
 ) -> dict[Space, NormResult]:
-    """A run's measurements at one checkpoint, by default at the latest of those with the most of
-    these spaces."""
+    """A run's measurements at one checkpoint with one sample.
+
+    They are those with the most of these spaces; of several such checkpoints (unless `iteration`
+    names one) the latest counts, and of several samples (unless `batches` does) the largest."""
     results = [
         result
         for space in spaces
         for result in NormResult.all_of(run, iteration, f"hessian-norm-{space}")
+        if batches in (None, result.settings.batches_per_vector)
     ]
-    num_spaces = Counter(result.iteration for result in results)
-    at = max(num_spaces, key=lambda one: (num_spaces[one], one), default=None)
-    return {result.space: result for result in results if result.iteration == at}
+    num_spaces = Counter(result.place for result in results)
+    chosen = max(num_spaces, key=lambda place: (num_spaces[place], place), default=None)
+    return {result.space: result for result in results if result.place == chosen}
 
 
 def measured_norms(
@@ -216,8 +235,8 @@ def norm_table(results: Sequence[NormResult]) -> pd.DataFrame:
 
 
 def shares_of_original(result: NormResult, results: Sequence[NormResult]) -> list[float]:
-    """Its `norms` over those of the original coordinates at the same checkpoint; empty if that was
-    not measured."""
+    """Its `norms` divided by the norms in the original coordinates at the same checkpoint; empty if
+    these were not measured."""
     for other in results:
         if other.space == "original" and (other.run, other.iteration) == (
             result.run,

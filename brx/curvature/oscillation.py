@@ -72,7 +72,7 @@ def measure_oscillation(
     """Find the directions at a checkpoint, train on from it, and project; the run's folder gets the
     result.
 
-    The Hessian is that of the mean loss over `num_batches` at the checkpoint of `iteration` (None:
+    It is the Hessian of the mean loss over `num_batches` at the checkpoint of `iteration` (None:
     the one nearest to the middle). UserError where there is none, or the run's schedule ends before
     the iterations do."""
     checkpoint = load_checkpoint(run_path, iteration, default="midway")
@@ -85,9 +85,8 @@ def measure_oscillation(
             f"{last}; name an earlier"
             " checkpoint with --checkpoint, or fewer --iterations"
         )
-    (run_path / "analysis").mkdir(
-        exist_ok=True
-    )  # a folder that cannot be written to is found out before the work
+    # A folder that cannot be written to is found out before the work
+    (run_path / "analysis").mkdir(exist_ok=True)
     batches = list(checkpoint.batches(range(1, num_batches + 1)))
 
     def product(vector: Vectors) -> Vectors:

@@ -36,7 +36,7 @@ from brx.data.sources import (
 from brx.data.token_file import DTYPE, Sidecar, TokenFile, Tokenize, Tokens, make_tokenizer, sha256
 from brx.errors import RunError, UserError
 from brx.files import sync, sync_folder, user_path, write_json
-from brx.names import file_name
+from brx.names import file_name, shown
 from brx.progress import ProgressBar
 
 # Part of every folder's name; to be raised when the same settings come to mean other tokens.
@@ -66,18 +66,38 @@ class PreparedData:
     @property
     def fingerprint(self) -> str:
         """A hash of both files' contents; runs with different ones are never compared silently."""
-        return hashlib.sha256(
-            (self.train.sidecar.sha256 + self.validation.sidecar.sha256).encode()
-        ).hexdigest()
+        return _fingerprint([self.train.sidecar, self.validation.sidecar])
 
 
-def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = False) -> PreparedData:
-    """Make the token files if they are not there yet, and open them; after a RunError another call
-    goes on.
+def _fingerprint(sidecars: Iterable[Sidecar]) -> str:
+    both = "".join(sidecar.sha256 for sidecar in sidecars)
+    return hashlib.sha256(both.encode()).hexdigest()
 
-    `workers` are threads that tokenize: by default one per core, up to 8, for GPT-2's encoding, one
-    for bytes."""
-    folder = token_folder(config)
+
+def prepare(
+    config: DataConfig,
+    *,
+    workers: int | None = None,
+    quiet: bool = False,
+    always_hash: bool = False,
+    fingerprint: str | None = None,
+) -> PreparedData:
+    """Make the token files if they are not there yet, and open them.
+
+    Args:
+        workers: threads that tokenize. By default one for bytes, and for GPT-2's encoding one per
+            core, up to 8.
+        quiet: show no progress, and print no notes.
+        always_hash: read files that are there already as a whole, and compare their SHA-256 with
+            their sidecars, even where size, times and inode say that nothing has changed.
+        fingerprint: of the data that a run was trained on before. Where the source is gone, token
+            files in `config.directory` that have it are used instead.
+
+    Raises:
+        RunError: the disk or the network failed; the next call goes on from there.
+        UserError: the source or a token file is not as `config` says.
+    """
+    folder = _folder_or_kept(config, fingerprint, quiet)
     if not folder.is_dir():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +109,7 @@ def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = Fal
             raise RunError(
                 f"{folder}: cannot be written: {error.strerror or error}; {remedy}"
             ) from None
-    data = PreparedData.load(folder)
+    data = PreparedData.load(folder, always_hash=always_hash)
     _check_tokenizer(data, config)
     if (
         not quiet
@@ -135,6 +155,42 @@ def token_folder(config: DataConfig) -> Path:
     return user_path(config.directory) / f"{name}-{config.tokenizer}-{digest[:8]}"
 
 
+def _folder_or_kept(config: DataConfig, fingerprint: str | None, quiet: bool) -> Path:
+    """`token_folder`; where the source is gone, the folder that has the fingerprint."""
+    try:
+        folder = token_folder(config)
+    except UserError:
+        kept = _kept_folder(config, fingerprint, quiet)
+        if kept is None:
+            raise
+        return kept
+    if is_prepared(folder) or config.source == "packages" or local_files(config.source) is not None:
+        return folder
+    # A dataset on the hub, or a folder of texts that is gone.
+    return _kept_folder(config, fingerprint, quiet) or folder
+
+
+def _kept_folder(config: DataConfig, fingerprint: str | None, quiet: bool) -> Path | None:
+    """The folder of token files with this fingerprint, whatever they were made of; None where there
+    is none."""
+    if fingerprint is None:
+        return None
+    for folder in filter(is_prepared, token_folders(user_path(config.directory))):
+        try:
+            sidecars = [Sidecar.read(folder / f"{split}.bin") for split in SPLITS]
+        except UserError:  # another run's, and damaged
+            continue
+        if _fingerprint(sidecars) == fingerprint:
+            if not quiet:
+                print(
+                    f"brx: note: data.source: {shown(config.source)}: is gone; the run goes on "
+                    f"with the token files that were made of it, {shown(str(folder))}",
+                    file=sys.stderr,
+                )
+            return folder
+    return None
+
+
 def token_folders(directory: Path) -> list[Path]:
     """All folders of token files in a directory, and the hidden ones of preparations that are not
     complete."""
@@ -150,7 +206,7 @@ def remove(folder: Path) -> None:
     known = {NOTE, *(f"{split}.{kind}" for split in SPLITS for kind in ("bin", "json", "verified"))}
     strangers = {path.name for path in folder.glob("*") if path.suffix != ".tmp"} - known
     if strangers or folder not in token_folders(folder.parent):
-        raise UserError(f"{folder}: no folder of token files; brx data list names them")
+        raise UserError(f"{folder}: is not a folder of token files; brx data list shows them")
     complete = folder.with_name(folder.name.removeprefix(".").removesuffix(".partial"))
     with _exclusive(complete):
         shutil.rmtree(folder)

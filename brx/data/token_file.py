@@ -74,7 +74,7 @@ def gpt2_tokens(
         try:
             tokens += encoding.encode_ordinary(text[begin:end])
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # of Rust; no Exception
+            if type(error).__name__ != "PanicException":  # a panic of Rust is no Exception
                 raise
             raise UserError(
                 f"data.tokenizer: gpt2: tiktoken fails on the text that begins with "
@@ -150,7 +150,7 @@ class Sidecar(BaseModel, extra="forbid", strict=True, frozen=True):
     num_tokens: int = Field(ge=0)
     num_documents: int = Field(ge=0)
     sha256: str
-    """Of the file, in hexadecimal."""
+    """SHA-256 of the file, in hexadecimal."""
 
     def write(self, path: Path) -> None:
         write_text(path.with_suffix(".json"), self.model_dump_json(indent=2) + "\n")
@@ -179,8 +179,8 @@ class TokenFile:
     def load(cls, path: Path, *, always_hash: bool = False) -> Self:
         """Map a token file into memory; UserError where it or its sidecar is missing or damaged.
 
-        Its SHA-256 is computed only when its size, times or inode are not those of the last time
-        (noted in a `.verified` file beside it), or with `always_hash`."""
+        Its SHA-256 is computed only if its size, times or inode have changed since the last time
+        (noted in a `.verified` file next to it), or with `always_hash`."""
         sidecar = Sidecar.read(path)
         try:
             stat = path.stat()
@@ -192,12 +192,15 @@ class TokenFile:
                 f"{path}: holds {stat.st_size} bytes, its sidecar says {expected}; {_remedy(path)}"
             )
         note = path.with_suffix(".verified")
-        # The inode and its time of change, too: whoever writes to a file may set its time back.
+        # The inode and its time of change, too: a program that writes to a file may set its time
+        # back.
         state = (stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns)
         seen = " ".join([*map(str, state), sidecar.sha256])
         if always_hash or not note.is_file() or note.read_bytes() != seen.encode():
             if sha256(path) != sidecar.sha256:
-                raise UserError(f"{path}: its SHA-256 is not the sidecar's; {_remedy(path)}")
+                raise UserError(
+                    f"{path}: its SHA-256 differs from the one in its sidecar; {_remedy(path)}"
+                )
             with suppress(OSError):  # a read-only folder: the comparison is made again next time
                 note.write_text(seen, encoding="utf-8")
         # A plain array over the map: numpy's memmap class costs microseconds at every indexing.

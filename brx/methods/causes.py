@@ -225,7 +225,7 @@ class TurnedBasisRotation(BasisRotation):
             super()._renew_bases(batch, gradient, exact)
             return
         if batch.bad is not None:
-            raise ValueError("turned bases are of a study on CPUs: set runtime.device=cpu")
+            raise ValueError("turned bases run only on a CPU: set runtime.device=cpu")
         second_moment = batch.state["exp_avg_sq"].clone()
         if not exact:  # before the first refresh the basis is the identity, which is not turned
             self._turn(batch, back=True)
@@ -293,7 +293,7 @@ class LionInEigenbasis(BasisRotation):
         rotated_gradient: Tensor,  # U^T G V (b, m, n)
         numbers: StepNumbers,
     ) -> Tensor:
-        momentum = batch.matrices("exp_avg")  # of the steps before (b, m, n)
+        momentum = batch.matrices("exp_avg")  # before this step (b, m, n)
         direction = torch.lerp(rotated_gradient, momentum, self.weight_of_momentum).sign_()
         super()._rotated_adam(batch, rotated_gradient, numbers)  # the moments' recursions
         rounding = factor_rounding(batch.options["rotation_precision"], direction.dtype)

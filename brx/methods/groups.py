@@ -51,6 +51,11 @@ def _stage(stage: StageVersions) -> Stage:
     return stage.module
 
 
+def member_of(name: str) -> str:
+    """The stack that a name of `split_stacks` names a member of; another parameter's own name."""
+    return _INDEX_IN_STACK.sub("", name)
+
+
 StackMembers = list[tuple[Tensor, Tensor, int]]  # stand-in, stack, index in the stack
 
 
@@ -137,7 +142,7 @@ def check_each_parameter_once(
     names = [name for name, _ in given]
     newest = {name: parameter for stage in stages for name, parameter in stage.newest.items()}
     twice = [name for name, count in Counter(names).items() if count > 1]
-    missing = sorted(set(newest) - {_INDEX_IN_STACK.sub("", name) for name in names})
+    missing = sorted(set(newest) - set(map(member_of, names)))
     for wrong, how_many in ((twice, "two optimizers"), (missing, "no optimizer")):
         if wrong:
             raise ValueError(
@@ -148,7 +153,7 @@ def check_each_parameter_once(
     ]
     if copied:
         raise ValueError(
-            f"{some(copied)} given to an optimizer as a copy, which moves no weight of the model"
+            f"{some(copied)} given to an optimizer as a copy; give it the model's own parameters"
         )
     num_given = sum(parameter.numel() for _, parameter in given)
     assert num_given == sum(parameter.numel() for parameter in newest.values()), (

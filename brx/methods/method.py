@@ -18,6 +18,7 @@ from brx.methods.groups import (
     stage_groups,
     step_stages_together,
 )
+from brx.methods.products import Products
 from brx.optim.options import Group as Group  # which the methods of users import from here
 from brx.pipeline.forecasts import ParameterStates
 from brx.pipeline.versions import StageVersions
@@ -46,6 +47,9 @@ class Method:
         constructor. one_matrix_at_a_time: whether `matrices` wants each expert's matrix of a
         mixture by itself (m, n), rather than
             the stack of all experts' (experts, m, n). They share the memory of the stack.
+        bases_in_state: the entries of an optimizer's state that are bases or covariances, by name;
+            plans list them apart from moments. update_copies: temporary copies of a stage's
+            weights during a step, for plans; fused optimizers make none.
     """
 
     summary: str = "a method of the user's own"
@@ -55,6 +59,8 @@ class Method:
     why: str = "its author says so"
     section: type[schema.Section] = schema.CustomConfig
     one_matrix_at_a_time: bool = False
+    bases_in_state: ClassVar[frozenset[str]] = frozenset()
+    update_copies: ClassVar[int] = 0
     config: RunConfig
 
     def bound_to(self, config: RunConfig) -> Self:
@@ -134,6 +140,24 @@ class Method:
     @property
     def forecasts(self) -> bool:
         return type(self).forecast is not Method.forecast
+
+    def rotated_sides(
+        self,
+        shape: tuple[int, ...],  # (*lead, m, n)
+    ) -> tuple[int, ...]:
+        """The lengths of the sides of a weight matrix that the method rotates: m for U, n for V.
+
+        A built-in method that rotates matrices says it, for plans."""
+        return ()
+
+    def products(
+        self,
+        shape: tuple[int, ...],  # (*lead, m, n)
+    ) -> Products:
+        """The matrix products that the method's update needs for a weight matrix, for plans.
+        Built-in methods declare them; a user's method is measured in a trial
+        (`brx.methods.trial`)."""
+        return Products()
 
     def adamw(self, groups: list[Group]) -> Optimizer:
         """Fused AdamW with the run's beta1, beta2, eps and weight decay (the defaults where a

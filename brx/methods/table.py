@@ -1,7 +1,6 @@
-"""The built-in methods, each readable by itself, and the method that a configuration selects.
-
-What the backward pass sees (`pipeline.stash`) belongs to the pipeline: any method runs with any
-mode, but for one with a forecast of its own, which needs `exact`. "Matrices" are those of
+"""The built-in methods, each readable by itself, and the method that a configuration selects. The
+weights of the backward pass (`pipeline.stash`) belong to the pipeline: any method runs with any
+mode. Only a method with its own forecast needs `exact`. "Matrices" are those of
 `brx.model.stage.Stage.matrices`."""
 
 import importlib
@@ -25,14 +24,19 @@ from brx.methods.groups import (
     stage_groups,
 )
 from brx.methods.method import Method, Stages, adam_options
+from brx.methods.products import Products, newton_schulz_products, rotation_products
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.options import Group
+from brx.optim.parameter_state import state_shapes
 from brx.pipeline.delay import StageDelay, VaryingDelay, stage_delays
 from brx.pipeline.forecasts import ParameterStates
 
 MATRICES = "weight matrices of attention and MLP (each expert's by itself)"
 REST = "embeddings, head, router, biases, norms"
 ALL = "all parameters"
+
+SOAP_LONGEST_SIDE = 10_000
+"""pytorch-optimizer's `max_precondition_dim`: its SOAP keeps nothing for a longer side."""
 
 CURVATURE_OF_MATRICES = (
     "its curvature estimate is one of matrices inside the network; embeddings and head have a side "
@@ -95,6 +99,7 @@ class Nesterov(Method):
     gets: ClassVar = {"NAdam": ALL}
     why = "NAdam works coordinate by coordinate"
     section = schema.NesterovConfig
+    update_copies = 2  # torch's NAdam, over lists of tensors
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
         options = {**adam_options(self.settings), "momentum_decay": self.settings.momentum_decay}
@@ -111,6 +116,9 @@ class BasisRotationMethod(Method):
     gets: ClassVar = {"BasisRotation": MATRICES, "AdamW": REST}
     why = CURVATURE_OF_MATRICES
     section = schema.BasisRotationConfig
+    bases_in_state = frozenset(
+        f"{side}_{kept}" for side in ("left", "right") for kept in ("basis", "covariance")
+    )
 
     def matrices(self, groups: list[Group]) -> Optimizer:
         settings: schema.BasisRotationConfig = self.settings
@@ -123,6 +131,7 @@ class BasisRotationMethod(Method):
             "covariance",
             "staggered",
             "rotation_precision",
+            "covariance_precision",
             "as_published",
         )
         return BasisRotation(
@@ -131,6 +140,23 @@ class BasisRotationMethod(Method):
             **adam_options(settings),
             **{name: getattr(settings, name) for name in names},
             compiled=self.config.runtime.compile,
+        )
+
+    def rotated_sides(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        weight = torch.nn.Parameter(torch.empty(shape, device="meta"))
+        group: Group = {"params": [("weight", weight)], "stage": 0, "delay": 0.0}
+        options = self.matrices([group]).param_groups[0]
+        kept = state_shapes(weight, options)
+        return tuple(kept[name][-1] for name in ("left_basis", "right_basis") if name in kept)
+
+    def products(self, shape: tuple[int, ...]) -> Products:
+        settings: schema.BasisRotationConfig = self.settings
+        at_every_step = settings.source == "2nd" and settings.covariance == "step"
+        return rotation_products(
+            shape,
+            self.rotated_sides(shape),
+            covariance_interval=1 if at_every_step else settings.frequency,
+            refresh_interval=settings.frequency,
         )
 
 
@@ -145,11 +171,23 @@ class Soap(Method):
     why = CURVATURE_OF_MATRICES
     section = schema.SoapConfig
     one_matrix_at_a_time = True
+    bases_in_state = frozenset({"GG", "Q"})
 
     def matrices(self, groups: list[Group]) -> Optimizer:
         options = {**adam_options(self.settings), "precondition_frequency": self.settings.frequency}
         soap: Optimizer = _pytorch_optimizer("soap").SOAP(groups, lr=self.lr, **options)
         return soap
+
+    def rotated_sides(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(side for side in shape[-2:] if side <= SOAP_LONGEST_SIDE)
+
+    def products(self, shape: tuple[int, ...]) -> Products:
+        return rotation_products(
+            shape,
+            self.rotated_sides(shape),
+            covariance_interval=1,
+            refresh_interval=self.settings.frequency,
+        )
 
 
 class Muon(Method):
@@ -171,6 +209,9 @@ class Muon(Method):
         return torch.optim.Muon(
             groups, lr=self.lr, weight_decay=self.settings.weight_decay, **options
         )
+
+    def products(self, shape: tuple[int, ...]) -> Products:
+        return newton_schulz_products(shape)
 
 
 class Scion(Method):
@@ -216,6 +257,9 @@ class Scion(Method):
         )
         return [lend_gradients(scion, members)]
 
+    def products(self, shape: tuple[int, ...]) -> Products:
+        return newton_schulz_products(shape)
+
 
 def _kind(name: str, parameter: Tensor, matrices: Collection[str]) -> str:
     if name.partition("[")[0] in matrices:
@@ -237,7 +281,7 @@ def _pytorch_optimizer(method: str) -> Any:
 CUSTOM = "package.module:Class"
 
 METHODS: dict[str, Method] = {
-    "pipedream": PipeDream(),  # AdamW as it is; PipeDream's delays are those of any method here
+    "pipedream": PipeDream(),  # plain AdamW; every method here runs under PipeDream's delays
     "pipedream-lr": PipeDreamLR(),
     "nesterov": Nesterov(),
     "basis-rotation": BasisRotationMethod(),
@@ -278,7 +322,7 @@ def refresh_intervals(
     whole iterations; `reversed`: the same intervals the other way round. The `-exact` forms scale
     the rule, without rounding, to the refreshes of `uniform`; 9.5 means 9 and 10 in turn."""
     num_stages = len(delays)
-    # Of a delay function the mean; the largest may be rare.
+    # For a delay function, the mean counts; its largest delay may be rare.
     shares = _shares(
         [delay.tau_updates if isinstance(delay, VaryingDelay) else delay.tau for delay in delays]
     )
@@ -317,9 +361,8 @@ def _shares(taus: list[float]) -> list[float] | None:
         if mid < 1:
             return None  # up to three stages the paper's rule divides by zero
         numbers = [mid - tau if tau > mid else mid + 1 - tau for tau in taus]  # the paper's n
-        return [
-            max(0.0, (mid - n) / mid) for n in numbers
-        ]  # 1 - n / mid; never where that is zero or negative
+        # 1 - n / mid; a stage is never refreshed if that is zero or negative.
+        return [max(0.0, (mid - n) / mid) for n in numbers]
     mean = sum(taus) / num_stages
     return [tau / mean for tau in taus] if mean else None
 

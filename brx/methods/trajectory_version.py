@@ -1,4 +1,4 @@
-"""The version of the trajectory: equal settings, data and version give equal numbers, but for a
+"""The version of the trajectory: equal settings, data and version give equal numbers, up to a
 machine's rounding.
 
 Every summary and checkpoint carries it; runs of two versions are never compared silently, or
@@ -38,7 +38,7 @@ NEVER_OURS = ("torch.optim:", "pytorch_optimizer:")
 
 
 def recorded_version(content: Mapping[str, Any]) -> int:
-    return int(content.get("trajectory_version", 1))  # of a summary or a checkpoint's manifest
+    return int(content.get("trajectory_version", 1))
 
 
 def changes(version: int, method: str) -> bool:

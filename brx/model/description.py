@@ -4,6 +4,7 @@ import inspect
 import textwrap
 from typing import Any, get_args
 
+from brx.config.loading import validate
 from brx.config.schema import (
     GPTConfig,
     LlamaConfig,
@@ -38,7 +39,7 @@ def one_model(name: str) -> str:
         UserError: there is none of this name.
     """
     if ":" in name:
-        settings = OwnModelConfig(**{"class": name})  # type: ignore[arg-type]
+        settings = validate({"class": name}, OwnModelConfig, "model")
         parameters = inspect.signature(load_class(settings)).parameters
         options = [f"  {parameters[key]}" for key in parameters if key != "vocabulary_size"]
         return "\n".join([f"{name}: a model of your own", *options])
@@ -54,7 +55,7 @@ def _entry(name: str, section: type[ModelSection]) -> str:
 
 
 def _options(section: type[Section], indent: str, prefix: str = "") -> list[str]:
-    """A line or more for each key of a section, and for those of sections in it."""
+    """One or more lines for each key of a section, and for each key of its subsections."""
     lines = []
     for key, field in section.model_fields.items():
         if key == "name":

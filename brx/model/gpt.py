@@ -85,9 +85,8 @@ class Attention(nn.Module):
         batch, positions, width = x.shape
         heads = (batch, positions, self.num_heads, width // self.num_heads)
         projections = (self.query, self.key, self.value)
-        query, key, value = (
-            linear(x).view(heads).transpose(1, 2) for linear in projections
-        )  # each (B, H, S, E)
+        # Each (B, H, S, E)
+        query, key, value = (linear(x).view(heads).transpose(1, 2) for linear in projections)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.projection(mixed.transpose(1, 2).reshape(batch, positions, width))  # type: ignore[no-any-return]
 

@@ -6,7 +6,7 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
-DEVIATION = 0.02  # of GPT-2's initial weights
+DEVIATION = 0.02  # standard deviation of GPT-2's initial weights
 WRITES_RESIDUAL = ("projection.weight", "down.weight")  # names of what is added to the stream
 
 

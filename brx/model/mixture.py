@@ -67,9 +67,8 @@ class Mixture(nn.Module):
     def _through_experts(self, tokens: Tensor, chosen: Tensor) -> Tensor:
         """What the chosen experts (N, K) make of each token (N, D), as (N, K, D)."""
         num_tokens, top_k = chosen.shape
-        order = chosen.flatten().argsort(
-            stable=True
-        )  # (N K,) by expert: each computes on its own tokens only
+        # (N K,) by expert: each computes on its own tokens only
+        order = chosen.flatten().argsort(stable=True)
         counts = self._counts(chosen)
         # A permutation of copies, rather than rows picked K times: its gradient needs no atomic
         #     additions.
@@ -92,9 +91,8 @@ class Mixture(nn.Module):
 
     def _auxiliary_loss(self, logits: Tensor, chosen: Tensor) -> Tensor:
         num_experts = self.config.experts
-        share = (
-            F.one_hot(chosen, num_experts).to(logits.dtype).mean(dim=(0, 1))
-        )  # of the assignments, by expert
+        # Share of the assignments, by expert.
+        share = F.one_hot(chosen, num_experts).to(logits.dtype).mean(dim=(0, 1))
         probability = logits.softmax(dim=-1).mean(dim=0)
         load_balance = num_experts * (share * probability).sum()
         router_z = logits.logsumexp(dim=-1).square().mean()

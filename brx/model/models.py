@@ -83,7 +83,9 @@ def _make_own(config: OwnModelConfig, vocabulary_size: int, seed: int | None) ->
                 torch.manual_seed(seed)
                 model = model_class(**options)
                 if hasattr(model, "initialize"):
+                    constructed = _weights(model)
                     model.initialize(seed)
+                    _check_initialized(config.name, constructed, _weights(model))
     except UserError:
         raise
     except Exception as error:
@@ -91,6 +93,43 @@ def _make_own(config: OwnModelConfig, vocabulary_size: int, seed: int | None) ->
     check_parts(config, model)
     whole: nn.Module = model
     return whole
+
+
+def _weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """All weights by name; one that has two names is there twice."""
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def _check_initialized(
+    name: str, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]
+) -> None:
+    """UserError where `initialize` changed more than values.
+
+    Plans and the check before training see the model that the constructor makes."""
+    where = f"model.class {name}: initialize"
+    changed = sorted(before.keys() ^ after.keys())
+    if changed:
+        raise UserError(
+            f"{where} adds or removes the weight {changed[0]}; only the constructor may do that"
+        )
+    names_before, names_after = _first_names(before), _first_names(after)
+    for weight, parameter in after.items():
+        if parameter.shape != before[weight].shape:
+            raise UserError(
+                f"{where} changes the shape of {weight} from {tuple(before[weight].shape)} to"
+                f" {tuple(parameter.shape)}; only the constructor may do that"
+            )
+        if names_after[weight] != names_before[weight]:
+            raise UserError(
+                f"{where} ties or unties {weight}; only the constructor may decide which weights"
+                " are shared"
+            )
+
+
+def _first_names(weights: dict[str, nn.Parameter]) -> dict[str, str]:
+    """For each name of a weight the first name of the same weight."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(weight), name) for name, weight in weights.items()}
 
 
 def load_class(config: OwnModelConfig) -> type[nn.Module]:

@@ -41,10 +41,15 @@ def _model(model: ModelSection, vocabulary_size: int) -> nn.Module:
     return make_model(model, vocabulary_size, None, []).to("meta")  # buffers as well
 
 
+def meta_stage(model: ModelSection, vocabulary_size: int, blocks: range) -> Stage:
+    """A stage with these blocks, on the meta device."""
+    return Stage(_model(model, vocabulary_size), model, vocabulary_size, blocks)
+
+
 @lru_cache(maxsize=1024)
 def stage_sizes(model: ModelSection, vocabulary_size: int, blocks: range) -> Sizes:
     """The parameters of a stage with these blocks, from the stage itself."""
-    stage = Stage(_model(model, vocabulary_size), model, vocabulary_size, blocks)
+    stage = meta_stage(model, vocabulary_size, blocks)
     return {
         name: Size(tuple(parameter.shape), name in stage.matrices, name in stage.cast)
         for name, parameter in stage.named_parameters()

@@ -1,7 +1,7 @@
 """A stage: a contiguous run of blocks, with the embedding if it is the first and the head if it is
 the last.
 
-Parameter names are those of the whole model ("blocks.5.attention.query.weight") whatever the
+Parameters have the names of the whole model ("blocks.5.attention.query.weight"), whatever the
 partition is."""
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Stage(nn.Module):
 
     Attributes, of the stage's parameters by name: matrices: weight matrices in blocks, or stacks of
         them, which basis rotation, SOAP, Muon and Scion treat as matrices. stacks: parameters whose
-        first dimension counts members, of which some methods take each by itself. cast: matrices
+        first dimension counts members; some methods treat each member separately. cast: matrices
         that autocast casts wherever they are used; rings may keep them in bf16.
     """
 
@@ -52,7 +52,7 @@ class Stage(nn.Module):
         self.embedding = parts.embed if blocks.start == 0 else None
         self.blocks = nn.ModuleDict({str(index): parts.blocks[index] for index in blocks})
         self.head = parts.head if blocks.stop == len(parts.blocks) else None
-        # Of a model whose auxiliary losses are no means over examples.
+        # True for a model whose auxiliary losses are not means over examples.
         self.has_auxiliary_loss = bool(getattr(model, "has_auxiliary_loss", False))
         own = dict(self.named_parameters())
         self.matrices = frozenset(map(stage_name, matrix_names(model))) & own.keys()
@@ -69,18 +69,18 @@ class Stage(nn.Module):
         auxiliary_losses = []
         for block in self.blocks.values():
             output = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
-            stream, auxiliary_loss = output if isinstance(output, tuple) else (output, None)
-            # Whatever a block computes in, so that no cut into stages changes a number.
-            x = stream.to(x.dtype)
-            if auxiliary_loss is not None:
-                auxiliary_losses.append(auxiliary_loss)
+            if isinstance(output, tuple):
+                output, of_block = output
+                auxiliary_losses.append(of_block)
+            # The stream keeps its dtype whatever a block computes in, so that no cut into stages
+            # changes a number.
+            x = output.to(x.dtype)
         loss = None
         if self.head is not None:
             assert targets is not None, "the last stage needs the targets"
             loss = loss_of(self.head, x, targets, self.vocabulary_size)
-        return StageOutput(
-            x, loss, torch.stack(auxiliary_losses).sum() if auxiliary_losses else None
-        )
+        auxiliary_loss = torch.stack(auxiliary_losses).sum() if auxiliary_losses else None
+        return StageOutput(x, loss, auxiliary_loss)
 
 
 def _as_autocast(x: Tensor) -> Tensor:
@@ -92,12 +92,11 @@ def _as_autocast(x: Tensor) -> Tensor:
 
 def _stacks(stage: nn.Module) -> set[str]:
     """Parameters of experts, whose first dimension counts them."""
-    return {
-        f"{path}.{name}"
-        for path, module in stage.named_modules()
-        if isinstance(module, Experts)
-        for name in module._parameters
-    }
+    stacks: set[str] = set()
+    for path, module in stage.named_modules():
+        if isinstance(module, Experts):
+            stacks |= {f"{path}.{name}" for name, _ in module.named_parameters()}
+    return stacks
 
 
 def _cast(stage: nn.Module) -> set[str]:

@@ -27,10 +27,10 @@ IN_FP32_ON_CUDA |= {"exp", "expm1", "log", "log1p", "cross_entropy", "nll_loss"}
 
 @dataclass(frozen=True)
 class Trace:
-    """Of a module's forward pass."""
+    """Operations and saved activations of a module's forward pass."""
 
     kept_bytes: int  # for the backward pass, without the weights
-    flops: int  # of matrix products, convolutions and attention; a multiply-add is two
+    flops: int  # FLOPs of matrix products, convolutions and attention; a multiply-add counts as two
 
 
 def trace(

@@ -56,7 +56,7 @@ from .summary import Summary
 from .take_over import has_bases, state_from
 
 # Options of a step that a graph holds as they are, besides betas and eps.
-CONSTANTS = ("source", "covariance", "rotation_precision", "maximize")
+CONSTANTS = ("source", "covariance", "rotation_precision", "covariance_precision", "maximize")
 # Names in the constructor that are no options of a group.
 NO_OPTIONS = ("self", "__class__", "params", "model", "rest_lr", "compiled")
 
@@ -198,6 +198,8 @@ class BasisRotation(Optimizer):
         staggered: spreads the refreshes of a group's parameters over the interval.
         rotation_precision: of the two rotations of a step (products.py); refreshes and states keep
             theirs.
+        covariance_precision: of the products G G^T; their averages keep theirs. Only with source
+            "2nd".
         rotate: False for AdamW.
         max_dim, max_aspect: a side longer than this, or than this times the other side, is not
             rotated; None: no limit.
@@ -246,6 +248,7 @@ class BasisRotation(Optimizer):
         covariance: Literal["step", "refresh", "interval"] = "step",
         staggered: bool = False,
         rotation_precision: Precision = "highest",
+        covariance_precision: Literal["highest", "tf32"] = "highest",
         maximize: bool = False,
         rotate: bool = True,
         max_dim: int | None = 16_384,

@@ -24,7 +24,7 @@ from .parameter_state import arithmetic
 
 
 def update_elementwise(
-    members: Sequence[Member],  # of one group, dtype and device, with a gradient each
+    members: Sequence[Member],  # all in one group, dtype and device; each has a gradient
     lr: float | Tensor,
     bad: Tensor | None,
 ) -> None:
@@ -61,7 +61,7 @@ def fused_adamw(
         gradients,
         [local(state["exp_avg"]) for state in states],
         [local(state["exp_avg_sq"]) for state in states],
-        [],  # of AMSGrad
+        [],  # AMSGrad's largest second moments
         [local(state["step"]) for state in states],
         fused=True,
         found_inf=None if bad is None else bad.float(),
@@ -90,7 +90,7 @@ def rotated_update(
     beta1: float,
     beta2: float,
     eps: float,
-    rounding: float,  # of the rotations' factors, for the noise floor
+    rounding: float,  # relative rounding of the rotations' factors, for the noise floor
 ) -> Tensor:
     """The moments' recursions, and -lr m^ / (sqrt(v^) + eps) without rounding noise, of the
     gradient's shape.
@@ -140,8 +140,8 @@ class Kernels:
 
 @cache
 def compiled_kernels(**options: Any) -> Kernels:
-    """`rotated_update` and `add_updates` as one kernel each, but for its sums over rows and
-    columns; the first call takes seconds."""
+    """`rotated_update` and `add_updates` as one kernel each, except for sums over rows and columns.
+    The first call takes seconds."""
     # With sizes left open, so that a model of many shapes does not compile for each.
     options = {"dynamic": True, **options}
     return Kernels(torch.compile(rotated_update, **options), torch.compile(add_updates, **options))

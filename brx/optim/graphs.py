@@ -20,15 +20,34 @@ class MovingGradientsError(RuntimeError):
 
 
 class Graph(Protocol):
+    """Work of a device that was recorded."""
+
     def replay(self) -> object: ...
 
 
-def capture(work: Callable[[], None], pool: object) -> Graph:
-    """Record what `work` does on CUDA, without doing it."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):  # type: ignore[arg-type]
-        work()
-    return graph
+Recorder = Callable[[Callable[[], None]], Graph]
+"""Records what a function does on the device, without doing it there."""
+
+
+class CudaRecorder:
+    """Records CUDA graphs. All of them use the same memory in turn: what one of them computes and
+    another needs has to be written to tensors that exist before."""
+
+    def __init__(self) -> None:
+        self._pool: object = None
+
+    def __call__(self, work: Callable[[], None]) -> Graph:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        # Only this thread's calls can spoil the recording: another one may fetch data meanwhile.
+        with torch.cuda.graph(
+            graph,
+            pool=self._pool,  # type: ignore[arg-type]
+            capture_error_mode="thread_local",
+        ):
+            work()
+        return graph
 
 
 class GraphedSteps:
@@ -46,6 +65,8 @@ class GraphedSteps:
     Args:
         optimizer: its parameters lie whole on one CUDA device, and their gradients stay at the same
             addresses: zero them in place, `zero_grad(set_to_none=False)`.
+        record: where the graphs come from; by default CUDA graphs with memory of their own.
+        device_type: of the parameters.
 
     Raises ValueError for parameters that lie elsewhere, or for `as_published`.
     """
@@ -53,12 +74,11 @@ class GraphedSteps:
     def __init__(
         self,
         optimizer: BasisRotation,
-        record: Callable[[Callable[[], None], object], Graph] = capture,
+        record: Recorder | None = None,
         device_type: str = "cuda",
     ) -> None:
         self._optimizer = optimizer
-        self._record = record
-        self._pool: object = None
+        self._record = record or CudaRecorder()
         self._recorded: dict[object, Graph] = {}
         # The plans of all make-ups: a make-up names objects by their identity, which must stay
         # theirs.
@@ -91,7 +111,7 @@ class GraphedSteps:
                 return
             if make_up not in self._recorded:
                 work = partial(self._run, plan)
-                self._recorded[make_up] = self._record(work, self._shared_pool())
+                self._recorded[make_up] = self._record(work)
             self._recorded[make_up].replay()
             self._optimizer.count_unseen_flag()
 
@@ -105,9 +125,3 @@ class GraphedSteps:
                 f"addresses (zero_grad(set_to_none=False)) for graphs to hold a step"
             )
         self._plans[make_up] = plan
-
-    def _shared_pool(self) -> object:
-        """The memory that all graphs use in turn."""
-        if self._pool is None and self._record is capture:
-            self._pool = torch.cuda.graph_pool_handle()
-        return self._pool

@@ -139,7 +139,7 @@ class MatrixBatch:
         if split:
             updates = updates.view_as(self.state["exp_avg"])  # (members, parts, m, n)
             _, dim = split
-            if dim == -1:  # parts of the columns go back beside each other, in each row
+            if dim == -1:  # put the parts of each row next to each other again
                 updates = updates.movedim(-3, -2)
         return updates.reshape(len(self.members), *self.members[0].parameter.shape).unbind()
 

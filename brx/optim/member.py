@@ -18,7 +18,7 @@ Refresh = Literal["exact", "power", None]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter stands among those of its group that are rotated; staggered refreshes
+    """The place of a parameter among the rotated parameters of its group; staggered refreshes
     follow it."""
 
     index: int = 0
@@ -95,7 +95,8 @@ class Member:
         update = self.num_updates + 1
         first = self.options["first_refresh"]
         if self.options["as_published"]:
-            # Of its own kind (published.py), which has to see that every gradient is finite.
+            # This start has its own rule (published.py), and every gradient must be known to be
+            # finite.
             return "power", 1
         if update <= first:  # the start is ours: until the first basis every gradient counts
             return ("exact" if update == first else None), 1

@@ -17,7 +17,7 @@ NO_MATRIX = "no matrix to rotate"
 def todays_groups(
     saved: Sequence[Group],  # groups of a state dict: their parameters are numbers
     own: Sequence[Group],  # the optimizer's groups
-    defaults: dict[str, Any],  # of options that a group lacks
+    defaults: dict[str, Any],  # values of options that a group lacks
 ) -> list[Group]:
     """The saved groups with all options, one for each of the optimizer's.
 

@@ -17,6 +17,7 @@ CHOICES = {
     "geometry": ("bilateral", "unilateral"),
     "covariance": ("step", "refresh", "interval"),
     "rotation_precision": ("highest", "tf32", "bf16"),
+    "covariance_precision": ("highest", "tf32"),
 }
 NUMBERS = ("lr", "eps", "weight_decay")
 FLAGS = ("staggered", "maximize", "rotate", "as_published")
@@ -76,15 +77,22 @@ def check_options(group: Group) -> None:
     for name, (accepts, wanted) in RULES.items():
         if not accepts(group[name]):
             raise ValueError(f"Invalid {name}={group[name]!r}: must be {wanted}")
+    is_full = group["covariance_precision"] == "highest"
+    if group["source"] == "1st" and not is_full:
+        raise ValueError(
+            f"Invalid covariance_precision={group['covariance_precision']!r}: source '1st' keeps no"
+            " covariances"
+        )
     if not group["as_published"]:
         return
     if group["covariance"] != "step":
         raise ValueError(
             f"Invalid covariance={group['covariance']!r}: as_published has every gradient's (step)"
         )
-    if group["rotation_precision"] != "highest" or group["first_refresh"] != 2:
+    if group["rotation_precision"] != "highest" or not is_full or group["first_refresh"] != 2:
         raise ValueError(
-            "as_published has a rotation_precision and a first_refresh of its own: leave them out"
+            "as_published has its own rotation_precision, covariance_precision and first_refresh:"
+            " leave them out"
         )
 
 

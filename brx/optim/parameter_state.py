@@ -122,7 +122,7 @@ def arithmetic(parameter: Tensor) -> torch.dtype:
 
 
 def state_shapes(parameter: Tensor, options: Group) -> dict[str, tuple[int, ...]]:
-    """The shapes of what is kept for a parameter, by name.
+    """The shapes of a parameter's state tensors, by name.
 
     A split parameter's moments have the shape of its parts.
     """

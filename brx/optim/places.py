@@ -50,7 +50,8 @@ class Place:
 
     @property
     def own_name(self) -> str:
-        """What tells the layer: its name, or that of a parameter that is no layer's `weight`."""
+        """The name that identifies the layer: its own, or the parameter's if it is not a layer's
+        `weight`."""
         return self.weight.removesuffix(".weight").rpartition(".")[2]
 
     @property

@@ -35,6 +35,26 @@ def product(
     return _split_product(left, right)
 
 
+def add_product(
+    total: Tensor,  # (b, m, n), changed in place
+    left: Tensor,  # (b, m, k)
+    right: Tensor,  # (b, k, n)
+    *,
+    decay: float,
+    weight: float,
+    precision: Literal["highest", "tf32"],
+) -> None:
+    """total <- decay total + weight left right, where `precision` is the product's; the total stays
+    in its own. Roundings and errors are as in `product`."""
+    if precision == "highest" or left.dtype == torch.float64:
+        total.baddbmm_(left, right, beta=decay, alpha=weight)
+    elif left.device.type == "cuda":
+        with fp32_products("tf32"):
+            total.baddbmm_(left, right, beta=decay, alpha=weight)
+    else:
+        total.baddbmm_(round_to_tf32(left), round_to_tf32(right), beta=decay, alpha=weight)
+
+
 def _split_product(left: Tensor, right: Tensor) -> Tensor:
     """Each factor as the sum of two bf16 matrices, high + low; three of the four products
     (arXiv:1904.06376), as one product of three times the inner dimension, which adds them up."""

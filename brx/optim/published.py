@@ -35,7 +35,7 @@ def published_update(
         _renew_bases(batch, momentum, second_moment, is_first=t == 1)
     rotated = rotate(batch, gradient)
     second_moment.mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
-    # eps before the bias correction
+    # eps is added before the bias correction.
     step = rotate(batch, momentum) / (second_moment.sqrt() + options["eps"])
     batch.state["step"] += 1
     return rotate(batch, step, back=True).mul_(-lr * math.sqrt(1 - beta2**t) / (1 - beta1**t))

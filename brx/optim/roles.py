@@ -125,7 +125,7 @@ def _check_rotate(to_rotate: set[str], to_keep: set[str], found: dict[str, Place
         if name in to_keep:
             raise ValueError(f"{name} matches a pattern of rotate and one of keep")
         if found[name].is_vector:
-            raise ValueError(f"rotate: {name} is a vector, which has no two sides to rotate")
+            raise ValueError(f"rotate: {name} is a vector, which does not have two sides to rotate")
 
 
 def _role(place: Place, heads: Mapping[str, str], must_rotate: bool) -> Role:
@@ -181,7 +181,7 @@ def _weights(found: list[Place]) -> dict[str, Place]:
 
 
 def _called_head(weight: str, is_last: bool) -> str:
-    """The name of the layer if it is that of a head; "" if it is not."""
+    """The name of the layer if it is a head's name; otherwise ""."""
     *above, layer = weight.split(".")[:-1] or [""]
     # A block's own `fc_out`, as in GPT-J, is none.
     if any(part.isdigit() for part in above):

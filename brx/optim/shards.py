@@ -129,7 +129,7 @@ def _boxes(
 def as_rows(
     parameter: Any,
     shards: Shards,
-    state: Tensor,  # of the given shape at the owner; anything elsewhere
+    state: Tensor,  # has the given shape at the owner; ignored on other ranks
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> Tensor:
@@ -154,9 +154,9 @@ def as_rows(
 
 
 def distribute(
-    shards: Sequence[Shards],  # of one process group
+    shards: Sequence[Shards],  # all in one process group
     wholes: Sequence[Tensor | None],  # one for each: the whole tensor at its owner, else None
-    like: Tensor,  # of the dtype and device of all
+    like: Tensor,  # has the dtype and device of all
 ) -> list[Tensor]:
     """This rank's parts, flattened, of tensors that their owners have whole."""
     group = shards[0].group
@@ -176,9 +176,8 @@ def exchange(
     like: Tensor,
     group: dist.ProcessGroup,
 ) -> list[Tensor]:
-    """Send tensors to other ranks, flattened; what has come here, in the order of `expected`.
-
-    Between two ranks, what one sends has to be in the order in which the other expects it.
+    """Send flattened tensors to other ranks, and return the received ones in the order of
+    `expected`. Each rank must send in the order in which the other rank expects.
     """
     ranks = range(dist.get_world_size(group))
     flat = [like.new_empty(0)]

@@ -17,7 +17,7 @@ COLUMNS = ("parameter", "shape", "update", "state", "why")
 
 
 class ParameterSummary(NamedTuple):
-    """What was decided for one parameter.
+    """The decision for one parameter.
 
     Attributes:
         shape: the parameter's; () for one of a lazy module, which has none yet.
@@ -40,7 +40,7 @@ class Summary(list[ParameterSummary]):
 
     @classmethod
     def of(cls, named: Iterable[tuple[str, Tensor, Group]]) -> Summary:
-        """Of parameters with their names and options."""
+        """A summary of parameters with their names and options."""
         return cls(_row(name, parameter, options) for name, parameter, options in named)
 
     def __str__(self) -> str:

@@ -19,8 +19,8 @@ Moments = tuple[float, Tensor, Tensor]  # number of updates, momentum, second mo
 def state_from(
     other: Optimizer,
     parameter: Tensor,
-    options: Group,  # of this parameter, here
-    description: str,  # of the parameter, for messages
+    options: Group,  # the parameter's options in this optimizer
+    description: str,  # names the parameter in messages
 ) -> dict[str, Any]:
     """What another optimizer keeps for a parameter, whole, by the names of `BasisRotation`'s state.
 

@@ -68,7 +68,8 @@ def lead_parts(experiments: Experiments, rivals: Sequence[str] = RIVALS) -> list
 
 
 def _rival_runs(experiments: Experiments, rival: str, stages: int) -> pd.DataFrame:
-    """The runs of a method, or of each seed those of the baseline that ends lowest."""
+    """The runs of a method; for the best baseline, each seed's run of the baseline that ends
+    lowest."""
     if rival != BEST_BASELINE:
         return runs_of(experiments, rival, stages)
     baselines = shared_seeds(*(runs_of(experiments, name, stages) for name in BASELINES))

@@ -48,14 +48,17 @@ def _folders(experiments: Experiments) -> list[Path]:
     return [Path(run) for run in at_best_rates(load([experiments.scale.curvature])).index]
 
 
-def _norms(experiments: Experiments, spaces: Sequence[Space]) -> list[NormResult]:
-    """What was measured, with the folder in which it lies as its run: exported ones name where they
-    were made."""
-    return [
-        norm.model_copy(update={"run": str(folder)})
-        for folder in _folders(experiments)
-        for norm in results_of(folder, spaces).values()
-    ]
+def _norms(
+    experiments: Experiments, spaces: Sequence[Space], batches: int | None = None
+) -> list[NormResult]:
+    """What was measured, by default with each run's largest sample.
+
+    Each has the folder in which it lies as its run: exported ones name where they were made."""
+    norms = []
+    for folder in _folders(experiments):
+        measured = results_of(folder, spaces, batches=batches)
+        norms += [norm.model_copy(update={"run": str(folder)}) for norm in measured.values()]
+    return norms
 
 
 def _seed(run: str | Path) -> int:
@@ -66,13 +69,11 @@ def norm_ratio(experiments: Experiments) -> Evidence:
     """Rotated over original norm, at checkpoints of basis rotation with the largest delay.
 
     Where half of the sample was measured, the interval holds the ratio extrapolated to an infinite
-    one, too."""
-    norms = [norm for norm in _norms(experiments, SPACES) if norm.method == "basis-rotation"]
-    pairs = complete_measurements(norms, SPACES)
-    if not pairs:
+    one, too. Where there are several samples, the largest decides."""
+    original, rotated = _deepest_pairs(experiments)
+    if not original:
         raise UserError("not measured in both coordinates at one checkpoint yet")
-    depth = max(norm.num_stages for norm, _ in pairs)
-    original, rotated = zip(*(pair for pair in pairs if pair[0].num_stages == depth), strict=True)
+    depth = original[0].num_stages
     rise = _log_ratios(rotated, original)
     sampled = [_log_interval(below, above) for below, above in zip(rotated, original, strict=True)]
     low, high = rise.interval or (min(low for low, _ in sampled), max(high for _, high in sampled))
@@ -87,10 +88,45 @@ def norm_ratio(experiments: Experiments) -> Evidence:
         )
     else:
         text += "raised by the noise of the batches, by how much is not known"
+    text += _smaller_samples(experiments, original[0].settings.batches_per_vector)
     low, high = math.exp(low), math.exp(high)
     return Evidence(
         math.exp(rise.mean), low, high, holds=high < 1, text=text, num_seeds=len(rise.by_seed)
     )
+
+
+def _deepest_pairs(
+    experiments: Experiments, batches: int | None = None
+) -> tuple[list[NormResult], list[NormResult]]:
+    """Original and rotated norms at the same checkpoints of basis rotation, with its largest delay;
+    empty where there are none."""
+    measured = _norms(experiments, SPACES, batches)
+    of_ours = [norm for norm in measured if norm.method == "basis-rotation"]
+    pairs = complete_measurements(of_ours, SPACES)
+    deepest = max((norm.num_stages for norm, _ in pairs), default=None)
+    shown = [pair for pair in pairs if pair[0].num_stages == deepest]
+    return [original for original, _ in shown], [rotated for _, rotated in shown]
+
+
+def _smaller_samples(experiments: Experiments, largest: int) -> str:
+    """What samples of fewer batches said, and what their extrapolation promised of larger ones."""
+    sizes = {
+        norm.settings.batches_per_vector
+        for folder in _folders(experiments)
+        for space in SPACES
+        for norm in NormResult.all_of(folder, name=f"hessian-norm-{space}")
+    }
+    text = ""
+    for batches in sorted(size for size in sizes if size < largest):
+        original, rotated = _deepest_pairs(experiments, batches)
+        if not original:
+            continue
+        ratio = math.exp(_log_ratios(rotated, original).mean)
+        text += f"; from {original[0].tokens:,} tokens {ratio:.3g}"
+        if all(norm.norm_of_half is not None for norm in (*original, *rotated)):
+            promised = math.exp(_log_ratios(rotated, original, 2).mean)
+            text += f", which was extrapolated to {promised:.3g}"
+    return text
 
 
 def theorem_order(experiments: Experiments, source: str) -> Evidence:
@@ -143,8 +179,7 @@ def _log_ratios(
 
 
 def _log_interval(norm: NormResult, other: NormResult) -> tuple[float, float]:
-    """Of the logarithm of the ratio of two norms of one run, from the intervals of both
-    estimates."""
+    """An interval of the logarithm of the ratio of a run's two norms, from both intervals."""
     (low, high), (other_low, other_high) = norm.interval, other.interval
     return math.log(max(low, 1e-300) / other_high), math.log(high / max(other_low, 1e-300))
 
@@ -157,7 +192,7 @@ def _surely_above(norms: Sequence[NormResult], others: Sequence[NormResult]) -> 
     return all(_log_interval(norm, other)[0] > 0 for norm, other in zip(norms, others, strict=True))
 
 
-def _variances(experiments: Experiments) -> pd.DataFrame:
+def _variances(folders: Sequence[Path]) -> pd.DataFrame:
     """Variances of the updates of both methods along the dominant and a random direction, as
     logarithms."""
     columns = ["P", "method", "seed", "iteration", "dominant", "random", "eigenvalue", "rate"]
@@ -172,7 +207,7 @@ def _variances(experiments: Experiments) -> pd.DataFrame:
             one.eigenvalue,
             read_run(folder).config.optimizer.lr,
         )
-        for folder in _folders(experiments)
+        for folder in folders
         for one in Oscillation.all_of(folder)
         if one.method in ("basis-rotation", "pipedream")
     ]
@@ -185,9 +220,9 @@ def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
     """Variances of basis rotation and PipeDream at the same checkpoints: at P = 1, or at the
     largest P measured.
 
-    Strictly those over the square of the learning rate count, since an update is as long as its
-    rate; of runs at one common rate that is the same."""
-    table = _variances(experiments)
+    Strictly those at one common learning rate count, since an update is as long as its rate; while
+    there are no such runs, those over the square of the rate."""
+    table = _variances(_folders(experiments))
     P = table["P"].max() if delayed else 1
     if delayed and P == 1:
         raise UserError("not measured under delay yet")
@@ -223,13 +258,42 @@ def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
         text += (
             f"; at {plateaus} of them PipeDream's dominant eigenvalue is negative, as on a plateau"
         )
-    return less.evidence(text, strictly=less_per_square.strictly)
+    common_text, at_common_rate = _less_at_common_rate(experiments, P)
+    if at_common_rate is None:
+        return less.evidence(text, strictly=less_per_square.strictly)
+    if (of_squares != 0).any():
+        text += common_text
+    return less.evidence(text, strictly=at_common_rate.strictly)
+
+
+def _less_at_common_rate(experiments: Experiments, P: int) -> tuple[str, Margin | None]:
+    """The variance of basis rotation's updates over PipeDream's at a common learning rate, the one
+    with the most checkpoints: a text, and logarithms by seed. None if they share no rate."""
+    runs = load([experiments.scale.curvature])
+    finished = runs.index[runs["status"] == "finished"]
+    table = _variances([Path(str(run)) for run in finished])
+    at_depth = table[table["P"] == P]
+    keys = ["rate", "seed", "iteration"]
+    ours, theirs = (
+        at_depth[at_depth["method"] == method].set_index(keys)["dominant"]
+        for method in ("basis-rotation", "pipedream")
+    )
+    differences = (theirs - ours).dropna()
+    if differences.empty:
+        return "", None
+    rate = differences.groupby("rate").size().idxmax()
+    less = Margin(differences.loc[rate].groupby("seed").mean())
+    text = f"; at the common rate {rate:g}, basis rotation {np.exp(-less.mean):.2g} of PipeDream's"
+    if less.interval:
+        low, high = np.exp(-np.array(less.interval[::-1]))
+        text += f" [{low:.2g}, {high:.2g}]"
+    return text, less
 
 
 def stable_elsewhere(experiments: Experiments) -> Evidence:
     """Along a random direction the updates of both methods vary less than along the dominant one,
     at every P."""
-    table = _variances(experiments)
+    table = _variances(_folders(experiments))
     if table["method"].nunique() < 2:
         raise UserError("not measured with both methods yet")
     table = table.assign(less=table["dominant"] - table["random"])
@@ -284,6 +348,7 @@ def delay_hurts_where_misaligned(_: Experiments) -> Evidence:
 def misalignment_slows_on_the_spiral(_: Experiments) -> Evidence:
     """As the paper sets the spiral up, misalignment and slowdown rise together, on a trajectory
     that arrives."""
+    # NaN for None: of a constant there is no correlation
     (arrived, correlation, p_value), (small_arrived, with_small_steps, _p) = (
         _toy(
             name,
@@ -292,7 +357,7 @@ def misalignment_slows_on_the_spiral(_: Experiments) -> Evidence:
             ),
         )
         for name in ("spiral", "spiral-small-steps")
-    )  # NaN for None: of a constant there is no correlation
+    )
     text = f"rank correlation of misalignment and slowdown {correlation:.2f}"
     text += "" if arrived else ", but Adam stops on the way"
     text += (

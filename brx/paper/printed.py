@@ -1,4 +1,4 @@
-"""Numbers that the paper prints about its own experiments: ours stand beside them in tables,
+"""Numbers that the paper prints about its own experiments, for comparison with ours in tables,
 figures and claims."""
 
 from brx.planning.stage_count import ModelShape
@@ -21,15 +21,17 @@ SLOWDOWNS = {
 
 # The share of the best baseline's iterations that basis rotation saves, by model.
 SAVED = {"main": 0.716, "smaller": 0.624, "larger": 0.768, "mixture of experts": 0.468, "3B": 0.817}
+# By preset, the first two "approximately"
 PARAMETERS = {
     "paper-95m": 96e6,
     "paper-1b": 1.03e9,
     "paper-3b": 3047e6,
-}  # by preset, the first two "approximately"
+}
+# Matrices (m, n) of the table of memory
 LLAMA_3_8B = {
     "attention": (4096, 4096),
     "MLP": (4096, 14336),
-}  # matrices (m, n) of the table of memory
+}
 # As printed: 2nd/bilateral, 2nd/unilateral, 1st/bilateral, 1st/unilateral; attention, MLP.
 MEMORY_GIB = [["0.25", "1.66"], ["0.13", "0.13"], ["0.13", "0.83"], ["0.06", "0.06"]]
 
@@ -44,7 +46,8 @@ LLAMAS = (
 )
 """The models of the table of stages, with W as printed there."""
 
-DEVICES_GB = (8.0, 16.0, 24.0, 48.0, 80.0)  # of its devices: RTX3070, RTX3080, RTX3090, A6000, A100
+# Memory of its devices: RTX3070, RTX3080, RTX3090, A6000, A100
+DEVICES_GB = (8.0, 16.0, 24.0, 48.0, 80.0)
 STAGE_COUNTS = {
     "Llama 3.2 1B": ["16", "6", "4", "2", "1"],
     "Llama 3.2 3B": ["28", "10", "6", "3", "2"],

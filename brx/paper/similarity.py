@@ -27,10 +27,11 @@ from brx.sweep.spec import value_at
 RUNS = Path("results/similarity")
 COMMON_RATE = 1e-3
 WARMUP, BATCH, WIDTH = "training.warmup_fraction", "training.batch_size", "model.width"
+# 31 and 97 tau, as shares of 8,000 iterations.
 SHORT_WARMUP, LONG_WARMUP = (
     {WARMUP: 0.120125},
     {WARMUP: 0.375875},
-)  # 31 and 97 tau of 8,000 iterations
+)
 
 PRESET = "laptop preset"
 SETTINGS: dict[str, Mapping[str, Any]] = {
@@ -86,7 +87,7 @@ def study(runs: pd.DataFrame) -> pd.DataFrame:
             frames.append(_compared(chosen).assign(setting=setting))
     if not frames:
         raise UserError(
-            f"{RUNS}: no method has runs at P = 1 and at another P, at the settings of the study"
+            "no method has runs at P = 1 and at another P, at the settings of the study"
         )
     rows = concat(frames)
     usual = {row["method"]: row for row in rows.to_dict("records") if row["setting"] == PRESET}
@@ -138,13 +139,14 @@ def _compared(chosen: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def load_study() -> pd.DataFrame:
-    if not RUNS.is_dir():
+def load_study(folder: Path) -> pd.DataFrame:
+    """`study` of the runs in a folder; UserError where there are none."""
+    if not folder.is_dir():
         raise UserError(
-            f"{RUNS}: no such folder, for the study's runs: brx sweep "
+            f"{folder}: no such folder, for the study's runs: brx sweep "
             f"configs/sweeps/similarity/*.yaml"
         )
-    return study(load([RUNS]))
+    return study(load([folder]))
 
 
 def study_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -168,10 +170,10 @@ def study_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table).fillna("-")
 
 
-def draw_study(path: Path) -> list[Path]:
+def draw_study(folder: Path, path: Path) -> list[Path]:
     """A line per setting: the slowdowns of the three methods, and the iterations saved; dashed: the
     paper's numbers."""
-    rows = load_study()
+    rows = load_study(folder)
     settings = rows["setting"].unique()
     places = [-place for place in range(len(settings))]
     rows["place"] = rows["setting"].map(dict(zip(settings, places, strict=True))).astype(float)
@@ -197,10 +199,10 @@ def draw_study(path: Path) -> list[Path]:
         left.xaxis.set_minor_locator(NullLocator())
         left.set_yticks(places, settings)
         left.set_ylim(-len(settings) + 0.5, 0.5)
-        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-        saved = rows.drop_duplicates(
-            "setting"
-        )  # of basis rotation, whose colour the loop ends with
+        left.plot([], [], color="black", linestyle="--", linewidth=0.8, label="the paper")
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        # The loop ends with basis rotation, so `color` is its colour.
+        saved = rows.drop_duplicates("setting")
         right.plot(saved["saved"], saved["place"], "o", color=color, markersize=4)
         right.hlines(
             saved["place"],

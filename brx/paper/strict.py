@@ -96,10 +96,10 @@ def all_of(verdicts: Iterable[Strict]) -> Strict:
 def number(
     value: float, low: float, high: float, paper: float, *, num_seeds: int, is_share: bool
 ) -> Strict:
-    """Our number with its interval beside the paper's.
+    """The verdict on our number with its interval, compared with the paper's number.
 
     Args: value, low, high, paper: above zero; of a share (`is_share`) that is saved, below 1.
-    num_seeds: those that the interval is from. is_share: factors are of what is left, 1 - x."""
+    num_seeds: number of seeds behind the interval. is_share: factors are of what is left, 1 - x."""
     if num_seeds < FEWEST_SEEDS or not np.isfinite([value, low, high]).all():
         return "open"
     numbers = [1 - x if is_share else x for x in (value, low, high, paper)]
@@ -123,9 +123,12 @@ def bound(low: float, high: float, paper: float, *, num_seeds: int) -> Strict:
 
 def kendall_s(values: Sequence[float]) -> int:
     """Kendall's S of numbers in their order: pairs that rise minus pairs that fall."""
-    differences = np.subtract.outer(values, values)
-    # Row i, column j: value i minus value j; below the diagonal i comes after j.
-    return int(np.sign(np.tril(differences, -1)).sum())
+    column = np.asarray(values)[:, np.newaxis]
+    # Row i, column j: value i against value j; below the diagonal i comes after j. Two infinite
+    # values, of runs that diverged, are a tie.
+    rises = np.tril(column > column.T, -1)
+    falls = np.tril(column < column.T, -1)
+    return int(rises.sum()) - int(falls.sum())
 
 
 @cache
@@ -149,7 +152,7 @@ class Trend:
     """Whether numbers rise along some points, by the rank test and the ends."""
 
     verdict: Strict
-    chance: float  # of the sum of S over all points; NaN without seeds
+    chance: float  # p-value of the sum of S over all points; NaN without seeds
     chance_without_last: float
 
 
@@ -162,10 +165,9 @@ def trend(table: pd.DataFrame) -> Trend:
     known = table.dropna()
     if known.empty or len(table.columns) < 2:
         return Trend("open", math.nan, math.nan)
-    chance, chance_without_last = (
-        _chance_of_rise(points) for points in (known, known.iloc[:, :-1])
-    )
-    fall = _chance_of_rise(-known)
+    chance = chance_of_rise(known)
+    chance_without_last = chance_of_rise(known.iloc[:, :-1])
+    fall = chance_of_rise(-known)
     ends = (known.iloc[:, -1] - known.iloc[:, 0]).tolist()
     verdict: Strict = "open"
     if len(known) >= FEWEST_SEEDS:
@@ -177,7 +179,9 @@ def trend(table: pd.DataFrame) -> Trend:
     return Trend(verdict, chance, chance_without_last)
 
 
-def _chance_of_rise(table: pd.DataFrame) -> float:
+def chance_of_rise(table: pd.DataFrame) -> float:
+    """The rank test's chance of so much of a rise along the columns, with a row per seed; no number
+    may be missing."""
     total = sum(kendall_s(row) for row in table.to_numpy())
     return chance_of_s(len(table.columns), len(table), total)
 

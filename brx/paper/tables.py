@@ -17,12 +17,15 @@ from brx.config.loading import preset_with
 from brx.curvature.norm_result import NORM_TITLE, measured_norms, norm_table
 from brx.errors import UserError, did_you_mean
 from brx.files import write_text
+from brx.paper.causes import RUNS as CAUSES_RUNS
+from brx.paper.causes import prediction_table
 from brx.paper.claims import CLAIMS, claim_table, judge, number_text
 from brx.paper.ladder import ladder_table, rate_texts
 from brx.paper.leads import lead_table
 from brx.paper.measured_evidence import llama_overhead
 from brx.paper.printed import DEVICES_GB, LLAMAS, SAVED, SLOWDOWNS
 from brx.paper.scales import BASELINES_AND_STRATEGIES, DEEPEST, MAIN, RUN_AT, SCALES, Experiments
+from brx.paper.similarity import RUNS as STUDY_RUNS
 from brx.paper.similarity import load_study, study_table
 from brx.planning.stage_count import stage_count_table
 from brx.runs.comparison import reductions, slowdowns
@@ -51,6 +54,10 @@ over seeds (Student's t). The lead at P = 32 is the sum of the lead without dela
 delay, which is a difference in differences, taken seed by seed. The best baseline is the lowest of
 `pipedream`, `pipedream-lr` and `nesterov` on each seed. Iterations saved are those to the rival's
 final training loss (docs/protocol.md, section 10)."""
+CAUSES_LEGEND = """\
+The predictions, and what refutes each, were written before the runs (docs/protocol.md, section 12).
+*Cost* is the final validation loss with the delay minus the one without, in nats; brackets are 95 %
+intervals over seeds (Student's t). A prediction is *open* with fewer than three seeds."""
 PRECONDITIONED_TABLE = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 Note = Callable[..., None]  # tells the user some lines
 
@@ -65,11 +72,24 @@ class Entry:
 
 @dataclass(frozen=True)
 class PaperTable(Entry):
+    """A table from the runs of a scale, or from none."""
+
     title: str
-    make: Callable[
-        [Experiments], pd.DataFrame
-    ]  # texts; empty where none of its experiments are there
+    make: Callable[[Experiments], pd.DataFrame]  # texts; empty where no experiment is there
     legend: str = ""
+
+
+@dataclass(frozen=True)
+class StudyTable(Entry):
+    """A table from the runs of a study, which has its own folder."""
+
+    title: str
+    study: Path  # the folder, unless --runs names another
+    make_from: Callable[[Path], pd.DataFrame]  # texts, from a folder
+    legend: str = ""
+
+    def make(self, _: Experiments) -> pd.DataFrame:
+        return self.make_from(self.study)
 
 
 Wanted = TypeVar("Wanted", bound=Entry)
@@ -77,8 +97,8 @@ Made = TypeVar("Made")
 
 
 def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.DataFrame:
-    """Each side at its own best rate; beside it the slowdown where both have the preset's, to a
-    target of its own."""
+    """Slowdowns with each side at its own best rate; also with both sides at the preset's rate,
+    which have their own target."""
     rate = preset_with(experiments.scale.preset, {}).optimizer.lr
     at_rate = experiments.at_rate(rate)
     target, target_at_rate, rows = experiments.slowdown_target(), at_rate.slowdown_target(), []
@@ -149,11 +169,17 @@ def paper_reductions(experiments: Experiments) -> pd.DataFrame:
 
 def make_tables(
     wanted: str, scale: str, runs: Path | None, note: Note
-) -> Iterator[tuple[PaperTable, pd.DataFrame]]:
+) -> Iterator[tuple[PaperTable | StudyTable, pd.DataFrame]]:
     chosen = entries(wanted, TABLES, "table")
-    experiments = load_noting(scale, runs, note)
+    is_of_scale = any(isinstance(table, PaperTable) for table in chosen)
+    experiments = load_noting(scale, runs, note) if is_of_scale else None
 
-    def make(table: PaperTable) -> pd.DataFrame:
+    def make(table: PaperTable | StudyTable) -> pd.DataFrame:
+        if isinstance(table, StudyTable):
+            # Among several tables --runs names the scale's folder.
+            named = runs if len(chosen) == 1 else None
+            return table.make_from(named or table.study)
+        assert experiments is not None
         asked = experiments.fresh()
         texts = table.make(asked)
         if texts.empty:
@@ -167,7 +193,7 @@ def make_tables(
     return made(chosen, make, "table", note)
 
 
-def write_table(table: PaperTable, texts: pd.DataFrame, folder: Path) -> Path:
+def write_table(table: PaperTable | StudyTable, texts: pd.DataFrame, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{table.name}.csv", format_table(texts, "csv") + "\n")
     path = folder / f"{table.name}.md"
@@ -179,7 +205,7 @@ def write_table(table: PaperTable, texts: pd.DataFrame, folder: Path) -> Path:
 def entries(
     wanted: str, catalogue: Mapping[str, Wanted], kind: str, others: str = ""
 ) -> list[Wanted]:
-    """All entries of a catalogue, or that of a name or of a place in the paper."""
+    """All entries of a catalogue, or the one with a name or a place in the paper."""
     if wanted == "all":
         return list(catalogue.values())
     by_name = {
@@ -223,7 +249,7 @@ def note_missing(what: str, asked: Experiments, note: Note) -> None:
         note(f"{what}: {len(asked.missing)} experiments not there: {asked.what_to_run}")
 
 
-TABLES = {
+TABLES: dict[str, PaperTable | StudyTable] = {
     table.name: table
     for table in (
         PaperTable(
@@ -231,7 +257,7 @@ TABLES = {
             "",
             "What the paper states, and what our runs say",
             lambda experiments: claim_table(judge(experiments, CLAIMS), experiments.scale),
-            CLAIMS_LEGEND,
+            legend=CLAIMS_LEGEND,
         ),
         PaperTable("final-loss", "Figure 5a", "Final training loss", final_losses),
         PaperTable(
@@ -263,7 +289,7 @@ TABLES = {
             "",
             "Leads of basis rotation, without delay and from delay",
             lead_table,
-            LEADS_LEGEND,
+            legend=LEADS_LEGEND,
         ),
         PaperTable("ladder", "", "What delay costs, by the length of the training", ladder_table),
         PaperTable(
@@ -284,11 +310,20 @@ TABLES = {
             NORM_TITLE,
             lambda experiments: norm_table(measured_norms([experiments.scale.curvature])),
         ),
-        PaperTable(
+        StudyTable(
             "similarity",
             "",
             "What delay costs where one number of the laptop preset is another",
-            lambda _: study_table(load_study()),
+            STUDY_RUNS,
+            lambda folder: study_table(load_study(folder)),
+        ),
+        StudyTable(
+            "causes",
+            "",
+            "What makes an optimizer stand delay: six predictions, and what the runs say",
+            CAUSES_RUNS,
+            prediction_table,
+            CAUSES_LEGEND,
         ),
         PaperTable(
             "learning-rates",

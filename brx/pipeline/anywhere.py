@@ -11,7 +11,6 @@ in between the parameters hold the versions that docs/semantics.md names. The pa
 - here: the hooks, and what users call.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -41,8 +40,10 @@ from brx.pipeline.hooks import (
     is_in_autograd_function,
     is_in_backward,
     tensors_with_gradient,
+    warn_user,
 )
 from brx.pipeline.self_check import SelfCheck
+from brx.pipeline.sharded import drop_gathered, gathers_parameters
 from brx.pipeline.use_order import UseOrder, on_meta_device
 from brx.pipeline.windows import Window, Windows
 
@@ -109,16 +110,16 @@ class DelayedPipeline:
         check_stages(model, names, stages)
         named = dict(model.named_parameters())
         self._num_parameters = len(named)
+        self._children = _children(model)
         self._trained = {name: named[name] for name in names}
         self._places = _places(model)
-        self._sharded = [
-            m for m in model.modules() if hasattr(m, "unshard") and hasattr(m, "reshard")
-        ]
+        self._sharded = [module for module in model.modules() if gathers_parameters(module)]
         self._stages = stages
         self._profile, self._seed, self._accumulation = delay, seed, accumulation
         self._stash, self._forecast, self._on_host = stash, forecast, rings == "host"
 
-        self._by_stage: list[list[str]] | None = None  # of a number, once the order of use is known
+        # The cut into a number of stages, once the order of use is known.
+        self._by_stage: list[list[str]] | None = None
         self._order = UseOrder(named) if example is None else on_meta_device(model, example)
         if is_known_before_use(stages) or example is not None:
             self._decide_cut()
@@ -127,7 +128,7 @@ class DelayedPipeline:
 
         self._check = SelfCheck(self._trained, accumulation)
         self._windows = Windows(self._trained, accumulation, self._make_history, self._check)
-        self._depth = 0  # of calls of the model within each other
+        self._depth = 0  # depth of calls of the model within each other
         self._is_training_pass = False  # the outermost of them
         self._saving: nn.Module | None = None  # the module whose state dict is being made
         self._hooks: list[Any] = []
@@ -254,17 +255,13 @@ class DelayedPipeline:
             initial = {name: contents(each) for name, each in self._trained.items()}
             history = self._make_history(initial)
             if len(history.stages) != len(state["stages"]):
-                raise ValueError("the state is of other delays")
+                raise ValueError("the state comes from a pipeline with other delays")
             for stage, saved in zip(history.stages, state["stages"], strict=True):
                 _load_stage(stage, saved)
         self._windows.restart(recorded, history, is_pending=bool(state["is_pending"]))
 
     def __deepcopy__(self, memo: object) -> None:
-        warnings.warn(
-            "delayed: a copy of the model is a plain one, without a pipeline; call delayed on it",
-            UserWarning,
-            stacklevel=2,
-        )
+        warn_user("a copy of the model is a plain one, without a pipeline; call delayed on it")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _no_pipeline, ()
@@ -322,9 +319,9 @@ class DelayedPipeline:
         if len(by_stage) != len(self._delays):
             raise ValueError(f"the state is of {len(by_stage)} stages, not {len(self._delays)}")
         if sorted(name for names in by_stage for name in names) != sorted(self._trained):
-            raise ValueError("the state is of other parameters")
+            raise ValueError("the state comes from a model with other parameters")
         if self._by_stage is not None and self._by_stage != by_stage:
-            raise ValueError("the state is of another cut into stages")
+            raise ValueError("the state comes from another cut into stages")
         self._by_stage = [list(names) for names in by_stage]
 
     def _make_history(self, initial: Mapping[str, Tensor]) -> History:
@@ -348,9 +345,9 @@ class DelayedPipeline:
         return History(stages, self._stash, before_move=self._drop_gathered)
 
     def _drop_gathered(self) -> None:
-        """Under FSDP2: modules that keep whole parameters after a pass must gather them anew."""
+        """Under FSDP: modules that keep whole parameters after a pass must gather them anew."""
         for module in self._sharded:
-            module.reshard()  # type: ignore[operator]
+            drop_gathered(module)
 
     # Hooks
 
@@ -457,12 +454,10 @@ class DelayedPipeline:
         if self._windows.has_begun or self._windows.is_in_step:  # LBFGS makes its state there
             return
         if any(optimizer.state for optimizer in self._optimizers) and self._has_delay:
-            warnings.warn(
-                "delayed: the optimizer has made steps already, and the pipeline begins: older "
-                "versions are not known, all are what the weights are now; to go on with a run, "
-                "load its pipeline.state_dict() as well",
-                UserWarning,
-                stacklevel=4,
+            warn_user(
+                "the optimizer has made steps already, and the pipeline begins: older versions are "
+                "not known, all are what the weights are now; to go on with a run, load its "
+                "pipeline.state_dict() as well"
             )
 
     def _stop_watching(self) -> None:
@@ -519,16 +514,37 @@ class DelayedPipeline:
                 "delayed: an optimizer was given parameters later; call delayed after "
                 "add_param_group"
             )
-        if sum(1 for _ in self.model.parameters()) != self._num_parameters:
-            raise UserError(
-                "delayed: the model has other parameters than it had; call delayed after it is "
-                "final"
-            )
+        self._check_number_of_parameters()
         device = next(iter(self._trained.values())).device.type
         if self._stash != "exact" and torch.is_autocast_enabled(device):
             raise UserError(
                 f"delayed: stash {self._stash} needs autocast off: it saves a copy of the weights"
             )
+
+    def _check_number_of_parameters(self) -> None:
+        """UserError where the model has other parameters than it had."""
+        # To walk through all of them takes as long as all other hooks together.
+        if all(_holds(module, *held) for module, held in self._children.items()):
+            return
+        self._children = _children(self.model)
+        if sum(1 for _ in self.model.parameters()) != self._num_parameters:
+            raise UserError(
+                "delayed: the model has other parameters than it had; call delayed after it is "
+                "final"
+            )
+
+
+def _children(model: nn.Module) -> dict[nn.Module, tuple[int, list[nn.Module | None]]]:
+    """What each module of a model holds: how many parameters, and which modules."""
+    return {
+        module: (len(module._parameters), list(module._modules.values()))
+        for module in model.modules()
+    }
+
+
+def _holds(module: nn.Module, num_parameters: int, children: list[nn.Module | None]) -> bool:
+    held = module._modules
+    return len(module._parameters) == num_parameters and list(held.values()) == children
 
 
 def stage_map_in_order(
@@ -577,7 +593,7 @@ def _stage_state(stage: StageHistory) -> dict[str, Any]:
 def _load_stage(stage: StageHistory, saved: Mapping[str, Any]) -> None:
     """What `_stage_state` gave; ValueError where it is another delay's."""
     if len(saved["slots"]) != len(stage.slots.slots):
-        raise ValueError("the state is of other delays")
+        raise ValueError("the state comes from a pipeline with other delays")
     for slot, kept in zip(stage.slots.slots, saved["slots"], strict=True):
         torch._foreach_copy_(slot.views, kept)
     if (stage.newest is None) != (saved["newest"] is None):

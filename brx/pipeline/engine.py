@@ -22,7 +22,9 @@ from torch.nn.utils import get_total_norm
 from torch.profiler import record_function
 
 from brx.errors import DivergedError
+from brx.optim.graphs import Recorder
 from brx.pipeline.gradients import Gradients
+from brx.pipeline.graphs import GraphedPasses, PassResults
 from brx.pipeline.schedule import asynchronous_1f1b
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import Neighbours
@@ -78,17 +80,16 @@ class StepResult:
     """What one iteration left to be recorded on this device."""
 
     iteration: int
-    loss: (
-        Tensor | None
-    )  # mean cross-entropy in nats over the update's micro-batches, as delayed (last device only)
+    # Mean cross-entropy of the delayed forward passes, in nats, over the update's micro-batches.
+    # Only the last device has it.
+    loss: Tensor | None
     # Per stage with a mixture of experts, likewise the mean; of one stage, as their sum on a device
     # would round differently on another number of devices. None without a mixture on this device.
     auxiliary_losses: Tensor | None
     grad_norms: Tensor  # (stages,), before clipping
-    update_norms: (
-        Tensor | None
-    )  # (stages,), in the iterations in which the engine was asked to take them
-    update_time: Stopwatch  # of the method's step on all of this device's stages
+    # (stages,), in iterations for which the engine was asked to measure them.
+    update_norms: Tensor | None
+    update_time: Stopwatch  # the method's step on all stages of this device
 
 
 class _Output(NamedTuple):
@@ -103,22 +104,24 @@ class _Output(NamedTuple):
 class _InFlight:
     """A micro-batch between its forward and its backward pass."""
 
-    received: (
-        Tensor | None
-    )  # the activation (B, S, D) from the previous device; its gradient goes back there
+    # The activation (B, S, D) from the previous device, which gets its gradient back.
+    received: Tensor | None
     # where the backward pass begins: the loss (last device), or the stream that was sent on
     root: Tensor
-    auxiliary_losses: (
-        Tensor | None
-    )  # per stage with a mixture; the backward pass begins at their sum as well
+    # One per stage with a mixture. The backward pass also starts from their sum.
+    auxiliary_losses: Tensor | None
 
 
 class Engine:
     """Runs one device's stages; `watcher`, if there is one, is shown every forward pass and update.
 
-    Args: micro_batch: gives micro-batch n on this device (its tokens count on the first, its
-        targets on the last). takes_update_norms: in which iterations to take the norms of the
-        updates, which needs a copy of the weights.
+    Args:
+        micro_batch: gives micro-batch n on this device (its tokens count on the first, its targets
+            on the last).
+        takes_update_norms: in which iterations to take the norms of the updates, which needs a copy
+            of the weights.
+        record: records both passes of a micro-batch as a graph, to be replayed (one device only).
+            None: they run as they are.
     """
 
     def __init__(
@@ -133,8 +136,10 @@ class Engine:
         num_ranks: int = 1,
         neighbours: Neighbours | None = None,
         takes_update_norms: Callable[[int], bool] = lambda iteration: False,
+        record: Recorder | None = None,
     ) -> None:
         assert (neighbours is None) == (num_ranks == 1)
+        assert record is None or num_ranks == 1
         self.stages, self.rank, self.num_ranks = list(stages), rank, num_ranks
         self.is_first, self.is_last = rank == 0, rank == num_ranks - 1
         self._updater, self._micro_batch, self._clip, self._autocast = (
@@ -143,9 +148,8 @@ class Engine:
             clip,
             autocast,
         )
-        self._neighbours = cast(
-            Neighbours, neighbours
-        )  # None of one device, which has nothing to exchange
+        # None for a single device, which has nothing to exchange.
+        self._neighbours = cast(Neighbours, neighbours)
         self.watcher: Watcher | None = None
         self._takes_update_norms = takes_update_norms
         self._gradients = Gradients(self.stages)
@@ -153,8 +157,12 @@ class Engine:
         self._in_flight: dict[int, _InFlight] = {}
         self._losses: list[
             Tensor
-        ] = []  # of the update's micro-batches so far, with their auxiliary losses
+        ] = []  # losses of the update's micro-batches so far, with auxiliary losses
         self._auxiliary_losses: list[Tensor] = []
+        self._grad_norms: Tensor | None = None  # (stages,), of the update that comes next
+        self._graphed = None
+        if record is not None:
+            self._graphed = GraphedPasses(self.stages, self._both_passes, record)
 
     def run(self, first: int, last: Callable[[], int]) -> Iterator[StepResult]:
         """Make the updates `first` to `last()`, M micro-batches each; yields after each of them.
@@ -168,12 +176,16 @@ class Engine:
         ):
             more_to_come = action.number < last() * M  # otherwise nobody will send: post no receive
             with record_function(str(action)):
-                if action.kind == "F":
-                    self._forward(action.number, more_to_come)
-                elif action.kind == "B":
-                    self._backward(action.number, more_to_come)
-                else:
+                if action.kind == "U":
                     yield self._update(action.number)
+                elif self._graphed is not None:
+                    # On one device a backward pass follows its forward pass: both are one graph.
+                    if action.kind == "F":
+                        self._replayed_passes(self._graphed, action.number)
+                elif action.kind == "F":
+                    self._forward(action.number, more_to_come)
+                else:
+                    self._backward(action.number, more_to_come)
         if self.num_ranks > 1:
             self._neighbours.activations.wait_for_send()
             self._neighbours.gradients.wait_for_send()
@@ -212,8 +224,8 @@ class Engine:
             if output.auxiliary_losses is not None:
                 loss = loss + output.auxiliary_losses.sum()
             loss = loss / self._accumulation
-            # Leaves `.grad`, that of the update, alone. Zeros for an expert that no token was sent
-            # to.
+            # Leaves `.grad`, the update's gradient, alone. Zeros for an expert that no token was
+            # sent to.
             found = torch.autograd.grad(loss, in_use, allow_unused=True, materialize_grads=True)
             gradients = [
                 gradient.to(weight.dtype) for gradient, weight in zip(found, newest, strict=True)
@@ -235,8 +247,8 @@ class Engine:
         if self.watcher is not None:
             self.watcher.before_forward(n)
         output = self._through_stages(inputs if received is None else received, targets)
-        # Of a last stage only the loss (a scalar) leads into the backward pass, else the residual
-        # stream (B, S, D).
+        # The backward pass of a last stage starts from the loss (a scalar), of others from the
+        # residual stream (B, S, D).
         root = output.stream if output.loss is None else output.loss
         self._in_flight[n] = _InFlight(received, root, output.auxiliary_losses)
         if not self.is_last:
@@ -249,29 +261,61 @@ class Engine:
         gradient = None if self.is_last else self._neighbours.gradients.receive()
         if more_to_come and not self.is_last:
             self._neighbours.gradients.post_receive()
-        roots, gradients = [micro_batch.root], [gradient]
-        if micro_batch.auxiliary_losses is not None:  # which the last rank does not see
-            roots.append(micro_batch.auxiliary_losses.sum())
-            gradients.append(None)
-        torch.autograd.backward(roots, gradients)  # to the bound weights, and to `received`
+        # To the bound weights, and to `received`.
+        _differentiate(micro_batch.root, gradient, micro_batch.auxiliary_losses)
         if micro_batch.received is not None:
             assert micro_batch.received.grad is not None
             self._neighbours.gradients.send(micro_batch.received.grad)
-        self._gradients.hand_over(n)  # of old weights, from here on the newest ones' gradients
-        for stage in self.stages:
-            self._updater.correct_gradients(stage, n)
-        self._gradients.accumulate(n)
+        self._grad_norms = self._collect_gradients(n)
         if self.is_last:
             self._losses.append(micro_batch.root.detach())
         if micro_batch.auxiliary_losses is not None:
             self._auxiliary_losses.append(micro_batch.auxiliary_losses.detach())
 
+    def _collect_gradients(self, n: int) -> Tensor | None:
+        """After a backward pass: its gradients of old weights become the newest ones'. Gives the
+        stages' gradient norms before clipping if the micro-batch ends an update."""
+        self._gradients.hand_over(n)
+        for stage in self.stages:
+            self._updater.correct_gradients(stage, n)
+        self._gradients.accumulate(n)
+        ends_update = self.stages[0].delay.ends_update(n)
+        return self._gradients.clip(self._clip) if ends_update else None
+
+    def _replayed_passes(self, graphed: GraphedPasses, n: int) -> None:
+        """Both passes of a micro-batch by way of its graph."""
+        inputs, targets = self._micro_batch(n)
+        for stage in self.stages:
+            stage.bind(n)
+        if self.watcher is not None:
+            self.watcher.before_forward(n)
+        results = graphed.run(n, inputs, targets)
+        self._losses.append(results.loss)
+        if results.auxiliary_losses is not None:
+            self._auxiliary_losses.append(results.auxiliary_losses)
+        self._grad_norms = results.grad_norms
+
+    def _both_passes(
+        self,
+        n: int,
+        inputs: Tensor,  # (B, S)
+        targets: Tensor,  # (B, S)
+    ) -> PassResults:
+        """What a graph holds of a micro-batch, to whose weights all stages are bound."""
+        output = self._through_stages(inputs, targets)
+        assert output.loss is not None  # all stages are here
+        _differentiate(output.loss, None, output.auxiliary_losses)
+        auxiliary_losses = output.auxiliary_losses
+        if auxiliary_losses is not None:
+            auxiliary_losses = auxiliary_losses.detach()
+        return PassResults(output.loss.detach(), auxiliary_losses, self._collect_gradients(n))
+
     def _update(self, t: int) -> StepResult:
-        grad_norms = self._gradients.clip(self._clip)
+        grad_norms = self._grad_norms
+        assert grad_norms is not None
         loss, auxiliary_losses = _take_mean(self._losses), _take_stage_means(self._auxiliary_losses)
-        if (
-            grad_norms.device.type == "cpu"
-        ):  # a GPU would have to be waited for: there the caller looks, later
+        # On a GPU this check would wait for the device. The caller checks later there.
+        if grad_norms.device.type == "cpu":
             check_finite(t, loss, grad_norms, self.stages[0].index)
         if self.watcher is not None:
             self.watcher.before_step(t)
@@ -306,6 +350,18 @@ class Engine:
                 if auxiliary_loss is not None:
                     auxiliary_losses.append(auxiliary_loss)
         return _Output(x, loss, torch.stack(auxiliary_losses) if auxiliary_losses else None)
+
+
+def _differentiate(root: Tensor, gradient: Tensor | None, auxiliary_losses: Tensor | None) -> None:
+    """A backward pass from a loss, or from a stream (B, S, D) whose gradient is given.
+
+    It also begins at the sum of this device's auxiliary losses, which the last rank does not see.
+    """
+    roots, gradients = [root], [gradient]
+    if auxiliary_losses is not None:
+        roots.append(auxiliary_losses.sum())
+        gradients.append(None)
+    torch.autograd.backward(roots, gradients)
 
 
 def _take_mean(losses: list[Tensor]) -> Tensor | None:

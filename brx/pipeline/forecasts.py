@@ -144,7 +144,7 @@ class Extrapolation:
 
     @torch.no_grad()
     def seen_by_backward(self, newest: Tensors) -> Tensors:
-        """The weights of a backward pass that does not see those of its forward pass (`none` and
+        """The weights of a backward pass that uses other weights than its forward pass (`none` and
         `predict`)."""
         average = [kept["average_update"] for kept in self.state if "average_update" in kept]
         if self._stash == "none" or not average:  # before the first update there is no average yet

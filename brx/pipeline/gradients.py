@@ -23,7 +23,8 @@ class _Alike:
 
     newest: list[nn.Parameter] = field(default_factory=list)
     in_use: list[nn.Parameter] = field(default_factory=list)
-    gradients: list[Tensor] = field(default_factory=list)  # of an update, at fixed addresses
+    # The update's gradients, at fixed addresses.
+    gradients: list[Tensor] = field(default_factory=list)
 
     @property
     def is_cast(self) -> bool:
@@ -60,7 +61,7 @@ class Gradients:
             for alike in self._alike:
                 _hand_over(alike, alike.gradients)
             return
-        # Of a later micro-batch they live until they have been added to the sum.
+        # Gradients of a later micro-batch live until they have been added to the sum.
         for alike in self._alike:
             if alike.is_cast:
                 _hand_over(alike, [torch.empty_like(gradient) for gradient in alike.gradients])

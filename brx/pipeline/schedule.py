@@ -14,7 +14,7 @@ from brx.errors import UserError
 from brx.pipeline.delay import check_devices, stage_delays
 
 # In units of one rank's forward pass: a backward pass does twice its multiplications, half of them
-# for the gradient of the input and half for that of the weights. An update counts as instantaneous.
+# for the gradient of the input and half for the gradient of the weights. An update takes no time.
 FORWARD_TIME, BACKWARD_TIME = 1.0, 2.0
 DURATIONS = {
     "F": FORWARD_TIME,
@@ -28,7 +28,7 @@ DURATIONS = {
 class Action(NamedTuple):
     stage: int  # the rank, unless the rank holds several chunks of the model
     kind: Literal["F", "B", "I", "W", "U"]
-    number: int  # of the micro-batch, or of the update; both from 1
+    number: int  # micro-batch or update, from 1
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.number}"
@@ -104,9 +104,8 @@ def _synchronous(
                 forwarded += 1
                 yield Action(rank, "F", forwarded)
             yield Action(rank, "B" if behind is None else "I", micro_batch)
-            if (
-                behind is not None and micro_batch - weighted > behind
-            ):  # else W waits until the rank would be idle
+            # Otherwise W waits until the rank would be idle.
+            if behind is not None and micro_batch - weighted > behind:
                 weighted += 1
                 yield Action(rank, "W", weighted)
         if behind is not None:
@@ -135,9 +134,8 @@ def interleaved_1f1b(
     ahead = min((num_chunks - 1) * per_round + 2 * (num_ranks - 1 - rank), total - 1)
 
     def chunk_and_micro_batch(index: int) -> tuple[int, int]:
-        round_index, within = divmod(
-            index, num_chunks * per_round
-        )  # of the rank's forward pass `index`, from 0
+        # For the rank's forward pass `index`, from 0
+        round_index, within = divmod(index, num_chunks * per_round)
         return within // per_round, round_index * per_round + within % per_round
 
     for step in range(num_steps):
@@ -178,7 +176,7 @@ def timeline(
     # Where a rank holds several chunks of the model, each takes its share of the time.
     durations = {kind: duration * num_ranks / num_stages for kind, duration in DURATIONS.items()}
     latency = transfer_time if num_ranks > 1 else 0.0
-    arrivals: dict[tuple[str, int, int], float] = {}  # of a direction, at a stage, of a micro-batch
+    arrivals: dict[tuple[str, int, int], float] = {}  # by direction, stage and micro-batch
     done: list[list[Timed]] = [[] for _ in actions]
     while any(len(done[rank]) < len(actions[rank]) for rank in range(num_ranks)):
         progress = False
@@ -238,9 +236,8 @@ def most_in_flight(actions: Sequence[Action], num_chunks: int = 1) -> float:
     counting as its share."""
     in_flight = most = 0
     for action in actions:
-        in_flight += (action.kind == "F") - (
-            action.kind in "BW"
-        )  # until the gradient of the weights is there
+        # Activations are kept until the gradient of the weights is there.
+        in_flight += (action.kind == "F") - (action.kind in "BW")
         most = max(most, in_flight)
     return most / num_chunks
 
@@ -257,9 +254,8 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
     """GPipe and synchronous 1F1B for one step, asynchronous 1F1B until it has filled, and what the
     stages compute with; UserError where so many devices cannot run the delays, or there is too much
     to print."""
-    from brx.model.stage import (
-        partition,
-    )  # loads torch, which a verdict, from schedules alone, does not wait for
+    # This import loads torch. A verdict needs only schedules and must not wait for it.
+    from brx.model.stage import partition
 
     num_ranks, accumulation = pipeline.devices, pipeline.accumulation
     check_size(pipeline.stages, num_ranks, num_micro_batches, accumulation)

@@ -13,7 +13,8 @@ Needs torch alone.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ class _Group:
     device: torch.device
     dtype: torch.dtype
     slot_dtype: torch.dtype
-    num_elements: int = 0  # of a buffer: those of the tensors, and the gaps that align them
+    num_elements: int = 0  # elements of a buffer: tensors, and the gaps that align them
 
     def reserve(self, shape: torch.Size) -> int:
         """Append a tensor; gives the offset of its first element."""
@@ -48,7 +49,7 @@ class _Place(NamedTuple):
     """Where a tensor of a layout lies."""
 
     group: int
-    offset: int  # of its first element, in elements
+    offset: int  # place of its first element, in elements
     shape: torch.Size
 
 
@@ -87,19 +88,28 @@ class Layout:
     def like_slot(self, *, on_host: bool = False) -> "FlatTensors":
         """New tensors, all zero, with the slots' data types, on the weights' devices or in host
         memory (pinned if a weight is on CUDA, so that copies need not wait)."""
-        buffers = []
+        return FlatTensors(self, [block[0] for block in self.blocks(1, on_host=on_host)])
+
+    def blocks(self, num_slots: int, *, on_host: bool = False) -> list[Tensor]:
+        """The memory of so many slots, all zero; see `like_slot`.
+
+        Returns:
+            A tensor per group, (num_slots, num_elements), whose row is the buffer of a slot.
+        """
+        blocks = []
         for group in self.groups:
             device = torch.device("cpu") if on_host else group.device
-            is_pinned = on_host and group.device.type == "cuda"
-            buffers.append(
+            is_pinned = on_host and group.device.type == "cuda" and num_slots > 0
+            blocks.append(
                 torch.zeros(
+                    num_slots,
                     group.num_elements,
                     dtype=group.slot_dtype,
                     device=device,
                     pin_memory=is_pinned,
                 )
             )
-        return FlatTensors(self, buffers)
+        return blocks
 
 
 @dataclass
@@ -108,10 +118,15 @@ class FlatTensors:
 
     layout: Layout
     buffers: list[Tensor]  # (num_elements,) each, one per group
-    views: list[Tensor] = field(init=False)  # the tensors, in the order of the layout's weights
 
-    def __post_init__(self) -> None:
-        self.views = [
+    @cached_property
+    def views(self) -> list[Tensor]:
+        """The tensors, in the order of the layout's weights.
+
+        Made on first use, because the tensors of many slots of a small stage would take more memory
+        than the slots.
+        """
+        return [
             self.buffers[group][offset : offset + shape.numel()].view(shape)
             for group, offset, shape in self.layout.places
         ]
@@ -123,7 +138,7 @@ class FlatTensors:
 
     @property
     def nbytes(self) -> int:
-        """Of the buffers, with the gaps that align tensors."""
+        """Bytes of the buffers, with the gaps that align tensors."""
         return sum(buffer.nbytes for buffer in self.buffers)
 
 
@@ -194,7 +209,12 @@ class Slots:
         if num_slots and on_host:
             # One that is fetched next; and one for each that waits for its backward pass.
             num_buffers = 1 if num_in_flight == 1 else num_in_flight + 1
-        self.slots = [layout.like_slot(on_host=on_host) for _ in range(num_slots)]
+        self._layout = layout
+        self._blocks = layout.blocks(num_slots, on_host=on_host)
+        self.slots = [
+            FlatTensors(layout, [block[index] for block in self._blocks])
+            for index in range(num_slots)
+        ]
         self.buffers = [layout.like_slot() for _ in range(num_buffers)]
         for slot in self.slots:
             copy_tensors(slot, initial)
@@ -253,9 +273,21 @@ class Slots:
         """Until the slots may be read or written on the host."""
         self._copying.synchronize()
 
+    def stacked(self) -> list[Tensor]:
+        """Per weight of the layout, its older versions in all slots, (num_slots, *shape); they
+        share the slots' memory.
+
+        A tensor per weight, not per weight and slot: saving thousands of slots is quick.
+        """
+        stacked = []
+        for group, offset, shape in self._layout.places:
+            versions = self._blocks[group][:, offset : offset + shape.numel()]
+            stacked.append(versions.view(len(self.slots), *shape))
+        return stacked
+
     @property
     def nbytes(self) -> int:
-        """Of all slots and staging buffers."""
+        """Bytes of all slots and staging buffers."""
         return sum(tensors.nbytes for tensors in (*self.slots, *self.buffers))
 
     def _buffer_of(self, micro_batch: int) -> int:

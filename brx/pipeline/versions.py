@@ -96,9 +96,9 @@ class StageVersions:
         self.slots.prefetch(micro_batch + 1)
 
     def bind_backward(self, micro_batch: int) -> None:
-        """Let the module hold what the micro-batch's backward pass sees. For `none` and `predict`
-        that replaces the weights of the forward pass, as a real pipeline overwrites its only copy;
-        the activations stay those of the forward pass."""
+        """Let the module hold the weights of the micro-batch's backward pass. For `none` and
+        `predict` that replaces the weights of the forward pass, as a real pipeline overwrites its
+        only copy; the activations stay those of the forward pass."""
         if self.stash == "exact":
             self.bind(micro_batch)
         elif self.delay.tau:
@@ -137,25 +137,33 @@ class StageVersions:
             self._bound = None  # which has changed meanwhile
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything here that decides the trajectory, for a checkpoint (no copies)."""
+        """Everything here that decides the trajectory, for a checkpoint (no copies).
+
+        `ring` has a weight's older versions in all slots as one tensor, (num_slots, *shape); it is
+        empty without delay.
+        """
         self.slots.wait()
         return {
             "weights": {name: parameter.data for name, parameter in self.newest.items()},
-            "ring": [slot.views for slot in self.slots.slots],
+            "ring": self._ring(),
             "extrapolation": self._extrapolation.state,
         }
+
+    def _ring(self) -> dict[str, Tensor]:
+        """The slots' contents by weight, (num_slots, *shape); empty without slots."""
+        if not self.slots.slots:
+            return {}
+        return dict(zip(self.newest, self.slots.stacked(), strict=True))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave, in place; ValueError where it is another stage's or
         mode's."""
-        if list(state["weights"]) != list(self.newest) or len(state["ring"]) != len(
-            self.slots.slots
-        ):
+        ring, here = _by_weight(state["ring"], list(self.newest)), self._ring()
+        if list(state["weights"]) != list(self.newest) or _shapes(ring) != _shapes(here):
             raise ValueError(f"stage {self.index}: the state is of another stage or delay")
         self.slots.wait()  # for a copy under way, which would land on what is loaded
         copy_tensors(self._newest, list(state["weights"].values()))
-        for slot, saved in zip(self.slots.slots, state["ring"], strict=True):
-            copy_tensors(slot, saved)
+        copy_tensors(list(here.values()), list(ring.values()))
         self.slots.forget()
         self._bound = None
         try:
@@ -166,6 +174,21 @@ class StageVersions:
     @property
     def device(self) -> torch.device:
         return self.in_use[0].device
+
+
+def _by_weight(
+    ring: Mapping[str, Tensor] | list[list[Tensor]], names: list[str]
+) -> Mapping[str, Tensor]:
+    """A saved ring as `state_dict` has it; earlier versions of brx saved a list of tensors per
+    slot."""
+    if not isinstance(ring, list):
+        return ring
+    stacked = [torch.stack(slots) for slots in zip(*ring, strict=True)]
+    return dict(zip(names, stacked, strict=False))
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _replace_parameters(

@@ -1,25 +1,26 @@
-"""What a run will need, before it starts: memory of every rank and multiplications, from closed
-forms.
+"""The memory that every rank of a run needs, before it starts: from closed forms and the shapes of
+the model's own tensors.
 
-The memory of a rank peaks when the loss is computed, with all activations there, or when a backward
-pass has left its gradients, or when the optimizer steps. Weights, the gradients of an update,
-optimizer state and rings are always there."""
+The memory of a rank peaks when the loss is computed, in a backward pass, when gradients arrive, or
+when the optimizer steps. Weights, the gradients of an update, optimizer state and rings are always
+there."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 
 from brx.config import schema
-from brx.config.schema import RunConfig
-from brx.methods.table import METHODS, find_method, ring_matrix_dtype
+from brx.config.schema import OptimizerConfig, RunConfig
+from brx.methods.table import find_method, ring_matrix_dtype
+from brx.methods.trial import Kept, trial_of
 from brx.model.sizes import (
     FP32,
     Sizes,
@@ -27,49 +28,109 @@ from brx.model.sizes import (
     early_gradient_bytes,
     head_bytes,
     num_elements,
-    stage_forward_flops,
-    stage_sizes,
 )
 from brx.model.stage import partition
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.matrix_batch import BATCH_BYTES
 from brx.optim.parameter_state import state_shapes
 from brx.pipeline.delay import StageDelay, check_devices, stage_delays
+from brx.planning.cuts import planned_ranges
+from brx.planning.flops import stages_sizes
 
 Source = Literal["2nd", "1st"]
 Geometry = Literal["bilateral", "unilateral"]
 STRATEGIES: tuple[tuple[Source, Geometry], ...] = tuple(
     itertools.product(get_args(Source), get_args(Geometry))
 )
-SOAP_LONGEST_SIDE = (
-    10_000  # pytorch-optimizer's `max_precondition_dim`: its SOAP keeps nothing for a longer side
-)
-NEWTON_SCHULZ_STEPS = 5  # of torch's Muon and pytorch-optimizer's Scion
 
-STAGE_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations")  # of `Memory`
-RANK_PARTS = (*STAGE_PARTS, "logits", "update", "probe")  # what a rank holds
+STAGE_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations")
+"""The fields of `StageMemory` that are printed."""
+RANK_PARTS = (*STAGE_PARTS, "logits", "update")
+"""Those of `RankMemory` that are always printed."""
+OPTIONAL_PARTS = ("probe", "links", "communicators", "graphs", "checkpoint")
+"""Those that are printed where there is such memory."""
+
+NUM_COMMUNICATORS = 2  # one for each direction
+P2P_CHANNELS = 32  # at most: NCCL_MAX_P2P_NCHANNELS
+CHANNEL_BYTES = 4 * 2**20  # NCCL_BUFFSIZE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
-    """What one virtual stage adds to its rank, or what a rank holds; in bytes but for the number of
-    parameters."""
+class StageMemory:
+    """What one virtual stage adds to its rank, in bytes."""
 
-    stages: Sequence[int]
+    index: int
     num_parameters: int
-    weights: int  # the newest in fp32, as gradients and moments; with a delay also those in use
+    weights: int
+    """The newest in fp32, as gradients and moments; with a delay also the weights in use."""
     gradients: int
     moments: int
-    rotation: int  # bases and covariances
-    rings: int  # the older weight versions, with what weight prediction keeps
-    # of all micro-batches in flight, with autocast's copies; of a rank with the links' buffers
+    """Everything that the method keeps, except bases."""
+    rotation: int
+    """Bases and covariances."""
+    rings: int
+    """The older weight versions, and what weight prediction keeps."""
     activations: int
-    # What a rank has once.
-    logits: int = 0  # working memory of head and loss, of the rank with the last stage
-    update: int = 0  # working memory of an update
-    probe: int = 0  # of the measures of staleness (`logging.staleness_every`)
-    peak: int = 0  # the largest sum of what is there at one time
-    by_stage: Sequence[Memory] = ()
+    """Activations of all micro-batches in flight, with autocast's copies of weights."""
+    host_rings: int
+    """Rings in host memory next to a GPU (`pipeline.rings: host`)."""
+    saved: int
+    """The content of the stage's file in a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A time at which a rank's memory may peak."""
+
+    name: str
+    items: Mapping[str, int]
+    """All that is there then, in bytes."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.items.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """What a rank holds, in bytes. Fields are the sums over its stages, or what it has once."""
+
+    stages: Sequence[int]
+    by_stage: Sequence[StageMemory]
+    num_parameters: int
+    weights: int
+    gradients: int
+    moments: int
+    rotation: int
+    rings: int
+    activations: int
+    logits: int
+    """Working memory of head and loss, on the rank with the last stage."""
+    update: int
+    """Working memory of an update."""
+    probe: int
+    """Tensors of the staleness measures (`logging.staleness_every`)."""
+    links: int
+    """Buffers for activations and gradients that neighbours exchange."""
+    communicators: int
+    """NCCL's own buffers."""
+    graphs: int
+    """The pool of CUDA graphs (`runtime.graphs`)."""
+    checkpoint: int
+    """The copy from which a checkpoint is written in the background. In host memory: on a GPU it is
+    no part of the peak."""
+    host: int
+    """Memory of the machine that a rank on a GPU takes: rings and the copy for a checkpoint."""
+    times: Sequence[Moment]
+
+    @property
+    def fullest(self) -> Moment:
+        """The moment at which most memory is taken."""
+        return max(self.times, key=lambda moment: moment.total)
+
+    @property
+    def peak(self) -> int:
+        return self.fullest.total
 
 
 def plan_memory(
@@ -78,211 +139,360 @@ def plan_memory(
     ranges: Sequence[Sequence[int]] | None = None,
     *,
     in_flight: Sequence[float] | None = None,
-) -> list[Memory]:
-    """The memory of every rank; UserError where so many devices cannot run the configured delays.
+) -> list[RankMemory]:
+    """The memory of every rank.
 
-    `ranges` are the stages of each rank, by default an even cut into `pipeline.devices` runs;
-    `in_flight` the most micro-batches whose activations each rank keeps at one time, by default the
-    R - r of asynchronous 1F1B."""
+    Args:
+        config: of the run.
+        device_type: `cpu`, `cuda` or `mps`.
+        ranges: the stages of each rank; by default `planned_ranges`.
+        in_flight: by rank, the most micro-batches whose activations it keeps at one time; by
+            default the R - r of asynchronous 1F1B.
+
+    Raises:
+        UserError: so many devices cannot run the configured delays.
+    """
     if ranges is None:
-        ranges = partition(config.pipeline.stages, config.pipeline.devices)
+        ranges = planned_ranges(config)
     if in_flight is None:
         check_devices(stage_delays(config.pipeline), ranges)
         in_flight = range(len(ranges), 0, -1)
-    return [
-        _rank(config, device_type, own, len(ranges), most)
-        for own, most in zip(ranges, in_flight, strict=True)
-    ]
+    ranks = []
+    for own, most in zip(ranges, in_flight, strict=True):
+        ranks.append(_Rank(config, device_type, own, len(ranges), most).memory())
+    return ranks
 
 
-def planned_device_type(config: RunConfig) -> str:  # CUDA where any would do
+def planned_device_type(config: RunConfig) -> str:
+    """CUDA where any device would do."""
     return "cuda" if config.runtime.device == "auto" else config.runtime.device
 
 
-def stages_sizes(config: RunConfig, own: Sequence[int]) -> dict[int, Sizes]:
-    blocks = partition(config.model.blocks, config.pipeline.stages)
-    return {
-        index: stage_sizes(config.model, config.data.vocabulary_size, blocks[index])
-        for index in own
-    }
+class _Rank:
+    """The plan of one rank."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        device_type: str,
+        own: Sequence[int],
+        num_ranks: int,
+        in_flight: float,
+    ) -> None:
+        self.config = config
+        self.device_type = device_type
+        self.own = own
+        self.num_ranks = num_ranks
+        self.in_flight = in_flight
+        self.has_first = 0 in own
+        self.has_last = config.pipeline.stages - 1 in own
+        self.blocks = partition(config.model.blocks, config.pipeline.stages)
+        self.delays = stage_delays(config.pipeline)
+        self.sizes = stages_sizes(config, own)
+        self.by_stage = [self._stage(index) for index in own]
+
+    def memory(self) -> RankMemory:
+        config = self.config
+        logits = early_gradients = 0
+        if self.has_last:
+            model, batch = config.model, config.training.batch_size
+            vocabulary_size = config.data.vocabulary_size
+            bf16 = config.runtime.precision == "bf16"
+            logits = head_bytes(model, vocabulary_size, batch, bf16=bf16)
+            early_gradients = early_gradient_bytes(model, vocabulary_size, batch)
+        update = _update_bytes(config, self.sizes, self.device_type)
+        links = self._link_bytes()
+        communicators = self._communicator_bytes()
+        is_probed = config.logging.staleness_every is not None
+        probe = _Probe.of(config, self.sizes) if is_probed else None
+        checkpoint = self._checkpoint_bytes(probe)
+
+        always = {part: self._sum(part) for part in STAGE_PARTS if part != "activations"}
+        always |= {"links": links, "communicators": communicators}
+        if self.device_type != "cuda":
+            always["checkpoint"] = checkpoint
+        in_passes = {"activations": self._sum("activations"), "early gradients": early_gradients}
+        passes = [
+            Moment("the loss", {**in_passes, "logits": logits}),
+            Moment("a backward pass", {**in_passes, "gradients in a block": self._in_a_block()}),
+        ]
+        others = {"activations in flight": self._activations_across_an_update()}
+        times = [
+            Moment("the arrival of gradients", {**others, "arriving": self._arriving_bytes()}),
+            Moment("an update", {**others, "update": update}),
+        ]
+        graphs = self._graph_bytes(passes, update)
+        if graphs:
+            # Steps and validations that no graph holds need memory besides.
+            times += [
+                Moment("an update outside of graphs", {**times[-1].items, "graphs": graphs}),
+                Moment("a validation", {"logits": logits, "graphs": graphs}),
+            ]
+        if probe is not None:
+            times += probe.moments(passes, self._fresh_sum(), self._sum("gradients"), update)
+            passes = [_with(moment, {"older updates": probe.older}) for moment in passes]
+        host_rings = sum(stage.host_rings for stage in self.by_stage)
+        return RankMemory(
+            stages=self.own,
+            by_stage=self.by_stage,
+            num_parameters=self._sum("num_parameters"),
+            **{part: self._sum(part) for part in STAGE_PARTS},
+            logits=logits,
+            update=update,
+            probe=0 if probe is None else probe.kept,
+            links=links,
+            communicators=communicators,
+            graphs=graphs,
+            checkpoint=checkpoint,
+            host=host_rings + checkpoint if self.device_type == "cuda" else 0,
+            times=[_with(moment, always) for moment in [*passes, *times]],
+        )
+
+    def _sum(self, part: str) -> int:
+        return sum(getattr(stage, part) for stage in self.by_stage)
+
+    def _stage(self, index: int) -> StageMemory:
+        config = self.config
+        delay = self.delays[index]
+        sizes = self.sizes[index]
+        num_parameters = num_elements(sizes)
+        kept = optimizer_bytes(config, sizes)
+        in_use = _in_use_bytes(config, delay, sizes) if delay.tau else 0
+        rings = _Rings.of(config, delay, sizes, self.device_type, math.ceil(self.in_flight))
+        saved = FP32 * num_parameters + rings.predicted + kept.moments + kept.bases
+        if config.checkpoint.rings:
+            saved += rings.slots
+        return StageMemory(
+            index=index,
+            num_parameters=num_parameters,
+            weights=FP32 * num_parameters + in_use,
+            gradients=FP32 * num_parameters,
+            moments=kept.moments,
+            rotation=kept.bases,
+            rings=rings.on_device,
+            activations=self._activation_bytes(index, sizes, delay),
+            host_rings=rings.on_host,
+            saved=saved,
+        )
+
+    def _activation_bytes(self, index: int, sizes: Sizes, delay: StageDelay) -> int:
+        config = self.config
+        casts = 0
+        is_ring_cast = ring_matrix_dtype(config) == torch.bfloat16 and delay.tau > 0
+        if config.runtime.precision == "bf16" and not is_ring_cast:
+            # Autocast's copies of fp32 matrices; matrices of a bf16 ring need none.
+            casts = 2 * _num_cast_elements(sizes)
+        blocks = self.blocks[index]
+        if config.pipeline.recompute:
+            kept = len(blocks) * boundary_bytes(config)
+        else:
+            kept = sum(self._block_bytes(block) for block in blocks)
+        # Without delay, all micro-batches in flight see the same weights, and one copy of them.
+        num_casts = self.in_flight if delay.tau else 1
+        return int(self.in_flight * kept + num_casts * casts)
+
+    def _block_bytes(self, block: int) -> int:
+        """The activations of one micro-batch in one block."""
+        return block_activation_bytes(
+            self.config.model,
+            block,
+            self.config.training.batch_size,
+            bf16=self.config.runtime.precision == "bf16",
+            device_type=self.device_type,
+        )
+
+    def _in_a_block(self) -> int:
+        """The gradients of activations within a block, and its recomputed activations."""
+        gradients = 6 * boundary_bytes(self.config)
+        if not self.config.pipeline.recompute:
+            return gradients
+        own_blocks = [block for index in self.own for block in self.blocks[index]]
+        return gradients + max(map(self._block_bytes, own_blocks))
+
+    def _activations_across_an_update(self) -> int:
+        """Those of micro-batches in flight, once the backward pass has used up its own; without
+        delay there are none."""
+        delayed = sum(stage.activations for stage in self.by_stage if self._is_delayed(stage.index))
+        return int(delayed / self.in_flight * (self.in_flight - 1))
+
+    def _is_delayed(self, index: int) -> bool:
+        return self.delays[index].tau > 0
+
+    def _arriving_bytes(self) -> int:
+        """What autograd leaves at the weights in use, until it has been added to the update's
+        gradients."""
+        config = self.config
+        arriving = sum(
+            _in_use_bytes(config, self.delays[index], self.sizes[index]) for index in self.own
+        )
+        if config.pipeline.accumulation > 1 and ring_matrix_dtype(config) == torch.bfloat16:
+            # From the second micro-batch on, bf16 gradients are cast before they are added.
+            for index in self.own:
+                if self._is_delayed(index):
+                    arriving += FP32 * _num_cast_elements(self.sizes[index])
+        return arriving
+
+    def _fresh_sum(self) -> int:
+        """The probe's sum of fresh gradients, from its second micro-batch on."""
+        return self._sum("gradients") if self.config.pipeline.accumulation > 1 else 0
+
+    def _graph_bytes(self, passes: Sequence[Moment], update: int) -> int:
+        """The pool that all CUDA graphs use in turn: as large as the work of the largest."""
+        if not self.config.runtime.graphs or self.device_type != "cuda":
+            return 0
+        is_rotation = isinstance(self.config.optimizer, schema.BasisRotationConfig)
+        sizes = [update] if is_rotation else []
+        # With several devices, passes wait for messages, which no graph can hold.
+        if self.num_ranks == 1:
+            sizes += [moment.total for moment in passes]
+        return max(sizes, default=0)
+
+    def _link_bytes(self) -> int:
+        """Received activations and gradients, and what is being sent."""
+        if self.num_ranks == 1:
+            return 0
+        num_buffers = 2
+        if not self.has_first:
+            num_buffers += math.ceil(self.in_flight) + 1
+        if not self.has_last:
+            num_buffers += 2
+        return num_buffers * boundary_bytes(self.config)
+
+    def _communicator_bytes(self) -> int:
+        is_nccl = self.device_type == "cuda" and not self.config.runtime.share_gpus
+        if self.num_ranks == 1 or not is_nccl:
+            return 0
+        num_neighbours = 2 - int(self.has_first) - int(self.has_last)
+        return NUM_COMMUNICATORS * num_neighbours * P2P_CHANNELS * CHANNEL_BYTES
+
+    def _checkpoint_bytes(self, probe: _Probe | None) -> int:
+        if not self.config.checkpoint.background:
+            return 0
+        # While a stage is copied, its optimizer state is there once more.
+        twice = max(stage.moments + stage.rotation for stage in self.by_stage)
+        older = 0 if probe is None else probe.older
+        return sum(stage.saved for stage in self.by_stage) + older + twice
 
 
-def forward_flops(config: RunConfig, own: Sequence[int]) -> int:
-    """Operations of the forward pass of a micro-batch through some stages of a run."""
-    blocks, batch = (
-        partition(config.model.blocks, config.pipeline.stages),
-        config.training.batch_size,
-    )
-    return sum(
-        stage_forward_flops(config.model, config.data.vocabulary_size, blocks[index], batch)
-        for index in own
-    )
+def _with(moment: Moment, more: Mapping[str, int]) -> Moment:
+    return Moment(moment.name, {**more, **moment.items})
 
 
-def update_flops(config: RunConfig, own: Sequence[int]) -> float:
-    """Operations of the method's own matrix products for some stages of a run, per update on
-    average."""
-    return sum(method_flops(config, sizes) for sizes in stages_sizes(config, own).values())
-
-
-def passes(config: RunConfig) -> int:
-    """The time of a micro-batch's passes in forward passes: forward 1, backward 2, recomputation
-    1."""
-    return 4 if config.pipeline.recompute else 3
-
-
-def rank_flops(config: RunConfig, own: Sequence[int]) -> float:
-    """Operations of one rank in an iteration: forward and backward pass, recomputation, and the
-    method's own."""
-    return passes(config) * config.pipeline.accumulation * forward_flops(
-        config, own
-    ) + update_flops(config, own)
-
-
-def boundary_bytes(config: RunConfig) -> int:  # from one block to the next, of one micro-batch
+def boundary_bytes(config: RunConfig) -> int:
+    """The residual stream of one micro-batch, as it goes from one block to the next."""
     element = 2 if config.runtime.precision == "bf16" else FP32
     return element * config.training.batch_size * config.model.sequence_length * config.model.width
 
 
-def _rank(
-    config: RunConfig, device_type: str, own: Sequence[int], num_ranks: int, in_flight: float
-) -> Memory:
-    model, batch, bf16 = (
-        config.model,
-        config.training.batch_size,
-        config.runtime.precision == "bf16",
-    )
-    vocabulary, num_stages = config.data.vocabulary_size, config.pipeline.stages
-    delays, blocks = stage_delays(config.pipeline), partition(model.blocks, num_stages)
-    sizes = stages_sizes(config, own)
-    has_first, has_last = 0 in own, num_stages - 1 in own
-    boundary = boundary_bytes(config)
+@dataclass(frozen=True)
+class _Rings:
+    """The older weight versions of a stage, in bytes."""
 
-    by_stage = [
-        _stage(config, device_type, k, delays[k], blocks[k], sizes[k], in_flight) for k in own
-    ]
-    total = {
-        part: sum(getattr(stage, part) for stage in by_stage)
-        for part in ("num_parameters", *STAGE_PARTS)
-    }
-    # In flight across an update, once the backward pass has used up its own: without delay there
-    #     are none.
-    delayed = sum(
-        stage.activations for index, stage in zip(own, by_stage, strict=True) if delays[index].tau
-    )
-    others = int(delayed / in_flight * (in_flight - 1))
-    buffers = 0
-    if num_ranks > 1:  # received activations and gradients, and what is being sent
-        buffers = ((math.ceil(in_flight) + 1) * (not has_first) + 2 * (not has_last) + 2) * boundary
+    slots: int
+    predicted: int
+    """What weight prediction keeps: the weights before the last update, and for an average their
+    average step."""
+    on_device: int
+    """With what is predicted."""
+    on_host: int = 0
 
-    logits = head_bytes(model, vocabulary, batch, bf16=bf16) if has_last else 0
-    update = _update_bytes(config, sizes, device_type)
-    early_gradients = early_gradient_bytes(model, vocabulary, batch) if has_last else 0
-    backward = 6 * boundary  # gradients of activations within a block
-    if config.pipeline.recompute:
-        backward += max(
-            _block_bytes(config, device_type, block) for index in own for block in blocks[index]
-        )
-    both_passes = total["activations"] + max(logits, backward) + early_gradients
-    # What autograd leaves at the weights in use, until it has been added to the update's gradients.
-    arrived = sum(_in_use_bytes(config, delays[index], sizes[index]) for index in own)
-    if config.pipeline.accumulation > 1 and ring_matrix_dtype(config) == torch.bfloat16:
-        # Of later micro-batches, those in bf16 are cast before they are added.
-        delayed_sizes = [sizes[index] for index in own if delays[index].tau]
-        arrived += FP32 * sum(map(_num_cast_elements, delayed_sizes))
-    moments = [both_passes, others + arrived, others + update]
-    probe = 0
-    if config.logging.staleness_every is not None:
-        # From its second micro-batch on, there is the sum of the fresh gradients so far.
-        fresh_sum = total["gradients"] if config.pipeline.accumulation > 1 else 0
-        older, probe, measured = _probe_bytes(
-            config, sizes, total["gradients"], both_passes + fresh_sum, update
-        )
-        moments = [both_passes + older, *moments[1:], measured]
-    parts = ("weights", "gradients", "moments", "rotation", "rings")
-    always = sum(total[part] for part in parts) + buffers
-    total["activations"] += buffers
-    peak = always + max(moments)
-    return Memory(
-        stages=own, by_stage=by_stage, **total, logits=logits, update=update, probe=probe, peak=peak
-    )
-
-
-def _stage(
-    config: RunConfig,
-    device_type: str,
-    index: int,
-    delay: StageDelay,
-    blocks: range,
-    sizes: Sizes,
-    in_flight: float,
-) -> Memory:
-    casts = 0
-    if config.runtime.precision == "bf16" and not (
-        ring_matrix_dtype(config) == torch.bfloat16 and delay.tau
-    ):
-        # Autocast's copies of fp32 matrices; those of a bf16 ring are used as they are.
-        casts = 2 * _num_cast_elements(sizes)
-    if config.pipeline.recompute:
-        kept = len(blocks) * boundary_bytes(config)
-    else:
-        kept = sum(_block_bytes(config, device_type, block) for block in blocks)
-    num_parameters = num_elements(sizes)
-    moments, rotation = optimizer_bytes(config, sizes)
-    return Memory(
-        stages=[index],
-        num_parameters=num_parameters,
-        weights=FP32 * num_parameters + (_in_use_bytes(config, delay, sizes) if delay.tau else 0),
-        gradients=FP32 * num_parameters,
-        moments=moments,
-        rotation=rotation,
-        rings=_ring_bytes(config, delay, sizes, device_type, math.ceil(in_flight)),
-        # Without delay, all micro-batches in flight see the same weights, and one copy of them.
-        activations=int(in_flight * kept + (in_flight if delay.tau else 1) * casts),
-    )
-
-
-def _block_bytes(
-    config: RunConfig, device_type: str, block: int
-) -> int:  # activations of one micro-batch
-    bf16 = config.runtime.precision == "bf16"
-    return block_activation_bytes(
-        config.model, block, config.training.batch_size, bf16=bf16, device_type=device_type
-    )
-
-
-def _ring_bytes(
-    config: RunConfig, delay: StageDelay, sizes: Sizes, device_type: str, in_flight: int
-) -> int:
-    if delay.tau == 0:
-        return 0
-    pipeline = config.pipeline
-    num_slots = delay.num_slots
-    if pipeline.rings == "host":
-        # On the device is the one that is fetched next, and those between their two passes.
-        num_buffers = 1 if in_flight == 1 else in_flight + 1
-        num_slots = num_buffers + (num_slots if device_type == "cpu" else 0)
-    # Weight prediction keeps the weights before the last update, and for an average their average
-    # step. What a user's own forecast keeps besides is not known.
-    is_average = pipeline.stash == "predict" or pipeline.forecast == "average-update"
-    num_copies = 2 if is_average else int(_forecasts(config))
-    slot = _in_use_bytes(config, delay, sizes)
-    return num_slots * slot + num_copies * FP32 * num_elements(sizes)
+    @classmethod
+    def of(
+        cls, config: RunConfig, delay: StageDelay, sizes: Sizes, device_type: str, in_flight: int
+    ) -> _Rings:
+        if delay.tau == 0:
+            return cls(0, 0, 0)
+        pipeline = config.pipeline
+        slot = _in_use_bytes(config, delay, sizes)
+        slots = delay.num_slots * slot
+        is_average = pipeline.stash == "predict" or pipeline.forecast == "average-update"
+        num_copies = 2 if is_average else int(_forecasts(config))
+        predicted = num_copies * FP32 * num_elements(sizes)
+        if pipeline.rings == "device":
+            return cls(slots, predicted, slots + predicted)
+        # On the device is the version that is fetched next, and those between their two passes.
+        buffers = slot * (1 if in_flight == 1 else in_flight + 1)
+        if device_type == "cpu":
+            return cls(slots, predicted, slots + buffers + predicted)
+        return cls(slots, predicted, buffers + predicted, on_host=slots)
 
 
 def _in_use_bytes(config: RunConfig, delay: StageDelay, sizes: Sizes) -> int:
     """The weights with which a stage computes: with a delay in the dtypes of its slots."""
-    num_all, num_in_matrices = num_elements(sizes), _num_cast_elements(sizes)
+    num_in_matrices = _num_cast_elements(sizes)
     matrix_element = ring_matrix_dtype(config).itemsize if delay.tau else FP32
-    return matrix_element * num_in_matrices + FP32 * (num_all - num_in_matrices)
+    return matrix_element * num_in_matrices + FP32 * (num_elements(sizes) - num_in_matrices)
 
 
-def _forecasts(config: RunConfig) -> bool:  # both passes compute with predicted weights
+def _num_cast_elements(sizes: Sizes) -> int:
+    """The weights that autocast casts wherever they are used; rings may keep them in bf16."""
+    return sum(size.numel for size in sizes.values() if size.is_cast)
+
+
+def _forecasts(config: RunConfig) -> bool:
+    """Whether both passes compute with predicted weights."""
     return config.pipeline.forecast is not None or find_method(config).forecasts
 
 
-def _update_bytes(config: RunConfig, by_stage: dict[int, Sizes], device_type: str) -> int:
-    """Temporary tensors of an update: of the largest batch of equal matrices, or of the largest
+@dataclass(frozen=True)
+class _Probe:
+    """The measures of staleness of a rank, in bytes."""
+
+    older: int
+    """Older updates that are kept."""
+    before: int
+    """The weights before a measured update."""
+    bases: int
+    """A copy of the bases before it."""
+    products: int
+    """Two gradients of the largest parameter and their product in float64, for a cosine."""
+
+    @classmethod
+    def of(cls, config: RunConfig, by_stage: Mapping[int, Sizes]) -> _Probe:
+        every = config.logging.staleness_every
+        assert every is not None
+        delays = stage_delays(config.pipeline)
+        older = before = bases = 0
+        for index, sizes in by_stage.items():
+            size = FP32 * num_elements(sizes)
+            # Just before a measured update t, the updates t - 1 and t - lag are kept, and those a
+            # lag before later measured ones.
+            num_kept = len({1, *range(delays[index].most_tau_updates, 0, -every)})
+            older += num_kept * size
+            before += size
+            if isinstance(config.optimizer, schema.BasisRotationConfig):
+                bases += FP32 * sum(
+                    math.prod(shape[:-2]) * sum(side**2 for side in rotated_sides(config, shape))
+                    for shape in matrices(sizes)
+                )
+        largest = max(size.numel for sizes in by_stage.values() for size in sizes.values())
+        return cls(older, before, bases, products=3 * 8 * largest)
+
+    @property
+    def kept(self) -> int:
+        return self.older + self.before + self.bases
+
+    def moments(
+        self, passes: Sequence[Moment], fresh_sum: int, gradients: int, update: int
+    ) -> list[Moment]:
+        """The times of a measured update; its second pass is another micro-batch's `passes`."""
+        always = {"older updates": self.older, "weights before": self.before}
+        second = [
+            _with(Moment(f"{moment.name} of the probe", moment.items), {"fresh sum": fresh_sum})
+            for moment in passes
+        ]
+        comparison = {"fresh gradients": gradients, "products": self.products}
+        measured = {"bases before": self.bases, "update": max(update, self.before)}
+        times = [
+            *second,
+            Moment("the comparison of gradients", comparison),
+            Moment("a measured update", measured),
+        ]
+        return [_with(moment, always) for moment in times]
+
+
+def _update_bytes(config: RunConfig, by_stage: Mapping[int, Sizes], device_type: str) -> int:
+    """Temporary tensors of an update: for the largest batch of equal matrices, or the largest
     stage."""
     sizes = {index: FP32 * num_elements(stage) for index, stage in by_stage.items()}
     # For the norms of the updates, the weights before.
@@ -290,168 +500,74 @@ def _update_bytes(config: RunConfig, by_stage: dict[int, Sizes], device_type: st
     if isinstance(config.optimizer, schema.BasisRotationConfig):
         together = {name: size for stage in by_stage.values() for name, size in stage.items()}
         return before + rotation_update_bytes(config, together, device_type)
-    if isinstance(config.optimizer, schema.NesterovConfig):
-        return before + 2 * max(sizes.values())
+    method = find_method(config)
+    if method.update_copies:
+        return before + method.update_copies * max(sizes.values())
     delays = stage_delays(config.pipeline)
     largest_delayed = max((size for index, size in sizes.items() if delays[index].tau), default=0)
-    predicted = (
-        2 if _forecasts(config) else int(config.pipeline.stash == "predict")
-    )  # the update, and the forecast
-    correction = (
-        isinstance(config.optimizer, schema.DelayCompensationConfig)
-        and config.pipeline.stash != "none"
-    )
-    return max(before, (predicted + correction) * largest_delayed)
-
-
-def _probe_bytes(
-    config: RunConfig, by_stage: dict[int, Sizes], gradients: int, second_pass: int, update: int
-) -> tuple[int, int, int]:
-    """Of the measures of staleness: older updates kept; these with what an update adds; the largest
-    sum at a time."""
-    every, delays = config.logging.staleness_every, stage_delays(config.pipeline)
-    assert every is not None
-    older = before = bases = 0
-    for index, sizes in by_stage.items():
-        size = FP32 * num_elements(sizes)
-        # Just before a measured update t: t - 1, t - lag, and those a lag before later measured
-        #     ones.
-        older += len({1, *range(delays[index].most_tau_updates, 0, -every)}) * size
-        before += size
-        if isinstance(config.optimizer, schema.BasisRotationConfig):
-            bases += FP32 * sum(kept.bases for _, kept in rotations(config, sizes))
-    # Of the largest parameter, in float64, when the cosine of two gradients is taken.
-    products = 3 * 8 * max(_largest(sizes) for sizes in by_stage.values())
-    largest = max(second_pass, gradients + products, bases + max(update, before))
-    return older, older + before + bases, older + before + largest
-
-
-def _num_cast_elements(sizes: Sizes) -> int:
-    """Of weights that autocast casts wherever they are used; rings may keep them in bf16."""
-    return sum(size.numel for size in sizes.values() if size.is_cast)
-
-
-# What optimizers keep and compute beyond the passes; of BasisRotation by its own `state_shapes` on
-# the meta device.
-
-
-class Rotation(NamedTuple):
-    """What a method keeps for one parameter (*lead, m, n) beyond moments; no sides where it does
-    not rotate it."""
-
-    sides: tuple[int, ...]  # the lengths of those that are rotated
-    bases: int  # elements of U and V, of all matrices of the stack
-    covariances: int  # elements of L and R
-
-
-@lru_cache(maxsize=1024)
-def rotation(
-    optimizer: schema.BasisRotationConfig | schema.SoapConfig, shape: tuple[int, ...]
-) -> Rotation:
-    if isinstance(optimizer, schema.SoapConfig):
-        sides = tuple(side for side in shape[-2:] if side <= SOAP_LONGEST_SIDE)
-        elements = math.prod(shape[:-2]) * sum(side**2 for side in sides)
-        return Rotation(sides, elements, elements)
-    method = METHODS["basis-rotation"].bound_to(RunConfig(optimizer=optimizer))
-    parameter = torch.nn.Parameter(torch.empty(shape, device="meta"))
-    return _kept(
-        shape,
-        method.matrices(
-            [{"params": [("weight", parameter)], "stage": 0, "delay": 0.0}]
-        ).param_groups[0],
-    )
-
-
-def overhead_elements(shape: tuple[int, ...], source: Source, geometry: Geometry) -> int:
-    """Elements beyond Adam's two moments, however long the sides (appendix "Memory Overhead
-    Analysis")."""
-    defaults = {
-        name: option.default for name, option in signature(BasisRotation).parameters.items()
-    }
-    kept = _kept(shape, {**defaults, "source": source, "geometry": geometry, "max_dim": None})
-    return kept.bases + kept.covariances
-
-
-def _kept(shape: tuple[int, ...], group: dict[str, Any]) -> Rotation:
-    sizes = state_shapes(torch.empty(shape, device="meta"), group)
-    bases = [shape for name, shape in sizes.items() if name.endswith("_basis")]
-    covariances = [shape for name, shape in sizes.items() if name.endswith("_covariance")]
-    return Rotation(
-        tuple(shape[-1] for shape in bases),
-        sum(map(math.prod, bases)),
-        sum(map(math.prod, covariances)),
-    )
-
-
-def rotations(config: RunConfig, sizes: Sizes) -> Iterator[tuple[tuple[int, ...], Rotation]]:
-    """The matrices that the run's method rotates, one by one, each with what is kept for it."""
-    optimizer = config.optimizer
-    if isinstance(optimizer, schema.BasisRotationConfig | schema.SoapConfig):
-        for shape in matrices(sizes):
-            yield shape, rotation(optimizer, shape)
-
-
-def matrices(sizes: Sizes) -> Iterator[tuple[int, ...]]:
-    return (size.shape for size in sizes.values() if size.is_matrix)
-
-
-def _largest(sizes: Sizes) -> int:
-    """The elements of the largest parameter."""
-    return max(size.numel for size in sizes.values())
-
-
-def optimizer_bytes(config: RunConfig, sizes: Sizes) -> tuple[int, int]:
-    """Bytes of the method's moments, and of its rotation matrices, for these parameters."""
-    moments = 2 * FP32 * num_elements(sizes)
-    if isinstance(config.optimizer, schema.MuonConfig):  # one moment for a matrix
-        moments -= FP32 * sum(map(math.prod, matrices(sizes)))
-    if isinstance(config.optimizer, schema.ScionConfig):
-        moments //= 2
-    return moments, FP32 * sum(
-        kept.bases + kept.covariances for _, kept in rotations(config, sizes)
-    )
-
-
-def method_flops(config: RunConfig, sizes: Sizes) -> float:
-    """Operations of the method's own matrix products, an iteration on average.
-
-    A rotation U^T G V takes 2 m n (m + n): one for the gradient and one for the update; at a
-    refresh two more for the momentum, and for each side a product and a QR decomposition, about 7
-    m^3. The covariances take 2 m n (m + n) whenever a gradient enters them, and so do the
-    momentum's at a refresh of source `1st`. A side that is not rotated takes no part. Muon and
-    Scion orthogonalise by five Newton-Schulz steps, each 4 m^2 n + 2 m^3 with m <= n."""
-    optimizer, total = config.optimizer, 0.0
-    if isinstance(optimizer, schema.MuonConfig | schema.ScionConfig):
-        for *lead, rows, columns in matrices(sizes):
-            m, n = sorted((rows, columns))
-            total += math.prod(lead) * NEWTON_SCHULZ_STEPS * (4 * m**2 * n + 2 * m**3)
-        return total
-    for shape, kept in rotations(config, sizes):
-        assert isinstance(optimizer, schema.BasisRotationConfig | schema.SoapConfig)
-        at_every_step = isinstance(optimizer, schema.SoapConfig) or (
-            optimizer.source == "2nd" and optimizer.covariance == "step"
-        )
-        product = 2 * shape[-2] * shape[-1] * sum(kept.sides)
-        covariances = product / (1 if at_every_step else optimizer.frequency)
-        refresh = 2 * product + 7 * sum(side**3 for side in kept.sides)
-        total += math.prod(shape[:-2]) * (2 * product + covariances + refresh / optimizer.frequency)
-    return total
+    num_copies = 0
+    if _forecasts(config):
+        num_copies = 2  # the update, and the forecast
+    elif config.pipeline.stash == "predict":
+        num_copies = 1
+    if method.corrects_gradients and config.pipeline.stash != "none":
+        num_copies += 1
+    return max(before, num_copies * largest_delayed)
 
 
 def rotation_update_bytes(config: RunConfig, sizes: Sizes, device_type: str) -> int:
-    """Temporary bytes of BasisRotation's largest batch of equal matrices at a refresh; `sizes`:
-    all of the device."""
-    largest, all_matrices = 0, list(matrices(sizes))
-    for shape, kept in dict(rotations(config, sizes)).items():
+    """Temporary bytes of BasisRotation at a refresh of its largest batch of equal matrices.
+
+    Args:
+        config: of the run.
+        sizes: all parameters of the device.
+        device_type: its type.
+    """
+    largest = 0
+    all_matrices = matrices(sizes)
+    batch_bytes = BATCH_BYTES.get(device_type, BATCH_BYTES["cuda"])
+    for shape in set(all_matrices):
+        sides = rotated_sides(config, shape)
         size = math.prod(shape)
-        capacity = max(1, BATCH_BYTES.get(device_type, BATCH_BYTES["cuda"]) // (FP32 * size))
+        capacity = max(1, batch_bytes // (FP32 * size))
         members = min(all_matrices.count(shape), capacity)
-        side = math.prod(shape[:-2]) * max(kept.sides, default=0) ** 2
-        # Gradients, momentum, both moments anew, their way through the products with the bases. For
-        # the side under way: the product with its basis, and what its columns are orthonormalised
-        # in, on the CPU a padded copy, elsewhere the columns, their products, the triangular factor
-        # and the solution, in float64.
+        side = math.prod(shape[:-2]) * max(sides, default=0) ** 2
+        # For the side under way: the product with its basis, and what its columns are
+        # orthonormalised in: on the CPU a padded copy; elsewhere the columns, their products, the
+        # triangular factor and the solution, in float64.
         orthonormalisation = 1 if device_type == "cpu" else 7
-        per_member = (3 + 2 * len(kept.sides)) * size + (1 + orthonormalisation) * side
+        # Gradients, momentum, both moments anew, their way through the products with the bases.
+        per_member = (3 + 2 * len(sides)) * size + (1 + orthonormalisation) * side
         largest = max(largest, FP32 * members * per_member)
     return largest
+
+
+def matrices(sizes: Sizes) -> list[tuple[int, ...]]:
+    """The shapes of the weight matrices in blocks, one by one."""
+    return [size.shape for size in sizes.values() if size.is_matrix]
+
+
+def rotated_sides(config: RunConfig, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The lengths of the sides of a matrix that the run's method rotates."""
+    return _rotated_sides(config.optimizer, shape)
+
+
+@lru_cache(maxsize=1024)
+def _rotated_sides(optimizer: OptimizerConfig, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return find_method(RunConfig(optimizer=optimizer)).rotated_sides(shape)
+
+
+def optimizer_bytes(config: RunConfig, sizes: Sizes) -> Kept:
+    """What the run's method keeps for these parameters, found in a trial of its optimizers."""
+    return trial_of(config).kept_for(sizes)
+
+
+def overhead_elements(shape: tuple[int, ...], source: Source, geometry: Geometry) -> int:
+    """Elements that BasisRotation keeps beyond Adam's two moments, however long the sides
+    (appendix "Memory Overhead Analysis")."""
+    options = {name: option.default for name, option in signature(BasisRotation).parameters.items()}
+    options |= {"source": source, "geometry": geometry, "max_dim": None}
+    shapes = state_shapes(torch.empty(shape, device="meta"), options)
+    return sum(
+        math.prod(kept) for name, kept in shapes.items() if name.endswith(("_basis", "_covariance"))
+    )

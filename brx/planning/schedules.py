@@ -1,9 +1,9 @@
-"""How long an update takes on P devices, and what they keep meanwhile: by each pipeline schedule,
-and as replicas.
+"""How long an update takes on P devices under a pipeline schedule, and which activations each
+device keeps meanwhile.
 
-Synchronous schedules are simulated action by action; ZB-V and DualPipeV, and the asynchronous one,
-have closed forms. Times are in any unit, the same for all arguments; no rank waits at an update for
-more than its own passes."""
+Synchronous schedules are simulated action by action. The asynchronous one has a closed form, except
+where unequal devices wait for each other at updates. Times are in any unit, the same for all
+arguments. Assumed: no device waits at an update for longer than its own passes take."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,6 @@ from brx.pipeline.schedule import (
     DURATIONS,
     Action,
     asynchronous_1f1b,
-    gpipe,
     interleaved_1f1b,
     most_in_flight,
     synchronous_1f1b,
@@ -24,51 +23,43 @@ from brx.pipeline.schedule import (
 )
 from brx.planning.margin import usable
 
-ASYNCHRONOUS, REPLICAS = "asynchronous", "replicas"
+ASYNCHRONOUS = "asynchronous"
+
+Actions = Callable[[int, int, int, int], Iterator[Action]]
+"""The actions of one rank, by (rank, R, M, number of steps); ValueError where the schedule does not
+exist for this R and M."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A synchronous schedule; they differ in idle time and memory, never in the trajectory."""
+    """A synchronous schedule. Schedules differ in idle time and memory, never in the
+    trajectory."""
 
-    actions: Callable[[int, int, int, int], Iterator[Action]] | None = None
-    """By (rank, R, M, number of steps); None for one that has a closed form here."""
-    bubble: float = (
-        0.0  # of such a one, per rank but the last, in forward passes of the busiest rank
-    )
-    # the activations that such a one keeps beyond those of R micro-batches, in micro-batches
-    extra: float = 0.0
-    num_chunks: int = 1  # of the model per rank
-    is_v: bool = (
-        False  # whether the second chunks lie in reverse order, rank r with chunk 2 R - 1 - r
-    )
+    actions: Actions
+    num_chunks: int = 1
+    """The parts of the model that each rank holds."""
 
     def chunks(self, rank: int, num_ranks: int) -> tuple[int, ...]:
-        behind = num_ranks + (num_ranks - 1 - rank if self.is_v else rank)
-        return (rank, behind)[: self.num_chunks]
+        """The chunks of a rank, of `num_chunks` x R in model order."""
+        return tuple(rank + number * num_ranks for number in range(self.num_chunks))
 
 
 SYNCHRONOUS: dict[str, Schedule] = {
-    "GPipe": Schedule(gpipe),
     "1F1B": Schedule(synchronous_1f1b),
     "interleaved 1F1B": Schedule(partial(interleaved_1f1b, num_chunks=2), num_chunks=2),
     "zero-bubble H1": Schedule(zero_bubble),
     "zero-bubble H2": Schedule(partial(zero_bubble, depth=2)),
-    # arXiv:2401.10241, section 6: never idle if F, I and W take equally long; activations as of
-    # 1F1B's first rank.
-    "ZB-V": Schedule(num_chunks=2, is_v=True),
-    # github.com/deepseek-ai/DualPipe: of PP = 2 R chunks, idle for (PP / 2 - 1) (F&B + B - 3 W),
-    # with the activations of PP + 1. Of a chunk, F = W = 1/2, B = 1, and F&B = B: as good as
-    # overlapping gets, and as torch's is by action.
-    "DualPipeV": Schedule(bubble=0.5, extra=0.5, num_chunks=2, is_v=True),
 }
+"""By name, the better known first."""
 
 
-class Pace(NamedTuple):  # once a schedule is under way
-    elapsed: float  # from one update to the next, without the time of the update itself
-    in_flight: tuple[
-        float, ...
-    ]  # the most micro-batches whose activations a rank keeps at a time, by rank
+class Pace(NamedTuple):
+    """A schedule once it is under way."""
+
+    elapsed: float
+    """The time from one update to the next, without the time of the update itself."""
+    in_flight: tuple[float, ...]
+    """By rank, the most micro-batches whose activations it keeps at one time."""
 
 
 @cache
@@ -79,27 +70,21 @@ def synchronous_pace(
     transfer: float = 0.0,
     recompute: float = 0.0,
 ) -> Pace | None:
-    """The pace of a schedule of `SYNCHRONOUS`, from the times of a micro-batch's forward passes by
-    chunk.
+    """The pace of a schedule; None where it does not exist (interleaving needs whole rounds).
 
-    `transfer` is the time from one device to the next, `recompute` that of recomputation in forward
-    passes. None where there is no such schedule (interleaving needs whole rounds) or closed form
-    (ZB-V and DualPipeV with M >= 2 R, and without transfers and recomputation)."""
+    Args:
+        name: a key of `SYNCHRONOUS`.
+        forward: the time of a micro-batch's forward pass through each chunk, in model order.
+        num_micro_batches: M, the micro-batches of one update.
+        transfer: the time from one device to the next.
+        recompute: the time of recomputation, in forward passes.
+    """
     schedule = SYNCHRONOUS[name]
     num_ranks = len(forward) // schedule.num_chunks
-    if schedule.actions is None:
-        if num_micro_batches < 2 * num_ranks or transfer or recompute:
-            return None
-        # As if all ranks were as slow as the busiest one.
-        busiest = max(
-            sum(forward[chunk] for chunk in schedule.chunks(rank, num_ranks))
-            for rank in range(num_ranks)
-        )
-        elapsed = busiest * (3 * num_micro_batches + schedule.bubble * (num_ranks - 1))
-        return Pace(elapsed, (num_ranks + schedule.extra,) * num_ranks)
+    num_steps = 2
     try:
         rows = [
-            list(schedule.actions(rank, num_ranks, num_micro_batches, 2))
+            list(schedule.actions(rank, num_ranks, num_micro_batches, num_steps))
             for rank in range(num_ranks)
         ]
     except ValueError:
@@ -107,120 +92,131 @@ def synchronous_pace(
 
     def duration(action: Action) -> float:
         # Recomputation comes before the gradient of the input.
-        return forward[action.stage] * (
-            DURATIONS[action.kind] + (recompute if action.kind in "BI" else 0.0)
-        )
+        extra = recompute if action.kind in "BI" else 0.0
+        return forward[action.stage] * (DURATIONS[action.kind] + extra)
 
-    first, second = (
-        entry.end for entry in timeline(rows, transfer, duration)[0] if entry.action.kind == "U"
-    )
-    return Pace(second - first, tuple(most_in_flight(row, schedule.num_chunks) for row in rows))
+    first_rank = timeline(rows, transfer, duration)[0]
+    first, second = (entry.end for entry in first_rank if entry.action.kind == "U")
+    in_flight = tuple(most_in_flight(row, schedule.num_chunks) for row in rows)
+    return Pace(second - first, in_flight)
 
 
 @cache
 def asynchronous_elapsed(
     passes: tuple[float, ...], updates: tuple[float, ...], accumulation: int, transfer: float = 0.0
 ) -> float:
-    """The time from one update to the next of asynchronous 1F1B once it has filled, with the time
-    of the updates.
+    """The time from one update to the next of asynchronous 1F1B once it has filled, updates
+    included.
 
-    A rank does M micro-batches and an update; or some ranks in a row wait for each other, one
-    micro-batch per rank under way through their passes and a transfer each way between them. The
-    largest of these means over cycles of the schedule (a marked graph) is the pace, but where
-    uneven ranks wait at each other's updates: that is simulated. `passes` are the times of a
-    micro-batch's passes by rank, a third of each forward; `accumulation` is M."""
-    num_ranks = len(passes)
-    by_rank = list(zip(passes, updates, strict=True))
-    busy = max(accumulation * time + update for time, update in by_rank)
+    Two things bound the pace. Each rank has to do M micro-batches and an update. And a row of ranks
+    passes one micro-batch per rank down and up, with a transfer each way between neighbours. The
+    pace is the largest of these means over cycles of the schedule (a marked graph). Unequal ranks
+    that wait at each other's updates take longer; for them the schedule is simulated.
+
+    Args:
+        passes: by rank, the time of a micro-batch's passes, a third of it the forward pass.
+        updates: by rank, the time of an update.
+        accumulation: M, the micro-batches of one update.
+        transfer: the time from one device to the next.
+    """
+    ranks = list(zip(passes, updates, strict=True))
+    is_even = len(set(ranks)) == 1
+    has_updates = any(updates)
+    busiest = max(accumulation * time + update for time, update in ranks)
+    longest_wait = accumulation * _longest_wait(passes, transfer)
+    if accumulation == 1:
+        is_exact = not (transfer and has_updates)
+    else:
+        is_exact = not transfer and (is_even or not has_updates)
+    if is_exact:
+        return max(busiest, longest_wait)
+    return _simulated_elapsed(passes, updates, accumulation, transfer)
+
+
+def _longest_wait(passes: tuple[float, ...], transfer: float) -> float:
+    """The largest mean time per micro-batch in which a row of ranks passes one per rank down and
+    up."""
     sums = [0.0, *accumulate(passes)]
-    rows = combinations(range(num_ranks + 1), 2)
-    waits = (
-        (sums[end] - sums[first] + 2 * (end - first - 1) * transfer) / (end - first)
-        for first, end in rows
-    )
-    is_even, has_updates = len(set(by_rank)) == 1, any(updates)
-    if (accumulation == 1 and not (transfer and has_updates)) or (
-        not transfer and (is_even or not has_updates)
-    ):
-        return max(busy, accumulation * max(waits))
+    means = []
+    for first, end in combinations(range(len(sums)), 2):
+        num_links = end - first - 1
+        time = sums[end] - sums[first] + 2 * num_links * transfer
+        means.append(time / (end - first))
+    return max(means)
+
+
+def _simulated_elapsed(
+    passes: tuple[float, ...], updates: tuple[float, ...], accumulation: int, transfer: float
+) -> float:
+    num_ranks = len(passes)
+    # Whole cycles, or so many that a part of one hardly counts.
+    start = 2 * num_ranks // accumulation + 8
+    end = start + 4 * num_ranks
+    last = end * accumulation + num_ranks
 
     def duration(action: Action) -> float:
         if action.kind == "U":
             return updates[action.stage]
         return passes[action.stage] * (1 if action.kind == "F" else 2) / 3
 
-    start = 2 * num_ranks // accumulation + 8
-    end = start + 4 * num_ranks  # whole cycles, or so many that a part of one hardly counts
-    last = end * accumulation + num_ranks
     actions = [
         list(asynchronous_1f1b(rank, num_ranks, 1, lambda: last, accumulation))
         for rank in range(num_ranks)
     ]
-    ends = [
-        entry.end for entry in timeline(actions, transfer, duration)[0] if entry.action.kind == "U"
-    ]
+    first_rank = timeline(actions, transfer, duration)[0]
+    ends = [entry.end for entry in first_rank if entry.action.kind == "U"]
     return (ends[end - 1] - ends[start - 1]) / (end - start)
 
 
-class Cut(NamedTuple):  # one way to run a method on the devices
-    schedule: str  # a key of `SYNCHRONOUS`, `ASYNCHRONOUS` or `REPLICAS`
-    num_micro_batches: int  # that an update's examples are split up into
-    # from one update to the next, in units of an update's passes, shared evenly among the devices
+class Cut(NamedTuple):
+    """One way to run a method on the devices."""
+
+    schedule: str
+    """A key of `SYNCHRONOUS`, or `ASYNCHRONOUS`."""
+    num_micro_batches: int
+    """M, into which the examples of an update are split."""
     time: float
-    idle: float  # the share of that time, without the time of the updates, in which devices wait
-    memory: float | None = None  # bytes of the busiest device; None where no model is given
-
-
-class LocalSteps(NamedTuple):
-    """Data-parallel replicas, each with the whole model, that average their weights every few
-    steps.
-
-    Local SGD (arXiv:1805.09767), DiLoCo (arXiv:2311.08105).
-    """
-
-    steps: int  # between two averagings
-    averaging: float  # time of one, in units of an update's passes
-    slowdown: float = 1.0  # iterations over those of synchronous training, as the user expects them
+    """From one update to the next. The unit is the time of an update's passes, divided evenly among
+    the devices."""
+    idle: float
+    """The share of the time in which devices wait, the time of updates left out."""
+    memory: float | None = None
+    """Bytes of the fullest device; None where no model is given."""
 
 
 @dataclass(frozen=True)
 class EqualStages:
-    """P equal stages, a device each, of a model that is not known; `PlannedRun` is the same of a
-    known one.
+    """P equal stages, each on its own device, of a model that is not known. `PlannedRun` is the
+    same for a known model.
 
-    Both are asked about methods by their settings (`Experiment.settings`) and by the cost of their
-    update as a share of an update's passes (None: what their products take, if that is known)."""
+    Both are asked about a method by its settings (`Experiment.settings`) and the cost of its
+    update, as a share of an update's passes. With the cost None, a known model counts the products
+    of the update, and equal stages take it for nothing."""
 
     num_stages: int
-    num_micro_batches: int  # M of the asynchronous pipeline
-    examples: int  # of an update; the synchronous side may split them up otherwise
+    num_micro_batches: int
+    """M of the asynchronous pipeline."""
+    examples: int
+    """In one update; the synchronous side may split them otherwise."""
     memory: float | None = None
+    """Of a device, in bytes."""
 
     def asynchronous(self, settings: Mapping[str, Any], cost: float | None) -> Cut:
-        """The cut of asynchronous 1F1B with M micro-batches per update."""
+        """Asynchronous 1F1B with M micro-batches per update."""
         return Cut(ASYNCHRONOUS, self.num_micro_batches, 1.0 + (cost or 0.0), 0.0)
 
     def synchronous(self, settings: Mapping[str, Any], cost: float | None) -> Iterator[Cut]:
-        """The cuts of every schedule with every number of micro-batches that exists, fastest
-        first."""
+        """Every schedule with every number of micro-batches for which it exists, fastest first."""
         cuts = []
         for name, schedule in SYNCHRONOUS.items():
-            forward = (1.0 / schedule.num_chunks,) * self.num_stages * schedule.num_chunks
+            num_chunks = self.num_stages * schedule.num_chunks
+            forward = (1.0 / schedule.num_chunks,) * num_chunks
             for count in {*divisors(self.examples), self.num_micro_batches}:
                 pace = synchronous_pace(name, forward, count)
                 if pace is not None:
                     time = pace.elapsed / (3 * count)
                     cuts.append(Cut(name, count, time + (cost or 0.0), 1.0 - 1.0 / time))
         return iter(sorted(cuts, key=preference))
-
-    def replicas(
-        self, settings: Mapping[str, Any], cost: float | None, local: LocalSteps
-    ) -> Cut | None:
-        """The cut of replicas, each with the whole model; None where the examples are no multiple
-        of their number."""
-        return Cut(
-            REPLICAS, 1, 1.0 + self.num_stages * (cost or 0.0) + local.averaging / local.steps, 0.0
-        )
 
 
 def first_that_fits(cuts: Iterable[Cut], memory: float | None) -> Cut | None:
@@ -236,6 +232,6 @@ def divisors(number: int) -> list[int]:
 
 
 def preference(cut: Cut) -> tuple[float, int, int]:
-    """A sort key: fastest first; of equally fast ones the larger micro-batches, and the better
-    known schedule."""
+    """A sort key: the fastest first. Of equally fast cuts, the larger micro-batches come first,
+    then the better known schedule."""
     return round(cut.time, 9), cut.num_micro_batches, list(SYNCHRONOUS).index(cut.schedule)

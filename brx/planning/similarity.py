@@ -45,7 +45,7 @@ def dimensionless(config: RunConfig) -> dict[str, float | None]:
         "warm-up / tau": num_warmup_iterations(training) / tau,
         "tau / T": tau / iterations,
     }
-    annealing = getattr(optimizer, "annealing_fraction", None)  # of pipedream-lr
+    annealing = getattr(optimizer, "annealing_fraction", None)  # T_c of pipedream-lr
     if annealing is not None:
         numbers["T_c / tau"] = annealing * iterations / tau
     return {name: None if math.isnan(number) else number for name, number in numbers.items()}

@@ -1,8 +1,4 @@
-"""How many pipeline stages a model needs at least (the paper's appendix on the number of stages).
-
-Assumed there: mixed precision with AdamW, activations recomputed from each block's start, stashed
-weights kept on the CPU, no parallelism but the pipeline's, and no memory for embedding and head.
-"""
+"""How many pipeline stages a model needs at least, by the paper's appendix on their number."""
 
 import math
 from collections.abc import Sequence
@@ -10,20 +6,48 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from brx.errors import UserError
+
 GB = 10**9
-# Half-precision weight and gradient (2 + 2); master weight and both moments in full precision (4 +
-# 4 + 4).
 BYTES_PER_PARAMETER = 16
+"""Half-precision weight and gradient (2 + 2); master weight and both moments in full precision
+(4 + 4 + 4)."""
 
 
 class ModelShape(NamedTuple):
-    """A Transformer: embedding dimension h, attention heads a, parameters per block W, blocks L."""
+    """A Transformer."""
 
     name: str
     hidden: int
+    """h, the embedding dimension."""
     heads: int
+    """a, the attention heads."""
     params_per_block: float
+    """W."""
     blocks: int
+    """L."""
+
+
+def parse_shape(
+    hidden: int | None, heads: int | None, params_per_block: float | None, blocks: int | None
+) -> ModelShape | None:
+    """A model from options of the command line; None if there are none.
+
+    Raises:
+        UserError: some of them are missing.
+    """
+    given = {
+        "--hidden": hidden,
+        "--heads": heads,
+        "--params-per-block": params_per_block,
+        "--blocks": blocks,
+    }
+    missing = [option for option, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return None
+    if hidden is None or heads is None or params_per_block is None or blocks is None:
+        raise UserError(f"a model of your own needs {', '.join(missing)} too")
+    return ModelShape("model", hidden, heads, params_per_block, blocks)
 
 
 def stage_count_table(
@@ -35,23 +59,44 @@ def stage_count_table(
     """A row per model, a column per device with its memory in units of 1e9 bytes; texts."""
     rows = []
     for model in models:
-        per_block = model.params_per_block
-        short = f"{per_block / 1e9:.4g}B" if per_block >= 1e9 else f"{per_block / 1e6:.4g}M"
-        shape = {"h": str(model.hidden), "a": str(model.heads), "W": short, "L": str(model.blocks)}
-        counts = {
-            f"{memory:g} GB": stage_count(model, GB * memory, sequence_length, batch_size)
-            for memory in memories
+        row = {
+            "model": model.name,
+            "h": str(model.hidden),
+            "a": str(model.heads),
+            "W": _short(model.params_per_block),
+            "L": str(model.blocks),
         }
-        rows.append({"model": model.name, **shape, **counts})
+        for memory in memories:
+            count = stage_count(model, GB * memory, sequence_length, batch_size)
+            row[f"{memory:g} GB"] = count
+        rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _short(count: float) -> str:
+    return f"{count / 1e9:.4g}B" if count >= 1e9 else f"{count / 1e6:.4g}M"
+
+
+def stage_count_notes(sequence_length: int, batch_size: int) -> list[str]:
+    """The assumptions of `stage_count_table`."""
+    return [
+        f"assumed, as in the paper: {BYTES_PER_PARAMETER} bytes per parameter (weight and gradient "
+        "in half precision; master weight and both moments in fp32); 34 s b h + 5 a b s^2 bytes of "
+        f"activations per block, with s = {sequence_length} tokens and b = {batch_size}; older "
+        "weights in host memory; nothing for embedding, head and working memory; all of the device "
+        "is filled",
+        "brx plan counts the tensors of a configuration instead (fused attention keeps no s^2; "
+        "weights in use, buffers and a margin come on top): `brx stages CONFIG` prints its numbers "
+        "of devices",
+    ]
 
 
 def block_memory(model: ModelShape, sequence_length: int, batch_size: int) -> float:
     """M_block = 16 W + 34 s b h + 5 b a s^2 in bytes: parameters with optimizer state, and
     activations.
 
-    The activations of a block are those of Korthikanti et al. (arXiv:2205.05198); b are the
-    examples of a micro-batch."""
+    Korthikanti et al. (arXiv:2205.05198) give the activations of a block; b is the number of
+    examples in a micro-batch, s the number of tokens in an example."""
     parameters = BYTES_PER_PARAMETER * model.params_per_block
     linear = 34 * sequence_length * batch_size * model.hidden
     attention = 5 * batch_size * model.heads * sequence_length**2

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 FORWARD_COLOR, BACKWARD_COLOR, UPDATE_COLOR = "#9CC9E8", "#A5D6A7", "#D62728"
 STAGES, MICRO_BATCHES = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32)
 STRONGEST = 2.0  # log2 of the ratio of times at which the colour is full
-Grid = dict[
-    tuple[int, int], Verdict | None
-]  # answers by P and M; None where the model cannot be split up so
+# Answers by P and M; None where the model cannot be split up so
+Grid = dict[tuple[int, int], Verdict | None]
 
 
 def draw_schedules(num_ranks: int, num_micro_batches: int, path: Path) -> list[Path]:
@@ -180,10 +179,9 @@ def draw_verdict(
         _draw_break_even(
             right, [verdict for verdict in verdicts if verdict.question.num_stages == deepest]
         )
-        rivals = " (or replicas)" if verdicts[0].question.local else ""
         caption = (
             f"Time to a training loss of {verdicts[0].question.loss:g} nats: the best synchronous "
-            f"cut{rivals} and"
+            "cut and"
             " method over the best asynchronous method, whose iterations were measured at (or "
             "between) the same delays"
             " in updates, (P - 1) / M. <: the asynchronous run had not reached the loss; tie: "
@@ -212,20 +210,21 @@ def _draw_grid(axes: Axes, cells: Grid) -> None:
         row, column = stages.index(num_stages), micro_batches.index(num_micro_batches)
         text = _cell(verdict)
         axes.text(column, row, text, ha="center", va="center", fontsize=5 if "\n" in text else 6)
-        if verdict.advantage is not None and not verdict.is_open:
-            ratios[row, column] = 0.0 if verdict.is_tie else math.log2(verdict.advantage)
+        best = verdict.best_of_each
+        if best is not None and not best.is_open:
+            ratios[row, column] = 0.0 if best.is_tie else math.log2(best.advantage)
     norm = TwoSlopeNorm(0.0, -STRONGEST, STRONGEST)
     axes.imshow(ratios, cmap="RdBu", norm=norm, origin="lower", aspect="auto", alpha=0.75)
     axes.set_xticks(range(len(micro_batches)), [str(count) for count in micro_batches])
     axes.set_yticks(range(len(stages)), [str(count) for count in stages])
     axes.grid(False)
     axes.set(xlabel="micro-batches per update M", ylabel="stages P")
-    decided = [
-        v for v in cells.values() if v is not None and v.advantage is not None and not v.is_open
-    ]
-    ties = sum(verdict.is_tie for verdict in decided)
-    wins = sum(not verdict.is_tie and (verdict.advantage or 0.0) > 1 for verdict in decided)
-    losses = {verdict.question.loss for verdict in decided}
+    verdicts = [verdict for verdict in cells.values() if verdict is not None]
+    bests = [verdict.best_of_each for verdict in verdicts]
+    decided = [best for best in bests if best is not None and not best.is_open]
+    ties = sum(best.is_tie for best in decided)
+    wins = sum(best.advantage > 1 and not best.is_tie for best in decided)
+    losses = {verdict.question.loss for verdict in verdicts}
     to_loss = f" to {losses.pop():g} nats" if len(losses) == 1 else ""
     axes.set_title(
         f"asynchronous is faster in {wins} of {len(decided)} pipelines, {ties} tie\n"
@@ -234,11 +233,14 @@ def _draw_grid(axes: Axes, cells: Grid) -> None:
 
 
 def _cell(verdict: Verdict) -> str:
-    if verdict.advantage is None:
-        is_memory_short = not verdict.has_cuts or (verdict.too_large and not verdict.asynchronous)
+    best = verdict.best_of_each
+    if best is None:
+        nothing_fits = bool(verdict.too_large) and not verdict.asynchronous
+        is_memory_short = not verdict.has_cuts or nothing_fits
         return "too little\nmemory" if is_memory_short else "not\nmeasured"
-    number = f"{'< ' if verdict.is_upper_bound else ''}{verdict.advantage:.2g}"
-    return f"tie\n({number})" if verdict.is_tie else number
+    bound = "< " if best.is_upper_bound else ""
+    number = f"{bound}{best.advantage:.2g}"
+    return f"tie\n({number})" if best.is_tie else number
 
 
 def _draw_break_even(axes: Axes, verdicts: Sequence[Verdict]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.colors import to_hex
+from numpy.typing import NDArray
 
 import brx
 from brx.config.parsing import dump_yaml
@@ -42,15 +43,15 @@ from brx.sweep.compare import DELAYS, read_board
 from brx.sweep.run import duration
 from brx.train.recorder import git_commit
 
-KEPT_COMPARISON = (
-    Path("results") / "compare"
-)  # runs that `brx compare --all-builtin` made, as `brx export` keeps them
+# Runs made by `brx compare --all-builtin`, in the compact form of `brx export`.
+KEPT_COMPARISON = Path("results") / "compare"
 OF_THE_PAPER = ("teaser", "main")  # figures without whose runs a page is not about the paper
 MOST_CURVES = 12  # in the figure that a page of somebody's own runs opens with
 HEADLINES = ("teaser", "main", "claims")  # the figures that the page opens with
 MOST_POINTS = (
     120  # points of a curve: the losses are means over 2 % of a run, which 120 points resolve twice
 )
+# Line styles of a method's variants, which share its colour
 DASHES = (
     "solid",
     "dash",
@@ -58,7 +59,7 @@ DASHES = (
     "dashdot",
     "longdash",
     "longdashdot",
-)  # of a method's variants, in its colour
+)
 # Facets of numbers: by name, their headings and columns.
 ORDERED = {
     "stages": ("P", DEPTH),
@@ -101,9 +102,18 @@ class Drawing(NamedTuple):
 
 
 def write_report(experiments: Experiments, figure_folders: list[Path], path: Path) -> None:
-    """Write the page of a scale's runs, with the figures that commands drew into some folders.
+    """Write the page of a scale's runs.
 
-    The paper's among these are taken where they are of these runs, and drawn where they are not.
+    Args:
+        experiments: the runs.
+        figure_folders: where commands drew figures. Those of the paper are taken from there if
+            they show these runs as they are now, and drawn anew if not; others are shown as they
+            are. The first folder counts where two have a figure of one name.
+        path: of the HTML file.
+
+    Raises:
+        UserError: an optional package is missing, or a file in `figure_folders` is no figure.
+        RunError: the page cannot be written.
     """
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -115,27 +125,22 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
 
     runs = experiments.runs
     outcomes = judge(experiments.fresh(), CLAIMS)
-    tried = [outcome for outcome in outcomes if outcome.verdict != "not tried"]
-    drawings, undrawn = paper_drawings(experiments, figure_folders)
-    # Of any runs of somebody's, rather than those of the paper's experiments.
-    is_own = all(drawing.name not in OF_THE_PAPER for drawing in drawings)
-    # What other commands left there: each SVG with its caption in a .txt beside it.
-    from_runs = {name for name, figure in FIGURES.items() if figure.draw_to is None}
-    # Of two of one name, that in the first folder.
-    images = {
-        path.stem: path
-        for folder in reversed(figure_folders)
-        for path in sorted(folder.glob("*.svg"))
-    }
-    others = [
-        path
-        for name, path in images.items()
-        if name not in from_runs and path.with_suffix(".txt").is_file()
-    ]
-    drawings += map(_read_drawing, others)
-    opening = own_curves(experiments.chosen) if is_own else []
-    entries, facets = run_entries(runs, experiments.chosen), facets_of(runs)
-    later: dict[str, Any] = {
+    num_claims = len(outcomes)
+    paper, undrawn = paper_drawings(experiments, figure_folders)
+    # Runs of somebody's own have none of the figures that the paper begins with.
+    is_own = not any(drawing.name in OF_THE_PAPER for drawing in paper)
+    opening: list[Drawing] = []
+    if is_own:
+        opening = own_curves(experiments.chosen)
+        outcomes = [outcome for outcome in outcomes if outcome.verdict != "not tried"]
+        undrawn = []
+    drawings = [*paper, *other_drawings(figure_folders)]
+    headlines = [drawing for name in HEADLINES for drawing in drawings if drawing.name == name]
+    further = [drawing for drawing in drawings if drawing.name not in HEADLINES]
+
+    entries = run_entries(runs, experiments.chosen)
+    facets = facets_of(runs)
+    unpacked_later: dict[str, Any] = {
         "facets": {facet.name: dict(facet.colors) for facet in facets},
         "runs": entries,
         "figures": {drawing.name: drawing.svg for drawing in [*opening, *drawings]},
@@ -149,30 +154,70 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
     )
     page = environment.get_template("page.html").render(
         scale=experiments.scale.name,
+        sections=sections_of(
+            is_own=is_own,
+            has_opening=bool(opening),
+            has_figures=bool(further),
+            has_findings=bool(outcomes),
+        ),
         selection=comparable_selection(experiments.chosen),
-        findings=in_groups(tried if is_own else outcomes),
+        findings=in_groups(outcomes),
         is_own=is_own,
         opening=opening,
-        num_untried=len(outcomes) - len(tried),
+        num_claims=num_claims,
+        num_shown=len(outcomes),
         paper=paper_text,
         here=evidence_text,
         why_not=why_not,
-        num_claims=len(tried if is_own else outcomes),
-        headlines=[drawing for name in HEADLINES for drawing in drawings if drawing.name == name],
-        drawings=[drawing for drawing in drawings if drawing.name not in HEADLINES],
+        headlines=headlines,
+        drawings=further,
         undrawn=undrawn,
         tables=page_tables(
-            experiments,
-            claim_table(tried if is_own else outcomes, experiments.scale),
-            is_own=is_own,
+            experiments, claim_table(outcomes, experiments.scale), opens_with_runs=is_own
         ),
         facts=[*provenance(runs), ("Left out, or not comparable", experiments.notes)],
         runs=entries,
         facets=facets,
-        later={key: _packed(value) for key, value in later.items()},
+        later={key: _packed(value) for key, value in unpacked_later.items()},
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page)
+
+
+def sections_of(
+    *, is_own: bool, has_opening: bool, has_figures: bool, has_findings: bool
+) -> dict[str, str]:
+    """The page's sections in order: anchors and titles. A page of somebody's own runs has the
+    paper's part at its end, and only as far as there is one."""
+    titles = {
+        "opening": "These runs",
+        "findings": "Findings",
+        "figures": "Figures",
+        "tables": "Tables",
+        "runs": "Runs",
+        "provenance": "Provenance",
+    }
+    if not is_own:
+        order = ["findings", "figures", "tables", "runs", "provenance"]
+        return {name: titles[name] for name in order}
+    is_there = {"opening": has_opening, "figures": has_figures, "findings": has_findings}
+    order = ["opening", "tables", "runs", "figures", "findings", "provenance"]
+    return {name: titles[name] for name in order if is_there.get(name, True)}
+
+
+def other_drawings(folders: Sequence[Path]) -> list[Drawing]:
+    """The figures that other commands left: each an SVG with its caption in a .txt file next to it.
+    Where two folders have one of the same name, the first folder's."""
+    images: dict[str, Path] = {}
+    for folder in folders:
+        for image in sorted(folder.glob("*.svg")):
+            images.setdefault(image.stem, image)
+    drawn_from_runs = {name for name, figure in FIGURES.items() if figure.is_from_runs_of_scale}
+    return [
+        _read_drawing(image)
+        for name, image in images.items()
+        if name not in drawn_from_runs and image.with_suffix(".txt").is_file()
+    ]
 
 
 def _packed(content: Any) -> str:
@@ -186,7 +231,7 @@ def paper_drawings(
     """The paper's figures that have runs, and a line for each that has none."""
     drawn, undrawn = [], []
     with tempfile.TemporaryDirectory(prefix="brx-report-") as scratch:
-        for figure in [figure for figure in FIGURES.values() if figure.draw_to is None]:
+        for figure in [figure for figure in FIGURES.values() if figure.is_from_runs_of_scale]:
             paths = (folder / f"{figure.name}.svg" for folder in folders)
             kept = next((path for path in paths if _is_of(path, experiments)), None)
             try:
@@ -210,18 +255,19 @@ def _is_of(path: Path, experiments: Experiments) -> bool:
 
 
 def _read_drawing(image: Path) -> Drawing:
-    """An SVG, and the caption beside it; a UserError where it is no SVG of a known size."""
+    """An SVG, and the caption in the .txt file next to it.
+
+    Raises:
+        UserError: it is no SVG of a known size.
+    """
     svg = image.read_text(encoding="utf-8", errors="replace")
-    size = {
-        side: float(points)
-        for side, points in re.findall(r' (width|height)="([\d.]+)pt"', svg[:2000])
-    }
-    if "<svg" not in svg or len(size) < 2:
+    sizes = re.findall(r' (width|height)="(\d+(?:\.\d+)?)pt"', svg[:2000])
+    points = {side: round(float(text)) for side, text in sizes}
+    if "<svg" not in svg or len(points) < 2 or 0 in points.values():
         raise UserError(f"{image}: not an SVG image with a size in points")
-    caption, *details = image.with_suffix(".txt").read_text(
-        encoding="utf-8"
-    ).strip().splitlines() or [image.stem]
-    return Drawing(image.stem, caption, details, svg, round(size["width"]), round(size["height"]))
+    text = image.with_suffix(".txt").read_text(encoding="utf-8", errors="replace")
+    caption, *details = text.strip().splitlines() or [image.stem]
+    return Drawing(image.stem, caption, details, svg, points["width"], points["height"])
 
 
 def own_curves(chosen: pd.DataFrame) -> list[Drawing]:
@@ -238,11 +284,14 @@ def own_curves(chosen: pd.DataFrame) -> list[Drawing]:
 
 
 def page_tables(
-    experiments: Experiments, claims: pd.DataFrame | None = None, *, is_own: bool = False
+    experiments: Experiments, claims: pd.DataFrame | None = None, *, opens_with_runs: bool = False
 ) -> list[PageTable]:
     """The paper's tables, and three of every experiment that has runs; all that have rows.
 
-    Those of the experiments come first on a page of somebody's own runs (`is_own`)."""
+    Args:
+        claims: the table of the paper's claims, if it is to be shown.
+        opens_with_runs: the tables of the experiments come first.
+    """
     tables = [] if claims is None else [PageTable("claims", TABLES["claims"].title, claims)]
     for name, table in TABLES.items():
         asked = experiments.fresh()
@@ -264,7 +313,7 @@ def page_tables(
         experiments.runs, chosen.sort_values(["architecture", "variant", DEPTH], kind="stable")
     )
     of_runs.append(PageTable("all-learning-rates", "Learning rates of every experiment", rates))
-    tables = [*of_runs, *tables] if is_own else [*tables, *of_runs]
+    tables = [*of_runs, *tables] if opens_with_runs else [*tables, *of_runs]
     with suppress(UserError):  # there are no finished runs
         board = read_board([KEPT_COMPARISON])
         title = f"How robust methods are against delay (brx compare): {board.runs}"
@@ -342,7 +391,7 @@ def run_entries(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[dict[str, Any]
     variants = ordered["variant"].drop_duplicates()
     places = variants.groupby(
         variants.map(_base)
-    ).cumcount()  # of a variant among those of its method
+    ).cumcount()  # place of a variant among the variants of its method
     dashes = {
         variant: DASHES[place % len(DASHES)]
         for variant, place in zip(variants, places, strict=True)
@@ -404,7 +453,8 @@ def _by_method(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _origins(runs: pd.DataFrame) -> pd.Series:
     """Data and trajectory version: losses of runs that differ there do not compare."""
-    versions = runs["trajectory_version"].astype("Int64").astype(str)
+    # A run without a summary has none.
+    versions = runs["trajectory_version"].astype("Int64").astype(str).fillna("unknown")
     return runs["data_fingerprint"].fillna("unknown").str[:8] + ", version " + versions
 
 
@@ -432,7 +482,7 @@ def _entry(run: pd.Series, is_chosen: bool, dash: str) -> dict[str, Any]:
         "is_chosen": is_chosen,  # its learning rate is the best of those tried
         "status": run["status"],
         "dash": dash,
-        # Of the table, by heading.
+        # The numbers of the run's row in the table, by heading.
         "numbers": {
             name: text if np.isfinite(float(text)) else "-" for name, text in numbers.items()
         },
@@ -444,21 +494,34 @@ def _entry(run: pd.Series, is_chosen: bool, dash: str) -> dict[str, Any]:
 def _curves(run: Run) -> dict[str, list[float | None]]:
     """Series for the chart, rounded; null where a loss is not finite: JSON knows no such
     numbers."""
-    minutes = pd.Series(run.seconds / 60, run.iterations)
-    losses = (
-        pd.Series(run.smoothed, run.iterations[run.centres]),
-        pd.Series(run.val_loss, run.val_iterations),
-    )
+    smoothed = pd.Series(run.smoothed, run.iterations[run.centres])
+    shown = {
+        "train": thin(smoothed, MOST_POINTS),
+        "val": pd.Series(run.val_loss, run.val_iterations),
+    }
     chart: dict[str, list[float | None]] = {}
-    for name, prefix, loss in (
-        ("train", "", thin(losses[0], MOST_POINTS)),
-        ("val", "val_", losses[1]),
-    ):
-        chart[f"{prefix}iterations"] = loss.index.astype(int).tolist()
-        chart[f"{prefix}minutes"] = _rounded(minutes.reindex(loss.index), 3)
-        chart[name] = _rounded(loss, 4)
+    for name, loss in shown.items():
+        prefix = "val_" if name == "val" else ""
+        iterations = loss.index.to_numpy()
+        chart[f"{prefix}iterations"] = iterations.astype(int).tolist()
+        chart[f"{prefix}minutes"] = _rounded(_minutes_at(run, iterations), 3)
+        chart[name] = _rounded(loss.to_numpy(), 4)
     return chart
 
 
-def _rounded(values: pd.Series, digits: int) -> list[float | None]:
+def _minutes_at(
+    run: Run,
+    iterations: NDArray[np.float64],  # (n,), rising
+) -> NDArray[np.float64]:
+    """The minutes of training at some iterations; NaN at those without a training loss."""
+    if len(run.iterations) == 0:
+        return np.full(len(iterations), np.nan)
+    places = np.searchsorted(run.iterations, iterations)
+    places = np.minimum(places, len(run.iterations) - 1)
+    is_there = run.iterations[places] == iterations
+    minutes: NDArray[np.float64] = np.where(is_there, run.seconds[places] / 60, np.nan)
+    return minutes
+
+
+def _rounded(values: NDArray[np.float64], digits: int) -> list[float | None]:
     return [round(value, digits) if np.isfinite(value) else None for value in values.tolist()]

@@ -105,7 +105,7 @@ class _SteadyWriter:
     def __init__(self, file: BinaryIO, on_written: Callable[[int], None]) -> None:
         self._file, self._on_written = file, on_written
         self._num_unsynced = 0
-        self.sha256 = hashlib.sha256()  # of all that was written
+        self.sha256 = hashlib.sha256()  # covers everything written so far
 
     def write(self, data: bytes) -> int:
         view = memoryview(data).cast("B")
@@ -207,7 +207,7 @@ def read_manifest(checkpoint: Path) -> Content:
         raise UserError(f"{path}: was written by another version of brx: {wrong[0]}; {remedy}")
     if (iteration := manifest["iteration"]) != iteration_of(checkpoint):
         raise UserError(
-            f"{path}: is that of iteration {iteration}, which its folder's name is not; {remedy}"
+            f"{path}: holds iteration {iteration}, but its folder has another name; {remedy}"
         )
     if problem := _wrong_stages(manifest["stages"], manifest["num_stages"]):
         raise DamagedError(checkpoint, f"{path}: {problem}")
@@ -262,9 +262,8 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
     then = {
         section: values for section, values in manifest["settings"].items() if section != "data"
     }
-    difference = first_difference(
-        then, trajectory_of(config), ignore_new=True
-    )  # of data, the fingerprint counts
+    # Data are compared by their fingerprint.
+    difference = first_difference(then, trajectory_of(config), ignore_new=True)
     if difference is not None:
         raise UserError(
             f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml"
@@ -362,6 +361,17 @@ def _up_to_metrics(
     )
 
 
+def recorded_fingerprint(run: Path) -> str | None:
+    """The fingerprint of the data that a run was trained on, by its newest intact checkpoint; None
+    where it has none."""
+    for path in reversed(list_checkpoints(run)):
+        try:
+            return str(read_manifest(path)["fingerprint"])
+        except UserError:  # the resumed run reports the damage
+            continue
+    return None
+
+
 def check_data(manifest: Content, checkpoint: Path, fingerprint: str) -> None:
     if manifest["fingerprint"] != fingerprint:
         both = f"fingerprint {manifest['fingerprint'][:12]}, now {fingerprint[:12]}"
@@ -373,11 +383,11 @@ def check_data(manifest: Content, checkpoint: Path, fingerprint: str) -> None:
 
 def what_is_saved(run: Path, iteration: int) -> str:
     """What there is to continue from when a run is cut off at an iteration, in words."""
-    saved = "there is no checkpoint"
-    if checkpoints := list_checkpoints(run):
-        newest = iteration_of(checkpoints[-1])
-        lost = f"there is none of iteration {iteration}, " if newest < iteration else ""
-        saved = f"{lost}the newest checkpoint is that of iteration {newest}"
+    checkpoints = list_checkpoints(run)
+    if not checkpoints:
+        return f"cut off at iteration {iteration}; there is no checkpoint"
+    newest = iteration_of(checkpoints[-1])
+    saved = f"the newest checkpoint is from iteration {newest}"
     return f"cut off at iteration {iteration}; {saved}"
 
 

@@ -89,7 +89,7 @@ def compare(
             f"{len(sets)} sets of runs that differ in data, trajectory version, model or budget, "
             f"each alone"
         )
-    if alone:  # one line for all, which are many in a folder of a whole reproduction
+    if alone:  # one line for all: the folder of a whole reproduction has many
         same = (
             f"no run of the same settings{' and learning rate' if same_rate else ''} at P = "
             f"{reference_stages}"
@@ -171,9 +171,8 @@ def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) ->
     rows = []
     shown = chosen[_SHOWN].assign(is_reference=is_reference(chosen, reference_stages))
     for _, alike in shown.groupby(_but_for_delay(chosen), sort=False):
-        references = next(
-            by_experiment(alike[alike["is_reference"]]), None
-        )  # `{like: 8}` may stand beside 8 stages
+        # Runs with `{like: 8}` may be there in addition to runs with 8 stages.
+        references = next(by_experiment(alike[alike["is_reference"]]), None)
         if references is None:
             continue
         for delayed in by_experiment(alike[~alike["is_reference"]]):
@@ -224,8 +223,8 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
 
 
 def _passage_quality(seeds: pd.DataFrame, target: float) -> tuple[float, float]:
-    """Of log(passage), the median over runs that reach the target: its error, and half the distance
-    of the two recorded iterations between which a run passes."""
+    """Medians over the runs that reach the target: the error of log(passage), and half the distance
+    of the two recorded iterations around the passage (also in the logarithm)."""
     errors, steps = [0.0], [0.0]
     for run in seeds.index[seeds["status"] == "finished"]:
         iterations, losses = (
@@ -277,8 +276,8 @@ def shared_seeds(*experiments: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def best_by_seed(experiments: Sequence[pd.DataFrame], loss: str) -> pd.DataFrame:
-    """Of each seed the run that ends lowest: a seed repeats the paper's comparison, with a best
-    baseline of its own."""
+    """The run that ends lowest, for each seed: every seed repeats the paper's comparison with its
+    own best baseline."""
     best = (
         pd.concat(experiments)
         .sort_values(loss, kind="stable")
@@ -402,9 +401,8 @@ def leaderboard(chosen: pd.DataFrame, delays: Sequence[str], target_method: str)
             first = seeds.iloc[0]
             row = {"delay": delay, "loss": seeds["train_loss"].mean(), "lr": first[RATE]}
             row |= {"lr_at_edge": first["lr_at_edge"], "saved": saved.get(first["experiment"])}
-            row["place"] = (
-                math.inf if first["diverged_seeds"] else row["loss"]
-            )  # any that diverged: above all others
+            # A run that diverged is placed last.
+            row["place"] = math.inf if first["diverged_seeds"] else row["loss"]
             if delay != delays[0] and delays[0] in by_delay and not math.isnan(target):
                 row = _slowdown(seeds, by_delay[delays[0]], target) | row
             rows.append(row | of_method)

@@ -1,4 +1,4 @@
-"""Experiments: runs that differ in nothing but learning rate and seed, and which of the rates is
+"""Experiments, which are runs that differ only in learning rate and seed; and the rate that is
 reported."""
 
 from collections.abc import Iterator, Sequence
@@ -26,12 +26,11 @@ def deciding(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def tried_rates(runs: pd.DataFrame) -> pd.DataFrame:
-    """What every learning rate of `runs` (rows of `load`) came to, by `score_values`: a row per
-    experiment and rate.
-
-    Runs that diverged count as tried, with an infinite loss; those under way or failed otherwise
-    are left out. The loss is that of validation; of an experiment with runs recorded without one,
-    that of training. Where an experiment has tuning runs, they alone decide (`deciding`)."""
+    """The score of every learning rate in `runs` (rows of `load`), by `score_values`: a row per
+    experiment and rate. Diverged runs count as tried, with an infinite loss. Unfinished and failed
+    runs are left out. The loss is the validation loss, or the training loss if some runs of the
+    experiment have no validation. If an experiment has tuning runs, only these decide
+    (`deciding`)."""
     ended = deciding(_ended(runs))
     is_known = np.isfinite(ended["val_loss"]) | (ended["status"] != "finished")
     losses = ended["val_loss"].where(
@@ -79,7 +78,8 @@ def at_best_rates(runs: pd.DataFrame, *, with_diverged: bool = False) -> pd.Data
     """The finished runs of every experiment at its best learning rate (see `tried_rates`), by seed.
 
     Further columns: `lr_at_edge`, `num_rates` tried, and `diverged_seeds` at this rate, the same
-    list in every row of an experiment. One of which every run diverged has rows only on request.
+    list in every row of an experiment. An experiment whose runs all diverged has rows only on
+    request.
     """
     rates = tried_rates(runs).rename(columns={"at_edge": "lr_at_edge"})
     rates["num_rates"] = rates.groupby("experiment")[RATE].transform("size")

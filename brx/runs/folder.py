@@ -24,10 +24,10 @@ from filelock import lock_descriptor
 from brx.config.loading import dump_config, load_config, sections_of_code
 from brx.config.schema import DelayCode, RunConfig
 from brx.config.user_code import name_without_folder
-from brx.errors import UserError
+from brx.errors import DamagedRunError, UserError
 from brx.files import cannot_write, write_text
 from brx.names import file_name, shown
-from brx.readers import parse_json
+from brx.readers import parse_json, read_text
 
 ENDED = ("finished", "diverged")
 """The statuses of runs that say what their settings come to; one that failed for another reason
@@ -56,12 +56,14 @@ T = TypeVar("T")
 Sections = Mapping[str, Mapping[str, Any]]  # by section and key
 
 LOCK = ".lock"
+CACHE = ".parsed.parquet"  # see `brx.runs.cache`
 # has the descriptor of a lock that the parent holds and this process goes on holding
 HANDED_DOWN = "BRX_RUN_LOCK"
+# A process that checks whether a folder is locked holds its lock for an instant.
 PATIENCE_S, POLL_S = (
     0.5,
     0.02,
-)  # whoever asks whether a folder is locked holds its lock for an instant
+)
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 
 
@@ -85,8 +87,8 @@ class RunFolder:
     def read_summary(self) -> dict[str, Any]:
         """What the summary says; empty if there is none (yet), or none that can be read."""
         try:
-            return parse_summary(self.summary.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return parse_summary(read_text(self.summary))
+        except ValueError:
             return {}
 
     def check(self, config: RunConfig, *, resume: bool) -> None:
@@ -161,19 +163,21 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
     return list(dict.fromkeys(runs))  # one that is named twice once
 
 
-_stops_at_damage: ContextVar[bool] = ContextVar("stops_at_damage", default=False)
+# None in a command that has no option `--strict`.
+_is_strict: ContextVar[bool | None] = ContextVar("is_strict", default=None)
 
 
-def stop_at_damage() -> None:
-    """Let `read_each` raise for a damaged run, until the command ends (`--strict`)."""
-    _stops_at_damage.set(True)
+def stop_at_damage(is_strict: bool) -> None:
+    """Say whether `read_each` raises for a damaged run (`--strict`), until the command ends."""
+    _is_strict.set(is_strict)
 
 
 def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> list[tuple[Path, T]]:
-    """Each run with what `read` gives of it. Damaged ones are left out, and named on stderr.
+    """Each run with what `read` gives for it. Damaged runs are left out, and named on stderr.
 
     Raises:
-        UserError: of the first damaged run, if no other is left, or after `stop_at_damage`.
+        UserError: every run is damaged; it names the first.
+        DamagedRunError: a run is damaged, after `stop_at_damage(True)`.
     """
     found: list[tuple[Path, T]] = []
     problems: list[UserError] = []
@@ -181,13 +185,14 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> list[tuple[Pa
         try:
             found.append((path, read(path)))
         except UserError as error:
-            if _stops_at_damage.get():
-                raise
+            if _is_strict.get():
+                raise DamagedRunError(str(error)) from None
             problems.append(error)
     if problems and not found:
         raise problems[0]
+    hint = " (--strict stops)" if _is_strict.get() is False else ""
     for problem in problems:
-        print(f"brx: note: left out (--strict stops): {shown(str(problem))}", file=sys.stderr)
+        print(f"brx: note: left out{hint}: {shown(str(problem))}", file=sys.stderr)
     return found
 
 
@@ -269,8 +274,8 @@ def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str,
 
 
 def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:
-    """A text that is equal for runs whose trajectories the same settings decide, but for the dotted
-    keys `without`."""
+    """A text that is equal for runs with the same settings that decide trajectories, except for the
+    dotted keys `without`."""
     # Without defaults: a setting that is added to brx later leaves the keys of older runs as they
     #     are.
     content = trajectory_of(config, with_defaults=False)
@@ -294,8 +299,8 @@ def hold(folder: Path) -> Iterator[int]:
     """Hold a run's folder (made if there is none) while it is trained in; gives the lock's
     descriptor.
 
-    UserError where another process holds it. A folder that has nothing but the lock at the end is
-    removed again."""
+    UserError if another process holds it. A folder that holds only the lock at the end is removed
+    again."""
     if (handed_down := _handed_down(folder)) is not None:
         _sign(handed_down)
         yield handed_down

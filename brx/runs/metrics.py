@@ -7,10 +7,9 @@ staleness."""
 
 import contextlib
 import json
-import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -19,9 +18,16 @@ from numpy.typing import NDArray
 
 from brx.config.loading import load_config
 from brx.errors import RunError, UserError
-from brx.files import replace_folder, replacing, sync, sync_folder, write_text
-from brx.readers import Damaged, parse_json, read_arrays
-from brx.runs.folder import ENDED, RunFolder, find_runs, read_each, status_of, telling
+from brx.files import (
+    replace_folder,
+    replacing,
+    sync,
+    sync_folder,
+    temporary_beside,
+    write_text,
+)
+from brx.readers import Damaged, lines_of, parse_json, read_arrays
+from brx.runs.folder import CACHE, ENDED, RunFolder, find_runs, read_each, status_of, telling
 
 Record = dict[str, Any]
 """`iteration`, then either a training step (`train_loss` in nats, `lr`, `grad_norm`, `tokens`,
@@ -43,11 +49,12 @@ MEASURED = frozenset(
 configuration."""
 
 COMPACT, STALENESS = "curves.npz", "staleness.jsonl"
+# The last file tells a sweep that a diverged run has ended.
 KEPT = (
     "config.yaml",
     "summary.json",
     "failed.txt",
-)  # the last says to a sweep that a run which diverged has ended
+)
 STALENESS_MEASURES = (
     "stage_gradient_cosine",
     "stage_update_cosine",
@@ -135,9 +142,11 @@ def _lines(path: Path) -> Iterator[tuple[str, Record | None]]:
     """Each line with its record: steps once each in order, validations likewise, after their
     iteration's step."""
     newest = {"train_loss": 0, "val_loss": 0}
+    if path.exists() and not path.is_file():  # reading a pipe might never end
+        raise UserError(f"{path}: not an ordinary file")
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(lines_of(file), start=1):
                 record = _parse(line)
                 if record is not None:
                     kind, iteration = (
@@ -154,6 +163,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Record | None]]:
                 yield line, record
     except FileNotFoundError:
         return
+    except Damaged as error:
+        raise UserError(f"{path}: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -198,19 +209,25 @@ def read_curves(folder: Path) -> Curves:
         if summary.get("status") == "diverged":
             return curves
         raise UserError(f"{path}: holds no training loss yet")
-    num_iterations = int(curves.iterations[-1])
-    if summary.get("status") == "finished":
-        num_iterations = summary.get("iteration", num_iterations)
-    num_lacking = num_iterations - len(curves.iterations)
-    if num_lacking > 0:
+    lacking = num_lacking(curves, summary)
+    if lacking > 0:
+        num_iterations = lacking + len(curves.iterations)
         problem = (
-            f"{path}: damaged: lacks {num_lacking} of the {num_iterations} iterations that "
+            f"{path}: damaged: lacks {lacking} of the {num_iterations} iterations that "
             f"the run has made"
         )
-        if num_lacking > MOST_LACKING * num_iterations:
+        if lacking > MOST_LACKING * num_iterations:
             raise UserError(f"{problem}; restore it, or train it again")
         print(f"brx: note: {problem}", file=sys.stderr)
     return curves
+
+
+def num_lacking(curves: Curves, summary: Mapping[str, Any]) -> int:
+    """The number of iterations that a run has made and whose training loss is not there."""
+    made = int(curves.iterations[-1]) if len(curves.iterations) else 0
+    if summary.get("status") == "finished":
+        made = summary.get("iteration", made)
+    return made - len(curves.iterations)
 
 
 def read_staleness(folder: Path) -> list[Record]:
@@ -245,16 +262,14 @@ def _from_compact(path: Path) -> Curves:
     )
     try:
         arrays = read_arrays(path)
-        if (
-            arrays["train_loss"].ndim == 2
-        ):  # of losses in steps, first the low bytes, then the high ones
+        # Bytes of losses in steps, first the low bytes, then the high ones
+        if arrays["train_loss"].ndim == 2:
             arrays["train_loss"] = (
                 np.ascontiguousarray(arrays["train_loss"].T).view("<i2")[:, 0] / LOSS_STEPS
             )
         arrays = {name: values.astype(np.float64) for name, values in arrays.items()}
-        if (
-            "steps" in arrays
-        ):  # between iterations: a quarter smaller than their numbers, which earlier exports have
+        # Steps take a quarter less space than iterations, which older exports have.
+        if "steps" in arrays:
             arrays["iterations"] = np.cumsum(arrays["steps"])
         for places, values in pairs:  # curves that are functions of the iteration
             if not arrays[places].ndim == arrays[values].ndim == 1 or len(arrays[places]) != len(
@@ -336,7 +351,11 @@ def _check_target(target: Path) -> None:
     if not target.is_dir():
         raise UserError(f"--to: {target} is a file; name another folder")
     known = {*KEPT, COMPACT, STALENESS, "analysis"}
-    strangers = [path for path in target.iterdir() if path.name not in known]
+    strangers = [
+        path
+        for path in target.iterdir()
+        if path.name not in known and not path.name.startswith(CACHE)  # with what a kill left of it
+    ]
     strangers += [path for path in target.glob("analysis/*") if path.suffix != ".json"]
     if strangers:
         raise UserError(
@@ -353,7 +372,7 @@ def export(folder: Path, target: Path) -> Path:
     """Replace the folder `target` by a run's compact form: settings, summary, measurements, losses
     rounded."""
     curves = read_curves(folder)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(target)
     try:
         temporary.mkdir(parents=True, exist_ok=True)
         for file in [*(folder / name for name in KEPT), *(folder / "analysis").glob("*.json")]:

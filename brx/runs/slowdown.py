@@ -50,7 +50,8 @@ class Reached(NamedTuple):
 
 @dataclass(frozen=True)
 class IterationRatio:
-    """Iterations of the delayed runs over those of the reference runs: geometric means over seeds.
+    """Iterations of the delayed runs divided by iterations of the reference runs, as geometric mean
+    over seeds.
 
     `low` and `high` end the 95 % interval: None for a bound, and with fewer than two seeds in
     common. The ratio is a lower bound where a delayed run never reached the target."""
@@ -108,23 +109,22 @@ def passage_error(iterations: Series, losses: Series, passage: float) -> float:
     """The standard deviation of log(passage) that the noise of a run's losses makes; infinite where
     they do not fall.
 
-    That of the inverse of isotonic regression, (4 S / (b^2 passage))^(1/3) times Chernoff's
-    (Groeneboom, 1985): losses fall by b nats per e-fold of iterations, and S is their noise's
-    variance per iteration, with what neighbours have in common. Both are estimated from half the
-    passage to twice it. `passage` is that of `iterations_to_target`."""
+    For the inverse of isotonic regression it is (4 S / (b^2 passage))^(1/3) times Chernoff's
+    (Groeneboom, 1985). Losses fall by b nats per e-fold of iterations, and S is the variance of
+    their noise per iteration, including the correlation of neighbours. Both are estimated from half
+    the passage to twice it. `passage` comes from `iterations_to_target`."""
     around = (iterations >= passage / 2) & (iterations <= 2 * passage)
     x, y = np.log(iterations[around]), losses[around]
     if len(y) < 4 * NUM_BLOCKS:
-        return 0.0  # too few to tell noise from a fall
+        return 0.0  # too few to separate noise and trend
     x = x - x.mean()
     fall = -(x @ y) / (x @ x)
     if fall <= 0:
         return math.inf
     length = len(y) // NUM_BLOCKS  # blocks' means are nearly independent, where neighbours are not
     means = y[: NUM_BLOCKS * length].reshape(NUM_BLOCKS, length).mean(axis=1)
-    variance = (
-        length * np.mean(np.diff(means, n=2) ** 2) / 6
-    )  # second differences leave a smooth curve out
+    # Second differences remove a smooth curve.
+    variance = length * np.mean(np.diff(means, n=2) ** 2) / 6
     return float(CHERNOFF * (4 * variance / (fall**2 * passage)) ** (1 / 3))
 
 
@@ -158,7 +158,6 @@ def iteration_ratio(
     spread = np.std(np.log(ours) - np.log(theirs), ddof=1) / math.sqrt(len(shared))
     from scipy.special import stdtrit  # not needed for one seed, and slow to load
 
-    factor = math.exp(
-        stdtrit(len(shared) - 1, (1 + CONFIDENCE) / 2) * spread
-    )  # a quantile of Student's t
+    # A quantile of Student's t
+    factor = math.exp(stdtrit(len(shared) - 1, (1 + CONFIDENCE) / 2) * spread)
     return IterationRatio(ratio, ratio / factor, ratio * factor, is_lower_bound=False)

@@ -29,7 +29,7 @@ def loss_table(runs: pd.DataFrame, target: float) -> pd.DataFrame:
 
 
 def slowdown_table(slowdowns: pd.DataFrame) -> pd.DataFrame:
-    """A row per method and number of stages, from those of `comparison.slowdowns`."""
+    """A row per method and number of stages, from the rows of `comparison.slowdowns`."""
     return pd.DataFrame(
         {
             "model": row["model"],
@@ -75,7 +75,7 @@ def slowdown_text(slowdown: Mapping[str, Any]) -> str:
 
 
 def reduction_table(reductions: pd.DataFrame) -> pd.DataFrame:
-    """A row per method and number of stages, from those of `comparison.reductions`."""
+    """A row per method and number of stages, from the rows of `comparison.reductions`."""
     return pd.DataFrame(
         {
             "model": reductions["model"],
@@ -183,7 +183,7 @@ def _iterations_text(iterations: list[float], *, is_censored: bool) -> str:
 
 
 def leaderboard_table(board: pd.DataFrame, delays: list[str]) -> pd.DataFrame:
-    """A row per method, from those of `comparison.leaderboard`; the first of the delays is the
+    """A row per method, from the rows of `comparison.leaderboard`; the first delay is the
     reference."""
     reference, *others = [delay for delay in delays if delay in set(board["delay"])]
     rows = []

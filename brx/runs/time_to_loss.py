@@ -1,7 +1,5 @@
-"""Iterations to every loss, by method and delay: what a folder of runs says about delay, in one
-small file.
-
-Written beside the committed results, so that `brx verdict` need not read two hundred runs.
+"""Iterations to every loss, by method and delay: a folder's results about delay in one small file.
+It is written next to the committed results, so that `brx verdict` need not read two hundred runs.
 """
 
 import math
@@ -30,10 +28,11 @@ from brx.runs.frames import (
 )
 from brx.runs.slowdown import Reached
 
+# In nats. Between two stored losses, iterations are interpolated.
 LOSS_STEP, HIGHEST_LOSS = (
     0.02,
     4.0,
-)  # nats; between the losses that are kept, iterations are interpolated
+)
 
 
 class Experiment(BaseModel, frozen=True, extra="forbid"):
@@ -42,7 +41,7 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
 
     method: str
     settings: dict[str, Any]
-    """Of the method: the section `optimizer`, and what `pipeline` has for it (`stash`, `forecast`).
+    """The method's settings: the section `optimizer`, and `stash` and `forecast` of `pipeline`.
     """
     delay: float = Field(ge=0)
     """The largest delay of a stage, in updates: 0 without asynchrony."""

@@ -42,8 +42,8 @@ _LLAMA_PARTS = {
 def write_weights(run: Path, checkpoint: Path, config: RunConfig, to: Path) -> list[Path]:
     """Write a checkpoint's newest weights to a file, with what others need next to it.
 
-    Of the model `llama` the names and `config.json` are those of Hugging Face's LlamaForCausalLM;
-    of others the names are the model's own.
+    A `llama` without a mixture of experts gets the names and the `config.json` of Hugging Face's
+    LlamaForCausalLM. Other models keep their own names.
 
     Args:
         run: the run's folder, noted in brx.json.
@@ -54,8 +54,7 @@ def write_weights(run: Path, checkpoint: Path, config: RunConfig, to: Path) -> l
         The files.
 
     Raises:
-        UserError: a file is there already, the checkpoint is damaged, or the model has no
-            counterpart.
+        UserError: a file is there already, or the checkpoint is damaged.
         RunError: a file cannot be written.
     """
     if to.suffix != ".safetensors":
@@ -69,8 +68,9 @@ def write_weights(run: Path, checkpoint: Path, config: RunConfig, to: Path) -> l
         "data_fingerprint": read_manifest(checkpoint)["fingerprint"],
     }
     others: dict[str, Any] = {"brx.json": about}
-    is_llama = isinstance(config.model, LlamaConfig)
-    if isinstance(config.model, LlamaConfig):
+    # LlamaForCausalLM has no mixture of experts.
+    is_llama = isinstance(config.model, LlamaConfig) and config.model.moe is None
+    if isinstance(config.model, LlamaConfig) and is_llama:
         others["config.json"] = _llama_config(config.model, config.data.vocabulary_size)
     if config.data.tokenizer == "bytes":
         others["tokenizer.json"] = _byte_tokenizer()
@@ -134,8 +134,6 @@ def _llama_name(name: str) -> str:
 
 def _llama_config(model: LlamaConfig, vocabulary_size: int) -> dict[str, Any]:
     """The config.json of LlamaForCausalLM."""
-    if model.moe is not None:
-        raise UserError("model.moe: LlamaForCausalLM has no mixture of experts")
     options = model.options()
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_theta}
     if model.rope_scaling is not None:

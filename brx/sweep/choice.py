@@ -20,7 +20,7 @@ NO_SECOND = math.nan
 
 
 def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
-    """Score the values of the chosen keys among cells that differ in nothing else but the seed.
+    """Score the values of the chosen keys among cells that otherwise differ only in the seed.
 
     A row per value of `rule.over` and of the second key (column `second`): those of `score_values`,
     where `at_edge` is of the values of `rule.over` that were tried with one second value, and
@@ -109,8 +109,8 @@ def _neighbours(best: Cell, scored: pd.DataFrame, rule: Choice) -> list[list[dic
 
 
 def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> list[Cell]:
-    """The cells with the best combination of their group, from `choose`; none of a group of which
-    all cells have failed."""
+    """The cells with the best combination of their group, from `choose`. A group whose cells have
+    all failed has none."""
     best = scored[scored["is_best"]].set_index("group")
     not_failed = {_group(cell, rule) for cell in cells if state_of(cell) is not State.FAILED}
     chosen = []
@@ -140,7 +140,7 @@ def _group(cell: Cell, rule: Choice) -> str:
 
 
 def _name_of_group(cell: Cell, rule: Choice) -> str:
-    """What the cell varies beside the keys that are chosen, and its second value."""
+    """The settings that the cell varies, without the keys that are chosen; and its second value."""
     chosen = (rule.over, SEED)
     return cell_name({key: value for key, value in cell.varied.items() if key not in chosen})
 

@@ -21,13 +21,14 @@ from brx.sweep.spec import Sweep, SweepSpec
 
 PRESET = "compare"
 RATES = (1e-3, 3e-3, 3e-4)
+# One after another, as long as the best rate is the lowest or highest tried.
 FURTHER_RATES = (
     3e-5,
     1e-4,
     1e-2,
     3e-2,
-)  # one after another, while the best rate is at an end of those tried
-# Of pipelines of so many stages, on the same eight blocks.
+)
+# Each entry has the delays of a pipeline with this number of stages, on the same eight blocks.
 DELAYS: dict[str, dict[str, Any]] = {
     "none": {"pipeline.stages": 1},
     "8 stages": {"pipeline.stages": 8},

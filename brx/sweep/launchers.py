@@ -73,9 +73,8 @@ class LocalLauncher:
         self._gpus_per_cell = devices_per_cell if self._num_gpus else 0
         cores = os.cpu_count() or 1
         self.num_jobs = num_jobs or max(1, (self._num_gpus or cores) // devices_per_cell)
-        self._threads = max(
-            1, cores // self.num_jobs
-        )  # a cell divides them among its devices itself
+        # Each cell divides its threads among its devices.
+        self._threads = max(1, cores // self.num_jobs)
         self.jobs: list[Job] = []
 
     def start(self, cell: Cell) -> bool:
@@ -115,7 +114,7 @@ class LocalLauncher:
 
     def _environment(self, share: int) -> dict[str, str]:
         environment = {**child_environment(), "OMP_NUM_THREADS": str(self._threads)}
-        environment.pop("RANK", None)  # of the sweep's own process, not of its cells
+        environment.pop("RANK", None)  # only for the sweep's own process, not for its cells
         if self._gpus_per_cell:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             names = (
@@ -309,9 +308,8 @@ def run_cell(cell: Cell, working_folder: Path) -> tuple[State, str]:
                 start_new_session=True,
             )
         try:
-            while (
-                process.poll() is None
-            ):  # Ray's KeyboardInterrupt comes between two instructions, not into a wait
+            # Poll: Ray's KeyboardInterrupt comes between two instructions, and does not end a wait.
+            while process.poll() is None:
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
             # Not SIGINT: Ray blocks it in its processes and, with them, in their children.
@@ -337,10 +335,11 @@ def _connect(address: str | None, num_cores: int | None) -> Any:
         cores = None if num_cores is None else max(num_cores, os.cpu_count() or 1)
         options |= {"num_cpus": cores, "include_dashboard": False}
     try:
+        # Ray itself would wait minutes for a host that does not answer.
         if address not in (
             None,
             "auto",
-        ):  # Ray itself waits for minutes for a host that does not answer
+        ):
             host, _, port = str(address).removeprefix("ray://").rpartition(":")
             if not port.isdecimal():
                 raise ValueError("must be auto, HOST:PORT or ray://HOST:PORT")

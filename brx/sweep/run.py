@@ -3,13 +3,16 @@ on."""
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import statistics
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -26,7 +29,8 @@ from brx.files import write_text
 from brx.model.checks import check_model
 from brx.model.sizes import count_parameters
 from brx.model.stage import partition
-from brx.runs.folder import RunFolder
+from brx.runs.checkpoint import checkpoint_folder
+from brx.runs.folder import RunFolder, telling
 from brx.runs.formats import format_table
 from brx.sweep.choice import SCORE, choice_table, choices_and_repetitions, tried_cells
 from brx.sweep.launchers import Launcher, LocalLauncher, RayLauncher
@@ -36,6 +40,8 @@ from brx.train.device import choose_device, set_up
 
 POLL_S, REFRESH_S = 0.5, 2.0
 WARM_UP, MEASURED = 3, 10  # one refresh of the default interval is among them
+# EILSEQ: characters that the file system lacks; EEXIST: two names that it takes for one.
+BAD_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EEXIST}
 LARGEST_ON_CPU = 20_000_000  # parameters up to which a calibration on a CPU takes seconds
 
 
@@ -68,6 +74,37 @@ def _check_own_models(configs: Sequence[RunConfig]) -> None:
             with allowed():
                 blocks = partition(config.model.blocks, num_stages)
                 check_model(config.model, vocabulary_size, blocks)
+
+
+def check_names(sweeps: Sequence[Sweep]) -> None:
+    """Try the names of all cells and repetitions on the file system that they will be on, before
+    anything is paid for any run. It may have a limit on lengths, fewer characters, or no case.
+
+    Raises:
+        UserError: a name cannot be used there; the line names the cell.
+        RunError: the folder cannot be written to, or the disk is full.
+    """
+    for sweep in sweeps:
+        cells = [*sweep.cells, *sweep.repetitions(sweep.cells)]
+        names = dict.fromkeys(cell.folder.name for cell in cells)
+        around = next(place for place in (sweep.out, *sweep.out.parents) if place.is_dir())
+        with telling(sweep.out), tempfile.TemporaryDirectory(prefix=".names-", dir=around) as trial:
+            for name in names:
+                _try_name(Path(trial) / name, sweep)
+
+
+def _try_name(folder: Path, sweep: Sweep) -> None:
+    """Make a cell's folder, and one that is as deep as a run's deepest."""
+    try:
+        folder.mkdir()
+        checkpoint_folder(folder, sweep.cells[0].config.training.iterations).mkdir(parents=True)
+    except OSError as error:
+        if error.errno not in BAD_NAME:
+            raise
+        raise UserError(
+            f"{sweep.out}: this file system cannot hold the cell {folder.name}: {error.strerror}; "
+            f"choose another folder (--out)"
+        ) from None
 
 
 def list_cells(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> None:
@@ -110,7 +147,8 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
 
     What was chosen and what failed is printed; False if a cell failed. KeyboardInterrupt comes
     after every running cell has saved; the same call continues."""
-    sweep.out.mkdir(parents=True, exist_ok=True)
+    with telling(sweep.out):
+        sweep.out.mkdir(parents=True, exist_ok=True)
     failures: dict[str, str] = {}
     with closing(launcher), closing(SweepDisplay()) as display:
         # From a terminal, a scheduler, or to a job in the background. After the launcher: Ray has a
@@ -238,9 +276,8 @@ def _run_cells(
             display.refresh()
             if waiting or num_running:
                 time.sleep(POLL_S)
-    except (
-        BaseException
-    ):  # Ctrl-C, or a folder that cannot be written to: leave nothing running unseen
+    except BaseException:
+        # Ctrl-C, or a folder that cannot be written to: leave no process running unnoticed.
         launcher.interrupt()
         raise
     return failures

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from brx.config.loading import (
     PRESETS,
@@ -60,7 +60,7 @@ SHORT_NAMES = {
 }
 SILENT_KEYS = {
     f"optimizer.{key}" for key in ("method", "source", "geometry", "refresh_schedule")
-} | {"pipeline.stash"}
+} | {"model.class", "pipeline.stash"}
 """Keys whose values speak for themselves in a name."""
 
 
@@ -79,8 +79,8 @@ class Choice(Section):
     """Which value of a key is reported, as the paper does with learning rates."""
 
     over: str = "optimizer.lr"
-    """The key of which the value with the lowest final validation loss is taken, for each
-    combination of the others."""
+    """The key to choose: for each combination of the other keys, its value with the lowest final
+    validation loss wins."""
     further: list[int | float] = Field(default_factory=list)
     """Values beyond the grid, tried one after another where the best value is the lowest or highest
     of those tried."""
@@ -126,6 +126,25 @@ class SweepSpec(Section, allow_inf_nan=True):
     """What to choose among the cells when they are done."""
     repeat: Repeat | None = None
     """What to run again at the chosen values."""
+
+    @field_validator("set", "grid", mode="before")
+    @classmethod
+    def _has_dotted_keys(cls, content: Any) -> Any:
+        """Refuse settings that are nested, as in a run's file, where a dotted key belongs."""
+        if isinstance(content, dict):
+            _refuse_nested(content)
+            for values in content.values():
+                for entry in values if isinstance(values, list) else []:
+                    if isinstance(entry, dict):
+                        _refuse_nested(entry)
+        return content
+
+
+def _refuse_nested(settings: Mapping[Any, Any]) -> None:
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            inner = next(iter(value), "KEY")
+            raise ValueError(f"{key}: holds settings; write each with a dotted key, {key}.{inner}")
 
 
 @dataclass(frozen=True)
@@ -182,9 +201,8 @@ class Sweep:
         ]
         if not included:
             raise UserError(f"{path}: exclude: leaves no cell of the grid's {len(cells)}")
-        distinct = {
-            identity(cell.config): cell for cell in reversed(included)
-        }  # of equal cells, the first one's name
+        # Equal cells keep the name of the first one
+        distinct = {identity(cell.config): cell for cell in reversed(included)}
         sweep = cls(path, spec, folder, _named_apart(reversed(distinct.values())))
         # Values beyond the grid that make no run are refused before the grid has been paid for.
         if spec.choose is not None:
@@ -203,7 +221,7 @@ class Sweep:
         return sweep
 
     def varied_further(self, variations: Iterable[tuple[Cell, Settings]]) -> list[Cell]:
-        """Cells beyond the grid: each the same as one of it but for some dotted keys."""
+        """Cells beyond the grid: each equals a cell of the grid except for some dotted keys."""
         base = new_content(find_config(self.spec.base))
         return [
             _cell(self.path, self.spec, base, self.out, {**of.varied, **more})
@@ -320,12 +338,10 @@ def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
             )
     for key in {} if spec.repeat is None else spec.repeat.where:
         if all(value_at(content, key) is None for content in contents):
-            raise UserError(f"{path}: repeat.where: '{key}' has a value in no cell")
+            raise UserError(f"{path}: repeat.where: '{key}' is set in no cell")
     if spec.choose is not None:
         if spec.choose.over == SEED:
-            raise UserError(
-                f"{path}: choose.over: seeds are repetitions, among which nothing is chosen"
-            )
+            raise UserError(f"{path}: choose.over: must not be a seed: seeds are repetitions")
         for content in contents:
             _check_is_number(path, "choose.over", spec.choose.over, content)
         _check_seconds(path, spec.choose, cells)

@@ -36,9 +36,8 @@ COMPARISONS: list[tuple[OptimizerName, bool]] = [
 
 class QuadraticSection(ToySection):
     target: float = Field(gt=0)  # the loss at which a run has converged
-    eigenvalues: list[Annotated[float, Field(gt=0)]] = Field(
-        min_length=2, max_length=2
-    )  # the dominant one first
+    # The dominant one first
+    eigenvalues: list[Annotated[float, Field(gt=0)]] = Field(min_length=2, max_length=2)
 
     def check_loss(self, key: str, loss: float) -> None:
         refuse(
@@ -151,9 +150,8 @@ class QuadraticResult(NamedTuple):
             signs = np.sign(run.along_dominant)
             first, *others = kept(run.updates, None)
             turns = signs[1:] != signs[:-1]
-            sign_changes = (
-                round(float(turns.mean()), 4) if len(turns) else None
-            )  # there at the first update
+            # None if it arrives at the first update.
+            sign_changes = round(float(turns.mean()), 4) if len(turns) else None
             counted = {
                 "updates": first,
                 "sign_changes": sign_changes,

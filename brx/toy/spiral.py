@@ -34,9 +34,8 @@ class SpiralConfig(ToySection):
     interval_degrees: float = Field(gt=0)  # the angle to be travelled with and without delay
     start_radius: float = Field(gt=0)  # the trajectory starts on the valley's floor at this radius,
     end_radius: float = Field(gt=0)  # and ends at this one, or after `most_updates`
-    measurements: int = Field(
-        ge=2
-    )  # iterations of the trajectory, drawn at random, at which the delay is introduced
+    # Iterations of the trajectory, drawn at random, at which the delay is introduced
+    measurements: int = Field(ge=2)
     most_measured: int = Field(ge=1)  # updates after which a measurement gives up
 
     @property
@@ -69,9 +68,8 @@ class SpiralResult(NamedTuple):
     plain: Array  # updates for the interval without delay (N,); infinite where it was not travelled
     delayed: Array  # the same with delay
     misalignments: Array  # there (N,)
-    special_angles: tuple[
-        Array, Array
-    ]  # of the floor: the dominant eigenvector lies on an axis; half-way between axes
+    # Angles of the valley's floor: the dominant eigenvector lies on an axis; halfway between axes.
+    special_angles: tuple[Array, Array]
 
     @property
     def slowdowns(self) -> Array:  # NaN where the interval was not travelled with delay or without
@@ -172,7 +170,7 @@ def _wrapped(angle: Array) -> Array:
     return (angle + math.pi) % (2.0 * math.pi) - math.pi
 
 
-def angles_along(path: Array) -> Array:  # of points (T, 2), unwrapped
+def angles_along(path: Array) -> Array:  # angles of points (T, 2), unwrapped
     unwrapped: Array = np.degrees(np.unwrap(np.arctan2(path[:, 1], path[:, 0])))
     return unwrapped
 
@@ -294,9 +292,8 @@ def _draw_way(axes: Axes, result: SpiralResult) -> None:
 def _magnify_oscillation(axes: Axes, result: SpiralResult, floor: Array) -> None:
     distance = distance_from_floor(result.path)  # the inset is where this is largest
     center = result.path[int(np.argmax(distance))]
-    half = 1.3 * max(
-        float(distance.max()), result.config.lr
-    )  # a little more than the largest distance
+    # Show a little more than the largest distance.
+    half = 1.3 * max(float(distance.max()), result.config.lr)
     inset = axes.inset_axes(
         (1.0, 0.7, 0.28, 0.28), xlim=center[0] + [-half, half], ylim=center[1] + [-half, half]
     )

@@ -17,7 +17,7 @@ from brx.runs.folder import trajectory_of
 Facts = Mapping[str, Any]
 """What all ranks must have in common: JSON values by key, such as `optimizer.lr`."""
 
-# Settings of which each machine, or rank 0 alone, may have its own.
+# Settings that may differ between machines, or that only rank 0 uses.
 _MAY_DIFFER = {
     "data.directory",
     "runtime.threads",

@@ -13,10 +13,11 @@ from brx.config.schema import BasisRotationConfig, CustomConfig, OwnModelConfig,
 from brx.data.batches import Batches
 from brx.data.prepare import PreparedData
 from brx.errors import RunError, UserError
-from brx.methods.table import ring_matrix_dtype
+from brx.methods.table import find_method, ring_matrix_dtype
 from brx.methods.updater import MethodUpdater
 from brx.model.head import CHUNK_LOGITS
 from brx.model.stage import Stage, make_stages, partition
+from brx.optim.graphs import CudaRecorder, Recorder
 from brx.pipeline.delay import check_devices, stage_delays
 from brx.pipeline.engine import Engine, MicroBatch
 from brx.pipeline.forecasts import FORECAST_RULES
@@ -30,7 +31,7 @@ TRIED_WIDTH = (
     64  # at most, of the model that a user's own method trains on trial; the others fit any width
 )
 UPDATES = (
-    2  # of that trial: one from version 0 everywhere, and one after which weights have moved on
+    2  # updates of the trial: one at version 0 everywhere, and one after the weights have moved on
 )
 
 
@@ -78,11 +79,13 @@ def assemble(
     world: World | None = None,
     own: range | None = None,
     dtype: torch.dtype = torch.float32,
+    record: Recorder | None = None,
 ) -> Assembly:
     """Put together what one device of a run trains with: the stages `own`, by default its part of
     an even cut.
 
-    `micro_batch` gives micro-batch n (from 1). UserError where the device cannot compute in the
+    `micro_batch` gives micro-batch n (from 1). `record` makes the graphs of `runtime.graphs`, by
+    default CUDA graphs. UserError where the device cannot compute in the
     configured precision, the devices cannot run the configured delays, or the method's library is
     missing."""
     device, world = device or torch.device("cpu"), world or World()
@@ -95,7 +98,9 @@ def assemble(
     )
     # Finds the method, makes its optimizers for these stages and drives them: learning rates,
     #     gradient rule, forecast.
-    updater = MethodUpdater(config, stages)
+    if config.runtime.graphs and record is None:
+        record = CudaRecorder()
+    updater = MethodUpdater(config, stages, record)
     # Neighbours exchange the residual stream, which autocast makes bf16, and its gradient.
     shape = (config.training.batch_size, config.model.sequence_length, config.model.width)
     exchanged = torch.bfloat16 if config.runtime.precision == "bf16" else dtype
@@ -111,6 +116,8 @@ def assemble(
         takes_update_norms=lambda t: (
             config.logging.update_norms and t % config.training.log_every == 0
         ),
+        # With several devices, passes wait for messages, which no graph can hold.
+        record=record if world.num_ranks == 1 else None,
     )
     probe = None
     if config.logging.staleness_every is not None:
@@ -124,9 +131,11 @@ def assemble(
 def _without_older(stage: StageVersions, versions: dict[str, Any]) -> dict[str, Any]:
     """The state of a stage's versions that was saved without its ring: all older versions are the
     newest weights, as before the first update."""
-    num_slots = stage.delay.num_slots if stage.delay.tau else 0
-    newest = list(versions["weights"].values())
-    return versions | {"ring": [newest] * num_slots}
+    ring = {}
+    if stage.delay.tau:
+        for name, weight in versions["weights"].items():
+            ring[name] = weight.expand(stage.delay.num_slots, *weight.shape)
+    return versions | {"ring": ring}
 
 
 def build_stages(
@@ -192,7 +201,7 @@ def check_head(config: RunConfig) -> None:
     if is_own and has_delay and pipeline.stash != "exact" and config.runtime.precision == "bf16":
         raise UserError(
             f"pipeline.stash: {pipeline.stash} with a model of your own needs runtime.precision:"
-            " fp32: under autocast it may compute with copies that would not be overwritten"
+            " fp32: under autocast it may compute with copies, which are not overwritten"
         )
     delay = stage_delays(pipeline)[-1].tau
     if pipeline.stash == "exact" or delay == 0:  # 0 in a pipeline
@@ -218,17 +227,36 @@ def check_head(config: RunConfig) -> None:
 
 
 def _check_graphs(config: RunConfig, device: torch.device) -> None:
-    """UserError where `runtime.graphs` can hold no step."""
-    settings = config.optimizer
-    problem = ""
+    """UserError where `runtime.graphs` cannot hold what the run computes."""
+    pipeline, settings = config.pipeline, config.optimizer
+    problem: str | None = None
     if device.type != "cuda":
         problem = f"needs a CUDA device, and this run computes on {device.type}"
-    elif not isinstance(settings, BasisRotationConfig):
-        problem = f"records steps of basis rotation, and the method is {settings.method}"
-    elif settings.as_published:
+    elif isinstance(settings, BasisRotationConfig) and settings.as_published:
         problem = "records no steps of optimizer.as_published"
-    if problem:
+    elif pipeline.devices > 1 and not isinstance(settings, BasisRotationConfig):
+        problem = (
+            f"on {pipeline.devices} pipeline.devices it records steps of basis rotation alone, and "
+            f"the method is {settings.method}"
+        )
+    elif pipeline.devices == 1:
+        problem = _why_no_graph_holds_passes(config)
+    if problem is not None:
         raise UserError(f"runtime.graphs: {problem}; set it to false")
+
+
+def _why_no_graph_holds_passes(config: RunConfig) -> str | None:
+    pipeline = config.pipeline
+    if pipeline.stash != "exact":
+        return f"needs pipeline.stash: exact, and it is {pipeline.stash}"
+    if pipeline.recompute:
+        return "records no passes with pipeline.recompute, which asks for the generator's state"
+    if getattr(config.model, "moe", None) is not None:
+        return "records no mixture of experts, which asks the device how many tokens each one gets"
+    method = find_method(config)
+    if isinstance(config.optimizer, CustomConfig) and method.corrects_gradients:
+        return "records no correct_gradients of your own, which may compute on the host"
+    return None
 
 
 def check_method(config: RunConfig, device: torch.device) -> None:
@@ -237,7 +265,7 @@ def check_method(config: RunConfig, device: torch.device) -> None:
     or a user's own method fails."""
     if device.type == "mps" and isinstance(config.optimizer, BasisRotationConfig):
         raise UserError(
-            "runtime.device: basis rotation's first bases need float64, which mps has not; use cpu"
+            "runtime.device: basis rotation's first bases need float64, which mps lacks; use cpu"
         )
     if config.runtime.graphs:
         _check_graphs(config, device)
@@ -259,9 +287,8 @@ def check_method(config: RunConfig, device: torch.device) -> None:
             for delay in stage_delays(config.pipeline, config.training.seed):
                 assembly.updater.lr_divisor(delay.tau_updates, step.iteration)
     except RunError as error:
-        if (
-            error.__cause__ is not None
-        ):  # otherwise the small model diverged, which says nothing of the run's own
+        # Without a cause, the small model diverged. This says nothing about the run's model.
+        if error.__cause__ is not None:
             raise UserError(f"{error} (in a trial on a small model)") from None
     finally:
         torch.set_rng_state(state)

@@ -30,7 +30,7 @@ def choose_device(
 
     Args:
         requested: `runtime.device`.
-        local_rank: the rank's number among those of its machine.
+        local_rank: the rank's number among the ranks of its machine.
         share_gpus: the ranks of a machine take its GPUs in turn, even if there are fewer GPUs.
 
     Raises:

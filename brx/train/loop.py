@@ -1,4 +1,4 @@
-"""The training loop: the same for one device and for many, each of which runs it on its own
+"""The training loop, the same for one device and for many. Every device runs it on its own
 stages."""
 
 import math
@@ -22,7 +22,8 @@ from brx.model.checks import check_model
 from brx.model.stage import partition
 from brx.pipeline.engine import StepResult, check_finite
 from brx.pipeline.world import World
-from brx.planning.placement import assign, check_memory, measure_stage_costs
+from brx.planning.cuts import assign
+from brx.planning.placement import check_memory, measure_stage_costs
 from brx.progress import ProgressBar
 from brx.runs import checkpoint
 from brx.runs.checkpoint import (
@@ -66,6 +67,7 @@ def train(
     world: World | None = None,
     profile: bool = False,
     seconds: float = math.inf,
+    verify: bool = False,
 ) -> Status:
     """Train, or continue, one run in the folder `out`, to its end or until it is asked to stop.
 
@@ -73,6 +75,7 @@ def train(
 
     Args:
         seconds: after which the session saves and ends, at the latest; counted from this call.
+        verify: compute the SHA-256 of the token files, even if they look unchanged.
     """
     deadline = time.monotonic() + min(seconds, config.training.session_seconds)
     world, folder = world or World(), RunFolder(out)
@@ -81,18 +84,32 @@ def train(
             check_request(folder, config, resume=resume)
             check_trackers(config)
         with out_of_memory_told():
-            trainer = Trainer(config, folder, world)
+            fingerprint = checkpoint.recorded_fingerprint(out) if resume else None
+            trainer = Trainer(config, folder, world, verify=verify, fingerprint=fingerprint)
             return trainer.run(resume=resume, profile=profile, deadline=deadline)
 
 
 class Trainer:
     """One run on one device."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, world: World) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        world: World,
+        *,
+        verify: bool = False,
+        fingerprint: str | None = None,
+    ) -> None:
+        """
+        Args:
+            verify: compute the SHA-256 of the token files, even if they look unchanged.
+            fingerprint: of the data that the run was trained on before.
+        """
         self.config = config
         self.folder = folder
         self.world = world
-        self.is_writer = world.rank == 0  # of metrics, summary and progress
+        self.is_writer = world.rank == 0  # writes metrics, summary and progress
         self.device, self.device_reason = choose_device(
             config.runtime.device, world.local_rank, share_gpus=config.runtime.share_gpus
         )
@@ -111,20 +128,20 @@ class Trainer:
         ranges = self._stage_ranges()
         check_head(config)
         self.planned_memory = check_memory(config, self.device, world, ranges)
-        self.data = self._prepare_data()
+        self.data = self._prepare_data(verify, fingerprint)
         self.prefetcher = Prefetcher(training_batches(config, self.data).batch, self.device)
         self.assembly = assemble(
             config, self.prefetcher.batch, device=self.device, world=world, own=ranges[world.rank]
         )
         self.iteration = 0
         self.training_seconds = 0.0
-        self._end = 0  # of the segment under way
+        self._end = 0  # last iteration of the current segment
         self._writer = CheckpointWriter(folder.path, config, world)
         # What rank 0 announced, once this rank has seen it.
         self._stop_at: int | None = None
         self._has_asked = False
         self._deadline = math.inf
-        self._recorder: RunRecorder | None = None  # of the writer
+        self._recorder: RunRecorder | None = None  # only the writer's
         self._after_iteration: Callable[[], None] = lambda: None
 
     def run(self, *, resume: bool, profile: bool = False, deadline: float = math.inf) -> Status:
@@ -181,9 +198,8 @@ class Trainer:
                 progress.say(what_is_saved(self.folder.path, self.iteration))
                 raise
             except Exception as error:
-                if not isinstance(
-                    error, NeighbourLostError
-                ):  # which is no more than what another's error led to
+                # A lost neighbour is only the consequence of another rank's error.
+                if not isinstance(error, NeighbourLostError):
                     topic = "diverged" if isinstance(error, DivergedError) else "failed"
                     self.world.announce(topic, str(error) or type(error).__name__)
                 self._writer.give_up()
@@ -268,7 +284,7 @@ class Trainer:
                     reported, pending = pending, []
                     self._report(reported)
         except RunError:
-            if self.world.num_ranks == 1:  # of several, the others can no longer be asked
+            if self.world.num_ranks == 1:  # with several devices, the others can no longer be asked
                 self._report(pending)
             raise
         finally:
@@ -336,7 +352,7 @@ class Trainer:
         losses = self.world.gather(self.assembly.engine.evaluate(on_device))
         if self._recorder is not None:
             assert losses[-1] is not None  # the last device has the head
-            if not math.isfinite(losses[-1]):  # of the last update no loss is computed
+            if not math.isfinite(losses[-1]):  # the loss after the last update is not computed
                 raise DivergedError(
                     f"iteration {self.iteration}: the validation loss is {losses[-1]}"
                 )
@@ -391,8 +407,9 @@ class Trainer:
                 break
             error = self.world.broadcast(self._first_damage(newest))
             if error is None:
+                for before in damaged.values():
+                    self._say(f"{before.problem}; continuing from {newest}")
                 return newest
-            self._say(f"{error.problem}; going back to an older checkpoint")
             damaged[newest] = error
         if damaged:
             raise next(iter(damaged.values()))
@@ -413,10 +430,17 @@ class Trainer:
         if self.is_writer:
             print(note, file=sys.stderr, flush=True)
 
-    def _prepare_data(self) -> PreparedData:
+    def _prepare_data(self, verify: bool, fingerprint: str | None) -> PreparedData:
         if not self.is_writer:  # rank 0 makes the token files; the others find them
             self.world.barrier(patient=True)
-        data = prepare(self.config.data, quiet=not self.is_writer)
+        # Once per machine: machines may have token files of their own.
+        is_first_here = self.world.local_rank == 0
+        data = prepare(
+            self.config.data,
+            quiet=not self.is_writer,
+            always_hash=verify and is_first_here,
+            fingerprint=fingerprint,
+        )
         if self.is_writer:
             self.world.barrier(patient=True)
         agree(self.world, {"fingerprint of the data": data.fingerprint})

@@ -17,13 +17,13 @@ from typing import Any, Self
 import torch
 
 import brx
+from brx.accelerators import peak_flops
 from brx.config.schema import BasisRotationConfig, RunConfig
 from brx.environment import environment_for_git
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.model.sizes import count_parameters, training_flops
 from brx.pipeline.engine import StepResult
-from brx.planning.planned_run import peak_flops
 from brx.progress import ProgressBar
 from brx.runs.folder import RunFolder
 from brx.runs.metrics import MetricsWriter, Record, exact, read_metrics
@@ -95,12 +95,10 @@ class RunRecorder:
     def record(self, reports: list[tuple[list[StepNumbers], int]], seconds: list[float]) -> None:
         """Write a record per iteration, with the seconds at its end, from each device's steps and
         peak memory."""
-        steps = list(
-            zip(*(own_steps for own_steps, _ in reports), strict=True)
-        )  # by iteration and device
-        update_seconds = [
-            max(part.update_seconds for part in parts) for parts in steps
-        ]  # at one time: the slowest
+        # By iteration and device.
+        steps = list(zip(*(own_steps for own_steps, _ in reports), strict=True))
+        # Devices update at the same time, so the slowest counts.
+        update_seconds = [max(part.update_seconds for part in parts) for parts in steps]
         for parts, update in zip(steps, update_seconds, strict=True):
             self._refresh_time.see(parts[0].iteration, update)
         records = [
@@ -136,7 +134,7 @@ class RunRecorder:
         error: str | None = None,
         memory: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Write summary.json. `training_seconds` are those of all sessions, without validations and
+        """Write summary.json. `training_seconds` sums all sessions, without validations and
         checkpoints; `memory` has each rank's measured and planned peak in bytes, if they could
         still be asked."""
         before = self._folder.read_summary()
@@ -256,15 +254,15 @@ class RefreshTime:
                 optimizer.frequency if optimizer.refresh_schedule == "uniform" else None
             )
             self._first = optimizer.first_refresh
+        # Updates with a refresh, and without.
         self._seconds: dict[bool, list[float]] = {
             True: [],
             False: [],
-        }  # of updates with a refresh, and without
+        }
 
     def see(self, iteration: int, update_seconds: float) -> None:
-        if (
-            self._frequency is not None and iteration > self._first
-        ):  # the first basis takes eigenvectors
+        # The first basis takes longer, because it needs eigenvectors.
+        if self._frequency is not None and iteration > self._first:
             self._seconds[iteration % self._frequency == 0].append(update_seconds)
 
     @property

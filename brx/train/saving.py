@@ -1,8 +1,7 @@
-"""Checkpoints beside the training: a copy in host memory at the iteration, written by a thread.
-
-Every rank writes its stages and says so; rank 0 puts the checkpoint in place once all have. The
-next checkpoint waits until this one is complete. Whoever waits goes on waiting as long as somebody
-writes, however slow the storage is: `timeout_s` bounds the time without progress."""
+"""Checkpoints in the background: the iteration's state is copied to host memory, and a thread
+writes it. Every rank writes its stages and announces it. Rank 0 puts the checkpoint in place when
+all have finished. The next checkpoint waits until this one is complete. A rank waits as long as any
+rank makes progress, however slow the storage is: `timeout_s` limits the time without progress."""
 
 import json
 import threading
@@ -41,7 +40,7 @@ class CheckpointWriter:
     def __init__(self, run: Path, config: RunConfig, world: World) -> None:
         self._run, self._config, self._world = run, config, world
         self._thread: threading.Thread | None = None
-        self._iteration = 0  # of the checkpoint under way
+        self._iteration = 0  # the iteration of the checkpoint that is being written
         self._error: BaseException | None = None
         self._is_given_up = self._is_cut_off = False
         self._num_bytes, self._told_at = 0, 0.0

@@ -61,11 +61,11 @@ class StalenessProbe:
             for parameter in group["params"]
         }
         self._fresh_gradients = fresh_gradients
-        self._updates: list[dict[int, list[Tensor]]] = [
-            {} for _ in stages
-        ]  # by stage and iteration, while needed
+        # By stage and iteration, while needed
+        self._updates: list[dict[int, list[Tensor]]] = [{} for _ in stages]
         self._measures: dict[int, Measures] = {}
-        self._distances: list[list[float]] = []  # of the update's micro-batches so far, by stage
+        # For each micro-batch of the update so far: the distance of each stage.
+        self._distances: list[list[float]] = []
         self._bases: list[list[dict[str, Tensor]]] = []  # before the update, by stage and weight
 
     def before_forward(self, micro_batch: int) -> None:

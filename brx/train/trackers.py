@@ -20,7 +20,7 @@ SETTINGS = {"torch.utils.tensorboard": "tensorboard", "wandb": "wandb", "trackio
 class Tracker(NamedTuple):
     """Takes the numbers of each record that goes into metrics.jsonl."""
 
-    log: Callable[[dict[str, float], int], object]  # of an iteration
+    log: Callable[[dict[str, float], int], object]  # takes numbers and their iteration
     close: Callable[[], object]
 
 
@@ -41,9 +41,8 @@ def tensorboard(run: Path, first_iteration: int) -> Tracker:
 def board(module: str, project: str, run: Path, config: RunConfig) -> Tracker:
     """A run on a board of Weights & Biases or Trackio, whose interfaces are the same; resumes under
     the same name."""
-    id_file = (
-        run / "run_id.txt"
-    )  # a name that no other run has on the board, kept for when this one resumes
+    # A unique name on the board, kept for when this run resumes.
+    id_file = run / "run_id.txt"
     if not id_file.is_file():
         write_text(id_file, uuid4().hex[:12] + "\n")
     name, identity = run.name, id_file.read_text(encoding="utf-8").strip()

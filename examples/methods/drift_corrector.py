@@ -1,9 +1,8 @@
-"""AdamW on gradients that are damped where they and the weights' drift since they were taken agree
-in sign.
+"""AdamW with gradients that are damped where the weights have already moved in their direction.
 
-A gradient from older weights asks for a move that the later updates may have made already: the part
-of each coordinate that has moved down its gradient since then, relative to the largest such move,
-is taken off.
+A gradient at old weights asks for a move that later updates may have made already. So each
+coordinate that has moved against its gradient since then is damped, in proportion to its move over
+the largest such move.
 
     brx train quick --set pipeline.stages=8
     optimizer.method=examples/methods/drift_corrector.py:DriftCorrector

@@ -28,7 +28,7 @@ class Lion(Optimizer):
 
 
 class LionOnMatrices(Method):
-    """Signs make steps of one size, so that Lion wants a smaller learning rate than AdamW."""
+    """All steps of Lion have the same size, so it needs a smaller learning rate than AdamW."""
 
     summary = "Lion on the matrices, AdamW on the rest"
 

@@ -1,4 +1,4 @@
-"""AdamW that computes where Adam's own steps are about to take the weights (XPipe, Guan et al.
+"""AdamW with passes at the weights that Adam's next steps will probably reach (XPipe, Guan et al.
 2019, arXiv:1911.04610).
 
 brx train quick --set pipeline.stages=8 optimizer.method=examples/methods/xpipe.py:XPipe

@@ -41,5 +41,5 @@ class ConvMixer(nn.Module):
         self.head = nn.Sequential(nn.RMSNorm(width), nn.Linear(width, vocabulary_size))
 
     def initialize(self, seed: int) -> None:
-        """brx has seeded torch before the constructor; here the head is made to begin small."""
+        """Start the head with small weights; brx has seeded torch before the constructor."""
         nn.init.normal_(self.head[1].weight, std=0.02)

@@ -23,7 +23,7 @@ def circle(count: int, seed: int) -> torch.Tensor:
 
 
 def distance(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The energy distance of two sets of points: 0 where they are spread alike."""
+    """The energy distance of two sets of points: 0 if they have the same distribution."""
     return 2 * torch.cdist(x, y).mean() - torch.cdist(x, x).mean() - torch.cdist(y, y).mean()
 
 

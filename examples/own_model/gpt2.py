@@ -1,4 +1,4 @@
-"""A tiny Hugging Face GPT-2 through its Trainer on Python's own manual, bytes, P = 1 and 4: `python
+"""A tiny Hugging Face GPT-2 in the Trainer, on the bytes of Python's manual, P = 1 and 4: `python
 gpt2.py [N]`."""
 
 import sys

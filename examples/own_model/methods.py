@@ -1,5 +1,5 @@
-"""AdamW, Muon and basis rotation on one's own model at P = 1 and 16: a residual MLP on
-scikit-learn's digits.
+"""AdamW, Muon and basis rotation on a model of your own, a residual MLP on scikit-learn's digits,
+at P = 1 and 16.
 
 python methods.py [ITERATIONS] writes runs/methods: three learning rates and two seeds of each.
 """

@@ -1,4 +1,5 @@
-"""What an iteration launches does not grow with the number of stages, but for their copies."""
+"""The launches of an iteration do not grow with the number of stages, except for the copies of
+weights."""
 
 from functools import cache
 

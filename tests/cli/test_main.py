@@ -2,30 +2,76 @@
 mistake."""
 
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
+import typer
 import yaml
+from typer.core import TyperGroup
 
 from brx import __version__
-from brx.cli.main import COMMANDS, main
+from brx.cli.main import COMMANDS, app, main
 from brx.config.loading import dump_config
 from tests.train.helpers import tiny_config
 
 
-def test_every_command_has_help_with_examples(printed):
+def commands_in(command, words=()):
+    """The words of a command, and of the commands below it."""
+    yield words
+    for name in command.list_commands(None) if isinstance(command, TyperGroup) else ():
+        yield from commands_in(command.get_command(None, name), (*words, name))
+
+
+ALL_COMMANDS = list(commands_in(typer.main.get_command(app)))
+
+
+def test_version_is_printed(printed):
     assert printed("--version") == f"brx {__version__}\n"
+
+
+@pytest.mark.parametrize("panel", ["Options", "Train", "Compare", "Understand", "Plan"])
+def test_overview_has_panels(panel, printed):
+    assert f"\n{panel}:\n" in printed("--help")
+
+
+def test_overview_names_every_command(printed):
     overview = printed("--help")
-    assert all(
-        f"\n{panel}:\n" in overview
-        for panel in ("Options", "Train", "Compare", "Understand", "Plan")
-    )
-    for command in COMMANDS:
-        assert re.search(rf"^  {command}  +\S", overview, flags=re.M)
-        shown, _, examples = printed(command, "--help").partition("Examples:")
-        assert shown.startswith(f"Usage: brx {command} ")
-        assert f"  brx {command}" in examples
+    assert all(re.search(rf"^  {command}  +\S", overview, flags=re.M) for command in COMMANDS)
+
+
+@pytest.mark.parametrize("words", ALL_COMMANDS, ids=" ".join)
+def test_help_has_examples(words, printed):
+    shown, _, examples = printed(*words, "--help").partition("Examples:")
+    assert shown.startswith(" ".join(["Usage: brx", *words]))
+    assert "  brx " in examples
+
+
+@pytest.mark.parametrize("words", ALL_COMMANDS, ids=" ".join)
+def test_help_fits_eighty_columns(words, printed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    too_long = [line for line in printed(*words, "--help").splitlines() if len(line) > 80]
+    assert not too_long
+
+
+@pytest.mark.parametrize("words", ALL_COMMANDS, ids=" ".join)
+def test_examples_in_help_parse(words, printed):
+    text = printed(*words, "--help").partition("Examples:")[2].replace("\\\n", " ")
+    for line in text.splitlines():
+        arguments = shlex.split(line, comments=True)
+        if arguments[:1] == ["brx"] and "--help" not in arguments:
+            parse(arguments[1:])
+
+
+def parse(arguments):
+    """Parse arguments as the command would, and run nothing."""
+    command = typer.main.get_command(app)
+    context = None
+    while isinstance(command, TyperGroup) and arguments:
+        name, *arguments = arguments
+        command = command.get_command(None, name)
+        context = command.make_context(name, list(arguments), parent=context)
 
 
 @pytest.mark.parametrize(
@@ -122,3 +168,9 @@ def test_tilde_of_an_option_is_the_home_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main(["data", "list", "~/none"]) == 0
     assert f"{tmp_path}/none" in capsys.readouterr().out
+
+
+def test_working_folder_that_is_gone_is_told(tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert "the working folder is gone" in refused("plan", "quick")

@@ -50,8 +50,8 @@ MISTAKES = [
     ("sweep laptop/mian --dry-run", "laptop/mian: no such sweep file, did you mean 'laptop/main'?"),
     ("claims main-reductoin", "did you mean 'main-reduction'?"),
     # Token files.
-    ("data info missing", "missing: no token files, which are made with brx data prepare"),
-    ("data remove empty", "empty: no folder of token files; brx data list names them"),
+    ("data info missing", "missing: has no token files; brx data prepare makes them"),
+    ("data remove empty", "empty: is not a folder of token files; brx data list shows them"),
     # Figures and tables.
     ("plot mian", "FIGURE: unknown figure 'mian', did you mean 'main'? (known: curves,"),
     ("tables 'Table 99'", "TABLE: unknown table 'Table 99', did you mean 'Table "),
@@ -76,7 +76,7 @@ MISTAKES = [
     ("compare --out empty --committed empty", "METHOD: needed, since no run is in"),
     ("compare adamm", "unknown method 'adamm'"),
     ("compare nothing.py:Mine", "nothing.py cannot be read"),
-    ("compare muon soap --set optimizer.beta1=0.5", "name exactly one"),
+    ("compare muon soap --set optimizer.beta1=0.5", "needs exactly one METHOD"),
     ("compare nesterov --rest-lr 1e-3", "rest_lr"),
     ("compare muon --set training.iterations=5", "must be optimizer.KEY=VALUE"),
     ("compare --dry-run", "--dry-run: give a METHOD"),
@@ -129,12 +129,18 @@ MISTAKES = [
         "has no pipedream (AdamW), which costs are",
     ),
     (f"{ASKED} --cost-from results/demo results/laptop", "runs of one model and batch are needed"),
-    (f"{ASKED} --local-steps 8", "--local-steps and --averaging: give both"),
     (
-        f"{ASKED} --local-steps 8 --averaging 3GB",
-        "--averaging 3GB: write units of an update's passes",
+        f"{ASKED} --config laptop --device-memory 10Gb",
+        "--device-memory 10Gb: Gb are bits; give bytes: 1.25GB, or 10GB if bytes were meant",
     ),
-    (f"{ASKED} --local-steps 8 --averaging 3 --local-slowdown 0.5", "--local-slowdown 0.5: must"),
+    (
+        "plan laptop --set pipeline.balance=speed",
+        "pipeline.balance",
+    ),
+    ("stages llama-1b --hidden 5", "a model of your own needs --heads, --params-per-block, --bl"),
+    ("stages llama-1b --batch-size 5", "CONFIG: has a model, a batch and a sequence length of"),
+    ("stages --set model.width=8", "--set: needs a CONFIG to change"),
+    ("plan laptop --set optimizer.method=torch.optim:Muon", "its constructor: Muon only supports"),
     (f"{ASKED} nowhere.json", "nowhere.json: not readable"),
 ]
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from brx.cli.main import main
 from brx.methods.table import METHODS
 
 
@@ -65,7 +66,26 @@ def test_memory_of_a_run_is_shown_by_stage_and_by_device(printed):
         pytest.approx(4 * 2 * (4 * 2 * 32**2 + 2 * (128**2 + 32**2)) / 1e3, abs=0.1),
     ]
     assert len(rows_of(by_rank)) == 2
-    assert "Peak: " in by_rank
+
+
+def test_plan_itemises_the_peak(printed):
+    text = printed("plan", "laptop", "--set", "optimizer.method=basis-rotation")
+    line = next(line for line in text.splitlines() if line.startswith("Peak: "))
+    total, items = re.fullmatch(r"Peak: ([\d.]+) MB on rank 0, at [a-z ]+: (.*)\.", line).groups()
+    sizes = [float(item.rpartition(" ")[2]) for item in items.split(", ")]
+    assert sum(sizes) == pytest.approx(float(total), abs=0.01 * len(sizes))
+
+
+def test_plan_says_what_it_assumes(printed):
+    settings = ["pipeline.devices=2", "runtime.graphs=true", "optimizer.method=basis-rotation"]
+    text = printed("plan", "laptop", "--set", *settings)
+    for assumption in ("Communicators: 2 of NCCL", "Graphs: all CUDA graphs share", "Checkpoint:"):
+        assert assumption in text
+
+
+def test_plan_names_a_method_that_cannot_be_tried(printed):
+    text = printed("plan", "laptop", "--set", "optimizer.method=examples/methods/xpipe.py:XPipe")
+    assert "Moments of examples/methods/xpipe.py:XPipe: nothing is counted for its" in text
 
 
 def test_schedule_shows_the_engines_actions_and_the_delays(printed):
@@ -117,3 +137,24 @@ def test_stages_of_an_own_model_on_own_devices(printed):
         *own, "--memory", "8", "80GB", "--sequence-length", "8192", "--format", "csv"
     ).splitlines()
     assert table[1].endswith(",>= 64,7")
+
+
+SEVEN_B = ["pipeline.rings=host", "model.kv_heads=32", "model.hidden=11008", "data.tokenizer=bytes"]
+
+
+@pytest.mark.parametrize("memory", ["24", "80"])
+def test_stages_of_a_configuration_are_those_of_plan(memory, printed):
+    table = printed("stages", "llama-8b", "--memory", memory, "--set", *SEVEN_B, "--format", "csv")
+    count = table.splitlines()[1].rpartition(",")[2]
+    plan = printed("plan", "llama-8b", "--device-memory", f"{memory}GB", "--set", *SEVEN_B)
+    if count == "does not fit":
+        assert "; even R = " in plan
+    else:
+        assert f"; the smallest R that fits is {count}." in plan
+
+
+def test_stages_print_what_they_assume(capsys):
+    main(["stages"])
+    notes = " ".join(capsys.readouterr().err.split())
+    assert "assumed, as in the paper: 16 bytes per parameter" in notes
+    assert "brx stages CONFIG` prints its numbers of devices" in notes

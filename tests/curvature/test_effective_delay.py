@@ -1,5 +1,5 @@
-"""The effective delay in closed form, its error by simulation, slowdowns beside it, delay profiles,
-the commands."""
+"""The effective delay in closed form, its error by simulation, its table with slowdowns, delay
+profiles, the commands."""
 
 import json
 import math

@@ -1,5 +1,5 @@
-"""Hessian products and strategies' bases against the whole Hessian and naive ones; what stands
-beside their norms."""
+"""Hessian products against the whole Hessian, strategies' bases against naive ones, and the columns
+next to their norms."""
 
 import csv
 import re
@@ -77,7 +77,7 @@ def test_a_dense_batch_in_parts_gives_the_same_product(monkeypatch):
         monkeypatch.setitem(hessian.TOKENS_PER_PASS, "cpu", tokens)
         assert [
             len(inputs) for inputs, _ in hessian._parts(model, batch)
-        ] == parts  # of 3 examples of 5 tokens
+        ] == parts  # 3 examples with 5 tokens each
         product = hessian.hessian_vector_product(model, parameters, batch, vector)
         torch.testing.assert_close(product, whole, rtol=1e-9, atol=1e-12)
 

@@ -177,8 +177,27 @@ def test_result_is_the_estimate_over_the_products_of_one_sample_and_of_its_halve
     assert sum(result.kinds.num_rows) == checkpoint.num_parameters == result.num_parameters
     assert results_of(run) == {space: result}
     assert [path.name for path in (run / "analysis").iterdir()] == [
-        f"hessian-norm-{space}-00000030.json"
+        f"hessian-norm-{space}-00000030-4-batches.json"
     ]
+
+
+def test_larger_sample_leaves_the_usual_one(run):
+    usual = measure(run, "original").model_copy(update={"settings": NormSettings()})
+    usual.write(run)
+    larger = usual.model_copy(update={"settings": NormSettings(batches_per_vector=1600)})
+    larger.write(run)
+    assert results_of(run, batches=160) == {"original": usual}
+    assert results_of(run, batches=1600) == {"original": larger}
+
+
+def test_largest_sample_of_all_spaces_counts(run):
+    measured = measure(run, "original")
+    for space, batches in (("original", 160), ("original", 1600), ("rotated", 160)):
+        settings = NormSettings(batches_per_vector=batches)
+        measured.model_copy(update={"space": space, "settings": settings}).write(run)
+    chosen = results_of(run)
+    assert {one.settings.batches_per_vector for one in chosen.values()} == {160}
+    assert set(chosen) == {"original", "rotated"}
 
 
 @pytest.mark.parametrize(
@@ -230,7 +249,7 @@ def test_a_basis_may_be_borrowed_or_estimated(runs, tmp_path):
     assert (estimated.num_stages, estimated.num_own_stages) == (
         8,
         4,
-    )  # P is that of the pipeline whose delays it has
+    )  # P belongs to the pipeline whose delays it has
     assert list(breakdown_table(estimated, "stage")["stage"]) == [
         "stage 0",
         "stage 1",

@@ -13,9 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brx.data import prepare as preparing
+from brx.data import token_file
 from brx.data.prepare import SPLITS, TokenWriter, prepare, remove, token_folder, tokenized
 from brx.data.sources import is_validation
-from brx.data.token_file import GPT2_END_OF_TEXT, TokenFile, gpt2_encoding, make_tokenizer
+from brx.data.token_file import (
+    GPT2_END_OF_TEXT,
+    TokenFile,
+    gpt2_encoding,
+    make_tokenizer,
+    sha256,
+)
 from brx.errors import RunError, UserError
 from tests.data.helpers import local_config, run_python, texts, write_rows
 
@@ -82,7 +89,7 @@ def test_the_budget_is_met_exactly(tmp_path, tokens, monkeypatch):
 def test_found_again_without_work_and_told_when_damaged(tmp_path, monkeypatch, capsys):
     config = local_config(tmp_path, DOCUMENTS)
     elsewhere = config.model_copy(update={"directory": str(tmp_path / "quiet")})
-    capsys.readouterr()  # of the library that has written the corpus
+    capsys.readouterr()  # version of the library that wrote the corpus
     first = prepare(elsewhere, quiet=True)
     assert capsys.readouterr().err == ""
     assert prepare(config).fingerprint == first.fingerprint
@@ -336,3 +343,44 @@ def test_link_to_token_files_is_not_removed(tmp_path):
     with pytest.raises(UserError, match=r"link: is a link to .*real; name that folder"):
         remove(tmp_path / "link")
     assert (tmp_path / "real").is_dir()
+
+
+def test_hash_is_computed_again_on_request(tmp_path, monkeypatch):
+    config = local_config(tmp_path, DOCUMENTS)
+    prepare(config)
+    hashed = []
+    monkeypatch.setattr(token_file, "sha256", lambda path: hashed.append(path.name) or sha256(path))
+    prepare(config)
+    assert hashed == []
+    prepare(config, always_hash=True)
+    assert hashed == ["train.bin", "validation.bin"]
+
+
+@pytest.fixture
+def gone(tmp_path):
+    """Settings whose token files are there while the source is gone, and the data's fingerprint."""
+    config = local_config(tmp_path, DOCUMENTS)
+    prepare(config.model_copy(update={"split_seed": 1}))  # another run's
+    fingerprint = prepare(config).fingerprint
+    os.remove(config.source)
+    return config, fingerprint
+
+
+def test_token_files_outlive_their_source(gone, capsys):
+    config, fingerprint = gone
+    assert prepare(config, fingerprint=fingerprint).fingerprint == fingerprint
+    assert "is gone; the run goes on with the token files" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fingerprint", [None, "0" * 64])
+def test_source_that_is_gone_is_told(gone, fingerprint):
+    config, _ = gone
+    with pytest.raises(UserError, match=r"data\.source: \S+: no such file"):
+        prepare(config, fingerprint=fingerprint)
+
+
+def test_folder_that_is_gone_is_no_dataset(gone, monkeypatch):
+    config, fingerprint = gone
+    monkeypatch.setattr(preparing, "documents", None)  # would fail if the hub were asked
+    of_folder = config.model_copy(update={"source": "corpus"})
+    assert prepare(of_folder, fingerprint=fingerprint).fingerprint == fingerprint

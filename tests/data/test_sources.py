@@ -184,7 +184,7 @@ def test_folders_and_patterns(tmp_path):
         ("table.csv", b"a,b\n", r"unknown kind of file; known are \.txt, \.jsonl, \.parquet"),
         ("*.csv", b"a,b\n", r"unknown kind of file"),
         ("", b"a,b\n", r"the folder holds no \.txt, \.jsonl, \.parquet file"),
-        ("bin.txt", b"abc\xff\xfe", "cannot be read: UnicodeDecodeError"),
+        ("bin.txt", b"abc\xff\xfe", "cannot be read: not UTF-8 text; convert it first"),
         ("nul.txt", b"abc\0def", "holds NUL characters: not a text file"),
         ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r':2: must be a JSON object, is {"text":$'),
         ("array.jsonl", b'["a"]', r':1: must be a JSON object, is \["a"\]$'),
@@ -208,8 +208,8 @@ def test_bad_files_are_told_in_one_line(tmp_path, name, content, message):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A hub that holds one dataset, as a local file: what was asked of it, and whether it is there
-    converted alone."""
+    """A hub with one dataset, as a local file: the requests that it received, and whether only a
+    converted copy exists."""
     state, load = SimpleNamespace(asked=[], script_only=False), datasets.load_dataset
     path = write_rows(tmp_path / "hub.parquet", DOCUMENTS)
 

@@ -151,10 +151,10 @@ def test_round_trip(tmp_path):
         ),
         (lambda path: os.truncate(path, 10), r"train\.bin: holds 10 bytes, its sidecar says 12"),
         (lambda path: os.truncate(path, 14), r"train\.bin: holds 14 bytes, its sidecar says 12"),
-        (flip_a_bit, r"train\.bin: its SHA-256 is not the sidecar's"),
+        (flip_a_bit, r"train\.bin: its SHA-256 differs from the one in its sidecar"),
         (
             lambda path: path.with_suffix(".json").write_bytes(b'{"source": "\xff'),
-            r"train\.json: not a YAML file",
+            r"train\.json: not UTF-8 text",
         ),
         (
             lambda path: reword(path, '"num_tokens": 6', '"num_tokens": -1'),
@@ -237,7 +237,7 @@ def test_change_under_the_same_time_is_found(tmp_path):
     before = path.stat()
     path.write_bytes(bytes(18) + b"\1\0")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(UserError, match="its SHA-256 is not the sidecar's"):
+    with pytest.raises(UserError, match="its SHA-256 differs from the one in its sidecar"):
         TokenFile.load(path)
 
 

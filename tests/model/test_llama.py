@@ -134,8 +134,8 @@ def test_stages_in_a_row_are_the_model():
 def test_hidden_width_defaults_to_gpts_number_of_weights():
     ours, _ = count_parameters(llama(blocks=1, width=96, heads=2, sequence_length=8), 10)
     gpt, _ = count_parameters(GPTConfig(blocks=1, width=96, heads=2, sequence_length=8), 10)
-    vectors = 12 * 96 + 10  # of GPT: three norms, the block's biases, the head's
-    positions, norms = 8 * 96, 3 * 96  # those of GPT; those of Llama
+    vectors = 12 * 96 + 10  # GPT's vectors: three norms, the block's biases, the head's bias
+    positions, norms = 8 * 96, 3 * 96  # GPT's and Llama's
     assert ours - norms == gpt - positions - vectors
 
 

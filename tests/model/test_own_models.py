@@ -12,6 +12,7 @@ from brx.config.user_code import allowed
 from brx.errors import UserError
 from brx.model import head as head_module
 from brx.model.checks import check_model
+from brx.model.description import one_model
 from brx.model.head import loss_of
 from brx.model.sizes import count_parameters, stage_forward_flops
 from brx.model.stage import make_stage, partition, whole_model
@@ -158,13 +159,13 @@ def test_loss_in_chunks_keeps_the_forward_passes_weights(monkeypatch):
         (
             {"forward": "self.linear(x)[..., :4]"},
             {},
-            "blocks.0 gives a stream of shape (2, 6, 4), must be (2, 6, 8): examples, tokens,"
+            "blocks.0 returns a stream of shape (2, 6, 4), must be (2, 6, 8): examples, tokens,"
             " model.width",
         ),
         (
             {"model": "self.head = nn.Linear(width, 5)"},
             {},
-            "head gives logits of shape (2, 6, 5), must be (2, 6, 11)",
+            "head returns logits of shape (2, 6, 5), must be (2, 6, 11)",
         ),
         (
             {"model": "self.head.weight = self.embed.weight"},
@@ -207,7 +208,7 @@ def test_loss_in_chunks_keeps_the_forward_passes_weights(monkeypatch):
             {},
             "blocks.0.seen is changed by the forward pass",
         ),
-        ({"forward": "(self.linear(x), x.sum())"}, {}, "say so by has_auxiliary_loss = True"),
+        ({"forward": "(self.linear(x), x.sum())"}, {}, "set has_auxiliary_loss = True"),
         ({"block": "raise ValueError('no')"}, {}, "mine.py:9: ValueError: no"),
     ],
 )
@@ -215,6 +216,46 @@ def test_what_cannot_train_is_one_line(parts, options, message, tmp_path):
     config = own(written(tmp_path, **parts), **options)
     with pytest.raises(UserError, match=rf"\A[^\n]*{re.escape(message)}[^\n]*\Z"):
         check_model(config, 11, partition(4, 2))
+
+
+INITIALIZE = """pass
+
+    def initialize(self, seed):
+        """
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        (
+            "self.head.weight = self.embed.weight",
+            "initialize ties or unties head.weight; only the constructor may decide",
+        ),
+        (
+            "self.blocks[0].linear.bias = None",
+            "initialize adds or removes the weight blocks.0.linear.bias",
+        ),
+        (
+            "self.head.bias = nn.Parameter(torch.zeros(3))",
+            "initialize changes the shape of head.bias from (11,) to (3,)",
+        ),
+    ],
+)
+def test_initialize_may_change_values_only(statement, message, tmp_path):
+    config = own(written(tmp_path, model=INITIALIZE + statement))
+    with pytest.raises(UserError, match=rf"\A[^\n]*{re.escape(message)}[^\n]*\Z"):
+        whole_model(config, 11, seed=0)
+
+
+def test_initialize_may_replace_a_weight(tmp_path):
+    statement = "self.head.bias = nn.Parameter(torch.ones(11))"
+    stage = whole_model(own(written(tmp_path, model=INITIALIZE + statement)), 11, seed=0)
+    assert torch.equal(stage.head.bias, torch.ones(11))
+
+
+def test_file_that_is_not_there_has_no_options():
+    with pytest.raises(UserError, match=r"\A[^\n]*gone\.py cannot be read[^\n]*\Z"):
+        one_model("gone.py:Mine")
 
 
 def test_example_can_train():

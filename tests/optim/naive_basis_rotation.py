@@ -120,8 +120,8 @@ def first_basis(S, smallest):
 
 
 def leading_rows(vectors):
-    """In turn the first row of which about as much is left as of any, beside the span of those
-    before it."""
+    """Choose rows one after another: the first whose rest outside the span of the chosen ones is
+    about the longest."""
     rows, chosen = vectors.clone(), []
     for _ in range(vectors.shape[1]):
         lengths = [row.norm() for row in rows]

@@ -145,8 +145,7 @@ def of_all_ranks(value):
 
 
 def updates_of_an_empty_shard():
-    """The numbers of updates that the ranks have counted, of parameters of which one rank may have
-    nothing."""
+    """The ranks' counts of updates, for parameters of which a rank may hold no shard."""
     model = fully_shard(nn.Linear(6, 1))
     optimizer = adapted(model)
     for t in range(3):
@@ -163,7 +162,7 @@ def trains_as_one_process(shard, **options):
 
 
 def matrices_per_rank():
-    """Of how many matrices each rank keeps the state."""
+    """The number of matrices whose state each rank keeps."""
     states = [state for state in trained(fsdp2(), 1).state.values() if "left_basis" in state]
     return of_all_ranks(sum(state["left_basis"].numel() > 0 for state in states))
 
@@ -220,8 +219,8 @@ def resumes(through, folder):
 
 
 class MeshOfGPUs:
-    """What is asked of a mesh whose processes exchange through NCCL, as that of FSDP2 with
-    offloading to the CPU."""
+    """Requests to a mesh whose processes exchange through NCCL, as in FSDP2 with offloading to the
+    CPU."""
 
     ndim, mesh = 1, torch.arange(2)
 

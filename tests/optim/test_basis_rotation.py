@@ -216,6 +216,7 @@ WRONG += [
     ("first_refresh", 1),
     ("first_refresh", 2.5),
     ("rotation_precision", "fp8"),
+    ("covariance_precision", "bf16"),
     ("split", 3),
 ]
 WRONG += [("staggered", 1), ("max_dim", 0.5), ("lr", float("nan")), ("betas", (0.9, True))]
@@ -334,6 +335,42 @@ def test_rotation_precision_stays_within_its_error_and_spares_the_basis(
     for name, value in states["highest"].items():
         if name.endswith(("basis", "covariance")):
             assert torch.equal(value, states[precision][name]), name
+
+
+def _to_ten_bits(matrix):
+    """Each number rounded to 10 bits of mantissa, by its own exponent."""
+    mantissa, exponent = torch.frexp(matrix)
+    return torch.ldexp(torch.round(mantissa * 2**11) / 2**11, exponent)
+
+
+# By update the number of updates for which its gradient stands: refreshes are at 2, 5 and 10.
+@pytest.mark.parametrize(
+    ("covariance", "weights"),
+    [
+        ("step", [1] * 11),
+        ("refresh", [1, 1, 0, 0, 1, 0, 0, 0, 0, 1, 0]),
+        ("interval", [1, 1, 0, 0, 3, 0, 0, 0, 0, 5, 0]),
+    ],
+)
+@pytest.mark.parametrize("precision", ["highest", "tf32"])
+def test_covariance_is_the_average_of_its_gradients(covariance, weights, precision):
+    (parameter,) = parameters(1, 24, 40)
+    options = {"frequency": 5, "covariance": covariance, "covariance_precision": precision}
+    optimizer = BasisRotation([parameter], betas=(0.9, 0.9), **options)
+    gradients = full_rank_gradients(11, 24, 40, dtype=torch.float32)
+    take_steps(optimizer, [parameter], [gradients])
+    expected = torch.zeros(24, 24).double()
+    for gradient, weight in zip(gradients, weights, strict=True):
+        factor = gradient.double() if precision == "highest" else _to_ten_bits(gradient.double())
+        expected = 0.9**weight * expected + (1 - 0.9**weight) * factor @ factor.mT
+    found = optimizer.state[parameter]["left_covariance"].double()
+    # Far below the roundings of TF32, which change entries by some 1e-4 of the largest.
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6 * float(expected.max()))
+
+
+def test_first_moments_have_no_covariance_precision():
+    with pytest.raises(ValueError, match=r"source '1st' keeps no covariances"):
+        BasisRotation(parameters(1, 3, 3), source="1st", covariance_precision="tf32")
 
 
 @pytest.mark.parametrize(("geometry", "num_sides"), [("bilateral", 2), ("unilateral", 1)])

@@ -13,7 +13,7 @@ SHAPES = [(8, 8), (8, 8), (16, 8), (2, 4, 4), (8,)]
 
 
 class Recording:
-    def __init__(self, work, pool):
+    def __init__(self, work):
         self._work = work
         self.num_replays = 0
 
@@ -40,8 +40,8 @@ def make(recordings, **options):
     for parameter in series:
         parameter.grad = torch.zeros_like(parameter)
 
-    def record(work, pool):
-        recordings.append(Recording(work, pool))
+    def record(work):
+        recordings.append(Recording(work))
         return recordings[-1]
 
     return series, optimizer, GraphedSteps(optimizer, record, "cpu")

@@ -1,5 +1,5 @@
-"""Models as their authors wrote them: what is told from names, shapes and use, and what becomes of
-each parameter."""
+"""Models as their authors wrote them: the roles found from names, shapes and use, and each
+parameter's update."""
 
 import copy
 import json

@@ -4,7 +4,7 @@ not far below."""
 import pytest
 import torch
 
-from brx.optim.products import fp32_products, product, round_to_tf32
+from brx.optim.products import add_product, fp32_products, product, round_to_tf32
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -39,6 +39,31 @@ def test_error_is_within_the_bound(precision, bound, device):
     )
     if precision != "highest":
         assert relative.max() > bound / 20
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("highest", 128 * 2**-24), ("tf32", 2**-10)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+def test_added_product_is_within_the_bound(precision, bound, device):
+    left = matrices(0, 3, 64, 128).to(device)
+    total = left @ left.mT
+    found = total.clone()
+    add_product(found, left, left.mT, decay=0.75, weight=0.25, precision=precision)
+    wide = left.double()
+    error = (found.double() - (0.75 * total.double() + 0.25 * wide @ wide.mT)).abs()
+    relative = error / (wide.abs() @ wide.abs().mT)
+    # A GPU may cut bits off, which doubles the error.
+    factor = 2 if device == "cuda" else 1
+    assert relative.max() < factor * bound + 128 * 2**-24
+    if precision == "tf32":
+        assert relative.max() > bound / 20
+
+
+def test_float64_products_are_added_exactly():
+    left = matrices(0, 2, 8, 5).double()
+    total = torch.ones(2, 8, 8, dtype=torch.float64)
+    expected = 0.5 + 2 * left @ left.mT
+    add_product(total, left, left.mT, decay=0.5, weight=2.0, precision="tf32")
+    torch.testing.assert_close(total, expected, rtol=1e-14, atol=1e-14 * float(expected.max()))
 
 
 def test_tf32_has_ten_bits_of_mantissa():

@@ -166,7 +166,8 @@ def test_options_that_a_checkpoint_lacks_take_their_defaults():
     series, optimizer = trained()
     saved = optimizer.state_dict()
     for group in saved["param_groups"]:
-        for name in ("maximize", "rotate", "max_dim", "flatten", "rotation_precision"):
+        names = ("maximize", "rotate", "max_dim", "flatten")
+        for name in (*names, "rotation_precision", "covariance_precision"):
             del group[name]
     other, kept = (
         BasisRotation(series, rotation_precision="bf16"),

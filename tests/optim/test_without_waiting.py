@@ -92,7 +92,7 @@ def test_bad_gradients_are_told_of_without_any_refresh(options):
 
 @pytest.mark.parametrize("covariance", ["refresh", "step"])
 def test_ordinary_step_asks_the_device_for_no_number(covariance):
-    # Fake tensors have no values: whoever asks for one gets an exception.
+    # Fake tensors have no values: code that asks for one gets an exception.
     with FakeTensorMode(allow_non_fake_inputs=True):
         parameters, optimizer = make(covariance=covariance)
         for parameter in parameters:

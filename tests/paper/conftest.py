@@ -74,7 +74,9 @@ def drawn(complete, tmp_path_factory):
             "matplotlib.figure.Figure.savefig",
             lambda figure, file, **options: file.write(b"x" * 101),
         )
-        from_runs = {name: figure for name, figure in FIGURES.items() if not figure.draw_to}
+        from_runs = {
+            name: figure for name, figure in FIGURES.items() if figure.is_from_runs_of_scale
+        }
         patch.setattr("brx.paper.figures.FIGURES", from_runs)
         assert (
             main(

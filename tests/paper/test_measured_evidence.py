@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from brx.config.loading import preset_with
-from brx.curvature.norm_result import NormResult
+from brx.curvature.norm_result import NormResult, NormSettings
 from brx.curvature.oscillation import Oscillation, Track
 from brx.errors import UserError
 from brx.paper import measured_evidence
@@ -67,7 +67,7 @@ def test_oscillation_is_judged_over_seeds_and_checkpoints(tmp_path, measured):
         "(3 seeds, 6 checkpoints); at 2 of them PipeDream's dominant eigenvalue is negative"
         in judged.text
     )
-    # Of several rates the best one counts.
+    # The best of several rates counts.
     write_oscillation(
         tmp_path, "basis-rotation", 0, 500, 1.0, val_loss=9.0, **{"optimizer.lr": 3e-3}
     )
@@ -94,6 +94,27 @@ def test_other_directions_are_those_in_which_both_methods_move_less(tmp_path, me
     assert measured_evidence.stable_elsewhere(measured).holds  # along the other, 1e-6
     write_oscillation(tmp_path, "basis-rotation", 0, 500, 1e-7)
     assert not measured_evidence.stable_elsewhere(measured).holds
+
+
+def write_rates(folder, by_rate):
+    """Oscillation of PipeDream on three seeds, by learning rate: variance and validation loss."""
+    for rate, (variance, val_loss) in by_rate.items():
+        for seed in range(3):
+            own = variance * (1 + 0.01 * seed)
+            settings = {"optimizer.lr": rate}
+            write_oscillation(folder, "pipedream", seed, 500, own, val_loss=val_loss, **settings)
+
+
+def test_variances_at_a_common_rate_decide(tmp_path, measured):
+    for seed in range(3):
+        write_oscillation(tmp_path, "basis-rotation", seed, 500, 1e-4, **{"optimizer.lr": 1e-3})
+    # At its own rate PipeDream varies more, but less than in proportion to the rate's square.
+    write_rates(tmp_path, {3e-3: (4e-4, 1.0)})
+    assert measured_evidence.oscillates_less(measured, delayed=True).strict == "no"
+    write_rates(tmp_path, {1e-3: (3e-4, 2.0)})
+    judged = measured_evidence.oscillates_less(measured, delayed=True)
+    assert judged.strict == "yes"
+    assert "at the common rate 0.001, basis rotation 0.33 of PipeDream's" in judged.text
 
 
 @pytest.fixture
@@ -206,6 +227,27 @@ def test_norms_ratio_over_seeds(norms, measured):
     assert (judged.low, judged.high) == pytest.approx(
         (limit * np.exp(-half), 0.4 * np.exp(half)), rel=1e-3
     )
+
+
+@pytest.fixture
+def two_samples(norms):
+    """The ratio is 0.6 from the usual sample, extrapolated to 0.4, and 0.45 from a larger one."""
+    of_half = 0.6 + 0.2 * (2**0.5 - 1)
+    large = NormSettings(batches_per_vector=1600)
+    for changes, rotated, half in (({}, 6.0, 10 * of_half), ({"settings": large}, 4.5, 4.6)):
+        norms("original", 10.0, method="basis-rotation", norm_of_half=10.0, **changes)
+        norms("rotated", rotated, method="basis-rotation", norm_of_half=half, **changes)
+
+
+@pytest.mark.usefixtures("two_samples")
+def test_largest_sample_decides_the_norms_ratio(measured):
+    assert measured_evidence.norm_ratio(measured).value == pytest.approx(0.45)
+
+
+@pytest.mark.usefixtures("two_samples")
+def test_text_has_what_the_smaller_sample_promised(measured):
+    text = measured_evidence.norm_ratio(measured).text
+    assert text.endswith(" tokens 0.6, which was extrapolated to 0.4")
 
 
 def test_norms_ratio_is_of_one_checkpoint_with_both_coordinates(norms, measured):

@@ -6,7 +6,7 @@ import pytest
 from brx.cli.main import main
 from brx.errors import UserError
 from brx.paper.scales import LADDER_METHODS
-from brx.paper.similarity import SETTINGS, draw_study, load_study, study, study_table
+from brx.paper.similarity import RUNS, SETTINGS, draw_study, load_study, study, study_table
 from brx.runs.frames import load
 from tests.paper.helpers import write_experiment
 
@@ -61,9 +61,12 @@ def test_each_setting_has_the_slowdowns_of_its_own_runs(tmp_path):
 
 
 def test_committed_runs_are_drawn(tmp_path, capsys, monkeypatch):
-    assert [path.suffix for path in draw_study(tmp_path / "similarity")][:2] == [".png", ".pdf"]
+    assert [path.suffix for path in draw_study(RUNS, tmp_path / "similarity")][:2] == [
+        ".png",
+        ".pdf",
+    ]
     assert main(["tables", "similarity", "--format", "csv"]) == 0
     assert "laptop preset" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="results/similarity: no such folder"):
-        load_study()
+        load_study(RUNS)

@@ -119,7 +119,7 @@ def test_kendall_s(values, expected):
         ([[4, 3, 2, 1], [4.1, 3, 2, 1.1], [4, 3.1, 2, 1]], "no"),
         ([[1, 2, 3, 4], [1, 2, 3, 4.1]], "open"),  # two seeds
         ([[1, 2, 3, 4], [1, 2, 3, 4.1], [1, NAN, 3, 4]], "open"),
-        # Flat but for the last point: ranks of the others are chance.
+        # Flat except for the last point: the ranks of the others are chance.
         ([[1, 1.1, 1.05, 4], [1.1, 1, 1.05, 4.1], [1.05, 1.1, 1.0, 4.2]], "open"),
         # Ranks rise, the ends are within chance.
         ([[1, 2, 3, 4], [1, 1.01, 1.02, 1.03], [1, 1.001, 1.002, 1.003]], "open"),

@@ -79,8 +79,8 @@ def run_engine(config, iterations, dtype=torch.float32):
 
 
 def library_optimizers(method, weights, lr, rest_lr):
-    """The baselines' optimizers as a user of the libraries would write them; and what is taken
-    apart for them. That is of a mixture's stacks each expert's (view, stack, place)."""
+    """The baselines' optimizers as a user of the libraries would write them, and the parameters
+    that they take apart. That is of a mixture's stacks each expert's (view, stack, place)."""
     matrices, embeddings, vectors, rest, members = [], [], [], [], []
     for name, parameter in weights.items():
         inside = (

@@ -1,5 +1,4 @@
-"""Gradients of all stages at once: their numbers are those of torch's own functions, stage by
-stage."""
+"""Gradients of all stages at once have the numbers of torch's own functions, stage by stage."""
 
 import pytest
 import torch

@@ -35,5 +35,6 @@ def test_trajectory_is_that_of_rings_on_the_device(stash, precision, accumulatio
         for place in ("device", "host")
     )
     rings = [torch.load(path, weights_only=True)["versions"]["ring"] for path in (device, host)]
-    for one, other in zip(*rings, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    device, host = rings
+    assert list(device) == list(host)
+    assert all(torch.equal(device[name], host[name]) for name in device)

@@ -7,7 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from brx import delayed
@@ -48,14 +53,18 @@ def discarding(call, t):
 
 
 def evaluating(call, t):
-    """An evaluation in the window sees the newest weights."""
     if not isinstance(call, torch.nn.Module):
         return plain_loss(call, t)
+    return newest_in_between(call, batch(t))
+
+
+def newest_in_between(model, x):
+    """The loss of a training pass; an evaluation in its window sees the newest weights."""
     with torch.no_grad():
-        expected = call(batch(t))
-    loss = plain_loss(call, t)
+        expected = model(x)
+    loss = loss_of(model(x))
     with torch.no_grad():
-        assert torch.equal(call(batch(t)), expected)
+        assert torch.equal(model(x), expected)
     return loss
 
 
@@ -93,24 +102,52 @@ def test_sharding_after_the_call_is_refused():
         model(batch(0))
 
 
+def fsdp1(model, **settings):
+    for k, layer in enumerate(list(model)):
+        model[k] = FullyShardedDataParallel(layer, device_id=torch.device("cpu"), **settings)
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **settings)
+
+
+def gathered(model):
+    """All weights of a model under FSDP1."""
+    with FullyShardedDataParallel.summon_full_params(model):
+        return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+STRATEGIES = (
+    ShardingStrategy.FULL_SHARD,
+    ShardingStrategy.SHARD_GRAD_OP,  # whole parameters stay from the forward to the backward pass
+    ShardingStrategy.NO_SHARD,
+)
+
+
 @pytest.mark.usefixtures("alone")
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("loss", [plain_loss, discarding])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 @pytest.mark.parametrize("use_orig_params", [False, True])
-def test_fsdp1(use_orig_params):
-    inner = make()
-    for k in range(4):
-        layer = FullyShardedDataParallel(
-            inner[k], use_orig_params=use_orig_params, device_id=torch.device("cpu")
-        )
-        inner[k] = layer
-    model = FullyShardedDataParallel(
-        inner, use_orig_params=use_orig_params, device_id=torch.device("cpu")
-    )
+def test_fsdp1(use_orig_params, strategy, loss):
+    model = fsdp1(make(), use_orig_params=use_orig_params, sharding_strategy=strategy)
+    train(model, loss=loss)
+    assert_same(gathered(model), simulate())
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_fsdp1_evaluation_in_a_window_sees_the_newest(strategy):
+    model = fsdp1(make(), sharding_strategy=strategy)
+    train(model, loss=evaluating)
+    assert_same(gathered(model), simulate())
+
+
+@pytest.mark.usefixtures("alone")
+def test_fsdp2_in_lower_precision():
+    """The versions are of the sharded weights, which stay float64."""
+    lower = MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=torch.float64)
+    model = fsdp2(make(), mp_policy=lower)
     train(model)
-    with FullyShardedDataParallel.summon_full_params(model):
-        found = torch.cat([weight.detach().flatten() for weight in model.parameters()])
-    expected = simulate()
-    assert_same(found, expected)
+    assert_same(whole(model), simulate(), tolerance=1e-5)
 
 
 RANK = """
@@ -119,19 +156,29 @@ from tests.pipeline.loops import *
 from tests.pipeline.test_sharding import *
 rank, folder, kind = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-model = {"fsdp2": fsdp2, "tensor": tensor_parallel}[kind](make())
-def part(call, t):  # FSDP2 shares a batch out, tensor parallelism does not
-    x = batch(t).chunk(2)[rank] if kind == "fsdp2" else batch(t)
-    return loss_of(call(x))
+model = KINDS[kind](make())
+def part(call, t):  # tensor parallelism does not share a batch out
+    x = batch(t) if kind == "tensor" else batch(t).chunk(2)[rank]
+    return newest_in_between(call, x)
 train(model, loss=part)
-found = whole(model)
+found = gathered(model) if kind.startswith("fsdp1") else whole(model)
 if rank == 0: torch.save(found, f"{folder}/found.pt")
 dist.destroy_process_group()
 """
 
 
+KINDS = {
+    "fsdp2": fsdp2,
+    "tensor": tensor_parallel,
+    "fsdp1": fsdp1,
+    "fsdp1, whole in the window": lambda model: fsdp1(
+        model, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP
+    ),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["fsdp2", "tensor"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_are_the_naive_simulation(kind, tmp_path):
     command = [sys.executable, "-c", RANK]
     ranks = [subprocess.Popen([*command, str(rank), str(tmp_path), kind]) for rank in range(2)]
@@ -140,5 +187,5 @@ def test_two_ranks_are_the_naive_simulation(kind, tmp_path):
     def mean(call, t):
         return sum(loss_of(call(x)) for x in batch(t).chunk(2)) / 2
 
-    expected = simulate(loss=mean if kind == "fsdp2" else plain_loss)
+    expected = simulate(loss=plain_loss if kind == "tensor" else mean)
     assert_same(torch.load(tmp_path / "found.pt"), expected)

@@ -208,3 +208,22 @@ def test_on_cuda_copies_neither_overtake_nor_are_overtaken():
         slots.finish_store()
         weight.add_(1)
         slots.store(t, [weight])
+
+
+def test_slots_make_no_views_unasked():
+    layout = Layout(weights())
+    slots = Slots(layout, StageDelay(5), layout.like_slot())
+    slots.store(1, layout.like_slot())
+    slots.load(1, layout.like_slot())
+    assert not any("views" in vars(slot) for slot in slots.slots)
+
+
+def test_slots_of_a_group_lie_in_one_block():
+    slots = Slots(Layout(weights()), StageDelay(5), weights())
+    assert len({slot.buffers[0].untyped_storage().data_ptr() for slot in slots.slots}) == 1
+
+
+def test_stacked_versions_equal_the_slots():
+    slots = Slots(Layout(weights(), MIXED), StageDelay(2), weights())
+    for index, slot in enumerate(slots.slots):
+        assert all(map(torch.equal, slot.views, [each[index] for each in slots.stacked()]))

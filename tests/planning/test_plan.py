@@ -1,27 +1,30 @@
-"""The planner: its sizes are those of real models, its peaks those of real runs."""
+"""The planner's sizes agree with real models, and its peaks with real runs."""
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.memory import measured_peak, peak_during
 from brx.config.loading import apply_overrides, load_config
 from brx.config.schema import MoEConfig
-from brx.methods.updater import MethodUpdater
-from brx.model.sizes import Size, stage_forward_flops, stage_sizes
+from brx.model.sizes import Size, stage_forward_flops
 from brx.model.stage import make_stage, partition, whole_model
 from brx.pipeline.delay import pipeline_delays
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import Neighbours, World
-from brx.planning.plan import method_flops, optimizer_bytes, plan_memory, rank_flops, rotation
-from brx.train.build import assemble, build_stages
+from brx.planning.flops import products_of, rank_flops
+from brx.planning.plan import plan_memory, rotated_sides
+from brx.train.build import assemble
+from brx.train.saving import CheckpointWriter
 
 pytestmark = pytest.mark.usefixtures("own_code")
 SMALL = {
     "model": {"blocks": 4, "width": 64, "heads": 2, "sequence_length": 64},
     "pipeline": {"stages": 4},
     "training": {"batch_size": 4, "iterations": 100},
+    "checkpoint": {"background": False},
 }
 
 
@@ -105,7 +108,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize("overrides", RUNS, ids=" ".join)
-def test_peak_is_within_ten_percent_of_the_measured_one(overrides):
+def test_peak_is_the_measured_one(overrides):
     config = small(*overrides)
     (planned,) = plan_memory(config, "cpu")
     # The first basis comes with update 2, its first refresh with update 4; by update 10 the probe
@@ -171,7 +174,7 @@ SPLIT = ["pipeline.accumulation=4", "training.batch_size=2", "model.width=96"]
     ],
     ids=" ".join,
 )
-def test_peak_of_a_rank_with_several_micro_batches_in_flight(overrides):
+def test_peak_with_micro_batches_in_flight(overrides):
     norms = "training.log_every=1"  # at every update: the peak is there
     config = small("model.blocks=8", "pipeline.stages=8", "pipeline.devices=4", norms, *overrides)
     planned = plan_memory(config, "cpu")[0]
@@ -185,52 +188,120 @@ def test_peak_of_a_rank_with_several_micro_batches_in_flight(overrides):
     assert planned.peak == pytest.approx(peak_during(work, torch.device("cpu")), rel=0.1)
 
 
-METHODS = ["pipedream", "nesterov", "delay-compensation", "soap", "muon", "scion", "basis-rotation"]
-ROTATIONS = ["basis-rotation, geometry: unilateral", "basis-rotation, source: 1st"]
+def batches_of(config):
+    shape = (config.training.batch_size, config.model.sequence_length)
+    tokens = torch.zeros(shape, dtype=torch.int64)
+    return lambda n: (tokens, tokens)
+
+
+def test_checkpoint_copy_is_the_saved_content():
+    config = small("optimizer={method: basis-rotation, frequency: 2}", "model.width=32")
+    assembly = assemble(config, batches_of(config))
+    for _ in assembly.engine.run(1, lambda: 3):
+        pass
+    (rank,) = plan_memory(config, "cpu")
+    for stage, planned in zip(assembly.stages, rank.by_stage, strict=True):
+        content = {key: kept for key, kept in assembly.stage_state(stage).items() if key != "rng"}
+        held = sum(leaf.nbytes for leaf in tree_leaves(content) if isinstance(leaf, torch.Tensor))
+        assert planned.saved == pytest.approx(held, rel=0.001)
+
+
+def test_checkpoint_without_rings_copies_none():
+    full, short = (
+        plan_memory(small("checkpoint.background=true", f"checkpoint.rings={rings}"), "cpu")[0]
+        for rings in ("true", "false")
+    )
+    assert full.checkpoint - short.checkpoint == full.rings
+
+
+def test_copy_for_a_checkpoint_is_the_measured_one(tmp_path):
+    method = "optimizer={method: basis-rotation, frequency: 2}"
+    config = small("checkpoint.background=true", method, "training.batch_size=1")
+    assembly = assemble(config, batches_of(config))
+    for _ in assembly.engine.run(1, lambda: 3):
+        pass
+    writer = CheckpointWriter(tmp_path, config, World())
+
+    def save():
+        writer.save(3, assembly, {"num_stages": 4})
+        writer.settle()
+
+    (planned,) = plan_memory(config, "cpu")
+    assert planned.checkpoint == pytest.approx(peak_during(save, torch.device("cpu")), rel=0.1)
+
+
+def test_peak_on_a_cpu_holds_the_copy():
+    on = plan_memory(small("checkpoint.background=true"), "cpu")[0]
+    off = plan_memory(small("checkpoint.background=false"), "cpu")[0]
+    assert on.peak == off.peak + on.checkpoint
+
+
+def test_copy_next_to_a_gpu_is_in_host_memory():
+    on = plan_memory(small("checkpoint.background=true"), "cuda")[0]
+    off = plan_memory(small("checkpoint.background=false"), "cuda")[0]
+    assert on.peak == off.peak
+    assert on.host - off.host == on.checkpoint > 0
+
+
+def test_rings_in_host_memory_are_counted_there():
+    device = plan_memory(small("pipeline.rings=device"), "cuda")[0]
+    host = plan_memory(small("pipeline.rings=host"), "cuda")[0]
+    assert host.host == device.rings
+
+
+GRAPHED = ["optimizer={method: basis-rotation}", "runtime.graphs=true"]
+
+
+def test_graphs_share_the_memory_of_the_largest():
+    (rank,) = plan_memory(small(*GRAPHED), "cuda")
+    assert rank.graphs == max(rank.update, rank.activations + rank.logits) > 0
+
+
+def test_graphs_on_several_devices_hold_steps_alone():
+    ranks = plan_memory(small(*GRAPHED, "pipeline.devices=2"), "cuda")
+    assert [rank.graphs for rank in ranks] == [rank.update for rank in ranks]
+
+
+def test_update_outside_of_graphs_needs_memory_besides():
+    (rank,) = plan_memory(small(*GRAPHED), "cuda")
+    (plain,) = plan_memory(small(GRAPHED[0]), "cuda")
+    by_name = {moment.name: moment.total for moment in rank.times}
+    without = {moment.name: moment.total for moment in plain.times}
+    assert by_name["an update outside of graphs"] == without["an update"] + rank.graphs
+
+
+def test_communicators_count_neighbours():
+    ranks = plan_memory(small("pipeline.devices=3"), "cuda")
+    per_neighbour = 2 * 32 * 4 * 2**20
+    assert [rank.communicators for rank in ranks] == [
+        per_neighbour,
+        2 * per_neighbour,
+        per_neighbour,
+    ]
 
 
 @pytest.mark.parametrize(
-    ("method", "mixture"),
-    [(method, []) for method in [*METHODS, *ROTATIONS]]
-    + [
-        (method, ["model.moe={experts: 4}"]) for method in ("pipedream", "soap", "muon", *ROTATIONS)
+    ("overrides", "device_type"),
+    [
+        (["pipeline.devices=3"], "cpu"),
+        (["pipeline.devices=3", "runtime.share_gpus=true"], "cuda"),
+        ([], "cuda"),
     ],
 )
-def test_optimizer_state_is_the_optimizers(method, mixture):
-    config = small(f"optimizer={{method: {method}}}", "model.width=16", *mixture)
-    stages = build_stages(config, torch.device("cpu"), range(4))
-    updater = MethodUpdater(config, stages)
-    (planned,) = plan_memory(config, "cpu")
-    for stage, memory, blocks in zip(
-        stages, planned.by_stage, partition(config.model.blocks, 4), strict=True
-    ):
-        held = list(stage.newest.values())
-        if stage.delay.tau:
-            held += stage.in_use
-        assert memory.weights == sum(weight.nbytes for weight in held)
-        shapes = {name: tuple(weight.shape) for name, weight in stage.newest.items()}
-        sizes = stage_sizes(config.model, config.data.vocabulary_size, blocks)
-        assert {name: size.shape for name, size in sizes.items()} == shapes
-        for weight in stage.newest.values():
-            weight.grad = torch.ones_like(weight)
-    updater.step(1)
-    held = sum(
-        tensor.nbytes
-        for one in updater.optimizers
-        for state in one.state.values()
-        for value in state.values()
-        for tensor in (
-            value if isinstance(value, list) else [value]
-        )  # SOAP keeps lists, and plain numbers
-        if isinstance(tensor, torch.Tensor)
-        and (tensor.ndim >= 2 or tensor.numel() > 8)  # not the counters
-    )
-    assert sum(stage.moments + stage.rotation for stage in planned.by_stage) == pytest.approx(
-        held, rel=0.001
-    )
+def test_only_nccl_has_communicators(overrides, device_type):
+    ranks = plan_memory(small(*overrides), device_type)
+    assert [rank.communicators for rank in ranks] == [0] * len(ranks)
 
 
-def test_flops_are_those_that_torch_counts_and_ranks_share_all_of_them():
+@pytest.mark.parametrize("overrides", RUNS[::4], ids=" ".join)
+def test_items_of_a_peak_add_up(overrides):
+    (rank,) = plan_memory(small(*overrides), "cpu")
+    for moment in rank.times:
+        assert moment.total == sum(moment.items.values())
+    assert rank.peak == max(moment.total for moment in rank.times)
+
+
+def test_flops_are_those_that_torch_counts():
     config = small("model.width=32").model
     model = whole_model(config, 256, seed=0)
     tokens = torch.zeros(2, 64, dtype=torch.int64)
@@ -238,31 +309,52 @@ def test_flops_are_those_that_torch_counts_and_ranks_share_all_of_them():
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(tokens, tokens)
     assert counter.get_total_flops() == stage_forward_flops(config, 256, range(4), 2)
-    # Of a mixture the chosen experts count, its router, and the mean of their outputs.
+
+
+def test_flops_of_a_mixture_are_of_the_chosen_experts():
+    config = small("model.width=32").model
     mixture = config.model_copy(update={"moe": MoEConfig(experts=8, top_k=2, every=1)})
     difference = stage_forward_flops(mixture, 256, range(4), 2) - stage_forward_flops(
         config, 256, range(4), 2
     )
+    # With the router, and the mean of the experts' outputs.
     assert difference == 4 * 128 * (2 * 8 * 32**2 + 2 * 8 * 32 + 2 * 2 * 32)
+
+
+def test_ranks_share_all_flops():
     config = load_config("paper-1b", ["optimizer.method=basis-rotation", "pipeline.devices=6"])
     parts = [rank_flops(config, own) for own in partition(24, 6)]
     assert sum(parts) == pytest.approx(rank_flops(config, range(24)), rel=1e-12)
     assert parts[-1] == max(parts)  # it has the head
 
 
+# An MLP matrix of width 8,192: BasisRotation rotates sides up to 16,384.
+WIDE = (32_768, 8192)
+
+
 @pytest.mark.parametrize("source", ["2nd", "1st"])
-def test_sides_above_max_dim_are_not_planned(source):
-    # An MLP matrix of width 8,192: BasisRotation rotates sides up to 16,384, as its constructor has
-    #     it.
-    kept = rotation(
-        small(f"optimizer={{method: basis-rotation, source: {source}}}").optimizer, (32_768, 8192)
-    )
-    assert (kept.sides, kept.bases) == ((8192,), 8192**2)
-    assert kept.covariances == (8192**2 if source == "2nd" else 0)
+def test_sides_above_max_dim_are_not_rotated(source):
+    config = small(f"optimizer={{method: basis-rotation, source: {source}}}")
+    assert rotated_sides(config, WIDE) == (8192,)
+
+
+def test_products_of_one_rotated_side():
     config = small("optimizer={method: basis-rotation}")
-    sizes = {"blocks.0.mlp.up.weight": Size((32_768, 8192), is_matrix=True)}
+    sizes = {"blocks.0.mlp.up.weight": Size(WIDE, is_matrix=True)}
+    found = products_of(config, sizes)
     product = 2 * 32_768 * 8192 * 8192
-    assert method_flops(config, sizes) == pytest.approx(
-        3 * product + (2 * product + 7 * 8192**3) / 10
-    )
-    assert sum(optimizer_bytes(config, sizes)) == 4 * (2 * 32_768 * 8192 + 2 * 8192**2)
+    assert found.rotations == pytest.approx(2 * product)
+    assert found.covariances == pytest.approx(product)
+    assert found.refreshes == pytest.approx((2 * product + 7 * 8192**3) / 10)
+
+
+def test_products_of_covariances_at_refreshes_are_fewer():
+    config = small("optimizer={method: basis-rotation, covariance: refresh}")
+    sizes = {"blocks.0.mlp.up.weight": Size(WIDE, is_matrix=True)}
+    assert products_of(config, sizes).covariances == pytest.approx(2 * 32_768 * 8192**2 / 10)
+
+
+def test_products_of_newton_schulz():
+    config = small("optimizer.method=muon")
+    sizes = {"weight": Size((3, 100, 40), is_matrix=True), "bias": Size((100,))}
+    assert products_of(config, sizes).total == 3 * 5 * (4 * 40**2 * 100 + 2 * 40**3)

@@ -1,5 +1,4 @@
-"""A run on its devices: what plan and verdict say of it agrees; memory against measured peaks;
-closed forms."""
+"""A run on its devices: plan and verdict agree; memory against measured peaks; closed forms."""
 
 import json
 import re
@@ -10,16 +9,18 @@ import torch
 
 from benchmarks.memory import peak_during
 from brx.config.loading import load_config
+from brx.errors import UserError
 from brx.model.stage import make_stage, partition
+from brx.planning.flops import rank_flops
 from brx.planning.margin import MARGIN
-from brx.planning.plan import plan_memory, rank_flops, update_flops
+from brx.planning.plan import plan_memory
 from brx.planning.planned_run import PlannedRun, time_lines
-from brx.planning.schedules import SYNCHRONOUS, LocalSteps
+from brx.planning.schedules import SYNCHRONOUS
 from brx.planning.similarity import dimensionless, similarity_table
 from brx.planning.stage_count import ModelShape, block_memory, stage_count
 from brx.planning.verdict import Question, answer
+from tests.planning.measurements import MEASURED, experiment
 from tests.planning.test_plan import ASYNCHRONOUS_SETTINGS, small
-from tests.planning.test_verdict import MEASURED, experiment
 
 
 def memory_by_schedule(config, num_stages, num_micro_batches):
@@ -30,7 +31,7 @@ def memory_by_schedule(config, num_stages, num_micro_batches):
 
 
 @pytest.mark.usefixtures("own_code")
-def test_synchronous_memory_depends_on_nothing_that_is_for_delays():
+def test_synchronous_memory_ignores_settings_for_delays():
     plain = memory_by_schedule(load_config("paper-95m"), 8, 8)
     for settings in ASYNCHRONOUS_SETTINGS:
         memory = memory_by_schedule(load_config("paper-95m", settings), 8, 8)
@@ -39,9 +40,9 @@ def test_synchronous_memory_depends_on_nothing_that_is_for_delays():
 
 # Mostly activations, or mostly weights.
 @pytest.mark.parametrize(
-    ("name", "precision", "width", "batch"), [("GPipe", "bf16", 128, 2), ("1F1B", "fp32", 64, 8)]
+    ("name", "precision", "width", "batch"), [("1F1B", "bf16", 128, 2), ("1F1B", "fp32", 64, 8)]
 )
-def test_synchronous_memory_is_that_of_a_naive_pipeline(name, precision, width, batch):
+def test_synchronous_memory_is_a_naive_pipelines(name, precision, width, batch):
     settings = [f"model.width={width}", "model.blocks=8", f"runtime.precision={precision}"]
     settings += ["runtime.device=cpu", "logging.update_norms=false"]
     planned = memory_by_schedule(small(*settings, f"training.batch_size={8 * batch}"), 4, 8)[name]
@@ -54,8 +55,8 @@ def test_synchronous_memory_is_that_of_a_naive_pipeline(name, precision, width, 
 
 
 def train_naively(config, rank, name):
-    """Two updates of 8 micro-batches on one of 4 ranks: nothing of brx but the stage and the order
-    of passes."""
+    """Two updates of 8 micro-batches on one of 4 ranks, with only the stage and the order of passes
+    from brx."""
     own = partition(config.model.blocks, 4)[rank]
     stage = make_stage(config.model, config.data.vocabulary_size, own, seed=0)
     weights = list(stage.parameters())
@@ -111,7 +112,7 @@ def always_measured(methods, delay):
     return MEASURED.model_copy(update={"experiments": experiments})
 
 
-def test_verdict_and_plan_agree_row_by_row(printed):
+def test_verdict_agrees_with_plan_row_by_row(printed):
     """Each row of a verdict, with its own memory and time, is what `brx plan` prints of that
     run."""
     config = load_config("paper-95m")
@@ -154,57 +155,130 @@ def test_transfers_are_those_of_the_cut():
     assert times[1e9] > times[None]
 
 
-def test_replicas_hold_and_update_the_whole_model():
-    run = PlannedRun(
-        load_config("paper-95m", ["optimizer.method=basis-rotation"]), throughput=1e14
-    ).split(8, 8)
-    copies = run.replicas({}, None, LocalSteps(16, 3.0))
-    alone = load_config(
-        "paper-95m",
-        ["optimizer.method=basis-rotation", "training.batch_size=1", "pipeline.stages=1"],
-    )
-    assert copies.memory == plan_memory(alone, "cuda")[0].peak
-    assert copies.time == pytest.approx(1 + 3 / 16 + update_flops(run.config, range(8)) / run.unit)
-    assert run.replicas({}, 0.1, LocalSteps(1, 0.0)).time == pytest.approx(1.8)
-
-
-def test_the_synchronous_rival_is_the_best_cut_of_the_same_examples():
+@pytest.fixture(scope="module")
+def six_devices():
     settings = ["pipeline.devices=6", "training.batch_size=64", "optimizer.method=basis-rotation"]
-    run = PlannedRun(load_config("paper-1b", settings), throughput=1e14)
-    busiest = max(rank_flops(run.config, own) for own in partition(24, 6))
-    assert run.seconds(run.asynchronous({}, None)) == pytest.approx(busiest / 1e14)
-    cuts = list(run.synchronous({}, None))
-    assert [cut.time for cut in cuts] == pytest.approx(sorted(cut.time for cut in cuts))
-    assert {cut.num_micro_batches for cut in cuts} == {1, 2, 4, 8, 16, 32, 64}
-    hours, synchronous = (
-        float(hours) for hours in re.findall(r"([\d.e+]+) h", " ".join(time_lines(run)))
-    )
-    assert synchronous == pytest.approx(
-        hours * cuts[0].time / run.asynchronous({}, None).time, rel=0.01
-    )
-    # In less memory, another one; in none, none.
-    least = min(cuts, key=lambda cut: cut.memory)
-    few = replace(run, memory=(1 + 1e-9) * least.memory / (1 - MARGIN))
+    return PlannedRun(load_config("paper-1b", settings), throughput=1e14)
+
+
+@pytest.fixture(scope="module")
+def synchronous_cuts(six_devices):
+    return list(six_devices.synchronous({}, None))
+
+
+def test_asynchronous_time_is_the_busiest_ranks(six_devices):
+    busiest = max(rank_flops(six_devices.config, own) for own in partition(24, 6))
+    seconds = six_devices.seconds(six_devices.asynchronous({}, None))
+    assert seconds == pytest.approx(busiest / 1e14)
+
+
+def test_synchronous_cuts_come_fastest_first(synchronous_cuts):
+    times = [cut.time for cut in synchronous_cuts]
+    assert times == pytest.approx(sorted(times))
+
+
+def test_synchronous_cuts_try_every_split(synchronous_cuts):
+    counts = {cut.num_micro_batches for cut in synchronous_cuts}
+    assert counts == {1, 2, 4, 8, 16, 32, 64}
+
+
+def test_printed_rival_is_the_fastest_cut(six_devices, synchronous_cuts):
+    text = " ".join(time_lines(six_devices))
+    hours, synchronous = (float(hours) for hours in re.findall(r"([\d.e+]+) h", text))
+    ratio = synchronous_cuts[0].time / six_devices.asynchronous({}, None).time
+    assert synchronous == pytest.approx(hours * ratio, rel=0.01)
+
+
+def test_less_memory_leaves_another_cut(six_devices, synchronous_cuts):
+    least = min(synchronous_cuts, key=lambda cut: cut.memory)
+    few = replace(six_devices, memory=(1 + 1e-9) * least.memory / (1 - MARGIN))
     assert least.schedule in " ".join(time_lines(few))
-    assert "No synchronous cut" in time_lines(replace(run, memory=1e6))[-1]
 
 
-def test_uneven_cuts_are_named_with_even_ones():
-    def uneven(*settings):
-        return PlannedRun(
-            load_config("paper-1b", [f"pipeline.{setting}" for setting in settings])
-        ).uneven
+def test_too_little_memory_leaves_no_cut(six_devices):
+    assert "No synchronous cut" in time_lines(replace(six_devices, memory=1e6))[-1]
 
-    assert uneven("devices=6") is None
-    assert (
-        uneven("devices=16")
-        == "The cut is uneven: 1 or 2 blocks per device; 12 or 24 device(s) would be even."
+
+@pytest.mark.parametrize(
+    ("settings", "lines"),
+    [
+        (["devices=6"], []),
+        (
+            ["devices=16"],
+            ["The cut is uneven: 1 or 2 blocks per device; 12 or 24 device(s) would be even."],
+        ),
+        # Devices hold whole stages: five of 4, 5, 5, 5, 5 blocks are even nowhere but on one
+        # device.
+        (
+            ["stages=5", "devices=5"],
+            ["The cut is uneven: 4 or 5 blocks per device; 1 device(s) would be even."],
+        ),
+    ],
+)
+def test_uneven_cuts_are_named(settings, lines):
+    config = load_config("paper-1b", [f"pipeline.{setting}" for setting in settings])
+    assert PlannedRun(config).cut_lines == lines
+
+
+BY_TIME = ["pipeline.balance=time", "pipeline.devices=6"]
+
+
+def test_cut_by_time_is_named():
+    (line,) = PlannedRun(load_config("paper-1b", BY_TIME)).cut_lines
+    assert line == (
+        "Blocks per device, by the operations of their passes: 2, 5, 5, 5, 5, 2. The run itself "
+        "measures its stages (pipeline.balance: time)."
     )
-    # Devices hold whole stages: five of 4, 5, 5, 5, 5 blocks are even nowhere but on one device.
-    assert (
-        uneven("stages=5", "devices=5")
-        == "The cut is uneven: 4 or 5 blocks per device; 1 device(s) would be even."
+
+
+def test_cut_by_time_unburdens_the_busiest_rank():
+    def share(*settings):
+        run = PlannedRun(load_config("paper-1b", ["pipeline.devices=6", *settings]))
+        return int(re.search(r"busiest rank does (\d+)%", " ".join(time_lines(run)))[1])
+
+    assert (share(), share("pipeline.balance=time")) == (24, 19)
+
+
+@pytest.fixture(scope="module")
+def on_six_devices():
+    """With 8 micro-batches, cut by number of blocks, or by time."""
+    return [PlannedRun(load_config("paper-1b", settings)).split(6, 8) for settings in ([], BY_TIME)]
+
+
+def test_cut_by_time_is_faster_with_delay(on_six_devices):
+    even, balanced = (run.asynchronous({}, None).time for run in on_six_devices)
+    assert balanced < even
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "interleaved 1F1B"])
+def test_cut_by_time_is_faster_without_delay(schedule, on_six_devices):
+    even, balanced = (
+        next(cut.time for cut in run.synchronous({}, None) if cut.schedule == schedule)
+        for run in on_six_devices
     )
+    assert balanced < even
+
+
+def test_cut_by_time_has_the_delays_of_its_devices():
+    run = PlannedRun(load_config("paper-1b", BY_TIME)).split(6, 8)
+    delays = run.config.pipeline.delay
+    assert len(delays) == run.config.pipeline.stages == 24
+    assert sorted(set(delays), reverse=True) == [5, 4, 3, 2, 1, 0]
+
+
+def test_plan_of_a_verdict_by_time_is_the_same(printed):
+    config = load_config("paper-1b", ["pipeline.balance=time"])
+    run = PlannedRun(config, throughput=1e14).split(6, 8)
+    changed = ["pipeline.balance=time", *run.overrides(config, {})]
+    plan = printed("plan", "paper-1b", "--set", *changed, "--throughput", "100T")
+    seconds = run.seconds(run.asynchronous({}, None))
+    assert f"{seconds:.3g} s per iteration" in plan
+
+
+def test_blocks_fewer_than_devices_are_refused():
+    run = PlannedRun(load_config("paper-1b", ["pipeline.balance=time"]))
+    with pytest.raises(UserError, match="--stages 25: the model has only 24 blocks"):
+        run.split(25, 1)
 
 
 def test_stage_counts_by_hand():

@@ -1,20 +1,15 @@
-"""The pace of schedules against the closed forms of the papers that introduced them, and against
-torch's actions."""
-
-from types import SimpleNamespace
+"""The pace of schedules against the closed forms of the papers that introduced them."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed.pipelining.schedules import ScheduleDualPipeV, ScheduleZBVZeroBubble
 
-from brx.pipeline.schedule import Action, asynchronous_1f1b, most_in_flight, timeline
+from brx.pipeline.schedule import asynchronous_1f1b, timeline
 from brx.planning.schedules import SYNCHRONOUS, asynchronous_elapsed, synchronous_pace
 
 # Time of an update on P ranks with M micro-batches, in forward passes: 3 M of work and the bubble.
 # With M < P, what a rank waits for is the way of M micro-batches through all ranks and back.
 PERIODS = {
-    "GPipe": lambda p, m: 3 * (m + p - 1),  # arXiv:1811.06965
     "1F1B": lambda p, m: 3 * (m + p - 1),  # arXiv:2006.09503
     "interleaved 1F1B": lambda p, m: (
         3 * m + 3 * (p - 1) / 2 if m >= p else 3 * p + 3 * (m - 1) / 2
@@ -43,88 +38,43 @@ def test_pace_is_the_closed_form(name, num_ranks, num_micro_batches):
     assert pace.elapsed == pytest.approx(PERIODS[name](num_ranks, num_micro_batches))
 
 
-def torchs_rows(schedule, num_ranks, num_micro_batches, num_steps):
-    """The actions of torch's schedule, whose methods need no more of it than these numbers."""
-    sizes = {"pp_group_size": num_ranks, "_n_microbatches": num_micro_batches, "n_local_stages": 2}
-    kinds = {"FORWARD": "F", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W", "FULL_BACKWARD": "B"}
-    rows = []
-    for rank in range(num_ranks):
-        made = SimpleNamespace(
-            **sizes, rank=rank, _num_stages=2 * num_ranks, num_stages=2 * num_ranks
-        )
-        actions = [
-            one for one in schedule._calculate_single_rank_operations(made, rank) if one is not None
-        ]
-        parts = [part for action in actions for part in (action.sub_actions or (action,))]
-        row = []
-        for step in range(num_steps):
-            first = step * num_micro_batches + 1
-            row += [
-                Action(p.stage_index, kinds[p.computation_type.name], first + p.microbatch_index)
-                for p in parts
-            ]
-            row.append(Action(rank, "U", first + num_micro_batches - 1))
-        rows.append(row)
-    return rows
+# With 16 micro-batches on 4 ranks.
+IN_FLIGHT = {
+    "1F1B": (4, 3, 2, 1),
+    # (2 (P - 1) + (v - 1) P + 1) / v on the first rank
+    "interleaved 1F1B": (5.5, 4.5, 3.5, 2.5),
+    "zero-bubble H1": (4, 4, 4, 4),
+    "zero-bubble H2": (7, 7, 7, 7),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "schedule"), [("ZB-V", ScheduleZBVZeroBubble), ("DualPipeV", ScheduleDualPipeV)]
-)
-@pytest.mark.parametrize(
-    ("num_ranks", "num_micro_batches"), [(2, 4), (3, 7), (4, 8), (4, 20), (8, 16)]
-)
-def test_v_schedules_are_torchs(name, schedule, num_ranks, num_micro_batches):
-    rows = torchs_rows(schedule, num_ranks, num_micro_batches, 3)
-    _, second, third = (entry.end for entry in timeline(rows)[0] if entry.action.kind == "U")
-    pace = even_pace(name, num_ranks, num_micro_batches)
-    assert pace.elapsed == pytest.approx(third - second)
-    assert pace.in_flight == tuple(most_in_flight(row, 2) for row in rows)
-    for rank, row in enumerate(rows):
-        assert {action.stage for action in row if action.kind != "U"} == set(
-            SYNCHRONOUS[name].chunks(rank, num_ranks)
-        )
+@pytest.mark.parametrize(("name", "expected"), IN_FLIGHT.items())
+def test_activations_in_flight(name, expected):
+    assert even_pace(name, 4, 16).in_flight == expected
 
 
-def test_activations_in_flight_and_schedules_that_do_not_exist_or_whose_formulas_do_not_hold():
-    expected = {
-        "GPipe": (16, 16, 16, 16),
-        "1F1B": (4, 3, 2, 1),
-        "interleaved 1F1B": (
-            5.5,
-            4.5,
-            3.5,
-            2.5,
-        ),  # (2 (P - 1) + (v - 1) P + 1) / v on the first rank
-        "zero-bubble H1": (4, 4, 4, 4),
-        "zero-bubble H2": (7, 7, 7, 7),
-    }
-    assert {name: even_pace(name, 4, 16).in_flight for name in expected} == expected
-    for name, count, transfer in (("interleaved 1F1B", 9, 0.0), ("ZB-V", 7, 0.0), ("ZB-V", 8, 0.1)):
-        assert even_pace(name, 4, count, transfer) is None
-    assert even_pace("interleaved 1F1B", 4, 10) is not None
-    assert synchronous_pace("DualPipeV", (0.5,) * 8, 8, recompute=1.0) is None
+def test_interleaving_needs_whole_rounds():
+    assert even_pace("interleaved 1F1B", 4, 9) is None
+    assert even_pace("interleaved 1F1B", 4, 8) is not None
+
+
+UNEVEN = (1.0, 1.0, 2.5, 1.5)
+
+
+def test_one_micro_batch_goes_down_then_up():
+    # With P - 1 transfers each way.
+    assert synchronous_pace("1F1B", (1.0,) * 4, 1, 0.5).elapsed == pytest.approx(12 + 6 * 0.5)
+
+
+def test_recomputation_takes_another_forward_pass():
+    pace = synchronous_pace("1F1B", UNEVEN, 1, recompute=1.0)
+    assert pace.elapsed == pytest.approx(4 * sum(UNEVEN))
 
 
 def test_uneven_stages_wait_for_the_slowest():
-    forward = (1.0, 1.0, 2.5, 1.5)
-    # All passes of one micro-batch follow each other; each further one takes as long as the slowest
-    # rank.
-    assert synchronous_pace("GPipe", forward, 6).elapsed == pytest.approx(
-        3 * sum(forward) + 5 * 3 * 2.5
-    )
-    assert synchronous_pace("GPipe", forward, 6, recompute=1.0).elapsed == pytest.approx(
-        4 * sum(forward) + 5 * 10
-    )
-    # One micro-batch: down and up, with P - 1 transfers each way.
-    assert synchronous_pace("1F1B", (1.0,) * 4, 1, 0.5).elapsed == pytest.approx(12 + 6 * 0.5)
-    # What the slowest rank does, and the way of a micro-batch to it and from it.
-    assert (
-        6 * 7.5 + 3 * 2
-        <= synchronous_pace("1F1B", forward, 6).elapsed
-        <= 3 * sum(forward) + 5 * 3 * 2.5
-    )
-    assert synchronous_pace("ZB-V", forward, 6).elapsed == pytest.approx(6 * 3 * 3.5)
+    # The work of the slowest rank, and the way of a micro-batch to it and from it.
+    elapsed = synchronous_pace("1F1B", UNEVEN, 6).elapsed
+    assert 6 * 7.5 + 3 * 2 <= elapsed <= 3 * sum(UNEVEN) + 5 * 3 * 2.5
 
 
 def simulated(passes, updates, accumulation, transfer):

@@ -37,7 +37,7 @@ def lab(color):
 def test_methods_can_be_told_apart_by_colour(eyes):
     together = [
         method for method in METHOD_LOOKS if method != "basis-rotation reversed"
-    ]  # drawn beside two alone
+    ]  # drawn next to the other two only
     srgb = [np.array(to_rgb(look_of(method).color)) for method in together]
     seen = [
         lab(np.array(eyes) @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4))

@@ -70,3 +70,16 @@ def page(runs, tmp_path_factory):
         == 0
     )
     return path
+
+
+@pytest.fixture(scope="package")
+def own_page(tmp_path_factory):
+    """The report of two runs that are none of the paper's experiments."""
+    folder = tmp_path_factory.mktemp("own")
+    for stages, final_loss in ((1, 2.0), (2, 2.3)):
+        settings = {"optimizer.method": "muon", "pipeline.stages": stages, "model.width": 24}
+        write_run(folder / "runs" / f"p{stages}", final_loss, {**settings, "optimizer.lr": 2e-3})
+    path = folder / "report.html"
+    arguments = ["--runs", str(folder / "runs"), "--figures", str(folder), "--out", str(path)]
+    assert main(["report", *arguments]) == 0
+    return path

@@ -67,10 +67,10 @@ def with_script(page, folder, act):
 
 @pytest.fixture
 def opened(page, tmp_path):
-    """A function that opens the page: what its browser of runs shows before and after some clicks,
+    """A function that opens a page: what its browser of runs shows before and after some clicks,
     and its elements."""
 
-    def open_page(fragment="", act=""):
+    def open_page(fragment="", act="", page=page):
         elements = Elements(
             browse(with_script(page, tmp_path, act) + fragment, tmp_path / "profile")
         )
@@ -82,9 +82,7 @@ def opened(page, tmp_path):
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_at_both_widths_nothing_is_wider_than_the_page_and_headings_clear_the_bar(
-    page, tmp_path, width
-):
+def test_page_fits_the_window(page, tmp_path, width):
     measure = """
       document.getElementById("figures").scrollIntoView();
       const images = [...document.querySelectorAll("img[data-figure]")];
@@ -117,14 +115,18 @@ def test_at_both_widths_nothing_is_wider_than_the_page_and_headings_clear_the_ba
     assert found["large"] >= 300 * int(found["across"])
 
 
-def test_the_address_restores_a_selection_and_all_runs_can_be_shown_and_sorted(opened):
+def test_address_restores_a_selection(opened):
+    restored, *_ = opened("#stages=1&method=pipedream&method=nesterov")
+    assert (restored["runs"], restored["curves"]) == (["pipedream-1", EVIL_NAME], 2)
+
+
+def test_reset_shows_all_runs_sorted(opened):
     act = """
         document.querySelector("#filters button[type=reset]").click();
         [...document.querySelectorAll("#run-table th button")]
             .find((one) => one.textContent === "val loss").click();
     """
-    restored, everything, _ = opened("#stages=1&method=pipedream&method=nesterov", act)
-    assert (restored["runs"], restored["curves"]) == (["pipedream-1", EVIL_NAME], 2)
+    _, everything, _ = opened("#stages=1&method=pipedream&method=nesterov", act)
     assert (everything["count"], everything["curves"]) == (["7 of 7 runs"], 7)
     assert set(everything["runs"][:2]) == {"pipedream-1", "basis-rotation-1"}
     rest = [
@@ -137,19 +139,28 @@ def test_the_address_restores_a_selection_and_all_runs_can_be_shown_and_sorted(o
     assert everything["runs"][2:] == rest
 
 
-def test_opens_with_the_deepest_pipeline_at_the_chosen_rates_and_a_ticked_box_filters(opened):
-    act = """
-        document.querySelector("input[name=method][value=pipedream]").click();
-        document.querySelector("tr:not([hidden]) .name").click();
-    """
-    first, filtered, elements = opened(act=act)
+def test_opens_with_the_deepest_pipeline(opened):
+    first, *_ = opened()
     assert (first["runs"], first["count"]) == (
         ["pipedream-32", "basis-rotation-32"],
         ["2 of 7 runs"],
     )
     assert (first["curves"], first["legend"]) == (2, ["pipedream", "basis-rotation"])
+
+
+def test_ticked_box_filters(opened):
+    act = """
+        document.querySelector("input[name=method][value=pipedream]").click();
+        document.querySelector("tr:not([hidden]) .name").click();
+    """
+    _, filtered, elements = opened(act=act)
     assert filtered["runs"] == ["pipedream-32"]
     ((pressed, name),) = elements.named("button", aria_pressed="true")
     assert (name, pressed["title"]) == ("pipedream-32", "pipedream-32")
     (settings,) = [text for _, text in elements.named("pre")]
     assert "like: 32" in settings
+
+
+def test_own_runs_can_be_browsed_without_figures(opened, own_page):
+    shown, *_ = opened(page=own_page, act='document.querySelector(".canvas").click();')
+    assert (shown["runs"], shown["curves"]) == (["p2"], 1)

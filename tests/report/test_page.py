@@ -10,10 +10,11 @@ import sys
 import pytest
 
 from brx.cli.main import main
+from brx.errors import UserError
 from brx.paper.figures import FIGURES, draw_paper_figure
 from brx.paper.scales import SCALES, Experiments
 from brx.plot.style import look_of, method_colors
-from brx.report.page import facets_of, paper_drawings, run_entries
+from brx.report.page import facets_of, other_drawings, paper_drawings, run_entries
 from tests.report.helpers import EVIL_NAME, Elements, write_run
 
 
@@ -174,37 +175,29 @@ def test_a_missing_package_or_folder_of_figures_is_one_line(runs, tmp_path, monk
 
 
 @pytest.fixture(scope="module")
-def own_page(tmp_path_factory):
-    """The report of two runs that are none of the paper's experiments."""
-    folder = tmp_path_factory.mktemp("own")
-    for stages, final_loss in ((1, 2.0), (2, 2.3)):
-        settings = {"optimizer.method": "muon", "pipeline.stages": stages, "model.width": 24}
-        write_run(folder / "runs" / f"p{stages}", final_loss, {**settings, "optimizer.lr": 2e-3})
-    page = folder / "report.html"
-    arguments = ["--runs", str(folder / "runs"), "--figures", str(folder), "--out", str(page)]
-    assert main(["report", *arguments]) == 0
-    return page.read_text()
+def own_text(own_page):
+    return own_page.read_text()
 
 
-def test_report_of_own_runs_opens_with_them(own_page):
-    sections = [attributes["id"] for attributes, _ in Elements(own_page).named("section")]
+def test_report_of_own_runs_opens_with_them(own_text):
+    sections = [attributes["id"] for attributes, _ in Elements(own_text).named("section")]
     assert sections[:3] == ["opening", "tables", "runs"]
 
 
-def test_report_of_own_runs_opens_with_their_curves(own_page):
-    start = own_page.index('id="opening"')
-    assert 'id="figure-curves"' in own_page[start : own_page.index('id="tables"')]
+def test_report_of_own_runs_opens_with_their_curves(own_text):
+    start = own_text.index('id="opening"')
+    assert 'id="figure-curves"' in own_text[start : own_text.index('id="tables"')]
 
 
-def test_report_of_own_runs_has_their_slowdown_first(own_page):
-    assert own_page.index('id="table-all-slowdowns"') < own_page.index(
+def test_report_of_own_runs_has_their_slowdown_first(own_text):
+    assert own_text.index('id="table-all-slowdowns"') < own_text.index(
         'id="table-all-final-losses"'
     )
 
 
 @pytest.mark.parametrize("words", [" not tried</summary>", "figures have no runs yet"])
-def test_report_of_own_runs_misses_nothing_of_the_paper(words, own_page):
-    assert words not in own_page
+def test_report_of_own_runs_misses_nothing_of_the_paper(words, own_text):
+    assert words not in own_text
 
 
 def test_twelve_methods_have_twelve_colors():
@@ -216,3 +209,39 @@ def test_twelve_methods_have_twelve_colors():
 
 def test_color_of_a_method_does_not_depend_on_later_ones():
     assert method_colors(["a", "b"])["a"] == method_colors(["a", "b", "c"])["a"]
+
+
+@pytest.mark.parametrize("kind", ["page", "own_page"])
+def test_navigation_names_the_sections_in_order(kind, request):
+    elements = Elements(request.getfixturevalue(kind).read_text())
+    sections = [attributes["id"] for attributes, _ in elements.named("section")]
+    anchors = [
+        attributes["href"] for attributes, _ in elements.named("a") if "#" in attributes["href"]
+    ]
+    assert [f"#{name}" for name in sections] == anchors[1 : len(sections) + 1]
+
+
+@pytest.mark.parametrize("kind", ["page", "own_page"])
+def test_script_finds_the_elements_that_it_needs(kind, request):
+    text = request.getfixturevalue(kind).read_text()
+    ids = {attributes["id"] for _, attributes, _ in Elements(text).all if "id" in attributes}
+    wanted = set(re.findall(r'getElementById\("([\w-]+)"\)', text))
+    assert wanted
+    assert wanted <= ids
+
+
+def test_run_under_way_has_a_report(tmp_path):
+    settings = {"optimizer.method": "muon", "pipeline.stages": 2, "optimizer.lr": 2e-3}
+    write_run(tmp_path / "runs" / "mine", 2.0, settings)
+    (tmp_path / "runs" / "mine" / "summary.json").unlink()
+    page = tmp_path / "report.html"
+    assert main(["report", "--runs", str(tmp_path / "runs"), "--out", str(page)]) == 0
+    assert "unknown, version unknown" in page.read_text()
+
+
+@pytest.mark.parametrize("size", ["1.1.1pt", "0pt", "10px"])
+def test_figure_of_no_size_is_refused(size, tmp_path):
+    (tmp_path / "valley.svg").write_text(f'<svg width="{size}" height="10pt"></svg>')
+    (tmp_path / "valley.txt").write_text("A valley")
+    with pytest.raises(UserError, match="not an SVG image with a size in points"):
+        other_drawings([tmp_path])

@@ -212,7 +212,7 @@ def test_folders_that_are_no_checkpoints_are_left_alone_and_one_under_another_na
     shutil.copytree(newest, run / "checkpoints" / "20 (copy)")
     assert [iteration_of(path) for path in list_checkpoints(run)] == [14, 20]
     renamed = newest.rename(newest.with_name("00000019"))
-    with pytest.raises(UserError, match="is that of iteration 20, which its folder's name is not"):
+    with pytest.raises(UserError, match="holds iteration 20, but its folder has another name"):
         train(tiny_config(tmp_path), run, resume=True)
     renamed.rename(newest)
     assert train(tiny_config(tmp_path), run, resume=True) == "finished"

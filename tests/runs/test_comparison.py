@@ -87,6 +87,18 @@ def test_curves_can_be_told_apart_and_the_lowest_end_is_named_where_all_ended(
         assert axes.get_title().partition(",")[0] == title
 
 
+def test_long_legend_names_the_lowest_ends(tmp_path, monkeypatch):
+    for name, crossing in (("a", 100.5), ("b", 50.5), ("c", 150.5)):
+        seed = f"training.seed={ord(name)}"
+        write_run(tmp_path, name, "pipeline.stages=1", seed, crosses_3_at=crossing)
+    monkeypatch.setattr("brx.plot.any_runs.MOST_LABELS", 1)
+    monkeypatch.setattr("brx.plot.any_runs.save", saved := Mock())
+    draw_curves(load(tmp_path / "runs"), tmp_path / "figure")
+    (axes,) = saved.call_args.args[0].axes
+    texts = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert texts == ["PipeDream, P = 1 (b)", "and 2 that end higher"]
+
+
 LOGS = np.log([120.5 / 30.5, 121.5 / 31.5])
 DIVERGED = {
     "is_censored": True,

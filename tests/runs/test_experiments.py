@@ -1,5 +1,4 @@
-"""Which runs decide a learning rate, and which are reported: tuning runs choose, and stay out of
-everything else."""
+"""Tuning runs choose the learning rate, and stay out of everything else."""
 
 import numpy as np
 import pandas as pd

@@ -94,6 +94,14 @@ def test_transformers_generates_text(tmp_path):
     assert tokenizer.decode(written[0]).startswith("the é")
 
 
+def test_mixture_of_llama_keeps_its_own_names(tmp_path):
+    config, path = exported(tmp_path, LLAMA.replace("}", ", moe: {experts: 4}}"))
+    model = whole_model(config.model, config.data.vocabulary_size, 0)
+    expected = {name.replace("embedding.", "embed.") for name, _ in model.named_parameters()}
+    assert load_file(path).keys() == expected
+    assert not path.with_name("config.json").exists()
+
+
 def test_settings_are_next_to_the_weights(tmp_path):
     _, path = exported(tmp_path)
     about = json.loads(path.with_name("brx.json").read_text())
@@ -105,7 +113,7 @@ def test_settings_are_next_to_the_weights(tmp_path):
     [
         ("run", "model.bin", "must end with .safetensors"),
         ("run", "exported/model.safetensors", "is there already; choose another folder"),
-        ("exported", "other/model.safetensors", "is no run, and no checkpoint of one"),
+        ("exported", "other/model.safetensors", "is neither a run's folder nor a checkpoint"),
         ("run/checkpoints/00000099", "other/model.safetensors", "has no complete checkpoint"),
     ],
 )

@@ -1,6 +1,7 @@
 """Sweeps with real processes: done cells are skipped, killed ones resume, none runs twice; on a Ray
 cluster, too."""
 
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from brx.config.loading import dump_config
 from brx.environment import brx_command, child_environment
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.sweep.choice import choose, tried_cells
+from brx.sweep.run import check_names
 from brx.sweep.spec import State, Sweep, state_of
 from brx.train.loop import train
 from tests.sweep.helpers import write_sweep
@@ -265,7 +267,7 @@ def test_no_cluster_at_an_address_and_no_node_that_is_large_enough_are_one_line(
 def test_without_ray_one_line_names_the_extra(tmp_path, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "ray", None)
     path = write_sweep(tmp_path)
-    assert "--address: only --launcher ray has one" in refused("sweep", path, "--address", "auto")
+    assert "--address: needs --launcher ray" in refused("sweep", path, "--address", "auto")
     assert "Ray is not installed: pip install 'ray[client]'" in refused(
         "sweep", path, "--launcher", "ray"
     )
@@ -293,3 +295,40 @@ def test_cells_find_brx_beside_a_folder_of_that_name(temporary, tmp_path):
     )
     assert ended.returncode == 0, ended.stderr
     assert states(path) == [State.DONE]
+
+
+@pytest.fixture
+def strange_file_system(monkeypatch):
+    """Lets the file system refuse names as another one would: gives the errno by name."""
+    answers = {}
+    mkdir = Path.mkdir
+
+    def refusing(path, *arguments, **options):
+        for part, number in answers.items():
+            if part in path.name:
+                raise OSError(number, os.strerror(number))
+        mkdir(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", refusing)
+    return answers
+
+
+@pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.EILSEQ, errno.EEXIST])
+def test_bad_name_is_found_before_any_run(number, strange_file_system, tmp_path, refused):
+    strange_file_system["nesterov"] = number
+    told = refused("sweep", write_sweep(tmp_path))
+    assert "this file system cannot hold the cell p4-nesterov-s0--" in told
+    assert not (tmp_path / "cells").exists()
+
+
+def test_names_of_repetitions_are_tried(strange_file_system, tmp_path, refused):
+    strange_file_system["-s7--"] = errno.ENAMETOOLONG
+    path = write_sweep(tmp_path, repeat={"set": {"training.seed": [7]}})
+    assert "-s7--" in refused("sweep", path)
+
+
+def test_trial_of_names_leaves_nothing(tmp_path):
+    path = write_sweep(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    check_names([Sweep.load(path)])
+    assert sorted(tmp_path.iterdir()) == before

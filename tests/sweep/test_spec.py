@@ -84,6 +84,14 @@ def test_a_cell_is_found_again_by_its_configuration_and_a_method_keeps_only_what
     ("content", "expected"),
     [
         ({"grid": {"optimizer.lrr": [1e-3]}}, "optimizer.lrr: unknown key, did you mean 'lr'?"),
+        (
+            {"grid": {"model": [{"model": {"class": "gpt", "width": 16}}]}},
+            "grid: model: holds settings; write each with a dotted key, model.class",
+        ),
+        (
+            {"set": {"optimizer": {"lr": 1.0}}},
+            "set: optimizer: holds settings; write each with a dotted key, optimizer.lr",
+        ),
         ({"grid": {"optimizer.lr": []}}, "grid.optimizer.lr: needs at least one value"),
         ({"grid": {"x": [{"optimizer.lr": 1.0}, 2]}}, "grid.x: either all values or all mappings"),
         (
@@ -104,13 +112,13 @@ def test_a_cell_is_found_again_by_its_configuration_and_a_method_keeps_only_what
         ({"exclude": [{"optimizer.lrr": 1.0}]}, "exclude: no cell has optimizer.lrr=1.0"),
         (
             {"repeat": {"where": {"pipeline.stage": 4}}},
-            "repeat.where: 'pipeline.stage' has a value in no cell",
+            "repeat.where: 'pipeline.stage' is set in no cell",
         ),
         (
             {"choose": {"over": "pipeline.stash"}},
             "choose.over: needs a key of numbers, pipeline.stash is 'exact'",
         ),
-        ({"choose": {"over": "training.seed"}}, "choose.over: seeds are repetitions"),
+        ({"choose": {"over": "training.seed"}}, "choose.over: must not be a seed"),
         (
             {"choose": {"over": "optimizer.lr", "further": [-1]}},
             "optimizer.lr: input should be greater than 0",

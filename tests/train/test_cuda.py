@@ -9,6 +9,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.memory import measured_peak
 from brx.config.loading import apply_overrides
 from brx.model.gpt import Attention
+from brx.pipeline.delay import StageDelay
+from brx.pipeline.graphs import NUM_WARM_UPS, GraphedPasses, PassResults
+from brx.pipeline.versions import StageVersions
 from brx.planning.plan import plan_memory
 from brx.train.build import assemble
 from brx.train.loop import train
@@ -83,3 +86,33 @@ def test_peak_is_within_fifteen_percent_of_the_plan(overrides):
     assert plan_memory(config, "cuda")[0].peak == pytest.approx(
         measured_peak(config, torch.device("cuda")), rel=0.15
     )
+
+
+@pytest.mark.parametrize("method", ["pipedream", "basis-rotation"])
+@pytest.mark.parametrize("rings", ["device", "host"])
+def test_graphs_train_as_eager_iterations(method, rings, tmp_path):
+    settings = [f"optimizer.method={method}", f"pipeline.rings={rings}", "runtime.device=cuda"]
+    if method == "basis-rotation":
+        settings.append("optimizer.frequency=3")
+    for graphs in ("false", "true"):
+        config = tiny_config(tmp_path, *settings, f"runtime.graphs={graphs}")
+        train(config, tmp_path / graphs)
+    eager, replayed = (losses(tmp_path / graphs) for graphs in ("false", "true"))
+    assert replayed[-1]["val_loss"] == pytest.approx(eager[-1]["val_loss"], rel=1e-4)
+
+
+def test_graph_draws_new_dropout_masks():
+    """A replay moves the device's generator on."""
+    stage = StageVersions(torch.nn.Linear(64, 1).cuda(), 0, StageDelay(1))
+
+    def passes(n, inputs, targets):
+        dropped = torch.nn.functional.dropout(inputs, 0.5)
+        loss = stage.module(dropped).mean()
+        loss.backward()
+        stage.in_use[0].grad = stage.in_use[1].grad = None
+        return PassResults(loss.detach(), None, None)
+
+    graphed = GraphedPasses([stage], passes)
+    ones = torch.ones(8, 64, device="cuda")
+    seen = {graphed.run(n, ones, ones).loss.item() for n in range(1, NUM_WARM_UPS + 5)}
+    assert len(seen) == NUM_WARM_UPS + 4

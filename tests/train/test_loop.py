@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from brx.config.loading import dump_config, load_config
-from brx.data.prepare import prepare
+from brx.data.prepare import prepare, token_folder
 from brx.errors import DivergedError, RunError, UserError
 from brx.methods.table import DelayCompensation
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
@@ -274,7 +274,7 @@ def test_a_second_signal_ends_at_once_and_says_what_is_saved(tmp_path):
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert "cut off at iteration 11" in stderr
-    assert "the newest checkpoint is that of iteration 7" in stderr
+    assert "the newest checkpoint is from iteration 7" in stderr
     assert stderr.splitlines()[-1] == "brx: interrupted"
     train(config, tmp_path / "run", resume=True)
     train(config, tmp_path / "uninterrupted")
@@ -365,7 +365,8 @@ def flip(path):
 def test_damaged_newest_checkpoint_falls_back(finished, straight, capsys):
     flip(finished / "checkpoints" / "00000030" / "stage-002.pt")
     assert train(load_config(finished), finished, resume=True) == "finished"
-    said = "stage-002.pt: damaged (its SHA-256 is not the manifest's); going back to an older"
+    older = finished / "checkpoints" / "00000028"
+    said = f"stage-002.pt: damaged (its SHA-256 is not the manifest's); continuing from {older}"
     assert said in capsys.readouterr().err
     assert losses(finished) == losses(straight)
 
@@ -380,7 +381,7 @@ def test_damaged_manifest_falls_back(finished, straight, capsys):
 def test_missing_stage_falls_back(finished, capsys):
     (finished / "checkpoints" / "00000030" / "stage-002.pt").unlink()
     assert train(load_config(finished), finished, resume=True) == "finished"
-    assert "the checkpoint lacks stage 2; going back" in capsys.readouterr().err
+    assert "the checkpoint lacks stage 2; continuing from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["stage-002.pt", "manifest.json"])
@@ -391,29 +392,54 @@ def test_run_whose_checkpoints_are_all_damaged_is_refused(name, finished):
         train(load_config(finished), finished, resume=True)
 
 
-def test_other_data_and_another_trajectory_version_are_not_resumed_from(tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    train(tiny_config(tmp_path, "training.stop_after=3"), run)
-    before = (run / "metrics.jsonl").read_text()
-    with monkeypatch.context() as patch:
-        patch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", TRAJECTORY_VERSION + 1)
-        with pytest.raises(
-            UserError,
-            match=f"00000003: trained at trajectory version {TRAJECTORY_VERSION}, this brx",
-        ):
-            train(tiny_config(tmp_path), run, resume=True)
+@pytest.fixture
+def stopped(tmp_path):
+    """The folder of a run that was stopped after iteration 3."""
+    train(tiny_config(tmp_path, "training.stop_after=3"), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_another_trajectory_version_is_not_resumed(stopped, tmp_path, monkeypatch):
+    newer = TRAJECTORY_VERSION + 1
+    monkeypatch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", newer)
+    told = f"00000003: trained at trajectory version {TRAJECTORY_VERSION}, this brx"
+    with pytest.raises(UserError, match=told):
+        train(tiny_config(tmp_path), stopped, resume=True)
+
+
+def test_run_on_other_data_is_not_resumed(stopped, tmp_path):
     (tmp_path / "text.txt").write_text("\n".join(f"other text {number}" for number in range(20000)))
     with pytest.raises(UserError, match="was trained on other data"):
-        train(tiny_config(tmp_path), run, resume=True)
-    assert (run / "metrics.jsonl").read_text() == before
+        train(tiny_config(tmp_path), stopped, resume=True)
 
 
-def test_more_than_there_are_data_for_and_a_folder_that_cannot_be_made_are_one_clear_line(tmp_path):
-    with pytest.raises(UserError, match=r"epochs; allow it with data\.max_epochs="):
+def test_refused_resume_leaves_the_metrics(stopped, tmp_path):
+    before = (stopped / "metrics.jsonl").read_text()
+    (tmp_path / "text.txt").write_text("\n".join(f"other text {number}" for number in range(20000)))
+    with pytest.raises(UserError):
+        train(tiny_config(tmp_path), stopped, resume=True)
+    assert (stopped / "metrics.jsonl").read_text() == before
+
+
+TOO_MUCH = {
+    "training.iterations=100000": r"epochs; allow it with data\.max_epochs=",
+    "training.validation_examples=99999999999": r"training\.validation_examples: must be at most",
+}
+
+
+@pytest.mark.parametrize("setting", TOO_MUCH)
+def test_more_than_the_data_have_is_refused(setting, tmp_path):
+    with pytest.raises(UserError, match=TOO_MUCH[setting]):
+        train(tiny_config(tmp_path, setting), tmp_path / "run")
+
+
+def test_refused_run_leaves_no_folder(tmp_path):
+    with pytest.raises(UserError):
         train(tiny_config(tmp_path, "training.iterations=100000"), tmp_path / "run")
-    with pytest.raises(UserError, match=r"training\.validation_examples: must be at most"):
-        train(tiny_config(tmp_path, "training.validation_examples=99999999999"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be written"):
         train(tiny_config(tmp_path), tmp_path / "file" / "run")
@@ -550,3 +576,39 @@ def test_run_goes_on_without_a_reader_of_its_progress(tmp_path):
     process.stderr.close()  # `2>&1 | head -0`
     assert process.wait(300) == 0
     assert summary_of(tmp_path / "run")["status"] == "finished"
+
+
+@pytest.fixture
+def rotten(tmp_path):
+    """The configuration of a run whose token file rots on its disk: one bit flips, and nothing that
+    the file system notes about the file changes."""
+    config = tiny_config(tmp_path, "training.stop_after=1")
+    path = token_folder(config.data) / "train.bin"
+    prepare(config.data)
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    stat = path.stat()
+    state = (stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns)
+    noted = path.with_suffix(".verified")
+    noted.write_text(" ".join([*map(str, state), noted.read_text().split()[-1]]))
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(config))
+    return file
+
+
+def test_file_that_looks_unchanged_is_not_read(rotten, printed):
+    printed("train", rotten, "--out", rotten.parent / "run")
+
+
+def test_verify_finds_a_flipped_bit(rotten, refused):
+    told = refused("train", rotten, "--out", rotten.parent / "run", "--verify")
+    assert "train.bin: its SHA-256 differs from the one in its sidecar" in told
+
+
+def test_run_goes_on_without_its_text(tmp_path):
+    run = tmp_path / "run"
+    train(tiny_config(tmp_path, "training.stop_after=7"), run)
+    config = tiny_config(tmp_path, "training.stop_after=9")
+    (tmp_path / "text.txt").unlink()
+    assert train(config, run, resume=True) == "finished"

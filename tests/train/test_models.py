@@ -1,12 +1,16 @@
 """Models other than GPT through the whole of training (several devices: tests/distributed)."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from brx.cli.main import main
 from brx.config.loading import load_config
 from brx.config.schema import OwnModelConfig
+from brx.config.user_code import allowed
 from brx.errors import UserError
+from brx.model.sizes import count_parameters
 from brx.train.loop import train
 from tests.train.helpers import losses, steps_of, tiny_config
 
@@ -18,6 +22,7 @@ MODELS = {
 SHORT = [
     "training.iterations=8",
     "training.checkpoint_every=3",
+    "training.keep_at=[4]",
     "optimizer={method: basis-rotation, frequency: 2}",
 ]
 
@@ -40,6 +45,24 @@ def test_recomputed_activations_change_nothing(trained):
     folder, overrides = trained
     train(tiny_config(folder, *overrides, "pipeline.recompute=true"), folder / "recomputed")
     assert losses(folder / "recomputed") == losses(folder / "straight")
+
+
+def test_hessian_norm_counts_every_parameter(trained):
+    run = trained[0] / "straight"
+    sample = ["--vectors", "3", "--batches-per-vector", "2"]
+    assert main(["--run-code", "hessian-norm", str(run), *sample, "--original"]) == 0
+    (result,) = (run / "analysis").glob("hessian-norm-original-*.json")
+    config = load_config(run)
+    with allowed():
+        expected, _ = count_parameters(config.model, config.data.vocabulary_size)
+    assert sum(json.loads(result.read_text())["blocks"]["num_rows"]) == expected
+
+
+def test_oscillation_is_measured_on_every_model(trained):
+    run = trained[0] / "straight"
+    settings = ["--iterations", "2", "--batches", "1", "--power-iterations", "2"]
+    assert main(["--run-code", "oscillation", str(run), *settings]) == 0
+    assert list((run / "analysis").glob("oscillation-*.json"))
 
 
 def test_run_notes_its_numbers_of_parameters(tmp_path):

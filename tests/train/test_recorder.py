@@ -1,5 +1,5 @@
-"""What a summary and a log point say beside the losses: MFU and refresh times from made-up rates,
-and the commit."""
+"""A summary and a log point without their losses: MFU and refresh times from made-up rates, and the
+commit."""
 
 import subprocess
 
@@ -8,7 +8,6 @@ import torch
 
 import brx
 from brx.config.loading import load_config
-from brx.planning.planned_run import peak_flops
 from brx.train.recorder import RefreshTime, Utilization, git_commit
 
 
@@ -21,10 +20,6 @@ def test_utilization_is_a_share_of_all_devices_peaks(monkeypatch):
     four = Utilization(load_config("paper-95m", ["pipeline.devices=4"]), torch.device("cuda"))
     assert four.mfu(100_000) == pytest.approx(one.mfu(100_000) / 4)
     assert Utilization(load_config("quick"), torch.device("cpu")).mfu(1000.0) is None
-    peaks = [
-        peak_flops(name, "bf16") for name in ("NVIDIA H100 PCIe", "NVIDIA RTX A1000", "some card")
-    ]
-    assert peaks == [756e12, None, None]
 
 
 @pytest.mark.parametrize(

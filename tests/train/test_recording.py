@@ -69,7 +69,7 @@ def test_every_reader_takes_the_folders(tmp_path, capsys, monkeypatch):
     assert main(["train", runs.index[0], "--resume"]) == 2
     out, error = capsys.readouterr()
     assert "my-lion" in out
-    assert "was recorded from another loop than brx's" in error
+    assert "was recorded from a loop of your own" in error
     with pytest.raises(UserError, match="record them with batch_size="):
         measure_largest_set(runs, "here")
     assert len(load(tmp_path / "kept")) == 5
@@ -140,6 +140,15 @@ def test_loop_without_a_with_block(tmp_path):
     run.close()
     run.close()  # nothing is left to do
     assert load(tmp_path)["status"].tolist() == ["finished"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_log_after_the_end_is_refused(resume, tmp_path):
+    run = record(tmp_path / "run", method="mine", lr=0.1, resume=resume)
+    run.log(1, 2.0)
+    run.close()
+    with pytest.raises(UserError, match=r"this recording has ended.*resume=True"):
+        run.log(2, 1.0)
 
 
 def test_loop_without_a_with_block_diverges(tmp_path):

@@ -56,9 +56,9 @@ AGES = {
     (2, "2bw"): ([1, 1], [1, 1], [1, 1], [1, 1]),
     (4, "pipeline"): ([1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]),
 }
-"""By M and delays, and by stage: how many updates behind the newest weights those of each of an
-update's micro-batches are, counted in the tables of docs/semantics.md (M = 4) and in ones written
-out by hand."""
+"""By M and delays, and by stage: how many updates the weights of each of an update's micro-batches
+are behind the newest, counted in the tables of docs/semantics.md (M = 4) and in ones written out by
+hand."""
 
 
 @pytest.mark.parametrize(

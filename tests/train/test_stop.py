@@ -1,4 +1,4 @@
-"""When ranks stop: all after the same iteration, whoever was asked, with nothing on its way."""
+"""All ranks stop after the same iteration, whichever was asked, with no message in flight."""
 
 import math
 import os

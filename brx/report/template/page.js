@@ -25,8 +25,10 @@ async function showRuns() {
   chart.removeAttribute("aria-busy");
 }
 
-// Called once, when the section comes near the part of the page that is seen.
+// Called once, when the section comes near the part of the page that is seen; not every page has each section.
 function whenNear(id, show) {
+  const section = document.getElementById(id);
+  if (!section) return;
   const observer = new IntersectionObserver(
     (entries) => {
       if (!entries.some((entry) => entry.isIntersecting)) return;
@@ -35,7 +37,7 @@ function whenNear(id, show) {
     },
     { rootMargin: "400px" },
   );
-  observer.observe(document.getElementById(id));
+  observer.observe(section);
 }
 
 let [facets, runs] = [{}, []];

@@ -1,0 +1,56 @@
+"""What accelerators compute per second: their makers' data sheets, and rates measured on one."""
+
+from typing import Literal, NamedTuple
+
+
+class Rates(NamedTuple):
+    """Rates of dense matrix products, in TFLOP/s."""
+
+    bf16: float
+    """With accumulation in fp32."""
+    fp32: float
+    """Without TF32."""
+
+
+PEAKS = {
+    "B200": Rates(2250, 75),
+    "H200": Rates(989, 67),
+    "H100 PCIe": Rates(756, 51),
+    "H100 NVL": Rates(835, 60),
+    "H100": Rates(989, 67),
+    "A100": Rates(312, 19.5),
+    "A6000": Rates(154.8, 38.7),
+    "A40": Rates(149.7, 37.4),
+    "A10": Rates(125, 31.2),
+    "L40S": Rates(362, 91.6),
+    "L4": Rates(121, 30.3),
+    "RTX 4090": Rates(165.2, 82.6),
+    "RTX 3090": Rates(71, 35.6),
+    "RTX 3080": Rates(59.5, 29.8),
+    "MI300X": Rates(1307, 163.4),
+}
+"""Peaks by name, from data sheets. Where one name holds another, the longer one comes first."""
+
+
+def peak_flops(name: str, precision: Literal["fp32", "bf16"]) -> float | None:
+    """Peak FLOP/s of the device that calls itself `name` (for example "NVIDIA A100-SXM4-80GB");
+    None if unknown."""
+    words = name.lower().replace("-", " ")
+    for known, peak in PEAKS.items():
+        # As a whole word: an L40 is no L4, an A1000 no A100.
+        if f" {known.lower()} " in f" {words} ":
+            return 1e12 * (peak.bf16 if precision == "bf16" else peak.fp32)
+    return None
+
+
+class MeasuredRates(NamedTuple):
+    """Rates of products of large matrices, in TFLOP/s."""
+
+    device: str
+    bf16: float
+    tf32: float
+    fp32: float
+
+
+H100 = MeasuredRates("H100", bf16=790.2, tf32=412.5, fp32=51.2)
+"""Measured, matrices of 8192: results/gpu/ceilings.md."""

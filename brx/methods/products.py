@@ -1,0 +1,65 @@
+"""The matrix products of a method's own update, in closed form: for plans."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+NEWTON_SCHULZ_STEPS = 5  # in torch's Muon and pytorch-optimizer's Scion
+QR_OPERATIONS = 7  # per cube of the side: a Householder QR with its Q takes about 7 m^3
+
+
+class Products(NamedTuple):
+    """Floating-point operations of one update, on average; a multiply-add is two."""
+
+    rotations: float = 0.0
+    """Rotations of the gradient into the eigenbasis, and of the update out of it."""
+    covariances: float = 0.0
+    refreshes: float = 0.0
+    """A refresh of the bases, divided by the updates between two refreshes."""
+    others: float = 0.0
+    """Such as Newton-Schulz iterations."""
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+    def plus(self, more: "Products") -> "Products":
+        """The sum, kind by kind."""
+        return Products(*(own + other for own, other in zip(self, more, strict=True)))
+
+
+def rotation_products(
+    shape: Sequence[int],  # (*lead, m, n)
+    sides: Sequence[int],
+    *,
+    covariance_interval: float,
+    refresh_interval: float,
+) -> Products:
+    """The products of a method that keeps U and V up to date by power iterations.
+
+    Args:
+        shape: of a parameter: a matrix, or a stack of matrices.
+        sides: the lengths of the sides that are rotated: m for U, n for V.
+        covariance_interval: updates from one gradient that enters the covariances to the next.
+        refresh_interval: updates from one refresh to the next.
+    """
+    *lead, m, n = shape
+    count = math.prod(lead)
+    # U^T G V takes 2 m n (m + n); a side that is not rotated takes no part.
+    product = 2 * m * n * sum(sides)
+    # The gradient into the basis, the update out of it.
+    rotations = 2 * product
+    # The momentum out of the old basis and into the new one; for each side a product with its
+    # covariance, and a QR decomposition.
+    refresh = 2 * product + QR_OPERATIONS * sum(side**3 for side in sides)
+    return Products(
+        count * rotations, count * product / covariance_interval, count * refresh / refresh_interval
+    )
+
+
+def newton_schulz_products(shape: Sequence[int]) -> Products:
+    """Five steps for a parameter (*lead, m, n), each 4 m^2 n + 2 m^3 with m <= n."""
+    *lead, rows, columns = shape
+    m, n = sorted((rows, columns))
+    step = 4 * m**2 * n + 2 * m**3
+    return Products(others=math.prod(lead) * NEWTON_SCHULZ_STEPS * step)

@@ -1,0 +1,590 @@
+"""What makes an optimizer stand delay? The study of docs/protocol.md, section 12: what delay costs
+by the angle of the bases, by momentum, by the geometry of the step and with corrections, and the
+verdicts on its six predictions.
+
+The *cost* of a delay is the final validation loss with it minus the one without, seed by seed, in
+nats. An *arm* is a method with its settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+
+from brx.config.loading import Settings
+from brx.config.schema import PipelineConfig, RunConfig
+from brx.curvature.norm_result import SPACES, results_of
+from brx.errors import UserError
+from brx.paper import strict
+from brx.paper.scales import SCALES, Experiments
+from brx.plot.style import (
+    Look,
+    draw_points,
+    finish_panel,
+    look_of,
+    new_figure,
+    save,
+    sequence_color,
+)
+from brx.runs.comparison import common_target, reached_by_seed, shared_seeds, with_diverged
+from brx.runs.experiments import at_best_rates, by_experiment
+from brx.runs.frames import SEED, load, read_run
+from brx.sweep.spec import matches
+
+RUNS = Path("results/causes")
+SWEEPS = "configs/sweeps/causes/*.yaml"
+
+# Delays, as section 12 names them.
+NONE, ONE_UPDATE, EIGHT, DEEPEST = "none", "one update", "8 stages", "32 stages"
+DELAYED = (ONE_UPDATE, EIGHT, DEEPEST)
+
+THETAS = (0.0, 0.1, 0.3, 1.0, "random")
+MOMENTA = (0.9, 0.95, 0.99)
+# By method: the setting that is its momentum, and the value that other panels compare.
+MOMENTUM_KEYS = {
+    "pipedream": ("optimizer.beta1", 0.9),
+    "basis-rotation": ("optimizer.beta1", 0.9),
+    "muon": ("optimizer.momentum", 0.95),
+}
+
+
+NAMES = {"pipedream": "AdamW", "basis-rotation": "basis rotation", "muon": "Muon"}
+
+
+def turned(theta: float | str) -> str:
+    """The arm of basis rotation in bases turned by an angle."""
+    return f"turned, theta = {theta:g}" if isinstance(theta, float) else "turned, random"
+
+
+def with_momentum(method: str, value: float) -> str:
+    """The arm of a method with a momentum."""
+    return f"{NAMES[method]}, momentum {value:g}"
+
+
+ADAMW = with_momentum("pipedream", MOMENTUM_KEYS["pipedream"][1])
+MUON = with_momentum("muon", MOMENTUM_KEYS["muon"][1])
+EIGENBASIS, RANDOM = turned(THETAS[0]), turned(THETAS[-1])
+LION, ROTATED_LION, SCION = "Lion", "Lion in the eigenbasis", "scion"
+ADAN, PACI, ACCUMULATED = "Adan", "PACI", "AdamW, accumulated"
+BASES = tuple(turned(theta) for theta in THETAS)
+
+
+def _arms() -> dict[str, Settings]:
+    """By arm, the settings that tell its runs."""
+    study = "brx.methods.causes:"
+    usual: Settings = {"pipeline.accumulation": 1, "pipeline.stash": "exact"}
+    accumulated: Settings = {"optimizer.method": "pipedream", "pipeline.accumulation": 4}
+    arms: dict[str, Settings] = {}
+    for theta in THETAS:
+        arms[turned(theta)] = {
+            "optimizer.method": f"{study}TurnedRotation",
+            "optimizer.arguments.theta": theta,
+        }
+    for method, (key, _) in MOMENTUM_KEYS.items():
+        for value in MOMENTA:
+            arms[with_momentum(method, value)] = {"optimizer.method": method, key: value, **usual}
+    arms[LION] = {"optimizer.method": f"{study}Lion"}
+    arms[ROTATED_LION] = {"optimizer.method": f"{study}RotatedLion"}
+    arms[ADAN] = {"optimizer.method": f"{study}Adan"}
+    arms[PACI] = {**accumulated, "pipeline.stash": "none"}
+    arms[ACCUMULATED] = {**accumulated, "pipeline.stash": "exact"}
+    return arms
+
+
+ARMS = _arms()
+
+
+def arm_of(config: RunConfig) -> str | None:
+    """The arm that a run is of; None for one that is no part of the study."""
+    return next((arm for arm, settings in ARMS.items() if matches(config, settings)), None)
+
+
+def delay_of(pipeline: PipelineConfig) -> str | None:
+    """The study's name of a run's delay; None for a delay that is no part of it."""
+    if pipeline.stages == 1:
+        return NONE
+    if pipeline.delay == "2bw":
+        return ONE_UPDATE
+    if getattr(pipeline.delay, "like", None) == 32:
+        return DEEPEST
+    return EIGHT if pipeline.stages == 8 and pipeline.delay == "pipeline" else None
+
+
+class Study:
+    """The runs of the study, by arm and delay."""
+
+    def __init__(self, runs_by_place: Mapping[tuple[str, str], pd.DataFrame]) -> None:
+        self.runs_by_place = dict(runs_by_place)  # rows of `at_best_rates`, diverged ones, too
+
+    @classmethod
+    def load(cls, folder: Path) -> Study:
+        """Read the runs in a folder, and Scion's from the scale `tuned`, where it was searched.
+
+        Raises UserError where the folder has no run of the study, or two experiments of one arm
+        and delay."""
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder; make the runs with brx sweep {SWEEPS}")
+        found: dict[tuple[str, str], pd.DataFrame] = {}
+        for seeds in by_experiment(at_best_rates(load([folder]), with_diverged=True)):
+            config = read_run(Path(str(seeds.index[0]))).config
+            arm, delay = arm_of(config), delay_of(config.pipeline)
+            if arm is None or delay is None:
+                continue
+            if (arm, delay) in found:
+                raise UserError(
+                    f"{seeds.index[0]}: of another experiment than {found[arm, delay].index[0]}, "
+                    f"but of the same arm ({arm}, delay: {delay}); move one of them away"
+                )
+            found[arm, delay] = _with_lost(seeds)
+        if not found:
+            raise UserError(f"{folder}: no runs of the study; make them with brx sweep {SWEEPS}")
+        return cls({**found, **_scion()})
+
+    def has(self, arm: str, delay: str) -> bool:
+        """Whether the cost of a delay is known."""
+        return (arm, delay) in self.runs_by_place and (arm, NONE) in self.runs_by_place
+
+    def pair(self, arm: str, delay: str) -> list[pd.DataFrame]:
+        """The runs without delay and with it, on the seeds that both have; UserError where one is
+        missing."""
+        for place in ((arm, NONE), (arm, delay)):
+            if place not in self.runs_by_place:
+                raise UserError(f"no runs of {place[0]} yet (delay: {place[1]})")
+        return shared_seeds(self.runs_by_place[arm, NONE], self.runs_by_place[arm, delay])
+
+    def cost(self, arm: str, delay: str) -> pd.Series:
+        """What a delay costs an arm, in nats, by seed; infinite where it made the run diverge."""
+        without, delayed = (runs.set_index(SEED)["val_loss"] for runs in self.pair(arm, delay))
+        with np.errstate(invalid="ignore"):  # infinity minus infinity: both diverged
+            return delayed - without
+
+    def costs(self, arms: Sequence[str], delay: str) -> pd.DataFrame:
+        """A row per seed that all arms have, a column per arm."""
+        return pd.DataFrame({arm: self.cost(arm, delay) for arm in arms}).dropna()
+
+    def log_slowdowns(self, arms: Sequence[str], delay: str) -> pd.DataFrame:
+        """Logarithms of the slowdowns to one target, the loss that all of these arms reach: a row
+        per seed, a column per arm, infinite where a run never gets there."""
+        pairs = {arm: self.pair(arm, delay) for arm in arms}
+        all_runs = pd.concat([runs for pair in pairs.values() for runs in pair])
+        target = common_target(all_runs)
+        logs = {}
+        for arm, pair in pairs.items():
+            without, delayed = (reached_by_seed(runs, target) for runs in pair)
+            by_seed = {}
+            for seed, reached in delayed.items():
+                if without[seed].is_reached:
+                    ratio = reached.iterations / without[seed].iterations
+                    by_seed[seed] = math.log(ratio) if reached.is_reached else math.inf
+            logs[arm] = pd.Series(by_seed)
+        return pd.DataFrame(logs).dropna()
+
+    def norms(self, arms: Sequence[str], delay: str) -> pd.DataFrame:
+        """The Hessian's (1,1)-norm per parameter in each arm's coordinates at half of the training:
+        a row per seed, a column per arm. AdamW's coordinates are the original ones."""
+        norms: dict[str, dict[int, float]] = {}
+        for arm in arms:
+            space = SPACES[0] if arm == ADAMW else SPACES[1]
+            _, delayed = self.pair(arm, delay)
+            norms[arm] = {}
+            for run, row in delayed[delayed["status"] == "finished"].iterrows():
+                half = int(row["last_iteration"]) // 2
+                measured = results_of(Path(str(run)), (space,), half)
+                if space in measured:
+                    norms[arm][int(row[SEED])] = measured[space].normalized
+        return pd.DataFrame(norms).reindex(columns=list(arms)).dropna()
+
+
+def _with_lost(seeds: pd.DataFrame) -> pd.DataFrame:
+    """The runs of an experiment with those that diverged, at an infinite loss."""
+    if (seeds["status"] == "finished").any():
+        return with_diverged(seeds)
+    return seeds.assign(train_loss=math.inf, val_loss=math.inf)
+
+
+def _scion() -> dict[tuple[str, str], pd.DataFrame]:
+    """Scion's runs at both ends, whose rates and momentum were searched for the scale `tuned`; none
+    where that has no runs here."""
+    scale = SCALES["tuned"]
+    if not scale.runs.is_dir():
+        return {}
+    experiments = Experiments.load(scale)
+    found = {NONE: experiments.find(SCION, 1), DEEPEST: experiments.find(SCION, 32)}
+    return {
+        (SCION, delay): with_diverged(seeds) for delay, seeds in found.items() if seeds is not None
+    }
+
+
+# The predictions of section 12.
+
+Outcome = Literal["holds", "refuted", "open", "not tried"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the runs say of a prediction."""
+
+    outcome: Outcome
+    text: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One prediction of section 12. `judge` raises UserError where runs are missing."""
+
+    name: str
+    statement: str
+    judge: Callable[[Study], Finding]
+
+
+def cost_rises_with_the_angle(study: Study) -> Finding:
+    """Whether costs and slowdowns rise along the angles: the rank test, and the ends."""
+    costs = study.costs(BASES, DEEPEST)
+    of_costs = strict.trend(costs)
+    of_slowdowns = strict.trend(study.log_slowdowns(BASES, DEEPEST))
+    ends = costs[RANDOM] - costs[EIGENBASIS]
+    text = (
+        f"cost {_by_arm(costs)}; rank test: chance {of_costs.chance:.2g} (costs), "
+        f"{of_slowdowns.chance:.2g} (slowdowns); random minus eigenbasis {_mean_text(ends)}"
+    )
+    holds = strict.all_of([of_costs.verdict, of_slowdowns.verdict]) == "yes"
+    return Finding(_outcome(holds, len(costs)), text)
+
+
+def random_basis_is_no_better_than_none(study: Study) -> Finding:
+    """Whether the cost in a random basis is within chance of AdamW's."""
+    costs = study.costs([RANDOM, ADAMW], DEEPEST)
+    difference = costs[ADAMW] - costs[RANDOM]
+    holds = strict.direction(difference.tolist()) == "open"
+    text = f"cost {_by_arm(costs)}; AdamW minus random basis {_mean_text(difference)}"
+    return Finding(_outcome(holds, len(costs)), text)
+
+
+def norm_orders_the_costs(study: Study) -> Finding:
+    """Whether costs rise with the norms, by the rank test over the bases and AdamW."""
+    arms = [*BASES, ADAMW]
+    norms = study.norms(arms, DEEPEST)
+    if norms.empty:
+        raise UserError("the Hessian's norms have not been measured at half of the training yet")
+    costs = study.costs(arms, DEEPEST)
+    seeds = norms.index.intersection(costs.index)
+    total = 0
+    for seed in seeds:
+        by_norm = norms.loc[seed].sort_values().index
+        total += strict.kendall_s(costs.loc[seed, by_norm].tolist())
+    chance = strict.chance_of_s(len(arms), len(seeds), total) if len(seeds) else math.nan
+    text = f"norm {_by_arm(norms.loc[seeds])}; rank test: chance {chance:.2g}"
+    return Finding(_outcome(chance <= strict.CHANCE, len(seeds)), text)
+
+
+def momentum_lowers_the_cost(study: Study, method: str) -> Finding:
+    """Whether a method's cost at a delay of one update falls with its momentum, by the rank
+    test."""
+    costs = study.costs([with_momentum(method, value) for value in MOMENTA], ONE_UPDATE)
+    chance = strict.chance_of_rise(-costs) if len(costs) else math.nan
+    text = f"cost {_by_arm(costs)}; rank test: chance {chance:.2g}"
+    return Finding(_outcome(chance <= strict.CHANCE, len(costs)), text)
+
+
+def geometry_is_enough(study: Study) -> Finding:
+    """Whether Lion outside the eigenbasis costs no more than basis rotation, and Muon as much."""
+    costs = study.costs([EIGENBASIS, LION, MUON], DEEPEST)
+    of_lion = costs[LION] - costs[EIGENBASIS]
+    of_muon = costs[MUON] - costs[EIGENBASIS]
+    lion_costs_more = strict.direction(of_lion.tolist()) == "yes"
+    muon_is_within_chance = strict.direction(of_muon.tolist()) == "open"
+    text = (
+        f"cost above basis rotation's: Lion {_mean_text(of_lion)}, Muon {_mean_text(of_muon)} nats"
+    )
+    return Finding(_outcome(muon_is_within_chance and not lion_costs_more, len(costs)), text)
+
+
+def eigenbasis_helps_lion(study: Study) -> Finding:
+    """Whether Lion costs less inside the eigenbasis than outside."""
+    return _costs_less(study, ROTATED_LION, LION, DEEPEST)
+
+
+def muon_costs_less_than_adamw(study: Study) -> Finding:
+    """Whether AdamW's cost at a delay of one update is above Muon's."""
+    return _costs_less(study, MUON, ADAMW, ONE_UPDATE)
+
+
+def _costs_less(study: Study, better: str, worse: str, delay: str) -> Finding:
+    costs = study.costs([better, worse], delay)
+    difference = costs[worse] - costs[better]
+    holds = strict.direction(difference.tolist()) == "yes"
+    text = f"cost {_by_arm(costs)}; {worse} minus {better} {_mean_text(difference)}"
+    return Finding(_outcome(holds, len(costs)), text)
+
+
+def _outcome(holds: bool, num_seeds: int) -> Outcome:
+    """With too few seeds nothing is decided."""
+    if num_seeds < strict.FEWEST_SEEDS:
+        return "open"
+    return "holds" if holds else "refuted"
+
+
+def _by_arm(table: pd.DataFrame) -> str:
+    """The mean of each column."""
+    return ", ".join(f"{mean:.3f} ({arm})" for arm, mean in table.mean().items())
+
+
+def _mean_text(by_seed: pd.Series) -> str:
+    """A mean with its interval, where there are seeds enough for one."""
+    values = by_seed.tolist()
+    if len(values) < strict.FEWEST_SEEDS or not np.isfinite(values).all():
+        return f"{by_seed.mean():+.3f}"
+    interval = strict.interval_of(values)
+    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+
+
+def _of_momentum(method: str) -> Prediction:
+    return Prediction(
+        f"4, {NAMES[method]}",
+        f"with more momentum a delay of one update costs {NAMES[method]} less",
+        lambda study: momentum_lowers_the_cost(study, method),
+    )
+
+
+PREDICTIONS = (
+    Prediction(
+        "1",
+        "the further the bases are turned from the eigenbasis, the more the delays of 32 stages "
+        "cost",
+        cost_rises_with_the_angle,
+    ),
+    Prediction(
+        "2",
+        "a random basis is no better than none",
+        random_basis_is_no_better_than_none,
+    ),
+    Prediction(
+        "3",
+        "the larger the Hessian's (1,1)-norm in the coordinates, the more delay costs",
+        norm_orders_the_costs,
+    ),
+    *map(_of_momentum, MOMENTUM_KEYS),
+    Prediction(
+        "5, geometry",
+        "Lion costs no more than basis rotation, and Muon as much as basis rotation",
+        geometry_is_enough,
+    ),
+    Prediction(
+        "5, alignment",
+        "Lion costs less inside the eigenbasis than outside",
+        eigenbasis_helps_lion,
+    ),
+    Prediction(
+        "6",
+        "a delay of one update costs AdamW more than Muon",
+        muon_costs_less_than_adamw,
+    ),
+)
+
+
+def prediction_table(folder: Path) -> pd.DataFrame:
+    """A row per prediction, texts; UserError where the folder has no runs of the study."""
+    study = Study.load(folder)
+    rows = []
+    for prediction in PREDICTIONS:
+        try:
+            finding = prediction.judge(study)
+        except UserError as error:
+            finding = Finding("not tried", str(error))
+        rows.append(
+            {
+                "prediction": prediction.name,
+                "statement": prediction.statement,
+                "verdict": finding.outcome,
+                "here": finding.text,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+# The figure: a panel per question, of those that have runs.
+
+COST_LABEL = "cost of delay (nats)"
+CAPTION = (
+    "What the delay costs in final validation loss: (a) in bases turned away from the eigenbasis, "
+    "(b) by momentum, (c) by the geometry of the step, (d) with corrections. Points: means over "
+    "seeds; bars: 95 % intervals, from three seeds on; crosses: a seed diverged."
+)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel draws where `arms` has one whose cost is known at one of its delays."""
+
+    title: str
+    arms: Sequence[str]
+    draw: Callable[[Study, Axes], None]
+
+    def has_runs(self, study: Study) -> bool:
+        return any(study.has(arm, delay) for arm in self.arms for delay in DELAYED)
+
+
+def draw_causes(folder: Path, path: Path) -> list[Path]:
+    """Draw the panels that have runs; the caption names the others. Returns the files written."""
+    study = Study.load(folder)
+    shown = [panel for panel in PANELS if panel.has_runs(study)]
+    left_out = [panel.title for panel in PANELS if panel not in shown]
+    if not shown:
+        raise UserError(
+            f"{folder}: no arm has runs both without delay and with it; make them with brx sweep "
+            f"{SWEEPS}"
+        )
+    columns = min(2, len(shown))
+    rows = -(-len(shown) // columns)
+    with new_figure(width=3.5, height=2.9 * rows, columns=columns) as figure:
+        places = figure.subplots(rows, columns, squeeze=False).ravel()
+        for panel, axes in zip(shown, places, strict=False):
+            panel.draw(study, axes)
+        for axes in places[len(shown) :]:
+            axes.set_axis_off()
+        caption = CAPTION
+        if left_out:
+            caption += f"\nLeft out, for want of runs: {', '.join(left_out)}."
+        details = {"costs": cost_records(study)}
+        return save(figure, path, caption, command="brx plot causes", details=details)
+
+
+def cost_records(study: Study) -> list[dict[str, Any]]:
+    """What each delay costs each arm, by seed."""
+    records = []
+    for arm in (*ARMS, SCION):
+        for delay in DELAYED:
+            if study.has(arm, delay):
+                by_seed = {
+                    str(seed): round(cost, 4) for seed, cost in study.cost(arm, delay).items()
+                }
+                records.append({"arm": arm, "delay": delay, "cost by seed": by_seed})
+    return records
+
+
+@dataclass(frozen=True)
+class Point:
+    """An arm's mean cost over seeds with the ends of its interval; with fewer than three seeds both
+    ends are the mean. Infinite where a seed diverged."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, study: Study, arm: str, delay: str) -> Point:
+        costs = study.cost(arm, delay).dropna()
+        mean = float(costs.mean())
+        if len(costs) < strict.FEWEST_SEEDS or not np.isfinite(costs).all():
+            return cls(mean, mean, mean)
+        interval = strict.interval_of(costs.tolist())
+        return cls(mean, interval.low, interval.high)
+
+
+def _draw_costs(
+    axes: Axes,
+    study: Study,
+    places: Mapping[str, float],  # by arm, its x
+    delay: str,
+    look: Look,
+    **style: Any,
+) -> list[float]:
+    """Draw the known costs of some arms; their means."""
+    points = {arm: Point.of(study, arm, delay) for arm in places if study.has(arm, delay)}
+    finite = {arm: point for arm, point in points.items() if math.isfinite(point.mean)}
+    lost = [places[arm] for arm in points if arm not in finite]
+    axes.plot(lost, [0.97] * len(lost), "x", color=look.color, transform=axes.get_xaxis_transform())
+    if finite:
+        x = np.array([places[arm] for arm in finite])
+        y = np.array([point.mean for point in finite.values()])
+        low = np.array([point.low for point in finite.values()])
+        high = np.array([point.high for point in finite.values()])
+        draw_points(axes, x, y, (low, high), look, **style)
+    return [point.mean for point in points.values()]
+
+
+def _draw_bases(study: Study, axes: Axes) -> None:
+    """Dose and response: the cost against the angle, AdamW at the end."""
+    places = {arm: float(place) for place, arm in enumerate(BASES)}
+    places[ADAMW] = len(BASES) + 0.2  # apart: it has no basis
+    for index, delay in enumerate(DELAYED):
+        look = Look(f"delay: {delay}", to_hex(sequence_color(index, len(DELAYED))), "o")
+        of_bases = {arm: places[arm] for arm in BASES}
+        _draw_costs(axes, study, of_bases, delay, look, linestyle="-", label=look.label)
+        _draw_costs(axes, study, {ADAMW: places[ADAMW]}, delay, look, fillstyle="none")
+    labels = [f"{theta:g}" if isinstance(theta, float) else theta for theta in THETAS]
+    axes.set_xticks(list(places.values()), [*labels, "AdamW"], fontsize=7)
+    title = "(a) bases turned away"
+    if study.has(EIGENBASIS, DEEPEST) and study.has(RANDOM, DEEPEST):
+        ends = [study.cost(arm, DEEPEST).mean() for arm in (EIGENBASIS, RANDOM)]
+        title += f": {ends[0]:.2f} nats in the eigenbasis,\n{ends[1]:.2f} in a random basis"
+    finish_panel(axes, "angle theta of the turn (radians)", COST_LABEL, title)
+
+
+def _draw_momenta(study: Study, axes: Axes) -> None:
+    """A line per method and delay: solid at one update, dashed under 32 stages."""
+    styles = {ONE_UPDATE: "-", DEEPEST: "--"}
+    changes = []
+    for method in MOMENTUM_KEYS:
+        look = look_of(method)
+        places = {with_momentum(method, value): float(i) for i, value in enumerate(MOMENTA)}
+        for delay, line in styles.items():
+            label = f"{NAMES[method]}, {delay}"
+            means = _draw_costs(axes, study, places, delay, look, linestyle=line, label=label)
+            if delay == ONE_UPDATE and len(means) == len(MOMENTA):
+                changes.append(f"{NAMES[method]} {means[-1] - means[0]:+.2f}")
+    axes.set_xticks(range(len(MOMENTA)), [f"{value:g}" for value in MOMENTA])
+    title = "(b) momentum"
+    if changes:
+        title += f", 0.9 to 0.99 at one update:\n{', '.join(changes)}"
+    finish_panel(axes, "momentum", COST_LABEL, title, columns=2)
+
+
+def _draw_rows(arms: Sequence[str], question: str) -> Callable[[Study, Axes], None]:
+    """A panel with a row per arm that is there, under the delays of 32 stages."""
+
+    def draw(study: Study, axes: Axes) -> None:
+        points = {arm: Point.of(study, arm, DEEPEST) for arm in arms if study.has(arm, DEEPEST)}
+        ordered = sorted(points, key=lambda arm: -points[arm].mean)
+        names = []
+        for place, arm in enumerate(ordered):
+            look = look_of(LOOKS.get(arm, arm))
+            point = points[arm]
+            axes.plot(point.mean, place, look.marker, color=look.color, markersize=5)
+            axes.plot([point.low, point.high], [place, place], color=look.color)
+            diverged = "" if math.isfinite(point.mean) else " (diverged)"
+            names.append(LABELS.get(arm, arm) + diverged)
+        axes.set_yticks(range(len(ordered)), names)
+        axes.set_ylim(-0.5, len(ordered) - 0.5)
+        axes.axvline(0.0, color="black", linewidth=0.5)
+        title = f"{question}, 32 stages"
+        if ordered:
+            title += f":\n{names[-1]} loses least"
+        finish_panel(axes, COST_LABEL, "", title)
+
+    return draw
+
+
+# Method whose look an arm has, and its name on an axis.
+LOOKS = {ADAMW: "pipedream", EIGENBASIS: "basis-rotation", MUON: "muon"}
+LABELS = {ADAMW: "AdamW", EIGENBASIS: "Basis rotation", MUON: "Muon", SCION: "Scion"}
+GEOMETRIES = (ADAMW, LION, ROTATED_LION, MUON, SCION, EIGENBASIS)
+CORRECTIONS = (ADAMW, ADAN, PACI, ACCUMULATED, EIGENBASIS)
+
+PANELS = (
+    Panel("bases", BASES, _draw_bases),
+    Panel(
+        "momentum",
+        [arm for arm in ARMS if "momentum" in arm and arm not in (ADAMW, MUON)],
+        _draw_momenta,
+    ),
+    Panel("geometry", [LION, ROTATED_LION, SCION], _draw_rows(GEOMETRIES, "(c) geometry")),
+    Panel("corrections", [ADAN, PACI, ACCUMULATED], _draw_rows(CORRECTIONS, "(d) corrections")),
+)

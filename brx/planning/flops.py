@@ -1,0 +1,75 @@
+"""The operations of a run, counted: a multiply-add is two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from brx.config.schema import OptimizerConfig, RunConfig
+from brx.methods.products import Products
+from brx.methods.table import find_method
+from brx.methods.trial import is_own, trial_of
+from brx.model.sizes import Sizes, stage_forward_flops, stage_sizes
+from brx.model.stage import partition
+
+
+def stages_sizes(config: RunConfig, own: Sequence[int]) -> dict[int, Sizes]:
+    """The parameters of some stages of a run, by stage."""
+    blocks = partition(config.model.blocks, config.pipeline.stages)
+    return {
+        index: stage_sizes(config.model, config.data.vocabulary_size, blocks[index])
+        for index in own
+    }
+
+
+def forward_flops(config: RunConfig, own: Sequence[int]) -> int:
+    """The forward pass of a micro-batch through some stages of a run."""
+    blocks = partition(config.model.blocks, config.pipeline.stages)
+    vocabulary_size = config.data.vocabulary_size
+    batch = config.training.batch_size
+    return sum(
+        stage_forward_flops(config.model, vocabulary_size, blocks[index], batch) for index in own
+    )
+
+
+def passes(config: RunConfig) -> int:
+    """The time of a micro-batch's passes in forward passes: forward 1, backward 2, recomputation
+    1."""
+    return 4 if config.pipeline.recompute else 3
+
+
+def update_products(config: RunConfig, own: Sequence[int]) -> Products:
+    """The method's own matrix products for some stages of a run, per update on average."""
+    if is_own(config):
+        counted = trial_of(config).product_flops
+        return Products(others=sum(counted.get(index, 0.0) for index in own))
+    total = Products()
+    for sizes in stages_sizes(config, own).values():
+        total = total.plus(products_of(config, sizes))
+    return total
+
+
+def products_of(config: RunConfig, sizes: Sizes) -> Products:
+    """The matrix products of a built-in method for these parameters, per update on average."""
+    total = Products()
+    for size in sizes.values():
+        if size.is_matrix:
+            total = total.plus(_products(config.optimizer, size.shape))
+    return total
+
+
+@lru_cache(maxsize=1024)
+def _products(optimizer: OptimizerConfig, shape: tuple[int, ...]) -> Products:
+    return find_method(RunConfig(optimizer=optimizer)).products(shape)
+
+
+def update_flops(config: RunConfig, own: Sequence[int]) -> float:
+    """The operations of `update_products`."""
+    return update_products(config, own).total
+
+
+def rank_flops(config: RunConfig, own: Sequence[int]) -> float:
+    """One rank in an iteration: forward and backward passes, recomputation, and the method's own
+    products."""
+    of_passes = passes(config) * config.pipeline.accumulation * forward_flops(config, own)
+    return of_passes + update_flops(config, own)

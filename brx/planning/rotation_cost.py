@@ -1,0 +1,119 @@
+"""From how many micro-batches per update on the step of basis rotation costs little, next to
+AdamW's iteration.
+
+The products of a step do not depend on the number of tokens, and the passes do: with enough tokens
+per update the step is as cheap as one likes. Rates are those of large products, measured on one
+GPU; only their ratios matter. The passes of small models run far below their rate, so that the
+number of micro-batches is an upper bound for them. Elementwise work, which AdamW has as well, is
+not counted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from brx.accelerators import H100, MeasuredRates
+from brx.config.schema import BasisRotationConfig, RunConfig
+from brx.planning.cuts import planned_ranges
+from brx.planning.flops import forward_flops, passes, update_products
+
+LARGEST_RATIO = 1.25
+"""The iteration with basis rotation, over AdamW's."""
+TERA = 1e12
+
+
+@dataclass(frozen=True)
+class StepRates:
+    """FLOP/s of the kinds of products."""
+
+    passes: float
+    rotations: float
+    covariances: float
+    """And refreshes."""
+
+
+def configured_rates(config: RunConfig, device: MeasuredRates = H100) -> StepRates:
+    """As the settings have it: covariances and refreshes are always in fp32."""
+    assert isinstance(config.optimizer, BasisRotationConfig)
+    by_precision = {
+        "highest": device.fp32,
+        "tf32": device.tf32,
+        "bf16": device.bf16 / 3,  # a product of factors in two parts is three
+    }
+    of_passes = device.bf16 if config.runtime.precision == "bf16" else device.fp32
+    rotations = by_precision[config.optimizer.rotation_precision]
+    return StepRates(TERA * of_passes, TERA * rotations, TERA * device.fp32)
+
+
+def rates_in_tf32(config: RunConfig, device: MeasuredRates = H100) -> StepRates:
+    """As if all products of the step were in TF32."""
+    of_passes = device.bf16 if config.runtime.precision == "bf16" else device.fp32
+    return StepRates(TERA * of_passes, TERA * device.tf32, TERA * device.tf32)
+
+
+def step_ratio(config: RunConfig, rates: StepRates) -> float:
+    """The iteration of basis rotation over AdamW's, with the configured micro-batches."""
+    num_micro_batches = config.pipeline.accumulation
+    of_passes, updates = _seconds(config, rates)
+    adamw = max(num_micro_batches * seconds for seconds in of_passes)
+    pairs = zip(of_passes, updates, strict=True)
+    rotation = max(num_micro_batches * seconds + update for seconds, update in pairs)
+    return rotation / adamw
+
+
+def least_micro_batches(config: RunConfig, rates: StepRates) -> int:
+    """The smallest M with which an iteration takes at most `LARGEST_RATIO` times AdamW's.
+
+    For each rank, M p_r + u_r <= 1.25 M max(p), with the times p of a micro-batch's passes and u of
+    an update."""
+    of_passes, updates = _seconds(config, rates)
+    longest = LARGEST_RATIO * max(of_passes)
+    pairs = zip(of_passes, updates, strict=True)
+    return max(1, *(math.ceil(update / (longest - seconds)) for seconds, update in pairs))
+
+
+def _seconds(config: RunConfig, rates: StepRates) -> tuple[list[float], list[float]]:
+    """By rank, the times of a micro-batch's passes and of an update's products."""
+    of_passes = []
+    updates = []
+    for own in planned_ranges(config):
+        of_passes.append(passes(config) * forward_flops(config, own) / rates.passes)
+        products = update_products(config, own)
+        of_covariances = products.covariances + products.refreshes
+        updates.append(products.rotations / rates.rotations + of_covariances / rates.covariances)
+    return of_passes, updates
+
+
+def rotation_lines(config: RunConfig) -> list[str]:
+    """For basis rotation, from which M on its step is cheap; nothing for other methods."""
+    if not isinstance(config.optimizer, BasisRotationConfig):
+        return []
+    products = update_products(config, range(config.pipeline.stages))
+    if products.total == 0:
+        return []
+    rates = configured_rates(config)
+    of_passes = passes(config) * forward_flops(config, range(config.pipeline.stages))
+    now = config.pipeline.accumulation
+    return [
+        f"By matrix products alone, an iteration of basis rotation takes up to "
+        f"{step_ratio(config, rates):.3g} times AdamW's at M = {now}, and at most {LARGEST_RATIO} "
+        f"times from {_from(config, rates)} on; with all its products in TF32 from "
+        f"{_from(config, rates_in_tf32(config))} on.",
+        f"Counted at the rates of one {H100.device} (results/gpu/ceilings.md): per micro-batch the "
+        f"passes {_at(of_passes, rates.passes)}; per update rotations "
+        f"{_at(products.rotations, rates.rotations)}, covariances "
+        f"{_at(products.covariances, rates.covariances)}, refreshes "
+        f"{_at(products.refreshes, rates.covariances)}. Passes that run below their rate need "
+        f"fewer tokens. Elementwise work is not counted.",
+    ]
+
+
+def _from(config: RunConfig, rates: StepRates) -> str:
+    """For example `M = 10 (40,960 tokens per update)`."""
+    least = least_micro_batches(config, rates)
+    tokens = least * config.training.batch_size * config.model.sequence_length
+    return f"M = {least:,} ({tokens:,} tokens per update)"
+
+
+def _at(flops: float, rate: float) -> str:
+    return f"{flops / TERA:.3g} T at {rate / TERA:.3g} TFLOP/s"

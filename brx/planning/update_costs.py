@@ -1,0 +1,108 @@
+"""What a method's update costs beyond AdamW's, as a share of an update's passes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from brx.errors import UserError, did_you_mean
+from brx.planning.iterations import REFERENCE_METHOD, by_method
+from brx.readers import read_json
+from brx.runs.frames import comparable, load
+from brx.runs.time_to_loss import Experiment, Measurements
+
+
+def update_costs(experiments: Iterable[Experiment]) -> dict[str, float]:
+    """By method, the cost from the fastest run of each, as a share of AdamW's iteration.
+
+    Only runs with equal M compare. Where a method has several M, the one at which AdamW is fastest
+    counts. Where AdamW has no run, the fastest method takes its place."""
+    rows = [(one.method, one.micro_batches, one.seconds) for one in experiments]
+    measured = pd.DataFrame(rows, columns=["method", "M", "seconds"])
+    # A row per method, a column per M.
+    seconds = measured.groupby(["method", "M"])["seconds"].min().unstack()
+    reference = seconds.reindex([REFERENCE_METHOD]).iloc[0]
+    shares = (seconds / reference.fillna(seconds.min()) - 1.0).clip(lower=0.0)
+    fastest_first = shares[reference.sort_values().index]
+    return dict(fastest_first.bfill(axis=1).iloc[:, 0])
+
+
+def parse_costs(texts: Sequence[str], measurements: Measurements) -> dict[str, float]:
+    """`METHOD=SHARE` as numbers.
+
+    Raises:
+        UserError: a method is not among the measured ones, or its share is no number from 0.
+    """
+    methods = sorted(by_method(measurements))
+    costs = {}
+    for text in texts:
+        method, _, share = text.rpartition("=")
+        if method not in methods:
+            hint = did_you_mean(method, methods)
+            raise UserError(
+                f"--cost {text}: write METHOD=SHARE{hint} (METHOD one of: {'; '.join(methods)})"
+            )
+        costs[method] = _number(share)
+        if not 0.0 <= costs[method] < math.inf:
+            raise UserError(
+                f"--cost {text}: the share of an iteration must be a number from 0, as 0.05 for 5 %"
+            )
+    return costs
+
+
+def _number(text: str) -> float:
+    """NaN if the text is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def read_costs(paths: Sequence[Path]) -> dict[str, float]:
+    """By method, the cost from folders of other runs, all of one model and batch, or from the file
+    that `benchmarks.lab` writes.
+
+    Raises:
+        UserError: they do not compare, or lack AdamW.
+    """
+    if not paths:
+        return {}
+    where = f"--cost-from {' '.join(map(str, paths))}"
+    is_table = len(paths) == 1 and paths[0].suffix == ".json"
+    seconds = _seconds_of_table(paths[0]) if is_table else _seconds_of_runs(paths, where)
+    if REFERENCE_METHOD not in seconds:
+        raise UserError(f"{where}: has no {REFERENCE_METHOD} (AdamW), which costs are relative to")
+    return dict((seconds / seconds[REFERENCE_METHOD] - 1.0).clip(lower=0.0))
+
+
+def _seconds_of_runs(folders: Sequence[Path], where: str) -> pd.Series:
+    """By method, the seconds per iteration of its fastest run."""
+    runs = load(folders).dropna(subset="seconds_per_iteration")
+    sizes = ["architecture", "training.batch_size", "pipeline.accumulation"]
+    different = runs[sizes].drop_duplicates()
+    if len(different) > 1:
+        models = " and ".join(
+            f"{name}, batch {batch} x {count}" for name, batch, count in different.to_numpy()
+        )
+        raise UserError(f"{where}: runs of one model and batch are needed, these are of {models}")
+    methods = {}
+    for alike in comparable(runs):
+        for run, variant in alike["variant"].items():
+            methods[run] = variant.partition(", delay ")[0]
+    return runs["seconds_per_iteration"].groupby(methods).min()
+
+
+def _seconds_of_table(path: Path) -> pd.Series:
+    """By method, the seconds per iteration in a file of `benchmarks.lab`."""
+    try:
+        content = read_json(path)
+        table = pd.DataFrame(content["rows"], columns=content["columns"]).set_index("method")
+        seconds = 1e-3 * table.filter(regex="^ms / iteration").iloc[:, 0].astype(float)
+        if seconds.between(0, math.inf, inclusive="neither").all():
+            return seconds
+    except (ValueError, KeyError, TypeError, IndexError):
+        pass
+    raise UserError(f"--cost-from {path}: no table of milliseconds per iteration by method")

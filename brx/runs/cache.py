@@ -1,0 +1,210 @@
+"""What a run's files say, parsed once and kept next to them.
+
+Reading YAML and JSON takes most of the time of a command that reads many runs. The parsed content
+of a run is therefore kept in its folder, in the Parquet file `CACHE`, with a key: the state of each
+file that was parsed, and a digest of the code that parsed it. Whatever does not fit (another key, a
+damaged file, a folder that cannot be written to) costs time and nothing else: the run's own files
+are parsed.
+
+What is kept is what the files say, before any check of settings and any analysis: these are done
+anew each time.
+"""
+
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import os
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from brx import readers
+from brx.config import loading, parsing
+from brx.config.loading import read_mapping
+from brx.errors import UserError
+from brx.readers import MOST_ARRAY_BYTES, read_text
+from brx.runs import folder, metrics
+from brx.runs.folder import CACHE, parse_summary
+from brx.runs.metrics import COMPACT, Curves, num_lacking, read_curves
+
+FILES = ("config.yaml", "summary.json", "metrics.jsonl", COMPACT)
+"""What is parsed of a run."""
+
+SETTLED_S = 2.0
+"""A file that changed more recently may change again without another time or size: clocks of file
+systems tick in steps of up to two seconds."""
+
+_PARSERS = (loading, parsing, readers, folder, metrics)  # and this module
+_KEY, _DIGEST = b"brx.key", b"brx.sha256"  # in the file's metadata
+
+FileState = tuple[int, ...]
+"""Identifies the content of a file: size, times of the last change of content and of status (ns),
+and inode. Empty if the file does not exist. No program can set the time of the last change of
+status."""
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What the files of a run say."""
+
+    settings: dict[str, Any]  # content of config.yaml, unchecked
+    summary: dict[str, Any]  # empty while the run is under way
+    curves: Curves
+
+
+def file_states(run: Path) -> tuple[FileState, ...]:
+    """The states of `FILES`; they differ after any of the files has changed."""
+    return tuple(_state_of(run / name) for name in FILES)
+
+
+def _state_of(file: Path) -> FileState:
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def read_parsed(run: Path) -> Parsed:
+    """What the files of a run's folder say, as they are now.
+
+    Raises:
+        UserError: a file is damaged, or there is no training loss yet.
+    """
+    states = file_states(run)
+    if (kept := _read(run, states)) is not None:
+        return kept
+    parsed = _parse(run)
+    # A change while they were parsed would be kept under the state before it.
+    if _is_settled(states) and file_states(run) == states:
+        _write(run, states, parsed)
+    return parsed
+
+
+def _parse(run: Path) -> Parsed:
+    summary_path = run / "summary.json"
+    summary: dict[str, Any] = {}
+    try:
+        if summary_path.is_file():
+            summary = parse_summary(read_text(summary_path))
+    except ValueError as error:
+        raise UserError(f"{summary_path}: not readable: {error}") from None
+    return Parsed(read_mapping(run / "config.yaml"), summary, read_curves(run))
+
+
+def _is_settled(states: tuple[FileState, ...]) -> bool:
+    """Whether all files are older than the ticks of their clock."""
+    newest_ns = max(max(state[1:3]) for state in states if state)
+    return time.time() - newest_ns / 1e9 > SETTLED_S
+
+
+def _read(run: Path, states: tuple[FileState, ...]) -> Parsed | None:
+    """What is kept of a run whose files have these states; None if nothing that fits is."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    content = _content_of(run / CACHE)
+    if content is None:
+        return None
+    try:
+        file = pq.ParquetFile(pa.BufferReader(content))
+        metadata = file.schema_arrow.metadata or {}
+        # The key first: of what somebody else has put there, no column is read.
+        if metadata.get(_KEY) != _key(states):
+            return None
+        table = file.read(use_threads=False)
+        settings, summary = (table[name][0].as_py() for name in ("settings", "summary"))
+        curves = Curves(*(np.array(table[name][0].values) for name in Curves._fields))
+        if metadata.get(_DIGEST) != _digest(settings, summary, curves):
+            return None
+        return Parsed(json.loads(settings), json.loads(summary), curves)
+    except Exception:  # pyarrow raises a dozen kinds for a damaged file
+        return None
+
+
+def _content_of(path: Path) -> bytes | None:
+    """The bytes of a regular file; None where there is none, or a link, or too large a file."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if stat.S_ISREG(found.st_mode) and found.st_size <= MOST_ARRAY_BYTES:
+                return file.read()
+    return None
+
+
+def _write(run: Path, states: tuple[FileState, ...], parsed: Parsed) -> None:
+    """Keep what was parsed; nothing happens where it cannot be kept exactly, or not be written."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if num_lacking(parsed.curves, parsed.summary) != 0:  # a reader says so, each time
+        return
+    settings, summary = _as_text(parsed.settings), _as_text(parsed.summary)
+    if settings is None or summary is None:
+        return
+    columns: dict[str, Any] = {"settings": [settings], "summary": [summary]}
+    columns |= {name: [values] for name, values in parsed.curves._asdict().items()}
+    digest = _digest(settings, summary, parsed.curves)
+    written = io.BytesIO()
+    with contextlib.suppress(OSError):
+        table = pa.table(columns).replace_schema_metadata({_KEY: _key(states), _DIGEST: digest})
+        plain: Any = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+        pq.write_table(table, written, **plain)  # quick to read; larger by half
+        _replace(run / CACHE, written.getvalue())
+
+
+def _as_text(content: dict[str, Any]) -> str | None:
+    """The content as JSON; None where reading that would give another one (keys that are numbers,
+    dates, NaN)."""
+    try:
+        text = json.dumps(content)
+    except (TypeError, ValueError):
+        return None
+    return text if json.loads(text) == content else None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Put a file in the place of `path`, unless that is a link: an OSError.
+
+    Without fsync: a file that a power cut damages has another digest.
+    """
+    if path.is_symlink():
+        raise OSError(f"{path}: is a link")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _key(states: tuple[FileState, ...]) -> bytes:
+    return json.dumps([_parser_digest(), states]).encode()
+
+
+@functools.cache
+def _parser_digest() -> str:
+    """A fingerprint of all code that decides what is read from a file."""
+    digest = hashlib.sha256()
+    for file in [__file__, *(module.__file__ for module in _PARSERS)]:
+        assert file is not None
+        digest.update(Path(file).read_bytes())
+    return digest.hexdigest()
+
+
+def _digest(settings: str, summary: str, curves: Curves) -> bytes:
+    """The size of everything that is kept."""
+    digest = hashlib.sha256(f"{len(settings)} {settings} {summary}".encode())
+    for values in curves:
+        digest.update(f"{len(values)}".encode())
+        digest.update(np.ascontiguousarray(values).data)
+    return digest.hexdigest().encode()

@@ -1,0 +1,54 @@
+"""The state of a stage's versions: small to save, and read from earlier versions of brx."""
+
+import pytest
+import torch
+from torch import nn
+
+from brx.pipeline.delay import StageDelay
+from brx.pipeline.versions import StageVersions
+
+TAU = 40
+
+
+@pytest.fixture
+def stage():
+    """A stage of two weights with 41 slots, after three updates."""
+    torch.manual_seed(0)
+    versions = StageVersions(nn.Linear(3, 2), 0, StageDelay(TAU))
+    for t in range(1, 4):
+        for weight in versions.newest.values():
+            weight.data += t
+        versions.record_update(t)
+    return versions
+
+
+def test_ring_is_a_tensor_per_weight(stage):
+    shapes = {name: tuple(each.shape) for name, each in stage.state_dict()["ring"].items()}
+    assert shapes == {"weight": (TAU + 1, 2, 3), "bias": (TAU + 1, 2)}
+
+
+def test_stage_without_delay_saves_no_ring():
+    assert StageVersions(nn.Linear(3, 2), 0, StageDelay(0)).state_dict()["ring"] == {}
+
+
+def as_saved_before(state):
+    """The same state as earlier versions of brx wrote it: a list of tensors per slot."""
+    ring = state["ring"].values()
+    return state | {"ring": [[each[slot].clone() for each in ring] for slot in range(TAU + 1)]}
+
+
+@pytest.mark.parametrize("as_saved", [dict, as_saved_before])
+def test_state_is_restored(as_saved, stage):
+    other = StageVersions(nn.Linear(3, 2), 0, StageDelay(TAU))
+    other.load_state_dict(as_saved(stage.state_dict()))
+    for n in (1, TAU + 2, TAU + 4):
+        stage.bind(n)
+        other.bind(n)
+        assert all(map(torch.equal, stage.in_use, other.in_use))
+
+
+@pytest.mark.parametrize("tau", [0, TAU - 1])
+def test_ring_of_another_delay_is_refused(tau, stage):
+    other = StageVersions(nn.Linear(3, 2), 0, StageDelay(tau))
+    with pytest.raises(ValueError, match="of another stage or delay"):
+        other.load_state_dict(stage.state_dict())
