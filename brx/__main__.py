@@ -10,9 +10,8 @@ from brx.environment import OutputStream
 
 
 def start() -> None:
-    if (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):  # not if the parent process ignores Ctrl-C
+    # The parent process may have chosen to ignore Ctrl-C.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     # None where it was closed before we began
     if sys.stdout is not None:

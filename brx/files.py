@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from brx.errors import RunError, UserError
+from brx.names import file_name
 
 _NO_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 """What file systems answer that cannot sync folders (FUSE, SMB, some of WSL)."""
@@ -29,6 +30,12 @@ def user_path(text: str | os.PathLike[str]) -> Path:
         raise UserError(f"{text}: unknown user; write the whole path") from None
 
 
+def temporary_beside(path: Path) -> Path:
+    """A hidden path of this process in the folder of `path`. Its name fits the file system even if
+    the name of `path` has the largest length."""
+    return path.with_name(f".{file_name(path.name)}.{os.getpid()}.tmp")
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write to that takes the place of `path` at the end (temporary name, fsync, rename).
@@ -36,7 +43,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         RunError: the folder cannot be written to, or the disk is full.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     try:
         with temporary.open("wb") as file:
             yield file

@@ -1,8 +1,9 @@
 """One reader per format of the files that somebody else may have made, cut short or damaged.
 
 Whatever a library raises on the way becomes `Damaged`, a ValueError with one line; the caller names
-the file and what would help. Memory is bounded by `most_bytes`, whatever a file says that it holds.
-YAML is read by `brx.config.parsing.parse_yaml`, which keeps the same promise.
+the file and what would help. Memory is bounded by `most_bytes`, whatever a file says that it holds,
+and nothing but ordinary files is read: a pipe or a device may never end.
+YAML is read by `brx.config.parsing.parse_yaml`, which keeps the same promises.
 `python -m benchmarks.flipped_files` tries each reader on thousands of damaged files.
 """
 
@@ -10,22 +11,61 @@ import ast
 import json
 import math
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 MOST_TEXT_BYTES = 64 * 2**20
-"""Of a JSON file: a hundred times the largest that brx writes."""
+"""The longest JSON or YAML file: a hundred times the largest that brx writes."""
+MOST_LINE = 64 * 2**20
+"""The longest line of a JSONL file, in characters."""
 MOST_ARRAY_BYTES = 256 * 2**20
-"""Of all arrays of an .npz file: millions of iterations."""
+"""The most that all arrays of an .npz file hold: millions of iterations."""
 MOST_DIGITS = 300
-"""Of an integer: more do not fit into a float."""
+"""The most digits of an integer: more do not fit into a float."""
 
 
 class Damaged(ValueError):
-    """What a file holds is not of its format; the message is one line, without the file's name."""
+    """A file does not hold what its format promises; the message is one line, without the file's
+    name."""
+
+
+def read_text(path: Path, *, most_bytes: int = MOST_TEXT_BYTES) -> str:
+    """The content of a UTF-8 file.
+
+    Raises:
+        Damaged: it cannot be read, is longer than `most_bytes`, or is not UTF-8.
+    """
+    try:
+        _check_ordinary(path)
+        if path.stat().st_size > most_bytes:
+            raise Damaged(f"longer than {most_bytes:,} bytes")
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise Damaged(f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Damaged("not UTF-8 text") from None
+
+
+def lines_of(file: TextIO, *, most: int = MOST_LINE) -> Iterator[str]:
+    """The lines of a text file with their ends.
+
+    Raises:
+        Damaged: a line has more than `most` characters.
+    """
+    while line := file.readline(most + 1):
+        if len(line) > most:
+            raise Damaged(f"a line has more than {most:,} characters")
+        yield line
+
+
+def _check_ordinary(path: Path) -> None:
+    """Refuse pipes, devices and folders; a file that is not there is left to the reader."""
+    if path.exists() and not path.is_file():
+        raise Damaged("not an ordinary file")
 
 
 def read_json(path: Path, *, most_bytes: int = MOST_TEXT_BYTES) -> Any:
@@ -34,14 +74,7 @@ def read_json(path: Path, *, most_bytes: int = MOST_TEXT_BYTES) -> Any:
     Raises:
         Damaged: it cannot be read, is longer than `most_bytes`, or is no JSON.
     """
-    try:
-        if path.stat().st_size > most_bytes:
-            raise Damaged(f"longer than {most_bytes:,} bytes")
-        return parse_json(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise Damaged(f"cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise Damaged("not UTF-8 text") from None
+    return parse_json(read_text(path, most_bytes=most_bytes))
 
 
 def parse_json(text: str) -> Any:
@@ -74,11 +107,12 @@ def _number(text: str) -> float:
 
 
 def read_arrays(path: Path, *, most_bytes: int = MOST_ARRAY_BYTES) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file by name, of numbers alone.
+    """The arrays of an .npz file by name. They hold numbers, texts or dates, no objects.
 
     Raises:
-        Damaged: it is no such file, or holds more than `most_bytes`, written out.
+        Damaged: it is no such file, or its arrays take more than `most_bytes`.
     """
+    _check_ordinary(path)
     try:
         with zipfile.ZipFile(path) as file:
             compressed = max((entry.compress_size for entry in file.infolist()), default=0)
@@ -124,6 +158,7 @@ def read_tensors(path: Path, device: Any = "cpu") -> Any:
     """
     import torch  # readers of curves need not wait for it
 
+    _check_ordinary(path)
     try:
         return torch.load(path, map_location=device, weights_only=True)
     except OSError as error:

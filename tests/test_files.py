@@ -61,3 +61,9 @@ def test_disk_that_fails_to_sync_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(RunError, match="Input/output error"):
         write_text(tmp_path / "a", "text")
+
+
+def test_longest_name_can_be_replaced(tmp_path):
+    path = tmp_path / ("x" * 255)
+    write_text(path, "content")
+    assert path.read_text() == "content"

@@ -1,6 +1,7 @@
 """Damaged or malicious files lead to one line of error and take little memory."""
 
 import io
+import os
 import random
 import tracemalloc
 import zipfile
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.flipped_files import FORMATS, damaged, outcome
-from brx.readers import Damaged, parse_json, read_arrays, read_json
+from brx.readers import Damaged, lines_of, parse_json, read_arrays, read_json, read_tensors
 
 
 @pytest.mark.parametrize("one", FORMATS, ids=lambda one: one.name.split()[0])
@@ -105,3 +106,19 @@ def test_endless_json_takes_no_memory(tmp_path):
     peak, message = peak_of_refusal(path, lambda path: read_json(path, most_bytes=1000))
     assert message == "longer than 1,000 bytes"
     assert peak < 2**20
+
+
+@pytest.mark.parametrize("read", [read_json, read_arrays, read_tensors])
+def test_pipe_is_not_waited_for(read, tmp_path):
+    os.mkfifo(tmp_path / "file")
+    with pytest.raises(Damaged, match="not an ordinary file"):
+        read(tmp_path / "file")
+
+
+def test_endless_line_is_refused():
+    with pytest.raises(Damaged, match="a line has more than 10 characters"):
+        list(lines_of(io.StringIO("short\n" + "x" * 11), most=10))
+
+
+def test_lines_keep_their_ends():
+    assert list(lines_of(io.StringIO("one\n\nthree"), most=10)) == ["one\n", "\n", "three"]

@@ -2,6 +2,7 @@
 exit code."""
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from contextvars import copy_context
@@ -168,6 +169,10 @@ def _options(
     ] = False,
 ) -> None:
     """Options of brx itself."""
+    try:
+        os.getcwd()
+    except OSError:
+        raise UserError("the working folder is gone; change to another one (cd)") from None
     if run_code:
         from brx.config.user_code import allow_for_reading
 
@@ -186,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _lost_output() -> str:
     """Why not all of the output has arrived; empty where it has, or its reader wanted no more."""
-    if not isinstance(sys.stdout, OutputStream):  # of a caller of ours
+    if not isinstance(sys.stdout, OutputStream):  # stdout belongs to a caller, such as a test
         return ""
     sys.stdout.flush()
     error = sys.stdout.lost

@@ -312,9 +312,8 @@ def compare(
     sweeps = [
         comparison.protocol(method, variant, seeds, out) for method in asked for variant in variants
     ]
-    if asked and (
-        comparison.TARGET_METHOD not in asked or settings
-    ):  # whose runs the slowdowns need
+    # The slowdowns need the runs of this method.
+    if asked and (comparison.TARGET_METHOD not in asked or settings):
         sweeps.insert(0, comparison.protocol(comparison.TARGET_METHOD, {}, seeds, out))
     check_own_methods(sweeps)
     # Prepared first: committed runs of another corpus do not count.

@@ -16,6 +16,7 @@ from brx.config.schema import CODE_SECTIONS, RECORDED, RunConfig, method_tag, mo
 from brx.config.user_code import allow
 from brx.errors import UserError, did_you_mean
 from brx.files import user_path
+from brx.readers import Damaged, read_text
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed package contains the presets; in a checkout they are next to the package.
@@ -33,12 +34,15 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
+    """The content of a YAML file that holds a mapping, and {} for an empty one.
+
+    Raises:
+        UserError: it cannot be read, or is something else.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not a YAML file (not UTF-8 text)") from None
+        text = read_text(path)
+    except Damaged as error:
+        raise UserError(f"{path}: {error}") from None
     content = parse_yaml(text, str(path))
     if content is None:
         return {}
@@ -60,18 +64,24 @@ def load_config(
     `a.b=value` overrides."""
     path = find_config(name)
     content = new_content(path) if is_new else read_mapping(path)
-    return config_of(content, path, overrides)
+    return config_of(content, _as_given(name, path), overrides)
 
 
-def config_of(content: Mapping[str, Any], path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Check what a configuration's file holds (`read_mapping`), with `a.b=value` overrides."""
+def _as_given(name: str | Path, path: Path) -> str:
+    """A configuration's file in messages: a preset by its name, not where brx keeps it."""
+    return str(name) if path == PRESETS / f"{name}.yaml" else str(path)
+
+
+def config_of(content: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Check what a configuration's file, `where`, holds (`read_mapping`), with `a.b=value`
+    overrides."""
     if not content:  # a default run is a long one: it is asked for with {}, not by an emptied file
         raise UserError(
-            f"{path}: is empty; restore it, or name a preset ({', '.join(preset_names())})"
+            f"{where}: is empty; restore it, or name a preset ({', '.join(preset_names())})"
         )
     if not overrides:
-        return validate(content, RunConfig, str(path))
-    return apply_overrides(content, overrides, str(path))
+        return validate(content, RunConfig, where)
+    return apply_overrides(content, overrides, where)
 
 
 def new_content(path: Path) -> dict[str, Any]:
@@ -183,7 +193,8 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
 
 def preset_with(preset: str, settings: Settings) -> RunConfig:
     path = find_config(preset)
-    return validate(set_values(_read_once(path), settings, f"{path}:"), RunConfig, str(path))
+    where = _as_given(preset, path)
+    return validate(set_values(_read_once(path), settings, f"{where}:"), RunConfig, where)
 
 
 _read_once = lru_cache(read_mapping)

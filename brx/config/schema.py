@@ -374,9 +374,8 @@ def check_delay(value: Any) -> Any:
         return value
     is_like = isinstance(value, dict) and list(value) == ["like"]
     numbers = value if isinstance(value, list) else [value["like"] if is_like else value]
-    if numbers and all(
-        type(number) is int and number >= is_like for number in numbers
-    ):  # a bool is none
+    # bool is a subclass of int, and must be refused.
+    if numbers and all(type(number) is int and number >= is_like for number in numbers):
         return value
     raise ValueError(
         f"delay must be {', '.join(get_args(DelayName))}, a whole number from 0, a list of them "

@@ -15,12 +15,12 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from brx.config.schema import DataConfig
 from brx.errors import RunError, UserError
 from brx.files import user_path
-from brx.readers import Damaged, parse_json
+from brx.readers import Damaged, lines_of, parse_json
 
 # Symbolic algebra, graph algorithms, numerics and tables: different authors and subjects, 41 MB
 #     together.
@@ -265,7 +265,7 @@ def _local_file(path: Path, text_field: str) -> Iterator[str]:
 def _json_lines(path: Path, text_field: str) -> _Rows:
     """Line by line, since the other fields of two rows need not have the same names and types."""
     with path.open(encoding="utf-8-sig", newline="\n") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(_bounded_lines(file, path), 1):
             if line.strip():
                 row = None
                 with suppress(Damaged):
@@ -276,6 +276,13 @@ def _json_lines(path: Path, text_field: str) -> _Rows:
                         f"{line.strip():.60}"
                     )
                 yield f"{path}:{number}", list(row), [row[text_field]] if text_field in row else []
+
+
+def _bounded_lines(file: TextIO, path: Path) -> Iterator[str]:
+    try:
+        yield from lines_of(file)
+    except Damaged as error:
+        raise UserError(f"data.source: {path}: {error}: not a file of JSON lines") from None
 
 
 def _hub(name: str, text_field: str) -> Iterator[str]:
@@ -310,6 +317,8 @@ def _told(kind: type[Exception], what: str, remedy: str = "") -> Iterator[None]:
         yield
     except UserError:
         raise
+    except UnicodeDecodeError:
+        raise kind(f"data.source: {what}: not UTF-8 text; convert it first{remedy}") from None
     except Exception as error:
         cause = error.__cause__ or error
         shown = " ".join(f"{type(cause).__name__}: {cause}".split())[:200]
@@ -321,9 +330,8 @@ def _stream(name: str, **where: str) -> Any:
     import datasets  # here, because it takes seconds, and runs on prepared tokens do without
 
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(
-        datasets.logging.CRITICAL
-    )  # what it logs as an error it raises, too
+    # The library also raises every error that it logs.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     return datasets.load_dataset(name, split="train", streaming=True, **where).with_format("arrow")
 
 

@@ -50,7 +50,10 @@ class DistributedWorld(World):
         self._timeout_s = timeout_s
         self._through_host = through_host
         self._sending: list[tuple[dist.Work | None, Tensor]] = []
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        backend = "gloo"
+        if torch.cuda.is_available():
+            backend = "cpu:gloo,cuda:nccl"
+            _check_watchdog()
         try:
             dist.init_process_group(
                 backend,
@@ -162,6 +165,17 @@ class DistributedWorld(World):
         return value
 
 
+def _check_watchdog() -> None:
+    """Refuse settings with which NCCL's watchdog does not end a process whose peer is lost."""
+    for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"):
+        value = variable(name)
+        if value in ("0", "2"):
+            raise UserError(
+                f"{name}: is {value}: a rank that has lost another one would wait for ever, or go "
+                f"on with messages that never arrived; unset it, or set it to 1 or 3"
+            )
+
+
 class PointToPoint:
     """Implements `brx.pipeline.world.Channel` over torch.distributed: a send and a receive in
     flight at most.
@@ -225,9 +239,8 @@ class PointToPoint:
 
     def _wait(self, work: dist.Work, message: Tensor, peer: int | None) -> None:
         with told_if_lost(peer, self._timeout_s):
-            if (
-                message.is_cuda
-            ):  # the device's next work waits, not the host: NCCL's watchdog minds the time
+            # The device's next work waits, not the host. NCCL's watchdog limits the time.
+            if message.is_cuda:
                 work.wait()
             else:
                 work.wait(timedelta(seconds=self._timeout_s))

@@ -11,7 +11,6 @@ in between the parameters hold the versions that docs/semantics.md names. The pa
 - here: the hooks, and what users call.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -41,6 +40,7 @@ from brx.pipeline.hooks import (
     is_in_autograd_function,
     is_in_backward,
     tensors_with_gradient,
+    warn_user,
 )
 from brx.pipeline.self_check import SelfCheck
 from brx.pipeline.sharded import drop_gathered, gathers_parameters
@@ -110,6 +110,7 @@ class DelayedPipeline:
         check_stages(model, names, stages)
         named = dict(model.named_parameters())
         self._num_parameters = len(named)
+        self._children = _children(model)
         self._trained = {name: named[name] for name in names}
         self._places = _places(model)
         self._sharded = [module for module in model.modules() if gathers_parameters(module)]
@@ -117,7 +118,8 @@ class DelayedPipeline:
         self._profile, self._seed, self._accumulation = delay, seed, accumulation
         self._stash, self._forecast, self._on_host = stash, forecast, rings == "host"
 
-        self._by_stage: list[list[str]] | None = None  # of a number, once the order of use is known
+        # The cut into a number of stages, once the order of use is known.
+        self._by_stage: list[list[str]] | None = None
         self._order = UseOrder(named) if example is None else on_meta_device(model, example)
         if is_known_before_use(stages) or example is not None:
             self._decide_cut()
@@ -126,7 +128,7 @@ class DelayedPipeline:
 
         self._check = SelfCheck(self._trained, accumulation)
         self._windows = Windows(self._trained, accumulation, self._make_history, self._check)
-        self._depth = 0  # of calls of the model within each other
+        self._depth = 0  # depth of calls of the model within each other
         self._is_training_pass = False  # the outermost of them
         self._saving: nn.Module | None = None  # the module whose state dict is being made
         self._hooks: list[Any] = []
@@ -259,11 +261,7 @@ class DelayedPipeline:
         self._windows.restart(recorded, history, is_pending=bool(state["is_pending"]))
 
     def __deepcopy__(self, memo: object) -> None:
-        warnings.warn(
-            "delayed: a copy of the model is a plain one, without a pipeline; call delayed on it",
-            UserWarning,
-            stacklevel=2,
-        )
+        warn_user("a copy of the model is a plain one, without a pipeline; call delayed on it")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _no_pipeline, ()
@@ -456,12 +454,10 @@ class DelayedPipeline:
         if self._windows.has_begun or self._windows.is_in_step:  # LBFGS makes its state there
             return
         if any(optimizer.state for optimizer in self._optimizers) and self._has_delay:
-            warnings.warn(
-                "delayed: the optimizer has made steps already, and the pipeline begins: older "
-                "versions are not known, all are what the weights are now; to go on with a run, "
-                "load its pipeline.state_dict() as well",
-                UserWarning,
-                stacklevel=4,
+            warn_user(
+                "the optimizer has made steps already, and the pipeline begins: older versions are "
+                "not known, all are what the weights are now; to go on with a run, load its "
+                "pipeline.state_dict() as well"
             )
 
     def _stop_watching(self) -> None:
@@ -518,16 +514,37 @@ class DelayedPipeline:
                 "delayed: an optimizer was given parameters later; call delayed after "
                 "add_param_group"
             )
-        if sum(1 for _ in self.model.parameters()) != self._num_parameters:
-            raise UserError(
-                "delayed: the model has other parameters than it had; call delayed after it is "
-                "final"
-            )
+        self._check_number_of_parameters()
         device = next(iter(self._trained.values())).device.type
         if self._stash != "exact" and torch.is_autocast_enabled(device):
             raise UserError(
                 f"delayed: stash {self._stash} needs autocast off: it saves a copy of the weights"
             )
+
+    def _check_number_of_parameters(self) -> None:
+        """UserError where the model has other parameters than it had."""
+        # To walk through all of them takes as long as all other hooks together.
+        if all(_holds(module, *held) for module, held in self._children.items()):
+            return
+        self._children = _children(self.model)
+        if sum(1 for _ in self.model.parameters()) != self._num_parameters:
+            raise UserError(
+                "delayed: the model has other parameters than it had; call delayed after it is "
+                "final"
+            )
+
+
+def _children(model: nn.Module) -> dict[nn.Module, tuple[int, list[nn.Module | None]]]:
+    """What each module of a model holds: how many parameters, and which modules."""
+    return {
+        module: (len(module._parameters), list(module._modules.values()))
+        for module in model.modules()
+    }
+
+
+def _holds(module: nn.Module, num_parameters: int, children: list[nn.Module | None]) -> bool:
+    held = module._modules
+    return len(module._parameters) == num_parameters and list(held.values()) == children
 
 
 def stage_map_in_order(

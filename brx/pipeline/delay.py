@@ -148,43 +148,70 @@ class NotedDelay(VaryingDelay):
 def delays_of(
     profile: Any, num_stages: int, accumulation: int = 1, *, seed: int = 0, name: str = "delay"
 ) -> list[StageDelay]:
-    """The delay of each stage, from the first to the last. A new rule is a case of this function,
-    and nothing else.
+    """The delay of each stage, from the first to the last.
 
-    A profile is `pipeline`, `2bw`, a number, a list of one per stage, {"like": P'} or an object
-    with such an attribute, or a function: tau of (stage, number of stages, micro-batch from 1,
-    seed), whose attribute `most` is the largest tau, a number or a function of (stage, number of
-    stages). UserError where it lacks it, ValueError for all others."""
-    last = num_stages - 1
-    like: Any = profile.get("like") if isinstance(profile, dict) else getattr(profile, "like", None)
+    Args:
+        profile: `pipeline`, `2bw`, a number of micro-batches, a list of one per stage,
+            {"like": P'} or an object with such an attribute, or a function. A function gives tau
+            for (stage, number of stages, micro-batch from 1, seed); its attribute `most` is the
+            largest tau, a number or a function of (stage, number of stages).
+        accumulation: M, the micro-batches per update.
+        seed: for a function.
+        name: of the setting, for messages.
+
+    Raises:
+        UserError: a function does not say its largest delay, or says none that is a whole number
+            from 0.
+        ValueError: the profile is none of these.
+    """
     if callable(profile):
         return [
             _varying(profile, stage, num_stages, accumulation, seed, name)
             for stage in range(num_stages)
         ]
-    if profile == "pipeline":
-        taus = list(range(last, -1, -1))  # tau_k = P - 1 - k
-    elif isinstance(like, Integral) and int(like) > 0 and (last or like == 1):
-        # The delays of a pipeline of P' stages, at the same relative places.
-        taus = [
-            round((int(like) - 1) * (last - stage) / max(1, last)) for stage in range(num_stages)
-        ]
-    elif profile == "2bw" or isinstance(profile, Integral):
-        # 2BW: tau_k = M, so all micro-batches use the version before the newest.
-        taus = [accumulation if profile == "2bw" else profile] * num_stages
-    elif isinstance(profile, list | tuple) and len(profile) == num_stages:
-        taus = list(profile)
-    else:
-        taus = []
-    if not taus or not all(
-        isinstance(tau, Integral) and not isinstance(tau, bool) and tau >= 0 for tau in taus
-    ):
+    taus = _constant_taus(profile, num_stages, accumulation)
+    if taus is None:
         raise ValueError(
             f"{name} must be pipeline, 2bw, a whole number from 0, a list of {num_stages}, "
-            f"{{'like': P}} or a function,"
-            f" got {profile!r}"
+            f"{{'like': P}} or a function, got {profile!r}"
         )
-    return [StageDelay(int(tau), accumulation) for tau in taus]
+    return [StageDelay(tau, accumulation) for tau in taus]
+
+
+def _constant_taus(profile: Any, num_stages: int, accumulation: int) -> list[int] | None:
+    """tau of each stage under a profile that is no function; None where it is no profile. A new
+    rule is a case of this function, and nothing else."""
+    if profile == "pipeline":
+        # tau_k = P - 1 - k
+        return [num_stages - 1 - stage for stage in range(num_stages)]
+    if profile == "2bw":
+        # tau_k = M: the version before the newest throughout (PipeDream-2BW)
+        return [accumulation] * num_stages
+    if _is_delay(profile):
+        return [int(profile)] * num_stages
+    if isinstance(profile, list | tuple):
+        is_one_per_stage = len(profile) == num_stages and all(map(_is_delay, profile))
+        return [int(tau) for tau in profile] if is_one_per_stage else None
+    like: Any = getattr(profile, "like", None)
+    if isinstance(profile, dict):
+        like = profile.get("like")
+    if _is_delay(like) and like > 0:
+        return _taus_like(int(like), num_stages)
+    return None
+
+
+def _is_delay(value: Any) -> bool:
+    """Whether a value is a whole number from 0 (numpy's integers, too)."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
+
+
+def _taus_like(num_stages_there: int, num_stages: int) -> list[int] | None:
+    """tau of each stage as at the same place of a pipeline of P' stages; None for a single stage,
+    which has no such place, unless P' is 1."""
+    last_there, last = num_stages_there - 1, num_stages - 1
+    if last == 0:
+        return [0] if last_there == 0 else None
+    return [round(last_there * (last - stage) / last) for stage in range(num_stages)]
 
 
 def _varying(
@@ -196,8 +223,8 @@ def _varying(
     if not isinstance(most, Integral) or int(most) < 0:
         raise UserError(
             f"{name}: must say its largest delay, as "
-            f"{getattr(function, '__name__', 'function')}.most = 40 or a"
-            f" function of (stage, num_stages), got {most!r}"
+            f"{getattr(function, '__name__', 'function')}.most = 40 or a function of (stage, "
+            f"num_stages), got {most!r}"
         )
     most = int(most)
 
@@ -207,8 +234,7 @@ def _varying(
         if not isinstance(tau, Integral) or not 0 <= int(tau) <= most:
             raise UserError(
                 f"{name}: stage {stage}, micro-batch {micro_batch}: must be a whole number from 0 "
-                f"to {most} (its"
-                f" `most`), got {tau!r}"
+                f"to {most} (its `most`), got {tau!r}"
             )
         return int(tau)
 
@@ -274,14 +300,13 @@ def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) ->
         return "a delay function runs on one device"
     for rank, own in enumerate(ranges):
         # 1F1B lets so many forward passes run ahead: the weights that a forward pass names have to
-        #     be that old.
+        # be that old.
         ahead = len(ranges) - 1 - rank
         short = next((stage for stage in own if delays[stage].tau < ahead), None)
         if short is not None:
             return (
                 f"rank {rank} of {len(ranges)} runs {ahead} forward passes ahead, which needs a "
-                f"delay of at least"
-                f" {ahead} at stage {short}, got {delays[short].tau}"
+                f"delay of at least {ahead} at stage {short}, got {delays[short].tau}"
             )
     return None
 

@@ -80,17 +80,16 @@ class StepResult:
     """What one iteration left to be recorded on this device."""
 
     iteration: int
-    loss: (
-        Tensor | None
-    )  # mean cross-entropy in nats over the update's micro-batches, as delayed (last device only)
+    # Mean cross-entropy of the delayed forward passes, in nats, over the update's micro-batches.
+    # Only the last device has it.
+    loss: Tensor | None
     # Per stage with a mixture of experts, likewise the mean; of one stage, as their sum on a device
     # would round differently on another number of devices. None without a mixture on this device.
     auxiliary_losses: Tensor | None
     grad_norms: Tensor  # (stages,), before clipping
-    update_norms: (
-        Tensor | None
-    )  # (stages,), in the iterations in which the engine was asked to take them
-    update_time: Stopwatch  # of the method's step on all of this device's stages
+    # (stages,), in iterations for which the engine was asked to measure them.
+    update_norms: Tensor | None
+    update_time: Stopwatch  # the method's step on all stages of this device
 
 
 class _Output(NamedTuple):
@@ -105,14 +104,12 @@ class _Output(NamedTuple):
 class _InFlight:
     """A micro-batch between its forward and its backward pass."""
 
-    received: (
-        Tensor | None
-    )  # the activation (B, S, D) from the previous device; its gradient goes back there
+    # The activation (B, S, D) from the previous device, which gets its gradient back.
+    received: Tensor | None
     # where the backward pass begins: the loss (last device), or the stream that was sent on
     root: Tensor
-    auxiliary_losses: (
-        Tensor | None
-    )  # per stage with a mixture; the backward pass begins at their sum as well
+    # One per stage with a mixture. The backward pass also starts from their sum.
+    auxiliary_losses: Tensor | None
 
 
 class Engine:
@@ -151,9 +148,8 @@ class Engine:
             clip,
             autocast,
         )
-        self._neighbours = cast(
-            Neighbours, neighbours
-        )  # None of one device, which has nothing to exchange
+        # None for a single device, which has nothing to exchange.
+        self._neighbours = cast(Neighbours, neighbours)
         self.watcher: Watcher | None = None
         self._takes_update_norms = takes_update_norms
         self._gradients = Gradients(self.stages)
@@ -161,7 +157,7 @@ class Engine:
         self._in_flight: dict[int, _InFlight] = {}
         self._losses: list[
             Tensor
-        ] = []  # of the update's micro-batches so far, with their auxiliary losses
+        ] = []  # losses of the update's micro-batches so far, with auxiliary losses
         self._auxiliary_losses: list[Tensor] = []
         self._grad_norms: Tensor | None = None  # (stages,), of the update that comes next
         self._graphed = None
@@ -228,8 +224,8 @@ class Engine:
             if output.auxiliary_losses is not None:
                 loss = loss + output.auxiliary_losses.sum()
             loss = loss / self._accumulation
-            # Leaves `.grad`, that of the update, alone. Zeros for an expert that no token was sent
-            # to.
+            # Leaves `.grad`, the update's gradient, alone. Zeros for an expert that no token was
+            # sent to.
             found = torch.autograd.grad(loss, in_use, allow_unused=True, materialize_grads=True)
             gradients = [
                 gradient.to(weight.dtype) for gradient, weight in zip(found, newest, strict=True)
@@ -318,9 +314,8 @@ class Engine:
         grad_norms = self._grad_norms
         assert grad_norms is not None
         loss, auxiliary_losses = _take_mean(self._losses), _take_stage_means(self._auxiliary_losses)
-        if (
-            grad_norms.device.type == "cpu"
-        ):  # a GPU would have to be waited for: there the caller looks, later
+        # On a GPU this check would wait for the device. The caller checks later there.
+        if grad_norms.device.type == "cpu":
             check_finite(t, loss, grad_norms, self.stages[0].index)
         if self.watcher is not None:
             self.watcher.before_step(t)

@@ -23,9 +23,8 @@ class _Alike:
 
     newest: list[nn.Parameter] = field(default_factory=list)
     in_use: list[nn.Parameter] = field(default_factory=list)
-    gradients: list[Tensor] = field(
-        default_factory=list
-    )  # the update's gradients, at fixed addresses
+    # The update's gradients, at fixed addresses.
+    gradients: list[Tensor] = field(default_factory=list)
 
     @property
     def is_cast(self) -> bool:

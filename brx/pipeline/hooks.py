@@ -4,6 +4,8 @@ Needs torch alone.
 """
 
 import inspect
+import sys
+import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -105,3 +107,18 @@ def _fields(value: Any) -> list[Any]:
     if isinstance(value, torch.nn.Module | type):
         return []
     return list(getattr(value, "__dict__", {}).values())
+
+
+def warn_user(message: str) -> None:
+    """A warning that names the line of the user's program that led here."""
+    level = 1
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(f"delayed: {message}", UserWarning, stacklevel=level)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    return package in ("brx", "torch", "copy", "contextlib")

@@ -1,11 +1,11 @@
 """What `delayed` tells of a loop after its first updates, each thing once. Needs torch alone."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from brx.errors import UserError, some
+from brx.pipeline.hooks import warn_user
 
 CHECKED = 3  # updates
 
@@ -100,10 +100,11 @@ class SelfCheck:
     def _tell(self, kind: str, message: str) -> None:
         if kind not in self._told:
             self._told.add(kind)
-            warnings.warn(f"delayed: {message}", UserWarning, stacklevel=2)
+            warn_user(message)
 
     def summary(self, delays_in_updates: Sequence[float]) -> str:
         """What was met, in one line."""
         passes = " or ".join(str(count) for count in sorted(self.passes_met))
+        noun = "pass" if self.passes_met == {1} else "passes"
         most = max(delays_in_updates)
-        return f"met: {passes} backward passes per update; tau is up to {most:.4g} updates"
+        return f"met: {passes} backward {noun} per update; tau is up to {most:.4g} updates"

@@ -255,18 +255,19 @@ def _is_of(path: Path, experiments: Experiments) -> bool:
 
 
 def _read_drawing(image: Path) -> Drawing:
-    """An SVG and its caption. UserError if it is not an SVG with a known size."""
+    """An SVG, and the caption in the .txt file next to it.
+
+    Raises:
+        UserError: it is no SVG of a known size.
+    """
     svg = image.read_text(encoding="utf-8", errors="replace")
-    size = {
-        side: float(points)
-        for side, points in re.findall(r' (width|height)="([\d.]+)pt"', svg[:2000])
-    }
-    if "<svg" not in svg or len(size) < 2:
+    sizes = re.findall(r' (width|height)="(\d+(?:\.\d+)?)pt"', svg[:2000])
+    points = {side: round(float(text)) for side, text in sizes}
+    if "<svg" not in svg or len(points) < 2 or 0 in points.values():
         raise UserError(f"{image}: not an SVG image with a size in points")
-    caption, *details = image.with_suffix(".txt").read_text(
-        encoding="utf-8"
-    ).strip().splitlines() or [image.stem]
-    return Drawing(image.stem, caption, details, svg, round(size["width"]), round(size["height"]))
+    text = image.with_suffix(".txt").read_text(encoding="utf-8", errors="replace")
+    caption, *details = text.strip().splitlines() or [image.stem]
+    return Drawing(image.stem, caption, details, svg, points["width"], points["height"])
 
 
 def own_curves(chosen: pd.DataFrame) -> list[Drawing]:
@@ -452,7 +453,8 @@ def _by_method(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _origins(runs: pd.DataFrame) -> pd.Series:
     """Data and trajectory version: losses of runs that differ there do not compare."""
-    versions = runs["trajectory_version"].astype("Int64").astype(str)
+    # A run without a summary has none.
+    versions = runs["trajectory_version"].astype("Int64").astype(str).fillna("unknown")
     return runs["data_fingerprint"].fillna("unknown").str[:8] + ", version " + versions
 
 

@@ -7,7 +7,6 @@ staleness."""
 
 import contextlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +18,15 @@ from numpy.typing import NDArray
 
 from brx.config.loading import load_config
 from brx.errors import RunError, UserError
-from brx.files import replace_folder, replacing, sync, sync_folder, write_text
-from brx.readers import Damaged, parse_json, read_arrays
+from brx.files import (
+    replace_folder,
+    replacing,
+    sync,
+    sync_folder,
+    temporary_beside,
+    write_text,
+)
+from brx.readers import Damaged, lines_of, parse_json, read_arrays
 from brx.runs.folder import CACHE, ENDED, RunFolder, find_runs, read_each, status_of, telling
 
 Record = dict[str, Any]
@@ -43,11 +49,12 @@ MEASURED = frozenset(
 configuration."""
 
 COMPACT, STALENESS = "curves.npz", "staleness.jsonl"
+# The last file tells a sweep that a diverged run has ended.
 KEPT = (
     "config.yaml",
     "summary.json",
     "failed.txt",
-)  # the last says to a sweep that a run which diverged has ended
+)
 STALENESS_MEASURES = (
     "stage_gradient_cosine",
     "stage_update_cosine",
@@ -135,9 +142,11 @@ def _lines(path: Path) -> Iterator[tuple[str, Record | None]]:
     """Each line with its record: steps once each in order, validations likewise, after their
     iteration's step."""
     newest = {"train_loss": 0, "val_loss": 0}
+    if path.exists() and not path.is_file():  # reading a pipe might never end
+        raise UserError(f"{path}: not an ordinary file")
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(lines_of(file), start=1):
                 record = _parse(line)
                 if record is not None:
                     kind, iteration = (
@@ -154,6 +163,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Record | None]]:
                 yield line, record
     except FileNotFoundError:
         return
+    except Damaged as error:
+        raise UserError(f"{path}: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -251,16 +262,14 @@ def _from_compact(path: Path) -> Curves:
     )
     try:
         arrays = read_arrays(path)
-        if (
-            arrays["train_loss"].ndim == 2
-        ):  # of losses in steps, first the low bytes, then the high ones
+        # Bytes of losses in steps, first the low bytes, then the high ones
+        if arrays["train_loss"].ndim == 2:
             arrays["train_loss"] = (
                 np.ascontiguousarray(arrays["train_loss"].T).view("<i2")[:, 0] / LOSS_STEPS
             )
         arrays = {name: values.astype(np.float64) for name, values in arrays.items()}
-        if (
-            "steps" in arrays
-        ):  # between iterations: a quarter smaller than their numbers, which earlier exports have
+        # Steps take a quarter less space than iterations, which older exports have.
+        if "steps" in arrays:
             arrays["iterations"] = np.cumsum(arrays["steps"])
         for places, values in pairs:  # curves that are functions of the iteration
             if not arrays[places].ndim == arrays[values].ndim == 1 or len(arrays[places]) != len(
@@ -363,7 +372,7 @@ def export(folder: Path, target: Path) -> Path:
     """Replace the folder `target` by a run's compact form: settings, summary, measurements, losses
     rounded."""
     curves = read_curves(folder)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(target)
     try:
         temporary.mkdir(parents=True, exist_ok=True)
         for file in [*(folder / name for name in KEPT), *(folder / "analysis").glob("*.json")]:

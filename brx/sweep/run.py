@@ -276,9 +276,8 @@ def _run_cells(
             display.refresh()
             if waiting or num_running:
                 time.sleep(POLL_S)
-    except (
-        BaseException
-    ):  # Ctrl-C, or a folder that cannot be written to: leave nothing running unseen
+    except BaseException:
+        # Ctrl-C, or a folder that cannot be written to: leave no process running unnoticed.
         launcher.interrupt()
         raise
     return failures

@@ -75,6 +75,7 @@ class Recording:
         self._task, self._counts = task or _task(pipeline), iterations is None
         self._stack = ExitStack()
         self._is_open = False
+        self._has_ended = False
         self._is_in_block = False  # of `with`
         self._metrics: MetricsWriter | None = None
         self._t, self._validated, self._seconds, self._started = 0, 0, 0.0, time.perf_counter()
@@ -121,6 +122,11 @@ class Recording:
         return self
 
     def _begin(self) -> None:
+        if self._has_ended:
+            raise UserError(
+                f"record: {self._folder.path}: this recording has ended; to go on with the run, "
+                f"make another one with resume=True"
+            )
         with ExitStack() as stack:
             stack.enter_context(hold(self._folder.path))
             self._folder.create(self._config, resume=self._resume)
@@ -209,6 +215,7 @@ class Recording:
     ) -> bool:
         diverged = isinstance(error, DivergedError)
         self._is_open = False
+        self._has_ended = True
         atexit.unregister(self.close)
         with self._stack:
             self._complete_config()

@@ -168,3 +168,9 @@ def test_tilde_of_an_option_is_the_home_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main(["data", "list", "~/none"]) == 0
     assert f"{tmp_path}/none" in capsys.readouterr().out
+
+
+def test_working_folder_that_is_gone_is_told(tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert "the working folder is gone" in refused("plan", "quick")

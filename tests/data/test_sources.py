@@ -184,7 +184,7 @@ def test_folders_and_patterns(tmp_path):
         ("table.csv", b"a,b\n", r"unknown kind of file; known are \.txt, \.jsonl, \.parquet"),
         ("*.csv", b"a,b\n", r"unknown kind of file"),
         ("", b"a,b\n", r"the folder holds no \.txt, \.jsonl, \.parquet file"),
-        ("bin.txt", b"abc\xff\xfe", "cannot be read: UnicodeDecodeError"),
+        ("bin.txt", b"abc\xff\xfe", "cannot be read: not UTF-8 text; convert it first"),
         ("nul.txt", b"abc\0def", "holds NUL characters: not a text file"),
         ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r':2: must be a JSON object, is {"text":$'),
         ("array.jsonl", b'["a"]', r':1: must be a JSON object, is \["a"\]$'),

@@ -154,7 +154,7 @@ def test_round_trip(tmp_path):
         (flip_a_bit, r"train\.bin: its SHA-256 differs from the one in its sidecar"),
         (
             lambda path: path.with_suffix(".json").write_bytes(b'{"source": "\xff'),
-            r"train\.json: not a YAML file",
+            r"train\.json: not UTF-8 text",
         ),
         (
             lambda path: reword(path, '"num_tokens": 6', '"num_tokens": -1'),

@@ -8,6 +8,7 @@ from torch import nn
 
 from brx import delayed
 from brx.errors import UserError
+from tests.pipeline import loops
 from tests.pipeline.loops import batch, loss_of, make, plain_loss, sgd, train
 
 
@@ -104,8 +105,14 @@ def test_training_in_eval_mode_is_refused():
         train(model)
 
 
+def test_warning_names_the_line_of_the_loop():
+    with pytest.warns(UserWarning, match="say accumulation=2") as told:
+        train(loss=two_passes, updates=6)
+    assert told[0].filename == loops.__file__
+
+
 def test_print_shows_what_was_met():
-    assert "met: 1 backward passes per update; tau is up to 3 updates" in str(train(updates=6)[1])
+    assert "met: 1 backward pass per update; tau is up to 3 updates" in str(train(updates=6)[1])
 
 
 class Renormalised(nn.Module):

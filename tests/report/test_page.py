@@ -10,11 +10,12 @@ import sys
 import pytest
 
 from brx.cli.main import main
+from brx.errors import UserError
 from brx.paper.figures import FIGURES, draw_paper_figure
 from brx.paper.scales import SCALES, Experiments
 from brx.plot.style import look_of, method_colors
-from brx.report.page import facets_of, paper_drawings, run_entries
-from tests.report.helpers import EVIL_NAME, Elements
+from brx.report.page import facets_of, other_drawings, paper_drawings, run_entries
+from tests.report.helpers import EVIL_NAME, Elements, write_run
 
 
 @pytest.fixture(scope="module")
@@ -227,3 +228,20 @@ def test_script_finds_the_elements_that_it_needs(kind, request):
     wanted = set(re.findall(r'getElementById\("([\w-]+)"\)', text))
     assert wanted
     assert wanted <= ids
+
+
+def test_run_under_way_has_a_report(tmp_path):
+    settings = {"optimizer.method": "muon", "pipeline.stages": 2, "optimizer.lr": 2e-3}
+    write_run(tmp_path / "runs" / "mine", 2.0, settings)
+    (tmp_path / "runs" / "mine" / "summary.json").unlink()
+    page = tmp_path / "report.html"
+    assert main(["report", "--runs", str(tmp_path / "runs"), "--out", str(page)]) == 0
+    assert "unknown, version unknown" in page.read_text()
+
+
+@pytest.mark.parametrize("size", ["1.1.1pt", "0pt", "10px"])
+def test_figure_of_no_size_is_refused(size, tmp_path):
+    (tmp_path / "valley.svg").write_text(f'<svg width="{size}" height="10pt"></svg>')
+    (tmp_path / "valley.txt").write_text("A valley")
+    with pytest.raises(UserError, match="not an SVG image with a size in points"):
+        other_drawings([tmp_path])

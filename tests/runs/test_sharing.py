@@ -1,5 +1,6 @@
 """What is shared holds nothing else; one damaged run does not stop the others."""
 
+import os
 from contextlib import suppress
 from contextvars import copy_context
 
@@ -102,3 +103,18 @@ def test_folder_that_is_no_export_is_kept(runs, tmp_path):
 def test_export_is_replaced_by_a_newer_one(runs, tmp_path):
     for _ in range(2):
         assert export_runs([runs / "p2"], tmp_path / "out") == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "config.yaml"])
+def test_pipe_in_a_run_is_not_waited_for(name, runs):
+    path = runs / "p2" / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    assert "p1" in set(load(runs)["name"])
+
+
+def test_run_of_the_longest_name_is_exported(runs, tmp_path):
+    name = "x" * 255
+    (runs / "p2").rename(runs / name)
+    assert export_runs([runs / name], tmp_path / "out") == (1, 0)
+    assert (tmp_path / "out" / name / "curves.npz").is_file()

@@ -142,6 +142,15 @@ def test_loop_without_a_with_block(tmp_path):
     assert load(tmp_path)["status"].tolist() == ["finished"]
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_log_after_the_end_is_refused(resume, tmp_path):
+    run = record(tmp_path / "run", method="mine", lr=0.1, resume=resume)
+    run.log(1, 2.0)
+    run.close()
+    with pytest.raises(UserError, match=r"this recording has ended.*resume=True"):
+        run.log(2, 1.0)
+
+
 def test_loop_without_a_with_block_diverges(tmp_path):
     run = record(tmp_path / "run", "sgd", lr=1.0, iterations=9)
     run.log(1, 3.0)
