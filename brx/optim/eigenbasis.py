@@ -22,11 +22,14 @@ from torch.nn.functional import pad
 # / (1 - beta2^2)) of an entry), products of matrices a few more. What lies below is noise, and
 # noise must not choose a direction.
 NOISE_ROUNDINGS = 64
-# What the power iteration adds to an eigenvalue, as a share of that eigenvalue itself. Where a new
+# What the power iteration keeps of each column, as a share of the length of C q. Where a new
 # direction of energy appears in a subspace that had none, all columns of that subspace are sent to
 # this one direction; what is left of each after orthonormalisation would be rounding. The share
 # keeps each near where it was.
-SELF_SHIFT = 0.1
+SELF_SHIFT = 0.3
+# How many times as large as a column's own eigenvalue another one must be for the column to give
+# way to its direction, wherever the two stand.
+FAR_LARGER = 2
 # Elements of the covariances that a GPU decomposes together, whose solvers take batches: 512 MiB in
 # float64, and as much again for the vectors. LAPACK takes one at a time.
 DECOMPOSED_AT_ONCE = 2**26
@@ -55,29 +58,53 @@ def power_iteration(
     """`Power` of algorithm 2: one power iteration from the current basis, orthonormalised.
 
     Where the covariance does not decide, the basis does: a column q with eigenvalue q^T C q = l
-    becomes a C q + ((1 - a) floor + SELF_SHIFT l) q before orthonormalisation, with a = l^2 / (l^2
-    + floor^2). So a direction without energy stays where it was, up to what the others take from
-    it.
+    becomes a C q + ((1 - a) floor + SELF_SHIFT |C q|) q before orthonormalisation, with a = l^2 /
+    (l^2 + floor^2). So a direction without energy stays where it was, up to what the others take
+    from it.
 
-    Columns are not sorted by eigenvalue: each keeps its place, and with it its second moment. In
-    the orthonormalisation a column gives way to those before it. If the eigenvalues chose the
-    order, rounding would choose it where two of them cross, and turn both columns by any angle. The
-    iteration itself brings the largest eigenvalues to the front."""
-    # The Rayleigh quotients q^T C q come from the product that the iteration needs anyway.
-    eigenvalues = (basis * product).sum(dim=-2).clamp(min=0)  # (b, m)
-    largest = eigenvalues.amax(dim=-1, keepdim=True)
-    floor = resolution(basis.dtype) * largest
-    # From 0 below the floor to 1 above it; 0 where the covariance is zero, whose basis stays.
+    Each column keeps its place, and with it its second moment, whatever its eigenvalue.
+    """
     # Gradients' fourth powers would leave fp32's range: in units of a power of two, which rounds
     # nothing.
-    unit = largest.frexp().exponent
-    squared, squared_floor = eigenvalues.ldexp(-unit).square(), floor.ldexp(-unit).square()
+    unit = (basis * product).sum(dim=-2).amax(dim=-1).frexp().exponent  # (b,)
+    product.copy_(product.ldexp(-unit[:, None, None]))
+    # The Rayleigh quotients q^T C q come from the product that the iteration needs anyway.
+    eigenvalues = (basis * product).sum(dim=-2).clamp(min=0)  # (b, m)
+    floor = resolution(basis.dtype) * eigenvalues.amax(dim=-1, keepdim=True)
+    # From 0 below the floor to 1 above it; 0 where the covariance is zero, whose basis stays.
+    squared, squared_floor = eigenvalues.square(), floor.square()
     decided = torch.where(floor > 0, squared / (squared + squared_floor), 0.0)
-    stays = torch.where(floor > 0, (1 - decided) * floor + SELF_SHIFT * eigenvalues, 1.0)
+    lengths = torch.linalg.vector_norm(product, dim=-2)  # (b, m)
+    stays = torch.where(floor > 0, (1 - decided) * floor + SELF_SHIFT * lengths, 1.0)
     columns = product.mul_(decided[:, None, :]).addcmul_(basis, stays[:, None, :])
-    orthonormal = orthonormalize(columns)
+    sizes = torch.where(floor > 0, eigenvalues + floor, 1.0)
+    orthonormal = _orthonormalize_without_order(columns, sizes)
     valid = orthonormal.sum(dim=(1, 2)).isfinite()  # of entries up to 1: only NaN can make it so
     return Refreshed(torch.where(valid[:, None, None], orthonormal, basis), valid)
+
+
+def _orthonormalize_without_order(
+    columns: Tensor,  # (b, m, m)
+    sizes: Tensor,  # (b, m), positive: the columns' eigenvalues
+) -> Tensor:
+    """Orthonormal columns (b, m, m), each near its own, that depend smoothly on columns and sizes.
+
+    In QR a column gives way to those before it. By the order in which they stand, a column with
+    little energy would give way to none of the large ones behind it, and a leak of a large
+    direction into it would grow at each refresh by the quotient of the two eigenvalues. By
+    eigenvalue, rounding would choose who gives way where two eigenvalues cross, and turn both
+    columns by any angle. So both: QR by size finds the new directions, each column loses what it
+    has along directions that are more than `FAR_LARGER` times as large, and QR in the order in
+    which columns stand does the rest. At a crossing the two directions are treated alike, so it
+    does not matter which of them came first.
+    """
+    order = sizes.argsort(dim=-1, descending=True, stable=True)
+    by_size = orthonormalize(select_columns(columns, order))
+    directions = select_columns(by_size, order.argsort(dim=-1))  # in the columns' places again
+    parts = directions.mT @ columns  # (b, i, j): what column j has along direction i
+    # (FAR_LARGER l_j / l_i)^2, at most 1
+    kept = (FAR_LARGER * sizes[:, None, :] / sizes[:, :, None]).clamp_(max=1).square_()
+    return orthonormalize(directions @ parts.mul_(kept))
 
 
 def factor_product(factor: Tensor, basis: Tensor) -> Tensor:
@@ -140,6 +167,15 @@ def _cholesky_qr(matrices: Tensor) -> Tensor:
         columns = torch.linalg.solve_triangular(lower, columns.mT, upper=False).mT
     result: Tensor = columns.masked_fill_(~is_right[:, None, None], torch.nan)
     return result
+
+
+def select_columns(
+    matrices: Tensor,  # (b, m, n)
+    order: Tensor,  # (b, n)
+) -> Tensor:
+    """The columns of each matrix in its own order."""
+    batch = torch.arange(len(order), device=order.device)[:, None]
+    return matrices.mT[batch, order].mT
 
 
 def resolution(dtype: torch.dtype) -> float:

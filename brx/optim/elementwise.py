@@ -22,6 +22,12 @@ from .member import Member, State
 from .options import Group
 from .parameter_state import arithmetic
 
+NOISE_FLOOR = 1000
+"""Up to how many roundings, relative to the root mean square of its row, column and matrix, an
+entry of a rotated gradient does not move."""
+MOMENTUM_FLOOR = 16
+"""How many times smaller than such an entry its momentum must be to count as noise."""
+
 
 def update_elementwise(
     members: Sequence[Member],  # all in one group, dtype and device; each has a gradient
@@ -105,7 +111,8 @@ def rotated_update(
     correction2 = 1 - beta2**count
     denominator = (second_moment / correction2).sqrt() + _usable_eps(eps, gradient.dtype)
     update = momentum / (correction1 * denominator) * (-lr * is_good)
-    return update * above_noise(second_moment, rounding)
+    mean_square = momentum.square() * (correction2 / correction1**2)
+    return update * above_noise(second_moment, rounding, mean_square)
 
 
 def add_updates(
@@ -148,30 +155,38 @@ def compiled_kernels(**options: Any) -> Kernels:
 
 
 def above_noise(
-    second_moment: Tensor,  # (*, m, n)
+    second_moment: Tensor,  # v (*, m, n)
     rounding: float = 0.0,
+    mean_square: Tensor | None = None,  # the square of the mean (*, m, n), in the units of v
 ) -> Tensor:
     """A factor (*, m, n) from 0, for entries of rotated gradients that are rounding noise, to 1.
 
-    Adam would scale noise to full steps. Rounding of the basis leaves up to 4 eps of the matrix in
-    a whole row or column that should be zero; their floor is 16 eps. What is 4 times below a floor
-    moves by 1.5e-5 of its step.
+    Adam would scale noise to full steps. An entry does not move where v is no more than the noise
+    floor, where its whole row or column has no more energy than rounding of the basis leaves in one
+    that should be zero, or where the momentum is no more than noise: v may be large there from
+    other gradients.
 
     Args:
         rounding: of the rotations' factors (`products.factor_rounding`). It leaves 0.3 of itself in
             such a row or column; 2 are added to the floor.
+        mean_square: m^2 (1 - beta2^t) / (1 - beta1^t)^2; None: far above noise.
     """
     of_row = second_moment.mean(dim=-1, keepdim=True)  # (*, m, 1)
     of_column = second_moment.mean(dim=-2, keepdim=True)  # (*, 1, n)
     m, n, number = of_row.shape[-2], of_column.shape[-1], torch.finfo(second_moment.dtype)
-    share = (16 * number.eps) ** 2 + (2 * rounding) ** 2
+    share = (NOISE_FLOOR * number.eps) ** 2 + (2 * rounding) ** 2
     tilt = of_row.mean(dim=-2, keepdim=True) * share + number.tiny  # (*, 1, 1)
     floor = noise_floor(of_row, of_column, rounding)
-    # In place: one array of the matrices' size, as the memory of a second would cost the CPU more
-    # than the arithmetic.
+    of_mean = None
+    if mean_square is not None:
+        of_mean = (floor / mean_square).mul_(1 / MOMENTUM_FLOOR**2)
+    # In place: as few arrays of the matrices' size as can be, as their memory would cost the CPU
+    # more than the arithmetic.
     damping = _fourth_power(floor.div_(second_moment)).add_(1)
     damping.add_(_fourth_power(m * tilt / of_row))
     damping.add_(_fourth_power(n * tilt / of_column))
+    if of_mean is not None:
+        damping.add_(of_mean.clamp_(min=1e-10).square_())
     return damping.reciprocal_()
 
 
@@ -189,9 +204,10 @@ def noise_floor(
     """The square of what counts as rounding noise in each entry of a rotated gradient (*, m, n).
 
     Measured (`benchmarks/first_steps`), sums leave 0.2 to 0.4 eps (m + n)^(1/4) of the mean
-    squares' root, not 7, and the factors' rounding 0.4 to 0.6 of itself, not 2.
+    squares' root, and the factors' rounding 0.4 to 0.6 of itself, not 2. The floor is so much
+    higher because an entry's step is as uncertain as its noise is large beside it.
     """
     m, n, number = of_row.shape[-2], of_column.shape[-1], torch.finfo(of_row.dtype)
     mean_squares = (of_row + of_column).add_(of_row.mean(dim=-2, keepdim=True))
-    share = math.sqrt(m + n) * (7 * number.eps) ** 2 + (2 * rounding) ** 2
+    share = math.sqrt(m + n) * (NOISE_FLOOR * number.eps) ** 2 + (2 * rounding) ** 2
     return mean_squares.mul_(share).add_(number.tiny)

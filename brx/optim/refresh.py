@@ -16,7 +16,7 @@ from .eigenbasis import (
     power_iteration,
     resolution,
 )
-from .matrix_batch import MatrixBatch, rotate, seen_from, unless_bad
+from .matrix_batch import MatrixBatch, rotate, seen_from, squared_mean, unless_bad
 from .parameter_state import Side
 from .products import add_product
 
@@ -138,12 +138,8 @@ def raise_second_moment(batch: MatrixBatch) -> None:
     second moment stays with its columns: where it has seen nothing of what now enters its entry,
     the quotient would be a step of any size.
     """
-    beta1, beta2 = batch.options["betas"]
-    momentum, second_moment = batch.state["exp_avg"], batch.state["exp_avg_sq"]
-    steps = batch.state["step"].view(-1, *[1] * (momentum.ndim - 1)).to(momentum.dtype)
-    # Of the bias corrections of v and m^2.
-    ratio = (1 - beta2**steps) / (1 - beta1**steps).square()
-    torch.maximum(second_moment, momentum.square().mul_(ratio), out=second_moment)
+    second_moment = batch.state["exp_avg_sq"]
+    torch.maximum(second_moment, squared_mean(batch), out=second_moment)
 
 
 def _copies(batch: MatrixBatch) -> dict[str, Tensor]:

@@ -116,15 +116,24 @@ def test_columns_keep_their_places():
     torch.testing.assert_close(refreshed.basis, identity)
 
 
-def test_largest_eigenvalue_comes_to_the_front():
+def test_columns_converge_where_they_stand():
+    # The smallest eigenvalue in front: its column gives way to the large ones behind it.
     matrices, expected, _ = covariances(2, 5)
-    basis = expected.flip(-1) + 0.01 * torch.randn(
-        2, 5, 5, generator=torch.Generator().manual_seed(3)
-    )
-    basis = orthonormalize(basis.double())
+    expected = expected.flip(-1)
+    noise = torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(3))
+    basis = orthonormalize(expected + 0.01 * noise.double())
     for _ in range(300):
         basis = power_iteration(matrices @ basis, basis).basis
     assert_same_up_to_sign(basis, expected)
+
+
+def test_leak_of_a_large_direction_does_not_grow():
+    # A column with 1e-4 of the energy, in front, which holds 1e-6 of the large direction.
+    covariance = torch.diag(torch.tensor([1e-4, 1.0])).double()
+    leak = 1e-6
+    basis = torch.tensor([[1.0, -leak], [leak, 1.0]]).double()
+    [refreshed] = power_iteration((covariance @ basis)[None], basis[None]).basis
+    assert abs(refreshed[1, 0]) < 2 * leak
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
