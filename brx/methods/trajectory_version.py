@@ -21,7 +21,7 @@ delay or the order of the data computes, and say here what changed:
    which LAPACK's `eigh` fails comes from singular vectors. Every other method computes what it
    computed in version 4.
 6. Basis rotation alone. A refresh orthonormalises without an order: a column gives way to
-   directions more than twice as large wherever they stand, and keeps 0.3 of |C q|. Entries of a
+   directions more than twice as large wherever they stand, and keeps 0.1 of |C q|. Entries of a
    rotated gradient need 140 times as much to count as more than noise, and so does their momentum.
    Every other method computes what it computed in version 5.
 """

@@ -26,7 +26,7 @@ NOISE_ROUNDINGS = 64
 # direction of energy appears in a subspace that had none, all columns of that subspace are sent to
 # this one direction; what is left of each after orthonormalisation would be rounding. The share
 # keeps each near where it was.
-SELF_SHIFT = 0.3
+SELF_SHIFT = 0.1
 # How many times as large as a column's own eigenvalue another one must be for the column to give
 # way to its direction, wherever the two stand.
 FAR_LARGER = 2

@@ -145,7 +145,7 @@ def power_iteration(S, Q):
     columns = []
     for q, eigenvalue in zip(Q.T, eigenvalues, strict=True):
         decided = eigenvalue**2 / (eigenvalue**2 + floor**2)
-        own = (1 - decided) * floor + 0.3 * (S @ q).norm()
+        own = (1 - decided) * floor + 0.1 * (S @ q).norm()
         columns.append(decided * S @ q + own * q)
     sizes = [float(eigenvalue + floor) for eigenvalue in eigenvalues]
     by_size = sorted(range(len(sizes)), key=lambda k: -sizes[k])

@@ -124,7 +124,7 @@ def iterated(S, Q):
     columns = []
     for q, own in zip(Q.T, quotients, strict=True):
         a = own**2 / (own**2 + F**2)
-        columns.append(a * (S @ q) + ((1 - a) * F + 0.3 * np.linalg.norm(S @ q)) * q)
+        columns.append(a * (S @ q) + ((1 - a) * F + 0.1 * np.linalg.norm(S @ q)) * q)
     sizes = quotients + F
     falling = np.argsort(-sizes, kind="stable")
     directions = np.empty_like(Q)
