@@ -28,7 +28,9 @@ from brx.runs.metrics import read_staleness
 
 NUM_TARGETS = 40
 SMOOTHED = 5  # measurements of staleness in a mean
-MOST_LABELS = 40  # of a legend: more take longer to draw than the curves, and nobody reads them
+MOST_LABELS = (
+    20  # of a legend: more do not fit under the panel, and take longer to draw than curves
+)
 
 
 def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) -> list[Path]:
