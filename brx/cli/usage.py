@@ -72,7 +72,7 @@ class Command(_PlainHelp, TyperCommand):
         return rest
 
     def _options_by_flag(self) -> dict[str, TyperOption]:
-        found = {}
+        found: dict[str, TyperOption] = {}
         for option in self.params:
             if isinstance(option, TyperOption):
                 found |= dict.fromkeys(option.opts, option)
