@@ -1,7 +1,5 @@
-"""What the paper states (`CLAIMS`, at the end), each number and direction beside what the runs of a
-scale say.
-
-Nothing is stored: a run that changes changes its row.
+"""The paper's claims (`CLAIMS`, at the end): every number and direction, compared with the runs of
+a scale. Nothing is stored: a changed run changes its row.
 """
 
 import re
@@ -33,15 +31,30 @@ from brx.runs.frames import SEED
 # between our number and the paper's, either way, up to which it is reproduced (docs/protocol.md, 5)
 FACTOR = 2.0
 GROUPS = ("as in the paper", "not as in the paper", "not tried")
-LINE_IN = 0.13
-LINE_CHARACTERS = 92  # of a statement, before it goes on below
-WIDEST = 16.0  # ratios are drawn up to this factor either way; those beyond sit at the edge
-COLUMNS = (("the paper", 0.01), ("here [95 %]", 0.17), ("where", 0.7))
+ROW_IN = 0.17  # height of a row in the figure
+LINE_CHARACTERS = 70  # of a statement in the figure
+WIDEST = 8.0  # ratios are drawn up to this factor either way; those beyond sit at the edge
+# Headings of the figure's texts, and where they begin, in widths of the axes.
+COLUMNS = {"paper": 1.02, "here [95 %]": 1.145}
 
 Question = Callable[[Experiments], Evidence]
 Rule = Literal["number", "at least", "direction", "order of norms", "closed form"]
 StrictOrUntried = Literal["yes", "no", "open", "not tried"]
 Unit = Literal["times", "percent", "plain"]
+
+
+KINDS: dict[str, tuple[Rule, ...]] = {
+    "numbers": ("number", "at least"),
+    "directions": ("direction", "order of norms"),
+    "formulas": ("closed form",),
+}
+_BLUE, _RED, _GREY = GROUP_COLORS
+VERDICT_COLORS: dict[StrictOrUntried, str] = {
+    "yes": _BLUE,
+    "no": _RED,
+    "open": _GREY,
+    "not tried": "#B0B0B0",
+}
 
 
 @dataclass(frozen=True)
@@ -66,9 +79,8 @@ class Claim:
             return bool(ours.holds)
         surely = ours.decisive(num_seeds)
         if self.rule == "at least":
-            is_at_most = (
-                ours.is_bound and self.unit == "percent"
-            )  # the bound of a share is an upper one
+            # A bound of a share is an upper bound.
+            is_at_most = ours.is_bound and self.unit == "percent"
             return surely >= self.paper and not is_at_most
         if self.rule == "closed form":
             return number_text(ours.value, self.unit) == number_text(self.paper, self.unit)
@@ -81,7 +93,8 @@ class Claim:
         ) and 1 / FACTOR <= ours.value / self.paper <= FACTOR
 
     def strictly(self, evidence: Evidence, num_seeds: int | None) -> Strict:
-        """The verdict by docs/protocol.md, section 11; what has no seeds has that of section 5."""
+        """The verdict by docs/protocol.md, section 11. A claim without seeds has the verdict of
+        section 5."""
         if evidence.strict is not None:
             return evidence.strict
         if self.rule == "closed form" or num_seeds is None:
@@ -106,13 +119,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A claim beside our runs."""
+    """A claim, compared with our runs."""
 
     claim: Claim
     evidence: Evidence | None  # None where it was not tried, for a `reason`
     reason: str
     runs: Sequence[str]  # names of those that it is from
-    num_seeds: int | None = None  # of the experiment with the fewest; None where it is from no runs
+    num_seeds: int | None = None  # fewest seeds of an experiment; None if the claim uses no runs
     sweeps: Sequence[str] = ()  # the files that make the runs, those that are not there among them
 
     @property
@@ -143,7 +156,8 @@ def in_groups(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def judge(experiments: Experiments, claims: Sequence[Claim]) -> list[Outcome]:
-    """Claims beside the runs of a scale; what they ask for counts as asked for here."""
+    """Claims, compared with the runs of a scale. Experiments that they ask for count as asked for
+    here."""
     outcomes = []
     for claim in claims:
         asked = experiments.fresh()
@@ -259,49 +273,68 @@ def number_text(value: float, unit: Unit) -> str:
 
 
 def fill_claims(figure: Figure, outcomes: Sequence[Outcome]) -> None:
-    groups = in_groups(outcomes)
-    axes, texts = figure.subplots(1, 2, width_ratios=(1, 1.25), sharey=True)
-    ticks, labels, place = [], [], 0.0
-    for (name, group), color in zip(groups.items(), GROUP_COLORS, strict=True):
-        if group:
-            heading = f"{name}: {len(group)} of {len(outcomes)}"
-            texts.text(
-                0.0, place + 0.9, heading, color=color, weight="bold", fontsize=8, va="center"
-            )
-            place += 1.6
-        for outcome in group:
-            statement = textwrap.fill(outcome.claim.statement, LINE_CHARACTERS)
-            height = 1.5 + statement.count("\n")
-            middle = place + height / 2
-            for panel in (axes, texts):
-                panel.axhspan(place, place + height, color=color, alpha=0.1, linewidth=0)
-            _draw_ratio(axes, outcome, middle, color)
-            cells = (paper_text(outcome), our_text(outcome), outcome.claim.where)
-            for (_, x), text in zip(COLUMNS, cells, strict=True):
-                texts.text(x, middle, text, va="center", fontsize=7)
-            ticks.append(middle)
-            labels.append(statement)
-            place += height
-    for heading, x in COLUMNS:
-        texts.text(x, -0.6, heading, va="center", fontsize=7, weight="bold")
-    texts.set_xlim(0, 1)
-    texts.set_axis_off()
-    axes.axvspan(1 / FACTOR, FACTOR, color="black", alpha=0.06, linewidth=0)
+    """Above, how many claims of each kind have which strict verdict; below, a row per number of the
+    paper that our runs have, too. The table of claims has the rest."""
+    numbers = [outcome for outcome in outcomes if ratio_of(outcome) is not None]
+    numbers.sort(key=lambda outcome: list(VERDICT_COLORS).index(outcome.strict_verdict))
+    figure.set_size_inches(9.5, 2.6 + ROW_IN * len(numbers))
+    counts_axes, ratios_axes = figure.subplots(2, 1, height_ratios=(1.1, 0.22 * len(numbers) + 0.4))
+    _draw_counts(counts_axes, outcomes)
+    _draw_ratios(ratios_axes, numbers)
+    strictly = Counter(outcome.strict_verdict for outcome in outcomes)
+    figure.suptitle(
+        f"By the strict rules {strictly['yes']} of {len(outcomes)} claims hold, "
+        f"{strictly['no']} do not, {strictly['open']} are open",
+        fontsize=9,
+    )
+
+
+def _draw_counts(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+    """A bar per kind of claim, cut by strict verdict, with the counts."""
+    for place, rules in enumerate(KINDS.values()):
+        of_kind = [outcome for outcome in outcomes if outcome.claim.rule in rules]
+        counts = Counter(outcome.strict_verdict for outcome in of_kind)
+        left = 0
+        for verdict, color in VERDICT_COLORS.items():
+            count = counts[verdict]
+            if not count:
+                continue
+            axes.barh(place, count, left=left, color=color, alpha=0.75)
+            axes.text(left + count / 2, place, str(count), ha="center", va="center", color="white")
+            left += count
+    for verdict, color in VERDICT_COLORS.items():
+        axes.barh(0, 0, color=color, alpha=0.75, label=verdict)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    axes.set_yticks(range(len(KINDS)), list(KINDS))
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("claims")
+
+
+def _draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+    """Our number divided by the paper's, a row per claim, with both numbers."""
+    for place, outcome in enumerate(outcomes):
+        _draw_ratio(axes, outcome, place, VERDICT_COLORS[outcome.strict_verdict])
+        ours = our_text(outcome).removesuffix(few_seeds(outcome))  # hollow points say that
+        for text, x in zip((paper_text(outcome), ours), COLUMNS.values(), strict=True):
+            axes.text(x, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7)
+    for heading, x in COLUMNS.items():
+        axes.text(x, -1.0, heading, transform=axes.get_yaxis_transform(), fontsize=7, weight="bold")
+    labels = [
+        textwrap.shorten(outcome.claim.statement, LINE_CHARACTERS, placeholder=" ...")
+        for outcome in outcomes
+    ]
+    axes.set_yticks(range(len(outcomes)), labels, fontsize=7)
+    axes.set_ylim(len(outcomes) - 0.4, -0.6)
+    axes.axvspan(1 / FACTOR, FACTOR, color="black", alpha=0.05, linewidth=0)
+    axes.axvspan(1 / strict.CLOSE, strict.CLOSE, color="black", alpha=0.05, linewidth=0)
     axes.axvline(1.0, color="black", linewidth=0.6)
     axes.set_xscale("log", base=2)
     axes.set_xlim(1 / WIDEST, WIDEST)
-    powers = [2.0**power for power in range(-4, 5)]
+    powers = [2.0**power for power in range(-3, 4)]
     axes.set_xticks(powers, [f"{tick:g}" if tick >= 1 else f"1/{1 / tick:g}" for tick in powers])
-    axes.set_ylim(place, -1.2)
-    axes.set_yticks(ticks, labels, fontsize=6.5)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("ours / the paper's number (of shares saved: what is left)")
-    # All groups count, those without a claim, too.
-    lines = sum(1.5 + label.count("\n") for label in labels) + 1.6 * len(GROUPS)
-    figure.set_size_inches(11.0, 1.0 + LINE_IN * lines)
-    figure.suptitle(
-        ", ".join(f"{len(group)} {name}" for name, group in groups.items() if group), fontsize=9
-    )
+    axes.set_xlabel("our number / the paper's (of shares saved: of what is left)")
 
 
 def ratio_of(outcome: Outcome) -> tuple[float, float, float] | None:
@@ -344,13 +377,11 @@ def _draw_ratio(axes: Axes, outcome: Outcome, place: float, color: str) -> None:
     if ratios is None or outcome.evidence is None:
         return
     ratio, low, high = (float(np.clip(value, 1 / WIDEST, WIDEST)) for value in ratios)
-    marker = (
-        ">"
-        if outcome.evidence.is_bound or ratios[0] > WIDEST
-        else "<"
-        if ratios[0] < 1 / WIDEST
-        else "o"
-    )
+    marker = "o"
+    if outcome.evidence.is_bound or ratios[0] > WIDEST:
+        marker = ">"
+    elif ratios[0] < 1 / WIDEST:
+        marker = "<"
     face = "white" if few_seeds(outcome) else color
     if not pd.isna(ratios[1]):
         axes.plot([low, high], [place, place], color=color, linewidth=1.5)

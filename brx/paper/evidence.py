@@ -1,8 +1,9 @@
-"""What our runs say on the paper's claims, compared seed by seed: which method ends lower, and
+"""Evidence of our runs on the paper's claims, compared seed by seed: which method ends lower, and
 which needs longer.
 
-Every question is a function from a scale's `Experiments` to `Evidence`, or a UserError that says
-what is not there; the rules are in docs/protocol.md, 4 to 6."""
+Every question is a function from a scale's `Experiments` to `Evidence`. It raises UserError where
+runs are missing, and says which. The rules are in docs/protocol.md, sections 4 to 6 and 11; the
+words are in `brx.paper.evidence_text`."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from scipy.special import stdtrit
 
 from brx.config.loading import Settings, preset_with
 from brx.errors import UserError
+from brx.paper import evidence_text as texts
 from brx.paper import strict
 from brx.paper.scales import (
     BLOCKS,
@@ -60,15 +62,14 @@ DELAYS_OF_COMPENSATION = (8, 16, 32)
 
 @dataclass(frozen=True)
 class Evidence:
-    """What our runs say of a number, `value` with its interval, or of a direction, whether it
-    `holds`."""
+    """Our runs' answer to a claim: a number, `value` with its 95 % interval, or a direction, which
+    `holds` or not."""
 
     value: float = math.nan
     low: float = math.nan
     high: float = math.nan
-    is_bound: bool = (
-        False  # `value` is a bound: of a slowdown a lower one, of a share saved an upper one
-    )
+    # `value` is a bound: a lower one of a slowdown, an upper one of a share that is saved.
+    is_bound: bool = False
     holds: bool | None = None
     text: str = ""
     num_seeds: int | None = None  # None: as many as the runs that were asked for have
@@ -76,7 +77,8 @@ class Evidence:
     strict: strict.Strict | None = None
 
     def decisive(self, num_seeds: int | None) -> float:
-        """What decides: the lower end of the interval from three seeds on, else the value."""
+        """The number that decides: the lower end of the interval from three seeds on, else the
+        value."""
         has_interval = not math.isnan(self.low) and (
             num_seeds is None or num_seeds >= SEEDS_FOR_AN_INTERVAL
         )
@@ -84,21 +86,24 @@ class Evidence:
 
 
 class Margin:
-    """By how much something is as the paper says, by seed; infinite where one side diverged, NaN
-    (left out): both."""
+    """A difference by seed, positive where a run agrees with the paper.
+
+    It is infinite where one side diverged. Where both did it is NaN, and the seed is left out.
+    UserError where no seed is left."""
 
     def __init__(self, by_seed: pd.Series) -> None:
         self.by_seed = by_seed.dropna()
         if self.by_seed.empty:
             raise UserError("no seed in common that did not diverge on both sides")
-        self.mean, count = float(self.by_seed.mean()), len(self.by_seed)
+        self.mean = float(self.by_seed.mean())
         self.interval: tuple[float, float] | None = None  # 95 % interval of the mean
-        # What decides: the lower end of the interval; without one, the mean, or where a seed
-        #     diverged, every seed.
+        # The number that decides is the lower end of the interval. Without one it is the mean, or
+        # where a seed diverged the smallest number of any seed.
         self.least = self.mean if math.isfinite(self.mean) else float(self.by_seed.min())
+        count = len(self.by_seed)
         if count >= SEEDS_FOR_AN_INTERVAL and math.isfinite(self.mean):
-            # Quantile of Student's t
-            half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2) * self.by_seed.sem())
+            quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))  # of Student's t
+            half = quantile * float(self.by_seed.sem())
             self.interval = self.mean - half, self.mean + half
             self.least = self.interval[0]
         self.holds = self.least > 0  # by more than chance, as far as the seeds can say
@@ -172,12 +177,14 @@ def margin(ours: pd.DataFrame, theirs: pd.DataFrame, loss: str = "val_loss") -> 
 def ends_below(name: str, ours: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> Evidence:
     """Whether ours ends below every other; the text is about the one that decides."""
     ours, *rest = shared_seeds(ours, *others.values())
-    leads = [(margin(ours, runs), other, runs) for other, runs in zip(others, rest, strict=True)]
-    lead, closest, runs = min(leads, key=lambda each: each[0].least)
-    text = f"{name} {final_loss(ours):.3f}, {closest} {final_loss(runs):.3f} nats"
-    if lead.interval:
-        text += f", difference [{-lead.interval[1]:+.3f}, {-lead.interval[0]:+.3f}]"
-    return lead.evidence(text, strictly=strictly_all(each for each, _, _ in leads))
+    theirs = dict(zip(others, rest, strict=True))
+    leads = {other: margin(ours, runs) for other, runs in theirs.items()}
+    closest = min(leads, key=lambda other: leads[other].least)
+    lead = leads[closest]
+    text = texts.ends_below_text(
+        name, final_loss(ours), closest, final_loss(theirs[closest]), lead.interval
+    )
+    return lead.evidence(text, strictly=strictly_all(leads.values()))
 
 
 def _leads(
@@ -191,33 +198,30 @@ def _leads(
     return [margin(ours, best_by_seed(theirs, "val_loss")) for ours, *theirs in of_depths]
 
 
-def _seeds_of(lead: Margin) -> str:
-    return f" ({count} seeds)" if (count := len(lead.by_seed)) > 1 else ""
-
-
 def ends_below_at_every_depth(
-    experiments: Experiments, pairs: Iterable[tuple[str, str | Sequence[str]]], from_stages: int
+    experiments: Experiments, pairs: Sequence[tuple[str, str | Sequence[str]]], from_stages: int
 ) -> Evidence:
     """In every pair the first method ends below the other, or the lowest of the others, from a
     number of stages on."""
-    named = [(method, (others,) if isinstance(others, str) else others) for method, others in pairs]
-    depths = [P for P in DEPTHS if from_stages <= P]
-    leads = {
-        P: [lead for method, others in named for lead in _leads(experiments, method, others, P)]
-        for P in depths
-    }
-    least = {P: min(of_P, key=lambda lead: lead.mean) for P, of_P in leads.items()}
-    text = "nats below: " + ", ".join(
-        f"P = {P}: {lead.mean:.3f}{_seeds_of(lead)}" for P, lead in least.items()
-    )
-    for P, of_P in leads.items():
-        open_ones = [lead.interval for lead in of_P if lead.interval and not lead.holds]
-        text += "".join(
-            "; at P = {} one is [{:+.3f}, {:+.3f}]".format(P, *interval) for interval in open_ones
-        )
-    of_all_depths = [lead for of_P in leads.values() for lead in of_P]
+    leads: dict[int, list[Margin]] = {}
+    for P in DEPTHS:
+        if from_stages > P:
+            continue
+        leads[P] = []
+        for method, others in pairs:
+            rivals = (others,) if isinstance(others, str) else others
+            leads[P] += _leads(experiments, method, rivals, P)
+    of_all_depths = [lead for of_depth in leads.values() for lead in of_depth]
     closest = min(of_all_depths, key=lambda lead: lead.least)
-    return closest.evidence(text, strictly=strictly_all(of_all_depths))
+    shown = {P: _smallest_lead(of_depth) for P, of_depth in leads.items()}
+    return closest.evidence(texts.leads_by_depth_text(shown), strictly=strictly_all(of_all_depths))
+
+
+def _smallest_lead(leads: Sequence[Margin]) -> texts.LeadAtDepth:
+    """What is told of the leads at one number of stages."""
+    smallest = min(leads, key=lambda lead: lead.mean)
+    within_chance = [lead.interval for lead in leads if lead.interval and not lead.holds]
+    return texts.LeadAtDepth(smallest.mean, len(smallest.by_seed), within_chance)
 
 
 def lead_widens(experiments: Experiments, method: str, others: Sequence[str]) -> Evidence:
@@ -231,18 +235,9 @@ def lead_widens(experiments: Experiments, method: str, others: Sequence[str]) ->
         return replace(ends, strict="open")
     table = pd.DataFrame({P: lead.by_seed for P, lead in zip(depths, leads, strict=True)})
     rise = strict.trend(table)
-    of_each = ", ".join(f"{mean:.3f}" for mean in table.mean())
-    text = f"{ends.text}; at P = {', '.join(map(str, depths))}: {of_each} {trend_text(rise)}"
     at_the_deepest = leads[-1].strictly
+    text = texts.widening_text(ends.text, table.mean(), rise)
     return replace(ends, text=text, strict=strict.all_of([rise.verdict, at_the_deepest]))
-
-
-def trend_text(rise: strict.Trend) -> str:
-    """The chances of the rank test, in brackets."""
-    return (
-        f"(rank test: chance {rise.chance:.2g}, without the last point "
-        f"{rise.chance_without_last:.2g})"
-    )
 
 
 def lead_grows(
@@ -252,14 +247,9 @@ def lead_grows(
     number of stages."""
     small, large = _leads(experiments, method, others, from_stages, DEEPEST)
     difference = large - small
-    text = (
-        f"lead {small.mean:.3f} nats at P = {from_stages}, {large.mean:.3f} at P = "
-        f"{DEEPEST}{_seeds_of(difference)}"
-    )
-    if difference.interval:
-        text += ", difference [{:+.3f}, {:+.3f}]".format(*difference.interval)
+    text = texts.growth_text(small.mean, from_stages, large.mean, DEEPEST, len(difference.by_seed))
     return difference.evidence(
-        text,
+        text + texts.difference_text(difference.interval),
         holds=difference.holds and large.holds,
         strictly=strictly_all([difference, large]),
     )
@@ -308,34 +298,32 @@ def reversed_is_worse(experiments: Experiments) -> Evidence:
 def deeper_ends_lower(experiments: Experiments, method: str, holds: bool) -> Evidence:
     """From the shallowest to the deepest model, one block per stage, the final loss falls; or not
     `holds`: it rises."""
-    deeper = [(n, {"model.blocks": n}) for n in BLOCKS]
-    runs = shared_seeds(
-        *(runs_of(experiments, method, n, model=PER_BLOCK, settings=blocks) for n, blocks in deeper)
-    )
+    of_depths = [
+        runs_of(experiments, method, count, model=PER_BLOCK, settings={"model.blocks": count})
+        for count in BLOCKS
+    ]
+    runs = shared_seeds(*of_depths)
     by_seed = [seeds.set_index(SEED)["val_loss"] for seeds in runs]
     losses = pd.DataFrame(dict(zip(BLOCKS, by_seed, strict=True)))
     rise = strict.trend(-losses if holds else losses)
-    of_each = ", ".join(f"{count} blocks: {losses[count].mean():.3f}" for count in BLOCKS)
-    of_ends = margin(runs[-1], runs[0]) if holds else margin(runs[0], runs[-1])
-    return of_ends.evidence(f"{of_each} {trend_text(rise)}", strictly=rise.verdict)
+    shallowest, deepest = runs[0], runs[-1]
+    of_ends = margin(deepest, shallowest) if holds else margin(shallowest, deepest)
+    text = texts.by_blocks_text(losses.mean(), rise)
+    return of_ends.evidence(text, strictly=rise.verdict)
 
 
 def loses_less_without_stashing(experiments: Experiments) -> Evidence:
+    """Every baseline's loss rises by more than basis rotation's, seed by seed."""
     rises = {}
     for method in ("basis-rotation", *BASELINES):
         without = runs_of(
             experiments, method, sweep="stashing", settings={"pipeline.stash": "none"}
         )
         rises[method] = margin(runs_of(experiments, method), without)
-    text = (
-        "rise: "
-        + ", ".join(f"{method} {rise.mean:+.3f}" for method, rise in rises.items())
-        + " nats"
-    )
     above = {method: rises[method] - rises["basis-rotation"] for method in BASELINES}
     closest = min(above, key=lambda method: above[method].least)
-    if interval := above[closest].interval:
-        text += ", {}'s above basis rotation's by [{:+.3f}, {:+.3f}]".format(closest, *interval)
+    means = {method: rise.mean for method, rise in rises.items()}
+    text = texts.rises_text(means, closest, above[closest].interval)
     return above[closest].evidence(text, strictly=strictly_all(above.values()))
 
 
@@ -355,19 +343,23 @@ def _compensated(experiments: Experiments, stages: int) -> tuple[pd.DataFrame, f
 
 
 def beats_delay_compensation(experiments: Experiments) -> Evidence:
-    leads, texts = [], []
+    """Basis rotation ends below the best strength at each number of stages."""
+    leads = []
+    lines = []
     for P in DELAYS_OF_COMPENSATION:
         compensated, strength = _compensated(experiments, P)
-        leads.append(margin(runs_of(experiments, "basis-rotation", P), compensated))
-        texts.append(f"P = {P}: {leads[-1].mean:.3f} (strength {strength:g})")
-    return min(leads, key=lambda lead: lead.least).evidence(
-        "nats below the best strength: " + ", ".join(texts), strictly=strictly_all(leads)
-    )
+        lead = margin(runs_of(experiments, "basis-rotation", P), compensated)
+        leads.append(lead)
+        lines.append(f"P = {P}: {lead.mean:.3f} (strength {strength:g})")
+    text = f"nats below the best strength: {', '.join(lines)}"
+    closest = min(leads, key=lambda lead: lead.least)
+    return closest.evidence(text, strictly=strictly_all(leads))
 
 
 def delay_compensation_is_like_pipedream(experiments: Experiments) -> Evidence:
     """The best strength ends nearer to PipeDream than to basis rotation."""
-    nearer, lines = [], []
+    nearer = []
+    lines = []
     for P in DELAYS_OF_COMPENSATION:
         others = (runs_of(experiments, name, P) for name in ("pipedream", "basis-rotation"))
         compensated, pipedream, ours = shared_seeds(_compensated(experiments, P)[0], *others)
@@ -377,9 +369,8 @@ def delay_compensation_is_like_pipedream(experiments: Experiments) -> Evidence:
             f"P = {P}: {below_pipedream.mean:.3f} below PipeDream, {above_ours.mean:.3f} above "
             f"basis rotation"
         )
-    return min(nearer, key=lambda margin: margin.least).evidence(
-        "; ".join(lines) + " nats", strictly=strictly_all(nearer)
-    )
+    closest = min(nearer, key=lambda margin: margin.least)
+    return closest.evidence(f"{'; '.join(lines)} nats", strictly=strictly_all(nearer))
 
 
 def validation_follows_training(experiments: Experiments) -> Evidence:
@@ -388,19 +379,16 @@ def validation_follows_training(experiments: Experiments) -> Evidence:
     runs = dict(zip(MAIN, _paired(experiments, MAIN), strict=True))
     training = {method: final_loss(seeds, "train_loss") for method, seeds in runs.items()}
     by_training = sorted(runs, key=training.__getitem__)
-    sure_pairs = [
-        margin(runs[lower], runs[higher])  # differences of validation losses
-        for lower, higher in combinations(by_training, 2)
-        if margin(runs[lower], runs[higher], "train_loss").holds
-    ]
+    sure_pairs = []  # margins of validation losses
+    for lower, higher in combinations(by_training, 2):
+        if margin(runs[lower], runs[higher], "train_loss").holds:
+            sure_pairs.append(margin(runs[lower], runs[higher]))
     ordered = [pair.holds for pair in sure_pairs]
-    finals = [
-        f"{method} {training[method]:.3f} / {final_loss(runs[method]):.3f}"
-        for method in by_training
-    ]
-    text = (
-        f"training / validation: {', '.join(finals)} nats; by both {sum(ordered)} of "
-        f"{len(ordered)} sure pairs"
+    text = texts.validation_text(
+        {method: training[method] for method in by_training},
+        {method: final_loss(runs[method]) for method in by_training},
+        sum(ordered),
+        len(ordered),
     )
     return Evidence(
         holds=bool(ordered) and all(ordered), text=text, strict=strictly_all(sure_pairs)
@@ -417,9 +405,8 @@ def slowdown_of(experiments: Experiments, method: str) -> Evidence:
     target = common_target(ends) if method == "pipedream" else _target(experiments)
     row = _slowdown(ends, target)
     text = f"to {target:.3f} nats, seeds: {seeds_text(row)}"
-    text += (
-        f"; early: without delay in the first {EARLY:.0%} of training" if row["is_early"] else ""
-    )
+    if row["is_early"]:
+        text += f"; early: without delay in the first {EARLY:.0%} of training"
     return Evidence(row["ratio"], row["low"], row["high"], is_bound=row["is_censored"], text=text)
 
 
@@ -444,26 +431,29 @@ def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) 
     by seed."""
     methods = list(dict.fromkeys(method for pair in pairs for method in pair))
     logs, bounds, basis = _log_slowdowns(experiments, methods)
-    slowed = {
-        name: f"{'> ' if bounds[name].any() else ''}{np.exp(logs[name].mean()):.2f}"
-        for name in methods
-    }
-    text = ", ".join(f"{name} {ratio}" for name, ratio in slowed.items())
-    margins = {(better, worse): logs[worse] - logs[better] for better, worse in pairs}
-    # A bound says which is slower, not by how much: it counts as a seed that diverged does.
-    sure = {
-        pair: Margin(by.mask(bounds[pair[1]] & (by > 0), math.inf)) for pair, by in margins.items()
-    }
+    # A bound shows only which method is slower. It counts like a seed that diverged.
+    sure = {}
+    for better, worse in pairs:
+        by_seed = logs[worse] - logs[better]
+        is_only_a_bound = bounds[worse] & (by_seed > 0)
+        sure[better, worse] = Margin(by_seed.mask(is_only_a_bound, math.inf))
+    closest_pair = min(sure, key=lambda pair: sure[pair].least)
+    closest = sure[closest_pair]
+    is_known = not any(bounds[better].any() for better, _ in pairs)
+    text = texts.slowdowns_text(
+        {method: math.exp(logs[method].mean()) for method in methods},
+        {method: bool(bounds[method].any()) for method in methods},
+    )
     for (better, worse), lead in sure.items():
         if math.isinf(lead.mean):
             text += f"; {worse} over {better} {'in' if lead.holds else 'not in'} every seed"
-    (better, worse), closest = min(sure.items(), key=lambda item: item[1].least)
-    if closest.interval:
-        low, high = np.exp(closest.interval)
-        text += f"; {worse} over {better} [{low:.2f}, {high:.2f}]"
-    is_known = not any(bounds[better].any() for better, _ in pairs)
-    strictly = strictly_all(sure.values()) if is_known else "open"
-    return closest.evidence(f"{text}; {basis}", holds=closest.holds and is_known, strictly=strictly)
+    better, worse = closest_pair
+    text += texts.ratio_interval_text(worse, better, closest.interval)
+    return closest.evidence(
+        f"{text}; {basis}",
+        holds=closest.holds and is_known,
+        strictly=strictly_all(sure.values()) if is_known else "open",
+    )
 
 
 def _log_slowdowns(
@@ -585,16 +575,12 @@ def time_saved(experiments: Experiments) -> Evidence:
         for method in ("basis-rotation", *baseline["method"].unique())
     }
     hours = _saved(ours, baseline, times)
+    bound = "< " if hours.is_bound else ""
     interval = "" if np.isnan(hours.low) else f" [{hours.low:.1%}, {hours.high:.1%}]"
-    of_each = ", ".join(f"{method} {time:.2f}" for method, time in times.items())
-    text = (
-        f"{'< ' if hours.is_bound else ''}{hours.value:.1%}{interval} {hours.text}; time of an "
-        f"iteration: {of_each}"
-    )
-    text += " x AdamW's"
+    share = f"{bound}{hours.value:.1%}{interval}"
     return replace(
         hours,
-        text=text,
+        text=texts.time_text(share, hours.text, times),
         holds=not hours.is_bound and hours.decisive(hours.num_seeds) > 0,
         strict="open",
     )

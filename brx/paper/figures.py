@@ -59,7 +59,16 @@ from brx.plot.curvature import (
     draw_strategy_norms,
 )
 from brx.plot.planning import draw_schedules
-from brx.plot.style import COLUMN_WIDTH_IN, finish_panel, look_of, new_figure, save, shade
+from brx.plot.style import (
+    COLUMN_WIDTH_IN,
+    GREY,
+    finish_panel,
+    legend_below,
+    look_of,
+    new_figure,
+    save,
+    shade,
+)
 from brx.runs.comparison import BASELINES, slowdowns
 from brx.runs.frames import DEPTH, RATE, SEED, SMOOTHING, load
 from brx.runs.slowdown import geometric_mean
@@ -88,22 +97,20 @@ class Line(NamedTuple):
 
 
 def by_method(methods: Sequence[str], stages: int | None = None, **options: Any) -> list[Line]:
-    """A line per method; options as of `Experiments.find`."""
+    """A line per method, with options of `Experiments.find`."""
     return [Line({"method": method, "stages": stages, **options}) for method in methods]
 
 
-def refresh_schedules(*schedules: str) -> list[Line]:
-    sweeps = {schedule: "" if schedule == "uniform" else "stage-aware" for schedule in schedules}
-    return [
-        Line(
-            {
-                "method": "basis-rotation",
-                "sweep": sweep,
-                "settings": {"optimizer.refresh_schedule": schedule},
-            }
-        )
-        for schedule, sweep in sweeps.items()
-    ]
+def refresh_schedule(schedule: str, label: str) -> Line:
+    """A line for basis rotation with one schedule of refreshes."""
+    wanted = {
+        "method": "basis-rotation",
+        "sweep": "" if schedule == "uniform" else "stage-aware",
+        "settings": {"optimizer.refresh_schedule": schedule},
+    }
+    looks = {"uniform": "basis-rotation", "stage-aware": "basis-rotation stage-aware"}
+    name = looks.get(schedule, "basis-rotation reversed")
+    return Line(wanted, label, {"color": look_of(name).color})
 
 
 def ordered(method: str, wanted_by_label: Mapping[str, Mapping[str, Any]]) -> list[Line]:
@@ -129,7 +136,7 @@ def by_depth(method: str, *, per_block: bool = False) -> list[Line]:
 
 
 def lowest(shown: Sequence[losses.Curve], loss: str) -> str:
-    """Which curve ends lowest, and by how much."""
+    """Which curve ends lowest, and its lead over the next one."""
     finals = finals_of(shown, loss)
     best, second = sorted(finals, key=finals.__getitem__)[:2]
     lead = f"{finals[second] - finals[best]:.2f}"
@@ -139,13 +146,27 @@ def lowest(shown: Sequence[losses.Curve], loss: str) -> str:
 def change(shown: Sequence[losses.Curve], loss: str) -> str:
     """How much higher the last of some ordered curves ends than the first."""
     (first, before), (last, after) = finals_of([shown[0], shown[-1]], loss).items()
-    return f"{first.partition(',')[0]} to {last.partition(',')[0]}: {after - before:+.2f} nats"
+    first, last = (label.lstrip("_").partition(",")[0] for label in (first, last))
+    unit = last.rpartition(" ")[2]
+    return f"{first.removesuffix(f' {unit}')} to {last}: {after - before:+.2f} nats"
 
 
 def beside_the_last(shown: Sequence[losses.Curve], loss: str) -> str:
-    """How the last curve but one ends beside the last."""
+    """How the last curve but one ends compared with the last."""
     (ours, own), (last, other) = finals_of(shown[-2:], loss).items()
     return f"{ours} ends {abs(own - other):.2f} nats {'below' if own < other else 'above'} {last}"
+
+
+def costs_of_delay(shown: Sequence[losses.Curve], loss: str) -> str:
+    """What delay costs two methods; the curves are theirs with delay, then theirs without."""
+    if len(shown) < 4:
+        return ""
+    delayed, without = shown[:2], shown[2:4]
+    costs = []
+    for curve, undelayed in zip(delayed, without, strict=True):
+        before, after = finals_of([undelayed, curve], loss).values()
+        costs.append(f"{curve.label} {after - before:.2f}")
+    return f"delay costs {' and '.join(costs)} nats"
 
 
 def finals_of(shown: Sequence[losses.Curve], loss: str) -> dict[str, float]:
@@ -184,7 +205,25 @@ def curves(
 
 
 def deeper_models(method: str) -> Panel:
-    return curves(look_of(method).label, *by_depth(method, per_block=True), says=change)
+    """Curves of a method from light to dark. The legend, which several methods share, has grey
+    lines: labels that begin with an underscore stay out of it."""
+    lines = by_depth(method, per_block=True)
+    hidden = [line._replace(label=f"_{line.label}") for line in lines]
+    draw_curves = curves(look_of(method).label, *hidden, says=change)
+
+    def panel(experiments: Experiments, axes: Axes) -> None:
+        draw_curves(experiments, axes)
+        if axes.lines:
+            label_shades(axes, [line.label or "" for line in lines])
+            legend_below(axes)
+
+    return panel
+
+
+def label_shades(axes: Axes, labels: Sequence[str]) -> None:
+    """Put grey lines from light to dark into the legend, in place of the shades of each method."""
+    for index, label in enumerate(labels):
+        axes.plot([], [], color=shade(GREY, index, len(labels)), label=label)
 
 
 def final_losses(
@@ -235,18 +274,23 @@ def slowdown(experiments: Experiments, axes: Axes, method: str, letter: str = ""
 
 def rates(experiments: Experiments, axes: Axes, method: str) -> None:
     """Final validation loss against the learning rate, a line per number of stages."""
-    tried, title, at_edge = experiments.tried, look_of(method).label, []
-    for line in by_depth(method):
+    tried, title = experiments.tried, look_of(method).label
+    at_edge = []
+    lines = by_depth(method)
+    for line in lines:
         seeds = experiments.find(**line.wanted)
-        if seeds is not None:
-            at_edge.append(bool(seeds["lr_at_edge"].iloc[0]))
-            scores = tried[tried["experiment"] == seeds["experiment"].iloc[0]]
-            losses.draw_rates(axes, scores, line.style["color"], f"{line.label}")
-    if axes.lines:
-        title += f"\nbest rate at an edge: {sum(at_edge)} of {len(at_edge)}"
-        finish_panel(axes, "learning rate", "final validation loss (nats)", title)
-    else:
+        if seeds is None:
+            continue
+        if seeds["lr_at_edge"].iloc[0]:
+            at_edge.append(str(line.wanted["stages"]))
+        scores = tried[tried["experiment"] == seeds["experiment"].iloc[0]]
+        losses.draw_rates(axes, scores, line.style["color"])
+    if not axes.lines:
         say_not_run(axes, title)
+        return
+    title += f"\nat an edge: P = {', '.join(at_edge)}" if at_edge else "\nno best rate at an edge"
+    label_shades(axes, [line.label or "" for line in lines])
+    finish_panel(axes, "learning rate", "final validation loss (nats)", title)
 
 
 def say_not_run(axes: Axes, title: str) -> None:
@@ -429,12 +473,16 @@ def _effective_delays(path: Path, scale: Scale) -> list[Path]:
 
 
 UNSTASHED: dict[str, Any] = {"sweep": "stashing", "settings": {"pipeline.stash": "none"}}
-WITHOUT_DELAY = Line(
-    {"method": "pipedream", "stages": 1},
-    "AdamW without delay",
-    {"color": "black", "linestyle": ":"},
+WITHOUT_DELAY = tuple(
+    Line({"method": method, "stages": 1}, f"{name} without delay", {"linestyle": ":"})
+    for method, name in (("pipedream", "AdamW"), ("basis-rotation", "Basis rotation"))
 )
 STRATEGIES = ("pipedream-lr", *STRATEGY_NAMES)
+COVERING = (
+    Line({"method": "basis-rotation"}),
+    # Dashed and on top: the two curves cover each other.
+    Line({"method": "soap"}, style={"linestyle": (0, (2, 2))}),
+)
 
 # Name, place in the paper, caption; then what is in it.
 FIGURES = {
@@ -509,8 +557,8 @@ FIGURES = {
                 curves(
                     "(b) P = 32",
                     *by_method(("pipedream", "basis-rotation")),
-                    WITHOUT_DELAY,
-                    says=beside_the_last,
+                    *WITHOUT_DELAY,
+                    says=costs_of_delay,
                 ),
             ],
             across=2,
@@ -586,9 +634,9 @@ FIGURES = {
         PaperFigure(
             "efficiency",
             "Figure 9",
-            "(a) loss against training time, at the pace of the method's fastest seed while "
-            "least disturbed (cells"
-            " share a machine: an upper bound), (b) refresh intervals, (c) stage-aware.",
+            "(a) mean loss over seeds against training time, at the pace of the method's fastest "
+            "seed while least disturbed (cells share a machine: an upper bound), (b) iterations "
+            "between refreshes, (c) intervals that depend on the stage.",
             [
                 curves("(a) P = 32", *by_method(MAIN), draw=losses.draw_against_time),
                 curves(
@@ -597,7 +645,7 @@ FIGURES = {
                     *ordered(
                         "basis-rotation",
                         {
-                            f"every {n} iterations" if n > 1 else "every iteration": {
+                            f"refresh every {n}" if n > 1 else "refresh in each": {
                                 "sweep": "frequency",
                                 "settings": {"optimizer.frequency": n},
                             }
@@ -605,7 +653,12 @@ FIGURES = {
                         },
                     ),
                 ),
-                curves("(c) P = 32", *refresh_schedules("uniform", "stage-aware")),
+                curves(
+                    "(c) intervals, P = 32",
+                    refresh_schedule("stage-aware", "stage-aware"),
+                    refresh_schedule("uniform", "equal"),
+                    says=beside_the_last,
+                ),
             ],
             across=3,
             height=3.1,
@@ -674,7 +727,15 @@ FIGURES = {
             "reversed",
             "Figure 17",
             "Refreshes shared by delay, evenly, and inversely.",
-            [curves("P = 32", *refresh_schedules("uniform", "stage-aware", "reversed"))],
+            [
+                curves(
+                    "intervals, P = 32",
+                    refresh_schedule("stage-aware", "stage-aware"),
+                    refresh_schedule("reversed", "reversed"),
+                    refresh_schedule("uniform", "equal"),
+                    says=beside_the_last,
+                )
+            ],
             sweep="stage-aware",
         ),
         PaperFigure(
@@ -721,7 +782,7 @@ FIGURES = {
             "preconditioned",
             "Table 3",
             "Preconditioned methods.",
-            [curves("P = 32", *by_method(PRECONDITIONED_TABLE))],
+            [curves("P = 32", *by_method(PRECONDITIONED_TABLE[:-2]), *COVERING)],
             sweep="preconditioned",
         ),
         PaperFigure(
@@ -740,7 +801,8 @@ FIGURES = {
             [partial(rates, method=method) for method in MAIN],
             across=4,
             height=2.7,
-            reading="Filled: the chosen one; crosses: diverged.",
+            reading="Filled: the chosen one; crosses: diverged. Between P = 1 and 32 each method "
+            "ran at the rates that were chosen there, one or two.",
         ),
         PaperFigure(
             "ladder",
@@ -751,9 +813,8 @@ FIGURES = {
             reading="Hollow: one seed; arrow: a lower bound; bars: 95 %; dashed: a power law "
             "of slowdown - 1 (of"
             " slowdown, where the model grows) and of the share that is left, by least "
-            "squares, with its 95 %"
-            " prediction interval, extrapolated to the paper's relative delay; stars: the "
-            "paper's numbers.",
+            "squares, extrapolated to the paper's relative delay, where a bar is its 95 % "
+            "prediction interval; stars: the paper's numbers.",
             fill=fill_ladder,
             across=3,
         ),
@@ -761,10 +822,9 @@ FIGURES = {
             "claims",
             "",
             "What the paper states beside what our runs say (brx claims).",
-            reading="Points: ours over the paper's number, where there is one, on a grey band "
-            "within which it"
-            " counts as reproduced; bars: 95 %; hollow: one or two seeds; arrow: a bound, or "
-            "beyond the axis.",
+            reading="Above: strict verdicts by kind of claim. Below: ours over the paper's number, "
+            "where there is one; bars: 95 %; hollow: one or two seeds; arrow: a bound, or beyond "
+            "the axis; grey bands: a factor of 1.5 and of 2.",
             fill=lambda experiments, figure: fill_claims(figure, judge(experiments, CLAIMS)),
             across=3,
         ),

@@ -54,28 +54,24 @@ MOST = 100  # ends of intervals above it are not worth their digits
 SIDEWAYS = (
     1.03  # factor between neighbouring methods' points: their intervals must not cover each other
 )
-TICKS = [
-    digit * 10.0**power for power in range(-5, 0) for digit in (1, 2, 5)
-]  # of the relative delay
+TICKS = [digit * 10.0**power for power in range(-5, 0) for digit in (1, 3)]  # the relative delay
 
 
 class Ladder(NamedTuple):
-    """What the complete lengths say, shortest first: those of which every method has its runs at P
-    = 1 and 32.
+    """Results of the complete lengths, shortest first. A length is complete if every method has its
+    runs at P = 1 and 32. Rows of both frames have `iterations_of_training`, `relative_delay` (tau /
+    T), the length's least `num_seeds`, and `of_seeds`, a text. Where the model grows, each seed has
+    its own."""
 
-    Rows of both frames have `iterations_of_training`, `relative_delay` (tau / T), the length's
-    least `num_seeds`, and `of_seeds`, a text. Where the model grows, each seed has its own."""
-
-    slowdowns: (
-        pd.DataFrame
-    )  # of `brx.runs.comparison`; `finals` are the final training losses at P = 1 and 32, texts
+    # Rows of `brx.runs.comparison`; `finals` are final training losses at P = 1 and 32, as texts.
+    slowdowns: pd.DataFrame
     savings: pd.DataFrame  # rows of `reductions` at P = 32
     slowdown: Quantity  # what the law of the first is about
 
 
 def read_ladder(experiments: Experiments) -> Ladder:
-    """Each length to the target of the ladder's methods; others are beside them where they were
-    trained as long."""
+    """Slowdowns at each length, to the target of the ladder's methods. Other methods are included
+    if they were trained as long."""
     scale = experiments.scale
     if not scale.ladder:
         raise UserError(
@@ -118,9 +114,8 @@ def _runs_of_length(experiments: Experiments, settings: Settings) -> pd.DataFram
     runs = at_rate.find_ends(*LADDER_METHODS, sweep="ladder", settings=settings)
     if runs is None:
         return None
-    if (
-        experiments.scale.grows
-    ):  # seed by seed: those that all have; other settings of the optimizer are the length's
+    # Compare seed by seed, with the seeds that all methods have.
+    if experiments.scale.grows:
         sides = [
             with_diverged(seeds.assign(variant=seeds["method"])) for seeds in by_experiment(runs)
         ]
@@ -293,22 +288,21 @@ def fill_ladder(experiments: Experiments, figure: Figure) -> None:
             (right, of_fixed_width.savings, "share"),
         )
         for axes, rows, column in (part for part in fixed_width if len(part[1])):
-            for method, points in rows[rows["method"].isin(LADDER_METHODS)].groupby("method"):
-                axes.plot(
-                    points["relative_delay"],
-                    points[column],
-                    ".:",
-                    color=look_of(method).color,
-                    alpha=0.4,
-                    label="dotted: fixed width" if method == "basis-rotation" else "",
-                )
+            points = rows[rows["method"] == "basis-rotation"]
+            axes.plot(
+                points["relative_delay"],
+                points[column],
+                ".:",
+                color="grey",
+                label="Basis rotation, model of fixed width",
+            )
     left.set(yscale="log", ylim=(0.93, highest), ylabel=f"slowdown at P = {DEEPEST}")
     left.axhline(1.0, color="black", linewidth=0.5)
     left.set_yticks([tick for tick in (1, 1.5, 2, 3, 5, 10, 20, 50) if tick < highest])
     left.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     _finish(left, _by_length(slowed, slowdown, "slowdown"))
     lowest = min(_fill(right, saved, SAVING, {"basis-rotation": SAVED["main"]}, ".1%"))
-    right.set(ylim=(min(0.0, lowest - 0.05), 1.0), ylabel="iterations saved over best baseline")
+    right.set(ylim=(min(0.0, lowest - 0.05), 1.0), ylabel="saved over the best baseline")
     right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     _finish(right, _by_length(saved, SAVING, "saves"))
 
@@ -365,11 +359,12 @@ def _fill(
             label = ""  # one entry in the legend
         if law is not None:
             delays = np.geomspace(PAPER_RELATIVE_DELAY, points["relative_delay"].max(), 60)
-            line, lows, highs = np.array(
-                [quantity.predicted(law, float(delay)) for delay in delays]
-            ).T
+            line = [quantity.predicted(law, float(delay))[0] for delay in delays]
             axes.plot(delays, line, color=look.color, linewidth=1.0, linestyle=(0, (4, 1.5)))
-            axes.fill_between(delays, lows, highs, color=look.color, alpha=0.12, linewidth=0)
+            # The interval at the paper's delay, beside the star.
+            _, low, high = quantity.predicted(law, PAPER_RELATIVE_DELAY)
+            beside = PAPER_RELATIVE_DELAY / offset**4 / 1.15
+            axes.plot([beside, beside], [low, high], color=look.color, linewidth=2.5, alpha=0.5)
         axes.plot(
             PAPER_RELATIVE_DELAY,
             printed[method],

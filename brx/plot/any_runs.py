@@ -27,7 +27,9 @@ from brx.runs.frames import DEPTH, SMOOTHING, curves, differences, load, read_ru
 from brx.runs.metrics import read_staleness
 
 NUM_TARGETS = 40
-MOST_LABELS = 40  # of a legend: more take longer to draw than the curves, and nobody reads them
+SMOOTHED = 5  # measurements of staleness in a mean
+# Entries of a legend: more take longer to draw than the curves, and nobody reads them.
+MOST_LABELS = 40
 
 
 def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) -> list[Path]:
@@ -66,9 +68,8 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
             )
         smoothed = [losses["smoothed"].dropna() for losses in by_run.values()]
         settled = np.concatenate([losses[len(losses) // 20 :] for losses in smoothed])
-        axes.set_ylim(
-            settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2
-        )  # a spike must not set the scale
+        # A spike must not set the scale.
+        axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)
         axes.set_xlim(0, max(losses["iteration"].max() for losses in by_run.values()))
         title, notes = "", differences(runs)
         is_fair = (
@@ -214,8 +215,10 @@ STALENESS_PANELS = {
 
 
 def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
-    """A panel per measure: the mean over the stages with delay (all, if none has), their range as a
-    band."""
+    """A panel per measure: the mean over the stages with delay (all, if none has).
+
+    One run alone has the stages' range as a band. Of several, whose bands would cover each other,
+    the lines are means over SMOOTHED measurements, too."""
     runs = load(folders)
     measured = {run: _staleness_of(Path(str(run))) for run in runs.index}
     labels, colors = _labels_and_colors(runs, pd.Series("solid", runs.index))
@@ -226,12 +229,12 @@ def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
             for run, measures in measured.items():
                 if name in measures:
                     iterations, numbers = measures[name]
-                    axes.plot(
-                        iterations,
-                        np.nanmean(numbers, axis=1),
-                        color=colors[run],
-                        label=labels[run],
-                    )
+                    means = np.nanmean(numbers, axis=1)
+                    style: Any = {"color": colors[run], "label": labels[run]}
+                    if len(measured) > 1:
+                        axes.plot(iterations, _smoothed(means), **style)
+                        continue
+                    axes.plot(iterations, means, **style)
                     low, high = np.nanmin(numbers, axis=1), np.nanmax(numbers, axis=1)
                     axes.fill_between(
                         iterations, low, high, color=colors[run], alpha=0.15, linewidth=0
@@ -240,12 +243,18 @@ def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
             axes.set_xlabel("iteration")
         handles, texts = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, texts, loc="outside lower center", ncols=min(4, len(texts)))
+        what = "and their range" if len(measured) == 1 else f"of {SMOOTHED} measurements each"
         caption = (
-            "Mean over the delayed stages, and their range; signs of the attention and MLP "
-            "matrices. Runs: "
+            f"Mean over the delayed stages, {what}; signs of the attention and MLP matrices. Runs: "
         )
         caption += ", ".join(runs.index)
         return save(figure, path, f"{caption}\nDrawn by: brx plot staleness")
+
+
+def _smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Centred means over SMOOTHED measurements, over fewer at the ends."""
+    rolling = pd.Series(values).rolling(SMOOTHED, center=True, min_periods=1)
+    return np.asarray(rolling.mean(), dtype=np.float64)
 
 
 def _staleness_of(folder: Path) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:

@@ -1,6 +1,7 @@
-"""Figures of what was measured of the Hessian: norms by coordinates, effective delays, updates
-along an eigenvector."""
+"""Figures of measurements of the Hessian: norms by coordinates, effective delays, updates along an
+eigenvector."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +46,8 @@ BESIDE = (
 SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
 MARKERS = "osD^v<>P*X"
 BARS = "Bars: 95 % intervals."
+FEWEST_POINTS = 3  # slowdowns that are worth a panel
+MOST_PARTS = 3  # of a delay profile that is told in words
 NORM_LABEL = "Hessian (1,1)-norm / parameter"
 PREDICTORS = {"tau": "effective delay tau' (updates)", "product": "tau' x (1,1)-norm / parameter"}
 """Columns of `profile_points`, each with the label of its axis."""
@@ -55,8 +58,8 @@ TITLES = {
 
 
 def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
-    """The (1,1)-norm per parameter in both coordinates, with 95 % intervals; runs that differ in
-    the seed beside it."""
+    """The (1,1)-norm per parameter in both coordinates, with 95 % intervals; seeds of a run are
+    next to each other."""
     kinds = by_method_and_depth(results)
     with new_figure(width=max(COLUMN_WIDTH_IN, 1.0 * len(kinds) + 0.8)) as figure:
         axes = figure.subplots()
@@ -101,8 +104,8 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
 def draw_strategy_norms(
     results: Sequence[NormResult], delays: StrategySlowdowns | None, path: Path
 ) -> list[Path]:
-    """Norms by coordinates with 95 % intervals, or the range of seeds; if given, slowdowns against
-    norms beside."""
+    """Norms by coordinates with 95 % intervals, or the range of seeds; a second panel has slowdowns
+    against norms, if they are given."""
     columns = 2 if delays else 1
     with new_figure(width=3.4, height=3.1, columns=columns) as figure:
         left, *right = figure.subplots(1, columns, squeeze=False)[0]
@@ -189,9 +192,8 @@ def _draw_slowdown_by_norm(
             linestyle="-",
         )
         name = space.replace("-", "/") + (" (more)" if row["is_censored"] else "")
-        side, beside = (
-            ("right", -5) if space.startswith("2nd") else ("left", 5)
-        )  # the sources' points are neighbours
+        # The points of the two sources are close: label them on different sides.
+        side, beside = ("right", -5) if space.startswith("2nd") else ("left", 5)
         axes.annotate(
             name, point, xytext=(beside, 4), textcoords="offset points", ha=side, fontsize=7
         )
@@ -208,14 +210,15 @@ def draw_effective_delay(
     curves: Sequence[tuple[NormResult, list[EffectiveDelay]]], points: pd.DataFrame, path: Path
 ) -> list[Path]:
     """tau' as a share of the largest delay against P, by run, and measured slowdowns against
-    tau'."""
-    columns = 2 if len(points) else 1
+    tau', where there are enough of them to show anything."""
+    shown = points if len(points) >= FEWEST_POINTS else points.iloc[:0]
+    columns = 2 if len(shown) else 1
     with new_figure(height=3.6, columns=columns) as figure:
         left, *right = figure.subplots(1, columns, squeeze=False)[0]
         _draw_delays(left, curves)
         if right:
-            _draw_profile_points(right[0], points, "tau")
-            _name_profiles(right[0], points)
+            _draw_profile_points(right[0], shown, "tau")
+            _name_profiles(right[0], shown)
             right[0].set(xlabel="effective delay $\\tau'$", ylabel="slowdown in iterations")
             legend_below(right[0])
         of_runs = [
@@ -226,10 +229,9 @@ def draw_effective_delay(
             )
             for result, delays in curves
         ]
-        caption = (
-            "Effective delay as a share of the largest (bars: standard error), and slowdowns "
-            "against it."
-        )
+        caption = "Effective delay as a share of the largest (bars: standard error)."
+        if right:
+            caption = f"{caption[:-1]}, and slowdowns against it."
         details = {
             "effective delays": of_runs,
             "slowdowns": profile_table(points).to_dict("records"),
@@ -278,6 +280,9 @@ def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDe
         xticks=stages,
         ylim=(0.0, 1.0),
     )
+    if len(table):
+        low, high = table["share"].min(), table["share"].max()
+        axes.set_title(f"effective delay: {low:.0%} to {high:.0%} of the largest")
     legend_below(axes)
 
 
@@ -300,16 +305,35 @@ def draw_profiles(points: pd.DataFrame, path: Path) -> list[Path]:
             correlations = ", ".join(
                 f"{name} {correlation:.2f}" for name, correlation in known.items()
             )
-            axes.set_title(f"Spearman: {correlations}", fontsize=6)
+            of_all = list(known.values())[-1]
+            axes.set_title(f"rank correlation with the slowdown: {of_all:.2f}")
             lines.append(f"Spearman correlation with {title}: {correlations}.")
         panels[0].set_ylabel("slowdown in iterations")
         _name_profiles(panels[1], points)
         figure.legend(
-            loc="outside right center", fontsize=6, title="delays by stage", title_fontsize=6
+            loc="outside right center", fontsize=7, title="delays (else none)", title_fontsize=7
         )
         details = {"correlations": lines, "profiles": profile_table(points).to_dict("records")}
         caption = f"Slowdown under delay profiles. {BARS[:-1]}, arrows: lower bounds."
         return save(figure, path, caption, command="brx plot profiles RUNS", details=details)
+
+
+def profile_words(profile: str) -> str:
+    """A delay profile as text, such as `0 x 4, 8 x 4` (`profile_text`), in words: `8 in stages 5 to
+    8`. A profile of many different delays, or of a user's function, stays as it is."""
+    parts = []
+    first = 1
+    for part in profile.split(", "):
+        match = re.fullmatch(r"(\d+)(?: x (\d+))?", part)
+        if match is None:
+            return profile
+        delay, count = match[1], int(match[2] or 1)
+        last = first + count - 1
+        if delay != "0":
+            stages = f"stages {first} to {last}" if count > 1 else f"stage {first}"
+            parts.append(f"{delay} in {stages}")
+        first = last + 1
+    return ", ".join(parts) if 0 < len(parts) <= MOST_PARTS else profile
 
 
 def _markers_of(points: pd.DataFrame) -> dict[str, str]:
@@ -319,18 +343,16 @@ def _markers_of(points: pd.DataFrame) -> dict[str, str]:
 def _name_profiles(axes: Axes, points: pd.DataFrame) -> None:
     """What a legend will say of markers and colours."""
     for profile, marker in _markers_of(points).items():
-        axes.plot(
-            [], [], color="black", marker=marker, markersize=4, linestyle="none", label=profile
-        )
+        label = profile_words(profile)
+        axes.plot([], [], color="black", marker=marker, markersize=4, linestyle="none", label=label)
     for method in points["method"].unique():
         axes.plot([], [], color=look_of(method).color, label=look_of(method).label)
 
 
 def _draw_profile_points(axes: Axes, points: pd.DataFrame, predictor: str) -> None:
     markers = _markers_of(points)
-    for point in points[points["ratio"] > 0].to_dict(
-        "records"
-    ):  # else its reference never reaches the loss
+    # Without a ratio, the reference never reaches the loss.
+    for point in points[points["ratio"] > 0].to_dict("records"):
         ratio, low, high, is_bound = (point[key] for key in ("ratio", "low", "high", "is_censored"))
         # A bound has no interval: the length of its arrow says nothing.
         arrow = (

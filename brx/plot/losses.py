@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from brx.plot.style import draw_points, finish_panel, look_of, thin
-from brx.runs.frames import DEPTH, RATE, SEED, side_by_side, smoothed_loss, validation_loss
+from brx.runs.frames import DEPTH, RATE, SEED, side_by_side, validation_loss
 
 THIN, THICK = 0.8, 1.5  # widths of curves of one seed, and of several
 
@@ -17,7 +17,7 @@ THIN, THICK = 0.8, 1.5  # widths of curves of one seed, and of several
 class Curve(NamedTuple):
     runs: pd.DataFrame  # its seeds, rows of `brx.runs.load`
     label: str
-    style: dict[str, Any]  # of matplotlib's lines
+    style: dict[str, Any]  # keyword arguments of matplotlib's lines
 
 
 def curve_of(runs: pd.DataFrame, label: str | None = None, **style: Any) -> Curve:
@@ -69,12 +69,14 @@ def draw_validation(axes: Axes, curves: Sequence[Curve], title: str) -> None:
 
 
 def draw_against_time(axes: Axes, curves: Sequence[Curve], title: str) -> None:
-    """The first seed's training loss against training time at the undisturbed pace of the method's
-    fastest seed."""
+    """The mean training loss over seeds against training time, at the undisturbed pace of the
+    method's fastest seed; the range over seeds is a band."""
     for runs, label, style in curves:
-        losses = thin(smoothed_loss(runs.index[0]))
+        losses = thin(side_by_side(runs))
         minutes = losses.index * runs["seconds_per_iteration"].min() / 60.0
-        axes.plot(minutes, losses, label=label, **style)
+        axes.plot(minutes, losses.mean(axis="columns"), label=label, **style)
+        low, high = losses.min(axis="columns"), losses.max(axis="columns")
+        axes.fill_between(minutes, low, high, color=style["color"], alpha=0.2, linewidth=0)
     finish_panel(axes, "training time (minutes)", "training loss (nats)", title)
     _limit_losses(axes, curves)
 
@@ -85,9 +87,8 @@ def _limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:
     losses = [side_by_side(curve.runs).to_numpy() for curve in curves]
     finite = [values[np.isfinite(values)] for values in losses]
     low = min(float(values.min()) for values in finite)
-    usual = max(
-        float(np.quantile(values, 0.75)) for values in finite
-    )  # spikes are rarer than a quarter
+    # Spikes are rarer than a quarter of the values.
+    usual = max(float(np.quantile(values, 0.75)) for values in finite)
     low, high = low - 0.05, usual + max(0.1, 0.4 * (usual - low))
     if not axes.get_autoscaley_on():  # a panel that shares this range has set it
         low, high = min(low, axes.get_ylim()[0]), max(high, axes.get_ylim()[1])
@@ -119,12 +120,12 @@ def draw_final_losses(axes: Axes, runs: pd.DataFrame, best_of: Sequence[str]) ->
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
 
 
-def draw_rates(axes: Axes, scores: pd.DataFrame, color: Any, label: str) -> None:
+def draw_rates(axes: Axes, scores: pd.DataFrame, color: Any) -> None:
     """Final validation loss by rate (`tried_rates`); the chosen one is filled, crosses at the top
     diverged."""
     rates, failed, chosen = scores[RATE], np.isinf(scores["score"]), scores[scores["is_best"]]
     style: dict[str, Any] = {"color": color, "marker": "o", "markersize": 4}
-    axes.plot(rates[~failed], scores["score"][~failed], fillstyle="none", label=label, **style)
+    axes.plot(rates[~failed], scores["score"][~failed], fillstyle="none", **style)
     axes.plot(chosen[RATE], chosen["score"], **style)
     axes.plot(
         rates[failed],
@@ -134,6 +135,5 @@ def draw_rates(axes: Axes, scores: pd.DataFrame, color: Any, label: str) -> None
         transform=axes.get_xaxis_transform(),
     )
     axes.set_xscale("log")
-    axes.tick_params(
-        axis="x", which="minor", labelbottom=False
-    )  # of less than a decade, which overlap
+    # Labels of minor ticks overlap if the axis has less than a decade.
+    axes.tick_params(axis="x", which="minor", labelbottom=False)

@@ -27,7 +27,7 @@ logging.getLogger("fontTools").setLevel(logging.ERROR)  # it warns of the dates 
 
 # From the palettes of Okabe & Ito and of Paul Tol, and some that stay apart from these without one
 # kind of cone.
-_BLACK, _GREY, _ORANGE, _GREEN, _BLUE, _RED = (
+_BLACK, GREY, _ORANGE, _GREEN, _BLUE, _RED = (
     "#000000",
     "#505050",
     "#E69F00",
@@ -58,12 +58,12 @@ _PALETTE = (
     _ORANGE,
     _GREEN,
     _BLUE,
-    _GREY,
+    GREY,
 )
-"""Of methods that have no colour of their own, in this order."""
+"""Colours of methods without a colour of their own, in this order."""
 
-GROUP_COLORS = (_BLUE, _RED, _GREY)
-"""Of claims of the paper: reproduced, not, not tried."""
+GROUP_COLORS = (_BLUE, _RED, GREY)
+"""Colours of the paper's claims: reproduced, not, not tried."""
 
 COLUMN_WIDTH_IN = 3.4
 DPI = 200
@@ -77,7 +77,7 @@ class Look(NamedTuple):  # of a method, in all figures
 
 
 METHOD_LOOKS = {
-    "pipedream": Look("PipeDream", _GREY, "o"),
+    "pipedream": Look("PipeDream", GREY, "o"),
     "pipedream-lr": Look("PipeDream-LR", _ORANGE, "s"),
     "nesterov": Look("Nesterov", _GREEN, "^"),
     "basis-rotation": Look("Basis rotation", _BLUE, "D"),

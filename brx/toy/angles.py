@@ -56,69 +56,62 @@ class SweepResult(NamedTuple):
         return medians
 
     def correlation(self, momentum: int, delay: int) -> float | None:
-        """Spearman's, of norm and slowdown over the angles, by index; None where all slowdowns are
-        equal."""
+        """Spearman's correlation of norm and slowdown over the angles, for a momentum and a delay
+        by their index; None where all slowdowns are equal."""
         slowdowns = self.slowdowns[momentum, delay]
-        return (
-            None
-            if np.all(slowdowns == slowdowns[0])
-            else float(spearmanr(self.norms, slowdowns).statistic)
-        )
+        if np.all(slowdowns == slowdowns[0]):
+            return None
+        return float(spearmanr(self.norms, slowdowns).statistic)
 
     def numbers(self) -> dict[str, Any]:
-        sweeps = [
-            {
-                "beta1": beta1,
-                "delay": delay,
-                "slowdowns": kept(self.slowdowns[row, column], 4),
-                "spearman_with_norm": kept([self.correlation(row, column)], 4)[0],
-            }
-            for row, beta1 in enumerate(self.config.momenta)
-            for column, delay in enumerate(self.config.delays)
-        ]
+        """The content of the JSON file."""
+        sweeps = []
+        for row, beta1 in enumerate(self.config.momenta):
+            for column, delay in enumerate(self.config.delays):
+                sweeps.append(
+                    {
+                        "beta1": beta1,
+                        "delay": delay,
+                        "slowdowns": kept(self.slowdowns[row, column], 4),
+                        "spearman_with_norm": kept([self.correlation(row, column)], 4)[0],
+                    }
+                )
         return {"config": self.config.model_dump(), "norms": kept(self.norms, 4), "sweeps": sweeps}
 
 
 def run_sweep(config: SweepConfig) -> SweepResult:
+    """Descend the quadratic from every start, at every angle, momentum and delay."""
     starts = random_starts(config.seed, config.starts, config.distance)
     curvatures = quadratic_hessians(config.eigenvalues, config.angles_degrees)
     bases = np.stack([rotation(angle) for angle in config.angles_degrees])
     # The starts lie alike to the eigenvectors at every angle, so that the landscape alone turns
     # under the optimizer.
     points = np.einsum("aij,sj->asi", bases, starts)
-    updates = [
-        [descend(config, curvatures, points, beta1, delay) for delay in (0, *config.delays)]
-        for beta1 in config.momenta
-    ]
-    return SweepResult(
-        config, np.abs(curvatures).sum((-2, -1)) / sum(config.eigenvalues), np.array(updates)
-    )
+    updates = []
+    for beta1 in config.momenta:
+        delays = (0, *config.delays)
+        updates.append([descend(config, curvatures, points, beta1, delay) for delay in delays])
+    norms = np.abs(curvatures).sum((-2, -1)) / sum(config.eigenvalues)
+    return SweepResult(config, norms, np.array(updates))
 
 
 def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
     """Per momentum: slowdown against the angle with the (1,1)-norm (top), and against tau x norm
     (bottom)."""
-    momenta, delays, angles = (
-        result.config.momenta,
-        result.config.delays,
-        result.config.angles_degrees,
-    )
-    # Values without a number become gaps.
+    momenta = result.config.momenta
+    delays = result.config.delays
+    angles = result.config.angles_degrees
+    # Lines have gaps where there is no number.
     slowdowns = np.where(np.isfinite(result.slowdowns), result.slowdowns, np.nan)
     with new_figure(width=3.4, height=5.2, columns=len(momenta)) as figure:
         panels = figure.subplots(2, len(momenta), squeeze=False, sharey="row")
         for column, beta1 in enumerate(momenta):
             top, bottom = panels[:, column]
-            known = [
-                one
-                for row in range(len(delays))
-                if (one := result.correlation(column, row)) is not None
-            ]
-            finding = (
-                f"rank correlation with the norm {min(known):.2f} to {max(known):.2f}"
-                if known
-                else ""
-            )
+            correlations = [result.correlation(column, row) for row in range(len(delays))]
+            known = [correlation for correlation in correlations if correlation is not None]
+            finding = ""
+            if known:
+                finding = f"rank correlation with the norm {min(known):.2f} to {max(known):.2f}"
             top.set_title(f"Adam with $\\beta_1$ = {beta1:g}\n{finding}")
             for index, delay in enumerate(delays):
                 look = {"color": sequence_color(index, len(delays)), "marker": "o", "markersize": 3}
@@ -157,10 +150,10 @@ def _sweep_caption(result: SweepResult) -> str:
         "Spearman's correlation of slowdown and (1,1)-norm over the angles:",
     ]
     for row, beta1 in enumerate(config.momenta):
-        correlations = [
-            f"tau {delay}: " + ("all equal" if correlation is None else f"{correlation:.2f}")
-            for column, delay in enumerate(config.delays)
-            for correlation in [result.correlation(row, column)]
-        ]
+        correlations = []
+        for column, delay in enumerate(config.delays):
+            correlation = result.correlation(row, column)
+            text = "all equal" if correlation is None else f"{correlation:.2f}"
+            correlations.append(f"tau {delay}: {text}")
         lines.append(f"beta1 {beta1:g}: {', '.join(correlations)}")
     return "\n".join(lines)

@@ -21,8 +21,8 @@ COLORS = {"AdaSGD": "#0072B2", "Adam": "#E69F00"}
 
 
 class ToySection(Section):
-    """What every set-up has; the files in configs/toy say which values are the paper's, and why the
-    others are so."""
+    """Settings of every set-up. The files in configs/toy say which values are the paper's, and why
+    the others were chosen."""
 
     lr: float = Field(gt=0)
     beta2: float = Field(ge=0, lt=1)
@@ -56,7 +56,8 @@ class DelayedAdam:
     trace: list[State] | None = None  # every update adds its state
 
     def update(self) -> Array:
-        slope = self.gradient(self.recent[0])
+        """Make one update of every point; returns the new points (..., 2)."""
+        slope = self.gradient(self.recent[0])  # at the weights of tau updates ago
         square = (slope**2).mean(-1, keepdims=True) if self.one_size else slope**2
         self.step = self.step + 1
         self.exp_avg = self.beta1 * self.exp_avg + (1.0 - self.beta1) * slope
@@ -86,6 +87,7 @@ def kept(values: Iterable[float | None], digits: int | None) -> list[float | Non
 
 
 def slowdown_ratios(plain: Array, delayed: Array) -> Array:
-    """Updates with delay over those without; NaN where the run without never arrives."""
+    """Updates with delay over those without, for each start; NaN where the run without delay never
+    arrives, infinite where only the delayed one does not."""
     arrives = np.isfinite(plain)
     return np.where(arrives, delayed / np.where(arrives, plain, 1.0), np.nan)

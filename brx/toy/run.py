@@ -23,8 +23,11 @@ def run_toy(
     config: Path | None = None,
     numbers: Path | None = None,
 ) -> list[Path]:
-    """Run a landscape's descents, by a YAML file or the paper's set-up, draw them, keep their
-    numbers as JSON."""
+    """Run a landscape's descents, draw them, and keep their numbers.
+
+    Args: figure: the figure's path without suffix. config: a YAML file (default: the paper's
+    set-up). numbers: a JSON file for the numbers (default: none is written). Returns the files
+    written; UserError for a set-up that cannot be run."""
     section, run, draw = TOYS[landscape]
     result = run(load_yaml_as(config or PRESETS / "toy" / f"{landscape}.yaml", section))
     written = draw(result, figure)

@@ -18,40 +18,81 @@ def outcome(evidence, paper=2.0, unit="times", rule="number", num_seeds=3):
     return claims.Outcome(claim, evidence, "" if evidence else "no runs", ["a"], num_seeds)
 
 
-def test_every_claim_is_judged_and_those_without_runs_say_why(outcomes):
-    untried = {
-        name: outcome.reason for name, outcome in outcomes.items() if outcome.verdict == "not tried"
-    }
-    assert set(untried) == {"3b", "3b-order", "mixture", "mixture-lowest"}
-    assert all(untried.values())
-    assert len(outcomes) == len(claims.CLAIMS)
-    with new_figure() as figure:
-        claims.fill_claims(figure, list(outcomes.values()))
-        assert len(figure.axes[0].get_yticklabels()) == len(claims.CLAIMS)
-    table = claims.claim_table(list(outcomes.values()), LAPTOP)
+def test_every_claim_is_judged(outcomes):
+    assert list(outcomes) == [claim.name for claim in claims.CLAIMS]
+
+
+def test_claims_without_runs_are_not_tried(outcomes):
+    untried = {name for name, outcome in outcomes.items() if outcome.verdict == "not tried"}
+    assert untried == {"3b", "3b-order", "mixture", "mixture-lowest"}
+
+
+def test_untried_claims_say_why(outcomes):
+    untried = [outcome for outcome in outcomes.values() if outcome.verdict == "not tried"]
+    assert all(outcome.reason for outcome in untried)
+
+
+@pytest.fixture
+def table(outcomes):
+    return claims.claim_table(list(outcomes.values()), LAPTOP)
+
+
+def test_every_tried_row_says_what_is_here(table):
     assert (table.loc[table["reproduced"] != "not tried", "here"] != "").all()
+
+
+def test_every_row_has_a_command(table):
     assert table["command"].str.match("brx |make ").all()
-    slowdown = outcomes["slowdown-nesterov"]  # of the made-up curves, with an interval
-    assert slowdown.evidence.value == pytest.approx(32, rel=0.05)
-    assert slowdown.evidence.low < slowdown.evidence.value < slowdown.evidence.high
-    assert (slowdown.verdict, len(slowdown.runs)) == ("no", 6)  # the paper has 4.24
 
 
-def test_a_changed_run_changes_its_row(outcomes, tmp_path):
-    assert outcomes["slowdown-order"].verdict == "no"  # all methods are as slow there
+def test_slowdown_is_that_of_the_curves(outcomes):
+    assert outcomes["slowdown-nesterov"].evidence.value == pytest.approx(32, rel=0.05)
+
+
+def test_slowdown_lies_in_its_interval(outcomes):
+    evidence = outcomes["slowdown-nesterov"].evidence
+    assert evidence.low < evidence.value < evidence.high
+
+
+def test_slowdown_far_from_the_papers_is_a_no(outcomes):
+    assert outcomes["slowdown-nesterov"].verdict == "no"  # the paper has 4.24
+
+
+def test_slowdown_names_its_runs(outcomes):
+    assert len(outcomes["slowdown-nesterov"].runs) == 6  # three seeds at either end
+
+
+def test_one_run_alone_decides_nothing(tmp_path):
     write_method(tmp_path, "pipedream")
     missing = row(tmp_path, "main-reduction")
-    assert (missing.verdict, missing.reason) == (
-        "not tried",
-        "no runs of basis-rotation at P = 32 yet",
-    )
+    reason = "no runs of basis-rotation at P = 32 yet"
+    assert (missing.verdict, missing.reason) == ("not tried", reason)
+
+
+@pytest.fixture
+def faster_rotation(tmp_path):
+    """A folder of runs in which basis rotation is slowed down by 1.3, the others by 32."""
     for method in MAIN:
         for stages, slowness in ((1, 1), (32, 1.3 if method == "basis-rotation" else 32)):
             write_method(tmp_path, method, stages, seeds=(0, 1, 2), slowness=slowness)
-    slowdown = row(tmp_path, "slowdown-basis-rotation")
-    assert row(tmp_path, "slowdown-order").verdict == slowdown.verdict == "yes"
+    return tmp_path
+
+
+def test_equal_slowdowns_are_no_order(outcomes):
+    assert outcomes["slowdown-order"].verdict == "no"  # all methods are as slow there
+
+
+def test_slower_baselines_make_the_order(faster_rotation):
+    assert row(faster_rotation, "slowdown-order").verdict == "yes"
+
+
+def test_slowdown_follows_the_runs(faster_rotation):
+    slowdown = row(faster_rotation, "slowdown-basis-rotation")
     assert slowdown.evidence.value == pytest.approx(1.3, rel=0.05)
-    assert row(tmp_path, "main-reduction").evidence.value > 0.9
+
+
+def test_saving_follows_the_runs(faster_rotation):
+    assert row(faster_rotation, "main-reduction").evidence.value > 0.9
 
 
 @pytest.mark.parametrize(
@@ -186,25 +227,52 @@ def test_texts_and_ratio_of_a_row(shown, paper, ours, ratio):
     assert claims.ratio_of(shown) == (ratio and pytest.approx(ratio, nan_ok=True))
 
 
-def test_rows_are_grouped_and_one_seed_is_hollow():
-    within = outcome(Evidence(2.1, 1.9, 2.4))
-    hollow, beyond, untried = (
-        outcome(Evidence(9.0), num_seeds=1),
-        outcome(Evidence(1e6)),
-        outcome(None),
-    )
-    outcomes = [untried, hollow, beyond, within]
-    assert list(claims.in_groups(outcomes).values()) == [[within], [hollow, beyond], [untried]]
+WITHIN = outcome(Evidence(2.1, 1.9, 2.4))
+ONE_SEED = outcome(Evidence(9.0), num_seeds=1)
+BEYOND = outcome(Evidence(1e6, 9e5, 2e6))
+UNTRIED = outcome(None)
+SHOWN = [UNTRIED, ONE_SEED, BEYOND, WITHIN]
+
+
+def test_claims_are_grouped_by_verdict():
+    assert list(claims.in_groups(SHOWN).values()) == [[WITHIN], [ONE_SEED, BEYOND], [UNTRIED]]
+
+
+@pytest.fixture
+def drawn():
+    """The two panels of the figure: counts, and rows of numbers."""
     with new_figure() as figure:
-        claims.fill_claims(figure, outcomes)
-        axes, texts = figure.axes
-        points = [line for line in axes.lines if line.get_marker() not in ("None", "", None)]
-        written = [text.get_text() for text in texts.texts]
-    blue, red, _ = GROUP_COLORS
-    assert [line.get_color() for line in points] == [blue, red, red]
-    assert [line.get_markerfacecolor() == "white" for line in points] == [False, True, False]
-    assert (points[-1].get_xdata()[0], points[-1].get_marker()) == (claims.WIDEST, ">")
-    assert {"9.00x, one seed", "not as in the paper: 2 of 4"} <= set(written)
+        claims.fill_claims(figure, SHOWN)
+        yield figure.axes
+
+
+@pytest.fixture
+def points(drawn):
+    _, rows = drawn
+    return [line for line in rows.lines if line.get_marker() not in ("None", "", None)]
+
+
+def test_bars_count_the_strict_verdicts(drawn):
+    counts, _ = drawn
+    assert [text.get_text() for text in counts.texts] == ["1", "1", "1", "1"]
+
+
+def test_numbers_are_rows_by_strict_verdict(points):
+    blue, red, grey = GROUP_COLORS
+    assert [line.get_color() for line in points] == [blue, red, grey]
+
+
+def test_one_seed_is_hollow(points):
+    assert [line.get_markerfacecolor() == "white" for line in points] == [False, False, True]
+
+
+def test_numbers_beyond_the_axis_are_arrows(points):
+    assert (points[1].get_xdata()[0], points[1].get_marker()) == (claims.WIDEST, ">")
+
+
+def test_figures_title_counts_strictly(drawn):
+    title = drawn[0].figure.get_suptitle()
+    assert title == "By the strict rules 1 of 4 claims hold, 1 do not, 1 are open"
 
 
 @pytest.mark.parametrize(

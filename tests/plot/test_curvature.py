@@ -12,8 +12,25 @@ from brx.plot.curvature import (
     draw_norms,
     draw_oscillation,
     draw_strategy_norms,
+    profile_words,
 )
 from tests.curvature.helpers import norm_result
+
+
+@pytest.mark.parametrize(
+    ("profile", "words"),
+    [
+        ("0 x 4, 8 x 4", "8 in stages 5 to 8"),
+        ("4 x 8", "4 in stages 1 to 8"),
+        ("0 x 3, 32, 0 x 4", "32 in stage 4"),
+        ("32, 0 x 7", "32 in stage 1"),
+        ("8 x 2, 0, 4", "8 in stages 1 to 2, 4 in stage 4"),
+        ("31, 27, 22, 18", "31, 27, 22, 18"),
+        ("delays.py:jitter", "delays.py:jitter"),
+    ],
+)
+def test_profiles_in_words(profile, words):
+    assert profile_words(profile) == words
 
 
 def norm(seed, value, space="original", method="pipedream", stages=4, squares=(1.0,) * 6):
@@ -78,12 +95,13 @@ def test_effective_delays_are_means_over_seeds(drawn, tmp_path):
         "profile": "4 x 8",
     }
     point |= {"ratio": 3.0, "low": 2.5, "high": 4.0, "is_censored": False}
+    draw_effective_delay(curves, pd.DataFrame([point] * 3), tmp_path / "figure")
     draw_effective_delay(curves, pd.DataFrame([point]), tmp_path / "figure")
-    [(figure, _)] = drawn
+    [(figure, _), (of_one_point, _)] = drawn
     assert figure.axes[1].containers[0].lines[0].get_xydata().tolist() == [[2.0, 3.0]]
-    (bars,) = figure.axes[
-        0
-    ].containers  # one curve of both seeds: all curvature in the first stage, or in the last
+    assert len(of_one_point.axes) == 1  # which shows nothing against tau'
+    # One curve of both seeds: all curvature in the first stage, or in the last.
+    (bars,) = figure.axes[0].containers
     assert bars.lines[0].get_xydata().tolist() == [[2, 0.5], [4, 0.5]]
 
 
