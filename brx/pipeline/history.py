@@ -125,7 +125,7 @@ class StageHistory:
 
     def check(self) -> None:
         """UserError where the parameters were converted or moved."""
-        now = self.contents[0]
+        now = contents(self.parameters[0])
         for before, after in zip(self._kind, (now.dtype, now.device), strict=True):
             if before != after:
                 raise UserError(
