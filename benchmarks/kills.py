@@ -227,9 +227,8 @@ def kill_and_compare(
     kills = []
     for num_ranks in devices:
         start = Real if is_real else Forked
-        moment = choose.uniform(
-            0.0, length + (6.0 if is_real else 0.0)
-        )  # a process of its own loads torch first
+        # A real process loads torch first, so it lives longer.
+        moment = choose.uniform(0.0, length + (6.0 if is_real else 0.0))
         run, deadline = (
             start(with_devices(config, num_ranks), out, num_ranks),
             time.monotonic() + moment,

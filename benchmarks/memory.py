@@ -93,9 +93,8 @@ def peak_during(work: Callable[[], None], device: torch.device) -> int:
     held = peak = 0
     for event in sorted(events, key=lambda event: event["ts"]):
         address, size = event["args"]["Addr"], event["args"]["Bytes"]
-        held += (
-            size if size > 0 else -live.pop(address, 0)
-        )  # what was there before the profiler is none of ours
+        # Memory from before the profiler does not count.
+        held += size if size > 0 else -live.pop(address, 0)
         if size > 0:
             live[address] = size
         peak = max(peak, held)
@@ -105,9 +104,8 @@ def peak_during(work: Callable[[], None], device: torch.device) -> int:
 def _train(config: RunConfig, device: torch.device, iterations: int) -> None:
     shape = (config.training.batch_size, config.model.sequence_length + 1)
     tokens = torch.randint(config.data.vocabulary_size, shape, device=device)
-    training = config.training.model_copy(
-        update={"log_every": 1}
-    )  # norms of the updates at each one
+    # Take the norms of the updates at every iteration.
+    training = config.training.model_copy(update={"log_every": 1})
     engine = assemble(
         config.model_copy(update={"training": training}),
         lambda iteration: (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),

@@ -345,9 +345,8 @@ def counted_multiply_adds(shapes: list[tuple[int, int]]) -> tuple[int, int]:
         for size, other in ((m, n), (n, m)):
             step += size * size * other // 2  # a covariance, which is symmetric
             power = size**3
-            orthonormalisation = (
-                7 * size**3 // 6
-            )  # Gram matrix, its Cholesky factor, triangular solve
+            # Gram matrix, its Cholesky factor, triangular solve.
+            orthonormalisation = 7 * size**3 // 6
             refresh += power + orthonormalisation
     return step, refresh
 

@@ -31,8 +31,8 @@ def user_path(text: str | os.PathLike[str]) -> Path:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A hidden path of this process in the folder of `path`. The file system has room for its name
-    even if that of `path` has the largest length."""
+    """A hidden path of this process in the folder of `path`. Its name fits the file system even if
+    the name of `path` has the largest length."""
     return path.with_name(f".{file_name(path.name)}.{os.getpid()}.tmp")
 
 

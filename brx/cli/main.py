@@ -191,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _lost_output() -> str:
     """Why not all of the output has arrived; empty where it has, or its reader wanted no more."""
-    if not isinstance(sys.stdout, OutputStream):  # of a caller of ours
+    if not isinstance(sys.stdout, OutputStream):  # stdout belongs to a caller, such as a test
         return ""
     sys.stdout.flush()
     error = sys.stdout.lost

@@ -109,7 +109,7 @@ def plot(
     )
 
     def draw(where: Path | None) -> Iterable[Path]:
-        """Of any runs, `where` is the figure's path without suffix; else the folder."""
+        """For a figure of any runs, `where` is its path without suffix; otherwise the folder."""
         return (
             _of_runs(figure, folders, where)
             if folders

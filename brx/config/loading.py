@@ -64,18 +64,24 @@ def load_config(
     `a.b=value` overrides."""
     path = find_config(name)
     content = new_content(path) if is_new else read_mapping(path)
-    return config_of(content, path, overrides)
+    return config_of(content, _as_given(name, path), overrides)
 
 
-def config_of(content: Mapping[str, Any], path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Check what a configuration's file holds (`read_mapping`), with `a.b=value` overrides."""
+def _as_given(name: str | Path, path: Path) -> str:
+    """A configuration's file in messages: a preset by its name, not where brx keeps it."""
+    return str(name) if path == PRESETS / f"{name}.yaml" else str(path)
+
+
+def config_of(content: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Check what a configuration's file, `where`, holds (`read_mapping`), with `a.b=value`
+    overrides."""
     if not content:  # a default run is a long one: it is asked for with {}, not by an emptied file
         raise UserError(
-            f"{path}: is empty; restore it, or name a preset ({', '.join(preset_names())})"
+            f"{where}: is empty; restore it, or name a preset ({', '.join(preset_names())})"
         )
     if not overrides:
-        return validate(content, RunConfig, str(path))
-    return apply_overrides(content, overrides, str(path))
+        return validate(content, RunConfig, where)
+    return apply_overrides(content, overrides, where)
 
 
 def new_content(path: Path) -> dict[str, Any]:
@@ -187,7 +193,8 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
 
 def preset_with(preset: str, settings: Settings) -> RunConfig:
     path = find_config(preset)
-    return validate(set_values(_read_once(path), settings, f"{path}:"), RunConfig, str(path))
+    where = _as_given(preset, path)
+    return validate(set_values(_read_once(path), settings, f"{where}:"), RunConfig, where)
 
 
 _read_once = lru_cache(read_mapping)

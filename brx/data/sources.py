@@ -330,9 +330,8 @@ def _stream(name: str, **where: str) -> Any:
     import datasets  # here, because it takes seconds, and runs on prepared tokens do without
 
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(
-        datasets.logging.CRITICAL
-    )  # what it logs as an error it raises, too
+    # The library also raises every error that it logs.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     return datasets.load_dataset(name, split="train", streaming=True, **where).with_format("arrow")
 
 

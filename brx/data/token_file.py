@@ -74,7 +74,7 @@ def gpt2_tokens(
         try:
             tokens += encoding.encode_ordinary(text[begin:end])
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # of Rust; no Exception
+            if type(error).__name__ != "PanicException":  # a panic of Rust is no Exception
                 raise
             raise UserError(
                 f"data.tokenizer: gpt2: tiktoken fails on the text that begins with "

@@ -58,6 +58,13 @@ class _Rank:
     def has_failed(self) -> bool:
         return self.code not in (None, 0, 130)
 
+    @property
+    def was_aborted(self) -> bool:
+        """Whether it ended as NCCL's watchdog ends a process: a message that did not arrive within
+        `pipeline.timeout_s` raises in the watchdog's own thread, which no code of ours can catch,
+        and the process aborts."""
+        return self.code == -signal.SIGABRT
+
     def error(self) -> dict[str, Any]:
         """What it left behind: `text` and, where another rank was lost, `problem` and `peer`; empty
         if nothing."""
@@ -200,10 +207,9 @@ def _watch(ranks: list[_Rank], passed_on: list[int]) -> int:
 
 def _cause(ranks: list[_Rank]) -> UserError | RunError | None:
     """A rank's own error; None where those that failed have merely lost a neighbour."""
+    failed = [rank for rank in ranks if rank.has_failed and not rank.was_aborted]
     # Those that a signal has killed first: the others may have failed because of them.
-    for rank in sorted(
-        (rank for rank in ranks if rank.has_failed), key=lambda rank: rank.process.returncode >= 0
-    ):
+    for rank in sorted(failed, key=lambda rank: rank.process.returncode >= 0):
         error, code = rank.error(), rank.process.returncode
         if code < 0:
             name = signal_name(-code)
@@ -225,7 +231,13 @@ def _blame(ranks: list[_Rank]) -> RunError:
     """The rank that those which failed have lost: one that still runs, and has stopped answering,
     if there is any."""
     running = [rank.number for rank in ranks if rank.code is None]
+    aborted = [rank.number for rank in ranks if rank.was_aborted]
     errors = [error for rank in ranks if rank.has_failed and "problem" in (error := rank.error())]
+    if aborted:
+        what = f"rank {aborted[0]} was killed by SIGABRT (its message is above)"
+        if running and not errors:
+            what += f", as NCCL ends a rank that waits in vain; rank {running[0]} still ran"
+        return RunError(f"{what}; the last checkpoint is kept")
     told = next((error for error in errors if error["peer"] in running), errors[0])
     # A rank that waited for all does not know for whom: it is one that has not said anything.
     blamed = running[0] if told["peer"] is None and running else told["peer"]

@@ -50,7 +50,10 @@ class DistributedWorld(World):
         self._timeout_s = timeout_s
         self._through_host = through_host
         self._sending: list[tuple[dist.Work | None, Tensor]] = []
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        backend = "gloo"
+        if torch.cuda.is_available():
+            backend = "cpu:gloo,cuda:nccl"
+            _check_watchdog()
         try:
             dist.init_process_group(
                 backend,
@@ -160,6 +163,17 @@ class DistributedWorld(World):
             dist.recv(payload, peer, group=self._control)
         value: T = pickle.loads(payload.numpy().tobytes())
         return value
+
+
+def _check_watchdog() -> None:
+    """Refuse settings with which NCCL's watchdog does not end a process whose peer is lost."""
+    for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"):
+        value = variable(name)
+        if value in ("0", "2"):
+            raise UserError(
+                f"{name}: is {value}: a rank that has lost another one would wait for ever, or go "
+                f"on with messages that never arrived; unset it, or set it to 1 or 3"
+            )
 
 
 class PointToPoint:

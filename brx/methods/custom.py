@@ -20,7 +20,7 @@ class AnyOptimizer(Method):
     source = "the file or package that it is from"
     gets: ClassVar = {"the class": "what a Method says; an optimizer gets all parameters"}
     why = "brx cannot know which parameters an optimizer is meant for"
-    update_copies = 2  # as of torch's optimizers over lists of tensors
+    update_copies = 2  # as in torch's optimizers over lists of tensors
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
         settings = self.config.optimizer
@@ -74,6 +74,13 @@ def load_method(settings: CustomConfig) -> Method:
 
 
 def load_class(name: str) -> type[Method] | type[Optimizer]:
+    """The class that FILE.py:NAME or package.module:NAME names.
+
+    Raises:
+        UserError: it cannot be had, is neither a `Method` nor an optimizer, or its step needs a
+            closure.
+    """
+
     def fits(value: Any) -> bool:
         return (
             isinstance(value, type)
@@ -119,27 +126,34 @@ def user_code(
 
 @contextlib.contextmanager
 def _refused_in_one_line(settings: CustomConfig, chosen: type[Any]) -> Iterator[None]:
-    """Check the arguments of a constructor; what it objects to when it is called becomes one
-    line."""
-    name, accepted = settings.method, inspect.signature(chosen).parameters
-    takes_any = any(
-        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()
-    )
-    given = [*(("lr",) if issubclass(chosen, Optimizer) else ()), *settings.arguments]
-    unknown = [key for key in given if key not in accepted and not takes_any]
-    if unknown:
-        options = ", ".join(key for key in accepted if key not in ("params", "lr")) or "none"
-        raise UserError(
-            f"optimizer.method {name}: takes no argument '{unknown[0]}' (known: {options})"
-        )
+    """Check the arguments of a constructor, and turn what it raises into one line."""
+    _check_arguments(settings, chosen)
+    name = settings.method
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # libraries raise what they like
-        doing = (
-            f"arguments: {name} refuses them"
-            if settings.arguments
-            else f"method {name}: its constructor"
-        )
-        raise UserError(f"optimizer.{doing}: {fault(error, name)}") from None
+        if settings.arguments:
+            where = f"optimizer.arguments: {name} refuses them"
+        else:
+            where = f"optimizer.method {name}: its constructor"
+        raise UserError(f"{where}: {fault(error, name)}") from None
+
+
+def _check_arguments(settings: CustomConfig, chosen: type[Any]) -> None:
+    """UserError for an argument that the constructor does not take."""
+    accepted = inspect.signature(chosen).parameters
+    kinds = {parameter.kind for parameter in accepted.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return
+    given = list(settings.arguments)
+    if issubclass(chosen, Optimizer):
+        given.insert(0, "lr")
+    for key in given:
+        if key not in accepted:
+            known = [other for other in accepted if other not in ("params", "lr")]
+            raise UserError(
+                f"optimizer.method {settings.method}: takes no argument '{key}' (known:"
+                f" {', '.join(known) or 'none'})"
+            )

@@ -17,18 +17,23 @@ WIDTH = 110
 
 
 def all_methods() -> str:
+    """Every built-in method with its defaults; for `brx methods`."""
     entries = []
     for name, method in METHODS.items():
-        defaults = " ".join(
-            f"{key}={_shown(default)}" for key, default, _ in _options(method.section)
-        )
-        entries.append(_entry(name, method, {"defaults": defaults}))
+        defaults = [f"{key}={_shown(default)}" for key, default, _ in _options(method.section)]
+        entries.append(_entry(name, method, {"defaults": " ".join(defaults)}))
     return "\n\n".join(entries)
 
 
 def one_method(name: str) -> str:
-    """One method with all its options, of a user's own what its constructor takes; UserError where
-    there is none."""
+    """One method with all its options; a user's own, with the arguments of its constructor.
+
+    Args:
+        name: of a built-in method, FILE.py:NAME or package.module:NAME.
+
+    Raises:
+        UserError: there is none of this name.
+    """
     chosen = None
     if ":" in name:
         with allowed():
@@ -37,9 +42,13 @@ def one_method(name: str) -> str:
         raise UserError(
             f"{name}: no such method{did_you_mean(name, METHODS)} (known: {', '.join(METHODS)})"
         )
-    method = (
-        chosen if chosen and issubclass(chosen, Method) else METHODS[CUSTOM if chosen else name]
-    )
+    method: Method | type[Method]
+    if chosen is None:
+        method = METHODS[name]
+    elif issubclass(chosen, Method):
+        method = chosen
+    else:
+        method = METHODS[CUSTOM]
     lines = [_entry(name, method, {"why": method.why}), ""]
     lines.append("options (section `optimizer`; change one with --set optimizer.KEY=VALUE)")
     for key, default, explanation in _options(method.section):
@@ -99,10 +108,19 @@ def _options(section: type[Section]) -> list[tuple[str, Any, str]]:
 
 
 def _interval(value: float | None) -> str:
-    return "never" if value is None else f"{value:g}" if value == int(value) else f"{value:.2f}"
+    if value is None:
+        return "never"
+    if value == int(value):
+        return f"{value:g}"
+    return f"{value:.2f}"
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """A value as YAML writes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

@@ -154,10 +154,9 @@ class Method:
         self,
         shape: tuple[int, ...],  # (*lead, m, n)
     ) -> Products:
-        """The matrix products of its own that an update takes for a weight matrix.
-
-        A built-in method that has any says it, for plans; those of a user's own are counted in a
-        trial (`brx.methods.trial`)."""
+        """The matrix products that the method's update needs for a weight matrix, for plans.
+        Built-in methods declare them; a user's method is measured in a trial
+        (`brx.methods.trial`)."""
         return Products()
 
     def adamw(self, groups: list[Group]) -> Optimizer:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-NEWTON_SCHULZ_STEPS = 5  # of torch's Muon and pytorch-optimizer's Scion
+NEWTON_SCHULZ_STEPS = 5  # in torch's Muon and pytorch-optimizer's Scion
 QR_OPERATIONS = 7  # per cube of the side: a Householder QR with its Q takes about 7 m^3
 
 
@@ -12,10 +12,10 @@ class Products(NamedTuple):
     """Floating-point operations of one update, on average; a multiply-add is two."""
 
     rotations: float = 0.0
-    """Of the gradient and the update into and out of the eigenbasis."""
+    """Rotations of the gradient into the eigenbasis, and of the update out of it."""
     covariances: float = 0.0
     refreshes: float = 0.0
-    """Of the bases, divided by the updates between two refreshes."""
+    """A refresh of the bases, divided by the updates between two refreshes."""
     others: float = 0.0
     """Such as Newton-Schulz iterations."""
 

@@ -1,7 +1,6 @@
-"""The built-in methods, each readable by itself, and the method that a configuration selects.
-
-What the backward pass sees (`pipeline.stash`) belongs to the pipeline: any method runs with any
-mode, but for one with a forecast of its own, which needs `exact`. "Matrices" are those of
+"""The built-in methods, each readable by itself, and the method that a configuration selects. The
+weights of the backward pass (`pipeline.stash`) belong to the pipeline: any method runs with any
+mode. Only a method with its own forecast needs `exact`. "Matrices" are those of
 `brx.model.stage.Stage.matrices`."""
 
 import importlib

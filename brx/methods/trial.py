@@ -58,7 +58,7 @@ class Trial:
     kinds: Mapping[int, int] = field(default_factory=dict)
     """By block, the first one like it, which was tried in its place; empty where all were tried."""
     product_flops: Mapping[int, float] = field(default_factory=dict)
-    """Of a user's own method, by stage: the operations of the matrix products in one step."""
+    """The operations of the matrix products in one step of a user's method, by stage."""
     assumed: str | None = None
     """What is assumed where the trial failed, and why; None if it succeeded."""
 

@@ -43,47 +43,45 @@ class MethodUpdater:
     """Implements `brx.pipeline.engine.Updater` for the configured method.
 
     Args:
-        stages: those of this device.
-        record: makes the graphs of basis rotation's steps; None: they run as they are.
+        config: the run; its section `optimizer` selects the method.
+        stages: the stages of this device.
+        record: makes CUDA graphs of basis rotation's steps; None: the steps run as they are.
+
+    Raises:
+        UserError: the method is a user's own and cannot be used, or its forecast does not go
+            together with the section `pipeline`.
     """
 
     def __init__(
         self, config: RunConfig, stages: Sequence[StageVersions], record: Recorder | None = None
     ) -> None:
-        self.config, self.method = config, find_method(config)
+        self.config = config
+        self.method = find_method(config)
         with user_code(config, "optimizers", UserError):
             self.optimizers = self.method.optimizers(stages)
             check_each_parameter_once(self.optimizers, stages)
         if self.method.forecasts:
-            pipeline, name = config.pipeline, config.optimizer.method
-            if pipeline.forecast is not None:
-                raise UserError(
-                    f"pipeline.forecast: {name} has a prediction of its own; leave it null"
-                )
-            if pipeline.stash != "exact":
-                raise UserError(
-                    f"pipeline.stash: the prediction of {name} needs exact (got {pipeline.stash})"
-                )
+            _check_forecast(config)
             for stage in stages:
                 stage.forecast_by(self._forecast)
-        self._peak_lrs = [
-            [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
-        ]
         device_type = stages[0].device.type
+        # By optimizer: its step, and the peak learning rate of each of its groups.
         self._steps: list[Step] = []
+        self._peak_lrs: list[list[float]] = []
         for optimizer in self.optimizers:
+            self._peak_lrs.append([group["lr"] for group in optimizer.param_groups])
             if record is not None and isinstance(optimizer, BasisRotation):
                 self._steps.append(GraphedSteps(optimizer, record, device_type).step)
             else:
                 self._steps.append(optimizer.step)
         # What a gradient rule keeps, by stage and parameter name.
-        self._corrections: dict[int, Any] = {
-            s.index: {name: {} for name in s.newest} for s in stages
-        }
+        self._corrections: dict[int, dict[str, dict[str, Any]]] = {}
+        for stage in stages:
+            self._corrections[stage.index] = {name: {} for name in stage.newest}
 
     def wrap_steps(self, wrap: Callable[[Optimizer, Step], Step]) -> None:
-        """Let what `wrap` makes of an optimizer and its step take that step from now on: for those
-        who count or time steps."""
+        """Replace each optimizer's step by what `wrap(optimizer, step)` returns, for those who
+        count or time steps."""
         columns = zip(self.optimizers, self._steps, strict=True)
         self._steps = [wrap(optimizer, step) for optimizer, step in columns]
 
@@ -93,52 +91,72 @@ class MethodUpdater:
 
     @torch.no_grad()
     def correct_gradients(self, stage: StageVersions, micro_batch: int) -> None:
-        if not self.method.corrects_gradients or stage.delay.tau == 0 or stage.stash == "none":
-            # without delay or stash the backward pass saw the newest weights: there is nothing to
-            # correct
+        """Let the method's gradient rule change the gradients that a micro-batch left in a stage's
+        newest weights."""
+        if not self.method.corrects_gradients:
+            return
+        if stage.delay.tau == 0 or stage.stash == "none":
+            # The backward pass saw the newest weights: there is nothing to correct.
             return
         kept = self._corrections[stage.index]
-        with_gradient = [
-            (weight.grad, weight, used, kept[name])
-            for (name, weight), used in zip(
-                stage.newest.items(), stage.seen_by_backward(), strict=True
-            )
-            if weight.grad is not None
-        ]
-        gradients, newest, used_weights, state = (
-            list(column) for column in zip(*with_gradient, strict=True)
-        )
-        with user_code(
-            self.config, "correct_gradients", RunError, stage.delay.update_of(micro_batch)
-        ):
-            self.method.correct_gradients(gradients, newest, used_weights, state)
+        gradients: list[Tensor] = []
+        newest: list[Tensor] = []
+        used: list[Tensor] = []
+        state: ParameterStates = []
+        columns = zip(stage.newest.items(), stage.seen_by_backward(), strict=True)
+        for (name, weight), used_weight in columns:
+            if weight.grad is None:
+                continue
+            gradients.append(weight.grad)
+            newest.append(weight)
+            used.append(used_weight)
+            state.append(kept[name])
+        update = stage.delay.update_of(micro_batch)
+        with user_code(self.config, "correct_gradients", RunError, update):
+            self.method.correct_gradients(gradients, newest, used, state)
 
     def step(self, iteration: int) -> None:
-        factor = lr_factor(iteration, self.config.training)
-        for optimizer, peak_lrs, take_step in zip(
-            self.optimizers, self._peak_lrs, self._steps, strict=True
-        ):
-            for group, peak_lr in zip(optimizer.param_groups, peak_lrs, strict=True):
-                group["lr"] = peak_lr * factor / self.lr_divisor(group["delay"], iteration)
+        """Update all stages by the gradients in their newest weights.
+
+        Raises:
+            DivergedError: a gradient is not finite.
+            RunError: the step fails in another way.
+        """
+        for optimizer, peak_lrs in zip(self.optimizers, self._peak_lrs, strict=True):
+            self._set_lrs(optimizer, peak_lrs, iteration)
+        for take_step in self._steps:
             with user_code(self.config, "step", RunError, iteration):
-                try:
-                    take_step()
-                except BadGradientError as error:
-                    # Where the engine has not looked: it would make a GPU wait.
-                    raise DivergedError(
-                        f"iteration {iteration}: {error}; try a lower optimizer.lr"
-                    ) from None
-                except MovingGradientsError as error:
-                    raise RunError(
-                        f"iteration {iteration}: runtime.graphs: {error}; set it to false"
-                    ) from None
-                except ValueError as error:
-                    if isinstance(self.config.optimizer, CustomConfig):
-                        raise
-                    raise RunError(f"iteration {iteration}: {error}") from None
+                self._take(take_step, iteration)
+
+    def _set_lrs(self, optimizer: Optimizer, peak_lrs: Sequence[float], iteration: int) -> None:
+        factor = lr_factor(iteration, self.config.training)
+        for group, peak_lr in zip(optimizer.param_groups, peak_lrs, strict=True):
+            group["lr"] = peak_lr * factor / self.lr_divisor(group["delay"], iteration)
+
+    def _take(self, take_step: Step, iteration: int) -> None:
+        """Take an optimizer's step; its errors become the run's."""
+        try:
+            take_step()
+        except BadGradientError as error:
+            # The engine has not looked at this gradient: it would make a GPU wait.
+            raise DivergedError(
+                f"iteration {iteration}: {error}; try a lower optimizer.lr"
+            ) from None
+        except MovingGradientsError as error:
+            raise RunError(
+                f"iteration {iteration}: runtime.graphs: {error}; set it to false"
+            ) from None
+        except ValueError as error:
+            if isinstance(self.config.optimizer, CustomConfig):
+                raise
+            raise RunError(f"iteration {iteration}: {error}") from None
 
     def lr_divisor(self, tau_updates: float, iteration: int) -> float:
-        """The method's; RunError unless it is a number above 0."""
+        """What the method divides the learning rate of a stage by, whose delay is `tau_updates`.
+
+        Raises:
+            RunError: it is no number above 0.
+        """
         with user_code(self.config, "lr_divisor", RunError, iteration):
             divisor = float(
                 self.method.lr_divisor(tau_updates, iteration, self.config.training.iterations)
@@ -175,32 +193,20 @@ class MethodUpdater:
     def stage_state(self, stage: StageVersions) -> dict[str, Any]:
         """The optimizers' state of one stage, and what the gradient rule has kept: copies on the
         CPU."""
-        saved: list[
-            dict[str, Any]
-        ] = []  # by optimizer: `state` by parameter name, `groups` by their name in the stage
-        for optimizer in self.optimizers:
-            entry: dict[str, Any] = {"state": {}, "groups": {}}
-            for name_in_stage, group in _named_groups(optimizer.param_groups):
-                if group["stage"] == stage.index:
-                    own = {key: value for key, value in group.items() if key not in NOT_OPTIONS}
-                    entry["groups"][name_in_stage] = own
-                    entry["state"] |= {
-                        name: copied_to("cpu", optimizer.state[parameter])
-                        for name, parameter in zip(
-                            group["param_names"], group["params"], strict=True
-                        )
-                        if parameter in optimizer.state
-                    }
-            saved.append(entry)
-        correction = {
-            name: copied_to("cpu", own)
-            for name, own in self._corrections[stage.index].items()
-            if own
+        saved: dict[str, Any] = {
+            "optimizer": [_saved(optimizer, stage.index) for optimizer in self.optimizers]
         }
-        return {"optimizer": saved, **({"correction": correction} if correction else {})}
+        correction = {}
+        for name, own in self._corrections[stage.index].items():
+            if own:
+                correction[name] = copied_to("cpu", own)
+        if correction:
+            saved["correction"] = correction
+        return saved
 
     def load_stage_states(self, states: dict[int, dict[str, Any]], device: torch.device) -> None:
-        """By stage; of all stages of this device at once."""
+        """Continue from what `stage_state` returned, given by stage for all stages of this
+        device."""
         for stage, state in states.items():
             for name, own in state.get("correction", {}).items():
                 self._corrections[stage][name] = copied_to(device, own)
@@ -214,6 +220,34 @@ class MethodUpdater:
                     if name in entry["state"]:
                         packed["state"][number] = entry["state"][name]
             optimizer.load_state_dict(packed)
+
+
+def _check_forecast(config: RunConfig) -> None:
+    """UserError where a method's own forecast meets settings that it cannot go with."""
+    pipeline, name = config.pipeline, config.optimizer.method
+    if pipeline.forecast is not None:
+        raise UserError(f"pipeline.forecast: {name} has a prediction of its own; leave it null")
+    if pipeline.stash != "exact":
+        raise UserError(
+            f"pipeline.stash: the prediction of {name} needs exact (got {pipeline.stash})"
+        )
+
+
+def _saved(optimizer: Optimizer, stage: int) -> dict[str, dict[str, Any]]:
+    """An optimizer's part of a stage: `state` by parameter name, and `groups`, their options by
+    their name in the stage."""
+    state: dict[str, Any] = {}
+    groups: dict[str, Any] = {}
+    for name_in_stage, group in _named_groups(optimizer.param_groups):
+        if group["stage"] != stage:
+            continue
+        groups[name_in_stage] = {
+            key: value for key, value in group.items() if key not in NOT_OPTIONS
+        }
+        for name, parameter in zip(group["param_names"], group["params"], strict=True):
+            if parameter in optimizer.state:
+                state[name] = copied_to("cpu", optimizer.state[parameter])
+    return {"state": state, "groups": groups}
 
 
 def _named_groups(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:

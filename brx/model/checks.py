@@ -36,29 +36,20 @@ def check_model(config: ModelSection, vocabulary_size: int, parts: Sequence[rang
 
 
 def _check_part(
-    config: ModelSection, part: nn.Module, name: str, given: Tensor, shape: tuple[int, ...]
+    config: ModelSection,
+    part: nn.Module,
+    name: str,
+    given: Tensor,
+    shape: tuple[int, ...],  # of what it must return
 ) -> None:
-    """`shape`: what it must make of what it is given."""
+    """Run one part, forward and backward; UserError for what is wrong with it."""
     where = f"model.class {config.name}: {name}"
-    buffers = [(key, buffer, buffer._version) for key, buffer in part.named_buffers()]
+    buffers = [(buffer, buffer._version) for buffer in part.buffers()]
     output, _ = traced(config, part, name, given, bf16=False, device_type="cpu")
     losses = []
     if isinstance(output, tuple) and name.startswith("blocks."):
-        if len(output) != 2 or not all(isinstance(one, Tensor) for one in output):
-            raise UserError(f"{where} returns a tuple, must be a pair of stream and auxiliary loss")
-        output, auxiliary_loss = output
+        output, auxiliary_loss = _pair(config, output, where)
         losses.append(auxiliary_loss)
-        if auxiliary_loss.shape != ():
-            raise UserError(
-                f"{where} returns an auxiliary loss of shape {tuple(auxiliary_loss.shape)}, must"
-                " be a"
-                " number"
-            )
-        if not _has_auxiliary_loss(config):
-            raise UserError(
-                f"{where} returns an auxiliary loss; set has_auxiliary_loss = True in the model's"
-                " class"
-            )
     found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if found != shape:
         what = "logits" if name == "head" else "a stream"
@@ -67,8 +58,31 @@ def _check_part(
             f"{where} returns {what} of shape {found}, must be {shape}: examples, tokens, {meaning}"
         )
     _check_gradients(part, [output.sum(), *losses], where)
-    for (key, buffer), (_, before, version) in zip(part.named_buffers(), buffers, strict=True):
-        if buffer is not before or buffer._version != version:
+    _check_buffers(part, buffers, where)
+
+
+def _pair(config: ModelSection, output: tuple[Any, ...], where: str) -> tuple[Tensor, Tensor]:
+    """The stream and the auxiliary loss that a block returned; UserError unless they are these."""
+    if len(output) != 2 or not all(isinstance(one, Tensor) for one in output):
+        raise UserError(f"{where} returns a tuple, must be a pair of stream and auxiliary loss")
+    stream, auxiliary_loss = output
+    if auxiliary_loss.shape != ():
+        raise UserError(
+            f"{where} returns an auxiliary loss of shape {tuple(auxiliary_loss.shape)}, must be"
+            " a number"
+        )
+    if not _has_auxiliary_loss(config):
+        raise UserError(
+            f"{where} returns an auxiliary loss; set has_auxiliary_loss = True in the model's class"
+        )
+    return stream, auxiliary_loss
+
+
+def _check_buffers(part: nn.Module, before: Sequence[tuple[Tensor, int]], where: str) -> None:
+    """UserError where a buffer is another tensor than before, or was written since."""
+    now = part.named_buffers()
+    for (key, buffer), (buffer_before, version) in zip(now, before, strict=True):
+        if buffer is not buffer_before or buffer._version != version:
             raise UserError(
                 f"{where}.{key} is changed by the forward pass; checkpoints and other devices would"
                 " not see that"
@@ -81,6 +95,7 @@ def _has_auxiliary_loss(config: ModelSection) -> bool:
 
 
 def _check_gradients(part: nn.Module, losses: Sequence[Tensor], where: str) -> None:
+    """UserError where a weight of a part has no effect on what it returns."""
     named = dict(part.named_parameters())
     if not named:
         return
@@ -94,6 +109,7 @@ def _check_gradients(part: nn.Module, losses: Sequence[Tensor], where: str) -> N
 
 
 def _check_shared(model: nn.Module, parts: Sequence[range], where: str) -> None:
+    """UserError where a weight belongs to two stages."""
     stage_of: dict[int, tuple[int, str]] = {}
     for stage, blocks in enumerate(parts):
         for name, parameter in _weights_of(model, blocks):

@@ -11,16 +11,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-# Logits in a chunk of the loss: 128 MiB in fp32, and still hundreds of tokens per matrix product
+# Logits in a chunk of the loss: 128 MiB in fp32, and still hundreds of tokens per matrix product.
 CHUNK_LOGITS = 2**25
 
 
 class Head(nn.Module):
     """Final norm and language-model head: (B, S, D) to logits (B, S, V).
 
-        `head_loss` computes its loss. A head of another class does not have it, so its logits are
-        computed twice if there are too many
-    (`loss_of`)."""
+    Its `loss` never has more than a chunk's logits. A head of another class has no such function:
+    `loss_of` computes its logits twice if there are too many."""
 
     def __init__(self, norm: nn.Module, linear: nn.Linear) -> None:
         super().__init__()
@@ -38,11 +37,16 @@ class Head(nn.Module):
         )
 
 
-def loss_of(head: nn.Module, x: Tensor, targets: Tensor, vocabulary_size: int) -> Tensor:
-    """Mean cross-entropy in nats of what a head makes of the stream x (B, S, D), targets (B, S).
+def loss_of(
+    head: nn.Module,
+    x: Tensor,  # (B, S, D)
+    targets: Tensor,  # (B, S)
+    vocabulary_size: int,
+) -> Tensor:
+    """Mean cross-entropy in nats of the logits (B, S, V) that a head computes from the stream.
 
-    Where it has more than `CHUNK_LOGITS` logits (B, S, V), a head that is no `Head` is computed for
-    some examples at a time, and again in the backward pass: only one chunk's logits exist."""
+    A head that is no `Head` and has more than `CHUNK_LOGITS` logits computes some examples at a
+    time, and again in the backward pass: only one chunk's logits exist at any time."""
     if isinstance(head, Head):
         return head.loss(x, targets)
     num_examples = max(1, CHUNK_LOGITS // (targets.shape[1] * vocabulary_size))
@@ -55,11 +59,11 @@ def loss_of(head: nn.Module, x: Tensor, targets: Tensor, vocabulary_size: int) -
         logits = functional_call(head, dict(zip(names, bound, strict=True)), (chunk,))
         return _sum_of_losses(logits, wanted)
 
+    losses = []
     parts = zip(torch.split(x, num_examples), torch.split(targets, num_examples), strict=True)
-    losses = [
-        checkpoint(chunk_loss, chunk, wanted, *weights, use_reentrant=False)
-        for chunk, wanted in parts
-    ]
+    for chunk, wanted in parts:
+        loss = checkpoint(chunk_loss, chunk, wanted, *weights, use_reentrant=False)
+        losses.append(loss)
     return torch.stack(losses).sum() / targets.numel()
 
 
@@ -68,12 +72,17 @@ def _sum_of_losses(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
 
-def head_loss(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+def head_loss(
+    x: Tensor,  # (N, D)
+    weight: Tensor,  # (V, D)
+    bias: Tensor | None,  # (V,)
+    targets: Tensor,  # (N,)
+) -> Tensor:
     """Mean cross-entropy in nats of the logits x W^T + b, in chunks if there are more than
     `CHUNK_LOGITS` logits.
 
-    x (N, D), weight (V, D), bias (V,) or none, targets (N,). The matrix products run in autocast's
-    dtype where it is on, everything after them in fp32 (float64 for float64).
+    The matrix products run in autocast's dtype where it is on, everything after them in fp32
+    (float64 for float64).
 
     The logits of a GPT-2 vocabulary are the largest tensor of training by far (8 x 512 tokens: 0.8
     GB in fp32). Here each chunk of tokens has its logits, loss and gradients computed at once, so
@@ -175,15 +184,17 @@ def _by_chunks(
     return total / len(x), gradients
 
 
-def _softmax_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _softmax_loss(
+    logits: Tensor,  # (N, V), overwritten
+    targets: Tensor,  # (N, 1)
+) -> tuple[Tensor, Tensor]:
     """The sum of the losses, and its gradient with respect to the logits (N, V): softmax minus
     one-hot."""
     logits = logits.to(at_least_fp32(logits.dtype))
     wanted = logits.gather(1, targets)
     largest = logits.amax(dim=1, keepdim=True)
-    exponentials = logits.sub_(
-        largest
-    ).exp_()  # in place: torch's logsumexp alone would take twice as much again
+    # In place: torch's logsumexp alone would take twice as much again.
+    exponentials = logits.sub_(largest).exp_()
     normalizer = exponentials.sum(dim=1, keepdim=True)
     by_logits = exponentials.div_(normalizer)
     by_logits.scatter_add_(1, targets, by_logits.new_full((1, 1), -1.0).expand_as(targets))

@@ -69,18 +69,18 @@ class Stage(nn.Module):
         auxiliary_losses = []
         for block in self.blocks.values():
             output = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
-            stream, auxiliary_loss = output if isinstance(output, tuple) else (output, None)
-            # Whatever a block computes in, so that no cut into stages changes a number.
-            x = stream.to(x.dtype)
-            if auxiliary_loss is not None:
-                auxiliary_losses.append(auxiliary_loss)
+            if isinstance(output, tuple):
+                output, of_block = output
+                auxiliary_losses.append(of_block)
+            # The stream keeps its dtype whatever a block computes in, so that no cut into stages
+            # changes a number.
+            x = output.to(x.dtype)
         loss = None
         if self.head is not None:
             assert targets is not None, "the last stage needs the targets"
             loss = loss_of(self.head, x, targets, self.vocabulary_size)
-        return StageOutput(
-            x, loss, torch.stack(auxiliary_losses).sum() if auxiliary_losses else None
-        )
+        auxiliary_loss = torch.stack(auxiliary_losses).sum() if auxiliary_losses else None
+        return StageOutput(x, loss, auxiliary_loss)
 
 
 def _as_autocast(x: Tensor) -> Tensor:
@@ -92,12 +92,11 @@ def _as_autocast(x: Tensor) -> Tensor:
 
 def _stacks(stage: nn.Module) -> set[str]:
     """Parameters of experts, whose first dimension counts them."""
-    return {
-        f"{path}.{name}"
-        for path, module in stage.named_modules()
-        if isinstance(module, Experts)
-        for name in module._parameters
-    }
+    stacks: set[str] = set()
+    for path, module in stage.named_modules():
+        if isinstance(module, Experts):
+            stacks |= {f"{path}.{name}" for name, _ in module.named_parameters()}
+    return stacks
 
 
 def _cast(stage: nn.Module) -> set[str]:

@@ -1,7 +1,5 @@
-"""What the paper states (`CLAIMS`, at the end), each number and direction beside what the runs of a
-scale say.
-
-Nothing is stored: a run that changes changes its row.
+"""The paper's claims (`CLAIMS`, at the end): every number and direction, compared with the runs of
+a scale. Nothing is stored: a changed run changes its row.
 """
 
 import re
@@ -83,9 +81,8 @@ class Claim:
             return bool(ours.holds)
         surely = ours.decisive(num_seeds)
         if self.rule == "at least":
-            is_at_most = (
-                ours.is_bound and self.unit == "percent"
-            )  # the bound of a share is an upper one
+            # A bound of a share is an upper bound.
+            is_at_most = ours.is_bound and self.unit == "percent"
             return surely >= self.paper and not is_at_most
         if self.rule == "closed form":
             return number_text(ours.value, self.unit) == number_text(self.paper, self.unit)
@@ -98,7 +95,8 @@ class Claim:
         ) and 1 / FACTOR <= ours.value / self.paper <= FACTOR
 
     def strictly(self, evidence: Evidence, num_seeds: int | None) -> Strict:
-        """The verdict by docs/protocol.md, section 11; what has no seeds has that of section 5."""
+        """The verdict by docs/protocol.md, section 11. A claim without seeds has the verdict of
+        section 5."""
         if evidence.strict is not None:
             return evidence.strict
         if self.rule == "closed form" or num_seeds is None:
@@ -124,13 +122,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A claim beside our runs."""
+    """A claim, compared with our runs."""
 
     claim: Claim
     evidence: Evidence | None  # None where it was not tried, for a `reason`
     reason: str
     runs: Sequence[str]  # names of those that it is from
-    num_seeds: int | None = None  # of the experiment with the fewest; None where it is from no runs
+    num_seeds: int | None = None  # fewest seeds of an experiment; None if the claim uses no runs
     sweeps: Sequence[str] = ()  # the files that make the runs, those that are not there among them
 
     @property
@@ -161,7 +159,8 @@ def in_groups(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def judge(experiments: Experiments, claims: Sequence[Claim]) -> list[Outcome]:
-    """Claims beside the runs of a scale; what they ask for counts as asked for here."""
+    """Claims, compared with the runs of a scale. Experiments that they ask for count as asked for
+    here."""
     outcomes = []
     for claim in claims:
         asked = experiments.fresh()
@@ -316,7 +315,7 @@ def _draw_counts(axes: Axes, outcomes: Sequence[Outcome]) -> None:
 
 
 def _draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
-    """Our number over the paper's, a row per claim, with both numbers beside it."""
+    """Our number divided by the paper's, a row per claim, with both numbers."""
     for place, outcome in enumerate(outcomes):
         _draw_ratio(axes, outcome, place, VERDICT_COLORS[outcome.strict_verdict])
         ours = our_text(outcome).removesuffix(few_seeds(outcome))  # hollow points say that

@@ -96,7 +96,7 @@ class Margin:
         if self.by_seed.empty:
             raise UserError("no seed in common that did not diverge on both sides")
         self.mean = float(self.by_seed.mean())
-        self.interval: tuple[float, float] | None = None  # of the mean, 95 %
+        self.interval: tuple[float, float] | None = None  # 95 % interval of the mean
         # The number that decides is the lower end of the interval. Without one it is the mean, or
         # where a seed diverged the smallest number of any seed.
         self.least = self.mean if math.isfinite(self.mean) else float(self.by_seed.min())
@@ -437,7 +437,7 @@ def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) 
     by seed."""
     methods = list(dict.fromkeys(method for pair in pairs for method in pair))
     logs, bounds, basis = _log_slowdowns(experiments, methods)
-    # A bound says which is slower, not by how much: it counts as a seed that diverged does.
+    # A bound shows only which method is slower. It counts like a seed that diverged.
     sure = {}
     for better, worse in pairs:
         by_seed = logs[worse] - logs[better]

@@ -132,9 +132,9 @@ def ratio_interval_text(worse: str, better: str, log_interval: Ends | None) -> s
 
 
 def time_text(
-    share: str,  # of time that is saved, with its interval
+    share: str,  # share of time saved, with its interval
     over: str,
-    times: Mapping[str, float],  # of an iteration by method, of AdamW's
+    times: Mapping[str, float],  # time of an iteration by method, over AdamW's
 ) -> str:
     of_each = ", ".join(f"{method} {time:.2f}" for method, time in times.items())
     return f"{share} {over}; time of an iteration: {of_each} x AdamW's"

@@ -97,7 +97,7 @@ class Line(NamedTuple):
 
 
 def by_method(methods: Sequence[str], stages: int | None = None, **options: Any) -> list[Line]:
-    """A line per method; options as of `Experiments.find`."""
+    """A line per method, with options of `Experiments.find`."""
     return [Line({"method": method, "stages": stages, **options}) for method in methods]
 
 

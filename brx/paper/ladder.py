@@ -54,26 +54,24 @@ MOST = 100  # ends of intervals above it are not worth their digits
 SIDEWAYS = (
     1.03  # factor between neighbouring methods' points: their intervals must not cover each other
 )
-TICKS = [digit * 10.0**power for power in range(-5, 0) for digit in (1, 3)]  # of the relative delay
+TICKS = [digit * 10.0**power for power in range(-5, 0) for digit in (1, 3)]  # the relative delay
 
 
 class Ladder(NamedTuple):
-    """What the complete lengths say, shortest first: those of which every method has its runs at P
-    = 1 and 32.
+    """Results of the complete lengths, shortest first. A length is complete if every method has its
+    runs at P = 1 and 32. Rows of both frames have `iterations_of_training`, `relative_delay` (tau /
+    T), the length's least `num_seeds`, and `of_seeds`, a text. Where the model grows, each seed has
+    its own."""
 
-    Rows of both frames have `iterations_of_training`, `relative_delay` (tau / T), the length's
-    least `num_seeds`, and `of_seeds`, a text. Where the model grows, each seed has its own."""
-
-    slowdowns: (
-        pd.DataFrame
-    )  # of `brx.runs.comparison`; `finals` are the final training losses at P = 1 and 32, texts
+    # Rows of `brx.runs.comparison`; `finals` are final training losses at P = 1 and 32, as texts.
+    slowdowns: pd.DataFrame
     savings: pd.DataFrame  # rows of `reductions` at P = 32
     slowdown: Quantity  # what the law of the first is about
 
 
 def read_ladder(experiments: Experiments) -> Ladder:
-    """Each length to the target of the ladder's methods; others are beside them where they were
-    trained as long."""
+    """Slowdowns at each length, to the target of the ladder's methods. Other methods are included
+    if they were trained as long."""
     scale = experiments.scale
     if not scale.ladder:
         raise UserError(
@@ -116,9 +114,8 @@ def _runs_of_length(experiments: Experiments, settings: Settings) -> pd.DataFram
     runs = at_rate.find_ends(*LADDER_METHODS, sweep="ladder", settings=settings)
     if runs is None:
         return None
-    if (
-        experiments.scale.grows
-    ):  # seed by seed: those that all have; other settings of the optimizer are the length's
+    # Compare seed by seed, with the seeds that all methods have.
+    if experiments.scale.grows:
         sides = [
             with_diverged(seeds.assign(variant=seeds["method"])) for seeds in by_experiment(runs)
         ]

@@ -43,11 +43,12 @@ VARIANTS: dict[str, Settings] = {
 2nd/bilateral."""
 STRATEGY_NAMES = tuple(variant for variant in VARIANTS if variant.startswith("basis-rotation"))
 BASELINES_AND_STRATEGIES = (*MAIN[:3], *reversed(STRATEGY_NAMES))
+# Methods that were trained for several numbers of iterations.
 LADDER_METHODS = (
     "basis-rotation",
     "nesterov",
     "pipedream-lr",
-)  # trained for several numbers of iterations
+)
 DEPTHS = (1, 2, 4, 8, 16, 32)  # numbers of stages P of the main comparison
 DEEPEST = 32
 ENDS = (1, DEEPEST)  # those between which a slowdown is taken
@@ -56,10 +57,11 @@ RUN_AT = {
     for name in VARIANTS
     if name != "delay-compensation"
 }
+# The model of the block scaling, and its depths
 PER_BLOCK, BLOCKS = (
     "one block per stage",
     (4, 8, 16, 32),
-)  # the model of the block scaling, and its depths
+)
 COMPENSATIONS = (0.04, 0.1, 0.5, 1.0)
 FREQUENCIES = (1, 10, 100)
 
@@ -79,21 +81,19 @@ class Scale:
     runs: Path
     curvature: Path  # the runs whose Hessians were measured
     models: Mapping[str, Model]
-    ladder: Mapping[int, Settings] = field(
-        default_factory=dict
-    )  # by iterations, how else the main model's runs differ
+    # By number of iterations: further settings in which runs differ from the main model's.
+    ladder: Mapping[int, Settings] = field(default_factory=dict)
     grows: bool = (
         False  # model and training grow together along the ladder: its law is fitted to each seed
     )
-    between: Mapping[str, str] = field(
-        default_factory=dict
-    )  # by sweep of the ends, that of the depths between them
+    # For each sweep at both ends: the sweep of the depths between them
+    between: Mapping[str, str] = field(default_factory=dict)
     # Sweeps of other scales whose runs this one's `main` makes.
     in_main: tuple[str, ...] = ()
-    times: Path = Path(
-        "benchmarks/results/small_models.json"
-    )  # of an iteration, by size and method
-    # By method, the setting that was chosen beside the learning rate (docs/protocol.md, 10).
+    # Milliseconds of an iteration, by size and method
+    times: Path = Path("benchmarks/results/small_models.json")
+    # By method: the setting that was chosen in addition to the learning rate (docs/protocol.md,
+    # 10).
     seconds: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -259,7 +259,7 @@ class Experiments:
     and what was not."""
 
     def __init__(self, scale: Scale, runs: pd.DataFrame, folder: Path) -> None:
-        # What the scale's preset sets of every method tells none from another.
+        # Settings that the scale's preset gives to every method do not distinguish methods.
         usual = unusual_settings(preset_with(scale.preset, {}))
         runs = runs.assign(variant=without_settings(runs["variant"], usual))
         if scale.seconds:
@@ -308,8 +308,8 @@ class Experiments:
         return again
 
     def at_rate(self, rate: float) -> Experiments:
-        """The same runs but for those at other learning rates; what is asked for there counts as
-        asked for here."""
+        """The same runs at one learning rate. Experiments that are asked for there count as asked
+        for here."""
         alone = Experiments(self.scale, self.runs[self.runs[RATE] == rate], self.folder)
         alone._origin, alone.used, alone.sweeps, alone.missing = (
             self._origin,
@@ -373,8 +373,8 @@ class Experiments:
         return pd.concat(found) if len(found) == len(wanted) else None
 
     def _sweep_of(self, method: str, settings: Settings) -> str:
-        """The sweep with a method's runs; the preset's own depth is not repeated by that of the
-        block scaling."""
+        """The sweep with a method's runs. The sweep of block scaling does not repeat the preset's
+        own depth."""
         usual = _blocks(self.scale.preset)
         if settings.get("model.blocks", usual) != usual:
             return "block-scaling"

@@ -27,10 +27,11 @@ from brx.sweep.spec import value_at
 RUNS = Path("results/similarity")
 COMMON_RATE = 1e-3
 WARMUP, BATCH, WIDTH = "training.warmup_fraction", "training.batch_size", "model.width"
+# 31 and 97 tau, as shares of 8,000 iterations.
 SHORT_WARMUP, LONG_WARMUP = (
     {WARMUP: 0.120125},
     {WARMUP: 0.375875},
-)  # 31 and 97 tau of 8,000 iterations
+)
 
 PRESET = "laptop preset"
 SETTINGS: dict[str, Mapping[str, Any]] = {
@@ -200,9 +201,8 @@ def draw_study(folder: Path, path: Path) -> list[Path]:
         left.set_ylim(-len(settings) + 0.5, 0.5)
         left.plot([], [], color="black", linestyle="--", linewidth=0.8, label="the paper")
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-        saved = rows.drop_duplicates(
-            "setting"
-        )  # of basis rotation, whose colour the loop ends with
+        # The loop ends with basis rotation, so `color` is its colour.
+        saved = rows.drop_duplicates("setting")
         right.plot(saved["saved"], saved["place"], "o", color=color, markersize=4)
         right.hlines(
             saved["place"],

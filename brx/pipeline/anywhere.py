@@ -110,6 +110,7 @@ class DelayedPipeline:
         check_stages(model, names, stages)
         named = dict(model.named_parameters())
         self._num_parameters = len(named)
+        self._children = _children(model)
         self._trained = {name: named[name] for name in names}
         self._places = _places(model)
         self._sharded = [module for module in model.modules() if gathers_parameters(module)]
@@ -117,7 +118,8 @@ class DelayedPipeline:
         self._profile, self._seed, self._accumulation = delay, seed, accumulation
         self._stash, self._forecast, self._on_host = stash, forecast, rings == "host"
 
-        self._by_stage: list[list[str]] | None = None  # of a number, once the order of use is known
+        # The cut into a number of stages, once the order of use is known.
+        self._by_stage: list[list[str]] | None = None
         self._order = UseOrder(named) if example is None else on_meta_device(model, example)
         if is_known_before_use(stages) or example is not None:
             self._decide_cut()
@@ -126,7 +128,7 @@ class DelayedPipeline:
 
         self._check = SelfCheck(self._trained, accumulation)
         self._windows = Windows(self._trained, accumulation, self._make_history, self._check)
-        self._depth = 0  # of calls of the model within each other
+        self._depth = 0  # depth of calls of the model within each other
         self._is_training_pass = False  # the outermost of them
         self._saving: nn.Module | None = None  # the module whose state dict is being made
         self._hooks: list[Any] = []
@@ -512,16 +514,37 @@ class DelayedPipeline:
                 "delayed: an optimizer was given parameters later; call delayed after "
                 "add_param_group"
             )
-        if sum(1 for _ in self.model.parameters()) != self._num_parameters:
-            raise UserError(
-                "delayed: the model has other parameters than it had; call delayed after it is "
-                "final"
-            )
+        self._check_number_of_parameters()
         device = next(iter(self._trained.values())).device.type
         if self._stash != "exact" and torch.is_autocast_enabled(device):
             raise UserError(
                 f"delayed: stash {self._stash} needs autocast off: it saves a copy of the weights"
             )
+
+    def _check_number_of_parameters(self) -> None:
+        """UserError where the model has other parameters than it had."""
+        # To walk through all of them takes as long as all other hooks together.
+        if all(_holds(module, *held) for module, held in self._children.items()):
+            return
+        self._children = _children(self.model)
+        if sum(1 for _ in self.model.parameters()) != self._num_parameters:
+            raise UserError(
+                "delayed: the model has other parameters than it had; call delayed after it is "
+                "final"
+            )
+
+
+def _children(model: nn.Module) -> dict[nn.Module, tuple[int, list[nn.Module | None]]]:
+    """What each module of a model holds: how many parameters, and which modules."""
+    return {
+        module: (len(module._parameters), list(module._modules.values()))
+        for module in model.modules()
+    }
+
+
+def _holds(module: nn.Module, num_parameters: int, children: list[nn.Module | None]) -> bool:
+    held = module._modules
+    return len(module._parameters) == num_parameters and list(held.values()) == children
 
 
 def stage_map_in_order(

@@ -89,7 +89,7 @@ class StepResult:
     grad_norms: Tensor  # (stages,), before clipping
     # (stages,), in iterations for which the engine was asked to measure them.
     update_norms: Tensor | None
-    update_time: Stopwatch  # of the method's step on all of this device's stages
+    update_time: Stopwatch  # the method's step on all stages of this device
 
 
 class _Output(NamedTuple):
@@ -157,7 +157,7 @@ class Engine:
         self._in_flight: dict[int, _InFlight] = {}
         self._losses: list[
             Tensor
-        ] = []  # of the update's micro-batches so far, with their auxiliary losses
+        ] = []  # losses of the update's micro-batches so far, with auxiliary losses
         self._auxiliary_losses: list[Tensor] = []
         self._grad_norms: Tensor | None = None  # (stages,), of the update that comes next
         self._graphed = None
@@ -224,8 +224,8 @@ class Engine:
             if output.auxiliary_losses is not None:
                 loss = loss + output.auxiliary_losses.sum()
             loss = loss / self._accumulation
-            # Leaves `.grad`, that of the update, alone. Zeros for an expert that no token was sent
-            # to.
+            # Leaves `.grad`, the update's gradient, alone. Zeros for an expert that no token was
+            # sent to.
             found = torch.autograd.grad(loss, in_use, allow_unused=True, materialize_grads=True)
             gradients = [
                 gradient.to(weight.dtype) for gradient, weight in zip(found, newest, strict=True)

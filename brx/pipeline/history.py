@@ -1,4 +1,4 @@
-"""The versions of somebody's weights, and which of them the parameters hold. Needs torch alone.
+"""The versions of a user's weights, and which of them the parameters hold. Needs only torch.
 
 Contents move, tensors do not: a parameter is the same object at the same address all the time. In a
 window it holds the version that its stage would compute with, otherwise the newest.
@@ -125,7 +125,7 @@ class StageHistory:
 
     def check(self) -> None:
         """UserError where the parameters were converted or moved."""
-        now = self.contents[0]
+        now = contents(self.parameters[0])
         for before, after in zip(self._kind, (now.dtype, now.device), strict=True):
             if before != after:
                 raise UserError(

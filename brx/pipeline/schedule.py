@@ -14,7 +14,7 @@ from brx.errors import UserError
 from brx.pipeline.delay import check_devices, stage_delays
 
 # In units of one rank's forward pass: a backward pass does twice its multiplications, half of them
-# for the gradient of the input and half for that of the weights. An update counts as instantaneous.
+# for the gradient of the input and half for the gradient of the weights. An update takes no time.
 FORWARD_TIME, BACKWARD_TIME = 1.0, 2.0
 DURATIONS = {
     "F": FORWARD_TIME,

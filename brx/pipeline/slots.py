@@ -34,7 +34,7 @@ class _Group:
     device: torch.device
     dtype: torch.dtype
     slot_dtype: torch.dtype
-    num_elements: int = 0  # of a buffer: those of the tensors, and the gaps that align them
+    num_elements: int = 0  # elements of a buffer: tensors, and the gaps that align them
 
     def reserve(self, shape: torch.Size) -> int:
         """Append a tensor; gives the offset of its first element."""
@@ -49,7 +49,7 @@ class _Place(NamedTuple):
     """Where a tensor of a layout lies."""
 
     group: int
-    offset: int  # of its first element, in elements
+    offset: int  # place of its first element, in elements
     shape: torch.Size
 
 
@@ -123,8 +123,8 @@ class FlatTensors:
     def views(self) -> list[Tensor]:
         """The tensors, in the order of the layout's weights.
 
-        Made when they are first asked for: those of many slots of a small stage would take more
-        memory than the slots.
+        Made on first use, because the tensors of many slots of a small stage would take more memory
+        than the slots.
         """
         return [
             self.buffers[group][offset : offset + shape.numel()].view(shape)
@@ -138,7 +138,7 @@ class FlatTensors:
 
     @property
     def nbytes(self) -> int:
-        """Of the buffers, with the gaps that align tensors."""
+        """Bytes of the buffers, with the gaps that align tensors."""
         return sum(buffer.nbytes for buffer in self.buffers)
 
 
@@ -287,7 +287,7 @@ class Slots:
 
     @property
     def nbytes(self) -> int:
-        """Of all slots and staging buffers."""
+        """Bytes of all slots and staging buffers."""
         return sum(tensors.nbytes for tensors in (*self.slots, *self.buffers))
 
     def _buffer_of(self, micro_batch: int) -> int:

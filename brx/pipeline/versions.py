@@ -96,9 +96,9 @@ class StageVersions:
         self.slots.prefetch(micro_batch + 1)
 
     def bind_backward(self, micro_batch: int) -> None:
-        """Let the module hold what the micro-batch's backward pass sees. For `none` and `predict`
-        that replaces the weights of the forward pass, as a real pipeline overwrites its only copy;
-        the activations stay those of the forward pass."""
+        """Let the module hold the weights of the micro-batch's backward pass. For `none` and
+        `predict` that replaces the weights of the forward pass, as a real pipeline overwrites its
+        only copy; the activations stay those of the forward pass."""
         if self.stash == "exact":
             self.bind(micro_batch)
         elif self.delay.tau:

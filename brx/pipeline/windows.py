@@ -69,9 +69,9 @@ class Windows:
         self._has_stepped = False  # since the newest version was recorded
         self._seen: tuple[int, ...] = ()  # version counters of the newest contents
         self._aside: list[Tensor] | None = None  # contents in the middle of an optimizer's step
-        self._num_windows = 0  # of the update under way
+        self._num_windows = 0  # windows of the current update
         self._num_backward = 0  # windows of it whose backward pass has ended
-        self._serial = 0  # of windows, over all updates
+        self._serial = 0  # number of windows, over all updates
         self._stepping: set[int] = set()  # ids of the optimizers whose step runs
         self._stepped_at: dict[int, int] = {}  # by optimizer: `_serial` at its last step
         self._problem: str | None = None  # found where an error cannot be raised

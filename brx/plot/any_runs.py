@@ -28,7 +28,8 @@ from brx.runs.metrics import read_staleness
 
 NUM_TARGETS = 40
 SMOOTHED = 5  # measurements of staleness in a mean
-MOST_LABELS = 40  # of a legend: more take longer to draw than the curves, and nobody reads them
+# Entries of a legend: more take longer to draw than the curves, and nobody reads them.
+MOST_LABELS = 40
 
 
 def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) -> list[Path]:
@@ -67,9 +68,8 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
             )
         smoothed = [losses["smoothed"].dropna() for losses in by_run.values()]
         settled = np.concatenate([losses[len(losses) // 20 :] for losses in smoothed])
-        axes.set_ylim(
-            settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2
-        )  # a spike must not set the scale
+        # A spike must not set the scale.
+        axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)
         axes.set_xlim(0, max(losses["iteration"].max() for losses in by_run.values()))
         title, notes = "", differences(runs)
         is_fair = (

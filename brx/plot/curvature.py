@@ -1,5 +1,5 @@
-"""Figures of what was measured of the Hessian: norms by coordinates, effective delays, updates
-along an eigenvector."""
+"""Figures of measurements of the Hessian: norms by coordinates, effective delays, updates along an
+eigenvector."""
 
 import re
 from collections.abc import Sequence
@@ -58,8 +58,8 @@ TITLES = {
 
 
 def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
-    """The (1,1)-norm per parameter in both coordinates, with 95 % intervals; runs that differ in
-    the seed beside it."""
+    """The (1,1)-norm per parameter in both coordinates, with 95 % intervals; seeds of a run are
+    next to each other."""
     kinds = by_method_and_depth(results)
     with new_figure(width=max(COLUMN_WIDTH_IN, 1.0 * len(kinds) + 0.8)) as figure:
         axes = figure.subplots()
@@ -104,8 +104,8 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
 def draw_strategy_norms(
     results: Sequence[NormResult], delays: StrategySlowdowns | None, path: Path
 ) -> list[Path]:
-    """Norms by coordinates with 95 % intervals, or the range of seeds; if given, slowdowns against
-    norms beside."""
+    """Norms by coordinates with 95 % intervals, or the range of seeds; a second panel has slowdowns
+    against norms, if they are given."""
     columns = 2 if delays else 1
     with new_figure(width=3.4, height=3.1, columns=columns) as figure:
         left, *right = figure.subplots(1, columns, squeeze=False)[0]
@@ -192,9 +192,8 @@ def _draw_slowdown_by_norm(
             linestyle="-",
         )
         name = space.replace("-", "/") + (" (more)" if row["is_censored"] else "")
-        side, beside = (
-            ("right", -5) if space.startswith("2nd") else ("left", 5)
-        )  # the sources' points are neighbours
+        # The points of the two sources are close: label them on different sides.
+        side, beside = ("right", -5) if space.startswith("2nd") else ("left", 5)
         axes.annotate(
             name, point, xytext=(beside, 4), textcoords="offset points", ha=side, fontsize=7
         )
@@ -352,9 +351,8 @@ def _name_profiles(axes: Axes, points: pd.DataFrame) -> None:
 
 def _draw_profile_points(axes: Axes, points: pd.DataFrame, predictor: str) -> None:
     markers = _markers_of(points)
-    for point in points[points["ratio"] > 0].to_dict(
-        "records"
-    ):  # else its reference never reaches the loss
+    # Without a ratio, the reference never reaches the loss.
+    for point in points[points["ratio"] > 0].to_dict("records"):
         ratio, low, high, is_bound = (point[key] for key in ("ratio", "low", "high", "is_censored"))
         # A bound has no interval: the length of its arrow says nothing.
         arrow = (

@@ -17,7 +17,7 @@ THIN, THICK = 0.8, 1.5  # widths of curves of one seed, and of several
 class Curve(NamedTuple):
     runs: pd.DataFrame  # its seeds, rows of `brx.runs.load`
     label: str
-    style: dict[str, Any]  # of matplotlib's lines
+    style: dict[str, Any]  # keyword arguments of matplotlib's lines
 
 
 def curve_of(runs: pd.DataFrame, label: str | None = None, **style: Any) -> Curve:
@@ -87,9 +87,8 @@ def _limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:
     losses = [side_by_side(curve.runs).to_numpy() for curve in curves]
     finite = [values[np.isfinite(values)] for values in losses]
     low = min(float(values.min()) for values in finite)
-    usual = max(
-        float(np.quantile(values, 0.75)) for values in finite
-    )  # spikes are rarer than a quarter
+    # Spikes are rarer than a quarter of the values.
+    usual = max(float(np.quantile(values, 0.75)) for values in finite)
     low, high = low - 0.05, usual + max(0.1, 0.4 * (usual - low))
     if not axes.get_autoscaley_on():  # a panel that shares this range has set it
         low, high = min(low, axes.get_ylim()[0]), max(high, axes.get_ylim()[1])
@@ -136,6 +135,5 @@ def draw_rates(axes: Axes, scores: pd.DataFrame, color: Any) -> None:
         transform=axes.get_xaxis_transform(),
     )
     axes.set_xscale("log")
-    axes.tick_params(
-        axis="x", which="minor", labelbottom=False
-    )  # of less than a decade, which overlap
+    # Labels of minor ticks overlap if the axis has less than a decade.
+    axes.tick_params(axis="x", which="minor", labelbottom=False)

@@ -60,10 +60,10 @@ _PALETTE = (
     _BLUE,
     GREY,
 )
-"""Of methods that have no colour of their own, in this order."""
+"""Colours of methods without a colour of their own, in this order."""
 
 GROUP_COLORS = (_BLUE, _RED, GREY)
-"""Of claims of the paper: reproduced, not, not tried."""
+"""Colours of the paper's claims: reproduced, not, not tried."""
 
 COLUMN_WIDTH_IN = 3.4
 DPI = 200

@@ -44,15 +44,16 @@ _PARSERS = (loading, parsing, readers, folder, metrics)  # and this module
 _KEY, _DIGEST = b"brx.key", b"brx.sha256"  # in the file's metadata
 
 FileState = tuple[int, ...]
-"""Of a file: size, times of the last change of content and of status (ns), and inode; empty if it
-is not there. Nobody can set the time of the last change of status."""
+"""Identifies the content of a file: size, times of the last change of content and of status (ns),
+and inode. Empty if the file does not exist. No program can set the time of the last change of
+status."""
 
 
 @dataclass(frozen=True)
 class Parsed:
     """What the files of a run say."""
 
-    settings: dict[str, Any]  # of config.yaml, unchecked
+    settings: dict[str, Any]  # content of config.yaml, unchecked
     summary: dict[str, Any]  # empty while the run is under way
     curves: Curves
 
@@ -192,7 +193,7 @@ def _key(states: tuple[FileState, ...]) -> bytes:
 
 @functools.cache
 def _parser_digest() -> str:
-    """Of the source of all code that decides what is read off a file."""
+    """A fingerprint of all code that decides what is read from a file."""
     digest = hashlib.sha256()
     for file in [__file__, *(module.__file__ for module in _PARSERS)]:
         assert file is not None
@@ -201,7 +202,7 @@ def _parser_digest() -> str:
 
 
 def _digest(settings: str, summary: str, curves: Curves) -> bytes:
-    """Of everything that is kept."""
+    """The size of everything that is kept."""
     digest = hashlib.sha256(f"{len(settings)} {settings} {summary}".encode())
     for values in curves:
         digest.update(f"{len(values)}".encode())

@@ -59,10 +59,11 @@ LOCK = ".lock"
 CACHE = ".parsed.parquet"  # see `brx.runs.cache`
 # has the descriptor of a lock that the parent holds and this process goes on holding
 HANDED_DOWN = "BRX_RUN_LOCK"
+# A process that checks whether a folder is locked holds its lock for an instant.
 PATIENCE_S, POLL_S = (
     0.5,
     0.02,
-)  # whoever asks whether a folder is locked holds its lock for an instant
+)
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 
 
@@ -273,8 +274,8 @@ def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str,
 
 
 def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:
-    """A text that is equal for runs whose trajectories the same settings decide, but for the dotted
-    keys `without`."""
+    """A text that is equal for runs with the same settings that decide trajectories, except for the
+    dotted keys `without`."""
     # Without defaults: a setting that is added to brx later leaves the keys of older runs as they
     #     are.
     content = trajectory_of(config, with_defaults=False)
@@ -298,8 +299,8 @@ def hold(folder: Path) -> Iterator[int]:
     """Hold a run's folder (made if there is none) while it is trained in; gives the lock's
     descriptor.
 
-    UserError where another process holds it. A folder that has nothing but the lock at the end is
-    removed again."""
+    UserError if another process holds it. A folder that holds only the lock at the end is removed
+    again."""
     if (handed_down := _handed_down(folder)) is not None:
         _sign(handed_down)
         yield handed_down

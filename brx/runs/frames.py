@@ -42,10 +42,10 @@ from brx.runs.slowdown import Series, last_quarter_loss
 Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 RATE, DEPTH = "optimizer.lr", "depth"
-MOST_NAMES = 3  # of many runs that a line is about
+MOST_NAMES = 3  # runs that one line names, out of many
 ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
-"""What decides a run's losses beside its settings: its data, the version of brx's numbers, and
-where it ended."""
+"""Properties that decide a run's losses in addition to its settings: its data, the version of brx's
+numbers, and its last iteration."""
 
 SMOOTHING = 0.02  # the share of a run's iterations over which its training loss is averaged
 
@@ -69,9 +69,9 @@ class Run:
     path: Path
     config: RunConfig
     summary: dict[str, Any]  # empty while the run is under way
-    iterations: Series  # of the training losses, from 1
+    iterations: Series  # iterations of the training losses, from 1
     train_loss: Series
-    seconds: Series  # of training at each iteration, without validations and checkpoints
+    seconds: Series  # training time at each iteration, without validations and checkpoints
     val_iterations: Series
     val_loss: Series
 
@@ -82,7 +82,7 @@ class Run:
         if not config_path.is_file():
             raise UserError(f"{path}: not a run's folder (it has no config.yaml)")
         parsed = read_parsed(path)
-        config = config_of(parsed.settings, config_path)
+        config = config_of(parsed.settings, str(config_path))
         return cls(path, config, parsed.summary, *parsed.curves)
 
     @property
@@ -194,8 +194,8 @@ def load(folders: Folders) -> pd.DataFrame:
 
     - `name` of the run's folder (texts are without control characters: `brx.names.shown`);
       `architecture`, `method`, `variant`: the settings in a few words; `architecture` is equal for
-      runs of one model only; `experiment`: equal for runs that differ in nothing but learning rate
-      and seed.
+      runs of one model only; `experiment`: equal for runs that differ only in learning rate and
+      seed.
     - `depth`: P, the stages of the pipeline whose delays it has (`pipeline.stages`, or
       `pipeline.delay.like`); `largest_delay` of its stages, in updates; `examples_per_update`, of
       all its micro-batches together.
@@ -242,18 +242,24 @@ def _common_versions(runs: pd.DataFrame) -> pd.Series:
     """The trajectory version of each run, such that runs with equal ones may be compared.
 
     A version that changed one method alone left the others as they were. So a run of another
-    method has the numbers of several versions, and gets the one of the runs next to it that have
-    the numbers of one version only; the newest, if they are several.
+    method has the numbers of several versions, from an oldest to a newest. It gets the one that
+    most other runs can have, too: the newest version that some run has alone, or the end of its own
+    range that is nearest to it. Where no run has one version alone, it is the newest of all.
+
+    For example, version 5 changed basis rotation alone. Then AdamW has the numbers of versions 4
+    and 5, whichever of them recorded a run. Next to basis rotation of version 5 its runs get 5.
+    Next to basis rotation of version 4 alone they get 4. Next to both they get 5, and basis
+    rotation of version 4 compares with none of the others.
     """
     oldest = runs["trajectory_version"]
-    pairs = zip(oldest, runs["optimizer.method"], strict=True)
-    newest = pd.Series(
-        [version if pd.isna(version) else newest_alike(int(version), m) for version, m in pairs],
-        runs.index,
-    )
+    newest_of_runs = []
+    for version, method in zip(oldest, runs["optimizer.method"], strict=True):
+        newest_of_runs.append(version if pd.isna(version) else newest_alike(int(version), method))
+    newest = pd.Series(newest_of_runs, runs.index)
     only_one = oldest[oldest == newest]
     common = only_one.max() if len(only_one) else newest.max()
-    return newest.where(newest <= common, oldest.where(oldest >= common, common))
+    nearest = oldest.where(oldest >= common, common)
+    return newest.where(newest <= common, nearest)
 
 
 def _run_and_row(path: Path) -> tuple[Run, dict[str, Any]]:
@@ -318,8 +324,8 @@ def side_by_side(
 
 
 def same_but_for(runs: pd.DataFrame, *settings: str) -> pd.Series:
-    """A label per run, equal for those of one origin whose settings that decide numbers are equal
-    but for the named.
+    """A label per run. Runs with one origin have equal labels if their settings that decide numbers
+    agree, except for the named ones.
 
     Named are dotted keys (`training.seed`) or whole sections (`optimizer`).
     """
@@ -350,11 +356,9 @@ def experiment_id(
 
 
 def has_pipeline_delays(runs: pd.DataFrame) -> pd.Series:
-    """Whether the delays of runs fall along the stages as those of a pipeline: its own, or a deeper
-    one's (`like`)."""
-    settings = runs.reindex(
-        columns=["pipeline.delay", "pipeline.delay.like"]
-    )  # there if some run has such a setting
+    """Whether the delays of runs are a pipeline's: its own, or a deeper one's (`like`)."""
+    # A column is missing if no run has the setting.
+    settings = runs.reindex(columns=["pipeline.delay", "pipeline.delay.like"])
     return settings["pipeline.delay.like"].notna() | (settings["pipeline.delay"] == "pipeline")
 
 
@@ -362,7 +366,7 @@ def comparable(runs: pd.DataFrame, *, any_split: bool = False) -> list[pd.DataFr
     """Sort runs by what makes losses comparable (`_aspects`); most runs first. `any_split`: in any
     micro-batches.
 
-    Settings that all methods of a set share tell none from another, and leave the variants' names.
+    Settings shared by every method of a set are dropped from variant names.
     """
     keys = [key for aspect in _aspects(runs, any_split=any_split).values() for key in aspect]
     sets = [alike for _, alike in runs.groupby(keys, dropna=False, sort=False)]
@@ -471,8 +475,8 @@ def read_run(path: Path) -> Run:
 
 
 def unusual_settings(config: RunConfig) -> list[str]:
-    """As `key value` those of the optimizer that are no defaults and that `method` and `variant` do
-    not name."""
+    """The optimizer's settings that are not defaults, and that `method` and `variant` do not name,
+    as `key value`."""
     optimizer = config.optimizer
     unusual = {key: getattr(optimizer, key) for key in optimizer.model_dump(exclude_defaults=True)}
     unusual |= unusual.pop("arguments", {})
@@ -497,7 +501,7 @@ def _row(run: Run) -> dict[str, Any]:
     # Versions that left the method alone count as one.
     version = oldest_alike(recorded_version(run.summary), method) if run.summary else None
     settings = run.config.model_dump(mode="json")
-    if run.config.is_recorded:  # None for what is not known of a loop of somebody's own
+    if run.config.is_recorded:  # None for settings that are unknown for a user's own loop
         known = run.config.model_dump(mode="json", exclude_unset=True)
         settings = {
             name: dict.fromkeys(section) | known.get(name, {}) for name, section in settings.items()

@@ -49,11 +49,12 @@ MEASURED = frozenset(
 configuration."""
 
 COMPACT, STALENESS = "curves.npz", "staleness.jsonl"
+# The last file tells a sweep that a diverged run has ended.
 KEPT = (
     "config.yaml",
     "summary.json",
     "failed.txt",
-)  # the last says to a sweep that a run which diverged has ended
+)
 STALENESS_MEASURES = (
     "stage_gradient_cosine",
     "stage_update_cosine",
@@ -261,16 +262,14 @@ def _from_compact(path: Path) -> Curves:
     )
     try:
         arrays = read_arrays(path)
-        if (
-            arrays["train_loss"].ndim == 2
-        ):  # of losses in steps, first the low bytes, then the high ones
+        # Bytes of losses in steps, first the low bytes, then the high ones
+        if arrays["train_loss"].ndim == 2:
             arrays["train_loss"] = (
                 np.ascontiguousarray(arrays["train_loss"].T).view("<i2")[:, 0] / LOSS_STEPS
             )
         arrays = {name: values.astype(np.float64) for name, values in arrays.items()}
-        if (
-            "steps" in arrays
-        ):  # between iterations: a quarter smaller than their numbers, which earlier exports have
+        # Steps take a quarter less space than iterations, which older exports have.
+        if "steps" in arrays:
             arrays["iterations"] = np.cumsum(arrays["steps"])
         for places, values in pairs:  # curves that are functions of the iteration
             if not arrays[places].ndim == arrays[values].ndim == 1 or len(arrays[places]) != len(

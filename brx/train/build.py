@@ -31,7 +31,7 @@ TRIED_WIDTH = (
     64  # at most, of the model that a user's own method trains on trial; the others fit any width
 )
 UPDATES = (
-    2  # of that trial: one from version 0 everywhere, and one after which weights have moved on
+    2  # updates of the trial: one at version 0 everywhere, and one after the weights have moved on
 )
 
 
@@ -116,7 +116,7 @@ def assemble(
         takes_update_norms=lambda t: (
             config.logging.update_norms and t % config.training.log_every == 0
         ),
-        # Of several devices, passes wait for messages from others: no graph holds them.
+        # With several devices, passes wait for messages, which no graph can hold.
         record=record if world.num_ranks == 1 else None,
     )
     probe = None
@@ -287,9 +287,8 @@ def check_method(config: RunConfig, device: torch.device) -> None:
             for delay in stage_delays(config.pipeline, config.training.seed):
                 assembly.updater.lr_divisor(delay.tau_updates, step.iteration)
     except RunError as error:
-        if (
-            error.__cause__ is not None
-        ):  # otherwise the small model diverged, which says nothing of the run's own
+        # Without a cause, the small model diverged. This says nothing about the run's model.
+        if error.__cause__ is not None:
             raise UserError(f"{error} (in a trial on a small model)") from None
     finally:
         torch.set_rng_state(state)

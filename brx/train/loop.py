@@ -1,4 +1,4 @@
-"""The training loop: the same for one device and for many, each of which runs it on its own
+"""The training loop, the same for one device and for many. Every device runs it on its own
 stages."""
 
 import math
@@ -109,7 +109,7 @@ class Trainer:
         self.config = config
         self.folder = folder
         self.world = world
-        self.is_writer = world.rank == 0  # of metrics, summary and progress
+        self.is_writer = world.rank == 0  # writes metrics, summary and progress
         self.device, self.device_reason = choose_device(
             config.runtime.device, world.local_rank, share_gpus=config.runtime.share_gpus
         )
@@ -135,13 +135,13 @@ class Trainer:
         )
         self.iteration = 0
         self.training_seconds = 0.0
-        self._end = 0  # of the segment under way
+        self._end = 0  # last iteration of the current segment
         self._writer = CheckpointWriter(folder.path, config, world)
         # What rank 0 announced, once this rank has seen it.
         self._stop_at: int | None = None
         self._has_asked = False
         self._deadline = math.inf
-        self._recorder: RunRecorder | None = None  # of the writer
+        self._recorder: RunRecorder | None = None  # only the writer's
         self._after_iteration: Callable[[], None] = lambda: None
 
     def run(self, *, resume: bool, profile: bool = False, deadline: float = math.inf) -> Status:
@@ -284,7 +284,7 @@ class Trainer:
                     reported, pending = pending, []
                     self._report(reported)
         except RunError:
-            if self.world.num_ranks == 1:  # of several, the others can no longer be asked
+            if self.world.num_ranks == 1:  # with several devices, the others can no longer be asked
                 self._report(pending)
             raise
         finally:
@@ -352,7 +352,7 @@ class Trainer:
         losses = self.world.gather(self.assembly.engine.evaluate(on_device))
         if self._recorder is not None:
             assert losses[-1] is not None  # the last device has the head
-            if not math.isfinite(losses[-1]):  # of the last update no loss is computed
+            if not math.isfinite(losses[-1]):  # the loss after the last update is not computed
                 raise DivergedError(
                     f"iteration {self.iteration}: the validation loss is {losses[-1]}"
                 )
@@ -407,8 +407,9 @@ class Trainer:
                 break
             error = self.world.broadcast(self._first_damage(newest))
             if error is None:
+                for before in damaged.values():
+                    self._say(f"{before.problem}; continuing from {newest}")
                 return newest
-            self._say(f"{error.problem}; going back to an older checkpoint")
             damaged[newest] = error
         if damaged:
             raise next(iter(damaged.values()))

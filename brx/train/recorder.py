@@ -134,7 +134,7 @@ class RunRecorder:
         error: str | None = None,
         memory: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Write summary.json. `training_seconds` are those of all sessions, without validations and
+        """Write summary.json. `training_seconds` sums all sessions, without validations and
         checkpoints; `memory` has each rank's measured and planned peak in bytes, if they could
         still be asked."""
         before = self._folder.read_summary()

@@ -180,3 +180,8 @@ def test_tilde_is_the_home_folder_in_every_path(tmp_path, monkeypatch):
 def test_home_that_nobody_knows_is_refused():
     with pytest.raises(UserError, match=r"^~nobody-of-this-name/x: unknown user; write the whole"):
         user_path("~nobody-of-this-name/x")
+
+
+def test_message_names_a_preset_as_given():
+    with pytest.raises(UserError, match=r"^quick with --set optimizer.method=no/m.py:Mine: "):
+        load_config("quick", ["optimizer.method=no/m.py:Mine"])

@@ -17,6 +17,7 @@ import torch
 
 from brx.config.loading import dump_config
 from brx.distributed.launch import _Rank, _watch, place_among_many, report_error
+from brx.distributed.processes import _check_watchdog
 from brx.environment import brx_command, child_environment
 from brx.errors import RunError, UserError
 from brx.runs import checkpoint
@@ -233,6 +234,40 @@ def test_ctrl_c_before_the_ranks_have_met_ends_all_of_them(long_config, seconds)
     assert gone(ranks)
 
 
+@pytest.mark.parametrize("value", ["0", "2"])
+def test_nccl_without_its_watchdog_is_refused(value, monkeypatch):
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", value)
+    with pytest.raises(UserError, match=f"TORCH_NCCL_ASYNC_ERROR_HANDLING: is {value}"):
+        _check_watchdog()
+
+
+def ended(folder, *programs):
+    """Ranks that run these programs."""
+    return [
+        _Rank(n, subprocess.Popen([sys.executable, "-c", program]), folder / str(n))
+        for n, program in enumerate(programs)
+    ]
+
+
+def test_aborted_rank_is_told_with_the_one_that_hangs(tmp_path, monkeypatch):
+    """As where NCCL's watchdog ends a rank that waits for one which was stopped."""
+    monkeypatch.setattr("brx.distributed.launch.GRACE_S", 0.5)
+    ranks = ended(tmp_path, "import os; os.abort()", "import time; time.sleep(60)")
+    with pytest.raises(RunError, match=r"rank 0 was killed by SIGABRT .* rank 1 still ran"):
+        _watch(ranks, [])
+    ranks[1].process.kill()
+    ranks[1].process.wait()
+
+
+def test_rank_that_others_lost_by_abort_is_named(tmp_path):
+    (tmp_path / "0").write_text(
+        '{"brx": {"text": "", "problem": "closed its connection", "peer": 1}}'
+    )
+    ranks = ended(tmp_path, "exit(1)", "import os; os.abort()")
+    with pytest.raises(RunError, match=r"^rank 1 was killed by SIGABRT \(its message is above\);"):
+        _watch(ranks, [])
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_stop_is_no_failure_of_those_that_have_lost_rank_0(first, tmp_path):
     (tmp_path / "1").write_text('{"brx": {"text": "the 2 processes cannot meet"}}')
@@ -240,10 +275,7 @@ def test_a_stop_is_no_failure_of_those_that_have_lost_rank_0(first, tmp_path):
         f"import time; time.sleep({rank != first}); exit({code})"
         for rank, code in enumerate((130, 2))
     ]
-    ranks = [
-        _Rank(n, subprocess.Popen([sys.executable, "-c", end]), tmp_path / str(n))
-        for n, end in enumerate(ends)
-    ]
+    ranks = ended(tmp_path, *ends)
     assert _watch(ranks, [signal.SIGINT]) == 130
 
 

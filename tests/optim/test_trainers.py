@@ -74,6 +74,38 @@ def test_hf_trainer_makes_the_optimizer_and_its_groups_and_resumes(tmp_path):
     assert tables == {"transformer.wte.weight", "transformer.wpe.weight"}
 
 
+def test_lightning_trains_as_a_plain_loop(tmp_path):
+    lightning = pytest.importorskip("pytorch_lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model, self.optimizer = make()
+
+        def training_step(self, batch, _):
+            return self.model(**batch)["loss"]
+
+        def configure_optimizers(self):
+            return self.optimizer
+
+    def batches():
+        return torch.utils.data.DataLoader(data(), batch_size=16)
+
+    module = Module()
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    trainer = lightning.Trainer(max_epochs=3, accelerator="cpu", default_root_dir=tmp_path, **quiet)
+    trainer.fit(module, batches())
+    model, optimizer = make()
+    for _ in range(3):
+        for batch in batches():
+            optimizer.zero_grad()
+            model(**batch)["loss"].backward()
+            optimizer.step()
+    torch.testing.assert_close(
+        list(module.model.parameters()), list(model.parameters()), rtol=0, atol=0
+    )
+
+
 def test_ddp_and_zero(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:

@@ -46,53 +46,93 @@ def path(tmp_path):
     return tmp_path / "metrics.jsonl"
 
 
-@pytest.mark.parametrize("line", [*(text.encode() for text in GARBLED), b"\xff\xfe\x00"])
-def test_a_garbled_line_is_left_out_and_the_rest_is_read(line, path):
-    path.write_bytes(
-        (step(1) + step(2)).encode() + line + b"\n" + (step(4) + validation(4)).encode()
-    )
-    assert [record["iteration"] for record in read_metrics(path)] == [1, 2, 4, 4]
-    assert garbled_lines(path) == [3]
-    assert missing_iterations(path, 4, lambda t: t == 4) == [3]
+@pytest.fixture(params=[*(text.encode() for text in GARBLED), b"\xff\xfe\x00"])
+def garbled(request, path):
+    """Metrics of four iterations, whose third line is no record."""
+    before, after = step(1) + step(2), step(4) + validation(4)
+    path.write_bytes(before.encode() + request.param + b"\n" + after.encode())
+    return path
 
 
-def test_a_line_cut_by_a_crash_is_not_garbled_and_goes_with_a_cut(path):
+def test_garbled_line_is_left_out(garbled):
+    assert [record["iteration"] for record in read_metrics(garbled)] == [1, 2, 4, 4]
+
+
+def test_garbled_line_is_found_by_number(garbled):
+    assert garbled_lines(garbled) == [3]
+
+
+def test_iteration_of_a_garbled_line_is_missing(garbled):
+    assert missing_iterations(garbled, 4, lambda t: t == 4) == [3]
+
+
+@pytest.fixture
+def cut(path):
+    """Metrics whose third line was cut by a crash."""
     path.write_text(step(1) + step(2) + step(3)[:-1])
-    assert (len(list(read_metrics(path))), garbled_lines(path)) == (2, [])
-    assert missing_iterations(path, 3, lambda t: False) == [3]
-    assert missing_iterations(path, 2, lambda t: t % 2 == 0) == [2]
+    return path
+
+
+def test_line_cut_by_a_crash_is_left_out(cut):
+    assert len(list(read_metrics(cut))) == 2
+
+
+def test_line_cut_by_a_crash_is_not_garbled(cut):
+    assert garbled_lines(cut) == []
+
+
+def test_iteration_of_a_cut_line_is_missing(cut):
+    assert missing_iterations(cut, 3, lambda t: False) == [3]
+
+
+def test_missing_validation_is_found(cut):
+    assert missing_iterations(cut, 2, lambda t: t % 2 == 0) == [2]
+
+
+def test_truncating_keeps_garbled_lines_before(path):
     path.write_text(step(1) + "garbage\n" + step(3) + "garbage\n" + step(5) + "cut")
-    truncate_metrics(path, 3)  # what is garbled before the cut stays
+    truncate_metrics(path, 3)
     assert path.read_text() == step(1) + "garbage\n" + step(3)
 
 
-@pytest.mark.parametrize(
-    ("lines", "number"),
-    [
-        ([step(1), step(2), step(2)], 3),
-        ([step(1), step(2), step(3), step(2)], 4),
-        ([step(1), step(2), validation(2), validation(2)], 4),
-        ([step(1), step(2), step(3), validation(2)], 4),
-    ],
-)
+TWO_WRITERS = [
+    ([step(1), step(2), step(2)], 3),
+    ([step(1), step(2), step(3), step(2)], 4),
+    ([step(1), step(2), validation(2), validation(2)], 4),
+    ([step(1), step(2), step(3), validation(2)], 4),
+]
+"""Lines of a metrics file, and the number of the one that nobody wrote who knew those before."""
+
+
+@pytest.mark.parametrize(("lines", "number"), TWO_WRITERS)
 def test_two_writers_are_noticed(lines, number, path):
     path.write_text("".join(lines))
-    with pytest.raises(
-        UserError, match=rf"metrics\.jsonl: line {number}: iteration 2 after .*: two processes have"
-    ):
+    told = rf"metrics\.jsonl: line {number}: iteration 2 after .*: two processes have"
+    with pytest.raises(UserError, match=told):
         read_curves(path.parent)
+
+
+def test_metrics_of_two_writers_are_not_cut(path):
+    lines = "".join(TWO_WRITERS[0][0])
+    path.write_text(lines)
     with pytest.raises(UserError, match="two processes have written here"):
         truncate_metrics(path, 1)
-    assert path.read_text() == "".join(lines)
+    assert path.read_text() == lines
 
 
-def test_a_reader_tells_what_few_lines_lack_and_refuses_many(path, capsys):
+def lacking(path, num_lines):
+    """Metrics of 200 iterations, so many of which are garbled."""
     lines = [step(t) for t in range(1, 201)]
-    path.write_text("".join([*lines[:99], "garbage\n", *lines[100:]]))
-    assert len(read_curves(path.parent).iterations) == 199
+    path.write_text("".join([*lines[:99], "garbage\n" * num_lines, *lines[99 + num_lines :]]))
+    return path.parent
+
+
+def test_few_lacking_lines_are_told(path, capsys):
+    assert len(read_curves(lacking(path, 1)).iterations) == 199
     assert "damaged: lacks 1 of the 200 iterations" in capsys.readouterr().err
-    path.write_text("".join([*lines[:99], "garbage\n" * 3, *lines[102:]]))
-    with pytest.raises(
-        UserError, match="lacks 3 of the 200 iterations that the run has made; restore it"
-    ):
-        read_curves(path.parent)
+
+
+def test_many_lacking_lines_are_refused(path):
+    told = "lacks 3 of the 200 iterations that the run has made; restore it"
+    with pytest.raises(UserError, match=told):
+        read_curves(lacking(path, 3))

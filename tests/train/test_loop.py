@@ -365,7 +365,8 @@ def flip(path):
 def test_damaged_newest_checkpoint_falls_back(finished, straight, capsys):
     flip(finished / "checkpoints" / "00000030" / "stage-002.pt")
     assert train(load_config(finished), finished, resume=True) == "finished"
-    said = "stage-002.pt: damaged (its SHA-256 is not the manifest's); going back to an older"
+    older = finished / "checkpoints" / "00000028"
+    said = f"stage-002.pt: damaged (its SHA-256 is not the manifest's); continuing from {older}"
     assert said in capsys.readouterr().err
     assert losses(finished) == losses(straight)
 
@@ -380,7 +381,7 @@ def test_damaged_manifest_falls_back(finished, straight, capsys):
 def test_missing_stage_falls_back(finished, capsys):
     (finished / "checkpoints" / "00000030" / "stage-002.pt").unlink()
     assert train(load_config(finished), finished, resume=True) == "finished"
-    assert "the checkpoint lacks stage 2; going back" in capsys.readouterr().err
+    assert "the checkpoint lacks stage 2; continuing from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["stage-002.pt", "manifest.json"])
@@ -391,29 +392,54 @@ def test_run_whose_checkpoints_are_all_damaged_is_refused(name, finished):
         train(load_config(finished), finished, resume=True)
 
 
-def test_other_data_and_another_trajectory_version_are_not_resumed_from(tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    train(tiny_config(tmp_path, "training.stop_after=3"), run)
-    before = (run / "metrics.jsonl").read_text()
-    with monkeypatch.context() as patch:
-        patch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", TRAJECTORY_VERSION + 1)
-        with pytest.raises(
-            UserError,
-            match=f"00000003: trained at trajectory version {TRAJECTORY_VERSION}, this brx",
-        ):
-            train(tiny_config(tmp_path), run, resume=True)
+@pytest.fixture
+def stopped(tmp_path):
+    """The folder of a run that was stopped after iteration 3."""
+    train(tiny_config(tmp_path, "training.stop_after=3"), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_another_trajectory_version_is_not_resumed(stopped, tmp_path, monkeypatch):
+    newer = TRAJECTORY_VERSION + 1
+    monkeypatch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", newer)
+    told = f"00000003: trained at trajectory version {TRAJECTORY_VERSION}, this brx"
+    with pytest.raises(UserError, match=told):
+        train(tiny_config(tmp_path), stopped, resume=True)
+
+
+def test_run_on_other_data_is_not_resumed(stopped, tmp_path):
     (tmp_path / "text.txt").write_text("\n".join(f"other text {number}" for number in range(20000)))
     with pytest.raises(UserError, match="was trained on other data"):
-        train(tiny_config(tmp_path), run, resume=True)
-    assert (run / "metrics.jsonl").read_text() == before
+        train(tiny_config(tmp_path), stopped, resume=True)
 
 
-def test_more_than_there_are_data_for_and_a_folder_that_cannot_be_made_are_one_clear_line(tmp_path):
-    with pytest.raises(UserError, match=r"epochs; allow it with data\.max_epochs="):
+def test_refused_resume_leaves_the_metrics(stopped, tmp_path):
+    before = (stopped / "metrics.jsonl").read_text()
+    (tmp_path / "text.txt").write_text("\n".join(f"other text {number}" for number in range(20000)))
+    with pytest.raises(UserError):
+        train(tiny_config(tmp_path), stopped, resume=True)
+    assert (stopped / "metrics.jsonl").read_text() == before
+
+
+TOO_MUCH = {
+    "training.iterations=100000": r"epochs; allow it with data\.max_epochs=",
+    "training.validation_examples=99999999999": r"training\.validation_examples: must be at most",
+}
+
+
+@pytest.mark.parametrize("setting", TOO_MUCH)
+def test_more_than_the_data_have_is_refused(setting, tmp_path):
+    with pytest.raises(UserError, match=TOO_MUCH[setting]):
+        train(tiny_config(tmp_path, setting), tmp_path / "run")
+
+
+def test_refused_run_leaves_no_folder(tmp_path):
+    with pytest.raises(UserError):
         train(tiny_config(tmp_path, "training.iterations=100000"), tmp_path / "run")
-    with pytest.raises(UserError, match=r"training\.validation_examples: must be at most"):
-        train(tiny_config(tmp_path, "training.validation_examples=99999999999"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be written"):
         train(tiny_config(tmp_path), tmp_path / "file" / "run")
