@@ -5,13 +5,15 @@ Gradients do not depend on the weights here, so any growth of a difference comes
 
     python -m benchmarks.first_steps noise
         floors against measured noise, up to 2688 x 10752 (a minute, 2 GB)
-    python -m benchmarks.first_steps steps     early steps and perturbations (half an hour)
+    python -m benchmarks.first_steps steps     early steps and perturbations (a quarter of an hour)
+    python -m benchmarks.first_steps threads   one thread against 2 and 4 (a few minutes)
 """
 
 import math
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,7 +33,10 @@ Gradient = Callable[[torch.Generator, Shape, int], Tensor]
 
 SHAPES = ((16, 48), (48, 16), (32, 128), (64, 64), (128, 128), (256, 256))
 SEEDS = range(10)
-NUM_STEPS = 50
+NUM_STEPS = 60
+THREADS = (2, 4)
+# Larger ones say no more: a product of these already takes another order on more threads.
+THREAD_SHAPES = SHAPES[:5]
 PERTURBATION = 1e-7
 
 
@@ -133,6 +138,31 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
+def weights_of_seeds(
+    make: Make,
+    gradient: Gradient,
+    shape: Shape,
+    num_steps: int,
+    perturbation: float = 0.0,
+    seeds: Sequence[int] = (0,),
+) -> Tensor:
+    """Weights from zero on, (num_steps + 1, seeds, m, n), one matrix per seed in one optimizer.
+
+    Every entry of every gradient is perturbed by the given share of itself."""
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    noises = [torch.Generator().manual_seed(99) for _ in seeds]
+    parameters: list[Tensor] = [torch.nn.Parameter(torch.zeros(shape)) for _ in seeds]
+    optimizer = make(parameters)
+    series = [torch.zeros(len(parameters), *shape)]
+    for update in range(1, num_steps + 1):
+        for parameter, generator, noise in zip(parameters, generators, noises, strict=True):
+            change = 1 + perturbation * torch.randn(shape, generator=noise)
+            parameter.grad = gradient(generator, shape, update) * change
+        optimizer.step()
+        series.append(torch.stack([parameter.detach() for parameter in parameters]))
+    return torch.stack(series)
+
+
 def weights(
     make: Make,
     gradient: Gradient,
@@ -141,18 +171,46 @@ def weights(
     perturbation: float = 0.0,
     seed: int = 0,
 ) -> Tensor:
-    """Weights from zero on, (num_steps + 1, m, n); every entry of a gradient is perturbed by that
-    share of itself."""
-    generator, noise = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
-    weight = torch.nn.Parameter(torch.zeros(shape))
-    optimizer = make([weight])
-    series = [torch.zeros(shape)]
-    for update in range(1, num_steps + 1):
-        weight.grad = gradient(generator, shape, update)
-        weight.grad *= 1 + perturbation * torch.randn(shape, generator=noise)
-        optimizer.step()
-        series.append(weight.detach().clone())
-    return torch.stack(series)
+    """The same of one seed, (num_steps + 1, m, n)."""
+    return weights_of_seeds(make, gradient, shape, num_steps, perturbation, (seed,))[:, 0]
+
+
+@dataclass
+class Sensitivity:
+    """What one matrix did in the first updates, in learning rates.
+
+    Attributes:
+        largest_step: the largest entry of an update.
+        moved: how far the perturbation moved the weights at the end (norm over entries).
+        moved_most: the same of the entry that it moved most.
+    """
+
+    shape: Shape
+    seed: int
+    largest_step: float
+    moved: float
+    moved_most: float
+
+    @property
+    def place(self) -> str:
+        return f"{self.shape[0]} x {self.shape[1]}, seed {self.seed}"
+
+
+def sensitivities(
+    make: Make, gradient: Gradient, shape: Shape, seeds: Sequence[int]
+) -> list[Sensitivity]:
+    """The largest steps of matrices of a shape, and what a perturbation of 1e-7 does to them."""
+    straight = weights_of_seeds(make, gradient, shape, NUM_STEPS, 0.0, seeds)
+    perturbed = weights_of_seeds(make, gradient, shape, NUM_STEPS, PERTURBATION, seeds)
+    steps = straight.diff(dim=0)  # (updates, seeds, m, n)
+    change = (straight[-1] - perturbed[-1]).flatten(1)  # (seeds, m n)
+    found = []
+    for index, seed in enumerate(seeds):
+        largest_step = steps[:, index].abs().max().item()
+        moved = change[index].norm().item()
+        moved_most = change[index].abs().max().item()
+        found.append(Sensitivity(shape, seed, largest_step, moved, moved_most))
+    return found
 
 
 def largest_step_and_drift(
@@ -160,46 +218,78 @@ def largest_step_and_drift(
 ) -> tuple[float, float]:
     """Largest entry of an update, and how far a perturbation of 1e-7 moves the end (norm), in
     learning rates."""
-    straight, perturbed = (
-        weights(make, gradient, shape, NUM_STEPS, size, seed) for size in (0.0, PERTURBATION)
+    (found,) = sensitivities(make, gradient, shape, [seed])
+    return found.largest_step, found.moved
+
+
+def sensitivities_of_all(make: Make, gradient: Gradient, seeds: Sequence[int]) -> list[Sensitivity]:
+    found = []
+    for shape in SHAPES:
+        found += sensitivities(make, gradient, shape, seeds)
+    return found
+
+
+def summary_of(found: Sequence[Sensitivity], of_adamw: Sequence[Sensitivity]) -> str:
+    """The text of a cell of the table."""
+    reference = {(one.shape, one.seed): one.moved for one in of_adamw}
+    factors = [one.moved / reference[one.shape, one.seed] for one in found]
+    most = max(found, key=lambda one: one.moved_most)
+    largest_step = max(one.largest_step for one in found)
+    return (
+        f"{largest_step:.1f}; {statistics.median(factors):.2g} x, {max(factors):.2g} x; "
+        f"{most.moved_most:.1g} lr ({most.place})"
     )
-    return straight.diff(dim=0).abs().max().item(), (straight[-1] - perturbed[-1]).norm().item()
 
 
 def steps() -> None:
     """Early steps and perturbations, over shapes and seeds."""
     table = Table("first_steps", ["gradients", *list(OPTIMIZERS)[1:]])
     for name, gradient in GRADIENTS.items():
-        cells = [(shape, seed) for shape in SHAPES for seed in SEEDS]
-        of_adamw = [
-            largest_step_and_drift(OPTIMIZERS["AdamW"], gradient, *cell)[1] for cell in cells
-        ]
+        of_adamw = sensitivities_of_all(OPTIMIZERS["AdamW"], gradient, SEEDS)
         texts = []
         for label, make in list(OPTIMIZERS.items())[1:]:
-            few = cells if "/" in label else cells[:: len(SEEDS)]  # SOAP, for comparison: one seed
-            largest, drifts = zip(
-                *(largest_step_and_drift(make, gradient, *cell) for cell in few), strict=True
-            )
-            factors = [
-                drift / of_adamw[cells.index(cell)] for drift, cell in zip(drifts, few, strict=True)
-            ]
-            worst = few[factors.index(max(factors))]
-            texts.append(
-                f"{max(largest):.1f}; {statistics.median(factors):.2g} x, {max(factors):.2g} x"
-                f" ({worst[0][0]} x {worst[0][1]}, seed {worst[1]})"
-            )
+            seeds = SEEDS if "/" in label else SEEDS[:1]  # SOAP, for comparison: one seed
+            texts.append(summary_of(sensitivities_of_all(make, gradient, seeds), of_adamw))
         table.add(name, *texts)
         print(name, *texts, sep=" | ", flush=True)
+    shapes = ", ".join(f"{m} x {n}" for m, n in SHAPES)
     table.write(
-        f"Largest entry of an update in the first {NUM_STEPS} steps, in learning rates; and how "
-        f"far a perturbation of "
-        f"{PERTURBATION:g} of every entry of every gradient has moved the weights after them "
-        f"(norm), over AdamW's: "
-        "the median and the largest, with its matrix.",
-        f"Over matrices of {', '.join(f'{m} x {n}' for m, n in SHAPES)} and seeds 0 to 9 (SOAP: "
-        f"seed 0); from weights "
-        "of zero, in float32, refreshes every 10 updates. AdamW's largest step is 1.1 to 1.6.",
+        f"Largest entry of an update in the first {NUM_STEPS} updates, in learning rates; how far "
+        f"a perturbation of {PERTURBATION:g} of every entry of every gradient moved the weights "
+        "(norm), over AdamW's: the median and the largest; and how far it moved the entry that "
+        "moved most, in learning rates, with its matrix.",
+        f"Over matrices of {shapes} and seeds 0 to {SEEDS[-1]} (SOAP: seed 0); from weights of "
+        "zero, in float32, refreshes every 10 updates. AdamW's largest step is 1.1 to 1.6.",
     )
+
+
+def threads() -> None:
+    """How far one thread and several end apart."""
+    strategies = [label for label in OPTIMIZERS if "/" in label]
+    table = Table("first_steps_threads", ["gradients", *strategies])
+    for name, gradient in GRADIENTS.items():
+        texts = [_apart(OPTIMIZERS[label], gradient) for label in strategies]
+        table.add(name, *texts)
+        print(name, *texts, sep=" | ", flush=True)
+    shapes = ", ".join(f"{m} x {n}" for m, n in THREAD_SHAPES)
+    numbers = " and ".join(map(str, THREADS))
+    table.write(
+        f"How far weights after {NUM_STEPS} updates under {numbers} threads are "
+        "from those under one: the entry that is furthest, in learning rates. AdamW: 0.",
+        f"Over matrices of {shapes} and seeds 0 to {SEEDS[-1]}, with the gradients of first_steps.",
+    )
+
+
+def _apart(make: Make, gradient: Gradient) -> str:
+    furthest = dict.fromkeys(THREADS, 0.0)
+    for shape in THREAD_SHAPES:
+        alone = weights_of_seeds(make, gradient, shape, NUM_STEPS, seeds=SEEDS)[-1]
+        for num in THREADS:
+            torch.set_num_threads(num)
+            together = weights_of_seeds(make, gradient, shape, NUM_STEPS, seeds=SEEDS)[-1]
+            torch.set_num_threads(1)
+            furthest[num] = max(furthest[num], (together - alone).abs().max().item())
+    return ", ".join(f"{distance:.1g}" for distance in furthest.values())
 
 
 NOISE_SHAPES = ((16, 48), (32, 128), (128, 512), (384, 1536), (1024, 4096), (2688, 10752))
@@ -293,11 +383,14 @@ def noise() -> None:
     )
 
 
+PARTS = {"noise": noise, "steps": steps, "threads": threads}
+
+
 def main() -> None:
-    """Write the tables that are asked for; both by default."""
+    """Write the tables that are asked for; all by default."""
     torch.set_num_threads(1)
-    for part in sys.argv[1:] or ["noise", "steps"]:
-        {"noise": noise, "steps": steps}[part]()
+    for part in sys.argv[1:] or list(PARTS):
+        PARTS[part]()
 
 
 if __name__ == "__main__":

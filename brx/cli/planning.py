@@ -1,11 +1,13 @@
 """Before a run: `brx schedule`, `plan`, `verdict`, `memory`, `stages` and `similarity`."""
 
+from __future__ import annotations
+
 import shutil
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from brx.cli.options import (
     CONFIG_HELP,
@@ -23,6 +25,10 @@ from brx.cli.options import (
     option,
 )
 from brx.cli.usage import Application, print_note, print_table, refuse
+
+if TYPE_CHECKING:
+    from brx.config.schema import PipelineConfig
+    from brx.planning.report import Report
 
 # Options that the help lists apart.
 of_own_model = partial(
@@ -53,28 +59,19 @@ def schedule(
 ) -> None:
     """Print the schedules (F: forward pass, B: backward pass, U: update), or draw them (needs R =
     P)."""
-    from brx.config.loading import validate
-    from brx.config.parsing import parse_value
-    from brx.config.schema import PipelineConfig
     from brx.config.user_code import allow
     from brx.pipeline.schedule import check_size, schedule_lines
 
     allow()  # a function that --delay names
-
     num_ranks = stages if devices is None else devices
     refuse(
         not 1 <= num_ranks <= stages,
         f"--devices must be from 1 to --stages ({stages}), got {num_ranks}",
     )
-    content = {"stages": stages, "devices": num_ranks, "accumulation": accumulation}
-    content["delay"] = parse_value(delay, f"--delay {delay}")
-    pipeline = validate(
-        content, PipelineConfig, "brx schedule", {(key,): f"--{key}" for key in content}
-    )
+    pipeline = _parse_pipeline(stages, num_ranks, accumulation, delay)
     if figure is None:
-        print(
-            *schedule_lines(pipeline, micro_batches, shutil.get_terminal_size().columns), sep="\n"
-        )
+        width = shutil.get_terminal_size().columns
+        print(*schedule_lines(pipeline, micro_batches, width), sep="\n")
         return
     shown = "--figure shows one {} per {}: leave out {}"
     is_plain = (accumulation, delay) == (1, "pipeline")
@@ -84,6 +81,17 @@ def schedule(
     from brx.plot.planning import draw_schedules  # loads matplotlib
 
     print(*draw_schedules(num_ranks, micro_batches, figure), sep="\n")
+
+
+def _parse_pipeline(stages: int, devices: int, accumulation: int, delay: str) -> PipelineConfig:
+    from brx.config.loading import validate
+    from brx.config.parsing import parse_value
+    from brx.config.schema import PipelineConfig
+
+    content = {"stages": stages, "devices": devices, "accumulation": accumulation}
+    content["delay"] = parse_value(delay, f"--delay {delay}")
+    options: dict[tuple[str, ...], str] = {(key,): f"--{key}" for key in content}
+    return validate(content, PipelineConfig, "brx schedule", options)
 
 
 @app.add("""\
@@ -107,24 +115,19 @@ def plan(
 ) -> None:
     """Print the plan; exit code 0 also where it does not fit."""
     from brx.config.loading import allow_code_of, load_config_to_plan
-    from brx.planning.memory_tables import rank_notes, rank_table
-    from brx.planning.placement import fit_line
-    from brx.planning.plan import plan_memory, planned_device_type
-    from brx.planning.planned_run import parse_devices, time_lines
-    from brx.planning.rotation_cost import rotation_lines
+    from brx.planning.planned_run import parse_devices
+    from brx.planning.report import plan_report
 
     settings = overrides if devices is None else [*overrides, f"pipeline.devices={devices}"]
     allow_code_of(config)
     run_config = load_config_to_plan(config, settings)
-    run = parse_devices(run_config, device_memory, throughput, bandwidth)
-    device_type = planned_device_type(run_config)
-    ranks = plan_memory(run_config, device_type)
-    title, table = rank_table(run_config, ranks, run.memory)
-    print_table(table, title=title)
-    print(*rank_notes(run_config, ranks), sep="\n")
-    if run.memory is not None:
-        print(fit_line(run_config, ranks, device_type, run.memory))
-    print(*time_lines(run), *rotation_lines(run_config), sep="\n")
+    _print_report(plan_report(parse_devices(run_config, device_memory, throughput, bandwidth)))
+
+
+def _print_report(report: Report) -> None:
+    for title, table in report.tables:
+        print_table(table, title=title)
+    print(*report.lines, sep="\n")
 
 
 @app.add("""\
@@ -147,30 +150,31 @@ def memory(
     matrix: Annotated[list[str] | None, option("MxN...", "weight matrices")] = None,
 ) -> None:
     """Print the table; for a configuration, two more, of its stages and of its devices."""
-    from brx.config.loading import allow_code_of, load_config_to_plan
-    from brx.paper.printed import LLAMA_3_8B
-    from brx.planning import memory_tables
-    from brx.planning.plan import plan_memory, planned_device_type
-
     refuse(config is not None and matrix, "CONFIG and --matrix: give one of the two")
     refuse(overrides and config is None, "--set: needs a CONFIG to change")
     if config is None:
-        names = {} if matrix else {shape: name for name, shape in LLAMA_3_8B.items()}
-        shapes = Counter(map(memory_tables.parse_matrix, matrix) if matrix else names.keys())
-        title, table = memory_tables.overhead_texts(shapes, names)
-        print_table(table, title=title)
+        _print_overhead(matrix)
         return
+    from brx.config.loading import allow_code_of, load_config_to_plan
+    from brx.planning.report import memory_report
+
     allow_code_of(config)
-    run_config = load_config_to_plan(config, overrides)
-    ranks = plan_memory(run_config, planned_device_type(run_config))
-    overhead = memory_tables.overhead_texts(memory_tables.matrices_of(run_config), {})
-    by_stage, by_rank = (
-        memory_tables.stage_table(run_config, ranks),
-        memory_tables.rank_table(run_config, ranks),
-    )
-    for title, table in (overhead, by_stage, by_rank):
-        print_table(table, title=title)
-    print(*memory_tables.rank_notes(run_config, ranks), sep="\n")
+    _print_report(memory_report(load_config_to_plan(config, overrides)))
+
+
+def _print_overhead(matrix: Sequence[str] | None) -> None:
+    """For any matrices, by default the paper's."""
+    from brx.paper.printed import LLAMA_3_8B
+    from brx.planning.memory_tables import overhead_texts, parse_matrix
+
+    if matrix:
+        names = {}
+        shapes = Counter(map(parse_matrix, matrix))
+    else:
+        names = {shape: name for name, shape in LLAMA_3_8B.items()}
+        shapes = Counter(names)
+    title, table = overhead_texts(shapes, names)
+    print_table(table, title=title)
 
 
 @app.add("""\
@@ -288,10 +292,9 @@ def similarity(
 
     allow_code_of(config, like)
     run_config = load_config_to_plan(config, overrides)
+    like_config = load_config_to_plan(like, like_set or [])
     names = (config, like if like != config else f"{like} (like)")
-    print_table(
-        similarity_table(run_config, load_config_to_plan(like, like_set or []), names), format
-    )
+    print_table(similarity_table(run_config, like_config, names), format)
     if noise_scale is not None:
         from brx.train.noise_scale import SAMPLES, gradient_noise_scale
 

@@ -281,9 +281,8 @@ def _read_note(folder: Path) -> Written:
     try:
         written = Written.model_validate_json((folder / NOTE).read_bytes())
         for split in SPLITS:
-            if (folder / f"{split}.bin").stat().st_size < written.splits[
-                split
-            ].num_tokens * DTYPE.itemsize:
+            promised = written.splits[split].num_tokens * DTYPE.itemsize
+            if (folder / f"{split}.bin").stat().st_size < promised:
                 raise ValueError("less than promised")
     except (OSError, ValueError, KeyError):
         return Written(documents_read=0, splits={split: SplitCount() for split in SPLITS})

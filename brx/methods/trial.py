@@ -102,15 +102,19 @@ def trial_of(config: RunConfig) -> Trial:
         UserError: a user's own method cannot be made; or, with an installed one, its constructor
             refuses the arguments.
     """
-    sections = {"model", "optimizer", "pipeline", "training"}
-    key = config.model_dump_json(include=sections) + str(config.data.vocabulary_size)
-    if not is_own(config):
-        alike = {"model": True, "optimizer": True}
-        key = config.model_dump_json(include=alike) + str(config.data.vocabulary_size)
-    key += str(is_allowed())
+    key = _key(config)
     if key not in _trials:
         _trials[key] = _try(config)
     return _trials[key]
+
+
+def _key(config: RunConfig) -> str:
+    """Equal for runs whose trials find the same."""
+    parts = [config.model_dump_json(include={"model", "optimizer"}), config.data.vocabulary_size]
+    if is_own(config):
+        delays = [delay.tau_updates for delay in stage_delays(config.pipeline)]
+        parts += [delays, config.training.iterations, is_allowed()]
+    return repr(parts)
 
 
 def is_own(config: RunConfig) -> bool:

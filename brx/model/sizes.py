@@ -1,5 +1,5 @@
-"""What a model takes, without giving it memory: its parameters, what its blocks keep for the
-backward pass, multiplications. All of it is read off the model itself, on the meta device.
+"""The parameters, activations and operations of a model, without giving it memory: all are read off
+the model itself, on the meta device.
 
 Shape legend: B examples, S positions, N = B S tokens, D width, V vocabulary."""
 
@@ -22,23 +22,27 @@ FP32 = 4  # bytes
 
 
 class Size(NamedTuple):
-    """Of a parameter."""
+    """The size of a parameter, and its roles."""
 
     shape: tuple[int, ...]
-    is_matrix: bool = False  # see `Stage.matrices`
-    is_cast: bool = False  # see `Stage.cast`
+    is_matrix: bool = False
+    """See `Stage.matrices`."""
+    is_cast: bool = False
+    """See `Stage.cast`."""
 
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
 
 
-Sizes = dict[str, Size]  # of parameters, by name
+Sizes = dict[str, Size]
+"""Of parameters, by name."""
 
 
 @lru_cache(maxsize=64)
 def _model(model: ModelSection, vocabulary_size: int) -> nn.Module:
-    return make_model(model, vocabulary_size, None, []).to("meta")  # buffers as well
+    # Its parameters are made there; buffers follow.
+    return make_model(model, vocabulary_size, None, []).to("meta")
 
 
 def meta_stage(model: ModelSection, vocabulary_size: int, blocks: range) -> Stage:
@@ -57,12 +61,15 @@ def stage_sizes(model: ModelSection, vocabulary_size: int, blocks: range) -> Siz
 
 
 def num_elements(sizes: Sizes) -> int:
+    """Of all parameters together."""
     return sum(size.numel for size in sizes.values())
 
 
 def count_parameters(model: ModelSection, vocabulary_size: int) -> tuple[int, int]:
-    """Of the whole model, and of its blocks alone; of a run's model of the user's own as noted when
-    it trained."""
+    """The parameters of the whole model, and of its blocks alone.
+
+    Those of a user's own model come from the notes of its run, where its code may not be
+    imported."""
     facts = model.facts if isinstance(model, OwnModelConfig) else None
     if facts is not None and not is_allowed():
         return facts.num_parameters, facts.num_in_blocks
@@ -79,23 +86,28 @@ def block_activation_bytes(
 
 
 def head_bytes(model: ModelSection, vocabulary_size: int, batch_size: int, *, bf16: bool) -> int:
-    """Bytes that the head and the loss need at their worst beside weights and gradients."""
-    tokens, width = batch_size * model.sequence_length, model.width
+    """The most bytes that the head and the loss need at one time, besides weights and gradients."""
+    num_tokens = batch_size * model.sequence_length
+    num_logits = num_tokens * vocabulary_size
+    num_weights = vocabulary_size * model.width
     element = 2 if bf16 else FP32
-    weight = vocabulary_size * width
-    always = 2 * tokens * width * element
+    always = 2 * num_tokens * model.width * element
     if bf16:
-        always += 2 * weight  # autocast's copy of the weight
-    if tokens * vocabulary_size <= CHUNK_LOGITS:
+        always += 2 * num_weights  # autocast's copy of the weight
+    if num_logits <= CHUNK_LOGITS:
         # Log-softmax, its gradient and the logits' gradient in fp32.
-        return 3 * tokens * vocabulary_size * FP32 + always
-    # One chunk in fp32 (and in bf16 if autocast runs), and a partial product of the weight's
-    # gradient.
-    return CHUNK_LOGITS * (FP32 + (element if bf16 else 0)) + weight * element + always
+        return 3 * num_logits * FP32 + always
+    # One chunk of logits in fp32, and in bf16 if autocast runs.
+    per_logit = FP32 + 2 if bf16 else FP32
+    chunk = CHUNK_LOGITS * per_logit
+    # A partial product of the weight's gradient.
+    partial = num_weights * element
+    return chunk + partial + always
 
 
 def early_gradient_bytes(model: ModelSection, vocabulary_size: int, batch_size: int) -> int:
-    """Bytes of the gradients that a loss in chunks makes before all others."""
+    """Bytes of the head's gradients, if the loss is computed in chunks: it makes them in the
+    forward pass."""
     parts: Any = _model(model, vocabulary_size)
     is_chunked = batch_size * model.sequence_length * vocabulary_size > CHUNK_LOGITS
     if not is_chunked or not isinstance(parts.head, Head):
@@ -115,18 +127,19 @@ def stage_forward_flops(
 
 
 def training_flops(model: ModelSection, vocabulary_size: int, batch_size: int) -> int:
-    """The whole model's in an iteration: a forward pass, and twice as much for the backward
-    pass."""
+    """The operations of the whole model for a batch: a forward pass, and twice as much for the
+    backward pass."""
     return 3 * stage_forward_flops(model, vocabulary_size, range(model.blocks), batch_size)
 
 
 def distinct_blocks(model: ModelSection) -> dict[int, int]:
-    """By block, the first one that is like it."""
-    return {index: _kinds(model)[index] for index in range(model.blocks)}
+    """By block, the first block that is like it."""
+    return dict(enumerate(_kinds(model)))
 
 
 @lru_cache(maxsize=64)
 def _kinds(model: ModelSection) -> list[int]:
+    """As `distinct_blocks`, in order. The vocabulary does not matter for blocks."""
     blocks: Any = _model(model, 256).blocks
     first: dict[str, int] = {}
     return [first.setdefault(_likeness(block), index) for index, block in enumerate(blocks)]
@@ -136,12 +149,11 @@ def _likeness(block: nn.Module) -> str:
     """A text that is equal for blocks that compute alike: their modules, the shapes of their
     weights, and their plain attributes."""
     shapes = [(name, tuple(weight.shape)) for name, weight in block.named_parameters()]
-    plain = [
-        (name, key, value)
-        for name, module in block.named_modules()
-        for key, value in vars(module).items()
-        if isinstance(value, int | float | str | tuple | None)
-    ]
+    plain = []
+    for name, module in block.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, int | float | str | tuple | None):
+                plain.append((name, key, value))
     return repr((str(block), shapes, plain))
 
 
@@ -176,7 +188,19 @@ def traced(
     bf16: bool,
     device_type: str,
 ) -> tuple[Any, Trace]:
-    """`brx.model.trace.trace` of a part; UserError for what goes wrong in one of the user's own."""
+    """The output of a part of a model, and its trace (`brx.model.trace.trace`).
+
+    Args:
+        model: the settings of the model.
+        part: on the meta device.
+        name: for messages.
+        given: the input of the part.
+        bf16: whether autocast to bf16 is on.
+        device_type: the type of the device that is planned for.
+
+    Raises:
+        UserError: the part belongs to a user's own model, and fails.
+    """
     try:
         return trace(part, [given], bf16=bf16, device_type=device_type)
     except Exception as error:

@@ -1,6 +1,7 @@
-"""What a block keeps for its backward pass and computes, from a forward pass without numbers.
+"""The activations that a block keeps for its backward pass and the operations that it takes, from a
+forward pass without numbers.
 
-The block runs on the meta device. What a device does otherwise than that stands here: autocast's
+The block runs on the meta device. This module adds the differences to a real device: autocast's
 casts (torch has none for meta tensors), and kernels that keep less than their definition says."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,20 +28,32 @@ IN_FP32_ON_CUDA |= {"exp", "expm1", "log", "log1p", "cross_entropy", "nll_loss"}
 
 @dataclass(frozen=True)
 class Trace:
-    """Operations and saved activations of a module's forward pass."""
+    """What a module's forward pass keeps and takes."""
 
-    kept_bytes: int  # for the backward pass, without the weights
-    flops: int  # FLOPs of matrix products, convolutions and attention; a multiply-add counts as two
+    kept_bytes: int
+    """For the backward pass, without the weights."""
+    flops: int
+    """Operations of matrix products, convolutions and attention; a multiply-add is two."""
 
 
 def trace(
     module: nn.Module, inputs: Sequence[Tensor], *, bf16: bool, device_type: str
 ) -> tuple[Any, Trace]:
-    """Run a module whose weights are on the meta device on meta tensors, as under autocast to bf16,
-    if that is on; gives what it returns, and its trace."""
+    """The output of a module, and the trace of its forward pass.
+
+    Args:
+        module: its weights are on the meta device.
+        inputs: meta tensors.
+        bf16: whether autocast to bf16 is on.
+        device_type: the type of the device that is planned for.
+
+    Raises:
+        RandomNumbersError: the module draws random numbers.
+    """
     weights = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
-    kept: dict[int, int] = {}  # bytes by storage: what two operations keep is there once
-    alive = []  # so that no other tensor gets the same storage's address
+    # Bytes by storage: a tensor that two operations keep is there once.
+    kept: dict[int, int] = {}
+    alive = []  # so that no other tensor gets the address of the same storage
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -134,27 +147,37 @@ class _Device(TorchFunctionMode):
     def __init__(self, weights: set[int], *, bf16: bool, device_type: str) -> None:
         super().__init__()
         self.flops = 0  # of attention
-        self._weights, self._bf16, self._is_cuda = weights, bf16, device_type == "cuda"
-        self._cast_weights: dict[int, Tensor] = {}  # autocast casts a weight once
+        self._weights = weights
+        self._bf16 = bf16
+        self._is_cuda = device_type == "cuda"
+        self._cast_weights: dict[int, Tensor] = {}
         kernels: Mapping[str, Callable[..., Tensor]] = {
             "scaled_dot_product_attention": self._attention
         }
-        self._kernels = {**kernels, "rms_norm": _rms_norm} if self._is_cuda else kernels
+        if self._is_cuda:
+            kernels = {**kernels, "rms_norm": _rms_norm}
+        self._kernels = kernels
 
     def __torch_function__(
         self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        name, kwargs = getattr(function, "__name__", ""), kwargs or {}
-        if self._bf16 and (not _casting or _casting[-1]):
-            dtype = None
-            if name in IN_BF16:
-                dtype = torch.bfloat16
-            elif self._is_cuda and name in IN_FP32_ON_CUDA:
-                dtype = torch.float32
-            if dtype is not None:
-                args = [self._cast(value, dtype) for value in args]
-                kwargs = {key: self._cast(value, dtype) for key, value in kwargs.items()}
-        return self._kernels.get(name, function)(*args, **kwargs)
+        name = getattr(function, "__name__", "")
+        kwargs = kwargs or {}
+        dtype = self._autocast_dtype(name)
+        if dtype is not None:
+            args = [self._cast(value, dtype) for value in args]
+            kwargs = {key: self._cast(value, dtype) for key, value in kwargs.items()}
+        kernel = self._kernels.get(name, function)
+        return kernel(*args, **kwargs)
+
+    def _autocast_dtype(self, name: str) -> torch.dtype | None:
+        """The dtype to which autocast casts the inputs of a function; None if it leaves them."""
+        is_casting = self._bf16 and (not _casting or _casting[-1])
+        if is_casting and name in IN_BF16:
+            return torch.bfloat16
+        if is_casting and self._is_cuda and name in IN_FP32_ON_CUDA:
+            return torch.float32
+        return None
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
         is_cast = isinstance(value, Tensor) and value.dtype in (torch.float32, torch.bfloat16)
@@ -163,6 +186,7 @@ class _Device(TorchFunctionMode):
         identity = value.untyped_storage()._cdata
         if identity not in self._weights:
             return value.to(dtype)
+        # The copy of a weight is made once, and is no activation.
         if identity not in self._cast_weights:
             cast = self._cast_weights[identity] = value.to(dtype)
             self._weights.add(cast.untyped_storage()._cdata)

@@ -142,16 +142,6 @@ def _cholesky_qr(matrices: Tensor) -> Tensor:
     return result
 
 
-def select_columns(matrices: Tensor, order: Tensor) -> Tensor:
-    """The columns of each (m, n) matrix in its own order (b, n)."""
-    return select_rows(matrices.mT, order).mT
-
-
-def select_rows(matrices: Tensor, order: Tensor) -> Tensor:
-    """The rows of each (m, n) matrix in its own order (b, m)."""
-    return matrices[torch.arange(len(order), device=order.device)[:, None], order]
-
-
 def resolution(dtype: torch.dtype) -> float:
     """The smallest share of a largest value that is told from rounding."""
     return NOISE_ROUNDINGS * torch.finfo(dtype).eps

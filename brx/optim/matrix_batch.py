@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from .dtensor import is_sharded
-from .eigenbasis import select_columns, select_rows
 from .elementwise import limited
 from .member import Member, State
 from .options import Group
@@ -162,12 +161,6 @@ def rotate(
         left = batch.matrices("left_basis")
         matrices = product(left if back else left.mT, matrices, precision)
     return matrices
-
-
-def reorder(side: Side, matrices: Tensor, order: Tensor) -> None:
-    """Put the given side's rows or columns of each (m, n) matrix in its own order (b, m) or (b, n),
-    in place."""
-    matrices.copy_((select_rows if side == "left" else select_columns)(matrices, order))
 
 
 def seen_from(side: Side, matrices: Tensor) -> Tensor:

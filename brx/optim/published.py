@@ -1,21 +1,28 @@
-"""An update as the authors take it (github.com/LOG-postech/basis-rotation); docs/methods.md: the
-differences."""
+"""An update as the authors take it (github.com/LOG-postech/basis-rotation), for comparison;
+docs/methods.md has the differences."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from .eigenbasis import select_columns
-from .matrix_batch import MatrixBatch, reorder, rotate, seen_from
+from .matrix_batch import MatrixBatch, rotate, seen_from
 from .parameter_state import Side
 
 
-def published_update(batch: MatrixBatch, gradient: Tensor, is_due: bool) -> Tensor:
-    """What to add to the weights (b, m, n), and the state after it; `exp_avg` is in the original
-    space."""
-    t, lr = batch.members[0].num_updates + 1, batch.options["lr"]
-    options, (beta1, beta2) = batch.options, batch.options["betas"]
+def published_update(
+    batch: MatrixBatch,
+    gradient: Tensor,  # (b, m, n)
+    is_due: bool,  # whether a refresh is due
+) -> Tensor:
+    """What to add to the weights (b, m, n).
+
+    Brings the state up to date, too. `exp_avg` is in the original space here.
+    """
+    t = batch.members[0].num_updates + 1
+    options = batch.options
+    lr = options["lr"]
+    beta1, beta2 = options["betas"]
     momentum, second_moment = batch.matrices("exp_avg"), batch.matrices("exp_avg_sq")
     momentum.lerp_(gradient, 1 - beta1)
     if options["source"] == "2nd":
@@ -35,30 +42,74 @@ def published_update(batch: MatrixBatch, gradient: Tensor, is_due: bool) -> Tens
 
 
 def _renew_bases(
-    batch: MatrixBatch, momentum: Tensor, second_moment: Tensor, is_first: bool
+    batch: MatrixBatch,
+    momentum: Tensor,  # M (b, m, n)
+    second_moment: Tensor,  # (b, m, n), reordered in place
+    is_first: bool,
 ) -> None:
     old = {side: batch.matrices(f"{side}_basis").clone() for side in batch.sides}
     for side in batch.sides:
         if batch.options["source"] == "2nd":
-            covariance = batch.matrices(f"{side}_covariance")
-            if is_first:
-                basis = torch.linalg.eigh(covariance).eigenvectors.flip(-1)
-            else:
-                product = covariance @ old[side]
-                order = (old[side] * product).sum(dim=-2).argsort(dim=-1, descending=True)  # (b, m)
-                reorder(side, second_moment, order)
-                basis = torch.linalg.qr(select_columns(product, order)).Q
+            basis = _basis_of_covariance(batch, side, old[side], second_moment, is_first)
         elif is_first:
             left, _, right = torch.linalg.svd(momentum)
             basis = left if side == "left" else right.mT
         else:
-            factor = seen_from(side, momentum)
-            # One product with the other side's old basis, the identity where that side is not
-            # rotated: QR of M then.
-            other: Side = "right" if side == "left" else "left"
-            product = factor @ old[other] if other in old else factor
-            # The order of the other side's columns.
-            order = product.square().sum(dim=-2).argsort(dim=-1, descending=True)
-            reorder(other, second_moment, order)
-            basis = torch.linalg.qr(select_columns(product, order), mode="complete").Q
+            basis = _basis_of_momentum(side, momentum, old, second_moment)
         batch.matrices(f"{side}_basis").copy_(basis)
+
+
+def _basis_of_covariance(
+    batch: MatrixBatch,
+    side: Side,
+    basis: Tensor,  # the old one, U (b, m, m)
+    second_moment: Tensor,
+    is_first: bool,
+) -> Tensor:
+    """L's eigenvectors, later QR(L U) with columns by falling eigenvalue."""
+    covariance = batch.matrices(f"{side}_covariance")
+    if is_first:
+        vectors: Tensor = torch.linalg.eigh(covariance).eigenvectors
+        return vectors.flip(-1)
+    product = covariance @ basis
+    order = (basis * product).sum(dim=-2).argsort(dim=-1, descending=True)  # (b, m)
+    _reorder(side, second_moment, order)
+    renewed: Tensor = torch.linalg.qr(_columns(product, order)).Q
+    return renewed
+
+
+def _basis_of_momentum(
+    side: Side,
+    momentum: Tensor,
+    old: dict[Side, Tensor],  # the bases of the rotated sides
+    second_moment: Tensor,
+) -> Tensor:
+    """QR(M V), columns by falling length; QR(M) where the other side is not rotated."""
+    other: Side = "right" if side == "left" else "left"
+    factor = seen_from(side, momentum)
+    product = factor @ old[other] if other in old else factor
+    # These are the other side's columns, and they reorder its second moments.
+    order = product.square().sum(dim=-2).argsort(dim=-1, descending=True)
+    _reorder(other, second_moment, order)
+    renewed: Tensor = torch.linalg.qr(_columns(product, order), mode="complete").Q
+    return renewed
+
+
+def _reorder(
+    side: Side,
+    matrices: Tensor,  # (b, m, n), in place
+    order: Tensor,  # (b, m) for the left side's rows, (b, n) for the right side's columns
+) -> None:
+    if side == "left":
+        matrices.copy_(_columns(matrices.mT, order).mT)
+    else:
+        matrices.copy_(_columns(matrices, order))
+
+
+def _columns(
+    matrices: Tensor,  # (b, m, n)
+    order: Tensor,  # (b, n)
+) -> Tensor:
+    """The columns of each matrix in its own order."""
+    batch = torch.arange(len(order), device=order.device)[:, None]
+    return matrices.mT[batch, order].mT

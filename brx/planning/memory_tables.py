@@ -107,7 +107,7 @@ def rank_table(
         row = {"rank": str(number), "stages": f"{rank.stages[0]}-{rank.stages[-1]}"}
         row["parameters"] = _millions(rank.num_parameters)
         for part in (*RANK_PARTS, *optional, "peak"):
-            row[part] = f"{getattr(rank, part) / unit_bytes:.2f}"
+            row[_part_heading(part, rank)] = f"{getattr(rank, part) / unit_bytes:.2f}"
         if device_memory is not None:
             row["fits"] = "yes" if rank.peak <= usable(device_memory) else "no"
         rows.append(row)
@@ -116,15 +116,15 @@ def rank_table(
     return title, pd.DataFrame(rows)
 
 
+def _part_heading(part: str, rank: RankMemory) -> str:
+    """Next to a GPU, the copy for a checkpoint is no part of the peak."""
+    return f"{part} (host)" if part == "checkpoint" and rank.host else part
+
+
 def rank_notes(config: RunConfig, ranks: Sequence[RankMemory]) -> list[str]:
     """The items of the highest peak, and the assumptions behind them."""
     notes = [_peak_line(ranks)]
-    if any(rank.host for rank in ranks):
-        most = max(rank.host for rank in ranks)
-        notes.append(
-            f"Host memory of a rank: up to {most / 1e9:.2f} GB, for rings that are kept there and "
-            f"the copy for a checkpoint. torch may pin up to twice as much for rings."
-        )
+    notes += _host_lines(ranks)
     if any(rank.checkpoint for rank in ranks):
         notes.append(
             "Checkpoint: one copy of all that is saved, from which a thread writes "
@@ -152,6 +152,22 @@ def rank_notes(config: RunConfig, ranks: Sequence[RankMemory]) -> list[str]:
     if assumed is not None:
         notes.append(f"Moments of {config.optimizer.method}: {assumed}.")
     return notes
+
+
+def _host_lines(ranks: Sequence[RankMemory]) -> list[str]:
+    """The memory that ranks take of their machine, next to a GPU."""
+    fullest = max(ranks, key=lambda rank: rank.host)
+    if not fullest.host:
+        return []
+    unit, unit_bytes = _unit(fullest.host)
+    rings = fullest.host - fullest.checkpoint
+    items = []
+    if fullest.checkpoint:
+        items.append(f"the copy for a checkpoint {fullest.checkpoint / unit_bytes:.2f}")
+    if rings:
+        items.append(f"rings {rings / unit_bytes:.2f}, of which torch may pin twice as much")
+    total = f"{fullest.host / unit_bytes:.2f} {unit}"
+    return [f"Host memory of a rank: up to {total}: {'; '.join(items)}."]
 
 
 def _peak_line(ranks: Sequence[RankMemory]) -> str:

@@ -9,67 +9,72 @@ from brx.methods.updater import num_warmup_iterations
 from brx.model.sizes import count_parameters
 from brx.pipeline.delay import depth, stage_delays
 
-APART = 3.0  # by what factor two numbers may differ and still count as alike
-CRITICAL_BATCH_EXPONENT = (
-    0.47  # it grows about as (tokens seen)^0.47, whatever the model's size (arXiv:2410.21676)
-)
+APART = 3.0
+"""Two numbers count as alike if they differ by at most this factor."""
+
+CRITICAL_BATCH_EXPONENT = 0.47
+"""The critical batch grows about as (tokens seen)^0.47, whatever the size of the model
+(arXiv:2410.21676)."""
 
 
 def dimensionless(config: RunConfig) -> dict[str, float | None]:
-    """The numbers that decide whether two trainings are alike; tau is in updates; None for what a
-    run lacks."""
+    """The numbers that decide whether two trainings are alike, by name; None where a run lacks
+    one. The delay tau is in updates."""
     model, training, optimizer = config.model, config.training, config.optimizer
-    iterations, lr = training.iterations, optimizer.lr
-    per_iteration = training.batch_size * model.sequence_length * config.pipeline.accumulation
-    tokens = per_iteration * iterations
-    num_parameters, in_blocks = count_parameters(model, config.data.vocabulary_size)
-    # Scion has no second moment; an optimizer of the user's own does not say what it has.
+    iterations = training.iterations
+    tokens = config.tokens_per_update * iterations
+    num_parameters, num_in_blocks = count_parameters(model, config.data.vocabulary_size)
+    num_warmup = num_warmup_iterations(training)
+    num_stages = depth(config.pipeline)
+    # Scion has no second moment; a user's own optimizer does not say what it has.
     memory = 1 / (1 - getattr(optimizer, "beta2", math.nan))
     decay = getattr(optimizer, "weight_decay", math.nan)
-    tau = (
-        max(delay.tau_updates for delay in stage_delays(config.pipeline, training.seed)) or math.nan
-    )
+    taus = [delay.tau_updates for delay in stage_delays(config.pipeline, training.seed)]
+    tau = max(taus) or math.nan
+    critical_batch = tokens**CRITICAL_BATCH_EXPONENT
     numbers = {
-        "P, stages of the pipeline with these delays": depth(config.pipeline),
-        "P / blocks": depth(config.pipeline) / model.blocks,
-        "tokens / parameter of the blocks": tokens / in_blocks,
+        "P, stages of the pipeline with these delays": num_stages,
+        "P / blocks": num_stages / model.blocks,
+        "tokens / parameter of the blocks": tokens / num_in_blocks,
         "tokens / parameter": tokens / num_parameters,
-        "tokens per iteration": per_iteration,
-        f"batch / critical batch, as tokens^{CRITICAL_BATCH_EXPONENT}": per_iteration
-        / tokens**CRITICAL_BATCH_EXPONENT,
-        "lr x width": lr * model.width,
-        "lr x weight decay x T": lr * decay * iterations,
+        "tokens per iteration": config.tokens_per_update,
+        f"batch / critical batch, as tokens^{CRITICAL_BATCH_EXPONENT}": config.tokens_per_update
+        / critical_batch,
+        "lr x width": optimizer.lr * model.width,
+        "lr x weight decay x T": optimizer.lr * decay * iterations,
         "second moment's memory, 1 / (1 - beta2), / T": memory / iterations,
         "second moment's memory / tau": memory / tau,
-        "warm-up / T": num_warmup_iterations(training) / iterations,
-        "warm-up / tau": num_warmup_iterations(training) / tau,
+        "warm-up / T": num_warmup / iterations,
+        "warm-up / tau": num_warmup / tau,
         "tau / T": tau / iterations,
     }
-    annealing = getattr(optimizer, "annealing_fraction", None)  # T_c of pipedream-lr
+    annealing = getattr(optimizer, "annealing_fraction", None)  # T_c / T of pipedream-lr
     if annealing is not None:
         numbers["T_c / tau"] = annealing * iterations / tau
     return {name: None if math.isnan(number) else number for name, number in numbers.items()}
 
 
 def similarity_table(config: RunConfig, like: RunConfig, names: tuple[str, str]) -> pd.DataFrame:
-    """A row per number: its value in both configurations, the ratio, and a mark where that is
-    beyond `APART`."""
+    """A row per number: its value in both configurations, their ratio, and a mark where the ratio
+    is beyond `APART`; texts."""
     ours, theirs = dimensionless(config), dimensionless(like)
     rows = []
     for name in dict.fromkeys([*ours, *theirs]):
         a, b = ours.get(name), theirs.get(name)
         ratio = a / b if a and b else None
-        is_apart = not 1 / APART <= ratio <= APART if ratio else None not in (a, b) and a != b
-        rows.append(
-            [
-                name,
-                _text(a),
-                _text(b),
-                "-" if ratio is None else f"{ratio:.3g}",
-                "<-" if is_apart else "",
-            ]
-        )
+        shown = "-" if ratio is None else f"{ratio:.3g}"
+        mark = "<-" if _is_apart(a, b) else ""
+        rows.append([name, _text(a), _text(b), shown, mark])
     return pd.DataFrame(rows, columns=["", *names, "ratio", f"> {APART:g} x"])
+
+
+def _is_apart(a: float | None, b: float | None) -> bool:
+    """Where a run lacks a number, there is nothing to compare."""
+    if a is None or b is None:
+        return False
+    if a == 0 or b == 0:
+        return a != b
+    return not 1 / APART <= a / b <= APART
 
 
 def _text(number: float | None) -> str:

@@ -1,6 +1,8 @@
 """`brx methods`, `memory`, `schedule` and `stages`: what they print, and what they refuse in one
 line."""
 
+import contextlib
+import io
 import re
 
 import pytest
@@ -22,27 +24,45 @@ def rows_of(table):
     ]
 
 
-def test_methods_are_listed_and_explained_with_every_option(printed):
-    text = printed("methods")
+@pytest.fixture(scope="module")
+def listed():
+    """`brx methods`, without line ends, by method."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        assert main(["methods"]) == 0
+    flat = {}
     for name, method in METHODS.items():
-        flat = " ".join(
-            text.partition(f"{name}: {method.summary}\n")[2].partition("\n\n")[0].split()
-        )
-        assert f"equation {method.equation}" in flat
-        assert f"source {method.source}" in flat
-        assert all(optimizer in flat for optimizer in method.gets)
-        assert "defaults lr=0.001" in flat
-    text = printed("methods", "basis-rotation", "--stages", "32")
+        own = output.getvalue().partition(f"{name}: {method.summary}\n")[2]
+        flat[name] = " ".join(own.partition("\n\n")[0].split())
+    return flat
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_are_listed(name, listed):
+    method = METHODS[name]
+    assert f"equation {method.equation}" in listed[name]
+    assert f"source {method.source}" in listed[name]
+    assert all(optimizer in listed[name] for optimizer in method.gets)
+    assert "defaults lr=0.001" in listed[name]
+
+
+def test_method_explains_every_option(printed):
+    text = printed("methods", "basis-rotation")
     assert METHODS["basis-rotation"].why[:40] in text
-    for key in METHODS[
-        "basis-rotation"
-    ].section.model_fields:  # each has a default and an explanation
+    for key in METHODS["basis-rotation"].section.model_fields:
+        # Each has a default and an explanation.
         assert key == "method" or re.search(rf"^  {key} = \S+ +\S", text, flags=re.M), key
+
+
+def test_method_shows_its_refreshes(printed):
+    text = printed("methods", "basis-rotation", "--stages", "32")
     assert re.search(r"sum of 1/f +3\.2000 +3\.4302", text)
+
+
+def test_optimizer_lists_its_arguments(printed):
     assert "  momentum: float = 0" in printed("methods", "torch.optim:SGD")
 
 
-def test_memory_of_a_model_counts_every_matrix_and_expert(printed):
+def test_memory_of_a_model_counts_every_matrix(printed):
     text = printed("memory", "paper-moe-100m")
     # 16 of 32 blocks are mixtures of 8 experts: 4 x 32 attention matrices, 16 + 16 x 8 of each kind
     #     in MLPs.
@@ -53,7 +73,7 @@ def test_memory_of_a_model_counts_every_matrix_and_expert(printed):
     assert float(row[7]) == pytest.approx(4 * 240**2 * (128 + 2 * 144) / 2**20, abs=0.01)
 
 
-def test_memory_of_a_run_is_shown_by_stage_and_by_device(printed):
+def test_memory_of_a_run_by_stage(printed):
     deep = ["model.blocks=32", "pipeline.stages=32", "pipeline.devices=2"]
     text = printed("memory", "laptop", "--set", *deep, "optimizer.method=basis-rotation")
     _, by_stage, by_rank = text.split("P = 32, R = 2")
@@ -88,32 +108,47 @@ def test_plan_names_a_method_that_cannot_be_tried(printed):
     assert "Moments of examples/methods/xpipe.py:XPipe: nothing is counted for its" in text
 
 
-def test_schedule_shows_the_engines_actions_and_the_delays(printed):
-    lines = printed(
-        "schedule", "--stages", "4", "--devices", "2", "--micro-batches", "3"
-    ).splitlines()
-    assert "GPipe, one step: idle 25.0% of the time shown" in lines
-    assert "  0F1 0F2 0F3 0B1 0B2 0B3 0U1" in lines
-    assert "  1F1 1B1 1F2 1B2 1F3 1B3 1U1" in lines
-    assert any(line.startswith("  0F1 0F2 0B1 0U1 0F3 0B2 0U2") for line in lines)
-    assert any(line.endswith("0.0% once the pipeline is full") for line in lines)
-    assert lines[-7:-5] == ["  0: 3 2", "  1: 1 0"]
-    assert lines[-4] == "    0:   0   0   0   0   1   2   3   4 kept"
+@pytest.fixture
+def four_stages(printed):
+    """The lines of a schedule of four stages on two devices."""
+    options = ["--stages", "4", "--devices", "2", "--micro-batches", "3"]
+    return printed("schedule", *options).splitlines()
+
+
+def test_synchronous_schedules_are_shown(four_stages):
+    assert "GPipe, one step: idle 25.0% of the time shown" in four_stages
+    assert "  0F1 0F2 0F3 0B1 0B2 0B3 0U1" in four_stages
+    assert "  1F1 1B1 1F2 1B2 1F3 1B3 1U1" in four_stages
+
+
+def test_engines_actions_are_shown(four_stages):
+    assert any(line.startswith("  0F1 0F2 0B1 0U1 0F3 0B2 0U2") for line in four_stages)
+    assert any(line.endswith("0.0% once the pipeline is full") for line in four_stages)
+
+
+def test_delays_of_stages_are_shown(four_stages):
+    assert four_stages[-7:-5] == ["  0: 3 2", "  1: 1 0"]
+    assert four_stages[-4] == "    0:   0   0   0   0   1   2   3   4 kept"
+
+
+def test_constant_delays_are_shown(printed):
     options = ["--stages", "3", "--delay", "2bw", "--accumulation", "2", "--micro-batches", "2"]
     lines = printed("schedule", *options).splitlines()
     assert lines[-1] == "    2:   0   0|  0   0|  1   1|  2   2   2 kept"
     assert any(line.startswith("  0F1 0F2 0F3 0B1 0F4 0B2 0U1 0F5") for line in lines)
 
 
-def test_schedules_are_wrapped_at_the_terminals_width_or_drawn(printed, monkeypatch, tmp_path):
+def test_schedules_are_wrapped_at_the_terminals_width(printed, monkeypatch):
     texts = {}
+    options = ["--stages", "8", "--devices", "4", "--micro-batches", "9"]
     for width in (60, 500):
         monkeypatch.setenv("COLUMNS", str(width))
-        texts[width] = printed(
-            "schedule", "--stages", "8", "--devices", "4", "--micro-batches", "9"
-        )
+        texts[width] = printed("schedule", *options)
         assert max(map(len, texts[width].splitlines())) <= width
     assert "".join(texts[60].split()) == "".join(texts[500].split())
+
+
+def test_schedule_is_drawn(printed, tmp_path):
     printed("schedule", "--stages", "3", "--figure", tmp_path / "schedule")
     assert (tmp_path / "schedule.png").stat().st_size > 0
     assert "3 devices" in (tmp_path / "schedule.txt").read_text()

@@ -37,6 +37,21 @@ from tests.paper.helpers import write_experiment
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_gradient_is_the_slope_of_the_loss(kind):
+    model, parameters, batch = tiny_model(kind)
+    direction = random_like(parameters)
+    step = 1e-5
+
+    def loss(distance):
+        moved = {name: w + distance * direction[name] for name, w in parameters.items()}
+        return hessian.training_loss(model, moved, batch)
+
+    slope = (loss(step) - loss(-step)) / (2 * step)
+    gradient = hessian.gradient(model, parameters, batch)
+    torch.testing.assert_close(flat(gradient) @ flat(direction), slope, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_product_is_the_whole_hessian_times_the_vector(kind):
     model, parameters, batch = tiny_model(kind)
     matrix = full_hessian(model, parameters, batch)

@@ -169,7 +169,7 @@ def test_free_memory_of_a_container(files, expected, tmp_path, monkeypatch):
     assert placement.free_memory(CPU) == expected
 
 
-def test_what_fills_a_device_to_the_brim_does_not_fit():
+def test_full_device_leaves_no_margin():
     ranks = plan_memory(load_config("quick"), "cuda")
     assert not fits(ranks, ranks[0].peak)
     assert fits(ranks, ranks[0].peak / (1 - MARGIN))

@@ -138,13 +138,13 @@ def steady_and_noisy():
     )
 
 
-def test_between_methods_the_noise_of_both_counts(steady_and_noisy):
+def test_noise_of_both_methods_counts(steady_and_noisy):
     pair = steady_and_noisy.best_of_each
     assert (pair.asynchronous.method, pair.synchronous.method) == ("muon", "pipedream")
     assert pair.noise == pytest.approx(math.hypot(pair.asynchronous.noise, pair.synchronous.noise))
 
 
-def test_within_a_method_only_the_slowdown_is_noisy(steady_and_noisy):
+def test_one_method_has_the_slowdowns_noise(steady_and_noisy):
     # Delay slows each seed alike, although seeds differ.
     pair = steady_and_noisy.same_method
     assert pair.asynchronous.method == "muon"

@@ -1,0 +1,56 @@
+"""The whole text of `brx plan`, and of `brx memory` for a configuration."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from brx.config.schema import RunConfig
+from brx.planning.memory_tables import (
+    matrices_of,
+    overhead_texts,
+    rank_notes,
+    rank_table,
+    stage_table,
+)
+from brx.planning.placement import fit_line
+from brx.planning.plan import plan_memory, planned_device_type
+from brx.planning.planned_run import PlannedRun, time_lines
+from brx.planning.rotation_cost import rotation_lines
+
+Titled = tuple[str, pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tables with their titles, and lines below them."""
+
+    tables: list[Titled]
+    lines: list[str]
+
+
+def plan_report(run: PlannedRun) -> Report:
+    """Memory by rank, whether it fits, operations and time.
+
+    Raises:
+        UserError: the devices cannot run the configured delays.
+    """
+    config = run.config
+    device_type = planned_device_type(config)
+    ranks = plan_memory(config, device_type)
+    lines = rank_notes(config, ranks)
+    if run.memory is not None:
+        lines.append(fit_line(config, ranks, device_type, run.memory))
+    lines += [*time_lines(run), *rotation_lines(config)]
+    return Report([rank_table(config, ranks, run.memory)], lines)
+
+
+def memory_report(config: RunConfig) -> Report:
+    """Memory beyond Adam's moments by matrix, then all memory by stage and by rank.
+
+    Raises:
+        UserError: the devices cannot run the configured delays.
+    """
+    ranks = plan_memory(config, planned_device_type(config))
+    overhead = overhead_texts(matrices_of(config), {})
+    tables = [overhead, stage_table(config, ranks), rank_table(config, ranks)]
+    return Report(tables, rank_notes(config, ranks))
