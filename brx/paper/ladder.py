@@ -326,22 +326,19 @@ def _fill(
 ) -> list[float]:
     """Each method's points, its law down to the paper's delay, and the paper's number there; all
     values drawn."""
-    methods, values = rows["method"].unique(), []
+    methods = rows["method"].unique()
+    values = []
     for index, method in enumerate(methods):
-        points, look = (
-            rows[(rows["method"] == method) & rows[quantity.column].notna()],
-            look_of(method),
-        )
+        look = look_of(method)
+        points = rows[(rows["method"] == method) & rows[quantity.column].notna()]
         values += [printed[method], *points[quantity.column]]
         law = quantity.law(points)
         label = f"{look.label}: {quantity.prediction_text(law)} / {printed[method]:{form}}"
         offset = SIDEWAYS ** (index - (len(methods) - 1) / 2)
         for point in points.to_dict("records"):
-            x, y, ends = (
-                point["relative_delay"] * offset,
-                point[quantity.column],
-                (point["low"], point["high"]),
-            )
+            x = point["relative_delay"] * offset
+            y = point[quantity.column]
+            ends = point["low"], point["high"]
             # Hollow: one seed; an arrow: a lower bound.
             marker = r"$\uparrow$" if point.get("is_censored") else look.marker
             face = "white" if point["num_seeds"] == 1 else look.color

@@ -348,22 +348,21 @@ def delay_hurts_where_misaligned(_: Experiments) -> Evidence:
 def misalignment_slows_on_the_spiral(_: Experiments) -> Evidence:
     """As the paper sets the spiral up, misalignment and slowdown rise together, on a trajectory
     that arrives."""
-    # NaN for None: of a constant there is no correlation
-    (arrived, correlation, p_value), (small_arrived, with_small_steps, _p) = (
-        _toy(
-            name,
-            lambda kept: np.array(
-                [kept[key] for key in ("arrived", "spearman", "p_value")], dtype=float
-            ),
-        )
-        for name in ("spiral", "spiral-small-steps")
-    )
+
+    def of_spiral(kept: Any) -> tuple[bool, float, float]:
+        """Whether Adam arrives, the rank correlation, and its p-value; NaN for None, since a
+        constant has no correlation."""
+        correlation, p_value = np.array([kept["spearman"], kept["p_value"]], dtype=float)
+        return bool(kept["arrived"]), float(correlation), float(p_value)
+
+    arrived, correlation, p_value = _toy("spiral", of_spiral)
+    small_arrived, with_small_steps, _p = _toy("spiral-small-steps", of_spiral)
     text = f"rank correlation of misalignment and slowdown {correlation:.2f}"
-    text += "" if arrived else ", but Adam stops on the way"
-    text += (
-        f"; with smaller steps it {'arrives' if small_arrived else 'stops'}: {with_small_steps:.2f}"
-    )
-    return Evidence(holds=bool(arrived and correlation > 0 and p_value < MOST_CHANCE), text=text)
+    if not arrived:
+        text += ", but Adam stops on the way"
+    ending = "arrives" if small_arrived else "stops"
+    text += f"; with smaller steps it {ending}: {with_small_steps:.2f}"
+    return Evidence(holds=arrived and correlation > 0 and p_value < MOST_CHANCE, text=text)
 
 
 def memory_share(_: Experiments) -> Evidence:

@@ -289,21 +289,40 @@ def curves(runs: pd.DataFrame | Folders) -> pd.DataFrame:
     Columns: `run` (the index of `load`), `iteration` from 1, `train_loss` and `val_loss` in nats
     (NaN where there was no validation), `smoothed` (see `Run.smoothed`; NaN within half a window of
     either end), `seconds` of training."""
-    frames = []
-    for path in runs.index if isinstance(runs, pd.DataFrame) else load(runs).index:
+    paths = (runs if isinstance(runs, pd.DataFrame) else load(runs)).index
+    # Arrays, not a frame per run: pandas takes milliseconds for each.
+    columns: dict[str, list[Series]] = {name: [] for name in _SERIES}
+    for path in paths:
         run = read_run(Path(path))
-        series = {
-            "iteration": run.iterations.astype(int),
-            "train_loss": run.train_loss,
-            "seconds": run.seconds,
-        }
-        frame = pd.DataFrame({"run": path, **series})
-        frame["smoothed"] = pd.Series(run.smoothed, frame.index[run.centres])
-        frame["val_loss"] = frame["iteration"].map(
-            pd.Series(run.val_loss, run.val_iterations.astype(int))
-        )
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+        smoothed = np.full(len(run.iterations), np.nan)
+        smoothed[run.centres] = run.smoothed
+        columns["iteration"].append(run.iterations)
+        columns["train_loss"].append(run.train_loss)
+        columns["seconds"].append(run.seconds)
+        columns["smoothed"].append(smoothed)
+        columns["val_loss"].append(_at(run.iterations, run.val_iterations, run.val_loss))
+    lengths = [len(iterations) for iterations in columns["iteration"]]
+    frame = pd.DataFrame({name: np.concatenate(parts) for name, parts in columns.items()})
+    frame["iteration"] = frame["iteration"].astype(int)
+    frame.insert(0, "run", paths.repeat(lengths))
+    return frame
+
+
+_SERIES = ("iteration", "train_loss", "seconds", "smoothed", "val_loss")
+
+
+def _at(
+    iterations: Series,  # (n,), rising
+    measured: Series,  # (m,), rising: the iterations of the values
+    values: Series,  # (m,)
+) -> Series:
+    """The value of each iteration, (n,); NaN where there is none."""
+    found = np.full(len(iterations), np.nan)
+    _, places, measured_places = np.intersect1d(
+        iterations, measured, assume_unique=True, return_indices=True
+    )
+    found[places] = values[measured_places]
+    return found
 
 
 def smoothed_loss(run: str) -> pd.Series:

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from brx.methods.updater import lr_factor
 from brx.pipeline.schedule import asynchronous_1f1b
 from brx.pipeline.world import World
+from brx.runs.checkpoint import list_checkpoints
 from brx.train.device import SAME_REQUEST_S, StopSignal
 from brx.train.loop import Trainer, train
 from tests.train.helpers import losses, tiny_config
@@ -143,3 +145,28 @@ def test_run_out_of_time_continues_to_the_same_losses(tmp_path):
     train(config, tmp_path / "run", seconds=0.0)
     assert train(config, tmp_path / "run", resume=True) == "finished"
     assert losses(tmp_path / "run") == losses(tmp_path / "straight")
+
+
+@pytest.fixture
+def interrupted(tmp_path, monkeypatch):
+    """The folder of a run that gets Ctrl-C in its fifth update, within this process."""
+
+    def interrupting(t, training):
+        if t == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return lr_factor(t, training)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("brx.methods.updater.lr_factor", interrupting)
+        assert train(tiny_config(tmp_path), tmp_path / "run") == "interrupted"
+    return tmp_path / "run"
+
+
+def test_ctrl_c_saves_the_iteration_under_way(interrupted):
+    assert [path.name for path in list_checkpoints(interrupted)] == ["00000005"]
+
+
+def test_run_after_ctrl_c_continues_to_the_same_losses(interrupted, tmp_path):
+    train(tiny_config(tmp_path), tmp_path / "straight")
+    train(tiny_config(tmp_path), interrupted, resume=True)
+    assert losses(interrupted) == losses(tmp_path / "straight")
