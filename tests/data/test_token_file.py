@@ -172,24 +172,33 @@ def test_damage_is_told_in_one_line_that_names_the_file(tmp_path, damage, messag
     assert "\n" not in str(caught.value)
 
 
-def test_the_hash_is_compared_again_only_when_the_file_or_its_sidecar_looks_changed(tmp_path):
+@pytest.fixture
+def checked(tmp_path):
+    """A token file whose hash has been compared."""
     path = write(tmp_path)
     TokenFile.load(path)
-    flip_a_bit(path)
+    return path
+
+
+@pytest.mark.parametrize("always_hash", [True, False])
+def test_changed_file_is_found(always_hash, checked):
+    flip_a_bit(checked)
     with pytest.raises(UserError, match="SHA-256"):
-        TokenFile.load(path, always_hash=True)
-    with pytest.raises(UserError, match="SHA-256"):
-        TokenFile.load(path)
-    TokenFile.load(write(tmp_path))
+        TokenFile.load(checked, always_hash=always_hash)
+
+
+def test_changed_sidecar_is_found(checked):
+    path = checked
     sidecar = json.loads(path.with_suffix(".json").read_text())
     path.with_suffix(".json").write_text(json.dumps({**sidecar, "sha256": "0" * 64}))
     with pytest.raises(UserError, match="SHA-256"):
         TokenFile.load(path)
-    (tmp_path / "unwritable").mkdir()
-    path = write(tmp_path / "unwritable")
-    path.with_suffix(
-        ".verified"
-    ).mkdir()  # a note that can be neither written nor read only costs time
+
+
+def test_file_without_a_note_is_loaded(tmp_path):
+    path = write(tmp_path)
+    # A note that can be neither written nor read only costs time.
+    path.with_suffix(".verified").mkdir()
     assert TokenFile.load(path).num_tokens == 6
 
 
