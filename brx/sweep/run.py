@@ -236,17 +236,17 @@ def calibrate(config: RunConfig) -> float | None:
     begun = started = time.perf_counter()
     num_before = 0  # iterations before `started`
     for result in engine.run(1, lambda: WARM_UP + MEASURED):
-        assert result.loss is not None
         is_out_of_time = time.perf_counter() - begun > MOST_CALIBRATION_S
         is_last = is_out_of_time or result.iteration == WARM_UP + MEASURED
+        if is_last or result.iteration == WARM_UP:
+            assert result.loss is not None
+            result.loss.item()  # waits for a GPU
+            now = time.perf_counter()
+            seconds = (now - started) / (result.iteration - num_before)
+            started, num_before = now, result.iteration
         if is_last:
             break
-        if result.iteration == WARM_UP:
-            result.loss.item()  # waits for a GPU
-            started = time.perf_counter()
-            num_before = WARM_UP
-    result.loss.item()
-    return (time.perf_counter() - started) / (result.iteration - num_before)
+    return seconds
 
 
 def _run_cells(
