@@ -43,6 +43,7 @@ def demo(
     from brx.paper.demo import run_demo
 
     if run_demo(out, overrides) == "interrupted":
+        print_note("call brx demo again to continue")
         raise typer.Exit(130)
 
 
