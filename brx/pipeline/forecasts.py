@@ -71,9 +71,13 @@ def moving_average(update: list[Tensor], decay: float, state: ParameterStates) -
 
 
 def copied_to(device: torch.device | str, kept: Any) -> Any:
-    """What a rule or an optimizer keeps for a parameter, with copies of all its tensors on a
-    device."""
-    return tree_map_only(Tensor, lambda tensor: tensor.to(device, copy=True), kept)
+    """A state with copies of all its tensors on a device.
+
+    Args:
+        device: of the copies.
+        kept: tensors and anything else, in nested dictionaries, lists and tuples.
+    """
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().to(device, copy=True), kept)
 
 
 class Extrapolation:

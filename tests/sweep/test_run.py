@@ -16,8 +16,9 @@ from brx.config.loading import dump_config
 from brx.environment import brx_command, child_environment
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.sweep.choice import choose, tried_cells
-from brx.sweep.run import check_names
+from brx.sweep.run import calibrate, check_names
 from brx.sweep.spec import State, Sweep, state_of
+from brx.train.build import assemble
 from brx.train.loop import train
 from tests.sweep.helpers import write_sweep
 from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
@@ -332,3 +333,19 @@ def test_trial_of_names_leaves_nothing(tmp_path):
     before = sorted(tmp_path.iterdir())
     check_names([Sweep.load(path)])
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_calibration_ends_when_its_time_is_up(tmp_path, monkeypatch):
+    asked = []
+
+    def counted(config, micro_batches, **options):
+        def noting(iteration):
+            asked.append(iteration)
+            return micro_batches(iteration)
+
+        return assemble(config, noting, **options)
+
+    monkeypatch.setattr("brx.sweep.run.assemble", counted)
+    monkeypatch.setattr("brx.sweep.run.MOST_CALIBRATION_S", 0.0)
+    assert calibrate(Sweep.load(write_sweep(tmp_path)).cells[0].config) > 0.0
+    assert asked == [1]

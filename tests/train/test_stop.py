@@ -101,6 +101,15 @@ def test_all_ranks_stop_after_the_same_iteration(num_ranks):
         assert all(pipeline.posted[key] <= last for key, last in pipeline.received.items())
 
 
+@pytest.fixture
+def heard_hangup():
+    """SIGHUP is not ignored, as it would be under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heard_hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_signal_asks_for_a_stop(number):
     with StopSignal() as stop:
