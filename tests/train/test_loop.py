@@ -260,12 +260,13 @@ class Sleeps(Method):
 """
 
 
-def test_a_second_signal_ends_at_once_and_says_what_is_saved(tmp_path):
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_second_signal_ends_at_once_and_says_what_is_saved(devices, tmp_path):
     (tmp_path / "sleeps.py").write_text(SLEEPS_IN_UPDATE_12)
     config = tiny_config(tmp_path, f"optimizer={{method: '{tmp_path}/sleeps.py:Sleeps', lr: 0.01}}")
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(config))
-    process = start_brx("train", path, "--devices", 2, "--out", tmp_path / "run")
+    process = start_brx("train", path, "--devices", devices, "--out", tmp_path / "run")
     wait_for_lines(tmp_path / "asleep", 1, process)
     process.send_signal(signal.SIGINT)  # asks for a stop after this iteration, which takes its time
     time.sleep(1)
