@@ -64,21 +64,30 @@ class DelayedPipeline:
     evaluation, it holds the newest. Version t is what the weights are when the first pass of the
     next update begins. Buffers (running means) are not versioned.
 
-    Args: model: called as a whole: `model(batch)`, whatever it takes and returns. DDP, FSDP or
-        torch.compile may wrap it. Parts of it are called within `with pipeline.micro_batch():`.
+    Args:
+        model: called as a whole: `model(batch)`, whatever it takes and returns. DDP, FSDP or
+            torch.compile may wrap it. Parts of it are called within `with pipeline.micro_batch():`.
         optimizer: one, or all that train the model; wrappers of them, too.
         stages: P, which cuts the model's blocks (or layers) evenly in the order in which its first
             forward pass uses them; or a mapping from parameter names or their beginnings
             (`blocks.3`), or a function of the name, to the stage from 0 (docs/own-model.md).
+        delay: as in the section `pipeline` of a configuration (docs/semantics.md).
         accumulation: M, the micro-batches (forward and backward passes) per update. All passes
             beyond M use the version of the M-th: with 1, all passes of update t use version
-            t - 1 - tau. delay, stash, forecast, rings: as in the section `pipeline` of a
-            configuration (docs/semantics.md). seed: for a delay function.
+            t - 1 - tau.
+        stash: what a backward pass computes with, as in a configuration.
+        forecast: both passes compute with expected weights, as in a configuration.
+        rings: where older versions are kept: `device`, or `host` memory.
+        seed: for a delay function.
         example: inputs of a forward pass (a tuple, or a dictionary of keyword arguments). With them
             the order of use is known at once, from a pass on the meta device.
 
-    `updates` is t, the updates so far; `by_stage` are the names of each stage's parameters.
-    UserError where parameters cannot be assigned or are not the model's."""
+    `updates` is t, the updates so far. `by_stage` has the names of each stage's parameters.
+
+    Raises:
+        UserError: a setting is wrong, parameters cannot be assigned to stages, or the optimizer has
+            parameters that are not the model's.
+    """
 
     def __init__(
         self,

@@ -45,9 +45,12 @@ def cut(
 ) -> list[list[str]]:
     """The names of each stage's parameters, of those that train; UserError for one without a stage.
 
-    Args: stages: their number, which cuts the model's blocks evenly, in the order of their use; or
-        a mapping from names or their beginnings; or a function of the name. positions: by name of
-        each parameter, its place in the order of use. Only a number needs it.
+    Args:
+        model: whose blocks or layers are not divided.
+        trained: the names of the parameters that train.
+        stages: their number, which cuts the model's blocks evenly, in the order of their use; or a
+            mapping from names or their beginnings; or a function of the name.
+        positions: by name of each parameter, its place in the order of use. Only a number needs it.
     """
     stage_of: Callable[[str], Any]
     if isinstance(stages, Mapping):

@@ -45,7 +45,14 @@ def set_counters(parameters: Sequence[Tensor], counters: Sequence[int]) -> None:
 class StageHistory:
     """The versions of one stage with a delay.
 
-    Args: initial: version 0, what the parameters held when the first pass began.
+    Args:
+        names: of the parameters.
+        parameters: in the same order.
+        delay: of the stage.
+        initial: version 0: the contents of the parameters when the first pass began.
+        stash: the stash mode.
+        forecast: the rule of a forecast, if there is one.
+        on_host: keep the slots in host memory.
     """
 
     def __init__(
@@ -137,9 +144,11 @@ class StageHistory:
 class History:
     """The versions of all stages with a delay, and what their parameters hold just now.
 
-    Args: stages: those with a delay. stash: with `none` and `predict`, backward passes see other
-        contents than their forward passes. before_move: called before parameters get other
-        contents.
+    Args:
+        stages: those with a delay.
+        stash: with `none` and `predict`, backward passes see other contents than their forward
+            passes.
+        before_move: called before parameters get other contents.
     """
 
     def __init__(
@@ -218,8 +227,11 @@ class History:
     ) -> list[str]:
         """The names of parameters that no longer hold what `show` gave them.
 
-        Args: by_contents: compare contents also where no version counter has moved. is_rounded:
-            what differs by rounding alone is the same.
+        Args:
+            micro_batch: the one that `show` was called with.
+            counter: the version counter that `show` was called with.
+            by_contents: compare contents even if no version counter has moved.
+            is_rounded: contents that differ by rounding alone are the same.
         """
         found: list[str] = []
         for stage in self.stages:

@@ -13,7 +13,9 @@ CHECKED = 3  # updates
 class SelfCheck:
     """Looks at the first `CHECKED` updates of a loop.
 
-    Args: parameters: those that train, by name. accumulation: M as stated.
+    Args:
+        parameters: those that train, by name.
+        accumulation: M, as the user has stated it.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], accumulation: int) -> None:

@@ -44,8 +44,12 @@ class Window:
 class Windows:
     """Opens and closes windows, and notices updates.
 
-    Args: parameters: those that train, by name. accumulation: M. make_history: makes the stages'
-        versions when the first update is noticed; takes version 0 of all parameters, by name.
+    Args:
+        parameters: those that train, by name.
+        accumulation: M, the micro-batches per update.
+        make_history: makes the stages' versions when the first update is noticed; takes version 0
+            of all parameters, by name.
+        check: looks at the first updates.
     """
 
     def __init__(
@@ -135,7 +139,9 @@ class Windows:
         if window is None:
             return
         is_shown = self.history is not None and not self._is_peeking
-        self.current, self._latest, self._is_peeking = None, window, False
+        self.current = None
+        self._latest = window
+        self._is_peeking = False
         if self.history is not None and is_shown:
             self._look_for_writes(window)
             if window.stepped:
