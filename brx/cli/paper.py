@@ -87,13 +87,13 @@ def plot(
     runs: ScaleRuns = None,
     strict: Strict = False,
 ) -> None:
-    from brx.paper.figures import FIGURES, draw_figures
-    from brx.paper.tables import entries
     from brx.runs.folder import stop_at_damage
 
     stop_at_damage(strict)
 
     if figure == "list":
+        from brx.paper.figures import FIGURES
+
         refuse(folders, "RUN: list takes no runs")
         for entry in FIGURES.values():
             print(f"{entry.name:24}{entry.place:13}{entry.caption}")
@@ -106,6 +106,9 @@ def plot(
         f"--runs: {figure} takes its runs as arguments, after its name",
     )
     if folders and not is_of_any_runs:
+        from brx.paper.figures import FIGURES
+        from brx.paper.tables import entries
+
         # A name that is unknown is told first
         entries(figure, FIGURES, "figure", ", ".join(OF_ANY_RUNS))
         raise UserError(
@@ -120,6 +123,9 @@ def plot(
         """Draw to `where`: the path without suffix for figures of any runs, else a folder."""
         if folders:
             return _of_runs(figure, folders, where)
+        # Here, since it imports torch and scipy, which take seconds that other figures do not need.
+        from brx.paper.figures import draw_figures
+
         return draw_figures(figure, scale, runs, where, print_note)
 
     if out is None or not is_file:
