@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -167,7 +168,7 @@ def parts_for(model: nn.Module, num_stages: int) -> list[Part]:
     runs = _runs(model)
     structured = [run for run in runs if any(True for _ in run[0].children())]
     for chosen in (structured, runs):
-        blocks = [block for run in chosen for block in run]
+        blocks = list(chain.from_iterable(chosen))
         if 1 <= num_stages <= len(blocks):
             return _parts_of(model, blocks)
     layers = _layers(model)

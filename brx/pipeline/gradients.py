@@ -7,6 +7,7 @@ update always lie at the same addresses.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -115,8 +116,8 @@ class Gradients:
         for stage in self._stages:
             gradients = [weight.grad for weight in stage.newest.values()]
             of_stages.append([gradient for gradient in gradients if gradient is not None])
-        every = [gradient for of_stage in of_stages for gradient in of_stage]
-        by_weight = torch.stack(torch._foreach_norm(every))  # (weights,)
+        of_all_stages = list(chain.from_iterable(of_stages))
+        by_weight = torch.stack(torch._foreach_norm(of_all_stages))  # (weights,)
         by_stage = torch.split(by_weight, [len(of_stage) for of_stage in of_stages])
         norms = torch.stack(torch._foreach_norm(list(by_stage)))  # (stages,)
         scales = torch.clamp(max_norm / (norms + EPSILON), max=1.0)

@@ -39,6 +39,7 @@ def counters_of(parameters: Iterable[Tensor]) -> tuple[int, ...]:
 
 
 def set_counters(parameters: Sequence[Tensor], counters: Sequence[int]) -> None:
+    """Set autograd's version counters, one per parameter."""
     torch._C._autograd._unsafe_set_version_counter(tuple(parameters), tuple(counters))
 
 
@@ -81,6 +82,7 @@ class StageHistory:
 
     @property
     def contents(self) -> list[Tensor]:
+        """What the parameters hold now; see the function `contents`."""
         return [contents(parameter) for parameter in self.parameters]
 
     def record(self, version: int) -> None:
@@ -162,7 +164,9 @@ class History:
         self.stages = list(stages)
         self.stash = stash
         self.newest_version = 0
-        self._parameters = [p for stage in self.stages for p in stage.parameters]
+        self._parameters: list[Tensor] = []
+        for stage in self.stages:
+            self._parameters += stage.parameters
         self._indices = {id(p): index for index, p in enumerate(self._parameters)}
         self._newest_counters: list[int] = []  # while parameters hold older contents
 

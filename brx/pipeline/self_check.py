@@ -29,6 +29,7 @@ class SelfCheck:
 
     @property
     def is_on(self) -> bool:
+        """Whether the first `CHECKED` updates are still to be made or under way."""
         return self._num_updates < CHECKED
 
     def see_gradient(self, name: str, *, is_in_window: bool) -> None:

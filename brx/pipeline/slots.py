@@ -334,6 +334,7 @@ class _CopyStreams:
             yield
 
     def record(self, events: Sequence[torch.cuda.Event]) -> None:
+        """Mark in each stream the work that it has been given so far."""
         for event, stream in zip(events, self._streams, strict=True):
             event.record(stream)
 
@@ -350,5 +351,6 @@ class _CopyStreams:
                     tensor.record_stream(stream)
 
     def synchronize(self) -> None:
+        """Let the host wait for all copies."""
         for stream in self._streams:
             stream.synchronize()

@@ -188,6 +188,7 @@ class StageVersions:
 
     @property
     def device(self) -> torch.device:
+        """Where the stage computes."""
         return self.in_use[0].device
 
 
