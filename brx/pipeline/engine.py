@@ -77,6 +77,7 @@ class Stopwatch:
         self._start = self._end = self._mark()
 
     def stop(self) -> None:
+        """Mark the end of the work."""
         self._end = self._mark()
 
     def seconds(self) -> float:

@@ -8,6 +8,7 @@ and of the weights; `2U1` is update 1."""
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from brx.config.schema import PipelineConfig
@@ -171,8 +172,10 @@ def interleaved_1f1b(
 
 
 class Timed(NamedTuple):
+    """An action and when it runs, in units of one rank's forward pass."""
+
     action: Action
-    start: float  # in units of one forward pass
+    start: float
     end: float
 
 
@@ -200,7 +203,7 @@ def timeline(
         ValueError: ranks wait for each other for ever.
     """
     num_ranks = len(actions)
-    num_stages = 1 + max(action.stage for rank in actions for action in rank)
+    num_stages = 1 + max(action.stage for action in chain.from_iterable(actions))
     # Where a rank holds several chunks of the model, each takes its share of the time.
     durations = {kind: duration * num_ranks / num_stages for kind, duration in DURATIONS.items()}
     latency = transfer_time if num_ranks > 1 else 0.0
@@ -255,12 +258,11 @@ def bubble_share(
         start, end: from when to when to look; by default from the beginning to the end.
     """
     if end is None:
-        end = max(entry.end for own in timed for entry in own)
+        end = max(entry.end for entry in chain.from_iterable(timed))
     busy: list[float] = []
-    for own in timed:
-        for entry in own:
-            overlap = min(entry.end, end) - max(entry.start, start)
-            busy.append(max(0.0, overlap))
+    for entry in chain.from_iterable(timed):
+        overlap = min(entry.end, end) - max(entry.start, start)
+        busy.append(max(0.0, overlap))
     return 1.0 - sum(busy) / (len(timed) * (end - start))
 
 

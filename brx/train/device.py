@@ -175,6 +175,7 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if not self.requested:
-            self.requested, self._first = True, now
+            self.requested = True
+            self._first = now
         elif number == signal.SIGINT and now - self._first > SAME_REQUEST_S:
             raise KeyboardInterrupt

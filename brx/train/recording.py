@@ -96,15 +96,7 @@ class Recording:
         self._validated = 0  # the newest update with a validation loss
         self._seconds = 0.0  # of earlier sessions
         self._started = time.perf_counter()
-        delays: dict[str, Any] = {
-            "stages": 1 if stages is None else stages,
-            "delay": "pipeline",
-            "accumulation": 1,
-        }
-        if pipeline is not None:
-            delays = pipeline.settings()
-        if stages is not None and stages != delays["stages"]:
-            raise UserError(f"record: stages is {stages}, but the pipeline has {delays['stages']}")
+        delays = _delays(stages, pipeline)
         if resume and self._folder.config.is_file():
             old = load_config(self._folder.path)
             num_logged = self._folder.read_summary().get("iteration", 0)
@@ -237,9 +229,11 @@ class Recording:
 
     def _find_place(self) -> None:
         """The newest iteration in the metrics, and its seconds."""
-        self._t, self._seconds = 0, 0.0
+        self._t = 0
+        self._seconds = 0.0
         for entry in read_metrics(self._folder.metrics):
-            self._t, self._seconds = entry["iteration"], entry.get("seconds", self._seconds)
+            self._t = entry["iteration"]
+            self._seconds = entry.get("seconds", self._seconds)
 
     def _write(self, entry: Record) -> None:
         if self._metrics is None:
@@ -304,6 +298,17 @@ record = Recording
 
 def _number(value: float | torch.Tensor) -> float:
     return float(value.detach() if isinstance(value, torch.Tensor) else value)
+
+
+def _delays(stages: int | None, pipeline: DelayedPipeline | None) -> dict[str, Any]:
+    """The section `pipeline` of the configuration; UserError if `stages` contradicts the
+    pipeline."""
+    if pipeline is None:
+        return {"stages": 1 if stages is None else stages, "delay": "pipeline", "accumulation": 1}
+    delays = pipeline.settings()
+    if stages is not None and stages != delays["stages"]:
+        raise UserError(f"record: stages is {stages}, but the pipeline has {delays['stages']}")
+    return delays
 
 
 def _task(pipeline: DelayedPipeline | None) -> str:

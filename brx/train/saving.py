@@ -88,7 +88,8 @@ class CheckpointWriter:
             RunError: the checkpoint under way has failed on this rank.
         """
         if self._error is not None:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             raise error
 
     def settle(self) -> None:
@@ -153,16 +154,21 @@ class CheckpointWriter:
         ranks = range(self._world.num_ranks)
         self._wait(lambda: all(self._has_saved(rank, iteration) for rank in ranks))
         training = self._config.training
+        entries: list[checkpoint.Content] = []  # per stage
+        for rank in ranks:
+            entries += self._saved_by(rank)["stages"]
         checkpoint.finish(
             self._run,
             iteration,
             content | {"rings": self._config.checkpoint.rings},
-            [entry for rank in ranks for entry in self._saved_by(rank)["stages"]],
+            entries,
             training.keep_checkpoints,
             training.keep_at,
         )
 
     def _saved_by(self, rank: int) -> dict[str, Any]:
+        """What a rank has announced as saved: `iteration`, and `stages` with an entry per stage for
+        the manifest. Empty before its first checkpoint."""
         told = self._world.announced(f"{_SAVED} {rank}")
         saved: dict[str, Any] = {} if told is None else json.loads(told)
         return saved

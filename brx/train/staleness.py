@@ -133,12 +133,15 @@ class StalenessProbe:
 
     def stage_state(self, stage: StageVersions) -> dict[str, Any]:
         """The kept updates, so that a resumed run measures what an uninterrupted one does."""
-        return {str(t): update for t, update in self._updates[self._stages.index(stage)].items()}
+        updates = self._updates[self._stages.index(stage)]
+        return {str(t): update for t, update in updates.items()}
 
     def load_stage_state(self, stage: StageVersions, state: dict[str, Any]) -> None:
-        self._updates[self._stages.index(stage)] = {
-            int(t): [tensor.to(stage.device) for tensor in update] for t, update in state.items()
-        }
+        """Continue from what `stage_state` gave for a stage."""
+        updates: dict[int, list[Tensor]] = {}
+        for t, update in state.items():
+            updates[int(t)] = [tensor.to(stage.device) for tensor in update]
+        self._updates[self._stages.index(stage)] = updates
 
     def _is_needed(self, stage: StageVersions, t: int, after: int = 0) -> bool:
         """Whether an update is compared after iteration `after`: because it is measured itself, is

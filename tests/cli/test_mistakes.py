@@ -165,7 +165,7 @@ def files_in(place):
 
 
 @pytest.mark.parametrize(("arguments", "expected"), MISTAKES)
-def test_mistakes_are_one_line_and_leave_nothing(arguments, expected, place, capsys, monkeypatch):
+def test_mistake_is_one_line_without_a_trace(arguments, expected, place, capsys, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     before = files_in(place)

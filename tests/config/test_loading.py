@@ -139,7 +139,7 @@ def test_wrong_file_is_one_clear_line(text, expected, tmp_path):
 @given(st.text(max_size=30))
 @example("\n=")
 @example("optimizer.lr=\n:")
-def test_any_text_as_override_is_taken_or_refused_in_one_line(text):
+def test_any_override_is_refused_in_one_line(text):
     message = ""
     try:
         load_config("quick", [text])

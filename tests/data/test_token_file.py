@@ -64,7 +64,7 @@ def test_gpt2_equals_the_reference_on_awkward_text_and_has_its_vocabulary():
 
 
 @given(st.text())
-def test_bytes_are_utf8_and_end_with_zero(text):
+def test_bytes_are_utf8_before_a_zero(text):
     ids = make_tokenizer("bytes")(text)
     assert (ids.dtype, ids[-1]) == (np.uint16, 0)
     assert ids.max() < 256
@@ -123,7 +123,7 @@ def reword(path, old, new):
     sidecar.write_text(sidecar.read_text().replace(old, new))
 
 
-def test_round_trip(tmp_path):
+def test_file_reads_back_as_written(tmp_path):
     path = write(tmp_path)
     assert path.read_bytes()[8:10] == bytes([0x50, 0xC4])  # 50256, low byte first on every machine
     file = TokenFile.load(path)
@@ -162,7 +162,7 @@ def test_round_trip(tmp_path):
         ),
     ],
 )
-def test_damage_is_told_in_one_line_that_names_the_file(tmp_path, damage, message):
+def test_damage_is_one_line_with_the_file(tmp_path, damage, message):
     path = write(tmp_path)
     damage(path)
     with pytest.raises(

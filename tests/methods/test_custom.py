@@ -103,7 +103,7 @@ class XPipeUpdate(NaiveUpdate):
         (["pipeline.delay=[5, 0, 2, 3]", "pipeline.accumulation=2"], [5, 0, 2, 3]),
     ],
 )
-def test_a_prediction_by_the_optimizers_moments_equals_naive_simulation(extra, taus):
+def test_prediction_by_moments_equals_naive_simulation(extra, taus):
     config = make_config(XPIPE, 4, "exact", 24, *extra)
     update = XPipeUpdate(config, taus)
     assert_equals_naive(config, taus, update, update.forecast)
@@ -122,7 +122,7 @@ class Mine(Method):
 """
 
 
-def test_a_prediction_with_a_state_of_its_own_is_that_of_the_pipeline(tmp_path):
+def test_own_average_equals_the_pipelines_prediction(tmp_path):
     own = weights_of(write(tmp_path, OWN_AVERAGE), 4)
     torch.testing.assert_close(
         own, weights_of("pipedream", 4, "pipeline.forecast=average-update"), rtol=0, atol=1e-6
@@ -161,7 +161,7 @@ PLAIN = "class Mine(Method):\n    pass\n"
 EDITED = "class Mine(Method):\n    pass  # edited\n"
 
 
-def test_an_edited_file_is_another_run(tmp_path, monkeypatch, capsys):
+def test_edited_file_is_another_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, PLAIN)
     settings = ("optimizer.method=mine.py:Mine", "training.iterations=4", "training.stop_after=2")
@@ -203,7 +203,7 @@ class Mine(Method):
 
 
 @pytest.mark.parametrize("method", [LION, XPIPE, OWN_AVERAGE, GROUPS_AND_MOMENTUM])
-def test_a_method_with_groups_rules_and_memory_of_its_own_resumes_exactly(method, tmp_path):
+def test_own_method_resumes_exactly(method, tmp_path):
     name = method if ":" in method.splitlines()[0] else write(tmp_path, method)
     settings = (f"optimizer.method={name}", "training.iterations=14")
     train(tiny_config(tmp_path, *settings), tmp_path / "whole")
@@ -291,7 +291,7 @@ DATA_CLASS = (
 
 
 @pytest.mark.parametrize(("body", "message"), BODIES)
-def test_faults_are_one_line_before_any_data_are_prepared(body, message, tmp_path):
+def test_fault_before_training_is_one_line(body, message, tmp_path):
     config = make_config(write(tmp_path, body), 2, "exact", 24, "pipeline.delay=[1000000000, 0]")
     with pytest.raises(UserError, match=message) as caught:
         check_method(config, torch.device("meta") if "device" in body else CPU)

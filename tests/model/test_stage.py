@@ -13,7 +13,7 @@ SMALL = GPTConfig(blocks=5, width=8, heads=2, sequence_length=6)
 
 
 @given(items=st.integers(1, 100), parts=st.integers(1, 100))
-def test_partition_is_contiguous_and_even(items, parts):
+def test_partition_has_even_parts(items, parts):
     parts = min(items, parts)
     ranges = partition(items, parts)
     assert [item for part in ranges for item in part] == list(range(items))

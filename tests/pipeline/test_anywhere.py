@@ -297,7 +297,7 @@ def test_recurrent_layers_compute_with_their_version():
         assert net(x).item() == pytest.approx(losses[t], rel=1e-12)
 
 
-def test_two_processes_under_ddp_are_one_with_both_batches(tmp_path):
+def test_two_ddp_processes_equal_one_with_both_batches(tmp_path):
     program = f"""
 import sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

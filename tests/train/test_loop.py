@@ -169,7 +169,7 @@ def test_newest_checkpoints_stay(straight):
         *((method, "{stages: 4}") for method in ("muon", "scion", *CUSTOM)),
     ],
 )
-def test_stopped_and_resumed_equals_uninterrupted(method, mode, tmp_path):
+def test_resumed_run_equals_uninterrupted(method, mode, tmp_path):
     lr = 0.001 if method == "scion" else 0.01
     arguments = [f"optimizer.arguments={CUSTOM[method]}"] if method in CUSTOM else []
     settings = [
@@ -207,7 +207,7 @@ def test_failed_decompositions_are_counted_in_the_metrics(tmp_path, monkeypatch)
     ("kill_at", "accumulation"),
     [(28, []), (5, ["pipeline.accumulation=2", "pipeline.delay=3", "pipeline.stash=predict"])],
 )
-def test_killed_and_resumed_equals_uninterrupted(kill_at, accumulation, tmp_path):
+def test_killed_run_resumes_exactly(kill_at, accumulation, tmp_path):
     config = tiny_config(
         tmp_path, "optimizer.method=basis-rotation", "training.log_every=1", *accumulation
     )
@@ -335,16 +335,16 @@ class Sleeps(Method):
 """
 
 
-@pytest.fixture(scope="module")
-def cut_off(tmp_path_factory):
-    """A run on two devices that a second Ctrl-C ends at once: its configuration, folder and
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)])
+def cut_off(request, tmp_path_factory):
+    """A run that a second Ctrl-C ends at once, by number of devices: its configuration, folder and
     output on stderr."""
     folder = tmp_path_factory.mktemp("cut_off")
     (folder / "sleeps.py").write_text(SLEEPS_IN_UPDATE_12)
     config = tiny_config(folder, f"optimizer={{method: '{folder}/sleeps.py:Sleeps', lr: 0.01}}")
     path = folder / "config.yaml"
     path.write_text(dump_config(config))
-    process = start_brx("train", path, "--devices", 2, "--out", folder / "run")
+    process = start_brx("train", path, "--devices", request.param, "--out", folder / "run")
     wait_for_lines(folder / "asleep", 1, process)
     process.send_signal(signal.SIGINT)  # asks for a stop after this iteration, which takes its time
     time.sleep(1)
@@ -717,7 +717,7 @@ def test_custom_step_that_fails_later(tmp_path):
     assert summary_of(tmp_path / "run")["status"] == "failed"
 
 
-def test_run_goes_on_without_a_reader_of_its_progress(tmp_path):
+def test_closed_output_does_not_end_a_run(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(tiny_config(tmp_path)))
     process = start_brx("train", path, "--out", tmp_path / "run")

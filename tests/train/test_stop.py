@@ -148,7 +148,7 @@ def test_run_out_of_time_saves(tmp_path):
     assert [record["iteration"] for record in losses(tmp_path / "run")] == [1]
 
 
-def test_run_out_of_time_continues_to_the_same_losses(tmp_path):
+def test_run_out_of_time_resumes_exactly(tmp_path):
     config = tiny_config(tmp_path)
     train(config, tmp_path / "straight")
     train(config, tmp_path / "run", seconds=0.0)
@@ -175,7 +175,7 @@ def test_ctrl_c_saves_the_iteration_under_way(interrupted):
     assert [path.name for path in list_checkpoints(interrupted)] == ["00000005"]
 
 
-def test_run_after_ctrl_c_continues_to_the_same_losses(interrupted, tmp_path):
+def test_run_after_ctrl_c_resumes_exactly(interrupted, tmp_path):
     train(tiny_config(tmp_path), tmp_path / "straight")
     train(tiny_config(tmp_path), interrupted, resume=True)
     assert losses(interrupted) == losses(tmp_path / "straight")
