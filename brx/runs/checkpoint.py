@@ -83,7 +83,7 @@ def write_stage(
 
     Args:
         on_written: called again and again with the number of bytes that have arrived on the disk
-            since the last time.
+            since the last time; with 0 at the end, when the file is in its place.
 
     Raises:
         RunError: the folder cannot be written to, or the disk is full.
@@ -95,6 +95,7 @@ def write_stage(
         writer = _SteadyWriter(file, on_written)
         torch.save(state, writer)  # type: ignore[arg-type]  # it needs `write` alone
         writer.sync()
+    on_written(0)  # the file is in its place, which takes slow storage as long as writing it
     return {"stage": stage, "bytes": path.stat().st_size, "sha256": writer.sha256.hexdigest()}
 
 

@@ -54,6 +54,7 @@ class CheckpointWriter:
         self._is_given_up = False
         self._is_cut_off = False
         self._num_bytes = 0  # written by this rank, in all checkpoints
+        self._num_steps = 0  # calls of `_count`
         self._told_at = 0.0  # when it last told them
 
     def save(self, iteration: int, assembly: Assembly, content: checkpoint.Content) -> None:
@@ -181,10 +182,12 @@ class CheckpointWriter:
         if self._is_cut_off:
             raise RunError(f"checkpoint of iteration {self._iteration}: cut off")
         self._num_bytes += num_bytes
+        self._num_steps += 1
         now = time.monotonic()
         if now - self._told_at > self._tell_every_s:
             self._told_at = now
-            self._world.announce(f"{_PROGRESS} {self._world.rank}", str(self._num_bytes))
+            progress = f"{self._num_bytes} in {self._num_steps} steps"
+            self._world.announce(f"{_PROGRESS} {self._world.rank}", progress)
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
         """Until `is_over`, as long as any rank makes progress."""

@@ -7,6 +7,7 @@ import torch
 
 from brx.config.loading import load_config
 from brx.errors import NeighbourLostError, RunError
+from brx.pipeline.world import World
 from brx.runs import checkpoint
 from brx.train.build import assemble
 from brx.train.loop import train
@@ -61,6 +62,20 @@ def test_slow_checkpoint_is_waited_for(tmp_path, monkeypatch):
     slowly(monkeypatch, 0.3)  # for each of four stages
     settings = ("pipeline.timeout_s=0.8", "training.iterations=7")
     assert train(tiny_config(tmp_path, *settings), tmp_path / "run") == "finished"
+
+
+def test_file_in_its_place_is_told(tmp_path):
+    path = tmp_path / "checkpoints" / ".00000001.tmp" / "stage-000.pt"
+    is_there = []
+    checkpoint.write_stage(tmp_path, 1, 0, {}, lambda num_bytes: is_there.append(path.exists()))
+    assert is_there == [False, True]
+
+
+def test_step_without_bytes_is_progress(tmp_path):
+    writer = CheckpointWriter(tmp_path, tiny_config(tmp_path), World())
+    before = writer._progress()
+    writer._count(0)
+    assert writer._progress() != before
 
 
 def test_disk_without_progress_is_told(tmp_path, monkeypatch):
