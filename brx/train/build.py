@@ -63,7 +63,7 @@ class Assembly:
         """Continue from a checkpoint.
 
         Args:
-            checkpoint: its folder, whose files have been checked (`check_stage`).
+            checkpoint: its folder, whose files have been checked (`check_stages`).
         """
         # By way of the CPU: a second copy of everything might not fit on the device.
         cpu = torch.device("cpu")

@@ -500,8 +500,7 @@ class Trainer:
         """On rank 0: the first damage that any rank has found in its stages of a checkpoint."""
         error = None
         try:
-            for stage in self.assembly.stages:
-                checkpoint.check_stage(chosen, stage.index)
+            checkpoint.check_stages(chosen, [stage.index for stage in self.assembly.stages])
         except DamagedError as damage:
             error = damage
         errors = [found for found in self.world.gather(error) if found is not None]

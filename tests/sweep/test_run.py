@@ -133,14 +133,18 @@ def test_a_killed_cell_is_told_and_the_rest_goes_on_with_the_machine_s_threads(t
     )
 
 
-def test_two_sweeps_at_once_run_no_cell_twice(tmp_path):
+def test_two_sweeps_at_once_run_no_cell_twice(tmp_path, capsys):
     path = write_sweep(tmp_path)
-    processes = [start_brx("sweep", path, "--jobs", "1") for _ in range(2)]
-    lines = []
-    for process in processes:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
-        lines += [line for line in errors.splitlines() if line.startswith("running: ")]
+    first = Sweep.load(path).cells[0].folder
+    process = start_brx("sweep", path, "--jobs", "1")
+    wait_for_lines(first / "metrics.jsonl", 1, process)
+    capsys.readouterr()
+    # The second sweep, in this process, begins while the other one runs a cell.
+    assert main(["sweep", str(path), "--jobs", "1"]) == 0
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    errors += capsys.readouterr().err
+    lines = [line for line in errors.splitlines() if line.startswith("running: ")]
     assert states(path) == [State.DONE] * 4
     assert len(lines) == len({line.split()[1] for line in lines}) == 4
 

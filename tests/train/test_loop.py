@@ -335,16 +335,16 @@ class Sleeps(Method):
 """
 
 
-@pytest.fixture(scope="module")
-def cut_off(tmp_path_factory):
-    """A run on two devices that a second Ctrl-C ends at once: its configuration, folder and
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)])
+def cut_off(request, tmp_path_factory):
+    """A run that a second Ctrl-C ends at once, by number of devices: its configuration, folder and
     output on stderr."""
     folder = tmp_path_factory.mktemp("cut_off")
     (folder / "sleeps.py").write_text(SLEEPS_IN_UPDATE_12)
     config = tiny_config(folder, f"optimizer={{method: '{folder}/sleeps.py:Sleeps', lr: 0.01}}")
     path = folder / "config.yaml"
     path.write_text(dump_config(config))
-    process = start_brx("train", path, "--devices", 2, "--out", folder / "run")
+    process = start_brx("train", path, "--devices", request.param, "--out", folder / "run")
     wait_for_lines(folder / "asleep", 1, process)
     process.send_signal(signal.SIGINT)  # asks for a stop after this iteration, which takes its time
     time.sleep(1)
