@@ -7,8 +7,8 @@ damaged file, a folder that cannot be written to) costs time and nothing else: t
 are parsed.
 
 The file is a line of JSON (`_Header`), the settings and the summary as JSON, and the curves as
-float64. A run takes a tenth of a millisecond to read; Parquet, NumPy's archives and Arrow's files
-take ten times as long, since most runs are small.
+float64. Most runs are small, and a table format (Parquet, an archive of arrays) costs more to open
+than such a run costs to read.
 
 What is kept is what the files say, before any check of settings and any analysis: these are done
 anew each time.
