@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from brx.config.schema import RunConfig
-from brx.model.checks import check_model
-from brx.model.stage import partition
+from brx.model.checks import check_model_of
 from brx.planning.memory_tables import (
     matrices_of,
     overhead_texts,
@@ -60,6 +59,5 @@ def memory_report(config: RunConfig) -> Report:
 
 def _planned(config: RunConfig) -> list[RankMemory]:
     """The memory of every rank. What a training would refuse of the model is refused first."""
-    blocks = partition(config.model.blocks, config.pipeline.stages)
-    check_model(config.model, config.data.vocabulary_size, blocks)
+    check_model_of(config)
     return plan_memory(config, planned_device_type(config))

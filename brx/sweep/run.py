@@ -26,9 +26,8 @@ from brx.config.user_code import allowed
 from brx.environment import stop_signals
 from brx.errors import UserError
 from brx.files import write_text
-from brx.model.checks import check_model
+from brx.model.checks import check_model_of
 from brx.model.sizes import count_parameters
-from brx.model.stage import partition
 from brx.runs.checkpoint import checkpoint_folder
 from brx.runs.folder import RunFolder, telling
 from brx.runs.formats import format_table
@@ -47,8 +46,8 @@ LARGEST_ON_CPU = 20_000_000  # parameters up to which a calibration on a CPU tak
 
 
 def check_own_methods(sweeps: Sequence[Sweep]) -> None:
-    """Refuse a user's own method or model that cannot train (`check_method`, `check_model`), before
-    anything is paid for any run. It is imported, and named on stderr before."""
+    """Refuse a user's own method or model that cannot train (`check_method`, `check_model_of`),
+    before anything is paid for any run. It is imported, and named on stderr before."""
     _check_own_models([cell.config for sweep in sweeps for cell in sweep.cells])
     asked = {}
     for config in (cell.config for sweep in sweeps for cell in sweep.cells):
@@ -73,8 +72,7 @@ def _check_own_models(configs: Sequence[RunConfig]) -> None:
         if key not in checked:
             checked.add(key)
             with allowed():
-                blocks = partition(config.model.blocks, num_stages)
-                check_model(config.model, vocabulary_size, blocks)
+                check_model_of(config)
 
 
 def check_names(sweeps: Sequence[Sweep]) -> None:

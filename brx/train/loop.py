@@ -24,7 +24,7 @@ from brx.data.batches import Prefetcher, check_validation_examples, validation_s
 from brx.data.prepare import PreparedData, prepare
 from brx.errors import DivergedError, NeighbourLostError, RunError, UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.model.checks import check_model
+from brx.model.checks import check_model_of
 from brx.model.stage import partition
 from brx.pipeline.engine import StepResult, check_finite
 from brx.pipeline.world import World
@@ -183,8 +183,7 @@ class Trainer:
         config = self.config
         autocast(config.runtime, self.device)
         check_method(config, self.device)
-        blocks = partition(config.model.blocks, config.pipeline.stages)
-        check_model(config.model, config.data.vocabulary_size, blocks)
+        check_model_of(config)
         if config.data.tokens is not None:
             check_budget(config, config.data.tokens)
 
