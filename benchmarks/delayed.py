@@ -1,5 +1,5 @@
 """What `delayed` costs: a loop under the delay of a pipeline against the same loop without, at d
-768.
+768, with few tokens per update and with four times as many.
 
 Three copies of the delayed stages' weights per update are the price of parameters that never
 change their addresses: the new version is kept, the old one comes in, the newest comes back (under
@@ -9,6 +9,7 @@ take turns in one process, so that ratios hold when the machine's speed drifts.
     python -m benchmarks.delayed [--threads 1] [--rounds 9] [--iterations 2] [--device cpu]
 """
 
+import argparse
 import statistics
 from collections.abc import Callable
 
@@ -18,7 +19,8 @@ from torch import nn
 from benchmarks.report import Table, parser_of, ratio, synchronize, take_turns
 from brx import delayed
 
-BLOCKS, WIDTH, HEADS, SEQUENCE, BATCH, STAGES = 4, 768, 12, 128, 2, 4
+BLOCKS, WIDTH, HEADS, SEQUENCE, STAGES = 4, 768, 12, 128, 4
+BATCHES = (2, 8)  # examples per update: the copies cost the same, the passes four times as much
 
 
 def main() -> None:
@@ -29,10 +31,30 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
 
-    plain, _ = loop(device)
+    table = Table(
+        "delayed",
+        [
+            "variant",
+            "tokens per update",
+            "ms / update (median)",
+            "ratio to plain loop",
+            "ratio without its copies",
+        ],
+    )
+    shares = [measure(table, batch, device, options) for batch in BATCHES]
+    table.write(
+        f"{BLOCKS} blocks, d {WIDTH}, sequence {SEQUENCE}, fp32, AdamW, {options.threads} "
+        f"thread(s), on {options.device}; ratios are medians over {options.rounds} turns; rings "
+        f"held / formula {shares[-1]:.3f}"
+    )
+
+
+def measure(table: Table, batch: int, device: torch.device, options: argparse.Namespace) -> float:
+    """Add the rows of a batch size to the table; gives the bytes of the rings over the formula."""
+    plain, _ = loop(device, batch)
     variants: dict[str, Callable[[int], None]] = {"plain loop": plain}
     for stash in ("exact", "none"):
-        variants[f"delayed, P = {STAGES}, {stash}"], ring = loop(device, stash)
+        variants[f"delayed, P = {STAGES}, {stash}"], ring = loop(device, batch, stash)
     held, formula = ring()
     copied = [
         torch.empty(formula // (4 * sum(range(2, STAGES + 1))), device=device)
@@ -46,29 +68,21 @@ def main() -> None:
         variants, options.rounds, options.iterations, warm_up=2, wait=lambda: synchronize(device)
     )
     base, copy = times["plain loop"], times["a copy of the delayed weights"]
-    table = Table(
-        "delayed",
-        ["variant", "ms / update (median)", "ratio to plain loop", "ratio without its copies"],
-    )
     for name, series in times.items():
         copies = {"exact": 3, "none": 4}.get(name.rpartition(", ")[2], 0)
         net = [one - copies * each for one, each in zip(series, copy, strict=True)]
-        row = [
+        table.add(
+            name,
+            f"{batch * SEQUENCE:,}",
             f"{1e3 * statistics.median(series):.1f}",
             f"{ratio(series, base):.3f}",
             f"{ratio(net, base):.3f}",
-        ]
-        table.add(name, *row)
-    table.write(
-        f"{BLOCKS} blocks, d {WIDTH}, sequence {SEQUENCE}, batch {BATCH}, fp32, AdamW, "
-        f"{options.threads} thread(s), on"
-        f" {options.device}; ratios are medians over {options.rounds} turns; rings held / formula "
-        f"{held / formula:.3f}"
-    )
+        )
+    return held / formula
 
 
 def loop(
-    device: torch.device, stash: str | None = None
+    device: torch.device, batch: int, stash: str | None = None
 ) -> tuple[Callable[[int], None], Callable[[], tuple[int, int]]]:
     """Two functions: `run(n)` makes n updates; `rings()` returns ring bytes, measured and
     planned."""
@@ -87,7 +101,7 @@ def loop(
     pipeline = (
         None if stash is None else delayed(model, optimizer, STAGES, stash=stash, accumulation=1)
     )
-    x = torch.randn(BATCH, SEQUENCE, WIDTH, device=device)
+    x = torch.randn(batch, SEQUENCE, WIDTH, device=device)
 
     def run(iterations: int) -> None:
         for _ in range(iterations):

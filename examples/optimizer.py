@@ -36,9 +36,7 @@ def train(make_optimizer, num_steps=300):
 
 if __name__ == "__main__":
     print("loss          first     last")
-    print(
-        "AdamW         {:.4f}    {:.5f}".format(
-            *train(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2))
-        )
-    )
-    print("BasisRotation {:.4f}    {:.5f}".format(*train(lambda m: BasisRotation(m, lr=1e-2))))
+    first, last = train(lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2))
+    print(f"AdamW         {first:.4f}    {last:.5f}")
+    first, last = train(lambda model: BasisRotation(model, lr=1e-2))
+    print(f"BasisRotation {first:.4f}    {last:.5f}")

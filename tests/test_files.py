@@ -25,9 +25,7 @@ from brx.files import replacing, write_text
         ),
     ],
 )
-def test_what_fails_on_the_way_leaves_the_old_content_and_nothing_else(
-    tmp_path, error, told, message
-):
+def test_failed_write_leaves_the_old_content(tmp_path, error, told, message):
     def write():
         with replacing(path) as file:
             file.write(b"new")

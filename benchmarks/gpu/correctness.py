@@ -156,8 +156,10 @@ class Work:
         self.deadline = deadline
         self.is_tiny = options.tiny
         self.text = folder / "pages.txt"
-        pages = [page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))]
-        self.text.write_text("\n".join(pages), encoding="utf-8")
+        # Many documents: with few, none might fall to the validation.
+        files = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "brx").rglob("*.py")])
+        texts = [file.read_text(encoding="utf-8") for file in files]
+        self.text.write_text("\n".join(texts), encoding="utf-8")
         self.log = options.out / "correctness.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.write_text("", encoding="utf-8")

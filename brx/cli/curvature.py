@@ -122,10 +122,17 @@ def hessian_norm(
     for other, is_given in (("--strategies", strategies), ("--basis-batches", basis_batches)):
         refuse(basis_from and is_given, f"--basis-from and {other}: give one of the two")
     refuse_two_checkpoints(runs, checkpoint)
-    spaces: Sequence[Space] | None = ["original"] if original else ["rotated"] if rotated else None
-    if strategies:
-        spaces, basis_batches = STRATEGY_SPACES, basis_batches or STRATEGY_BASIS_BATCHES
-    delays = None if slowdown_runs is None else strategy_slowdowns(load([slowdown_runs]))
+    spaces: Sequence[Space] | None = None  # original, and rotated if there is a basis
+    if original:
+        spaces = ["original"]
+    elif rotated:
+        spaces = ["rotated"]
+    elif strategies:
+        spaces = STRATEGY_SPACES
+        basis_batches = basis_batches or STRATEGY_BASIS_BATCHES
+    slowdowns = None
+    if slowdown_runs is not None:
+        slowdowns = strategy_slowdowns(load([slowdown_runs]))
     if measured:
         results = measured_norms(runs, spaces or SPACES, checkpoint)
     else:
@@ -138,30 +145,31 @@ def hessian_norm(
             basis_batches=basis_batches,
         )
         results = measure_runs(runs, spaces, settings, iteration=checkpoint, jobs=jobs)
-    print_table(strategy_table(results, delays), format, NORM_TITLE)
+    print_table(strategy_table(results, slowdowns), format, NORM_TITLE)
     _print_details(results, by, format, with_paths=format == "table" and not measured)
     if out is not None:
         drawn = (
-            draw_strategy_norms(results, delays, out) if strategies else draw_norms(results, out)
+            draw_strategy_norms(results, slowdowns, out) if strategies else draw_norms(results, out)
         )
+        # With csv and json, stdout holds the table alone.
         print(*drawn, sep="\n", file=sys.stdout if format == "table" else sys.stderr)
 
 
 def _print_details(
     results: Sequence[NormResult], by: Breakdown, format: TableFormat, *, with_paths: bool
 ) -> None:
-    """Each norm's breakdown, a warning, and where a new one is kept."""
+    """For each norm: its breakdown if one is asked for, a warning if many rows lie below the
+    resolution of the precision, and with `with_paths` the file that holds it."""
     from brx.curvature.norm_result import breakdown_table, resolution_warning
 
     for result in results:
+        run = Path(result.run)
         if by != "none":
-            print_table(
-                breakdown_table(result, by), format, f"{Path(result.run).name}, {result.space}"
-            )
+            print_table(breakdown_table(result, by), format, f"{run.name}, {result.space}")
         if warning := resolution_warning(result):
-            print(f"brx: warning: {Path(result.run).name}, {warning}", file=sys.stderr)
+            print(f"brx: warning: {run.name}, {warning}", file=sys.stderr)
         if with_paths:
-            print(result.path_in(Path(result.run)))
+            print(result.path_in(run))
 
 
 @app.add("""\
@@ -192,9 +200,10 @@ def effective_delay(
     measured = measured_norms(runs)
     print_note(*differences(loaded))
     counts = stages or delays.usual_stages(measured)
-    curves = [
-        (result, [delays.effective_delay(result, count) for count in counts]) for result in measured
-    ]
+    curves = []
+    for result in measured:
+        by_count = [delays.effective_delay(result, count) for count in counts]
+        curves.append((result, by_count))
     points, lacking = delays.measured_points(loaded, measured)
     print_table(delays.delay_table(curves))
     if len(points):
@@ -249,8 +258,10 @@ def oscillation(
     if measured:
         results = oscillations_in(checkpoints, checkpoint)
     else:
-        results = [
-            measure_oscillation(
+        results = []
+        for place in checkpoints:
+            run, iteration = run_and_iteration(place)
+            result = measure_oscillation(
                 run,
                 iteration=iteration or checkpoint,
                 num_iterations=iterations,
@@ -260,8 +271,7 @@ def oscillation(
                 seed=seed,
                 report=Console(stderr=True, highlight=False).print,
             )
-            for run, iteration in map(run_and_iteration, checkpoints)
-        ]
+            results.append(result)
     print_table(oscillation_table(results))
     print("share: of the updates' squared norms, along the direction")
     if out is not None:

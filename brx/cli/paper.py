@@ -23,6 +23,7 @@ from brx.errors import UserError, did_you_mean
 from brx.files import replacing
 
 OF_ANY_RUNS = ("curves", "staleness", "profiles")
+"""Figures that are drawn from any runs, unlike the paper's."""
 FORMATS = (".png", ".pdf", ".svg")
 complete_table = completing("brx.paper.tables", "TABLES", "all", "list")
 
@@ -42,6 +43,7 @@ def demo(
     from brx.paper.demo import run_demo
 
     if run_demo(out, overrides) == "interrupted":
+        print_note("call brx demo again to continue")
         raise typer.Exit(130)
 
 
@@ -85,19 +87,28 @@ def plot(
     runs: ScaleRuns = None,
     strict: Strict = False,
 ) -> None:
-    from brx.paper.figures import FIGURES, draw_figures
-    from brx.paper.tables import entries
     from brx.runs.folder import stop_at_damage
 
     stop_at_damage(strict)
 
-    is_of_any_runs, is_file = figure in OF_ANY_RUNS, out is not None and out.suffix in FORMATS
+    if figure == "list":
+        from brx.paper.figures import FIGURES
+
+        refuse(folders, "RUN: list takes no runs")
+        for entry in FIGURES.values():
+            print(f"{entry.name:24}{entry.place:13}{entry.caption}")
+        return
+    is_of_any_runs = figure in OF_ANY_RUNS
+    is_file = out is not None and out.suffix in FORMATS
     refuse(is_of_any_runs and not folders, "RUN: name at least one run's folder")
     refuse(
         is_of_any_runs and runs is not None,
         f"--runs: {figure} takes its runs as arguments, after its name",
     )
     if folders and not is_of_any_runs:
+        from brx.paper.figures import FIGURES
+        from brx.paper.tables import entries
+
         # A name that is unknown is told first
         entries(figure, FIGURES, "figure", ", ".join(OF_ANY_RUNS))
         raise UserError(
@@ -109,32 +120,31 @@ def plot(
     )
 
     def draw(where: Path | None) -> Iterable[Path]:
-        """For a figure of any runs, `where` is its path without suffix; otherwise the folder."""
-        return (
-            _of_runs(figure, folders, where)
-            if folders
-            else draw_figures(figure, scale, runs, where, print_note)
-        )
+        """Draw to `where`: the path without suffix for figures of any runs, else a folder."""
+        if folders:
+            return _of_runs(figure, folders, where)
+        # Here, since it imports torch and scipy, which take seconds that other figures do not need.
+        from brx.paper.figures import draw_figures
 
-    if figure == "list":
-        for entry in FIGURES.values():
-            print(f"{entry.name:24}{entry.place:13}{entry.caption}")
-        return
+        return draw_figures(figure, scale, runs, where, print_note)
+
     if out is None or not is_file:
         for path in draw(out):
             print(path)
         return
+    # Figures are drawn in all formats: into a scratch folder, of which one file is taken.
     with tempfile.TemporaryDirectory() as scratch:
-        image = next(
-            iter(draw(Path(scratch) / "figure" if folders else Path(scratch)))
-        ).with_suffix(out.suffix)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(out) as file:
-            file.write(image.read_bytes())
+        where = Path(scratch) / "figure" if is_of_any_runs else Path(scratch)
+        first = next(iter(draw(where)))
+        image = first.with_suffix(out.suffix).read_bytes()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(out) as file:
+        file.write(image)
     print(out)
 
 
 def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
+    """Draw one of `OF_ANY_RUNS`, by default to its name; gives the files."""
     from brx.runs.frames import comparable, differences, left_out, load
 
     path = out or Path(figure)

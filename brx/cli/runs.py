@@ -136,8 +136,8 @@ def _print(comparison: Comparison, format: TableFormat, target_rule: str) -> Non
             "higher --target"
         )
     if slowdowns[["lr_at_edge", "reference_lr_at_edge"]].any(axis=None):
-        print("*: at the edge of the rates that were tried, or the only one")
-    print("Of this target and of these runs, rates and seeds alone (docs/slowdown.md)")
+        print("*: the lowest or highest rate tried, or the only one")
+    print("Slowdowns depend on the target, the runs, the rates and the seeds (docs/slowdown.md)")
     if len(reductions):
         saved = (
             "Iterations saved over the best of PipeDream, PipeDream-LR and Nesterov, at its "

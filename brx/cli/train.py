@@ -1,11 +1,13 @@
 """Training: `brx train` (one run), `brx sweep` (a grid), `brx compare` (how robust is a method
 against delay?)."""
 
+from __future__ import annotations
+
 import math
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -25,6 +27,9 @@ from brx.cli.options import (
 )
 from brx.cli.usage import Application, print_note, print_table, refuse
 from brx.errors import UserError
+
+if TYPE_CHECKING:
+    from brx.config.schema import RunConfig
 
 app = Application()
 
@@ -82,7 +87,7 @@ def train(
     """
     started = time.monotonic()
     from brx.config.loading import find_config, load_config
-    from brx.distributed.launch import end_with_launcher, launch, place_among_many
+    from brx.distributed.launch import end_with_launcher, place_among_many
     from brx.files import user_path
 
     source = user_path(config)
@@ -107,12 +112,19 @@ def train(
     # Wrong settings are told at once; torch takes seconds to load.
     from brx.distributed.processes import DistributedWorld
     from brx.pipeline.world import World
-    from brx.runs.checkpoint import check_request
-    from brx.runs.folder import RunFolder, default_folder, hand_down, hold
-    from brx.train.device import choose_device
+    from brx.runs.folder import default_folder
     from brx.train.loop import train
 
     folder = out or (source if is_run else default_folder(run_config, find_config(config).stem))
+    if place is None and run_config.pipeline.devices > 1:
+        arguments = ["train", config, "--out", str(folder)]
+        switches = {"--resume": resume, "--profile": profile, "--verify": verify}
+        arguments += [name for name, is_given in switches.items() if is_given]
+        if math.isfinite(seconds):
+            arguments += ["--stop-after", f"{stop_after}"]
+        if settings:
+            arguments += ["--set", *settings]
+        raise typer.Exit(_start_ranks(run_config, folder, arguments, resume=resume))
 
     world = World()
     if place is not None:
@@ -120,33 +132,6 @@ def train(
         world = DistributedWorld(
             run_config.pipeline.timeout_s, through_host=run_config.runtime.share_gpus
         )
-    elif run_config.pipeline.devices > 1:
-        # Refuses more devices than there are.
-        choose_device(
-            run_config.runtime.device,
-            run_config.pipeline.devices - 1,
-            share_gpus=run_config.runtime.share_gpus,
-        )
-        switches = {"--resume": resume, "--profile": profile, "--verify": verify}
-        flags = [name for name, is_given in switches.items() if is_given]
-        arguments = [
-            "train",
-            config,
-            "--out",
-            str(folder),
-            *flags,
-            *(["--stop-after", f"{stop_after}"] if math.isfinite(seconds) else []),
-            *(["--set", *settings] if settings else []),
-        ]
-        with hold(folder) as lock:
-            check_request(RunFolder(folder), run_config, resume=resume)
-            code = launch(
-                arguments,
-                run_config.pipeline.devices,
-                descriptors=[lock],
-                environment=hand_down(lock),
-            )
-        raise typer.Exit(code)
     left = seconds - (time.monotonic() - started)
     status = train(
         run_config,
@@ -162,6 +147,22 @@ def train(
         print(folder)
     if status == "interrupted":
         raise typer.Exit(130)
+
+
+def _start_ranks(config: RunConfig, folder: Path, arguments: list[str], *, resume: bool) -> int:
+    """Run `brx` with these arguments in a process per device, which together train in the folder;
+    gives the exit code."""
+    from brx.distributed.launch import launch
+    from brx.runs.checkpoint import check_request
+    from brx.runs.folder import RunFolder, hand_down, hold
+    from brx.train.device import choose_device
+
+    runtime, num_devices = config.runtime, config.pipeline.devices
+    # Refuses more devices than there are.
+    choose_device(runtime.device, num_devices - 1, share_gpus=runtime.share_gpus)
+    with hold(folder) as lock:
+        check_request(RunFolder(folder), config, resume=resume)
+        return launch(arguments, num_devices, descriptors=[lock], environment=hand_down(lock))
 
 
 def _duration(text: str) -> float:

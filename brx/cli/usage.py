@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -63,42 +64,50 @@ class Command(_PlainHelp, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Write every value of a list option behind a flag of its own, then parse as Typer does."""
-        options = {
-            flag: option
-            for option in self.params
-            if isinstance(option, TyperOption)
-            for flag in option.opts
-        }
-        written: list[str] = []
-        # The list option under way, and whether it has had a value
-        repeated, has_value = (
-            None,
-            False,
-        )
-        for position, word in enumerate(args):
-            if word == "--":
-                written += args[position:]
-                break
-            if _is_option(word):
-                option = options.get(word)
-                # `--out --resume` has forgotten a folder; the parser itself would name the folder
-                # `--resume`. Not so in completion, whose line is not at its end.
-                following = [*args, "--"][position + 1]
-                if (
-                    option
-                    and not option.is_flag
-                    and _is_option(following)
-                    and not ctx.resilient_parsing
-                ):
-                    raise typer.BadParameter(f"needs a value: {option.help}", ctx=ctx, param=option)
-                repeated, has_value = (word if option and option.multiple else None), False
-            elif repeated is not None:
-                written += [repeated] if has_value else []
-                has_value = True
-            written.append(word)
-        rest = super().parse_args(ctx, written)
+        # In completion the line is not at its end, and options may still get their values.
+        if not ctx.resilient_parsing:
+            self._refuse_missing_value(ctx, args)
+        rest = super().parse_args(ctx, self._one_value_per_flag(args))
         ctx.params = {name: _without_tilde(value) for name, value in ctx.params.items()}
         return rest
+
+    def _options_by_flag(self) -> dict[str, TyperOption]:
+        found: dict[str, TyperOption] = {}
+        for option in self.params:
+            if isinstance(option, TyperOption):
+                found |= dict.fromkeys(option.opts, option)
+        return found
+
+    def _refuse_missing_value(self, ctx: Any, args: list[str]) -> None:
+        """Refuse `--out --resume`, which has forgotten a folder: the parser itself would call the
+        folder `--resume`."""
+        options = self._options_by_flag()
+        for word, following in pairwise([*args, "--"]):
+            if word == "--":
+                return
+            option = options.get(word)
+            if option is not None and not option.is_flag and _is_option(following):
+                raise typer.BadParameter(f"needs a value: {option.help}", ctx=ctx, param=option)
+
+    def _one_value_per_flag(self, args: list[str]) -> list[str]:
+        """The arguments with the flag of a list option before each of its values."""
+        options = self._options_by_flag()
+        written: list[str] = []
+        list_flag: str | None = None  # of the list option whose values are being read
+        needs_flag = False  # its next value has no flag before it
+        for position, word in enumerate(args):
+            if word == "--":
+                return written + args[position:]
+            if _is_option(word):
+                option = options.get(word)
+                list_flag = word if option is not None and option.multiple else None
+                needs_flag = False
+            elif list_flag is not None:
+                if needs_flag:
+                    written.append(list_flag)
+                needs_flag = True
+            written.append(word)
+        return written
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """`CONFIG [NAME]`, without Typer's braces around what is required."""
@@ -134,13 +143,14 @@ def refuse(is_wrong: object, message: str) -> None:
 
 
 def print_note(*lines: str) -> None:
-    """Print on stderr what the user should know, and is not the result."""
+    """Print what the user should know on stderr, since it is not part of the result."""
     for line in lines:
         print(f"brx: note: {shown(line)}", file=sys.stderr)
 
 
 def print_table(table: pd.DataFrame, format: TableFormat = "table", title: str = "") -> None:
-    """Print a table of texts on stdout; in the formats for programs without its title."""
+    """Print a table of texts on stdout. Only the format `table` has the title; the others are for
+    programs."""
     from brx.runs.formats import format_table
 
     if title and format == "table":
@@ -150,16 +160,16 @@ def print_table(table: pd.DataFrame, format: TableFormat = "table", title: str =
 
 def usage_line(error: typer.TyperException) -> str:
     """Say in one line what was wrong with the arguments and what would be right."""
-    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    context = getattr(error, "ctx", None)
+    parameter = getattr(error, "param", None)
     command = context.command_path if context is not None else "brx"
     if parameter is None:
         message = " ".join(error.format_message().split()).removesuffix(".")
         if context is not None and isinstance(context.command, TyperGroup) and "command" in message:
             message += f" (known: {', '.join(context.command.list_commands(context))})"
     else:
-        name = (
-            parameter.opts[0] if isinstance(parameter, TyperOption) else parameter.display_name_raw
-        )
+        is_option = isinstance(parameter, TyperOption)
+        name = parameter.opts[0] if is_option else parameter.display_name_raw
         message = name + (_what_is_wrong(error) or f" is missing: {parameter.help}")
     return f"{command}: {message}; see {command} --help"
 

@@ -1,4 +1,4 @@
-"""YAML files and `--set` overrides into checked configurations; every mistake becomes one line."""
+"""Checked configurations from YAML files and `--set` overrides; every mistake becomes one line."""
 
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,18 +26,20 @@ OF_RUNS = ("metrics.jsonl", "curves.npz", "summary.json", "checkpoints")
 """Files of a run's folder other than config.yaml; one of them identifies a run."""
 MOST_SHOWN = 200  # characters of an override that a message repeats
 Settings = Mapping[str, Any]  # dotted keys of a run's configuration and their values
-# By section that has several forms: the key that names one, and the section's tag.
+# Two sections have several forms, each a class of its own in the schema. The entry gives the key
+# that selects the form, and the function from that key's value to the tag of the form.
 FORMS = {"optimizer": ("method", method_tag), "model": ("class", model_tag)}
-OWN_TAGS = {"optimizer": "custom", "model": "own"}  # of forms that are code of the user's own
+OWN_TAGS = {"optimizer": "custom", "model": "own"}  # tags of the forms for the user's own code
+NOTED = ("code_sha256", "facts")  # keys in which brx notes what it found in the user's own code
 _EITHER = {"delay"}  # keys that hold a value or a section of their own (`pipeline.delay.like`)
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """The content of a YAML file that holds a mapping, and {} for an empty one.
+    """Read a YAML file that holds a mapping; an empty file gives {}.
 
     Raises:
-        UserError: it cannot be read, or is something else.
+        UserError: the file cannot be read, is no YAML, or holds something else.
     """
     try:
         text = read_text(path)
@@ -54,28 +56,51 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def load_yaml_as(path: Path, model: type[Model]) -> Model:
+    """Read a YAML file and check it against a pydantic model.
+
+    Raises:
+        UserError: the file cannot be read, or does not fit the model.
+    """
     return validate(read_mapping(path), model, str(path))
 
 
 def load_config(
     name: str | Path, overrides: Sequence[str] = (), *, is_new: bool = False
 ) -> RunConfig:
-    """Load a run's configuration from a file, a run's folder or a preset by name, and apply
-    `a.b=value` overrides."""
+    """Load and check a run's configuration.
+
+    Args:
+        name: a file, a run's folder, or the name of a preset.
+        overrides: settings `a.b=value`, which win over the file.
+        is_new: the configuration is for a new run, so what an old run noted about the user's own
+            code is dropped (`new_content`).
+
+    Raises:
+        UserError: there is no such file or preset, or a key or value is wrong.
+    """
     path = find_config(name)
     content = new_content(path) if is_new else read_mapping(path)
     return config_of(content, _as_given(name, path), overrides)
 
 
 def _as_given(name: str | Path, path: Path) -> str:
-    """A configuration's file in messages: a preset by its name, not where brx keeps it."""
-    return str(name) if path == PRESETS / f"{name}.yaml" else str(path)
+    """What messages call a configuration: a preset by its name, any other by its path."""
+    is_preset = path == PRESETS / f"{name}.yaml"
+    return str(name) if is_preset else str(path)
 
 
 def config_of(content: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Check what a configuration's file, `where`, holds (`read_mapping`), with `a.b=value`
-    overrides."""
-    if not content:  # a default run is a long one: it is asked for with {}, not by an emptied file
+    """Check the content of a configuration file together with `a.b=value` overrides.
+
+    Args:
+        content: from `read_mapping` or `new_content`.
+        where: the file's name in messages.
+
+    Raises:
+        UserError: the content is empty, or a key or value is wrong.
+    """
+    # The default run is a long one. A file that was emptied by accident must not start it.
+    if not content:
         raise UserError(
             f"{where}: is empty; restore it, or name a preset ({', '.join(preset_names())})"
         )
@@ -85,28 +110,36 @@ def config_of(content: Mapping[str, Any], where: str, overrides: Sequence[str] =
 
 
 def new_content(path: Path) -> dict[str, Any]:
-    """For a run that is to begin: files of the user's own code count as they are now, whatever an
-    old run's were."""
+    """Read a configuration for a new run: without what an old run noted about the user's own code,
+    since that code may have changed.
+
+    Raises:
+        UserError: the file cannot be read, or belongs to a run that was recorded from another loop.
+    """
     content = read_mapping(path)
     _refuse_recorded(content, path)
     for section in sections_of_code(content):
-        section.pop("code_sha256", None)
-        section.pop("facts", None)
+        for key in NOTED:
+            section.pop(key, None)
     return content
 
 
 def load_config_to_plan(name: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration of a command that plans: of a run it has what is noted of its code, of a
-    preset or file its code counts as it is now."""
+    """Load the configuration for a command that plans (arguments and errors as `load_config`).
+
+    A run's configuration keeps what the run noted about the user's own code. For a preset or a
+    file, that code is looked at anew."""
     path = find_config(name)
-    if is_of_run(path):
+    belongs_to_run = is_of_run(path)
+    if belongs_to_run:
         _refuse_recorded(read_mapping(path), path)
-    return load_config(name, overrides, is_new=not is_of_run(path))
+    return load_config(name, overrides, is_new=not belongs_to_run)
 
 
 def allow_code_of(*names: str | Path) -> None:
-    """Let a command that plans import what its configurations name of the user's own code, unless
-    one of them is a run's: a run may be anybody's."""
+    """Let a command that plans import the user's own code that these configurations name.
+
+    Where one of them belongs to a run, nothing is imported: a run may come from anybody."""
     if not any(is_of_run(find_config(name)) for name in names):
         allow()
 
@@ -117,7 +150,8 @@ def is_of_run(config: Path) -> bool:
 
 
 def sections_of_code(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Those of `CODE_SECTIONS` that a configuration's content has, to be changed in place."""
+    """The sections in `CODE_SECTIONS` that the content has. They are not copies: a change to one
+    changes `content`."""
     for keys in CODE_SECTIONS:
         section: Any = content
         for key in keys:
@@ -127,16 +161,25 @@ def sections_of_code(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _refuse_recorded(content: Mapping[str, Any], path: Path) -> None:
+    """UserError for a run that `brx.record` wrote: brx cannot build its model."""
     optimizer = content.get("optimizer")
-    if isinstance(optimizer, dict) and str(optimizer.get("method")).startswith(RECORDED):
+    if not isinstance(optimizer, dict):
+        return
+    if str(optimizer.get("method")).startswith(RECORDED):
         raise UserError(
             f"{path}: was recorded from a loop of your own, with a model that brx does not know"
         )
 
 
 def find_config(name: str | Path) -> Path:
-    """The configuration file: the path itself, the file of the run in a folder, or a preset in
-    `configs/`."""
+    """The path of a configuration file.
+
+    Args:
+        name: the file itself, a run's folder (gives its config.yaml), or the name of a preset.
+
+    Raises:
+        UserError: it is none of these; the message lists the presets.
+    """
     path = user_path(name)
     if path.is_file():
         return path
@@ -146,13 +189,12 @@ def find_config(name: str | Path) -> Path:
     if preset.is_file():
         return preset
     presets = preset_names()
-    raise UserError(
-        f"{name}: no such file or preset{did_you_mean(str(name), presets)} (presets: "
-        f"{', '.join(presets)})"
-    )
+    hint = did_you_mean(str(name), presets)
+    raise UserError(f"{name}: no such file or preset{hint} (presets: {', '.join(presets)})")
 
 
 def preset_names() -> list[str]:
+    """The names of the presets that come with brx, sorted."""
     return sorted(file.stem for file in PRESETS.glob("*.yaml"))
 
 
@@ -167,84 +209,124 @@ def model_names() -> list[str]:
 
 
 def _names_of(section: str) -> list[str]:
-    """The tags of a section's union that are no code of the user's own."""
+    """The tags of a section's forms, without the form for the user's own code."""
     tags = map(_tag_of, _models_in(RunConfig.model_fields[section].annotation))
     return [tag for tag in tags if tag != OWN_TAGS[section]]
 
 
 def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where: str) -> RunConfig:
-    """Check `content` together with `a.b=value` overrides; overrides win."""
+    """Check `content` together with `a.b=value` overrides, which win.
+
+    Raises:
+        UserError: an override is not written so, or a key or value is wrong. The message names the
+            override where it is the cause, else `where`.
+    """
     settings: dict[str, Any] = {}
-    origins: dict[tuple[str, ...], str] = {}
+    origins: dict[tuple[str, ...], str] = {}  # the override that set a key, for messages
     for override in overrides:
+        shown = f"--set {_shortened(override)}"
         key, equals, text = override.partition("=")
-        short = override if len(override) <= MOST_SHOWN else f"{override[:MOST_SHOWN]}..."
-        # A newline must not split the message
-        shown = f"--set {short}" if short.isprintable() else f"--set {short!r}"
-        if not equals or not all(key.split(".")) or not key.isprintable():
+        parts = tuple(key.split("."))
+        is_well_formed = bool(equals) and all(parts) and key.isprintable()
+        if not is_well_formed:
             raise UserError(
                 f"{shown}: write it as section.key=value, for example optimizer.lr=3e-4"
             )
         settings[key] = parse_value(text, shown)
-        origins[tuple(key.split("."))] = shown
+        origins[parts] = shown
     source = f"{where} with {' '.join(origins.values())}" if origins else where
-    return validate(set_values(content, settings, "--set"), RunConfig, source, origins)
+    changed = set_values(content, settings, "--set")
+    return validate(changed, RunConfig, source, origins)
+
+
+def _shortened(override: str) -> str:
+    """An override as messages show it: its beginning, on one line."""
+    short = override
+    if len(override) > MOST_SHOWN:
+        short = f"{override[:MOST_SHOWN]}..."
+    return short if short.isprintable() else repr(short)  # a newline would split the message
 
 
 def preset_with(preset: str, settings: Settings) -> RunConfig:
+    """A preset, or another configuration file, with some settings changed.
+
+    Raises:
+        UserError: there is no such preset, or a key or value is wrong.
+    """
     path = find_config(preset)
     where = _as_given(preset, path)
-    return validate(set_values(_read_once(path), settings, f"{where}:"), RunConfig, where)
+    changed = set_values(_read_once(path), settings, f"{where}:")
+    return validate(changed, RunConfig, where)
 
 
 _read_once = lru_cache(read_mapping)
 
 
 def set_values(content: Mapping[str, Any], settings: Settings, where: str) -> dict[str, Any]:
-    """A copy of a configuration's content with dotted keys set; UserError where one leads through a
-    value.
+    """A copy of a configuration's content in which dotted keys have new values.
 
-    Where `optimizer.method` or `model.class` is set, the section's other keys are kept as far as
-    that method or model knows them."""
+    Where `optimizer.method` or `model.class` is set, the section keeps those of its other keys that
+    the new method or model knows.
+
+    Args:
+        where: what messages begin with.
+
+    Raises:
+        UserError: a key leads through a value, as `training.seed.a` does.
+    """
     copy = deepcopy(dict(content))
     for name, (key, tag_of) in FORMS.items():
         chosen = settings.get(f"{name}.{key}")
-        if chosen is None or not isinstance(copy.get(name), dict):
-            continue
-        tag, before = tag_of(chosen), copy[name]
-        known = set(_known_keys(RunConfig, [name, tag]))
-        if tag == OWN_TAGS[name] == tag_of(before):  # one's options may be those of the other
-            known |= before.keys()
-        kept = known - {"code_sha256", "facts"}  # which are those of the form before
-        copy[name] = {key: value for key, value in before.items() if key in kept}
+        if chosen is not None and isinstance(copy.get(name), dict):
+            copy[name] = _known_to_form(copy[name], name, tag_of(chosen))
     for key, value in settings.items():
-        *sections, last = key.split(".")
-        section = copy
-        for part in sections:
-            if section.get(part) is None or (
-                part in _EITHER and not isinstance(section[part], dict)
-            ):
-                section[part] = {}
-            section = section[part]
-            if not isinstance(section, dict):
-                raise UserError(f"{where} {key}: '{part}' is a value, not a section")
-        section[last] = value
-    _drop_facts_of_others(copy, settings)
+        _set_value(copy, key, value, where)
+    _drop_outdated_facts(copy, settings)
     return copy
 
 
-def _drop_facts_of_others(content: Mapping[str, Any], settings: Settings) -> None:
-    """Drop what is noted of code that would now be asked otherwise: with other arguments, or of
-    other stages."""
-    changed = {key for key in settings if key != "optimizer.lr"}
+def _known_to_form(section: dict[str, Any], name: str, tag: str) -> dict[str, Any]:
+    """The keys of section `name` that its form `tag` knows."""
+    _, tag_of = FORMS[name]
+    known = set(_known_keys(RunConfig, [name, tag]))
+    own = OWN_TAGS[name]
+    if tag == own and tag_of(section) == own:
+        # Two classes of the user's own may have the same options.
+        known |= section.keys()
+    # What was noted about the code before does not hold for the new code.
+    kept = known.difference(NOTED)
+    return {key: value for key, value in section.items() if key in kept}
+
+
+def _set_value(content: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Set one dotted key in place, and make the sections on its way that are missing."""
+    *sections, last = key.split(".")
+    section = content
+    for part in sections:
+        inner = section.get(part)
+        becomes_section = part in _EITHER and not isinstance(inner, dict)
+        if inner is None or becomes_section:
+            section[part] = {}
+        section = section[part]
+        if not isinstance(section, dict):
+            raise UserError(f"{where} {key}: '{part}' is a value, not a section")
+    section[last] = value
+
+
+def _drop_outdated_facts(content: Mapping[str, Any], settings: Settings) -> None:
+    """Drop what is noted about the user's own code where other arguments or other stages may change
+    it."""
     decisive = ("model.", "optimizer.", "pipeline.delay", "pipeline.stages", "training.seed")
-    if any(key.startswith(decisive) for key in changed):
-        for section in sections_of_code(content):
-            section.pop("facts", None)
+    changed = [key for key in settings if key.startswith(decisive) and key != "optimizer.lr"]
+    if not changed:
+        return
+    for section in sections_of_code(content):
+        section.pop("facts", None)
 
 
 def dump_config(config: BaseModel) -> str:
-    """The configuration, complete as far as it is known, as YAML that reloads to an equal one."""
+    """A configuration as YAML that reloads to an equal one. Defaults are written too, except for a
+    recorded run, about which brx knows only what it was told."""
     is_recorded = isinstance(config, RunConfig) and config.is_recorded
     content = config.model_dump(mode="json", exclude_unset=is_recorded)
     return dump_yaml(content)
@@ -256,8 +338,16 @@ def validate(
     where: str,
     origins: Mapping[tuple[str, ...], str] | None = None,
 ) -> Model:
-    """Check what `where` (`origins` for some keys) holds against a pydantic model; a mistake is
-    told in one line."""
+    """Check a file's content against a pydantic model.
+
+    Args:
+        where: what messages name as the source.
+        origins: another source for some keys, such as the override that set them. A key is the
+            tuple of its parts.
+
+    Raises:
+        UserError: one line on the first mistake, with the number of the others.
+    """
     try:
         return model.model_validate(content)
     except ValidationError as error:
@@ -269,73 +359,92 @@ def validate(
 def _explain(
     error: ErrorDetails, model: type[BaseModel], where: str, origins: Mapping[tuple[str, ...], str]
 ) -> str:
+    """One line on a mistake: where it is, what is wrong, and what would be right."""
     location = tuple(str(part) for part in error["loc"])
-    # A tagged union puts its tag (the method's name) second in the location; the user never wrote
-    # it there.
-    is_tagged = location[:1] in {(name,) for name in FORMS}
-    key = location[:1] + location[2:] if is_tagged else location
-    origin = next((text for parts, text in origins.items() if parts == key[: len(parts)]), where)
+    key = _written_key(location)
+    origin = _origin_of(key, where, origins)
     prefix = f"{origin}: {'.'.join(key)}: " if key else f"{origin}: "
     if error["type"] == "extra_forbidden":
         known = _known_keys(model, location[:-1])
-        return (
-            f"{prefix}unknown key{did_you_mean(location[-1], known)} (known here: "
-            f"{', '.join(known)})"
-        )
+        hint = did_you_mean(location[-1], known)
+        return f"{prefix}unknown key{hint} (known here: {', '.join(known)})"
     if error["type"] == "union_tag_invalid":
         return _explain_form(location[0], error, where, origins)
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    shown = (
-        ""
-        if error["type"] in ("missing", "value_error")
-        else f", got {reprlib.repr(error['input'])}"
-    )
-    return f"{prefix}{message}{shown}"
+    if error["type"] in ("missing", "value_error"):
+        return f"{prefix}{message}"
+    return f"{prefix}{message}, got {reprlib.repr(error['input'])}"
+
+
+def _written_key(location: tuple[str, ...]) -> tuple[str, ...]:
+    """The key as the user wrote it. In a section with several forms, pydantic puts the form's tag
+    second in the location."""
+    if location and location[0] in FORMS:
+        return location[:1] + location[2:]
+    return location
+
+
+def _origin_of(key: tuple[str, ...], where: str, origins: Mapping[tuple[str, ...], str]) -> str:
+    """The override that set the key, or the section around it; else the file `where`."""
+    for parts, text in origins.items():
+        if parts == key[: len(parts)]:
+            return text
+    return where
 
 
 def _explain_form(
     section: str, error: ErrorDetails, where: str, origins: Mapping[tuple[str, ...], str]
 ) -> str:
-    """What is wrong with a method or model that is none."""
+    """One line on a method or model that does not exist."""
     key, _ = FORMS[section]
-    prefix = f"{origins.get((section, key), where)}: {section}: "
-    known, tag = _names_of(section), str(error.get("ctx", {}).get("tag"))
-    what = "model" if section == "model" else "method"
-    choices = f"(known: {', '.join(known)}, FILE.py:CLASS, package.module:Class)"
+    origin = origins.get((section, key), where)
+    prefix = f"{origin}: {section}: "
+    tag = str(error.get("ctx", {}).get("tag"))
     if tag.endswith(".py"):
         return f"{prefix}{key} must name a class of the file, {tag}:CLASS"
-    return f"{prefix}unknown {what} '{tag}'{did_you_mean(tag, known)} {choices}"
+    what = "model" if section == "model" else "method"
+    known = _names_of(section)
+    hint = did_you_mean(tag, known)
+    choices = f"(known: {', '.join(known)}, FILE.py:CLASS, package.module:Class)"
+    return f"{prefix}unknown {what} '{tag}'{hint} {choices}"
 
 
 def _known_keys(model: type[BaseModel], location: Sequence[str]) -> list[str]:
-    """Names of the fields of the section at `location` (a union's tag is a part of it)."""
-    candidates = [model]
+    """The keys in YAML of the section at `location`, a path from `model` to it.
+
+    In a section with several forms, the form's tag is one part of the path."""
+    candidates = [model]  # more than one while the form is open
     for part in location:
         if len(candidates) > 1:
             candidates = [member for member in candidates if _tag_of(member) == part]
         else:
             candidates = _models_in(candidates[0].model_fields[part].annotation)
-    return [_written(candidate, key) for candidate in candidates for key in candidate.model_fields]
-
-
-def _written(model: type[BaseModel], key: str) -> str:
-    """A field's name in YAML."""
-    return model.model_fields[key].alias or key
+    keys = []
+    for candidate in candidates:
+        for name, field in candidate.model_fields.items():
+            keys.append(field.alias or name)
+    return keys
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if (
-        isinstance(annotation, type)
-        and not isinstance(annotation, UnionType)
-        and issubclass(annotation, BaseModel)
-    ):
+    """The pydantic models that a field's annotation names, inside unions and `Annotated` too."""
+    is_class = isinstance(annotation, type) and not isinstance(annotation, UnionType)
+    if is_class and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for part in get_args(annotation) for model in _models_in(part)]
+    models = []
+    for part in get_args(annotation):
+        models += _models_in(part)
+    return models
 
 
 def _tag_of(model: type[BaseModel]) -> str:
     """The tag of a form of `optimizer` or `model`."""
     key = "method" if "method" in model.model_fields else "name"
     choices = get_args(model.model_fields[key].annotation)
-    return choices[0] if choices else OWN_TAGS["optimizer" if key == "method" else "model"]
+    if choices:
+        tag: str = choices[0]
+        return tag
+    # Only the form for the user's own code takes any name.
+    section = "optimizer" if key == "method" else "model"
+    return OWN_TAGS[section]

@@ -21,6 +21,7 @@ from brx.pipeline.engine import MicroBatch
 from brx.readers import read_json
 from brx.runs.checkpoint import (
     check_data,
+    check_stages,
     list_checkpoints,
     read_manifest,
     read_stage,
@@ -217,8 +218,9 @@ def load_checkpoint(
     manifest = read_manifest(path)
     weights: Vectors = {}
     bases: Bases = {}
+    check_stages(path, range(manifest["num_stages"]))
     for stage in range(manifest["num_stages"]):
-        state = read_stage(path, stage, device)
+        state = read_stage(path, stage, device, is_checked=True)
         weights |= {name: tensor.to(dtype) for name, tensor in state["versions"]["weights"].items()}
         for name, kept in (item for entry in state["optimizer"] for item in entry["state"].items()):
             left, right = kept.get("left_basis"), kept.get("right_basis")

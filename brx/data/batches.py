@@ -28,8 +28,10 @@ class Batches:
         self, file: TokenFile, *, sequence_length: int, batch_size: int, seed: int
     ) -> None:
         check_length(file, sequence_length)
-        self._tokens, self._window = file.tokens, sequence_length + 1
-        self._batch_size, self._seed = batch_size, seed
+        self._tokens = file.tokens
+        self._window = sequence_length + 1
+        self._batch_size = batch_size
+        self._seed = seed
 
     def batch(self, iteration: int) -> Batch:
         """Token ids and next tokens of micro-batch `iteration`, each (B, S), int64."""
@@ -84,9 +86,14 @@ class Prefetcher:
     """Fetches micro-batches for a device, and measures how long the training loop waited for them
     (`seconds_waited`).
 
-    On CUDA a thread assembles the next `AHEAD` ones in pinned memory, so that the copy to the
-    device is asynchronous. Elsewhere it would compete with the computation, and a micro-batch is
-    made (`make`, on the CPU) when asked for."""
+    On CUDA a thread makes the next `AHEAD` micro-batches in pinned memory, so that the copy to the
+    device is asynchronous. Elsewhere a thread would compete with the computation, so a micro-batch
+    is made when it is asked for.
+
+    Args:
+        make: makes micro-batch number t on the CPU, as inputs and targets (B, S).
+        device: where the micro-batches go.
+    """
 
     def __init__(self, make: Callable[[int], Batch], device: torch.device) -> None:
         self._make, self._device = make, device
@@ -95,18 +102,13 @@ class Prefetcher:
         self.seconds_waited = 0.0
 
     def batch(self, iteration: int) -> Batch:
-        """Inputs and targets of micro-batch `iteration` on the device; any order works, ascending
-        ones are ready."""
+        """Inputs and targets (B, S) of micro-batch `iteration` on the device. In ascending order
+        they are ready; any other order works, too."""
         started = time.perf_counter()
         if self._thread is None:
             inputs, targets = self._make(iteration)
         else:
-            wanted, start = range(iteration, iteration + 1 + AHEAD), self._thread.submit
-            self._ahead = {
-                number: self._ahead.get(number) or start(self._make_pinned, number)
-                for number in wanted
-            }
-            inputs, targets = self._ahead[iteration].result()
+            inputs, targets = self._from_thread(self._thread, iteration)
         # The caching allocator of pinned memory keeps a buffer until the copy from it is over.
         on_device = (
             inputs.to(self._device, non_blocking=True),
@@ -114,6 +116,15 @@ class Prefetcher:
         )
         self.seconds_waited += time.perf_counter() - started
         return on_device
+
+    def _from_thread(self, thread: ThreadPoolExecutor, iteration: int) -> Batch:
+        """The micro-batch, once the thread has made it; the next `AHEAD` ones are begun."""
+        ahead: dict[int, Future[Batch]] = {}
+        for number in range(iteration, iteration + 1 + AHEAD):
+            begun = self._ahead.get(number)
+            ahead[number] = begun or thread.submit(self._make_pinned, number)
+        self._ahead = ahead
+        return ahead[iteration].result()
 
     def _make_pinned(self, iteration: int) -> Batch:
         inputs, targets = self._make(iteration)

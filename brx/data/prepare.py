@@ -2,9 +2,9 @@
 
     DIRECTORY/<source>-<tokenizer>-<hash>/train.bin, train.json, validation.bin, validation.json
 
-The folder appears under its name when it is complete. Until then a hidden one holds what has been
-written, and a note of how far it is good; an interrupted preparation goes on from there, to the
-same bytes."""
+The folder appears under its name when it is complete. Until then a hidden folder holds what has
+been written, with a note on how much of it is safe. An interrupted preparation continues from
+there, and ends with the same bytes."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ from brx.files import sync, sync_folder, user_path, write_json
 from brx.names import file_name, shown
 from brx.progress import ProgressBar
 
-# Part of every folder's name; to be raised when the same settings come to mean other tokens.
+# Enters the hash in a folder's name. Raise it when the same settings come to mean other tokens.
 FORMAT = 1
 SPLITS = ("train", "validation")
 NOTE = "note.json"
-DOCUMENTS_AHEAD, DOCUMENTS_PER_COMMIT = 256, 1024
-# One thread reads the documents for all; more than this many wait for it.
+DOCUMENTS_AHEAD = 256  # in memory at a time
+DOCUMENTS_PER_COMMIT = 1024
+# One thread reads the documents for all; more threads than this would wait for it.
 MAX_DEFAULT_WORKERS = 8
 
 
@@ -57,15 +58,23 @@ class PreparedData:
 
     @classmethod
     def load(cls, folder: Path, *, always_hash: bool = False) -> PreparedData:
-        """Open a folder of token files; UserError where one is missing or damaged: see
-        `TokenFile.load`."""
+        """Open a folder of token files.
+
+        Args:
+            always_hash: as in `TokenFile.load`.
+
+        Raises:
+            UserError: a file is missing or damaged.
+        """
         return cls(
-            *(TokenFile.load(folder / f"{split}.bin", always_hash=always_hash) for split in SPLITS)
+            train=TokenFile.load(folder / "train.bin", always_hash=always_hash),
+            validation=TokenFile.load(folder / "validation.bin", always_hash=always_hash),
         )
 
     @property
     def fingerprint(self) -> str:
-        """A hash of both files' contents; runs with different ones are never compared silently."""
+        """A hash of the contents of both files. Runs whose fingerprints differ are never compared
+        silently."""
         return _fingerprint([self.train.sidecar, self.validation.sidecar])
 
 
@@ -90,11 +99,11 @@ def prepare(
         quiet: show no progress, and print no notes.
         always_hash: read files that are there already as a whole, and compare their SHA-256 with
             their sidecars, even where size, times and inode say that nothing has changed.
-        fingerprint: of the data that a run was trained on before. Where the source is gone, token
-            files in `config.directory` that have it are used instead.
+        fingerprint: the fingerprint of the data on which a run was trained before. Where the source
+            is gone, token files in `config.directory` with this fingerprint are used instead.
 
     Raises:
-        RunError: the disk or the network failed; the next call goes on from there.
+        RunError: the disk or the network failed; the next call continues from there.
         UserError: the source or a token file is not as `config` says.
     """
     folder = _folder_or_kept(config, fingerprint, quiet)
@@ -111,23 +120,27 @@ def prepare(
             ) from None
     data = PreparedData.load(folder, always_hash=always_hash)
     _check_tokenizer(data, config)
-    if (
-        not quiet
-        and config.source == "packages"
-        and (difference := other_packages(config, data.fingerprint))
-    ):
-        published = "not the corpus of the published results (constraints.txt pins its packages)"
-        print(f"data.source: packages: {difference}: {published}", file=sys.stderr)
+    if config.source == "packages" and not quiet:
+        _note_other_packages(config, data.fingerprint)
     return data
 
 
+def _note_other_packages(config: DataConfig, fingerprint: str) -> None:
+    """Say on stderr where the corpus is not the one of the published results."""
+    difference = other_packages(config, fingerprint)
+    if difference:
+        published = "not the corpus of the published results (constraints.txt pins its packages)"
+        print(f"data.source: packages: {difference}: {published}", file=sys.stderr)
+
+
 def is_prepared(folder: Path) -> bool:
-    """Whether a folder holds token files, which a machine without the documents can train on."""
+    """Whether a folder holds complete token files. To train on them needs no documents."""
     return all((folder / f"{split}.bin").is_file() for split in SPLITS)
 
 
 def _check_tokenizer(data: PreparedData, config: DataConfig) -> None:
-    """UserError where token files that `data.source` names hold another tokenizer's tokens."""
+    """UserError where the token files were made with another tokenizer, as they may be where
+    `data.source` names a folder of token files."""
     found = data.train.sidecar.tokenizer
     if found != config.tokenizer:
         raise UserError(
@@ -137,26 +150,36 @@ def _check_tokenizer(data: PreparedData, config: DataConfig) -> None:
 
 
 def token_folder(config: DataConfig) -> Path:
-    """The folder of the token files: named by the source and by a hash of all that decides their
+    """The folder of the token files. Its name holds a hash of everything that decides their
     content.
 
-    A source that is such a folder is used as it is."""
-    if is_prepared(user_path(config.source)):
-        return user_path(config.source)
-    decides = {"format": FORMAT, **config.model_dump(exclude={"directory", "max_epochs"})}
+    Where the source is a folder of token files, it is that folder.
+
+    Raises:
+        UserError: there is no such source.
+    """
+    source = user_path(config.source)
+    if is_prepared(source):
+        return source
+    deciding = {"format": FORMAT, **config.model_dump(exclude={"directory", "max_epochs"})}
     if config.source == "packages":
-        decides["versions"] = installed_versions()
-    elif (files := local_files(config.source)) is not None:  # a changed file is another source
-        decides["files"] = [
-            (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files
-        ]
-    digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-    name = file_name(Path(config.source).name) if Path(config.source).name else "data"
+        deciding["versions"] = installed_versions()
+    elif (files := local_files(config.source)) is not None:
+        deciding["files"] = [_identity(file) for file in files]
+    digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+    last_part = Path(config.source).name  # empty for "/" and "."
+    name = file_name(last_part) if last_part else "data"
     return user_path(config.directory) / f"{name}-{config.tokenizer}-{digest[:8]}"
 
 
+def _identity(file: Path) -> tuple[str, int, int]:
+    """A file's path, size in bytes and time of change in ns: a changed file is another source."""
+    stat = file.stat()
+    return str(file.resolve()), stat.st_size, stat.st_mtime_ns
+
+
 def _folder_or_kept(config: DataConfig, fingerprint: str | None, quiet: bool) -> Path:
-    """`token_folder`; where the source is gone, the folder that has the fingerprint."""
+    """`token_folder`, or where the source is gone, a folder with this fingerprint."""
     try:
         folder = token_folder(config)
     except UserError:
@@ -164,21 +187,26 @@ def _folder_or_kept(config: DataConfig, fingerprint: str | None, quiet: bool) ->
         if kept is None:
             raise
         return kept
-    if is_prepared(folder) or config.source == "packages" or local_files(config.source) is not None:
+    if is_prepared(folder) or config.source == "packages":
         return folder
-    # A dataset on the hub, or a folder of texts that is gone.
+    is_on_disk = local_files(config.source) is not None
+    if is_on_disk:
+        return folder
+    # A dataset on the hub; or a folder of texts that is gone, whose name looks like a dataset's.
     return _kept_folder(config, fingerprint, quiet) or folder
 
 
 def _kept_folder(config: DataConfig, fingerprint: str | None, quiet: bool) -> Path | None:
-    """The folder of token files with this fingerprint, whatever they were made of; None where there
-    is none."""
+    """The folder in `config.directory` whose token files have this fingerprint, from whatever
+    source; None where there is none."""
     if fingerprint is None:
         return None
-    for folder in filter(is_prepared, token_folders(user_path(config.directory))):
+    for folder in token_folders(user_path(config.directory)):
+        if not is_prepared(folder):
+            continue
         try:
             sidecars = [Sidecar.read(folder / f"{split}.bin") for split in SPLITS]
-        except UserError:  # another run's, and damaged
+        except UserError:  # damaged, so it is not this run's
             continue
         if _fingerprint(sidecars) == fingerprint:
             if not quiet:
@@ -192,18 +220,24 @@ def _kept_folder(config: DataConfig, fingerprint: str | None, quiet: bool) -> Pa
 
 
 def token_folders(directory: Path) -> list[Path]:
-    """All folders of token files in a directory, and the hidden ones of preparations that are not
-    complete."""
-    return sorted(
-        path.parent for name in ("train.json", NOTE) for path in directory.glob(f"*/{name}")
-    )
+    """All folders of token files in a directory, sorted, with the hidden ones of preparations that
+    are not complete."""
+    complete = directory.glob("*/train.json")
+    partial = directory.glob(f"*/{NOTE}")
+    return sorted(path.parent for path in (*complete, *partial))
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder of token files, complete or not; UserError where it is none."""
+    """Remove a folder of token files, complete or not.
+
+    Raises:
+        UserError: it is no such folder, holds other files too, or is a link.
+    """
     if folder.is_symlink():
         raise UserError(f"{folder}: is a link to {folder.resolve()}; name that folder instead")
-    known = {NOTE, *(f"{split}.{kind}" for split in SPLITS for kind in ("bin", "json", "verified"))}
+    known = {NOTE}
+    for split in SPLITS:
+        known |= {f"{split}.bin", f"{split}.json", f"{split}.verified"}
     strangers = {path.name for path in folder.glob("*") if path.suffix != ".tmp"} - known
     if strangers or folder not in token_folders(folder.parent):
         raise UserError(f"{folder}: is not a folder of token files; brx data list shows them")
@@ -214,24 +248,29 @@ def remove(folder: Path) -> None:
 
 
 class SplitCount(BaseModel, extra="forbid", strict=True):
+    """What has been written of one split."""
+
     num_tokens: int = 0
     num_documents: int = 0
 
 
 class Written(BaseModel):
-    """How far a preparation is: the content of its note."""
+    """How much of a preparation has been written: the content of its note."""
 
     documents_read: int
     splits: dict[str, SplitCount]
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of both splits."""
         return sum(count.num_tokens for count in self.splits.values())
 
 
 class TokenWriter:
-    """Appends documents to token files that are not complete; opened again, it cuts them back to
-    the last commit."""
+    """Appends documents to token files that are not yet complete.
+
+    A writer that is opened on the folder of an interrupted one cuts the files back to the last
+    commit. Its `written` says where to continue. `close` it in any case."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -242,6 +281,7 @@ class TokenWriter:
             file.truncate(self.written.splits[split].num_tokens * DTYPE.itemsize)
 
     def append(self, split: str, tokens: Tokens) -> None:
+        """Append a document's tokens to `split`, "train" or "validation"."""
         count = self.written.splits[split]
         self._files[split].write(tokens.astype(DTYPE).tobytes())
         count.num_tokens += len(tokens)
@@ -249,22 +289,22 @@ class TokenWriter:
         self.written.documents_read += 1
 
     def commit(self) -> None:
-        """Make what has been written survive anything."""
-        for (
-            file
-        ) in self._files.values():  # first: the note must never promise more than the disk holds
+        """Write everything to the disk, and note how much it is."""
+        # The files come first: the note must never promise more than the disk holds.
+        for file in self._files.values():
             file.flush()
             sync(file.fileno(), self._folder)
         write_json(self._folder / NOTE, self.written.model_dump())
 
     def finish(self, source: str, tokenizer: str, folder: Path) -> None:
-        """Write the sidecars and give the folder its final name: from then on it is complete."""
+        """Write the sidecars, and give the folder its final name, which marks it as complete."""
         self.commit()
         for split, count in self.written.splits.items():
             path = self._folder / f"{split}.bin"
-            Sidecar(
+            sidecar = Sidecar(
                 source=source, tokenizer=tokenizer, sha256=sha256(path), **count.model_dump()
-            ).write(path)
+            )
+            sidecar.write(path)
         (self._folder / NOTE).unlink()
         self._folder.rename(folder)
         sync_folder(folder)
@@ -276,14 +316,13 @@ class TokenWriter:
 
 
 def _read_note(folder: Path) -> Written:
-    """What the note promises, and nothing where there is no good note or the files fall short of
-    it."""
+    """What the note of a partial folder promises. It counts as nothing written where the note is
+    missing or damaged, or where the files hold less than it promises."""
     try:
         written = Written.model_validate_json((folder / NOTE).read_bytes())
         for split in SPLITS:
-            if (folder / f"{split}.bin").stat().st_size < written.splits[
-                split
-            ].num_tokens * DTYPE.itemsize:
+            promised = written.splits[split].num_tokens * DTYPE.itemsize
+            if (folder / f"{split}.bin").stat().st_size < promised:
                 raise ValueError("less than promised")
     except (OSError, ValueError, KeyError):
         return Written(documents_read=0, splits={split: SplitCount() for split in SPLITS})
@@ -293,7 +332,9 @@ def _read_note(folder: Path) -> Written:
 def tokenized(
     tokenize: Tokenize, texts: Iterable[str], workers: int
 ) -> Generator[tuple[str, Tokens], None, None]:
-    """Documents with their tokens, in order; `DOCUMENTS_AHEAD` at a time, in threads: encodings
+    """Documents with their tokens, in order.
+
+    `DOCUMENTS_AHEAD` of them are tokenized at a time, in `workers` threads, since the encodings
     release the GIL."""
     texts = iter(texts)
     with ThreadPoolExecutor(workers) as threads:
@@ -302,35 +343,59 @@ def tokenized(
 
 
 def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) -> None:
+    """Make the token files of a folder that is not there yet, or make an interrupted start
+    complete."""
     partial = folder.with_name(f".{folder.name}.partial")
     _check_disk(config, partial)
-    if not quiet and config.source != "packages":
+    if config.source != "packages" and not quiet:
         for note in notes_on_files(config.source):
             print(f"brx: note: data.source: {config.source}: {note}", file=sys.stderr)
     tokenize = make_tokenizer(config.tokenizer)
     if workers is None:
-        workers = min(os.cpu_count() or 1, MAX_DEFAULT_WORKERS) if config.tokenizer == "gpt2" else 1
+        workers = _default_workers(config.tokenizer)
     with closing(TokenWriter(partial)) as writer:
-        written, before, start = writer.written, writer.written.num_tokens, time.monotonic()
-        done = written.splits["train"].num_tokens
-        with ProgressBar(
-            f"preparing {config.source}", "training tokens", config.tokens, done, quiet=quiet
-        ) as progress:
-            if done:
-                progress.say(f"going on after {done:,} training tokens")
-            texts = documents(config, skip=written.documents_read)
-            with closing(tokenized(tokenize, texts, max(1, workers))) as pairs:
-                _write_all(config, writer, progress, pairs)
-            rate = (written.num_tokens - before) / max(time.monotonic() - start, 1e-9)
-            text = (
-                f"{written.num_tokens:,} tokens  {written.documents_read:,} documents  "
-                f"{rate:,.0f} tokens/s"
-            )
-            progress.say(text, label=f"prepared {config.source}")
-        if (problem := _too_small(config, written)) is not None:
+        _write_documents(config, writer, tokenize, max(1, workers), quiet)
+        problem = _too_small(config, writer.written)
+        if problem is not None:
             shutil.rmtree(partial)
             raise UserError(problem)
         writer.finish(config.source, config.tokenizer, folder)
+
+
+def _default_workers(tokenizer: str) -> int:
+    """Threads that tokenize. Bytes need no work that could be shared."""
+    if tokenizer == "gpt2":
+        return min(os.cpu_count() or 1, MAX_DEFAULT_WORKERS)
+    return 1
+
+
+def _write_documents(
+    config: DataConfig, writer: TokenWriter, tokenize: Tokenize, workers: int, quiet: bool
+) -> None:
+    """Tokenize and write the documents that the writer does not have yet, with a progress bar."""
+    written = writer.written
+    tokens_before = written.num_tokens
+    train_tokens_before = written.splits["train"].num_tokens
+    start = time.monotonic()
+    with ProgressBar(
+        f"preparing {config.source}",
+        "training tokens",
+        config.tokens,
+        train_tokens_before,
+        quiet=quiet,
+    ) as progress:
+        if train_tokens_before:
+            progress.say(f"going on after {train_tokens_before:,} training tokens")
+        texts = documents(config, skip=written.documents_read)
+        with closing(tokenized(tokenize, texts, workers)) as pairs:
+            _write_all(config, writer, progress, pairs)
+        seconds = max(time.monotonic() - start, 1e-9)
+        rate = (written.num_tokens - tokens_before) / seconds
+        text = (
+            f"{written.num_tokens:,} tokens  {written.documents_read:,} documents  "
+            f"{rate:,.0f} tokens/s"
+        )
+        progress.say(text, label=f"prepared {config.source}")
 
 
 def _write_all(
@@ -339,14 +404,20 @@ def _write_all(
     progress: ProgressBar,
     pairs: Iterable[tuple[str, Tokens]],
 ) -> None:
-    """Append documents until they or the budget of training tokens run out."""
-    written, train = writer.written, writer.written.splits["train"]
+    """Append documents to the splits, until there are no more or the budget of training tokens is
+    met. The last training document is cut to meet it exactly."""
+    written = writer.written
+    train = written.splits["train"]
     for text, tokens in pairs:
-        if train.num_tokens == config.tokens:  # perhaps before this process began
+        if train.num_tokens == config.tokens:  # perhaps already before this process began
             return
-        is_held_out = is_validation(text, config.validation_fraction, config.split_seed)
-        left = None if is_held_out or config.tokens is None else config.tokens - train.num_tokens
-        writer.append("validation" if is_held_out else "train", tokens[:left])
+        if is_validation(text, config.validation_fraction, config.split_seed):
+            writer.append("validation", tokens)
+        elif config.tokens is None:
+            writer.append("train", tokens)
+        else:
+            tokens_left = config.tokens - train.num_tokens
+            writer.append("train", tokens[:tokens_left])
         if written.documents_read % DOCUMENTS_AHEAD == 0:
             progress.update(train.num_tokens, f"{written.documents_read:,} documents")
         if written.documents_read % DOCUMENTS_PER_COMMIT == 0:
@@ -354,9 +425,10 @@ def _write_all(
 
 
 def _too_small(config: DataConfig, written: Written) -> str | None:
-    """What is wrong with a source that has been read to its end or to the budget; None if it will
-    do."""
-    train, validation = written.splits["train"], written.splits["validation"]
+    """What is wrong with a source that gave too little, once it has been read to its end or to the
+    budget; None if it gave enough."""
+    train = written.splits["train"]
+    validation = written.splits["validation"]
     if train.num_documents == 0 or validation.num_documents == 0:
         gave = f"{train.num_documents} for training and {validation.num_documents} for validation"
         settings = (
@@ -376,12 +448,12 @@ def _too_small(config: DataConfig, written: Written) -> str | None:
 
 
 def _check_disk(config: DataConfig, partial: Path) -> None:
+    """UserError where the disk has too little room for the token files, if their size is known."""
     if config.tokens is None:
         return
-    needed = int(config.tokens * DTYPE.itemsize / (1.0 - config.validation_fraction))
-    there = shutil.disk_usage(partial.parent).free + sum(
-        file.stat().st_size for file in partial.glob("*.bin")
-    )
+    needed = int(config.tokens * DTYPE.itemsize / (1.0 - config.validation_fraction))  # bytes
+    already_written = sum(file.stat().st_size for file in partial.glob("*.bin"))
+    there = shutil.disk_usage(partial.parent).free + already_written
     if needed > there:
         asked = (
             f"{config.tokens:,} training tokens and their validation tokens need "
@@ -394,7 +466,7 @@ def _check_disk(config: DataConfig, partial: Path) -> None:
 
 @contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """One process at a time prepares a folder; the others wait here and then find it done."""
+    """Let one process at a time prepare a folder. The others wait here, and then find it done."""
     lock = FileLock(_lock_file(folder))
     try:
         held = lock.acquire(blocking=False)

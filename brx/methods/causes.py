@@ -34,7 +34,10 @@ UNIFORM = "random"  # in place of an angle: an orthogonal matrix drawn uniformly
 class StudyMethod(Method):
     """AdamW on everything but the matrices of attention and MLP.
 
-    Args: beta1, beta2, eps, weight_decay: AdamW's, and where they apply the matrices'."""
+    Args:
+        beta1, beta2, eps, weight_decay: as in AdamW. A subclass uses those that it needs for the
+            matrices too.
+    """
 
     why = "the study compares steps on the matrices of attention and MLP, with AdamW on the rest"
 
@@ -65,14 +68,19 @@ class StudyMethod(Method):
 
     @property
     def rotation_options(self) -> dict[str, Any]:
+        """The arguments that the variants of `BasisRotation` below have in common."""
         return {"eps": self.eps, "weight_decay": self.weight_decay}
 
 
 class TurnedRotation(StudyMethod):
     """Basis rotation in bases that are turned away from the eigenbasis.
 
-    Args: theta: the typical angle, in radians; "random" for a basis drawn uniformly; 0 for basis
-    rotation itself. frequency: iterations between refreshes. The others: `StudyMethod`."""
+    Args:
+        theta: the typical angle, in radians; 0 for basis rotation itself; "random" for a rotation
+            drawn uniformly.
+        frequency: iterations between refreshes.
+        options: as in `StudyMethod`.
+    """
 
     summary = "basis rotation in bases turned away from the eigenbasis by a fixed rotation"
     source = "docs/protocol.md, section 12"
@@ -105,8 +113,12 @@ class TurnedRotation(StudyMethod):
 class RotatedLion(StudyMethod):
     """Sign descent with Lion's momentum in the eigenbasis.
 
-    Args: lion_beta1, lion_beta2: Lion's (arXiv:2302.06675). frequency: iterations between
-    refreshes. beta1, beta2 are AdamW's on the rest; beta2 is the covariances' decay, too."""
+    Args:
+        lion_beta1: the weight of the momentum in the direction of a step (arXiv:2302.06675).
+        lion_beta2: the decay of the momentum.
+        frequency: iterations between refreshes.
+        options: as in `StudyMethod`; `beta2` is also the decay of the covariances.
+    """
 
     summary = "Lion's step taken in the eigenbasis of basis rotation"
     source = "Chen et al. 2023 (arXiv:2302.06675); docs/protocol.md, section 12"
@@ -138,9 +150,8 @@ class RotatedLion(StudyMethod):
 
 
 class Lion(StudyMethod):
-    """Sign descent with Lion's momentum, in the original coordinates.
-
-    Args: as `RotatedLion`'s."""
+    """Sign descent with Lion's momentum, in the original coordinates. Arguments as in
+    `RotatedLion`."""
 
     summary = "Lion on the matrices of attention and MLP, AdamW on the rest"
     source = "Chen et al. 2023 (arXiv:2302.06675)"
@@ -166,9 +177,14 @@ class Lion(StudyMethod):
 class Adan(StudyMethod):
     """Adan on all parameters.
 
-    Args: adan_beta1, adan_beta2, adan_beta3: decay of the momentum, of the gradients' differences
-    and of the second moment (the authors' code; the paper writes 1 minus them). eps, weight_decay:
-    the decay is implicit, as in the paper: w <- w / (1 + lr weight_decay)."""
+    Args:
+        adan_beta1: the decay of the momentum. This and the next two are as in the authors' code;
+            their paper writes 1 minus them.
+        adan_beta2: the decay of the mean difference between successive gradients.
+        adan_beta3: the decay of the second moment.
+        eps: added to the root of the second moment.
+        weight_decay: applied implicitly, as in the paper: w <- w / (1 + lr weight_decay).
+    """
 
     summary = "Adan: Nesterov momentum without extra gradients, adaptive"
     source = "Xie et al. 2022 (arXiv:2208.06677), by pytorch-optimizer"
@@ -204,10 +220,18 @@ class Adan(StudyMethod):
 
 
 class TurnedBasisRotation(BasisRotation):
-    """BasisRotation whose bases are U R and V R' for fixed orthogonal R and R'.
+    """BasisRotation whose bases are U R and V R' for fixed orthogonal R and R' (`fixed_rotation`).
 
-    Up to the first refresh the bases are the identity, as BasisRotation's are. The turned bases are
-    what `state` has. Not for GPUs, on which a step may have to change nothing."""
+    Up to the first refresh the bases are the identity, as in BasisRotation. `state` has the turned
+    bases.
+
+    It runs only on a CPU. On a GPU, a step on bad gradients is computed and then has to leave
+    everything as it was, which the turns do not.
+
+    Args:
+        theta: as in `TurnedRotation`.
+        options: as in `BasisRotation`.
+    """
 
     def __init__(
         self, params: Any, *, theta: float | Literal["random"] = 0.0, **options: Any
@@ -231,38 +255,43 @@ class TurnedBasisRotation(BasisRotation):
             self._turn(batch, back=True)
         estimate_eigenbasis(batch, gradient, exact)
         self._turn(batch)
-        # What belongs to the turned columns stays with them; in the first bases it is shared out.
+        # The second moment of a turned column stays with it. In the first bases, there are no such
+        # columns yet, and it is shared out.
         batch.state["exp_avg_sq"].copy_(second_moment)
         if exact:
             share_out_second_moment(batch)
         raise_second_moment(batch)
 
     def _turn(self, batch: MatrixBatch, *, back: bool = False) -> None:
-        """B <- B R in all bases, or with `back` B <- B R^T; the momentum is carried over."""
+        """B <- B R in all bases, or with `back` B <- B R^T. The momentum stays the same in the
+        original coordinates."""
         momentum = rotate(batch, batch.matrices("exp_avg"), back=True)  # M (b, m, n)
         for side in batch.sides:
             basis = batch.matrices(f"{side}_basis")  # (b, m, m), or (b, n, n)
             turn = fixed_rotation(basis.shape[-1], side, self.theta).to(basis)
-            basis.copy_(basis @ (turn.mT if back else turn))
+            if back:
+                turn = turn.mT
+            basis.copy_(basis @ turn)
         batch.matrices("exp_avg").copy_(rotate(batch, momentum))
 
 
 @cache
 def fixed_rotation(size: int, side: Side, theta: float | Literal["random"]) -> Tensor:
-    """An orthogonal matrix (size, size), float64, the same in every run: exp(theta K), or for
+    """An orthogonal matrix (size, size) in float64, the same in every run: exp(theta K), or for
     "random" one drawn uniformly.
 
-    K is skew-symmetric with normal entries. Its eigenvalues are imaginary; the root mean square of
-    their sizes is 1, so that theta is the typical angle of the planes that turn."""
+    K is skew-symmetric with normal entries, scaled so that the root mean square of its eigenvalues'
+    magnitudes is 1. Thus theta is the typical angle, in radians, by which a plane turns."""
     generator = torch.Generator().manual_seed(2 * size + (side == "left"))
     normal = torch.randn(size, size, dtype=torch.float64, generator=generator)
     if theta == UNIFORM:
         orthogonal: Tensor
         orthogonal, upper = torch.linalg.qr(normal)
-        orthogonal *= upper.diagonal().sign()  # uniform only with a positive diagonal
+        # Uniform only if the diagonal of the other factor is positive (arXiv:math-ph/0609050).
+        orthogonal *= upper.diagonal().sign()
         return orthogonal
     skew = normal - normal.mT
-    # The squares of the eigenvalues' sizes add up to the squared Frobenius norm.
+    # The squared magnitudes of the eigenvalues add up to the squared Frobenius norm.
     skew *= math.sqrt(size) / torch.linalg.matrix_norm(skew)
     turn: Tensor = torch.linalg.matrix_exp(theta * skew)
     return turn
@@ -271,8 +300,14 @@ def fixed_rotation(size: int, side: Side, theta: float | Literal["random"]) -> T
 class LionInEigenbasis(BasisRotation):
     """Lion's step in the bases of BasisRotation.
 
-    `betas` are the decay of Lion's momentum and of the covariances. The second moment is kept only
-    to tell rounding noise, whose sign must not become a step (docs/methods.md)."""
+    The second moment serves only to recognize rounding noise, whose sign must not become a step
+    (docs/methods.md).
+
+    Args:
+        weight_of_momentum: Lion's beta1, the weight of the momentum in the direction of a step.
+        options: as in `BasisRotation`. `betas` are the decay of Lion's momentum and the decay of
+            the covariances.
+    """
 
     def __init__(self, params: Any, *, weight_of_momentum: float = 0.9, **options: Any) -> None:
         self.weight_of_momentum = weight_of_momentum
@@ -284,7 +319,7 @@ class LionInEigenbasis(BasisRotation):
         gradient: Tensor,  # (b, m, n)
         numbers: StepNumbers,
     ) -> None:
-        # Every step is of full size here: there is none to be limited.
+        # BasisRotation limits the entries of a rotated step. Here none is larger than lr.
         super()._take_step(batch, gradient, replace(numbers, limit=math.inf))
 
     def _rotated_adam(
@@ -295,7 +330,7 @@ class LionInEigenbasis(BasisRotation):
     ) -> Tensor:
         momentum = batch.matrices("exp_avg")  # before this step (b, m, n)
         direction = torch.lerp(rotated_gradient, momentum, self.weight_of_momentum).sign_()
-        super()._rotated_adam(batch, rotated_gradient, numbers)  # the moments' recursions
+        super()._rotated_adam(batch, rotated_gradient, numbers)  # called to update the moments
         rounding = factor_rounding(batch.options["rotation_precision"], direction.dtype)
         damping = above_noise(batch.matrices("exp_avg_sq"), rounding)
         return direction.mul_(damping).mul_(-numbers.lr)
@@ -307,11 +342,14 @@ def _check_lion(beta1: float, beta2: float) -> None:
 
 
 def _check(is_right: bool, what: str) -> None:
+    """UserError on an argument that is not right."""
     if not is_right:
         raise UserError(f"optimizer.arguments: {what}")
 
 
 def _library(name: str) -> Any:
+    """The package pytorch-optimizer, which optimizer `name` needs; UserError where it is not
+    installed."""
     try:
         return importlib.import_module("pytorch_optimizer")
     except ImportError:

@@ -1,9 +1,10 @@
-"""Which parameters an optimizer is given: one group per stage, and matrices that come as a stack
-one by one."""
+"""The parameter groups that optimizers get: one per stage, with the matrices of a stack one by one
+for optimizers that need it."""
 
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -21,10 +22,13 @@ NOT_OPTIONS = ("params", "param_names", "stage", "delay", "kind")
 def stage_groups(
     stages: Sequence[StageVersions], select: Callable[[str], bool] = lambda name: True
 ) -> list[Group]:
-    """One parameter group per stage with the parameters that `select` picks by name; stages with
-    none are left out.
+    """One parameter group per stage, without the stages that have no such parameter.
 
-    Beside its named parameters a group has the keys `stage` and `delay` (tau_updates).
+    A group has the keys `params` (pairs of name and parameter), `stage` (its index) and `delay`
+    (in updates).
+
+    Args:
+        select: whether a parameter of this name belongs to the groups; by default all do.
     """
     groups = []
     for stage in stages:
@@ -35,15 +39,20 @@ def stage_groups(
 
 
 def matrix_names(stages: Sequence[StageVersions]) -> frozenset[str]:
-    """What the model of these stages calls matrices (`brx.model.stage.Stage`)."""
+    """The names of the stages' weight matrices (`brx.model.stage.Stage.matrices`)."""
     names: frozenset[str] = frozenset()
-    return names.union(*(_stage(stage).matrices for stage in stages))
+    for stage in stages:
+        names |= _stage(stage).matrices
+    return names
 
 
 def stack_names(stages: Sequence[StageVersions]) -> frozenset[str]:
-    """Their parameters whose first dimension counts members (`brx.model.stage.Stage`)."""
+    """The names of the stages' parameters whose first dimension counts members, such as experts
+    (`brx.model.stage.Stage.stacks`)."""
     names: frozenset[str] = frozenset()
-    return names.union(*(_stage(stage).stacks for stage in stages))
+    for stage in stages:
+        names |= _stage(stage).stacks
+    return names
 
 
 def _stage(stage: StageVersions) -> Stage:
@@ -52,20 +61,33 @@ def _stage(stage: StageVersions) -> Stage:
 
 
 def member_of(name: str) -> str:
-    """The stack that a name of `split_stacks` names a member of; another parameter's own name."""
+    """The parameter's name without the index that `split_stacks` adds for a member of a stack."""
     return _INDEX_IN_STACK.sub("", name)
 
 
-StackMembers = list[tuple[Tensor, Tensor, int]]  # stand-in, stack, index in the stack
+@dataclass(frozen=True)
+class StackMember:
+    """One matrix of a stack, as a tensor that an optimizer can have as a parameter."""
+
+    view: Tensor  # (m, n); shares the memory of the stack
+    stack: Tensor  # (X, m, n)
+    index: int  # of the member in the stack
 
 
-def split_stacks(groups: list[Group], stacks: Collection[str]) -> StackMembers:
-    """Replace the parameters named in `stacks` (X, ...), in place, by stand-ins of their members,
-    named `NAME[INDEX]`.
+def split_stacks(groups: list[Group], stacks: Collection[str]) -> list[StackMember]:
+    """Replace each stack (X, m, n) in the groups by its members (m, n), in place. A member is named
+    `NAME[INDEX]`.
 
-    For optimizers that take matrices one at a time.
+    For optimizers that take matrices one at a time. Their `step` needs `lend_gradients`.
+
+    Args:
+        groups: from `stage_groups`.
+        stacks: the names of the parameters to be split.
+
+    Returns:
+        The members of all stacks.
     """
-    members: StackMembers = []
+    members = []
     for group in groups:
         split: list[tuple[str, Tensor]] = []
         for name, parameter in group["params"]:
@@ -73,25 +95,24 @@ def split_stacks(groups: list[Group], stacks: Collection[str]) -> StackMembers:
                 split.append((name, parameter))
                 continue
             # Views share the stack's memory: the optimizer updates the model itself.
-            of_stack = [
-                (view, parameter, index) for index, view in enumerate(parameter.detach().unbind())
-            ]
-            split += [(f"{name}[{index}]", view) for view, _, index in of_stack]
-            members += of_stack
+            for index, view in enumerate(parameter.detach().unbind()):
+                split.append((f"{name}[{index}]", view))
+                members.append(StackMember(view, parameter, index))
         group["params"] = split
     return members
 
 
-def lend_gradients(optimizer: Optimizer, members: StackMembers) -> Optimizer:
-    """Let each stand-in have its share of the stack's gradient during a step of the optimizer."""
+def lend_gradients(optimizer: Optimizer, members: list[StackMember]) -> Optimizer:
+    """Give each member of a stack its part of the stack's gradient during the optimizer's steps."""
 
     def lend(*arguments: object) -> None:
-        for view, stack, index in members:
-            view.grad = None if stack.grad is None else stack.grad[index]
+        for member in members:
+            gradient = member.stack.grad
+            member.view.grad = None if gradient is None else gradient[member.index]
 
     def take_back(*arguments: object) -> None:
-        for view, _, _ in members:
-            view.grad = None
+        for member in members:
+            member.view.grad = None
 
     if members:
         optimizer.register_step_pre_hook(lend)
@@ -100,8 +121,10 @@ def lend_gradients(optimizer: Optimizer, members: StackMembers) -> Optimizer:
 
 
 def step_stages_together(optimizer: Optimizer) -> Optimizer:
-    """Let an optimizer that treats its parameters one by one take groups with equal options as one
-    group during its step: one operation for all stages in place of one for each."""
+    """Merge the groups with equal options during the optimizer's steps, so that a fused step is one
+    operation for all stages instead of one per stage.
+
+    Only for optimizers that update each parameter by itself."""
     own_groups = optimizer.param_groups
 
     def merge(*arguments: object) -> None:
@@ -110,11 +133,12 @@ def step_stages_together(optimizer: Optimizer) -> Optimizer:
         merged: list[tuple[Group, Group]] = []  # options, and the group that has them
         for group in own_groups:
             options = {key: value for key, value in group.items() if key not in NOT_OPTIONS}
-            alike = next((together for other, together in merged if other == options), None)
-            if alike is None:
-                merged.append((options, {**options, "params": list(group["params"])}))
+            for other_options, together in merged:
+                if other_options == options:
+                    together["params"] += group["params"]
+                    break
             else:
-                alike["params"] += group["params"]
+                merged.append((options, {**options, "params": list(group["params"])}))
         optimizer.param_groups = [together for _, together in merged]
 
     def split(*arguments: object) -> None:
@@ -128,19 +152,25 @@ def step_stages_together(optimizer: Optimizer) -> Optimizer:
 def check_each_parameter_once(
     optimizers: Sequence[Optimizer], stages: Sequence[StageVersions]
 ) -> None:
-    """ValueError unless every parameter is in exactly one of the groups that `stage_groups` made,
-    whole and no copy."""
+    """Check that every parameter of the stages belongs to exactly one group of the optimizers.
+
+    Raises:
+        ValueError: a group lacks a key that brx gave it, a parameter is in no group or in two, or
+            an optimizer has a copy of it.
+    """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    if not all({"stage", "delay", "param_names", "lr"} <= set(group) for group in groups):
-        raise ValueError(
-            "an optimizer's parameter groups are not those that brx gave, with an lr; hand on all "
-            "keys"
-        )
-    given = [
-        pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)
-    ]
+    given: list[tuple[str, Tensor]] = []
+    for group in groups:
+        if not {"stage", "delay", "param_names", "lr"} <= set(group):
+            raise ValueError(
+                "an optimizer's parameter groups are not those that brx gave, with an lr; hand on "
+                "all keys"
+            )
+        given += zip(group["param_names"], group["params"], strict=True)
+    newest: dict[str, Tensor] = {}
+    for stage in stages:
+        newest |= stage.newest
     names = [name for name, _ in given]
-    newest = {name: parameter for stage in stages for name, parameter in stage.newest.items()}
     twice = [name for name, count in Counter(names).items() if count > 1]
     missing = sorted(set(newest) - set(map(member_of, names)))
     for wrong, how_many in ((twice, "two optimizers"), (missing, "no optimizer")):
@@ -148,21 +178,21 @@ def check_each_parameter_once(
             raise ValueError(
                 f"{some(wrong)} given to {how_many}; every parameter belongs to exactly one"
             )
-    copied = [
-        name for name, parameter in given if parameter.data_ptr() != _named(newest, name).data_ptr()
-    ]
+    copied = []
+    for name, parameter in given:
+        if parameter.data_ptr() != _named(newest, name).data_ptr():
+            copied.append(name)
     if copied:
         raise ValueError(
             f"{some(copied)} given to an optimizer as a copy; give it the model's own parameters"
         )
     num_given = sum(parameter.numel() for _, parameter in given)
-    assert num_given == sum(parameter.numel() for parameter in newest.values()), (
-        "a stack is not given whole"
-    )
+    num_elements = sum(parameter.numel() for parameter in newest.values())
+    assert num_given == num_elements, "a stack is not given whole"
 
 
 def _named(parameters: Mapping[str, Tensor], name: str) -> Tensor:
-    """The parameter, or the member of a stack, that has a name which `split_stacks` gives."""
+    """The parameter of this name, or the member of a stack that `split_stacks` named so."""
     index = _INDEX_IN_STACK.search(name)
     if index is None:
         return parameters[name]

@@ -27,8 +27,8 @@ Stages = Sequence[StageVersions]
 
 
 class Method:
-    """AdamW on delayed gradients; a subclass, built-in or in a user's own file, overrides what it
-    does otherwise.
+    """AdamW on delayed gradients. A subclass, built-in or in a user's own file, overrides the rules
+    that it changes.
 
         from brx.methods.method import Group, Method
 
@@ -43,13 +43,19 @@ class Method:
 
     A method's own settings are the arguments of its constructor, from `optimizer.arguments`.
 
-    Attributes: config: the run's configuration; set before any rule is asked, not yet in the
-        constructor. one_matrix_at_a_time: whether `matrices` wants each expert's matrix of a
-        mixture by itself (m, n), rather than
-            the stack of all experts' (experts, m, n). They share the memory of the stack.
-        bases_in_state: the entries of an optimizer's state that are bases or covariances, by name;
-            plans list them apart from moments. update_copies: temporary copies of a stage's
-            weights during a step, for plans; fused optimizers make none.
+    Attributes:
+        summary, source, equation: one line each, which `brx methods` shows.
+        gets: which optimizer gets which parameters, in words; `why` is the reason.
+        section: the schema of the run's section `optimizer`.
+        config: the run's configuration. It is not there yet in the constructor, and is set before
+            any rule is asked.
+        one_matrix_at_a_time: whether `matrices` gets the matrix of each expert of a mixture by
+            itself, (m, n), rather than the stack of all experts, (experts, m, n). Such a matrix
+            shares the memory of the stack.
+        bases_in_state: the names of the entries in the optimizer's state that are bases or
+            covariances. Plans list them apart from the moments.
+        update_copies: how many temporary copies of a stage's weights a step makes, for plans. Fused
+            optimizers make none.
     """
 
     summary: str = "a method of the user's own"
@@ -64,6 +70,7 @@ class Method:
     config: RunConfig
 
     def bound_to(self, config: RunConfig) -> Self:
+        """A copy of the method with `config` set; the method itself may serve several runs."""
         bound = copy.copy(self)
         bound.config = config
         return bound
@@ -79,21 +86,28 @@ class Method:
         return self.config.optimizer.lr
 
     def matrices(self, groups: list[Group]) -> Optimizer:
-        """The optimizer of the weight matrices in the blocks, in `gpt` and `llama` those of
-        attention and MLP. There is a group per stage;
-        hand all its keys on, with further options, or divided among several groups."""
+        """The optimizer of the weight matrices in the blocks; in `gpt` and `llama` these are the
+        matrices of attention and MLP.
+
+        Args:
+            groups: one parameter group per stage (`brx.methods.groups.stage_groups`). Hand on all
+                keys of each. Options may be added, and a group may be divided into several.
+        """
         return self.adamw(groups)
 
     def rest(self, groups: list[Group]) -> Optimizer:
-        """The optimizer of everything else: embeddings, head, router, biases, norms."""
+        """The optimizer of everything else: embeddings, head, router, biases, norms. The groups are
+        as in `matrices`."""
         rest_lr = getattr(self.config.optimizer, "rest_lr", None)
-        return self.adamw(
-            groups if rest_lr is None else [{"lr": rest_lr, **group} for group in groups]
-        )
+        if rest_lr is not None:
+            groups = [{"lr": rest_lr, **group} for group in groups]
+        return self.adamw(groups)
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
-        """All optimizers of one device; `brx.methods.groups.stage_groups` divides otherwise than
-        matrices and rest."""
+        """All optimizers of one device.
+
+        A method overrides it if it does not divide the parameters into matrices and rest;
+        `brx.methods.groups.stage_groups` makes the groups of any other division."""
         names = matrix_names(stages)
         groups = stage_groups(stages, lambda name: name in names)
         stacks = stack_names(stages) if self.one_matrix_at_a_time else ()
@@ -102,8 +116,11 @@ class Method:
         return [matrices, self.rest(stage_groups(stages, lambda name: name not in names))]
 
     def lr_divisor(self, tau_updates: float, t: int, T: int) -> float:
-        """What a stage's learning rate is divided by in iteration t of T; `tau_updates` is its
-        delay in updates."""
+        """The number by which a stage's learning rate is divided in iteration t of T.
+
+        Args:
+            tau_updates: the stage's delay in updates.
+        """
         return 1.0
 
     def correct_gradients(
@@ -113,63 +130,77 @@ class Method:
         used: list[Tensor],
         state: ParameterStates,
     ) -> None:
-        """Change a micro-batch's gradients of a stage in place, before they are averaged over the
-        update and clipped.
+        """Change the gradients of a stage for one micro-batch, in place, before they are averaged
+        over the update and clipped.
 
-        Called for stages whose weights have moved on: not where tau is 0, nor with `stash: none`,
-        where the backward pass saw the newest weights. `newest` are the weights that the update
-        will change, `used` those of the backward pass, tau updates older (or as predicted); `state`
-        has the rule's own dict per parameter, saved with the run."""
+        Called for stages whose weights have moved on since the backward pass. So it is not called
+        where tau is 0, nor with `stash: none`, where the backward pass saw the newest weights.
+
+        Args:
+            gradients: one per parameter of the stage.
+            newest: the weights that the update will change.
+            used: the weights of the backward pass, which are tau updates older, or predicted.
+            state: a dict per parameter for the rule's own use, saved with the run.
+        """
 
     @property
     def corrects_gradients(self) -> bool:
+        """Whether the method overrides `correct_gradients`."""
         return type(self).correct_gradients is not Method.correct_gradients
 
     def forecast(
         self, newest: list[Tensor], update: list[Tensor], tau_updates: float, state: ParameterStates
     ) -> list[Tensor]:
-        """A prediction: the weights with which a later micro-batch computes, forward and backward,
+        """Predict the weights with which a later micro-batch computes, forward and backward,
         instead of `newest`.
 
-        Called after each update for each stage with a delay, without gradients; with `stash: exact`
-        only. `newest` are not to be changed; the optimizer has its moments by them. `update` is
-        what the last update added to them, `tau_updates` in how many the micro-batch's own gradient
-        comes, on average; `state` as in `correct_gradients`."""
+        Called after each update for each stage with a delay, without gradients, and only with
+        `stash: exact`.
+
+        Args:
+            newest: the weights after the update, not to be changed. They are the keys of the
+                optimizer's state.
+            update: what the last update added to them.
+            tau_updates: after how many updates the micro-batch's own gradient comes, on average.
+            state: as in `correct_gradients`.
+        """
         return newest
 
     @property
     def forecasts(self) -> bool:
+        """Whether the method overrides `forecast`."""
         return type(self).forecast is not Method.forecast
 
     def rotated_sides(
         self,
         shape: tuple[int, ...],  # (*lead, m, n)
     ) -> tuple[int, ...]:
-        """The lengths of the sides of a weight matrix that the method rotates: m for U, n for V.
+        """The lengths of those sides of a weight matrix that the method rotates: m for U, n for V.
 
-        A built-in method that rotates matrices says it, for plans."""
+        For plans; each built-in method that rotates matrices overrides it."""
         return ()
 
     def products(
         self,
         shape: tuple[int, ...],  # (*lead, m, n)
     ) -> Products:
-        """The matrix products that the method's update needs for a weight matrix, for plans.
-        Built-in methods declare them; a user's method is measured in a trial
-        (`brx.methods.trial`)."""
+        """The matrix products that the method's update of a weight matrix needs, for plans.
+
+        Built-in methods declare them. A user's method is measured in a trial (`brx.methods.trial`)
+        instead."""
         return Products()
 
     def adamw(self, groups: list[Group]) -> Optimizer:
-        """Fused AdamW with the run's beta1, beta2, eps and weight decay (the defaults where a
-        method has none)."""
-        settings = self.config.optimizer
-        common = (
-            settings if isinstance(settings, schema.OptimizerSection) else schema.OptimizerSection()
-        )
-        adamw = AdamW(groups, lr=self.lr, **adam_options(common), fused=True)
+        """Fused AdamW with the run's learning rate, beta1, beta2, eps and weight decay. Where the
+        method's section has no such settings, they have their defaults."""
+        settings: schema.Section = self.config.optimizer
+        if not isinstance(settings, schema.OptimizerSection):
+            settings = schema.OptimizerSection()
+        adamw = AdamW(groups, lr=self.lr, **adam_options(settings), fused=True)
         return step_stages_together(adamw)
 
 
 def adam_options(settings: schema.OptimizerSection) -> dict[str, Any]:
+    """The settings that AdamW and its relatives share, as arguments of torch's constructors."""
     betas = (settings.beta1, settings.beta2)
     return {"betas": betas, "eps": settings.eps, "weight_decay": settings.weight_decay}

@@ -1,6 +1,7 @@
-"""The built-in methods, each readable by itself, and the method that a configuration selects. The
-weights of the backward pass (`pipeline.stash`) belong to the pipeline: any method runs with any
-mode. Only a method with its own forecast needs `exact`. "Matrices" are those of
+"""The built-in methods, each readable by itself, and the method that a configuration selects.
+
+Which weights the backward pass uses (`pipeline.stash`) is up to the pipeline: any method runs with
+any mode, except that one with its own forecast needs `exact`. "Matrices" are the parameters in
 `brx.model.stage.Stage.matrices`."""
 
 import importlib
@@ -36,12 +37,12 @@ REST = "embeddings, head, router, biases, norms"
 ALL = "all parameters"
 
 SOAP_LONGEST_SIDE = 10_000
-"""pytorch-optimizer's `max_precondition_dim`: its SOAP keeps nothing for a longer side."""
+"""pytorch-optimizer's `max_precondition_dim`: its SOAP has no basis for a longer side."""
 
 CURVATURE_OF_MATRICES = (
     "its curvature estimate is one of matrices inside the network; embeddings and head have a side "
-    "of the size of the"
-    " vocabulary, and vectors have no two sides (the paper, appendix 'Experimental Details')"
+    "of the size of the vocabulary, and vectors have no two sides (the paper, appendix "
+    "'Experimental Details')"
 )
 
 
@@ -67,9 +68,9 @@ class PipeDreamLR(AdamWEverywhere):
     section = schema.PipeDreamLRConfig
 
     def lr_divisor(self, tau_updates: float, t: int, T: int) -> float:
-        return float(
-            max(1, tau_updates) ** (1.0 - min(t / (self.settings.annealing_fraction * T), 1.0))
-        )
+        annealing_iterations = self.settings.annealing_fraction * T  # T_c
+        exponent = 1.0 - min(t / annealing_iterations, 1.0)
+        return float(max(1, tau_updates) ** exponent)
 
 
 class DelayCompensation(AdamWEverywhere):
@@ -86,9 +87,9 @@ class DelayCompensation(AdamWEverywhere):
         used: list[Tensor],
         state: ParameterStates,
     ) -> None:
-        correction = torch._foreach_sub(newest, used)
+        correction = torch._foreach_sub(newest, used)  # w_now - w_used
         torch._foreach_mul_(correction, gradients)
-        torch._foreach_mul_(correction, gradients)
+        torch._foreach_mul_(correction, gradients)  # g * g * (w_now - w_used)
         torch._foreach_add_(gradients, correction, alpha=self.settings.compensation)
 
 
@@ -124,25 +125,23 @@ class BasisRotationMethod(Method):
         settings: schema.BasisRotationConfig = self.settings
         delays = stage_delays(self.config.pipeline, self.config.training.seed)
         intervals = refresh_intervals(delays, settings.frequency, settings.refresh_schedule)
-        names = (
-            "source",
-            "geometry",
-            "first_refresh",
-            "covariance",
-            "staggered",
-            "rotation_precision",
-            "covariance_precision",
-            "as_published",
-        )
         return BasisRotation(
             [{**group, "frequency": intervals[group["stage"]]} for group in groups],
             lr=settings.lr,
             **adam_options(settings),
-            **{name: getattr(settings, name) for name in names},
+            source=settings.source,
+            geometry=settings.geometry,
+            first_refresh=settings.first_refresh,
+            covariance=settings.covariance,
+            staggered=settings.staggered,
+            rotation_precision=settings.rotation_precision,
+            covariance_precision=settings.covariance_precision,
+            as_published=settings.as_published,
             compiled=self.config.runtime.compile,
         )
 
     def rotated_sides(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        # The optimizer itself decides it, so that it is asked for its state of such a weight.
         weight = torch.nn.Parameter(torch.empty(shape, device="meta"))
         group: Group = {"params": [("weight", weight)], "stage": 0, "delay": 0.0}
         options = self.matrices([group]).param_groups[0]
@@ -246,12 +245,12 @@ class Scion(Method):
         by_kind = []
         for group in groups:
             for kind, options in kinds.items():
-                named = [
-                    (name, parameter)
-                    for name, parameter in group["params"]
-                    if _kind(name, parameter, matrices) == kind
-                ]
-                by_kind += [{**group, **options, "params": named, "kind": kind}] if named else []
+                named = []
+                for name, parameter in group["params"]:
+                    if _kind(name, parameter, matrices) == kind:
+                        named.append((name, parameter))
+                if named:
+                    by_kind.append({**group, **options, "params": named, "kind": kind})
         scion = library.SCION(
             by_kind, lr=settings.lr, momentum=settings.momentum, constraint=settings.constrained
         )
@@ -262,12 +261,14 @@ class Scion(Method):
 
 
 def _kind(name: str, parameter: Tensor, matrices: Collection[str]) -> str:
+    """What a parameter is to Scion: "matrix", "vector" or "embedding"."""
     if name.partition("[")[0] in matrices:
         return "matrix"
     return "vector" if parameter.ndim == 1 else "embedding"
 
 
 def _pytorch_optimizer(method: str) -> Any:
+    """The package pytorch-optimizer; UserError where it is not installed."""
     try:
         return importlib.import_module("pytorch_optimizer")
     except ImportError:
@@ -276,8 +277,8 @@ def _pytorch_optimizer(method: str) -> Any:
         ) from None
 
 
-# Under this name `brx methods` lists what is given by file or import path; `find_method` loads that
-# itself.
+# The name under which `brx methods` lists the methods that are given by file or import path.
+# `find_method` loads such a method itself.
 CUSTOM = "package.module:Class"
 
 METHODS: dict[str, Method] = {
@@ -294,6 +295,11 @@ METHODS: dict[str, Method] = {
 
 
 def find_method(config: RunConfig) -> Method:
+    """The method that a configuration selects, bound to it.
+
+    Raises:
+        UserError: the user's own method or optimizer cannot be loaded.
+    """
     if isinstance(config.optimizer, schema.CustomConfig):
         return load_method(config.optimizer).bound_to(config)
     return METHODS[config.optimizer.method].bound_to(config)
@@ -301,16 +307,16 @@ def find_method(config: RunConfig) -> Method:
 
 def ring_matrix_dtype(config: RunConfig) -> torch.dtype:
     """The dtype in which the rings of older versions hold matrices: bf16 if autocast would cast
-    them to it anyway."""
-    # A gradient rule takes differences to the stashed versions, which bf16 would drown in rounding.
-    # The modes that overwrite a slot need bf16: from fp32, autocast would save a copy in the
-    # forward pass, and use that.
-    takes_differences = find_method(config).corrects_gradients and config.pipeline.stash == "exact"
-    return (
-        torch.bfloat16
-        if config.runtime.precision == "bf16" and not takes_differences
-        else torch.float32
-    )
+    them to it anyway, else fp32."""
+    # With `none` and `predict`, which overwrite a slot, the ring has to be in bf16: from fp32,
+    # autocast would save a copy in the forward pass, and the backward pass would use that.
+    method = find_method(config)
+    if config.runtime.precision != "bf16":
+        return torch.float32
+    if config.pipeline.stash == "exact" and method.corrects_gradients:
+        # The rule takes the difference to the older version, which bf16 would drown in rounding.
+        return torch.float32
+    return torch.bfloat16
 
 
 def refresh_intervals(
@@ -318,64 +324,97 @@ def refresh_intervals(
 ) -> list[float | None]:
     """Iterations between two refreshes, by stage; None for never again after the first.
 
-    `stage-aware`: the larger a stage's delay, the more often, by the paper's rule, rounded down to
-    whole iterations; `reversed`: the same intervals the other way round. The `-exact` forms scale
-    the rule, without rounding, to the refreshes of `uniform`; 9.5 means 9 and 10 in turn."""
+    - `uniform`: `frequency` for all stages.
+    - `stage-aware`: the larger a stage's delay, the more often, by the paper's rule (appendix
+      "Stage-aware basis rotation implementation"), rounded down to whole iterations.
+    - `reversed`: the same intervals, with the largest where the smallest was, and so on.
+    - `stage-aware-exact`, `reversed-exact`: the rule is not rounded, and scaled so that all stages
+      together are refreshed as often as with `uniform`. An interval of 9.5 means 9 and 10 in turn.
+    """
     num_stages = len(delays)
-    # For a delay function, the mean counts; its largest delay may be rare.
-    shares = _shares(
-        [delay.tau_updates if isinstance(delay, VaryingDelay) else delay.tau for delay in delays]
-    )
+    shares = _shares([_decisive_delay(delay) for delay in delays])
     if schedule == "uniform" or shares is None:
         return [frequency] * num_stages
     if schedule.startswith("reversed"):
-        # The largest share where the smallest is, and so on; of equal ones, that of the first stage
-        # to the last.
-        ascending = [
-            -place for _, place in sorted((share, -stage) for stage, share in enumerate(shares))
-        ]
-        shares = [
-            share for _, share in sorted(zip(ascending, sorted(shares, reverse=True), strict=True))
-        ]
+        shares = _reversed(shares)
+    intervals: list[float | None] = []
     if schedule.endswith("exact"):
-        rates = _within_one(shares, num_stages / frequency)
-        return [1 / rate if rate else None for rate in rates]
-    # 10 / (1 - 14 / 15) is 150, whatever its rounding says.
-    return [max(1, math.floor(frequency / share + 1e-9)) if share else None for share in shares]
+        for rate in _within_one(shares, num_stages / frequency):
+            intervals.append(1 / rate if rate else None)
+        return intervals
+    for share in shares:
+        # 10 / (1 - 14 / 15) is 150, whatever its rounding says.
+        whole = math.floor(frequency / share + 1e-9) if share else None
+        intervals.append(None if whole is None else max(1, whole))
+    return intervals
+
+
+def _decisive_delay(delay: StageDelay) -> float:
+    """A stage's delay in micro-batches; the mean in updates if it varies, since the largest may be
+    rare."""
+    return delay.tau_updates if isinstance(delay, VaryingDelay) else delay.tau
+
+
+def _reversed(shares: list[float]) -> list[float]:
+    """The shares in other places: the largest where the smallest was, and so on.
+
+    Of equal shares, the first stage counts as the largest."""
+    stages = sorted(range(len(shares)), key=lambda stage: (shares[stage], -stage))  # ascending
+    swapped = list(shares)
+    for stage, share in zip(stages, sorted(shares, reverse=True), strict=True):
+        swapped[stage] = share
+    return swapped
 
 
 def refreshes_per_iteration(intervals: list[float | None]) -> float:
-    """The budget: how many stages are refreshed in an iteration, on average."""
+    """The mean number of stages that are refreshed per iteration.
+
+    Args:
+        intervals: from `refresh_intervals`.
+    """
     return sum(1 / interval for interval in intervals if interval is not None)
 
 
 def _shares(taus: list[float]) -> list[float] | None:
-    """How many times as often as under `uniform` each stage is refreshed; None where no rule tells
-    them apart.
+    """How often each stage is refreshed, relative to `uniform`; None where the rule does not tell
+    the stages apart.
 
-    The paper's rule is for a pipeline's delays, P - 1 to 0; for others tau_k / mean(tau) is about
-    what it comes to."""
+    The paper states its rule for the delays of a pipeline, P - 1 to 0. For others it is
+    tau_k / mean(tau), which is about the same for a pipeline's delays.
+
+    Args:
+        taus: the delays of the stages, first to last.
+    """
     num_stages = len(taus)
-    if taus == list(range(num_stages - 1, -1, -1)):
-        mid = num_stages // 2 - 1
-        if mid < 1:
-            return None  # up to three stages the paper's rule divides by zero
-        numbers = [mid - tau if tau > mid else mid + 1 - tau for tau in taus]  # the paper's n
-        # 1 - n / mid; a stage is never refreshed if that is zero or negative.
-        return [max(0.0, (mid - n) / mid) for n in numbers]
-    mean = sum(taus) / num_stages
-    return [tau / mean for tau in taus] if mean else None
+    if taus != list(range(num_stages - 1, -1, -1)):
+        mean = sum(taus) / num_stages
+        return [tau / mean for tau in taus] if mean else None
+    mid = num_stages // 2 - 1
+    if mid < 1:
+        return None  # up to three stages the paper's rule divides by zero
+    shares = []
+    for tau in taus:
+        n = mid - tau if tau > mid else mid + 1 - tau  # the paper's n
+        # The share is 1 - n / mid. If that is zero or negative, the stage is never refreshed.
+        shares.append(max(0.0, (mid - n) / mid))
+    return shares
 
 
 def _within_one(shares: list[float], budget: float) -> list[float]:
-    """Rates in proportion to the shares with the given sum; what exceeds one per iteration goes to
-    the others."""
+    """Rates in proportion to the shares, whose sum is the budget.
+
+    No rate exceeds one per iteration; the excess is shared out among the other stages."""
     rates = [0.0] * len(shares)
     open_stages = [stage for stage, share in enumerate(shares) if share]
     while open_stages:
-        scale = (budget - sum(rates)) / sum(shares[stage] for stage in open_stages)
+        left = budget - sum(rates)
+        scale = left / sum(shares[stage] for stage in open_stages)
         full = [stage for stage in open_stages if shares[stage] * scale >= 1]
-        for stage in full or open_stages:
-            rates[stage] = 1.0 if full else shares[stage] * scale
-        open_stages = [stage for stage in open_stages if stage not in full] if full else []
+        if not full:
+            for stage in open_stages:
+                rates[stage] = shares[stage] * scale
+            break
+        for stage in full:
+            rates[stage] = 1.0
+        open_stages = [stage for stage in open_stages if stage not in full]
     return rates

@@ -241,9 +241,9 @@ def _saved(optimizer: Optimizer, stage: int) -> dict[str, dict[str, Any]]:
     for name_in_stage, group in _named_groups(optimizer.param_groups):
         if group["stage"] != stage:
             continue
-        groups[name_in_stage] = {
-            key: value for key, value in group.items() if key not in NOT_OPTIONS
-        }
+        options = {key: value for key, value in group.items() if key not in NOT_OPTIONS}
+        # An option may be a tensor: a learning rate, for example.
+        groups[name_in_stage] = copied_to("cpu", options)
         for name, parameter in zip(group["param_names"], group["params"], strict=True):
             if parameter in optimizer.state:
                 state[name] = copied_to("cpu", optimizer.state[parameter])

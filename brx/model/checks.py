@@ -7,12 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from brx.config.schema import ModelSection, OwnModelConfig
+from brx.config.schema import ModelSection, OwnModelConfig, RunConfig
 from brx.errors import UserError, some
 from brx.model.models import make_model
 from brx.model.sizes import distinct_blocks, meta_stream, traced
+from brx.model.stage import partition
 
 BATCH = 2  # examples of the trial, which has no numbers
+
+
+def check_model_of(config: RunConfig) -> None:
+    """`check_model` for a run's model, cut into the run's stages."""
+    blocks = partition(config.model.blocks, config.pipeline.stages)
+    check_model(config.model, config.data.vocabulary_size, blocks)
 
 
 def check_model(config: ModelSection, vocabulary_size: int, parts: Sequence[range]) -> None:

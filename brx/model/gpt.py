@@ -22,7 +22,16 @@ _MATRIX = re.compile(r"blocks\.\d+\.(attention|mlp)\.(query|key|value|projection
 
 
 class GPT(nn.Module):
-    """The model `gpt`; options as in `brx.config.schema.GPTConfig`."""
+    """The model `gpt`: `embed`, `blocks` and `head` in the order of the pipeline.
+
+    Args:
+        vocabulary_size: V.
+        sequence_length: the largest S.
+        blocks: the number of blocks.
+        width: D, a multiple of `heads`.
+        heads: H.
+        moe: the mixtures of experts that replace the MLPs of some blocks; None for none.
+    """
 
     def __init__(
         self,
@@ -38,23 +47,23 @@ class GPT(nn.Module):
         self.has_auxiliary_loss = moe is not None
         self.blocks = nn.ModuleList()
         for index in range(blocks):
-            mixture = moe if moe is not None and moe.is_in_block(index) else None
-            self.blocks.append(
-                Block(
-                    nn.LayerNorm(width),
-                    Attention(width, heads),
-                    nn.LayerNorm(width),
-                    MLP(width) if mixture is None else Mixture(width, MLP_RATIO * width, mixture),
-                )
-            )
+            attention = Attention(width, heads)
+            mlp: nn.Module
+            if moe is not None and moe.is_in_block(index):
+                mlp = Mixture(width, MLP_RATIO * width, moe)
+            else:
+                mlp = MLP(width)
+            self.blocks.append(Block(nn.LayerNorm(width), attention, nn.LayerNorm(width), mlp))
         self.head = Head(nn.LayerNorm(width), nn.Linear(width, vocabulary_size))
 
     def initialize(self, seed: int) -> None:
+        """Give all parameters the initial weights of the seed, as in GPT-2."""
         initialize_as_gpt2(self, len(self.blocks), seed)
 
     def matrices(self) -> list[str]:
-        """Weight matrices of attention and MLP, or stacks of experts' matrices: what basis
-        rotation, SOAP, Muon and Scion treat as matrices (appendix "Experimental Details")."""
+        """The names of the weight matrices of attention and MLP, and of the stacks of experts'
+        matrices. Basis rotation, SOAP, Muon and Scion treat them as matrices (appendix
+        "Experimental Details")."""
         return [name for name, _ in self.named_parameters() if _MATRIX.fullmatch(name)]
 
 
@@ -66,8 +75,12 @@ class Embedding(nn.Module):
         self.tokens = nn.Embedding(vocabulary_size, width)
         self.positions = nn.Embedding(sequence_length, width)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        return self.tokens(token_ids) + self.positions.weight[: token_ids.shape[1]]  # type: ignore[no-any-return]
+    def forward(
+        self,
+        token_ids: Tensor,  # (B, S)
+    ) -> Tensor:
+        positions = self.positions.weight[: token_ids.shape[1]]  # (S, D)
+        return self.tokens(token_ids) + positions  # type: ignore[no-any-return]
 
 
 class Attention(nn.Module):
@@ -81,18 +94,25 @@ class Attention(nn.Module):
         self.value = nn.Linear(width, width, bias=False)
         self.projection = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,  # (B, S, D)
+    ) -> Tensor:
+        query = self._by_head(self.query(x))  # (B, H, S, E)
+        key = self._by_head(self.key(x))
+        value = self._by_head(self.value(x))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)  # (B, H, S, E)
+        return self.projection(mixed.transpose(1, 2).reshape(x.shape))  # type: ignore[no-any-return]
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """(B, S, D) to (B, H, S, E)."""
         batch, positions, width = x.shape
-        heads = (batch, positions, self.num_heads, width // self.num_heads)
-        projections = (self.query, self.key, self.value)
-        # Each (B, H, S, E)
-        query, key, value = (linear(x).view(heads).transpose(1, 2) for linear in projections)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.projection(mixed.transpose(1, 2).reshape(batch, positions, width))  # type: ignore[no-any-return]
+        head_width = width // self.num_heads
+        return x.view(batch, positions, self.num_heads, head_width).transpose(1, 2)
 
 
 class MLP(nn.Module):
-    """Two linear maps with a GELU between them: (B, S, D) to (B, S, D)."""
+    """down(gelu(up x)): (B, S, D) to (B, S, D)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Llama: RMSNorm, rotary positions, gated MLP (SwiGLU), grouped-query attention, no bias.
 
-The same numbers as LlamaForCausalLM of Hugging Face's transformers from the same weights
-(arXiv:2302.13971, arXiv:2407.21783).
+It computes the same numbers as LlamaForCausalLM of Hugging Face's transformers does from the same
+weights (arXiv:2302.13971, arXiv:2407.21783).
 
 Shape legend: B examples, S positions, D width, H heads of the queries, K heads of keys and values,
 E head width (D / H), F hidden width of the MLP, V vocabulary."""
@@ -25,7 +25,22 @@ _MATRIX = re.compile(
 
 
 class Llama(nn.Module):
-    """The model `llama`; options as in `brx.config.schema.LlamaConfig`."""
+    """The model `llama`: `embed`, `blocks` and `head` in the order of the pipeline.
+
+    Args:
+        vocabulary_size: V.
+        sequence_length: the largest S.
+        blocks: the number of blocks.
+        width: D, a multiple of `heads`.
+        heads: H, a multiple of `kv_heads`.
+        kv_heads: K; H for attention without groups.
+        hidden: F.
+        rope_theta: the base of the rotary frequencies.
+        rope_scaling: Llama 3.1's change of the frequencies for longer contexts; None for none.
+        norm_eps: added to the mean square in each norm.
+        tied: whether the head's matrix is the embedding's.
+        moe: the mixtures of experts that replace the MLPs of some blocks; None for none.
+    """
 
     def __init__(
         self,
@@ -48,29 +63,31 @@ class Llama(nn.Module):
         rotary = Rotary(sequence_length, width // heads, rope_theta, rope_scaling)
         self.blocks = nn.ModuleList()
         for index in range(blocks):
-            mixture = moe if moe is not None and moe.is_in_block(index) else None
+            attention = Attention(width, heads, kv_heads, rotary)
+            mlp: nn.Module
+            if moe is not None and moe.is_in_block(index):
+                mlp = GatedMixture(width, hidden, moe)
+            else:
+                mlp = MLP(width, hidden)
             self.blocks.append(
-                Block(
-                    RMSNorm(width, norm_eps),
-                    Attention(width, heads, kv_heads, rotary),
-                    RMSNorm(width, norm_eps),
-                    MLP(width, hidden) if mixture is None else GatedMixture(width, hidden, mixture),
-                )
+                Block(RMSNorm(width, norm_eps), attention, RMSNorm(width, norm_eps), mlp)
             )
         self.head = Head(RMSNorm(width, norm_eps), nn.Linear(width, vocabulary_size, bias=False))
         if tied:
             self.head.linear.weight = self.embed.tokens.weight
 
     def initialize(self, seed: int) -> None:
+        """Give all parameters the initial weights of the seed, as in GPT-2."""
         initialize_as_gpt2(self, len(self.blocks), seed)
 
     def matrices(self) -> list[str]:
-        """Weight matrices of attention and MLP, or stacks of experts' matrices."""
+        """The names of the weight matrices of attention and MLP, and of the stacks of experts'
+        matrices."""
         return [name for name, _ in self.named_parameters() if _MATRIX.fullmatch(name)]
 
 
 class Embedding(nn.Module):
-    """(B, S) token ids to (B, S, D); positions are for the blocks."""
+    """Token ids (B, S) to (B, S, D), without positions, which the blocks add by rotation."""
 
     def __init__(self, vocabulary_size: int, width: int) -> None:
         super().__init__()
@@ -81,7 +98,7 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) times a weight, in fp32 at least; (*, D) to (*, D)."""
+    """x / sqrt(mean(x^2) + eps) * weight, computed in fp32 at least: (*, D) to (*, D)."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -98,7 +115,13 @@ class RMSNorm(nn.Module):
 
 class Rotary(nn.Module):
     """Turns each pair (i, i + E/2) of a head's entries by an angle in proportion to the position
-    (RoPE, arXiv:2104.09864). All blocks share one table."""
+    (RoPE, arXiv:2104.09864). All blocks share one table of angles.
+
+    Args:
+        num_positions: the largest S.
+        head_width: E.
+        theta, scaling: as in `rotary_frequencies`.
+    """
 
     cosine: Tensor  # (S, E)
     sine: Tensor  # (S, E)
@@ -108,38 +131,49 @@ class Rotary(nn.Module):
     ) -> None:
         super().__init__()
         frequencies = rotary_frequencies(head_width, theta, scaling)
-        angles = torch.outer(torch.arange(num_positions).float(), frequencies)  # (S, E/2)
-        angles = torch.cat([angles, angles], dim=-1)
+        positions = torch.arange(num_positions).float()
+        angles = torch.outer(positions, frequencies)  # (S, E/2)
+        angles = torch.cat([angles, angles], dim=-1)  # (S, E)
         self.register_buffer("cosine", angles.cos(), persistent=False)
         self.register_buffer("sine", angles.sin(), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, *, S, E) to the same shape and dtype."""
+    def forward(
+        self,
+        x: Tensor,  # (B, *, S, E)
+    ) -> Tensor:
+        """The turned entries, in the same shape and dtype."""
         positions = x.shape[-2]
         first, second = x.chunk(2, dim=-1)
-        turned = torch.cat([-second, first], dim=-1)  # by a right angle
+        turned = torch.cat([-second, first], dim=-1)  # x turned by a right angle
         rotated = x * self.cosine[:positions] + turned * self.sine[:positions]
         return rotated.to(x.dtype)
 
 
 def rotary_frequencies(head_width: int, theta: float, scaling: RopeScalingConfig | None) -> Tensor:
-    """Radians per position of each pair, (E/2,) in fp32."""
+    """The angle by which each pair turns from one position to the next: (E/2,), in radians, fp32.
+
+    Args:
+        head_width: E.
+        theta: pair i turns by theta^(-2i/E).
+        scaling: Llama 3.1's rule for a context that is longer than the original one
+            (arXiv:2407.21783); None leaves the frequencies as they are.
+    """
     exponents = torch.arange(0, head_width, 2).float() / head_width
     frequencies = 1.0 / theta**exponents
     if scaling is None:
         return frequencies
-    # Llama 3.1: waves that are long relative to the original context turn `factor` times slower,
-    # short ones as before, and those between the two by a mean.
-    wavelengths = 2 * math.pi / frequencies
-    turns = scaling.original_sequence_length / wavelengths  # in the original context
-    low, high = scaling.low_frequency, scaling.high_frequency
-    share = ((turns - low) / (high - low)).clamp(0.0, 1.0)  # of the frequency as it was
-    return (1.0 - share) * frequencies / scaling.factor + share * frequencies
+    # Pairs that make few turns in the original context become `factor` times slower. Those that
+    # make many stay as they were, and those in between get a weighted mean of the two.
+    wavelengths = 2 * math.pi / frequencies  # positions per turn
+    turns = scaling.original_sequence_length / wavelengths
+    low, high = scaling.low_frequency, scaling.high_frequency  # in turns
+    unchanged = ((turns - low) / (high - low)).clamp(0.0, 1.0)  # weight of the original frequency
+    return (1.0 - unchanged) * frequencies / scaling.factor + unchanged * frequencies
 
 
 class Attention(nn.Module):
-    """Causal self-attention in which H / K heads of the queries share keys and values (grouped
-    queries, arXiv:2305.13245): (B, S, D) to (B, S, D)."""
+    """Causal self-attention in which groups of H / K heads of the queries share their keys and
+    values (grouped-query attention, arXiv:2305.13245): (B, S, D) to (B, S, D)."""
 
     def __init__(self, width: int, num_heads: int, num_kv_heads: int, rotary: Rotary) -> None:
         super().__init__()
@@ -151,7 +185,10 @@ class Attention(nn.Module):
         self.projection = nn.Linear(width, width, bias=False)
         self.rotary = rotary
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,  # (B, S, D)
+    ) -> Tensor:
         query = self.rotary(self._by_head(self.query(x)))  # (B, H, S, E)
         key = self.rotary(self._by_head(self.key(x)))  # (B, K, S, E)
         value = self._by_head(self.value(x))  # (B, K, S, E)

@@ -15,7 +15,7 @@ from brx.config.user_code import fault, is_allowed
 from brx.errors import UserError
 from brx.model.head import CHUNK_LOGITS, Head
 from brx.model.models import make_model
-from brx.model.stage import Stage
+from brx.model.stage import Stage, matrices_of
 from brx.model.trace import RandomNumbersError, Trace, trace
 
 FP32 = 4  # bytes
@@ -47,7 +47,13 @@ def _model(model: ModelSection, vocabulary_size: int) -> nn.Module:
 
 def meta_stage(model: ModelSection, vocabulary_size: int, blocks: range) -> Stage:
     """A stage with these blocks, on the meta device."""
-    return Stage(_model(model, vocabulary_size), model, vocabulary_size, blocks)
+    whole = _model(model, vocabulary_size)
+    return Stage(whole, model, vocabulary_size, blocks, _matrices(model, vocabulary_size))
+
+
+@lru_cache(maxsize=64)
+def _matrices(model: ModelSection, vocabulary_size: int) -> frozenset[str]:
+    return frozenset(matrices_of(_model(model, vocabulary_size)))
 
 
 @lru_cache(maxsize=1024)

@@ -4,7 +4,7 @@ the last.
 Parameters have the names of the whole model ("blocks.5.attention.query.weight"), whatever the
 partition is."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ class Stage(nn.Module):
         config: ModelSection,
         vocabulary_size: int,
         blocks: range,
+        matrices: Set[str],  # of the whole model, by their names in a stage
         *,
         recompute: bool = False,
     ) -> None:
@@ -55,7 +56,7 @@ class Stage(nn.Module):
         # True for a model whose auxiliary losses are not means over examples.
         self.has_auxiliary_loss = bool(getattr(model, "has_auxiliary_loss", False))
         own = dict(self.named_parameters())
-        self.matrices = frozenset(map(stage_name, matrix_names(model))) & own.keys()
+        self.matrices = frozenset(name for name in own if name in matrices)
         self.stacks = _stacks(self) | {name for name in self.matrices if own[name].ndim > 2}
         self.cast = _cast(self) & self.matrices
 
@@ -106,6 +107,11 @@ def _cast(stage: nn.Module) -> set[str]:
     return {f"{path}.weight" for path, module in modules if type(module).forward in linear}
 
 
+def matrices_of(model: nn.Module) -> set[str]:
+    """`matrix_names` of a whole model, by the names that the parameters have in a stage."""
+    return {stage_name(name) for name in matrix_names(model)}
+
+
 def make_stages(
     config: ModelSection,
     vocabulary_size: int,
@@ -117,7 +123,11 @@ def make_stages(
     """Stages with these runs of blocks and the initial weights of the seed; without a seed on the
     meta device."""
     model = make_model(config, vocabulary_size, seed, parts)
-    return [Stage(model, config, vocabulary_size, own, recompute=recompute) for own in parts]
+    # Once: it takes time for each block of the model, and there may be as many stages.
+    matrices = matrices_of(model)
+    return [
+        Stage(model, config, vocabulary_size, own, matrices, recompute=recompute) for own in parts
+    ]
 
 
 def make_stage(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -28,12 +28,23 @@ from brx.plot.style import GROUP_COLORS
 from brx.runs.comparison import BASELINES
 from brx.runs.frames import SEED
 
-# between our number and the paper's, either way, up to which it is reproduced (docs/protocol.md, 5)
+# Our number is reproduced up to this factor above or below the paper's (docs/protocol.md, 5).
 FACTOR = 2.0
+# By unit: a slowdown, and a share that is saved, where there is no effect.
+NO_EFFECT: dict[str, float] = {"times": 1.0, "percent": 0.0}
 GROUPS = ("as in the paper", "not as in the paper", "not tried")
 ROW_IN = 0.17  # height of a row in the figure
 LINE_CHARACTERS = 70  # of a statement in the figure
 WIDEST = 8.0  # ratios are drawn up to this factor either way; those beyond sit at the edge
+RATIO_TICKS = {
+    0.125: "1/8",
+    0.25: "1/4",
+    0.5: "1/2",
+    1.0: "1",
+    2.0: "2",
+    4.0: "4",
+    8.0: "8",
+}
 # Headings of the figure's texts, and where they begin, in widths of the axes.
 COLUMNS = {"paper": 1.02, "here [95 %]": 1.145}
 
@@ -61,9 +72,10 @@ VERDICT_COLORS: dict[StrictOrUntried, str] = {
 class Claim:
     """One statement of the paper, in our words, and the rule of its verdict (docs/protocol.md, 5).
 
-    `number`: within `FACTOR` of the paper's, of 1 - share for a share; a slowdown above 1, a share
-    above 0, by their intervals where there are any. `at least`: no smaller. `closed form`: equal as
-    printed. Else the evidence says."""
+    The rules: `number` is within `FACTOR` of the paper's number (for a share, 1 - share is), and
+    surely an effect: a slowdown above 1, a share above 0. `at least` is no smaller than the paper's
+    number. `closed form` is equal as printed. For the others, the evidence says whether it holds.
+    """
 
     name: str
     where: str
@@ -72,9 +84,12 @@ class Claim:
     paper: float | None = None  # the printed number; None for a direction
     unit: Unit = "plain"
     rule: Rule = "direction"
-    command: str = ""  # repeats what no sweep makes; `{curvature}`: the scale's folder of that
+    # Makes what no sweep makes; `{curvature}` stands for the scale's folder of measured runs.
+    command: str = ""
 
     def is_reproduced(self, ours: Evidence, num_seeds: int | None) -> bool:
+        """The verdict by docs/protocol.md, section 5. `num_seeds` are the fewest of an experiment,
+        None for a claim without seeds."""
         if self.rule == "direction" or self.paper is None:
             return bool(ours.holds)
         surely = ours.decisive(num_seeds)
@@ -86,11 +101,14 @@ class Claim:
             return number_text(ours.value, self.unit) == number_text(self.paper, self.unit)
         if ours.is_bound or pd.isna(ours.value) or ours.holds is False:
             return False
+        no_effect = NO_EFFECT.get(self.unit)
+        if no_effect is not None and not surely > no_effect:
+            return False
         if self.unit == "percent":
-            return surely > 0 and 1 / FACTOR <= (1 - ours.value) / (1 - self.paper) <= FACTOR
-        return (
-            self.unit != "times" or surely > 1
-        ) and 1 / FACTOR <= ours.value / self.paper <= FACTOR
+            factor = (1 - ours.value) / (1 - self.paper)
+        else:
+            factor = ours.value / self.paper
+        return 1 / FACTOR <= factor <= FACTOR
 
     def strictly(self, evidence: Evidence, num_seeds: int | None) -> Strict:
         """The verdict by docs/protocol.md, section 11. A claim without seeds has the verdict of
@@ -101,12 +119,10 @@ class Claim:
             return "yes" if self.is_reproduced(evidence, num_seeds) else "no"
         if self.paper is None or self.rule in ("direction", "order of norms"):
             return "open"
-        if self.rule == "at least":
-            if evidence.is_bound:
-                return "open"
-            return strict.bound(evidence.low, evidence.high, self.paper, num_seeds=num_seeds)
         if evidence.is_bound:
             return "open"
+        if self.rule == "at least":
+            return strict.bound(evidence.low, evidence.high, self.paper, num_seeds=num_seeds)
         return strict.number(
             evidence.value,
             evidence.low,
@@ -114,6 +130,7 @@ class Claim:
             self.paper,
             num_seeds=num_seeds,
             is_share=self.unit == "percent",
+            no_effect=NO_EFFECT.get(self.unit),
         )
 
 
@@ -124,12 +141,13 @@ class Outcome:
     claim: Claim
     evidence: Evidence | None  # None where it was not tried, for a `reason`
     reason: str
-    runs: Sequence[str]  # names of those that it is from
+    runs: Sequence[str]  # names of the runs behind the evidence
     num_seeds: int | None = None  # fewest seeds of an experiment; None if the claim uses no runs
-    sweeps: Sequence[str] = ()  # the files that make the runs, those that are not there among them
+    sweeps: Sequence[str] = ()  # the files that make the runs, also runs that are missing
 
     @property
     def command(self) -> str:
+        """What makes everything that the claim rests on."""
         sweeps = f"brx sweep {' '.join(self.sweeps)}" if self.sweeps else ""
         return "; ".join(filter(None, (sweeps, self.claim.command)))
 
@@ -192,23 +210,25 @@ def verdict_counts(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "claim": outcome.claim.name,
-            "statement": outcome.claim.statement,
-            "where": outcome.claim.where,
-            "paper": ""
-            if outcome.claim.paper is None
-            else number_text(outcome.claim.paper, outcome.claim.unit),
+    """A row of texts per claim: the paper's number, ours, both verdicts, and the command that
+    makes it."""
+    rows = []
+    for outcome in outcomes:
+        claim = outcome.claim
+        row = {
+            "claim": claim.name,
+            "statement": claim.statement,
+            "where": claim.where,
+            "paper": "" if claim.paper is None else number_text(claim.paper, claim.unit),
             "here": evidence_text(outcome),
             "strictly": outcome.strict_verdict,
             "reproduced": verdict_text(outcome),
-            "rule": f"within {FACTOR:g}x" if outcome.claim.rule == "number" else outcome.claim.rule,
+            "rule": f"within {FACTOR:g}x" if claim.rule == "number" else claim.rule,
             "runs": str(len(outcome.runs)),
             "command": outcome.command.format(curvature=scale.curvature),
         }
-        for outcome in outcomes
-    )
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def evidence_text(outcome: Outcome) -> str:
@@ -218,12 +238,12 @@ def evidence_text(outcome: Outcome) -> str:
         return outcome.reason
     if claim.rule == "direction" or claim.paper is None:
         return ours.text
-    around = (
-        ", around the paper's"
-        if not few_seeds(outcome) and ours.low <= claim.paper <= ours.high
-        else ""
-    )
-    return f"{measured_text(claim, ours)}{around}{ours.text and f' ({ours.text})'}"
+    text = measured_text(claim, ours)
+    if not few_seeds(outcome) and ours.low <= claim.paper <= ours.high:
+        text += ", around the paper's"
+    if ours.text:
+        text += f" ({ours.text})"
+    return text
 
 
 def verdict_text(outcome: Outcome) -> str:
@@ -233,7 +253,8 @@ def verdict_text(outcome: Outcome) -> str:
     return outcome.verdict + few_seeds(outcome)
 
 
-def few_seeds(outcome: Outcome) -> str:  # too few for an interval
+def few_seeds(outcome: Outcome) -> str:
+    """Say that there are too few seeds for an interval, for example `, one seed`; else empty."""
     return {1: ", one seed", 2: ", two seeds"}.get(outcome.num_seeds or 0, "")
 
 
@@ -246,35 +267,48 @@ def why_not(outcome: Outcome) -> str:
     paper = None if claim.rule == "direction" else claim.paper
     printed = paper or 0.0  # a direction's margin has a sign alone
     is_within = ours.low <= printed <= ours.high
-    reasons = {
-        "the other way round": paper is None and ours.value < 0 and not is_within,
-        "within chance": is_within,
-        "apart by more than chance": not ours.is_bound
-        and (ours.low > printed or ours.high < printed),
-        few_seeds(outcome)[2:]: outcome.num_seeds in (1, 2),
-        "a bound alone": ours.is_bound,
-    }
-    return ", ".join(reason for reason, applies in reasons.items() if applies)
+    is_apart = ours.low > printed or ours.high < printed
+    reasons = []
+    if paper is None and ours.value < 0 and not is_within:
+        reasons.append("the other way round")
+    if is_within:
+        reasons.append("within chance")
+    if is_apart and not ours.is_bound:
+        reasons.append("apart by more than chance")
+    if outcome.num_seeds in (1, 2):
+        reasons.append(few_seeds(outcome).removeprefix(", "))
+    if ours.is_bound:
+        reasons.append("a bound alone")
+    return ", ".join(reasons)
 
 
 def measured_text(claim: Claim, ours: Evidence) -> str:
-    """Our number with its interval, or as the bound that it is: a lower one of a slowdown, an upper
-    one of a share."""
-    bound = "" if not ours.is_bound else "< " if claim.unit == "percent" else "> "
-    value, low, high = (
-        number_text(number, claim.unit) for number in (ours.value, ours.low, ours.high)
-    )
-    return f"{bound}{value}{'' if pd.isna(ours.low) else f' [{low}, {high}]'}"
+    """Our number with its interval. A bound is marked: a lower one of a slowdown, an upper one of a
+    share."""
+    text = number_text(ours.value, claim.unit)
+    if ours.is_bound:
+        sign = "<" if claim.unit == "percent" else ">"
+        text = f"{sign} {text}"
+    if not pd.isna(ours.low):
+        low, high = number_text(ours.low, claim.unit), number_text(ours.high, claim.unit)
+        text += f" [{low}, {high}]"
+    return text
 
 
 def number_text(value: float, unit: Unit) -> str:
     """A number with its unit, for example `1.27x` or `71.6%`."""
-    return {"times": f"{value:.2f}x", "percent": f"{value:.1%}", "plain": f"{value:.3g}"}[unit]
+    match unit:
+        case "times":
+            return f"{value:.2f}x"
+        case "percent":
+            return f"{value:.1%}"
+        case "plain":
+            return f"{value:.3g}"
 
 
 def fill_claims(figure: Figure, outcomes: Sequence[Outcome]) -> None:
-    """Above, how many claims of each kind have which strict verdict; below, a row per number of the
-    paper that our runs have, too. The table of claims has the rest."""
+    """Draw the claims into an empty figure: above, how many of each kind have which strict verdict;
+    below, a row per number of the paper that our runs have, too."""
     numbers = [outcome for outcome in outcomes if ratio_of(outcome) is not None]
     numbers.sort(key=lambda outcome: list(VERDICT_COLORS).index(outcome.strict_verdict))
     figure.set_size_inches(9.5, 2.6 + ROW_IN * len(numbers))
@@ -313,13 +347,15 @@ def _draw_counts(axes: Axes, outcomes: Sequence[Outcome]) -> None:
 
 def _draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     """Our number divided by the paper's, a row per claim, with both numbers."""
+    paper_x, ours_x = COLUMNS.values()
+    beside_axes: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "fontsize": 7}
     for place, outcome in enumerate(outcomes):
         _draw_ratio(axes, outcome, place, VERDICT_COLORS[outcome.strict_verdict])
-        ours = our_text(outcome).removesuffix(few_seeds(outcome))  # hollow points say that
-        for text, x in zip((paper_text(outcome), ours), COLUMNS.values(), strict=True):
-            axes.text(x, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7)
+        text = our_text(outcome).removesuffix(few_seeds(outcome))  # hollow points say that
+        axes.text(paper_x, place, paper_text(outcome), va="center", **beside_axes)
+        axes.text(ours_x, place, text, va="center", **beside_axes)
     for heading, x in COLUMNS.items():
-        axes.text(x, -1.0, heading, transform=axes.get_yaxis_transform(), fontsize=7, weight="bold")
+        axes.text(x, -1.0, heading, weight="bold", **beside_axes)
     labels = [
         textwrap.shorten(outcome.claim.statement, LINE_CHARACTERS, placeholder=" ...")
         for outcome in outcomes
@@ -331,35 +367,37 @@ def _draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     axes.axvline(1.0, color="black", linewidth=0.6)
     axes.set_xscale("log", base=2)
     axes.set_xlim(1 / WIDEST, WIDEST)
-    powers = [2.0**power for power in range(-3, 4)]
-    axes.set_xticks(powers, [f"{tick:g}" if tick >= 1 else f"1/{1 / tick:g}" for tick in powers])
+    axes.set_xticks(list(RATIO_TICKS), list(RATIO_TICKS.values()))
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("our number / the paper's (of shares saved: of what is left)")
 
 
 def ratio_of(outcome: Outcome) -> tuple[float, float, float] | None:
-    """Ours over the paper's number with the ends of its interval (NaN for none); of shares saved,
-    of what is left."""
+    """Our number over the paper's, with the ends of its interval (NaN for none). For shares saved,
+    what is left over what the paper has left."""
     claim, ours = outcome.claim, outcome.evidence
     if ours is None or claim.paper is None or pd.isna(ours.value):
         return None
     is_share = claim.unit == "percent" and claim.rule != "closed form"
-    values = (ours.value, ours.low, ours.high)
-    ratios = [
-        (1 - value) / (1 - claim.paper) if is_share else value / claim.paper for value in values
-    ]
-    return ratios[0], min(ratios[1:]), max(ratios[1:])
+    if is_share:
+        left = 1 - claim.paper
+        # The fewer iterations are left, the more are saved: the ends change places.
+        return (1 - ours.value) / left, (1 - ours.high) / left, (1 - ours.low) / left
+    return ours.value / claim.paper, ours.low / claim.paper, ours.high / claim.paper
 
 
 def paper_text(outcome: Outcome) -> str:
+    """The paper's number with its unit; `direction` or `numbers` where the claim has no single
+    one."""
     claim = outcome.claim
     if claim.paper is None:
         return "numbers" if claim.rule == "closed form" else "direction"
-    return f"{'≥ ' if claim.rule == 'at least' else ''}{number_text(claim.paper, claim.unit)}"
+    text = number_text(claim.paper, claim.unit)
+    return f"≥ {text}" if claim.rule == "at least" else text
 
 
 def our_text(outcome: Outcome) -> str:
-    """Our number with its interval; of a direction, whether it holds."""
+    """Our number with its interval, or whether a direction holds."""
     claim, ours = outcome.claim, outcome.evidence
     if ours is None:
         return ""
@@ -373,6 +411,7 @@ def our_text(outcome: Outcome) -> str:
 
 
 def _draw_ratio(axes: Axes, outcome: Outcome, place: float, color: str) -> None:
+    """A point with its interval. Hollow: few seeds; an arrow: a bound, or beyond the axis."""
     ratios = ratio_of(outcome)
     if ratios is None or outcome.evidence is None:
         return
@@ -651,9 +690,8 @@ CLAIMS = (
     number(
         "hessian-norm",
         "Section 4.3",
-        "the Hessian's (1,1)-norm in basis rotation's "
-        "coordinates over the original"
-        " ones, at one checkpoint (0.1228 / 0.5436)",
+        "the Hessian's (1,1)-norm in basis rotation's coordinates over the original ones, at one "
+        "checkpoint (0.1228 / 0.5436)",
         measured.norm_ratio,
         0.1228 / 0.5436,
         command="brx hessian-norm {curvature} --measured",

@@ -4,10 +4,12 @@ runs and draws them.
 Figures that need no sweep (timelines, toys, the Hessian) have a function that draws them at the
 paper's settings."""
 
+import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -76,15 +78,15 @@ from brx.runs.tables import rate_text, slowdown_text
 from brx.toy.run import run_toy
 
 PANEL_IN, HEIGHT_IN = 2.3, 2.5
-TITLE_CHARACTERS = 34  # of a panel a column wide, with ticks of five figures
-ALONE_IN = (COLUMN_WIDTH_IN, 2.9)  # a figure of one panel
+TITLE_CHARACTERS = 34  # that fit over a panel
+ALONE_IN = (COLUMN_WIDTH_IN, 2.9)  # width and height of a figure with one panel
 READING = (
     f"Training losses are means over {SMOOTHING:.0%} of the iterations, at the learning rate of "
-    f"the lowest final"
-    " validation loss; bands: range over seeds, thin: one seed."
+    "the lowest final validation loss; bands: range over seeds, thin: one seed."
 )
 
 Panel = Callable[[Experiments, Axes], None]
+"""Finds its experiments and draws them, or says that they were not run."""
 
 
 class Line(NamedTuple):
@@ -96,9 +98,17 @@ class Line(NamedTuple):
     style: Mapping[str, Any] = MappingProxyType({})  # of matplotlib's lines
 
 
-def by_method(methods: Sequence[str], stages: int | None = None, **options: Any) -> list[Line]:
-    """A line per method, with options of `Experiments.find`."""
-    return [Line({"method": method, "stages": stages, **options}) for method in methods]
+def by_method(
+    methods: Sequence[str],
+    stages: int | None = None,
+    *,
+    style: Mapping[str, Any] = MappingProxyType({}),
+    **options: Any,
+) -> list[Line]:
+    """A line per method in a style of matplotlib, with options of `Experiments.find`."""
+    return [
+        Line({"method": method, "stages": stages, **options}, style=style) for method in methods
+    ]
 
 
 def refresh_schedule(schedule: str, label: str) -> Line:
@@ -127,12 +137,13 @@ def ordered(method: str, wanted_by_label: Mapping[str, Mapping[str, Any]]) -> li
 
 def by_depth(method: str, *, per_block: bool = False) -> list[Line]:
     """A line per number of stages, or per depth of the model with one block per stage."""
-    if per_block:
-        deeper = {
-            n: {"stages": n, "model": PER_BLOCK, "settings": {"model.blocks": n}} for n in BLOCKS
-        }
-        return ordered(method, {f"{n} blocks, P = {n}": wanted for n, wanted in deeper.items()})
-    return ordered(method, {f"P = {P}": {"stages": P} for P in DEPTHS})
+    if not per_block:
+        return ordered(method, {f"P = {P}": {"stages": P} for P in DEPTHS})
+    wanted = {}
+    for n in BLOCKS:
+        label = f"{n} blocks, P = {n}"
+        wanted[label] = {"stages": n, "model": PER_BLOCK, "settings": {"model.blocks": n}}
+    return ordered(method, wanted)
 
 
 def lowest(shown: Sequence[losses.Curve], loss: str) -> str:
@@ -140,21 +151,31 @@ def lowest(shown: Sequence[losses.Curve], loss: str) -> str:
     finals = finals_of(shown, loss)
     best, second = sorted(finals, key=finals.__getitem__)[:2]
     lead = f"{finals[second] - finals[best]:.2f}"
-    return f"{best} and {second} end level" if lead == "0.00" else f"{best} lowest by {lead} nats"
+    if lead == "0.00":
+        return f"{best} and {second} end level"
+    return f"{best} lowest by {lead} nats"
 
 
 def change(shown: Sequence[losses.Curve], loss: str) -> str:
-    """How much higher the last of some ordered curves ends than the first."""
+    """How much higher the last of some ordered curves ends than the first, for example `P = 1 to
+    32: +0.40 nats`."""
     (first, before), (last, after) = finals_of([shown[0], shown[-1]], loss).items()
-    first, last = (label.lstrip("_").partition(",")[0] for label in (first, last))
-    unit = last.rpartition(" ")[2]
-    return f"{first.removesuffix(f' {unit}')} to {last}: {after - before:+.2f} nats"
+    start, end = _first_part(first), _first_part(last)
+    unit = end.rpartition(" ")[2]
+    # Where both are, say, "4 blocks", the unit stands once.
+    return f"{start.removesuffix(f' {unit}')} to {end}: {after - before:+.2f} nats"
 
 
-def beside_the_last(shown: Sequence[losses.Curve], loss: str) -> str:
+def _first_part(label: str) -> str:
+    """A label up to its comma, without the underscore that keeps it out of the legend."""
+    return label.lstrip("_").partition(",")[0]
+
+
+def against_the_last(shown: Sequence[losses.Curve], loss: str) -> str:
     """How the last curve but one ends compared with the last."""
     (ours, own), (last, other) = finals_of(shown[-2:], loss).items()
-    return f"{ours} ends {abs(own - other):.2f} nats {'below' if own < other else 'above'} {last}"
+    side = "below" if own < other else "above"
+    return f"{ours} ends {abs(own - other):.2f} nats {side} {last}"
 
 
 def costs_of_delay(shown: Sequence[losses.Curve], loss: str) -> str:
@@ -170,7 +191,8 @@ def costs_of_delay(shown: Sequence[losses.Curve], loss: str) -> str:
 
 
 def finals_of(shown: Sequence[losses.Curve], loss: str) -> dict[str, float]:
-    """The final loss of each curve, over the seeds that all have, or else over its own."""
+    """The mean final loss of each curve, by label, over the seeds that all curves have. Where they
+    share none, over each curve's own."""
     shared = set[int].intersection(*(set(curve.runs[SEED]) for curve in shown))
     finals = {}
     for curve in shown:
@@ -186,20 +208,22 @@ def curves(
     says: Callable[[Sequence[losses.Curve], str], str] = lowest,
     loss: str = "train_loss",
 ) -> Panel:
-    """Loss curves; the title's second line is what they say."""
+    """Make a panel of loss curves.
+
+    `draw` draws the curves that have runs, under a title. `says` gives its second line from the
+    curves, where there are several, and the column of their final losses, `loss`."""
 
     def panel(experiments: Experiments, axes: Axes) -> None:
-        found = [(line, experiments.find(**line.wanted)) for line in lines]
-        shown = [
-            losses.curve_of(seeds, line.label, **line.style)
-            for line, seeds in found
-            if seeds is not None
-        ]
-        if shown:
-            finding = says(shown, loss) if len(shown) > 1 else ""
-            draw(axes, shown, f"{title}\n{textwrap.fill(finding, TITLE_CHARACTERS)}")
-        else:
+        shown = []
+        for line in lines:
+            seeds = experiments.find(**line.wanted)
+            if seeds is not None:
+                shown.append(losses.curve_of(seeds, line.label, **line.style))
+        if not shown:
             say_not_run(axes, title)
+            return
+        finding = says(shown, loss) if len(shown) > 1 else ""
+        draw(axes, shown, f"{title}\n{textwrap.fill(finding, TITLE_CHARACTERS)}")
 
     return panel
 
@@ -233,10 +257,13 @@ def final_losses(
     per_block: bool = False,
     best_of: Sequence[str] = (),
 ) -> None:
-    """Final training loss against the number of stages, or against the model's depth, one block per
-    stage."""
-    lines = [line for method in methods for line in by_depth(method, per_block=per_block)]
-    present = experiments.find_all(line.wanted for line in lines)
+    """Draw the final training loss of methods against the number of stages, or (`per_block`)
+    against the model's depth, one block per stage. The methods in `best_of` are one line, the best
+    of them."""
+    wanted = []
+    for method in methods:
+        wanted += [line.wanted for line in by_depth(method, per_block=per_block)]
+    present = experiments.find_all(wanted)
     if not present:
         say_not_run(axes, "(a) final loss")
         return
@@ -245,15 +272,15 @@ def final_losses(
     (best, count), *_ = finals.idxmin(axis="columns").value_counts().items()
     losses.draw_final_losses(axes, runs, best_of)
     title = f"(a) final loss\n{look_of(best).label} lowest at {count} of {len(finals)} P"
-    finish_panel(
-        axes, "blocks = stages P" if per_block else "stages P", "final training loss (nats)", title
-    )
+    x_label = "blocks = stages P" if per_block else "stages P"
+    finish_panel(axes, x_label, "final training loss (nats)", title)
 
 
 def slowdown(experiments: Experiments, axes: Axes, method: str, letter: str = "") -> None:
-    """A method at P = 1 and at the deepest pipeline, and the iterations of each to the target of
-    the scale."""
-    target, look = experiments.slowdown_target(), look_of(method)
+    """Draw a method at P = 1 and at the deepest pipeline, and the iterations of each to the target
+    of the scale. The title has the slowdown."""
+    target = experiments.slowdown_target()
+    look = look_of(method)
     ends = experiments.find_all({"method": method, "stages": P} for P in ENDS)
     if len(ends) < 2 or target is None:
         say_not_run(axes, f"{letter}{look.label}")
@@ -273,8 +300,10 @@ def slowdown(experiments: Experiments, axes: Axes, method: str, letter: str = ""
 
 
 def rates(experiments: Experiments, axes: Axes, method: str) -> None:
-    """Final validation loss against the learning rate, a line per number of stages."""
-    tried, title = experiments.tried, look_of(method).label
+    """Draw the final validation loss against the learning rate, a line per number of stages. The
+    title names those whose best rate is at an edge of the rates tried."""
+    tried = experiments.tried
+    title = look_of(method).label
     at_edge = []
     lines = by_depth(method)
     for line in lines:
@@ -301,82 +330,111 @@ def say_not_run(axes: Axes, title: str) -> None:
 
 @dataclass(frozen=True)
 class PaperFigure(Entry):
-    """One figure: from runs, its `panels` or `fill` for the whole; or drawn by `draw_to` from no
-    runs of a sweep."""
+    """One figure. It has one of four sources: `panels` or `fill`, from the runs of a scale;
+    `draw_to`, from no runs of a sweep; or `draw_study`, from the runs of a study.
+
+    `draw_to` and `draw_study` take a path without suffix and return the files written."""
 
     caption: str
-    panels: Sequence[Panel | None] = ()  # row by row; in the place of a None is the legend
-    fill: Callable[[Experiments, Figure], None] | None = (
-        None  # draws the whole, where it is no grid of panels
-    )
-    draw_to: Callable[[Path, Scale], list[Path]] | None = (
-        None  # at a path without suffix; the files written
-    )
-    is_measured: bool = (
-        False  # `draw_to` draws what was measured at a scale, and not the same at all scales
-    )
-    # Draws a study, which has a folder of runs of its own: from that folder, at a path without
-    # suffix; the files written.
+    # Row by row; the legend is in the place of a None.
+    panels: Sequence[Panel | None] = ()
+    # Draws the whole figure, where it is no grid of panels.
+    fill: Callable[[Experiments, Figure], None] | None = None
+    draw_to: Callable[[Path, Scale], list[Path]] | None = None
+    # `draw_to` draws measurements of a scale: the figure differs between scales.
+    is_measured: bool = False
+    # From a folder of runs, at a path.
     draw_study: Callable[[Path, Path], list[Path]] | None = None
     study: Path | None = None  # the study's folder, unless --runs names another
     across: int = 1  # panels in a row
     height: float | None = None  # in inches; by default HEIGHT_IN per row
-    shares_y: int | None = (
-        0  # from which panel on panels have one vertical axis; None: each has its own
-    )
+    # The first of the panels that share one vertical axis; None: each has its own.
+    shares_y: int | None = 0
     legend: bool = True  # one under all panels, instead of one under each
     reading: str = READING  # the caption's second sentence: how to read it
-    # without runs of this one it would show other experiments alone; empty where any run will do
+    # The sweep without whose runs the figure would show other experiments only, and is not drawn.
+    # Empty: any runs will do.
     sweep: str = ""
 
     @property
     def is_from_runs_of_scale(self) -> bool:
         return self.draw_to is None and self.draw_study is None
 
+    @property
+    def num_rows(self) -> int:
+        """Of panels; 1 for a figure without panels."""
+        return max(1, math.ceil(len(self.panels) / self.across))
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height in inches."""
+        if len(self.panels) == 1:
+            return ALONE_IN
+        return PANEL_IN * self.across, self.height or HEIGHT_IN * self.num_rows
+
 
 def draw_paper_figure(
     figure: PaperFigure, experiments: Experiments, folder: Path
 ) -> tuple[list[Path], Experiments]:
-    """Draw a figure that is from runs into a folder: the files, and the experiments with what was
-    used and missing."""
+    """Draw a figure that is from the runs of a scale into a folder.
+
+    Returns the files written, and the experiments with those that the figure used and missed.
+
+    Raises:
+        UserError: none of its runs are there.
+    """
     asked = experiments.fresh()
-    down = -(-len(figure.panels) // figure.across) or 1
-    size = (
-        ALONE_IN
-        if len(figure.panels) == 1
-        else (PANEL_IN * figure.across, figure.height or HEIGHT_IN * down)
-    )
-    with new_figure(*size) as drawn:
+    with new_figure(*figure.size) as drawn:
         if figure.fill is not None:
             figure.fill(asked, drawn)
         else:
-            _fill_panels(figure, asked, drawn, down)
-        if not asked.used or (figure.sweep and asked.scale.sweep(figure.sweep) not in asked.sweeps):
+            _fill_panels(figure, asked, drawn)
+        lacks_own_sweep = figure.sweep and asked.scale.sweep(figure.sweep) not in asked.sweeps
+        if not asked.used or lacks_own_sweep:
             raise UserError(
                 f"none of its runs are in {asked.folder}; make them with {asked.what_to_run}"
             )
-        caption = (
-            f"{figure.caption} (The paper's {figure.place}.)" if figure.place else figure.caption
-        )
+        caption = figure.caption
+        if figure.place:
+            caption += f" (The paper's {figure.place}.)"
+        if figure.reading:
+            caption += f"\n{figure.reading}"
+        details = {
+            "fingerprint": asked.fingerprint,
+            "runs": _runs_by_experiment(asked),
+            "not there": list(asked.missing),
+        }
         command = f"brx plot {figure.name} --scale {asked.scale.name}"
-        text = "\n".join(filter(None, (caption, figure.reading)))
-        runs = {}
-        for seeds in asked.used.values():
-            first = seeds.iloc[0]
-            rate = rate_text(first[RATE], at_edge=first["lr_at_edge"])
-            length = f"{first['architecture']}, {first['last_iteration']} iterations"
-            runs[f"{first['variant']}, P = {first[DEPTH]}, lr {rate}, {length}"] = list(
-                seeds["name"]
-            )
-        details = {"fingerprint": asked.fingerprint, "runs": runs, "not there": list(asked.missing)}
-        return save(drawn, folder / figure.name, text, command=command, details=details), asked
+        written = save(drawn, folder / figure.name, caption, command=command, details=details)
+        return written, asked
+
+
+def _runs_by_experiment(asked: Experiments) -> dict[str, list[str]]:
+    """The names of the runs used, by a text that says which experiment they are of."""
+    runs = {}
+    for seeds in asked.used.values():
+        first = seeds.iloc[0]
+        rate = rate_text(first[RATE], at_edge=first["lr_at_edge"])
+        length = f"{first['architecture']}, {first['last_iteration']} iterations"
+        runs[f"{first['variant']}, P = {first[DEPTH]}, lr {rate}, {length}"] = list(seeds["name"])
+    return runs
 
 
 def draw_figures(
     wanted: str, scale: str, runs: Path | None, out: Path | None, note: Note
 ) -> Iterator[Path]:
-    """Draw what is wanted (see `brx.paper.tables`); yields the images, by default in figures/SCALE
-    or figures."""
+    """Draw figures; yields the path of each image.
+
+    Args:
+        wanted: a name, a place in the paper (`Figure 5`), or `all`.
+        scale: the name of the scale.
+        runs: the folder of the runs, instead of the scale's.
+        out: a folder; by default figures/SCALE, or figures for those that are from no scale.
+        note: tells the user which figures of several could not be drawn, or not wholly.
+
+    Raises:
+        UserError: there is no such figure, or it is the only one and cannot be drawn.
+    """
     chosen = entries(wanted, FIGURES, "figure", "curves, staleness, profiles")
     if runs is not None and all(figure.draw_to is not None for figure in chosen):
         raise UserError(f"--runs: figure {wanted} is not drawn from a folder of runs")
@@ -400,11 +458,14 @@ def draw_figures(
     return (path for _, path in made(chosen, draw, "figure", note))
 
 
-def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure, down: int) -> None:
-    grid = drawn.subplots(down, figure.across, squeeze=False, sharey=figure.shares_y == 0).ravel()
+def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure) -> None:
+    """Draw the panels of a figure into a grid."""
+    grid = drawn.subplots(
+        figure.num_rows, figure.across, squeeze=False, sharey=figure.shares_y == 0
+    )
     used: list[Axes] = []
     free = None
-    for axes, panel in zip(grid, figure.panels, strict=True):
+    for axes, panel in zip(grid.ravel(), figure.panels, strict=True):
         if panel is None:
             free = axes
             continue
@@ -412,38 +473,42 @@ def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure, d
             axes.sharey(used[figure.shares_y])
         used.append(axes)
         panel(experiments, axes)
-    handle_by_label: dict[
-        str, Any
-    ] = {}  # one legend in the free place, or under the panels, instead of one in each
-    for axes in used if figure.legend else ():
-        handle_by_label |= {
-            label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
+    if figure.legend:
+        _join_legends(drawn, used, free, columns=max(2, 2 * figure.across - 1))
+
+
+def _join_legends(
+    drawn: Figure, panels: Sequence[Axes], free: Axes | None, *, columns: int
+) -> None:
+    """Replace the panels' legends by one, in the free place of the grid or under all panels."""
+    handle_by_label: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handle_by_label[label] = handle
         if legend := axes.get_legend():
             legend.remove()
-    handles_and_labels = list(handle_by_label.values()), list(handle_by_label)
-    if free is not None and handle_by_label:
-        free.set_axis_off()
-        free.legend(*handles_and_labels, loc="center")
-    elif handle_by_label:
-        drawn.legend(
-            *handles_and_labels, loc="outside lower center", ncols=max(2, 2 * figure.across - 1)
-        )
+    if not handle_by_label:
+        return
+    handles, labels = list(handle_by_label.values()), list(handle_by_label)
+    if free is None:
+        drawn.legend(handles, labels, loc="outside lower center", ncols=columns)
+        return
+    free.set_axis_off()
+    free.legend(handles, labels, loc="center")
 
 
 def _oscillation(path: Path, scale: Scale) -> list[Path]:
-    """Of the least and the largest P alone."""
+    """Only the least and the largest P that were measured."""
     measured = oscillations_in([scale.curvature])
     depths = [result.num_stages for result in measured]
-    return draw_oscillation(
-        [result for result in measured if result.num_stages in (min(depths), max(depths))], path
-    )
+    ends = min(depths), max(depths)
+    return draw_oscillation([result for result in measured if result.num_stages in ends], path)
 
 
 def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
-    """Beside the slowdowns of the scale's runs to its target, as far as there are any."""
+    """With the slowdowns of the scale's runs to its target, where there are such runs."""
     norms = measured_norms([scale.curvature], STRATEGY_SPACES)
-    results = [norm for of_run in delays.complete_measurements(norms) for norm in of_run]
+    results = list(chain.from_iterable(delays.complete_measurements(norms)))
     if not results:
         raise UserError(
             f"{scale.curvature}: no checkpoint was measured in all coordinates; run `brx "
@@ -452,9 +517,8 @@ def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
     costs = None
     if scale.runs.is_dir():
         experiments = Experiments.load(scale)
-        present = experiments.find_all(
-            {"method": name, "stages": P} for name in delays.VARIANT_OF_SPACE.values() for P in ENDS
-        )
+        wanted = product(delays.VARIANT_OF_SPACE.values(), ENDS)
+        present = experiments.find_all({"method": name, "stages": P} for name, P in wanted)
         target = experiments.slowdown_target()
         if present and target is not None:
             costs = delays.slowdowns_at_ends(pd.concat(present), target)
@@ -464,12 +528,11 @@ def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
 def _effective_delays(path: Path, scale: Scale) -> list[Path]:
     measured = measured_norms([scale.curvature])
     stages = delays.usual_stages(measured)
-    of_each = [
+    curves_of_runs = [
         (result, [delays.effective_delay(result, count) for count in stages]) for result in measured
     ]
-    return draw_effective_delay(
-        of_each, delays.measured_points(load([scale.curvature]), measured)[0], path
-    )
+    points, _ = delays.measured_points(load([scale.curvature]), measured)
+    return draw_effective_delay(curves_of_runs, points, path)
 
 
 UNSTASHED: dict[str, Any] = {"sweep": "stashing", "settings": {"pipeline.stash": "none"}}
@@ -478,6 +541,7 @@ WITHOUT_DELAY = tuple(
     for method, name in (("pipedream", "AdamW"), ("basis-rotation", "Basis rotation"))
 )
 STRATEGIES = ("pipedream-lr", *STRATEGY_NAMES)
+SHORT_DASHES = (0, (1.0, 2.0))  # a dash and a gap, in widths of the line
 COVERING = (
     Line({"method": "basis-rotation"}),
     # Dashed and on top: the two curves cover each other.
@@ -569,18 +633,18 @@ FIGURES = {
             "main",
             "Figure 5",
             "Methods against the number of stages for one model; (c-e) slowdown, to the loss "
-            "that they and the"
-            " strategies of basis rotation (those that are run) all reach, and its 95 % "
-            "interval from 3 seeds on.",
+            "that they and the strategies of basis rotation (those that are run) all reach, and "
+            "its 95 % interval from 3 seeds on. SOAP is dotted in (b): its curve lies on basis "
+            "rotation's.",
             [
                 partial(final_losses, methods=(*MAIN, *PRECONDITIONED)),
-                # Dashed, as P = 32 in (c-e).
+                # Dashed, as P = 32 in (c-e). SOAP's curve lies on top of basis rotation's: between
+                # its short dashes the longer ones show.
                 curves(
                     "(b) P = 32",
-                    *(
-                        line._replace(style={"linestyle": "--"})
-                        for line in by_method((*MAIN, *PRECONDITIONED))
-                    ),
+                    *by_method(MAIN, style={"linestyle": "--"}),
+                    *by_method(("soap",), style={"linestyle": SHORT_DASHES}),
+                    *by_method(("muon", "scion"), style={"linestyle": "--"}),
                 ),
                 None,
                 *(
@@ -622,8 +686,7 @@ FIGURES = {
             "strategies",
             "Figure 8",
             "Estimation strategies of basis rotation: (a) final loss, with the best baseline "
-            "at each P, (b) at the"
-            " largest.",
+            "at each P, (b) at the largest.",
             [
                 partial(final_losses, methods=(*BASELINES, *STRATEGY_NAMES), best_of=BASELINES),
                 curves("(b) P = 32", *by_method(STRATEGIES)),
@@ -657,7 +720,7 @@ FIGURES = {
                     "(c) intervals, P = 32",
                     refresh_schedule("stage-aware", "stage-aware"),
                     refresh_schedule("uniform", "equal"),
-                    says=beside_the_last,
+                    says=against_the_last,
                 ),
             ],
             across=3,
@@ -733,7 +796,7 @@ FIGURES = {
                     refresh_schedule("stage-aware", "stage-aware"),
                     refresh_schedule("reversed", "reversed"),
                     refresh_schedule("uniform", "equal"),
-                    says=beside_the_last,
+                    says=against_the_last,
                 )
             ],
             sweep="stage-aware",
@@ -808,12 +871,10 @@ FIGURES = {
             "ladder",
             "",
             "What delay costs by the length of training T, each length to a target of its own: "
-            "slowdown, and"
-            " iterations that basis rotation saves over the best baseline.",
+            "slowdown, and iterations that basis rotation saves over the best baseline.",
             reading="Hollow: one seed; arrow: a lower bound; bars: 95 %; dashed: a power law "
-            "of slowdown - 1 (of"
-            " slowdown, where the model grows) and of the share that is left, by least "
-            "squares, extrapolated to the paper's relative delay, where a bar is its 95 % "
+            "of slowdown - 1 (of slowdown, where the model grows) and of the share that is left, "
+            "by least squares, extrapolated to the paper's relative delay, where a bar is its 95 % "
             "prediction interval; stars: the paper's numbers.",
             fill=fill_ladder,
             across=3,

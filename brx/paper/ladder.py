@@ -9,8 +9,7 @@ section 9), it is fitted to the slowdown, and to each seed."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +32,7 @@ from brx.paper.scales import (
     STRATEGY_NAMES,
     Experiments,
 )
-from brx.plot.style import draw_points, look_of
+from brx.plot.style import Look, draw_points, look_of
 from brx.runs.comparison import (
     common_target,
     concat,
@@ -49,29 +48,49 @@ from brx.runs.tables import final_loss_text, rate_text, saved_text, slowdown_tex
 
 PAPER_RELATIVE_DELAY = 31 / 244_000
 """The paper's largest delay over its training: 1 B tokens at 4,096 per iteration."""
+OURS = "basis-rotation"
+EXTRAPOLATED = "244000, extrapolated"
+"""Length of the training in the rows at PAPER_RELATIVE_DELAY."""
 LEAST_LENGTHS = 3  # for a law
-MOST = 100  # ends of intervals above it are not worth their digits
-SIDEWAYS = (
-    1.03  # factor between neighbouring methods' points: their intervals must not cover each other
-)
-TICKS = [digit * 10.0**power for power in range(-5, 0) for digit in (1, 3)]  # the relative delay
+LARGEST_END = 100  # of an interval; a larger one is printed as "> 100"
+# Factor between the x of neighbouring methods: their intervals must not cover each other.
+SIDEWAYS = 1.03
+# Of the relative delay: 0.001 % to 30 %.
+TICKS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 
 
 class Ladder(NamedTuple):
-    """Results of the complete lengths, shortest first. A length is complete if every method has its
-    runs at P = 1 and 32. Rows of both frames have `iterations_of_training`, `relative_delay` (tau /
-    T), the length's least `num_seeds`, and `of_seeds`, a text. Where the model grows, each seed has
-    its own."""
+    """Results of the complete lengths, shortest first.
 
-    # Rows of `brx.runs.comparison`; `finals` are final training losses at P = 1 and 32, as texts.
+    A length is complete if every method has its runs at P = 1 and 32. Rows of both frames have
+    `iterations_of_training` (T), `relative_delay` (tau / T), `num_seeds` (the fewest of any of the
+    ladder's methods at this length), and `of_seeds` (the seeds, as a text). Where the model grows,
+    each seed has its own rows."""
+
+    # Rows of `brx.runs.comparison.slowdowns`; `finals` are the final training losses at P = 1 and
+    # 32, as texts.
     slowdowns: pd.DataFrame
-    savings: pd.DataFrame  # rows of `reductions` at P = 32
-    slowdown: Quantity  # what the law of the first is about
+    savings: pd.DataFrame  # rows of `brx.runs.comparison.reductions` at P = 32
+    slowdown: Quantity  # the law of `slowdowns`
+
+    def up_to(self, longest: int) -> Ladder:
+        """The lengths of at most so many iterations."""
+        slowed, saved = self.slowdowns, self.savings
+        if len(slowed):
+            slowed = slowed[slowed["iterations_of_training"] <= longest]
+        if len(saved):
+            saved = saved[saved["iterations_of_training"] <= longest]
+        return Ladder(slowed, saved, self.slowdown)
 
 
 def read_ladder(experiments: Experiments) -> Ladder:
-    """Slowdowns at each length, to the target of the ladder's methods. Other methods are included
-    if they were trained as long."""
+    """Slowdowns and iterations saved at each length, to the target of the ladder's methods.
+
+    Other methods have slowdowns, too, if they were trained as long.
+
+    Raises:
+        UserError: the scale has no ladder.
+    """
     scale = experiments.scale
     if not scale.ladder:
         raise UserError(
@@ -83,51 +102,63 @@ def read_ladder(experiments: Experiments) -> Ladder:
         if runs is None:
             continue
         target = common_target(runs[runs["variant"].isin(LADDER_METHODS)])
-        of_seeds = (
-            pd.concat(shared_seeds(*by_experiment(of_seed))) for _, of_seed in runs.groupby(SEED)
-        )
-        for alike in of_seeds if scale.grows else [runs]:
-            finals = {
-                end: final_loss_text(seeds) for end, seeds in alike.groupby(["variant", DEPTH])
-            }
-            of_ladder = alike[alike["variant"].isin(LADDER_METHODS)]
+        for compared in _each_seed(runs) if scale.grows else [runs]:
+            of_ladder = compared[compared["variant"].isin(LADDER_METHODS)]
             labels = {
                 "iterations_of_training": T,
                 "relative_delay": (DEEPEST - 1) / T,
                 "num_seeds": int(of_ladder.groupby("experiment")[SEED].nunique().min()),
-                "of_seeds": ", ".join(map(str, sorted(alike[SEED].unique()))),
+                "of_seeds": ", ".join(map(str, sorted(compared[SEED].unique()))),
             }
-            rows = slowdowns(alike, target).assign(**labels)
-            slowed.append(
-                rows.assign(finals=[[finals[method, P] for P in ENDS] for method in rows["method"]])
-            )
-            saved.append(reductions(of_ladder[of_ladder[DEPTH] == DEEPEST]).assign(**labels))
-    return Ladder(
-        concat(slowed), concat(saved), SLOWDOWN._replace(shift=0) if scale.grows else SLOWDOWN
-    )
+            slowed.append(_with_finals(slowdowns(compared, target), compared).assign(**labels))
+            at_deepest = of_ladder[of_ladder[DEPTH] == DEEPEST]
+            saved.append(reductions(at_deepest).assign(**labels))
+    slowdown = SLOWDOWN_OF_GROWING if scale.grows else SLOWDOWN
+    return Ladder(concat(slowed), concat(saved), slowdown)
+
+
+def _each_seed(runs: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """The runs of one seed after another, if every experiment has it."""
+    for _, of_seed in runs.groupby(SEED):
+        yield pd.concat(shared_seeds(*by_experiment(of_seed)))
+
+
+def _with_finals(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Slowdowns with the final losses at both ends, as texts."""
+    final_losses = {
+        place: final_loss_text(seeds) for place, seeds in runs.groupby(["variant", DEPTH])
+    }
+    finals = []
+    for method in rows["method"]:
+        finals.append([final_losses[method, P] for P in ENDS])
+    return rows.assign(finals=finals)
 
 
 def _runs_of_length(experiments: Experiments, settings: Settings) -> pd.DataFrame | None:
-    """The runs of one length: None where one of the ladder's is not there; of others those that
-    are."""
+    """The runs of one length; None where one of the ladder's methods lacks its own."""
     at_rate = experiments.at_rate(settings[RATE]) if RATE in settings else experiments
     runs = at_rate.find_ends(*LADDER_METHODS, sweep="ladder", settings=settings)
     if runs is None:
         return None
-    # Compare seed by seed, with the seeds that all methods have.
     if experiments.scale.grows:
-        sides = [
-            with_diverged(seeds.assign(variant=seeds["method"])) for seeds in by_experiment(runs)
-        ]
-        with suppress(UserError):
-            return pd.concat(shared_seeds(*sides))
+        return _runs_of_shared_seeds(runs)
+    parts = [runs]
+    quietly = at_rate.fresh()  # other methods are not missed where they are not there
+    for name in (*STRATEGY_NAMES[1:], *PRECONDITIONED):
+        pair = quietly.find_ends(name, settings=settings)
+        if pair is not None:
+            parts.append(pair)
+    return pd.concat(parts)
+
+
+def _runs_of_shared_seeds(runs: pd.DataFrame) -> pd.DataFrame | None:
+    """The runs of the seeds that all experiments have, diverged ones among them; None where they
+    share none."""
+    sides = [with_diverged(seeds.assign(variant=seeds["method"])) for seeds in by_experiment(runs)]
+    try:
+        return pd.concat(shared_seeds(*sides))
+    except UserError:
         return None
-    quietly = at_rate.fresh()
-    others = [
-        quietly.find_ends(name, settings=settings)
-        for name in (*STRATEGY_NAMES[1:], *PRECONDITIONED)
-    ]
-    return pd.concat([runs, *(pair for pair in others if pair is not None)])
 
 
 class PowerLaw(NamedTuple):
@@ -135,21 +166,30 @@ class PowerLaw(NamedTuple):
 
     intercept: float
     slope: float
-    deviation: float  # of the points from it, with n - 2 degrees of freedom
+    deviation: float  # standard deviation of log y from the line, with n - 2 degrees of freedom
     log_x: NDArray[np.float64]  # (n,)
 
     def at(self, x: float) -> tuple[float, float, float]:
-        """y at x, and the ends of the 95 % prediction interval of one more point there."""
-        n, from_centre = len(self.log_x), math.log(x) - float(self.log_x.mean())
+        """y at x, and the ends of the 95 % prediction interval of one more point there.
+
+        The half-width of the interval of log y is t s sqrt(1 + 1/n + (log x - m)^2 / S), where s is
+        the deviation, m the mean of log x, and S the sum of squares around it."""
+        n = len(self.log_x)
+        centre = self.log_x.mean()
+        sum_of_squares = float(((self.log_x - centre) ** 2).sum())
+        from_centre = math.log(x) - float(centre)
+        leverage = 1 + 1 / n + from_centre**2 / sum_of_squares
+        quantile = float(stdtrit(n - 2, (1 + CONFIDENCE) / 2))  # of Student's t
+        width = quantile * self.deviation * math.sqrt(leverage)
         value = self.intercept + self.slope * math.log(x)
-        leverage = 1 + 1 / n + from_centre**2 / float(((self.log_x - self.log_x.mean()) ** 2).sum())
-        width = float(stdtrit(n - 2, (1 + CONFIDENCE) / 2)) * self.deviation * math.sqrt(leverage)
         return math.exp(value), math.exp(value - width), math.exp(value + width)
 
 
 def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
-    """The power law through some points; None for fewer than three x, or where y is not above zero:
-    there is none."""
+    """Fit a power law to points (x, y), all of them positive.
+
+    None with fewer than LEAST_LENGTHS different x, and where a y is not above zero: such points
+    follow no power law."""
     if len(set(x)) < LEAST_LENGTHS or min(y) <= 0:
         return None
     log_x, log_y = np.log(x), np.log(y)
@@ -157,214 +197,227 @@ def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
     slope = float((centred * log_y).sum() / float((centred**2).sum()))
     intercept = float(log_y.mean() - slope * log_x.mean())
     residuals = log_y - intercept - slope * log_x
-    return PowerLaw(intercept, slope, math.sqrt(float((residuals**2).sum()) / (len(x) - 2)), log_x)
+    variance = float((residuals**2).sum()) / (len(x) - 2)
+    return PowerLaw(intercept, slope, math.sqrt(variance), log_x)
 
 
 class Quantity(NamedTuple):
-    """What the ladder measures: a column that follows `shift` + `factor` times a power law of the
+    """A column of a frame of `Ladder`, and its law: `shift` + `factor` times a power law of the
     relative delay."""
 
     column: str
     shift: float
     factor: float
-    form: str  # of its texts
+    form: str  # of its texts: what follows the colon in a format string
 
     def law(self, rows: pd.DataFrame) -> PowerLaw | None:
-        """Through the lengths of one method at which it is known and no bound."""
+        """Fit the power law to the rows of one method, without bounds and unknown values; None as
+        in `fit_power_law`."""
         known = rows[rows[self.column].notna()]
-        known = known[~known["is_censored"]] if "is_censored" in known else known
+        if "is_censored" in known:
+            known = known[~known["is_censored"]]
         y = (known[self.column] - self.shift) / self.factor
         return fit_power_law(known["relative_delay"].tolist(), y.tolist())
 
     def predicted(self, law: PowerLaw, relative_delay: float) -> tuple[float, float, float]:
-        value, low, high = (self.shift + self.factor * each for each in law.at(relative_delay))
-        return value, low, high
+        """The quantity at a relative delay, and the ends of its 95 % prediction interval: the lower
+        end last where `factor` is negative."""
+        value, low, high = law.at(relative_delay)
+        return self._from_law(value), self._from_law(low), self._from_law(high)
+
+    def _from_law(self, y: float) -> float:
+        return self.shift + self.factor * y
 
     def prediction_text(
         self, law: PowerLaw | None, relative_delay: float = PAPER_RELATIVE_DELAY
     ) -> str:
+        """The prediction as a text such as `1.27 [1.21, 1.35]`; `no law` without one."""
         if law is None:
             return "no law"
         value, *ends = self.predicted(law, relative_delay)
         low, high = sorted(ends)
         low_text = f"{low:{self.form}}" if low >= 0 else f"< {0:{self.form}}"
-        high_text = f"{high:{self.form}}" if high <= MOST else f"> {MOST}"
+        high_text = f"{high:{self.form}}" if high <= LARGEST_END else f"> {LARGEST_END}"
         return f"{value:{self.form}} [{low_text}, {high_text}]"
 
 
-SLOWDOWN = Quantity("ratio", 1, 1, ".2f")
-SAVING = Quantity("share", 1, -1, ".0%")
+SLOWDOWN = Quantity("ratio", 1, 1, ".2f")  # slowdown - 1 follows a power law
+SLOWDOWN_OF_GROWING = Quantity("ratio", 0, 1, ".2f")  # where the model grows, the slowdown does
+SAVING = Quantity("share", 1, -1, ".0%")  # the share that is left follows a power law
 
 
 def ladder_table(experiments: Experiments) -> pd.DataFrame:
-    """What delay costs, by the length of the training: a target for each length, that the ladder's
-    methods reach.
+    """Slowdowns and iterations saved by the length of the training, as texts, with a target loss
+    for each length that the ladder's methods reach.
 
     The last rows extrapolate to the paper's relative delay, 0.013 %, with 95 % prediction
-    intervals. Where the model grows, those before them say what the shorter lengths predict of the
-    longest."""
-    ladder, scale = read_ladder(experiments), experiments.scale
-    saved = {
-        (
-            row["method"],
-            row["iterations_of_training"],
-            row["of_seeds"],
-        ): f"{saved_text(row)} (over {row['baseline']})"
-        for row in ladder.savings.to_dict("records")
-    }
-    table = [
-        {
-            "method": row["method"],
-            "iterations": str(row["iterations_of_training"]),
-            **({"seed": row["of_seeds"]} if scale.grows else {}),
-            "P": str(DEEPEST),
-            "final training loss at P = 1": row["finals"][0],
-            "at P": row["finals"][1],
-            "slowdown": slowdown_text(row),
-            "target loss": f"{row['target']:.3f}",
-            "iterations saved at P": saved.get(
-                (row["method"], row["iterations_of_training"], row["of_seeds"]), ""
-            ),
-            **rate_texts(row, "lr at P"),
-        }
-        for row in ladder.slowdowns.to_dict("records")
-    ]
+    intervals. Where the model grows, the rows before them predict the longest length from the
+    shorter ones.
+
+    Raises:
+        UserError: the scale has no ladder.
+    """
+    ladder = read_ladder(experiments)
+    scale = experiments.scale
+    rows = _measured_rows(ladder, with_seed=scale.grows)
     longest = max(scale.ladder)
-    predicted = (
-        [(f"{longest}, predicted", (DEEPEST - 1) / longest, longest - 1)] if scale.grows else []
-    )
-    columns = (
-        ("slowdown", ladder.slowdown, ladder.slowdowns),
-        ("iterations saved at P", SAVING, ladder.savings),
-    )
-    for label, relative_delay, most in [
-        *predicted,
-        ("244000, extrapolated", PAPER_RELATIVE_DELAY, longest),
-    ]:
-        known = [
-            (name, what, rows[rows["iterations_of_training"] <= most])
-            for name, what, rows in columns
-            if len(rows)
-        ]
-        if not known or known[0][2]["iterations_of_training"].nunique() < LEAST_LENGTHS:
-            continue
-        for method in sorted(LADDER_METHODS):
-            cells = {"method": method, "iterations": label, "P": str(DEEPEST)}
-            for heading, quantity, of_lengths in known:
-                of_method = of_lengths[of_lengths["method"] == method]
-                if len(of_method):
-                    cells[heading] = quantity.prediction_text(
-                        quantity.law(of_method), relative_delay
-                    )
-            table.append(cells)
-    return pd.DataFrame(table).fillna("")
+    if scale.grows:
+        shorter = ladder.up_to(longest - 1)
+        rows += _predicted_rows(shorter, f"{longest}, predicted", (DEEPEST - 1) / longest)
+    rows += _predicted_rows(ladder.up_to(longest), EXTRAPOLATED, PAPER_RELATIVE_DELAY)
+    return pd.DataFrame(rows).fillna("")
 
 
-def rate_texts(slowdown: Mapping[str, Any], heading: str) -> dict[str, str]:
-    """The learning rates of both sides, a star where one is at the edge of those tried."""
-    pairs = {"lr at P = 1": "reference_lr", heading: "lr"}
-    return {
-        title: rate_text(slowdown[key], at_edge=slowdown[f"{key}_at_edge"])
-        for title, key in pairs.items()
-    }
+def _measured_rows(ladder: Ladder, *, with_seed: bool) -> list[dict[str, str]]:
+    """A row of texts per slowdown, with the iterations that the same runs save."""
+    saved = {}
+    for saving in ladder.savings.to_dict("records"):
+        saved[_method_and_length(saving)] = f"{saved_text(saving)} (over {saving['baseline']})"
+    rows = []
+    for slowdown in ladder.slowdowns.to_dict("records"):
+        row = {
+            "method": slowdown["method"],
+            "iterations": str(slowdown["iterations_of_training"]),
+        }
+        if with_seed:
+            row["seed"] = slowdown["of_seeds"]
+        without_delay, delayed = slowdown["finals"]
+        row |= {
+            "P": str(DEEPEST),
+            "final training loss at P = 1": without_delay,
+            "at P": delayed,
+            "slowdown": slowdown_text(slowdown),
+            "target loss": f"{slowdown['target']:.3f}",
+            "iterations saved at P": saved.get(_method_and_length(slowdown), ""),
+        }
+        rows.append(row | rate_texts(slowdown, "lr at P"))
+    return rows
+
+
+def _method_and_length(row: Mapping[Hashable, Any]) -> tuple[str, int, str]:
+    return row["method"], row["iterations_of_training"], row["of_seeds"]
+
+
+def _predicted_rows(ladder: Ladder, label: str, relative_delay: float) -> list[dict[str, str]]:
+    """A row per method with what its laws predict at a relative delay; none where there are too few
+    lengths for a law."""
+    columns = []
+    if len(ladder.slowdowns):
+        columns.append(("slowdown", ladder.slowdown, ladder.slowdowns))
+    if len(ladder.savings):
+        columns.append(("iterations saved at P", SAVING, ladder.savings))
+    if not columns:
+        return []
+    _, _, measured = columns[0]
+    if measured["iterations_of_training"].nunique() < LEAST_LENGTHS:
+        return []
+    rows = []
+    for method in sorted(LADDER_METHODS):
+        row = {"method": method, "iterations": label, "P": str(DEEPEST)}
+        for heading, quantity, of_lengths in columns:
+            of_method = of_lengths[of_lengths["method"] == method]
+            if len(of_method):
+                row[heading] = quantity.prediction_text(quantity.law(of_method), relative_delay)
+        rows.append(row)
+    return rows
+
+
+def rate_texts(slowdown: Mapping[Hashable, Any], heading: str) -> dict[str, str]:
+    """The learning rates of both sides, a star where one is at the edge of the rates tried.
+
+    `slowdown` is a row of `brx.runs.comparison.slowdowns`; `heading` is the column of the rate
+    under delay."""
+    reference = rate_text(slowdown["reference_lr"], at_edge=slowdown["reference_lr_at_edge"])
+    delayed = rate_text(slowdown["lr"], at_edge=slowdown["lr_at_edge"])
+    return {"lr at P = 1": reference, heading: delayed}
 
 
 def fill_ladder(experiments: Experiments, figure: Figure) -> None:
-    """Slowdown and iterations saved against the relative delay; the legends say what is
-    extrapolated."""
-    slowed, saved, slowdown = read_ladder(experiments)
-    if slowed.empty:
+    """Draw slowdown and iterations saved against the relative delay into an empty figure. The
+    legends give the extrapolations.
+
+    Raises:
+        UserError: the scale has no ladder.
+    """
+    ladder = read_ladder(experiments)
+    if ladder.slowdowns.empty:
         figure.subplots().set_title("not run", color="grey")
         return
     figure.set_size_inches(7.0, 3.4)
     left, right = figure.subplots(1, 2)
-    slowed = slowed[slowed["method"].isin(LADDER_METHODS)]
-    highest = 1.3 * max(_fill(left, slowed, slowdown, SLOWDOWNS, ".2f"))
+
+    slowed = ladder.slowdowns[ladder.slowdowns["method"].isin(LADDER_METHODS)]
+    drawn = _draw_quantity(left, slowed, ladder.slowdown, SLOWDOWNS, ".2f")
+    highest = 1.3 * max(drawn)
     if experiments.scale.grows and SCALES["laptop"].runs.is_dir():
-        of_fixed_width = read_ladder(laptop := Experiments.load(SCALES["laptop"]))
-        experiments.used |= laptop.used
-        fixed_width = (
-            (left, of_fixed_width.slowdowns, "ratio"),
-            (right, of_fixed_width.savings, "share"),
-        )
-        for axes, rows, column in (part for part in fixed_width if len(part[1])):
-            points = rows[rows["method"] == "basis-rotation"]
-            axes.plot(
-                points["relative_delay"],
-                points[column],
-                ".:",
-                color="grey",
-                label="Basis rotation, model of fixed width",
-            )
+        _draw_fixed_width(experiments, left, right)
     left.set(yscale="log", ylim=(0.93, highest), ylabel=f"slowdown at P = {DEEPEST}")
     left.axhline(1.0, color="black", linewidth=0.5)
     left.set_yticks([tick for tick in (1, 1.5, 2, 3, 5, 10, 20, 50) if tick < highest])
     left.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    _finish(left, _by_length(slowed, slowdown, "slowdown"))
-    lowest = min(_fill(right, saved, SAVING, {"basis-rotation": SAVED["main"]}, ".1%"))
+    _finish(left, _by_length(slowed, ladder.slowdown, "slowdown"))
+
+    drawn = _draw_quantity(right, ladder.savings, SAVING, {OURS: SAVED["main"]}, ".1%")
+    lowest = min(drawn)
     right.set(ylim=(min(0.0, lowest - 0.05), 1.0), ylabel="saved over the best baseline")
     right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    _finish(right, _by_length(saved, SAVING, "saves"))
+    _finish(right, _by_length(ladder.savings, SAVING, "saves"))
 
 
-def _by_length(rows: pd.DataFrame, quantity: Quantity, what: str) -> str:
-    """Basis rotation's number after the shortest training and after the longest."""
-    of_ours = rows[(rows["method"] == "basis-rotation") & rows[quantity.column].notna()]
+def _draw_fixed_width(experiments: Experiments, left: Axes, right: Axes) -> None:
+    """Basis rotation on the ladder of the scale `laptop`, whose model does not grow, in grey. Its
+    runs count among those used."""
+    laptop = Experiments.load(SCALES["laptop"])
+    of_fixed_width = read_ladder(laptop)
+    experiments.used |= laptop.used
+    for axes, rows, column in (
+        (left, of_fixed_width.slowdowns, "ratio"),
+        (right, of_fixed_width.savings, "share"),
+    ):
+        if rows.empty:
+            continue
+        points = rows[rows["method"] == OURS]
+        label = "Basis rotation, model of fixed width"
+        axes.plot(points["relative_delay"], points[column], ".:", color="grey", label=label)
+
+
+def _by_length(rows: pd.DataFrame, quantity: Quantity, verb: str) -> str:
+    """A title: basis rotation's number after the shortest training and after the longest."""
+    of_ours = rows[(rows["method"] == OURS) & rows[quantity.column].notna()]
     if of_ours.empty:
         return ""
-    columns = [quantity.column, *({"is_censored"} & set(of_ours))]
-    ends = of_ours.groupby("iterations_of_training")[columns].mean().iloc[[0, -1]]
-    short, long = (
-        f"{'> ' if row.get('is_censored') else ''}{row[quantity.column]:{quantity.form}} at {T:,}"
-        for T, row in ends.iterrows()
-    )
-    return f"Basis rotation: {what} {short}\niterations, {long}"
+    columns = [quantity.column]
+    if "is_censored" in of_ours:
+        columns.append("is_censored")
+    by_length = of_ours.groupby("iterations_of_training")[columns].mean()
+    texts = []
+    for T, row in by_length.iloc[[0, -1]].iterrows():
+        bound = "> " if row.get("is_censored") else ""
+        texts.append(f"{bound}{row[quantity.column]:{quantity.form}} at {T:,}")
+    short, long = texts
+    return f"Basis rotation: {verb} {short}\niterations, {long}"
 
 
-def _fill(
+def _draw_quantity(
     axes: Axes, rows: pd.DataFrame, quantity: Quantity, printed: Mapping[str, float], form: str
 ) -> list[float]:
-    """Each method's points, its law down to the paper's delay, and the paper's number there; all
-    values drawn."""
-    methods, values = rows["method"].unique(), []
+    """Draw the points of each method, its law down to the paper's delay, and the paper's number
+    there.
+
+    `printed` are the paper's numbers by method, `form` is the format of their texts. Returns all
+    values drawn as points."""
+    methods = rows["method"].unique()
+    values = []
     for index, method in enumerate(methods):
-        points, look = (
-            rows[(rows["method"] == method) & rows[quantity.column].notna()],
-            look_of(method),
-        )
+        look = look_of(method)
+        points = rows[(rows["method"] == method) & rows[quantity.column].notna()]
         values += [printed[method], *points[quantity.column]]
         law = quantity.law(points)
         label = f"{look.label}: {quantity.prediction_text(law)} / {printed[method]:{form}}"
         offset = SIDEWAYS ** (index - (len(methods) - 1) / 2)
-        for point in points.to_dict("records"):
-            x, y, ends = (
-                point["relative_delay"] * offset,
-                point[quantity.column],
-                (point["low"], point["high"]),
-            )
-            # Hollow: one seed; an arrow: a lower bound.
-            marker = r"$\uparrow$" if point.get("is_censored") else look.marker
-            face = "white" if point["num_seeds"] == 1 else look.color
-            draw_points(
-                axes,
-                x,
-                y,
-                ends,
-                look,
-                marker=marker,
-                markerfacecolor=face,
-                markersize=5,
-                label=label,
-            )
-            label = ""  # one entry in the legend
+        _draw_measured(axes, points, quantity, look, offset, label)
         if law is not None:
-            delays = np.geomspace(PAPER_RELATIVE_DELAY, points["relative_delay"].max(), 60)
-            line = [quantity.predicted(law, float(delay))[0] for delay in delays]
-            axes.plot(delays, line, color=look.color, linewidth=1.0, linestyle=(0, (4, 1.5)))
-            # The interval at the paper's delay, beside the star.
-            _, low, high = quantity.predicted(law, PAPER_RELATIVE_DELAY)
-            beside = PAPER_RELATIVE_DELAY / offset**4 / 1.15
-            axes.plot([beside, beside], [low, high], color=look.color, linewidth=2.5, alpha=0.5)
+            _draw_law(axes, law, quantity, points["relative_delay"].max(), look, offset)
         axes.plot(
             PAPER_RELATIVE_DELAY,
             printed[method],
@@ -375,6 +428,39 @@ def _fill(
             markeredgewidth=0.6,
         )
     return values
+
+
+def _draw_measured(
+    axes: Axes, points: pd.DataFrame, quantity: Quantity, look: Look, offset: float, label: str
+) -> None:
+    """Points of a method with their intervals, at `offset` times their relative delay. Hollow: one
+    seed; an arrow: a lower bound."""
+    for point in points.to_dict("records"):
+        draw_points(
+            axes,
+            point["relative_delay"] * offset,
+            point[quantity.column],
+            (point["low"], point["high"]),
+            look,
+            marker=r"$\uparrow$" if point.get("is_censored") else look.marker,
+            markerfacecolor="white" if point["num_seeds"] == 1 else look.color,
+            markersize=5,
+            label=label,
+        )
+        label = ""  # one entry in the legend
+
+
+def _draw_law(
+    axes: Axes, law: PowerLaw, quantity: Quantity, largest_delay: float, look: Look, offset: float
+) -> None:
+    """The law from the paper's relative delay up to the largest one measured, and its prediction
+    interval at the paper's."""
+    delays = np.geomspace(PAPER_RELATIVE_DELAY, largest_delay, 60)
+    line = [quantity.predicted(law, float(delay))[0] for delay in delays]
+    axes.plot(delays, line, color=look.color, linewidth=1.0, linestyle=(0, (4, 1.5)))
+    _, low, high = quantity.predicted(law, PAPER_RELATIVE_DELAY)
+    left_of_the_star = PAPER_RELATIVE_DELAY / offset**4 / 1.15
+    axes.plot([left_of_the_star] * 2, [low, high], color=look.color, linewidth=2.5, alpha=0.5)
 
 
 def _finish(axes: Axes, title: str) -> None:

@@ -1,8 +1,14 @@
-"""What else says something on the paper's claims: measurements at checkpoints, the toy problems'
-files, formulas."""
+"""Evidence on the paper's claims that needs no sweep of runs: measurements at checkpoints, the toy
+problems' files, formulas.
+
+As in `brx.paper.evidence`, every question is a function from a scale's `Experiments` to `Evidence`,
+and raises UserError where something has not been measured."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,24 +42,26 @@ from brx.runs.frames import load, read_run
 from brx.runs.slowdown import geometric_mean
 
 TOYS = Path("results/toy")
-MOST_CHANCE = 0.05
-HARDLY = (
-    1.1  # the slowdown below which delay hardly slows: by less than a tenth (docs/protocol.md, 6)
-)
-APPROXIMATELY = 0.01
+MOST_CHANCE = 0.05  # p-value up to which a correlation counts
+# Below this slowdown, delay "hardly" slows: by less than a tenth (docs/protocol.md, 6).
+HARDLY = 1.1
+APPROXIMATELY = 0.01  # relative error that the paper's "about" allows
+SMALLEST = 1e-300  # in place of zero under a logarithm
 
 
 def _folders(experiments: Experiments) -> list[Path]:
-    """The runs among which the measured ones are: of each experiment those at its best rate."""
+    """The folders of the scale's runs that may have been measured: those at the best rate of their
+    experiment."""
     return [Path(run) for run in at_best_rates(load([experiments.scale.curvature])).index]
 
 
 def _norms(
     experiments: Experiments, spaces: Sequence[Space], batches: int | None = None
 ) -> list[NormResult]:
-    """What was measured, by default with each run's largest sample.
+    """The norms that were measured, with each run's largest sample unless `batches` names another.
 
-    Each has the folder in which it lies as its run: exported ones name where they were made."""
+    `run` is set to the folder in which the file lies: exported files name the one where they were
+    made."""
     norms = []
     for folder in _folders(experiments):
         measured = results_of(folder, spaces, batches=batches)
@@ -68,18 +76,18 @@ def _seed(run: str | Path) -> int:
 def norm_ratio(experiments: Experiments) -> Evidence:
     """Rotated over original norm, at checkpoints of basis rotation with the largest delay.
 
-    Where half of the sample was measured, the interval holds the ratio extrapolated to an infinite
-    one, too. Where there are several samples, the largest decides."""
+    Where half of the sample was measured, the interval also holds the ratio extrapolated to an
+    infinite sample. Where there are several samples, the largest decides."""
     original, rotated = _deepest_pairs(experiments)
     if not original:
         raise UserError("not measured in both coordinates at one checkpoint yet")
     depth = original[0].num_stages
     rise = _log_ratios(rotated, original)
-    sampled = [_log_interval(below, above) for below, above in zip(rotated, original, strict=True)]
-    low, high = rise.interval or (min(low for low, _ in sampled), max(high for _, high in sampled))
+    low, high = rise.interval or _range_of_intervals(rotated, original)
     text = f"{_mean(original):.3g} to {_mean(rotated):.3g}, P = {depth}; "
-    if all(min(norm.norms) > 0 and norm.norm_of_half is not None for norm in (*original, *rotated)):
-        half, extrapolated = (_log_ratios(rotated, original, which) for which in (1, 2))
+    if all(_has_extrapolation(norm) for norm in (*original, *rotated)):
+        half = _log_ratios(rotated, original, which=1)
+        extrapolated = _log_ratios(rotated, original, which=2)
         ends = extrapolated.interval or (extrapolated.mean,)
         low, high = min(low, *ends), max(high, *ends)
         text += (
@@ -93,6 +101,18 @@ def norm_ratio(experiments: Experiments) -> Evidence:
     return Evidence(
         math.exp(rise.mean), low, high, holds=high < 1, text=text, num_seeds=len(rise.by_seed)
     )
+
+
+def _range_of_intervals(
+    norms: Sequence[NormResult], others: Sequence[NormResult]
+) -> tuple[float, float]:
+    """The lowest and highest end of the intervals of each pair, as logarithms of ratios."""
+    intervals = [_log_interval(norm, other) for norm, other in zip(norms, others, strict=True)]
+    return min(low for low, _ in intervals), max(high for _, high in intervals)
+
+
+def _has_extrapolation(norm: NormResult) -> bool:
+    return min(norm.norms) > 0 and norm.norm_of_half is not None
 
 
 def _deepest_pairs(
@@ -130,154 +150,210 @@ def _smaller_samples(experiments: Experiments, largest: int) -> str:
 
 
 def theorem_order(experiments: Experiments, source: str) -> Evidence:
-    """Wherever all coordinates were measured, bilateral is below unilateral, and that below
-    original.
+    """Wherever all coordinates were measured, the bilateral norm is below the unilateral one, and
+    that is below the original one.
 
-    With three seeds or more by the intervals over them of the samples' norms and of those
-    extrapolated, else by more than the intervals of every measurement."""
+    `source` is the strategies' source, `1st` or `2nd`. From three seeds on, intervals over the
+    seeds decide: both for the samples' norms and for the extrapolated ones. With fewer seeds, the
+    intervals of the single measurements must not overlap."""
     measured = complete_measurements(_norms(experiments, STRATEGY_SPACES))
     if not measured:
         raise UserError("norms by strategy have not been measured on one checkpoint yet")
     falling = ("original", f"{source}-unilateral", f"{source}-bilateral")
-    lines, holds, num_seeds, is_reversed = [], True, [], False
     of_all = [norm for of_run in measured for norm in of_run]
-    for (method, P), of_seeds in sorted(by_method_and_depth(of_all).items()):
+    orders = []
+    for (method, num_stages), of_seeds in sorted(by_method_and_depth(of_all).items()):
         norms = [[norm for norm in of_seeds if norm.space == space] for space in falling]
-        unsure = [
-            lower[0].space for higher, lower in pairwise(norms) if not _surely_above(higher, lower)
-        ]
-        holds = holds and not unsure
-        steps_back = [_surely_above(lower, higher) for higher, lower in pairwise(norms)]
-        is_reversed = is_reversed or all(steps_back)
-        means = ", ".join(f"{_mean(of_space):.3g}" for of_space in norms)
-        by_chance = "".join(f" ({space}: not by more than chance)" for space in unsure)
-        lines.append(f"{method}, P = {P}: {means}{by_chance}")
-        num_seeds.append(len({_seed(norm.run) for norm in norms[0]}))
+        orders.append(_NormOrder.of(f"{method}, P = {num_stages}", norms))
+    holds = all(order.holds for order in orders)
+    num_seeds = min(order.num_seeds for order in orders)
     strictly: Strict = "open"
-    if min(num_seeds) >= FEWEST_SEEDS:
+    if num_seeds >= FEWEST_SEEDS:
         if holds:
             strictly = "yes"
-        elif is_reversed:
+        elif any(order.is_reversed for order in orders):
             strictly = "no"
-    return Evidence(holds=holds, text="; ".join(lines), num_seeds=min(num_seeds), strict=strictly)
+    text = "; ".join(order.text for order in orders)
+    return Evidence(holds=holds, text=text, num_seeds=num_seeds, strict=strictly)
+
+
+@dataclass(frozen=True)
+class _NormOrder:
+    """Whether the norms of one method at one number of stages fall as the theorem says."""
+
+    text: str
+    holds: bool  # each is below the one before, by more than chance
+    is_reversed: bool  # each is above the one before, by more than chance
+    num_seeds: int
+
+    @classmethod
+    def of(cls, name: str, norms: Sequence[Sequence[NormResult]]) -> _NormOrder:
+        """From the norms of all seeds, by coordinates, in the order in which they should fall."""
+        unsure = []
+        steps_back = []
+        for higher, lower in pairwise(norms):
+            steps_back.append(_surely_above(lower, higher))
+            if not _surely_above(higher, lower):
+                unsure.append(lower[0].space)
+        means = ", ".join(f"{_mean(of_space):.3g}" for of_space in norms)
+        by_chance = "".join(f" ({space}: not by more than chance)" for space in unsure)
+        return cls(
+            text=f"{name}: {means}{by_chance}",
+            holds=not unsure,
+            is_reversed=all(steps_back),
+            num_seeds=len({_seed(norm.run) for norm in norms[0]}),
+        )
 
 
 def _mean(norms: Sequence[NormResult]) -> float:
-    """Geometric, over seeds, per parameter."""
+    """The geometric mean over seeds, per parameter."""
     return geometric_mean([norm.normalized for norm in norms])
 
 
 def _log_ratios(
     norms: Sequence[NormResult], others: Sequence[NormResult], which: int = 0
 ) -> Margin:
-    """The logarithm of the ratio of two norms of one run, by its seed; `which` of
-    `NormResult.norms`."""
-    logs = ([math.log(max(norm.norms[which], 1e-300)) for norm in side] for side in (norms, others))
-    return Margin(
-        pd.Series({_seed(norm.run): a - b for norm, a, b in zip(norms, *logs, strict=True)})
-    )
+    """log(norm / other) of the pairs, by seed.
+
+    `which` is an index of `NormResult.norms`: from the sample (0), from half of it (1), or
+    extrapolated (2)."""
+    by_seed = {}
+    for norm, other in zip(norms, others, strict=True):
+        by_seed[_seed(norm.run)] = _log(norm.norms[which]) - _log(other.norms[which])
+    return Margin(pd.Series(by_seed))
+
+
+def _log(norm: float) -> float:
+    return math.log(max(norm, SMALLEST))
 
 
 def _log_interval(norm: NormResult, other: NormResult) -> tuple[float, float]:
-    """An interval of the logarithm of the ratio of a run's two norms, from both intervals."""
-    (low, high), (other_low, other_high) = norm.interval, other.interval
-    return math.log(max(low, 1e-300) / other_high), math.log(high / max(other_low, 1e-300))
+    """The interval of log(norm / other) of one run, from the intervals of both."""
+    low, high = norm.interval
+    other_low, other_high = other.interval
+    return math.log(max(low, SMALLEST) / other_high), math.log(high / max(other_low, SMALLEST))
 
 
 def _surely_above(norms: Sequence[NormResult], others: Sequence[NormResult]) -> bool:
-    whiches = (0, 2) if all(len(norm.norms) > 1 for norm in (*norms, *others)) else (0,)
-    ratios = [_log_ratios(norms, others, which) for which in whiches]
+    """Whether the norms of all seeds are above the others by more than chance, the extrapolated
+    ones, too, where all are known."""
+    ratios = [_log_ratios(norms, others)]
+    if all(len(norm.norms) > 1 for norm in (*norms, *others)):
+        ratios.append(_log_ratios(norms, others, which=2))
     if ratios[0].interval:
         return all(ratio.holds for ratio in ratios)
-    return all(_log_interval(norm, other)[0] > 0 for norm, other in zip(norms, others, strict=True))
+    lowest, _ = _range_of_intervals(norms, others)
+    return lowest > 0
 
 
 def _variances(folders: Sequence[Path]) -> pd.DataFrame:
-    """Variances of the updates of both methods along the dominant and a random direction, as
-    logarithms."""
-    columns = ["P", "method", "seed", "iteration", "dominant", "random", "eigenvalue", "rate"]
-    rows = [
-        (
-            one.num_stages,
-            one.method,
-            _seed(folder),
-            one.iteration,
-            np.log(one.dominant.variance),
-            np.log(one.random.variance),
-            one.eigenvalue,
-            read_run(folder).config.optimizer.lr,
-        )
-        for folder in folders
-        for one in Oscillation.all_of(folder)
-        if one.method in ("basis-rotation", "pipedream")
-    ]
+    """A row per checkpoint of basis rotation and PipeDream, with the logarithms of the variances of
+    its updates along the dominant and a random direction."""
+    rows = []
+    for folder in folders:
+        for measured in Oscillation.all_of(folder):
+            if measured.method not in ("basis-rotation", "pipedream"):
+                continue
+            row = {
+                "P": measured.num_stages,
+                "method": measured.method,
+                "seed": _seed(folder),
+                "iteration": measured.iteration,
+                "dominant": np.log(measured.dominant.variance),
+                "random": np.log(measured.random.variance),
+                "eigenvalue": measured.eigenvalue,
+                "rate": read_run(folder).config.optimizer.lr,
+            }
+            rows.append(row)
     if not rows:
         raise UserError("not measured yet")
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows)
 
 
 def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
-    """Variances of basis rotation and PipeDream at the same checkpoints: at P = 1, or at the
-    largest P measured.
+    """Basis rotation's updates vary less along the dominant eigenvector than PipeDream's, at the
+    same checkpoints: at P = 1, or (`delayed`) at the largest P measured.
 
-    Strictly those at one common learning rate count, since an update is as long as its rate; while
-    there are no such runs, those over the square of the rate."""
+    An update is as long as its learning rate. So the strict verdict is on runs at one common
+    learning rate; while there are none, it is on the variances over the square of the rate."""
     table = _variances(_folders(experiments))
     P = table["P"].max() if delayed else 1
     if delayed and P == 1:
         raise UserError("not measured under delay yet")
-    ours, theirs = (
-        table[(table["P"] == P) & (table["method"] == method)].set_index(["seed", "iteration"])
-        for method in ("basis-rotation", "pipedream")
-    )
-    both = ours.merge(theirs, left_index=True, right_index=True, suffixes=("", "_of_pipedream"))
+    both = _at_same_checkpoints(table[table["P"] == P])
     if both.empty:
         raise UserError(f"not measured with both methods at P = {P} yet")
-    less = Margin((both["dominant_of_pipedream"] - both["dominant"]).groupby("seed").mean())
-    of_squares = 2 * np.log(both["rate"] / both["rate_of_pipedream"])
+
+    # Logarithms: of PipeDream's variance over basis rotation's, and of the rates' ratio squared.
     differences = both["dominant_of_pipedream"] - both["dominant"]
+    of_squares = 2 * np.log(both["rate"] / both["rate_of_pipedream"])
+    less = Margin(differences.groupby("seed").mean())
     less_per_square = Margin((differences + of_squares).groupby("seed").mean())
-    variances = [np.exp(both[column].mean()) for column in ("dominant", "dominant_of_pipedream")]
-    text = f"variance along the dominant eigenvector at P = {P}: basis rotation {variances[0]:.2g},"
-    text += f" PipeDream {variances[1]:.2g}"
+    has_other_rates = bool((of_squares != 0).any())
+
+    text = _variances_text(both, P)
     if less.interval:
-        text += ", basis rotation over PipeDream [{:.2g}, {:.2g}]".format(
-            *np.exp(-np.array(less.interval[::-1]))
-        )
-    counts = {"seed": len(less.by_seed), "checkpoint": len(both)}
-    text += (
-        f" ({', '.join(f'{count} {what}' + 's' * (count > 1) for what, count in counts.items())})"
-    )
-    if (of_squares != 0).any():
+        text += f", basis rotation over PipeDream {_ratio_interval(less)}"
+    text += f" ({_counted(len(less.by_seed), 'seed')}, {_counted(len(both), 'checkpoint')})"
+    if has_other_rates:
         ratio = np.exp(-less_per_square.mean)
         text += f"; over the square of the learning rate, basis rotation {ratio:.2g} of PipeDream's"
         if less_per_square.interval:
-            low, high = np.exp(-np.array(less_per_square.interval[::-1]))
-            text += f" [{low:.2g}, {high:.2g}]"
-    if plateaus := int((both["eigenvalue_of_pipedream"] < 0).sum()):
+            text += f" {_ratio_interval(less_per_square)}"
+    plateaus = int((both["eigenvalue_of_pipedream"] < 0).sum())
+    if plateaus:
         text += (
             f"; at {plateaus} of them PipeDream's dominant eigenvalue is negative, as on a plateau"
         )
     common_text, at_common_rate = _less_at_common_rate(experiments, P)
     if at_common_rate is None:
         return less.evidence(text, strictly=less_per_square.strictly)
-    if (of_squares != 0).any():
+    if has_other_rates:
         text += common_text
     return less.evidence(text, strictly=at_common_rate.strictly)
 
 
+def _at_same_checkpoints(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `_variances` of basis rotation, each with PipeDream's at the same seed and
+    iteration: its columns end in `_of_pipedream`."""
+    keys = ["seed", "iteration"]
+    ours = table[table["method"] == "basis-rotation"].set_index(keys)
+    theirs = table[table["method"] == "pipedream"].set_index(keys)
+    return ours.merge(theirs, left_index=True, right_index=True, suffixes=("", "_of_pipedream"))
+
+
+def _variances_text(both: pd.DataFrame, num_stages: int) -> str:
+    """The geometric means of both methods' variances."""
+    ours = np.exp(both["dominant"].mean())
+    theirs = np.exp(both["dominant_of_pipedream"].mean())
+    return (
+        f"variance along the dominant eigenvector at P = {num_stages}: "
+        f"basis rotation {ours:.2g}, PipeDream {theirs:.2g}"
+    )
+
+
+def _ratio_interval(less: Margin) -> str:
+    """The interval of basis rotation's variance over PipeDream's, from the logarithm of the inverse
+    ratio."""
+    assert less.interval is not None
+    low, high = np.exp(-np.array(less.interval[::-1]))
+    return f"[{low:.2g}, {high:.2g}]"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}s" if count > 1 else f"{count} {noun}"
+
+
 def _less_at_common_rate(experiments: Experiments, P: int) -> tuple[str, Margin | None]:
-    """The variance of basis rotation's updates over PipeDream's at a common learning rate, the one
-    with the most checkpoints: a text, and logarithms by seed. None if they share no rate."""
+    """Basis rotation's variance against PipeDream's at the common learning rate with the most
+    checkpoints: a text, and the logarithms by seed. None if they share no rate."""
     runs = load([experiments.scale.curvature])
     finished = runs.index[runs["status"] == "finished"]
     table = _variances([Path(str(run)) for run in finished])
     at_depth = table[table["P"] == P]
-    keys = ["rate", "seed", "iteration"]
-    ours, theirs = (
-        at_depth[at_depth["method"] == method].set_index(keys)["dominant"]
-        for method in ("basis-rotation", "pipedream")
-    )
+    by_place = at_depth.set_index(["rate", "seed", "iteration"])
+    ours = by_place.loc[by_place["method"] == "basis-rotation", "dominant"]
+    theirs = by_place.loc[by_place["method"] == "pipedream", "dominant"]
     differences = (theirs - ours).dropna()
     if differences.empty:
         return "", None
@@ -285,8 +361,7 @@ def _less_at_common_rate(experiments: Experiments, P: int) -> tuple[str, Margin 
     less = Margin(differences.loc[rate].groupby("seed").mean())
     text = f"; at the common rate {rate:g}, basis rotation {np.exp(-less.mean):.2g} of PipeDream's"
     if less.interval:
-        low, high = np.exp(-np.array(less.interval[::-1]))
-        text += f" [{low:.2g}, {high:.2g}]"
+        text += f" {_ratio_interval(less)}"
     return text, less
 
 
@@ -315,7 +390,11 @@ def stable_elsewhere(experiments: Experiments) -> Evidence:
 
 
 def _toy(name: str, take: Callable[[Any], Any]) -> Any:
-    """What is taken from a file that `brx toy` keeps."""
+    """`take` of the content of a file that `brx toy` writes.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
     path = TOYS / f"{name}.json"
     if not path.is_file():
         raise UserError(f"{path} is not there yet")
@@ -328,47 +407,45 @@ def _toy(name: str, take: Callable[[Any], Any]) -> Any:
 def delay_hurts_where_misaligned(_: Experiments) -> Evidence:
     """On the quadratic, delay slows Adam with the eigenvectors between the axes, and hardly along
     them."""
-
-    def of_adam(kept: Any) -> list[float]:  # None: it never arrived
-        cases = {
-            case["aligned"]: case["slowdown"]
-            for case in kept["slowdowns"]
-            if case["optimizer"] == "Adam"
-        }
-        return [
-            math.inf if cases[aligned] is None else float(cases[aligned])
-            for aligned in (True, False)
-        ]
-
-    aligned, misaligned = _toy("quadratic", of_adam)
+    aligned, misaligned = _toy("quadratic", _slowdowns_of_adam)
     text = f"slowdown of Adam: aligned {aligned:.2f}, misaligned {misaligned:.2f}"
     return Evidence(holds=misaligned > aligned and aligned < HARDLY, text=text)
+
+
+def _slowdowns_of_adam(content: Any) -> tuple[float, float]:
+    """Aligned and misaligned, from the content of `quadratic.json`; infinite if Adam never
+    arrived."""
+    slowdowns = {}
+    for case in content["slowdowns"]:
+        if case["optimizer"] == "Adam":
+            slowdown = case["slowdown"]
+            slowdowns[case["aligned"]] = math.inf if slowdown is None else float(slowdown)
+    return slowdowns[True], slowdowns[False]
 
 
 def misalignment_slows_on_the_spiral(_: Experiments) -> Evidence:
     """As the paper sets the spiral up, misalignment and slowdown rise together, on a trajectory
     that arrives."""
-    # NaN for None: of a constant there is no correlation
-    (arrived, correlation, p_value), (small_arrived, with_small_steps, _p) = (
-        _toy(
-            name,
-            lambda kept: np.array(
-                [kept[key] for key in ("arrived", "spearman", "p_value")], dtype=float
-            ),
-        )
-        for name in ("spiral", "spiral-small-steps")
-    )
+    arrived, correlation, p_value = _toy("spiral", _correlation_on_spiral)
+    small_arrived, with_small_steps, _p = _toy("spiral-small-steps", _correlation_on_spiral)
     text = f"rank correlation of misalignment and slowdown {correlation:.2f}"
-    text += "" if arrived else ", but Adam stops on the way"
-    text += (
-        f"; with smaller steps it {'arrives' if small_arrived else 'stops'}: {with_small_steps:.2f}"
-    )
-    return Evidence(holds=bool(arrived and correlation > 0 and p_value < MOST_CHANCE), text=text)
+    if not arrived:
+        text += ", but Adam stops on the way"
+    ending = "arrives" if small_arrived else "stops"
+    text += f"; with smaller steps it {ending}: {with_small_steps:.2f}"
+    return Evidence(holds=arrived and correlation > 0 and p_value < MOST_CHANCE, text=text)
+
+
+def _correlation_on_spiral(content: Any) -> tuple[bool, float, float]:
+    """Whether Adam arrives, the rank correlation, and its p-value; NaN for None, since a constant
+    has no correlation."""
+    correlation, p_value = np.array([content["spearman"], content["p_value"]], dtype=float)
+    return bool(content["arrived"]), float(correlation), float(p_value)
 
 
 def memory_share(_: Experiments) -> Evidence:
-    """1st/unilateral of an MLP matrix of Llama-3-8B, over 4 m n, as the paper counts; Adam's two
-    moments are 2 m n."""
+    """The memory that 1st/unilateral adds for an MLP matrix of Llama-3-8B, over 4 m n as the paper
+    counts; Adam's two moments are 2 m n."""
     m, n = LLAMA_3_8B["MLP"]
     overhead = overhead_elements((m, n), "1st", "unilateral")
     of_moments = overhead / (2 * m * n)
@@ -380,35 +457,37 @@ def memory_share(_: Experiments) -> Evidence:
 
 
 def llama_overhead() -> pd.DataFrame:
-    """What the strategies of basis rotation add for one matrix of Llama-3-8B's attention and of its
-    MLP, texts."""
+    """The memory that each strategy of basis rotation adds for one attention matrix and one MLP
+    matrix of Llama-3-8B, as texts."""
     names = {shape: name for name, shape in LLAMA_3_8B.items()}
     return overhead_texts(dict.fromkeys(names, 1), names)[1]
 
 
 def memory_of_strategies(_: Experiments) -> Evidence:
+    """The memory of each strategy for Llama-3-8B's matrices is as printed."""
     table = llama_overhead()
     sizes = table.iloc[:, 4:6].to_numpy().tolist()
     strategies = table["source"] + "/" + table["geometry"]
-    text = ", ".join(
-        f"{name} {' and '.join(both)}" for name, both in zip(strategies, sizes, strict=True)
-    )
-    return Evidence(holds=sizes == MEMORY_GIB, text=f"attention and MLP: {text} GiB")
+    texts = []
+    for name, (attention, mlp) in zip(strategies, sizes, strict=True):
+        texts.append(f"{name} {attention} and {mlp}")
+    return Evidence(holds=sizes == MEMORY_GIB, text=f"attention and MLP: {', '.join(texts)} GiB")
 
 
 def parameter_counts(_: Experiments) -> Evidence:
-    counts = {}
-    for preset in PARAMETERS:
+    """The presets have about as many parameters as the paper's models."""
+    texts = []
+    holds = True
+    for preset, printed in PARAMETERS.items():
         config = preset_with(preset, {})
-        counts[preset] = count_parameters(config.model, config.data.vocabulary_size)[0]
-    text = ", ".join(f"{preset} {count / 1e6:,.1f} M" for preset, count in counts.items())
-    holds = all(
-        abs(count / PARAMETERS[preset] - 1) < APPROXIMATELY for preset, count in counts.items()
-    )
-    return Evidence(holds=holds, text=text)
+        count, _in_blocks = count_parameters(config.model, config.data.vocabulary_size)
+        texts.append(f"{preset} {count / 1e6:,.1f} M")
+        holds = holds and abs(count / printed - 1) < APPROXIMATELY
+    return Evidence(holds=holds, text=", ".join(texts))
 
 
 def stage_counts(_: Experiments) -> Evidence:
+    """The least numbers of stages by model and device are as printed."""
     table = stage_count_table(LLAMAS, DEVICES_GB).set_index("model").filter(like=" GB")
     ours = {model: row.tolist() for model, row in table.iterrows()}
     differing = [model for model, counts in STAGE_COUNTS.items() if ours[model] != counts]

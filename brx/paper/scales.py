@@ -44,53 +44,48 @@ VARIANTS: dict[str, Settings] = {
 STRATEGY_NAMES = tuple(variant for variant in VARIANTS if variant.startswith("basis-rotation"))
 BASELINES_AND_STRATEGIES = (*MAIN[:3], *reversed(STRATEGY_NAMES))
 # Methods that were trained for several numbers of iterations.
-LADDER_METHODS = (
-    "basis-rotation",
-    "nesterov",
-    "pipedream-lr",
-)
+LADDER_METHODS = ("basis-rotation", "nesterov", "pipedream-lr")
 DEPTHS = (1, 2, 4, 8, 16, 32)  # numbers of stages P of the main comparison
 DEEPEST = 32
 ENDS = (1, DEEPEST)  # those between which a slowdown is taken
 RUN_AT = {
-    name: ENDS if name in PRECONDITIONED else DEPTHS
-    for name in VARIANTS
-    if name != "delay-compensation"
+    **dict.fromkeys((*MAIN, *STRATEGY_NAMES), DEPTHS),
+    **dict.fromkeys(PRECONDITIONED, ENDS),
 }
-# The model of the block scaling, and its depths
-PER_BLOCK, BLOCKS = (
-    "one block per stage",
-    (4, 8, 16, 32),
-)
+"""By variant, the numbers of stages of the main comparison at which it was trained."""
+PER_BLOCK = "one block per stage"  # the model of the block scaling
+BLOCKS = (4, 8, 16, 32)  # its depths
 COMPENSATIONS = (0.04, 0.1, 0.5, 1.0)
 FREQUENCIES = (1, 10, 100)
 
 
 class Model(NamedTuple):
+    """A model of a scale."""
+
     preset: str
     settings: Settings = MappingProxyType({})  # over the preset
     sweep: str = ""  # that trains it; empty: the sweep of each method
-    stages: int | None = (
-        None  # at which methods are compared; None: the largest number of the main comparison
-    )
+    # At which methods are compared; None: the largest number of the main comparison.
+    stages: int | None = None
 
 
 @dataclass(frozen=True)
 class Scale:
+    """A set of experiments that reproduces the paper: its models, and where its runs are."""
+
     name: str
     runs: Path
     curvature: Path  # the runs whose Hessians were measured
     models: Mapping[str, Model]
     # By number of iterations: further settings in which runs differ from the main model's.
     ladder: Mapping[int, Settings] = field(default_factory=dict)
-    grows: bool = (
-        False  # model and training grow together along the ladder: its law is fitted to each seed
-    )
-    # For each sweep at both ends: the sweep of the depths between them
+    # Model and training grow together along the ladder: its law is fitted to each seed.
+    grows: bool = False
+    # By a sweep at both ends: the sweep of the depths between them.
     between: Mapping[str, str] = field(default_factory=dict)
     # Sweeps of other scales whose runs this one's `main` makes.
     in_main: tuple[str, ...] = ()
-    # Milliseconds of an iteration, by size and method
+    # Milliseconds per iteration, by size and method.
     times: Path = Path("benchmarks/results/small_models.json")
     # By method: the setting that was chosen in addition to the learning rate (docs/protocol.md,
     # 10).
@@ -184,8 +179,8 @@ SCALES = {
 
 
 def depth_settings(depth: int, blocks: int) -> Settings:
-    """The settings of a pipeline of P stages; more than the model has blocks are made up by their
-    delays."""
+    """The settings of a pipeline of P stages. Where the model has fewer blocks, each is a stage and
+    they have the delays of P stages."""
     if depth <= blocks:
         return {"pipeline.stages": depth}
     return {"pipeline.stages": blocks, "pipeline.delay.like": depth}
@@ -197,52 +192,60 @@ def _blocks(preset: str) -> int:
 
 
 def at_best_seconds(runs: pd.DataFrame, seconds: Mapping[str, str]) -> pd.DataFrame:
-    """Of runs that differ in a second setting those with its best value, as of one experiment.
+    """Among runs that differ in a second setting, keep those with its best value, as one
+    experiment.
 
-    Of the values of `seconds` (by method, a dotted key) that runs have beside equal settings, the
-    one counts whose lowest loss over learning rates is the lowest, by the rule of `tried_rates`.
-    Rows of other values are left out; `experiment` and `variant` no longer tell values apart, and
-    `second` is the text of those that were tried, with their losses."""
-    kept, names, texts = [], [], []
+    Args:
+        runs: rows of `brx.runs.load`.
+        seconds: by method, the second setting, a dotted key.
+
+    The best value is the one whose lowest loss over the learning rates is the lowest, by the rule
+    of `tried_rates`. In the result, `experiment` and `variant` no longer tell values apart. Its
+    column `second` is a text with all values tried and their losses."""
+    parts = []
     losses = tried_rates(runs).groupby("experiment")["score"].min()
     groups = _without_seconds(runs, seconds)
     for _, alike in runs.groupby(groups, sort=False):
-        method = alike["method"].iloc[0]
-        values = alike.groupby("experiment")[seconds[method]].first() if method in seconds else None
+        second = seconds.get(alike["method"].iloc[0])
         chosen, text = alike, ""
-        if values is not None:
-            tried = losses.reindex(values.index).fillna(np.inf)
-            chosen = alike[alike["experiment"] == tried.idxmin()]
-            name = seconds[method].rpartition(".")[2]
-            shown = [
-                f"{value:g}: {tried[each]:.3f}" for each, value in values.sort_values().items()
-            ]
-            text = f"{name} {values[tried.idxmin()]:g} ({', '.join(shown)})"
-        kept.append(chosen)
-        names += [_name_without(variant, seconds.get(method)) for variant in chosen["variant"]]
-        texts += [text] * len(chosen)
-    if not kept:
+        if second is not None:
+            best, text = _best_value(alike, second, losses)
+            chosen = alike[alike["experiment"] == best]
+        names = [_name_without(variant, second) for variant in chosen["variant"]]
+        parts.append(chosen.assign(variant=names, second=text))
+    if not parts:
         return runs.assign(second="")
-    result = pd.concat(kept)
-    return result.assign(experiment=groups[result.index], variant=names, second=texts)
+    result = pd.concat(parts)
+    return result.assign(experiment=groups[result.index])
+
+
+def _best_value(alike: pd.DataFrame, second: str, losses: pd.Series) -> tuple[str, str]:
+    """The experiment with the lowest loss, and a text such as `beta1 0.9 (0.9: 1.52, 0.95: 1.6)`.
+
+    `losses` are the lowest of each experiment; one without a loss counts as the worst."""
+    values = alike.groupby("experiment")[second].first()
+    tried = losses.reindex(values.index).fillna(np.inf)
+    best = str(tried.idxmin())
+    shown = [
+        f"{value:g}: {tried[experiment]:.3f}" for experiment, value in values.sort_values().items()
+    ]
+    name = second.rpartition(".")[2]
+    return best, f"{name} {values[best]:g} ({', '.join(shown)})"
 
 
 def _without_seconds(runs: pd.DataFrame, seconds: Mapping[str, str]) -> pd.Series:
     """The `experiment` of each run, whatever its second setting is."""
     ids = []
-    for run, fingerprint, version in zip(
-        runs.index, runs["data_fingerprint"], runs["trajectory_version"], strict=True
-    ):
-        config = read_run(Path(run)).config
-        second = seconds.get(config.optimizer.method)
-        ids.append(
-            experiment_id(
-                config,
-                None if pd.isna(fingerprint) else fingerprint,
-                None if pd.isna(version) else int(version),
-                second,
-            )
+    for run, row in runs[["data_fingerprint", "trajectory_version"]].iterrows():
+        config = read_run(Path(str(run))).config
+        fingerprint, version = row["data_fingerprint"], row["trajectory_version"]
+        identity = experiment_id(
+            config,
+            None if pd.isna(fingerprint) else fingerprint,
+            None if pd.isna(version) else int(version),
+            seconds.get(config.optimizer.method),
         )
+        ids.append(identity)
     return pd.Series(ids, runs.index)
 
 
@@ -255,8 +258,8 @@ def _name_without(variant: str, second: str | None) -> str:
 
 
 class Experiments:
-    """Finds a scale's experiments among its runs, and remembers what was asked for: what was there
-    and what was not."""
+    """Finds a scale's experiments among its runs, and remembers which were asked for: those that
+    were there (`used`) and those that were not (`missing`)."""
 
     def __init__(self, scale: Scale, runs: pd.DataFrame, folder: Path) -> None:
         # Settings that the scale's preset gives to every method do not distinguish methods.
@@ -271,10 +274,11 @@ class Experiments:
         self._diverged = set(runs.loc[runs["status"] == "diverged", "experiment"]) - set(
             self._by_experiment
         )
-        self.used: dict[str, pd.DataFrame] = {}  # of each experiment that was asked for, by its id
+        # The runs of each experiment that was asked for and is there, by its id.
+        self.used: dict[str, pd.DataFrame] = {}
         self.sweeps: list[str] = []  # the files that make these
-        # A line for each that is not there or diverged, the last asked for at the end, with the
-        # file that makes it.
+        # A line for each experiment that is not there or diverged, with the file that makes it. The
+        # one asked for last is at the end.
         self.missing: dict[str, str] = {}
 
     @classmethod
@@ -328,18 +332,25 @@ class Experiments:
         model: str = "main",
         settings: Settings | None = None,
     ) -> pd.DataFrame | None:
-        """The runs of a method (of VARIANTS) at P stages at their best learning rate; None where
-        there are none.
+        """The runs of a method at its best learning rate; None where there are none.
 
-        `stages`: by default the P at which methods are compared with the scale's `model`; `sweep`:
-        that which makes the runs, where it is not the usual one; `settings`: dotted keys that
-        differ from the model's."""
+        Args:
+            method: a label of VARIANTS.
+            stages: P; by default the one at which methods are compared with the model.
+            sweep: the sweep that makes the runs, where it is not the usual one.
+            model: a name of the scale's models.
+            settings: dotted keys whose values differ from the model's.
+
+        Raises:
+            UserError: the scale does not have the model.
+        """
         if model not in self.scale.models:
             maker = SCALES["paper"].sweep("3b")
             self.missing[f"{method} with {model} parameters: brx sweep {maker}"] = maker
             raise UserError(f"a model of {model} parameters: at the paper's scale alone")
         entry = self.scale.models[model]
-        stages, settings = stages or entry.stages or DEEPEST, {**entry.settings, **(settings or {})}
+        stages = stages or entry.stages or DEEPEST
+        settings = {**entry.settings, **(settings or {})}
         sweep = sweep or entry.sweep or self._sweep_of(method, settings)
         if sweep in self.scale.in_main:
             sweep = "main"
@@ -357,13 +368,18 @@ class Experiments:
             self.missing[line] = maker
             return None
         self.used[experiment] = seeds
-        self.sweeps += [maker] * (maker not in self.sweeps)
+        if maker not in self.sweeps:
+            self.sweeps.append(maker)
         return seeds
 
     def find_all(self, wanted: Iterable[Mapping[str, Any]]) -> list[pd.DataFrame]:
-        """The runs of those experiments that are there; each is wanted by the arguments of
-        `find`."""
-        return [seeds for options in wanted if (seeds := self.find(**options)) is not None]
+        """The runs of each experiment that is there; `wanted` are arguments of `find`."""
+        found = []
+        for options in wanted:
+            seeds = self.find(**options)
+            if seeds is not None:
+                found.append(seeds)
+        return found
 
     def find_ends(self, *methods: str, **options: Any) -> pd.DataFrame | None:
         """The runs of methods without delay and at the deepest pipeline, or None if any is
@@ -378,20 +394,15 @@ class Experiments:
         usual = _blocks(self.scale.preset)
         if settings.get("model.blocks", usual) != usual:
             return "block-scaling"
-        return (
-            "main"
-            if method in MAIN
-            else "strategies"
-            if method in STRATEGY_NAMES
-            else "preconditioned"
-        )
+        if method in MAIN:
+            return "main"
+        return "strategies" if method in STRATEGY_NAMES else "preconditioned"
 
     def slowdown_target(self) -> float | None:
-        """The one target of all the paper's slowdowns at this scale, in nats; None while no method
-        has both ends.
+        """The one target of all the paper's slowdowns at this scale, a training loss in nats.
 
-        That of the methods whose slowdowns the paper compares in more than one place: without plain
-        PipeDream."""
+        All methods reach it whose slowdowns the paper compares in more than one place: the
+        baselines but PipeDream, and the strategies. None while none of them has both ends."""
         quietly = self.fresh()
         pairs = [quietly.find_ends(method) for method in BASELINES_AND_STRATEGIES[1:]]
         return max((common_target(pair) for pair in pairs if pair is not None), default=None)
@@ -403,4 +414,5 @@ class Experiments:
 
     @property
     def what_to_run(self) -> str:
+        """The commands that make what is missing."""
         return ", ".join(f"brx sweep {maker}" for maker in sorted(set(self.missing.values())))

@@ -39,11 +39,15 @@ class Interval:
         return -1 if self.high < 0 else 0
 
 
-def interval_of(values: Sequence[float]) -> Interval:
-    """Student's t interval of the mean of two or more finite numbers."""
+def interval_of(values: Sequence[float], comparisons: int = 1) -> Interval:
+    """Student's t interval of the mean of two or more finite numbers.
+
+    Of several `comparisons` each has a part of the 5 % (Bonferroni), so that all of them together
+    are wrong in at most 5 %."""
     mean = float(np.mean(values))
     standard_error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    half = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * standard_error
+    quantile = float(stdtrit(len(values) - 1, 1 - CHANCE / (2 * comparisons)))
+    half = quantile * standard_error
     return Interval(mean, mean - half, mean + half)
 
 
@@ -63,8 +67,9 @@ def welch_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def direction(by_seed: Sequence[float]) -> Strict:
-    """Whether numbers by seed are surely above zero (*yes*) or below it (*no*).
+def direction(by_seed: Sequence[float], comparisons: int = 1) -> Strict:
+    """Whether numbers by seed are surely above zero (*yes*) or below it (*no*), as one of several
+    `comparisons`.
 
     An infinite one, of a seed that diverged or only has a bound, says which side, not how far: then
     all seeds have to agree. NaN, of a seed that diverged on both sides, is left out."""
@@ -72,7 +77,7 @@ def direction(by_seed: Sequence[float]) -> Strict:
     if len(known) < FEWEST_SEEDS:
         return "open"
     if all(math.isfinite(value) for value in known):
-        return _of_sign(interval_of(known).sign)
+        return _of_sign(interval_of(known, comparisons).sign)
     if min(known) > 0:
         return "yes"
     return "no" if max(known) < 0 else "open"
@@ -94,14 +99,23 @@ def all_of(verdicts: Iterable[Strict]) -> Strict:
 
 
 def number(
-    value: float, low: float, high: float, paper: float, *, num_seeds: int, is_share: bool
+    value: float,
+    low: float,
+    high: float,
+    paper: float,
+    *,
+    num_seeds: int,
+    is_share: bool,
+    no_effect: float | None = None,
 ) -> Strict:
-    """The verdict on our number with its interval, compared with the paper's number.
+    """Our number with its interval, compared with the paper's.
 
     Args: value, low, high, paper: above zero; of a share (`is_share`) that is saved, below 1.
-    num_seeds: number of seeds behind the interval. is_share: factors are of what is left, 1 - x."""
+    num_seeds: those that the interval is from. is_share: factors are of what is left, 1 - x.
+    no_effect: the number where there is no effect; an interval that contains it is no *yes*."""
     if num_seeds < FEWEST_SEEDS or not np.isfinite([value, low, high]).all():
         return "open"
+    may_be_nothing = no_effect is not None and low <= no_effect <= high
     numbers = [1 - x if is_share else x for x in (value, low, high, paper)]
     ours, one_end, other_end, theirs = numbers
     bottom, top = min(one_end, other_end), max(one_end, other_end)
@@ -109,7 +123,7 @@ def number(
         return "no"
     is_narrow = bottom > 0 and top / bottom <= WIDEST
     is_close = ours > 0 and 1 / CLOSE <= ours / theirs <= CLOSE
-    return "yes" if is_narrow and is_close else "open"
+    return "yes" if is_narrow and is_close and not may_be_nothing else "open"
 
 
 def bound(low: float, high: float, paper: float, *, num_seeds: int) -> Strict:

@@ -14,6 +14,7 @@ in between the parameters hold the versions that docs/semantics.md names. The pa
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from numbers import Integral
 from typing import Any, Literal, get_args
 from weakref import WeakSet
@@ -64,21 +65,30 @@ class DelayedPipeline:
     evaluation, it holds the newest. Version t is what the weights are when the first pass of the
     next update begins. Buffers (running means) are not versioned.
 
-    Args: model: called as a whole: `model(batch)`, whatever it takes and returns. DDP, FSDP or
-        torch.compile may wrap it. Parts of it are called within `with pipeline.micro_batch():`.
+    Args:
+        model: called as a whole: `model(batch)`, whatever it takes and returns. DDP, FSDP or
+            torch.compile may wrap it. Parts of it are called within `with pipeline.micro_batch():`.
         optimizer: one, or all that train the model; wrappers of them, too.
         stages: P, which cuts the model's blocks (or layers) evenly in the order in which its first
             forward pass uses them; or a mapping from parameter names or their beginnings
             (`blocks.3`), or a function of the name, to the stage from 0 (docs/own-model.md).
+        delay: as in the section `pipeline` of a configuration (docs/semantics.md).
         accumulation: M, the micro-batches (forward and backward passes) per update. All passes
             beyond M use the version of the M-th: with 1, all passes of update t use version
-            t - 1 - tau. delay, stash, forecast, rings: as in the section `pipeline` of a
-            configuration (docs/semantics.md). seed: for a delay function.
+            t - 1 - tau.
+        stash: what a backward pass computes with, as in a configuration.
+        forecast: both passes compute with expected weights, as in a configuration.
+        rings: where older versions are kept: `device`, or `host` memory.
+        seed: for a delay function.
         example: inputs of a forward pass (a tuple, or a dictionary of keyword arguments). With them
             the order of use is known at once, from a pass on the meta device.
 
-    `updates` is t, the updates so far; `by_stage` are the names of each stage's parameters.
-    UserError where parameters cannot be assigned or are not the model's."""
+    `updates` is t, the updates so far. `by_stage` has the names of each stage's parameters.
+
+    Raises:
+        UserError: a setting is wrong, parameters cannot be assigned to stages, or the optimizer has
+            parameters that are not the model's.
+    """
 
     def __init__(
         self,
@@ -115,8 +125,12 @@ class DelayedPipeline:
         self._places = _places(model)
         self._sharded = [module for module in model.modules() if gathers_parameters(module)]
         self._stages = stages
-        self._profile, self._seed, self._accumulation = delay, seed, accumulation
-        self._stash, self._forecast, self._on_host = stash, forecast, rings == "host"
+        self._profile = delay
+        self._seed = seed
+        self._accumulation = accumulation
+        self._stash = stash
+        self._forecast = forecast
+        self._on_host = rings == "host"
 
         # The cut into a number of stages, once the order of use is known.
         self._by_stage: list[list[str]] | None = None
@@ -288,9 +302,11 @@ class DelayedPipeline:
         return f"{count:>10,}  {ring / 2**20:.1f} MiB  {shown}"
 
     def _remarks(self) -> list[str]:
-        """What the rows of the stages do not show: parameters within the run of another stage, and
-        tied ones."""
-        stage_of = {name: k for k, names in enumerate(self.by_stage) for name in names}
+        """Lines about parameters whose stage is not obvious: those defined among the parameters of
+        another stage, and tied ones."""
+        stage_of: dict[str, int] = {}
+        for stage, names in enumerate(self.by_stage):
+            stage_of |= dict.fromkeys(names, stage)
         lines = []
         latest = 0
         for name, stage in stage_map_in_order(self.by_stage, list(self._trained)):
@@ -318,7 +334,7 @@ class DelayedPipeline:
         """A resumed run has the cut that it began with."""
         if len(by_stage) != len(self._delays):
             raise ValueError(f"the state is of {len(by_stage)} stages, not {len(self._delays)}")
-        if sorted(name for names in by_stage for name in names) != sorted(self._trained):
+        if sorted(chain.from_iterable(by_stage)) != sorted(self._trained):
             raise ValueError("the state comes from a model with other parameters")
         if self._by_stage is not None and self._by_stage != by_stage:
             raise ValueError("the state comes from another cut into stages")

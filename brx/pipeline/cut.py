@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -45,9 +46,12 @@ def cut(
 ) -> list[list[str]]:
     """The names of each stage's parameters, of those that train; UserError for one without a stage.
 
-    Args: stages: their number, which cuts the model's blocks evenly, in the order of their use; or
-        a mapping from names or their beginnings; or a function of the name. positions: by name of
-        each parameter, its place in the order of use. Only a number needs it.
+    Args:
+        model: whose blocks or layers are not divided.
+        trained: the names of the parameters that train.
+        stages: their number, which cuts the model's blocks evenly, in the order of their use; or a
+            mapping from names or their beginnings; or a function of the name.
+        positions: by name of each parameter, its place in the order of use. Only a number needs it.
     """
     stage_of: Callable[[str], Any]
     if isinstance(stages, Mapping):
@@ -164,7 +168,7 @@ def parts_for(model: nn.Module, num_stages: int) -> list[Part]:
     runs = _runs(model)
     structured = [run for run in runs if any(True for _ in run[0].children())]
     for chosen in (structured, runs):
-        blocks = [block for run in chosen for block in run]
+        blocks = list(chain.from_iterable(chosen))
         if 1 <= num_stages <= len(blocks):
             return _parts_of(model, blocks)
     layers = _layers(model)

@@ -1,8 +1,9 @@
-"""Which weights a stage uses when: the meaning of delay (docs/semantics.md). Needs nothing but
-Python.
+"""Which version of its weights a stage uses when: the meaning of delay (docs/semantics.md). Needs
+only Python.
 
-Every engine asks `StageDelay`; no other place does arithmetic on versions or slots. `tau` counts
-micro-batches and `tau_updates` counts updates, here and everywhere."""
+`StageDelay` has all arithmetic on versions and slots. `tau` counts micro-batches and `tau_updates`
+counts updates, here and everywhere.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +24,31 @@ SAMPLED = 1000  # micro-batches over which the mean of a delay function is taken
 
 @dataclass(frozen=True)
 class StageDelay:
-    """The delay of one stage, and which versions of its weights follow from it.
+    """The delay of one stage, and the versions of its weights that follow from it.
 
-    Micro-batches are counted n = 1, 2, ...; update t takes M of them, (t - 1) M + 1 to t M. Version
-    v of the weights is what v updates have made of them. It has a slot of the stage's ring until
-    version v + `num_slots` takes it."""
+    Micro-batches are counted n = 1, 2, ... Update t takes M of them, (t - 1) M + 1 to t M. Version
+    v is the weights after v updates. It keeps its slot of the stage's ring until version
+    v + `num_slots` takes the slot.
+    """
 
     tau: int
-    """How many micro-batches old the weights are from which a gradient was computed, once the
-    pipeline has filled."""
+    """How many micro-batches old the weights of a forward pass are when its gradient is applied,
+    once the pipeline is full."""
     accumulation: int = 1
     """M, the micro-batches per update."""
 
     def version_used(self, micro_batch: int) -> int:
-        """The version with which the forward pass of a micro-batch runs: max(0, floor((n - 1 - tau)
-        / M))."""
+        """The version that the forward pass of micro-batch n uses:
+        max(0, floor((n - 1 - tau) / M))."""
         return max(0, self._version_since_filled(micro_batch))
 
     def update_of(self, micro_batch: int) -> int:
-        """The update that a micro-batch's gradient goes into; its backward pass finds version t - 1
-        the newest."""
+        """The update t that a micro-batch's gradient goes into. During its backward pass, the
+        newest version is t - 1."""
         return (micro_batch - 1) // self.accumulation + 1
 
     def ends_update(self, micro_batch: int) -> bool:
+        """Whether a micro-batch is the last one of its update."""
         return micro_batch % self.accumulation == 0
 
     @property
@@ -56,25 +59,26 @@ class StageDelay:
 
     @property
     def most_tau_updates(self) -> int:
-        """ceil(tau / M): how many updates old the weights of an update's first micro-batch are, the
-        oldest of its M."""
+        """ceil(tau / M): how many updates old the weights of an update's first micro-batch are.
+        Those of the others are not older."""
         return math.ceil(self.tau / self.accumulation)
 
     @property
     def num_slots(self) -> int:
-        # Versions that are in use at one time, the newest among them
+        """How many versions are in use at one time, including the newest: ceil(tau / M) + 1."""
         return self.most_tau_updates + 1
 
     @property
     def micro_batches_share_slots(self) -> bool:
-        return self.accumulation > 1  # two may use one version once the pipeline has filled
+        """Whether two micro-batches may use one slot, once the pipeline is full."""
+        return self.accumulation > 1
 
     def slot_used(self, micro_batch: int) -> int:
         """The slot that holds `version_used(micro_batch)`.
 
-        While the pipeline fills, that is version 0, which all slots hold at first: the formula's
-        negative versions have slots of their own. So with M = 1 no two micro-batches in flight
-        share a slot."""
+        While the pipeline fills, the formula gives negative versions. They have slots of their own,
+        and all slots hold version 0 at first. So with M = 1, no two micro-batches in flight share a
+        slot."""
         return self.slot_of(self._version_since_filled(micro_batch))
 
     def slot_of(self, version: int) -> int:
@@ -83,8 +87,8 @@ class StageDelay:
 
     @property
     def prediction_decay(self) -> float:
-        """gamma = D^(1/tau) with D = exp(-2) and tau in updates: decay of PipeMare's average step
-        (T2, arXiv:1910.05124); tau > 0."""
+        """gamma = D^(1 / tau) with D = exp(-2) and tau > 0 in updates: the decay of PipeMare's
+        average of the updates (T2, arXiv:1910.05124). 0 without delay."""
         return math.exp(-2.0 / self.tau_updates) if self.tau_updates else 0.0
 
     def _version_since_filled(self, micro_batch: int) -> int:
@@ -93,12 +97,13 @@ class StageDelay:
 
 @dataclass(frozen=True)
 class VaryingDelay(StageDelay):
-    """A delay that a function gives for each micro-batch; `tau` is the largest, for which the ring
-    has room.
+    """A delay that a function gives for each micro-batch. `tau` is the largest one, for which the
+    ring has room.
 
-    Versions never run backwards: where the function's delay grows by more than 1 from one
-    micro-batch to the next, the stage stays at the newest version that an earlier micro-batch used,
-    one of the `tau` before it."""
+    Versions never run backwards. Where the function's delay grows by more than 1 from one
+    micro-batch to the next, the stage stays at the newest version that one of the `tau`
+    micro-batches before has used.
+    """
 
     tau_at: Callable[[int], int] = field(default=lambda n: 0, compare=False)
     """The function's tau at a micro-batch."""
@@ -115,10 +120,9 @@ class VaryingDelay(StageDelay):
         return True
 
     def _newest_asked_for(self, micro_batch: int) -> int:
-        """n - 1 - tau, or an earlier micro-batch's where that is more."""
-        return max(
-            n - 1 - self.tau_at(n) for n in range(max(1, micro_batch - self.tau), micro_batch + 1)
-        )
+        """The largest n - 1 - tau_at(n) of a micro-batch and the `tau` micro-batches before it."""
+        earliest = max(1, micro_batch - self.tau)
+        return max(n - 1 - self.tau_at(n) for n in range(earliest, micro_batch + 1))
 
     def _version_since_filled(self, micro_batch: int) -> int:
         return self._newest_asked_for(micro_batch) // self.accumulation
@@ -126,8 +130,9 @@ class VaryingDelay(StageDelay):
 
 @dataclass(frozen=True)
 class NotedDelay(VaryingDelay):
-    """What is noted of a stage's delay function (`brx.config.schema.DelayFacts`), for analyses: its
-    largest and mean delay, but not which version a micro-batch uses."""
+    """The facts of a stage's delay function that a run's configuration has
+    (`brx.config.schema.DelayFacts`), for analyses: its largest and its mean delay. The version that
+    a micro-batch uses is not among them."""
 
     mean_tau: float = 0.0
     """In micro-batches, once the pipeline has filled."""
@@ -206,9 +211,10 @@ def _is_delay(value: Any) -> bool:
 
 
 def _taus_like(num_stages_there: int, num_stages: int) -> list[int] | None:
-    """tau of each stage as at the same place of a pipeline of P' stages; None for a single stage,
-    which has no such place, unless P' is 1."""
-    last_there, last = num_stages_there - 1, num_stages - 1
+    """tau of each stage, as at the same relative place of a pipeline of P' stages. None for a
+    single stage, which has no such place unless P' is 1."""
+    last_there = num_stages_there - 1
+    last = num_stages - 1
     if last == 0:
         return [0] if last_there == 0 else None
     return [round(last_there * (last - stage) / last) for stage in range(num_stages)]
@@ -260,10 +266,10 @@ def stage_delays(pipeline: PipelineConfig, seed: int = 0) -> list[StageDelay]:
         if profile.facts is not None and not is_allowed():
             return noted_delays(pipeline)
         check_unchanged(name, profile.code_sha256, f"pipeline.delay {name}")
-        profile = in_one_line(
-            load_attribute(name, f"pipeline.delay {name}", "function", callable), name
-        )
-        if callable(most := getattr(profile, "most", None)):
+        function = load_attribute(name, f"pipeline.delay {name}", "function", callable)
+        profile = in_one_line(function, name)
+        most = getattr(profile, "most", None)
+        if callable(most):
             profile.most = in_one_line(most, name)
     return delays_of(
         profile,
@@ -285,22 +291,28 @@ def noted_delays(pipeline: PipelineConfig) -> list[StageDelay]:
 
 
 def depth(pipeline: PipelineConfig) -> int:
-    """P as the paper counts it: the number of stages of the pipeline whose delays a run has, its
-    own unless `like`."""
+    """P as the paper counts it: the number of stages of the pipeline whose delays a run has. With
+    `like`, this is not its own number of stages."""
     return getattr(pipeline.delay, "like", pipeline.stages)
 
 
 def pipeline_delays(num_stages: int) -> list[StageDelay]:
+    """The delays of a pipeline with one micro-batch per update: tau_k = P - 1 - k."""
     return delays_of("pipeline", num_stages)
 
 
 def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) -> str | None:
-    """Why R devices, each with its range of stages, cannot run these delays, if they cannot."""
+    """Why devices cannot run some delays; None if they can.
+
+    Args:
+        delays: by stage.
+        ranges: the stages of each device, in order of rank.
+    """
     if len(ranges) > 1 and any(isinstance(delay, VaryingDelay) for delay in delays):
         return "a delay function runs on one device"
     for rank, own in enumerate(ranges):
-        # 1F1B lets so many forward passes run ahead: the weights that a forward pass names have to
-        # be that old.
+        # 1F1B runs this many forward passes ahead. Their gradients are at least that old when they
+        # are applied.
         ahead = len(ranges) - 1 - rank
         short = next((stage for stage in own if delays[stage].tau < ahead), None)
         if short is not None:
@@ -312,7 +324,9 @@ def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) ->
 
 
 def check_devices(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) -> None:
-    if (problem := cannot_run(delays, ranges)) is not None:
+    """UserError if devices cannot run some delays; see `cannot_run`."""
+    problem = cannot_run(delays, ranges)
+    if problem is not None:
         raise UserError(
             f"pipeline.delay: {problem}; use fewer pipeline.devices (one runs any delays)"
         )

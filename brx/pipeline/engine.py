@@ -1,10 +1,21 @@
 """The delay engine of one device: runs the schedule's actions over the device's stages.
 
-A gradient gets old in three steps: `_forward` binds every stage to the version that its delay
-names; `_backward` takes the gradient there and hands it to the newest weights, which by then are
-tau micro-batches ahead; `_update` applies it to them. Rank r runs R - 1 - r forward passes ahead,
-so that many of the tau versions arise by themselves; the slots supply the rest, on one device all
-of them. The trajectory is the same for every R (docs/semantics.md).
+One iteration t on one device, with one micro-batch per update, next to the lines of the paper's
+algorithm 1 (Adam with basis rotation). Delay changes line 3 only: it takes the gradient of stage k
+at w_k(t - 1 - tau_k) instead of w_k(t - 1).
+
+    line 1   for t = 1, 2, ..., T                                        `Engine.run`
+    line 2       sample batch B_t                                        `_forward`
+    line 3       compute the loss of B_t at w_k(max(0, t - 1 - tau_k))   `_forward`
+                 G_t := its gradient, of each stage k                    `_backward`
+                 give G_t to the newest weights, w_k(t - 1); clip it     `_collect_gradients`
+    4 to 11      w_k(t) := w_k(t - 1) - the method's update by G_t       `_update`
+                 keep w_k(t) as version t, for later iterations          `_update`
+
+On R devices, rank r runs R - 1 - r forward passes ahead of its backward passes. So its newest
+weights are already that many updates old when the gradient comes back, as in a real pipeline. The
+slots (`brx.pipeline.slots`) hold the older versions for the rest of the delay; on one device, for
+all of it. The trajectory is the same for every R (docs/semantics.md).
 
 Shape legend: B examples, S positions, D width.
 """
@@ -14,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -34,37 +46,45 @@ MicroBatch = tuple[Tensor, Tensor]
 
 
 class Updater(Protocol):
-    """What turns the gradients of the newest weights into newer ones."""
+    """A method: turns the gradients of the newest weights into an update of them."""
 
-    def correct_gradients(
-        self, stage: StageVersions, micro_batch: int
-    ) -> None: ...  # before they are averaged
-    def step(self, iteration: int) -> None: ...  # updates all stages of this device
+    def correct_gradients(self, stage: StageVersions, micro_batch: int) -> None:
+        """Change the gradients of one micro-batch (from 1), before they are averaged."""
+
+    def step(self, iteration: int) -> None:
+        """Update the newest weights of all stages of this device (iteration from 1)."""
 
 
 class Watcher(Protocol):
-    """Looks at the stages before each forward pass and just before and after each update, and
-    changes nothing."""
+    """Looks at the stages before each forward pass, and before and after each update. It changes
+    nothing."""
 
-    def before_forward(self, micro_batch: int) -> None: ...  # the stages are bound to its weights
-    def before_step(self, t: int) -> None: ...  # the newest weights have the gradients of update t
-    def after_step(self, t: int) -> None: ...  # they are updated; no slot has them yet
+    def before_forward(self, micro_batch: int) -> None:
+        """The stages are bound to the weights of this micro-batch's forward pass."""
+
+    def before_step(self, t: int) -> None:
+        """The newest weights have the gradients of update t."""
+
+    def after_step(self, t: int) -> None:
+        """The newest weights are version t. No slot has this version yet."""
 
 
 class Stopwatch:
-    """Times the work that a device is given between the making of the stopwatch and `stop`."""
+    """Times the work that a device is given after the stopwatch is made and before `stop`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._start = self._end = self._mark()
 
     def stop(self) -> None:
+        """Mark the end of the work."""
         self._end = self._mark()
 
     def seconds(self) -> float:
+        """The time in seconds; on CUDA, waits until the work is done."""
         if isinstance(self._start, float) or isinstance(self._end, float):
             return self._end - self._start  # type: ignore[operator]
-        self._end.synchronize()  # on CUDA the work had only been handed over
+        self._end.synchronize()
         return float(self._start.elapsed_time(self._end)) / 1e3
 
     def _mark(self) -> torch.Event | float:
@@ -77,23 +97,26 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one iteration left to be recorded on this device."""
+    """The numbers of one iteration on this device, to be recorded."""
 
     iteration: int
-    # Mean cross-entropy of the delayed forward passes, in nats, over the update's micro-batches.
-    # Only the last device has it.
     loss: Tensor | None
-    # Per stage with a mixture of experts, likewise the mean; of one stage, as their sum on a device
-    # would round differently on another number of devices. None without a mixture on this device.
+    """(): mean cross-entropy of the delayed forward passes, in nats, over the update's
+    micro-batches. None on all devices but the last."""
     auxiliary_losses: Tensor | None
-    grad_norms: Tensor  # (stages,), before clipping
-    # (stages,), in iterations for which the engine was asked to measure them.
+    """(stages with a mixture of experts,): each stage's mean over the update's micro-batches. None
+    if this device has no such stage. They are not summed here: the sum of one device's stages would
+    round differently on another number of devices."""
+    grad_norms: Tensor
+    """(stages,), before clipping."""
     update_norms: Tensor | None
-    update_time: Stopwatch  # the method's step on all stages of this device
+    """(stages,), in the iterations for which `takes_update_norms` is true; else None."""
+    update_time: Stopwatch
+    """Time of the method's step on all stages of this device."""
 
 
 class _Output(NamedTuple):
-    """What a micro-batch's forward pass through this device's stages gave."""
+    """Result of a micro-batch's forward pass through this device's stages."""
 
     stream: Tensor  # (B, S, D)
     loss: Tensor | None  # mean cross-entropy in nats; on the last device
@@ -104,22 +127,33 @@ class _Output(NamedTuple):
 class _InFlight:
     """A micro-batch between its forward and its backward pass."""
 
-    # The activation (B, S, D) from the previous device, which gets its gradient back.
+    # The residual stream (B, S, D) from the previous device, which gets its gradient back. None on
+    # the first device.
     received: Tensor | None
-    # where the backward pass begins: the loss (last device), or the stream that was sent on
+    # The backward pass begins here: at the loss (), on the last device; else at the residual stream
+    # (B, S, D) that was sent to the next device.
     root: Tensor
-    # One per stage with a mixture. The backward pass also starts from their sum.
+    # (stages with a mixture,). The backward pass also begins at their sum.
     auxiliary_losses: Tensor | None
 
 
 class Engine:
-    """Runs one device's stages; `watcher`, if there is one, is shown every forward pass and update.
+    """Trains one device's stages.
+
+    `watcher`, if it is set, is shown every forward pass and every update.
 
     Args:
-        micro_batch: gives micro-batch n on this device (its tokens count on the first, its targets
-            on the last).
-        takes_update_norms: in which iterations to take the norms of the updates, which needs a copy
-            of the weights.
+        stages: of this device, in the order of the model.
+        updater: the method.
+        micro_batch: gives micro-batch n (from 1) on this device. Only the first device uses its
+            token ids, and only the last one its targets.
+        clip: largest gradient norm of a stage.
+        autocast: makes the context in which a forward pass runs.
+        rank: r, the number of this device; rank 0 has the first stages.
+        num_ranks: R, the number of devices.
+        neighbours: the connections to other devices; None if R is 1.
+        takes_update_norms: for an iteration, whether to measure the norms of its updates. This
+            needs a copy of the weights.
         record: records both passes of a micro-batch as a graph, to be replayed (one device only).
             None: they run as they are.
     """
@@ -140,46 +174,60 @@ class Engine:
     ) -> None:
         assert (neighbours is None) == (num_ranks == 1)
         assert record is None or num_ranks == 1
-        self.stages, self.rank, self.num_ranks = list(stages), rank, num_ranks
-        self.is_first, self.is_last = rank == 0, rank == num_ranks - 1
-        self._updater, self._micro_batch, self._clip, self._autocast = (
-            updater,
-            micro_batch,
-            clip,
-            autocast,
-        )
+        self.stages = list(stages)
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.is_first = rank == 0
+        self.is_last = rank == num_ranks - 1
+        self.watcher: Watcher | None = None
+        self._updater = updater
+        self._micro_batch = micro_batch
+        self._clip = clip
+        self._autocast = autocast
         # None for a single device, which has nothing to exchange.
         self._neighbours = cast(Neighbours, neighbours)
-        self.watcher: Watcher | None = None
         self._takes_update_norms = takes_update_norms
         self._gradients = Gradients(self.stages)
         self._accumulation = self.stages[0].delay.accumulation
-        self._in_flight: dict[int, _InFlight] = {}
-        self._losses: list[
-            Tensor
-        ] = []  # losses of the update's micro-batches so far, with auxiliary losses
-        self._auxiliary_losses: list[Tensor] = []
-        self._grad_norms: Tensor | None = None  # (stages,), of the update that comes next
-        self._graphed = None
+        self._in_flight: dict[int, _InFlight] = {}  # by micro-batch
+        # Of the update that comes next, from its micro-batches so far:
+        self._losses: list[Tensor] = []  # () each
+        self._auxiliary_losses: list[Tensor] = []  # (stages with a mixture,) each
+        self._grad_norms: Tensor | None = None  # (stages,)
+        self._graphed: GraphedPasses | None = None
         if record is not None:
             self._graphed = GraphedPasses(self.stages, self._both_passes, record)
 
     def run(self, first: int, last: Callable[[], int]) -> Iterator[StepResult]:
-        """Make the updates `first` to `last()`, M micro-batches each; yields after each of them.
+        """Make the updates `first` to `last()`, of M micro-batches each. The pipeline is empty
+        before and afterwards.
 
-        `last` is asked anew before each forward pass, so that a run may be cut short; when this
-        ends, the pipeline is empty. DivergedError where a loss or gradient is not finite (on CPU;
-        elsewhere the caller checks the results)."""
+        Args:
+            first: the first update, from 1.
+            last: gives the last update. It is asked before each forward pass, so that a run may be
+                cut short.
+
+        Yields:
+            The numbers of each update, after it is made.
+
+        Raises:
+            DivergedError: a loss or gradient is not finite (on CPU; elsewhere the caller has to
+                check the results).
+        """
         M = self._accumulation  # update t takes the micro-batches (t - 1) M + 1 to t M
-        for action in asynchronous_1f1b(
-            self.rank, self.num_ranks, (first - 1) * M + 1, lambda: last() * M, M
-        ):
-            more_to_come = action.number < last() * M  # otherwise nobody will send: post no receive
+        first_micro_batch = (first - 1) * M + 1
+        actions = asynchronous_1f1b(
+            self.rank, self.num_ranks, first_micro_batch, lambda: last() * M, M
+        )
+        for action in actions:
+            # After the last micro-batch nobody sends: then no receive may be posted.
+            more_to_come = action.number < last() * M
             with record_function(str(action)):
                 if action.kind == "U":
                     yield self._update(action.number)
                 elif self._graphed is not None:
-                    # On one device a backward pass follows its forward pass: both are one graph.
+                    # On one device a backward pass follows its forward pass: both are one graph,
+                    # and nothing is left to do for "B".
                     if action.kind == "F":
                         self._replayed_passes(self._graphed, action.number)
                 elif action.kind == "F":
@@ -190,78 +238,43 @@ class Engine:
             self._neighbours.activations.wait_for_send()
             self._neighbours.gradients.wait_for_send()
 
-    @torch.no_grad()
-    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float | None:
-        """Mean loss in nats of all stages' newest weights (last device; None elsewhere), with an
-        empty pipeline."""
-        assert not self._in_flight
-        total = 0.0
-        for inputs, targets in micro_batches:
-            for stage in self.stages:
-                stage.bind_newest()
-            # Messages are all of one size; the last batch may be smaller.
-            x = inputs if self.is_first else self._neighbours.activations.receive()[: len(inputs)]
-            output = self._through_stages(x, targets)
-            if output.loss is not None:
-                total += output.loss.item() * len(inputs)
-            else:
-                self._neighbours.activations.send(output.stream)
-        return total / sum(len(inputs) for inputs, _ in micro_batches) if self.is_last else None
-
-    def fresh_gradients(self, t: int) -> list[list[Tensor]]:
-        """Gradients of update t's micro-batches at the newest weights, by stage, in the order of
-        `newest`."""
-        assert self.num_ranks == 1  # all stages are here
-        for stage in self.stages:
-            stage.bind_newest()
-        in_use = [weight for stage in self.stages for weight in stage.in_use]
-        newest = [weight for stage in self.stages for weight in stage.newest.values()]
-        total: list[Tensor] = []
-        for n in range((t - 1) * self._accumulation + 1, t * self._accumulation + 1):
-            output = self._through_stages(*self._micro_batch(n))
-            assert output.loss is not None
-            loss = output.loss
-            if output.auxiliary_losses is not None:
-                loss = loss + output.auxiliary_losses.sum()
-            loss = loss / self._accumulation
-            # Leaves `.grad`, the update's gradient, alone. Zeros for an expert that no token was
-            # sent to.
-            found = torch.autograd.grad(loss, in_use, allow_unused=True, materialize_grads=True)
-            gradients = [
-                gradient.to(weight.dtype) for gradient, weight in zip(found, newest, strict=True)
-            ]
-            total = list(torch._foreach_add(total, gradients)) if total else gradients
-        remaining = iter(total)
-        return [[next(remaining) for _ in stage.newest] for stage in self.stages]
+    # One iteration
 
     def _forward(self, n: int, more_to_come: bool) -> None:
+        """The forward pass of micro-batch n through this device's stages, with old weights."""
         inputs, targets = self._micro_batch(n)
-        received = (
-            None if self.is_first else self._neighbours.activations.receive().requires_grad_()
-        )
-        if more_to_come and not self.is_first:
-            self._neighbours.activations.post_receive()
-        for stage in self.stages:
-            # To weights that will be tau micro-batches old when the gradient is applied.
-            stage.bind(n)
-        if self.watcher is not None:
-            self.watcher.before_forward(n)
+        received = None
+        if not self.is_first:
+            received = self._neighbours.activations.receive().requires_grad_()
+            if more_to_come:
+                self._neighbours.activations.post_receive()
+        self._bind(n)
         output = self._through_stages(inputs if received is None else received, targets)
-        # The backward pass of a last stage starts from the loss (a scalar), of others from the
-        # residual stream (B, S, D).
         root = output.stream if output.loss is None else output.loss
         self._in_flight[n] = _InFlight(received, root, output.auxiliary_losses)
         if not self.is_last:
             self._neighbours.activations.send(output.stream.detach())
 
+    def _bind(self, n: int) -> None:
+        """Let every stage compute with the weights of micro-batch n's forward pass. They will be
+        tau micro-batches old when its gradient is applied."""
+        for stage in self.stages:
+            stage.bind(n)
+        if self.watcher is not None:
+            self.watcher.before_forward(n)
+
     def _backward(self, n: int, more_to_come: bool) -> None:
+        """The backward pass of micro-batch n; its gradients arrive at the newest weights."""
         micro_batch = self._in_flight.pop(n)
         for stage in self.stages:
-            stage.bind_backward(n)  # other forward passes may have come between
-        gradient = None if self.is_last else self._neighbours.gradients.receive()
-        if more_to_come and not self.is_last:
-            self._neighbours.gradients.post_receive()
-        # To the bound weights, and to `received`.
+            # Other forward passes may have bound other weights meanwhile.
+            stage.bind_backward(n)
+        gradient = None  # of the loss by the residual stream, (B, S, D)
+        if not self.is_last:
+            gradient = self._neighbours.gradients.receive()
+            if more_to_come:
+                self._neighbours.gradients.post_receive()
+        # Gradients arrive at the weights in use, and at `received`.
         _differentiate(micro_batch.root, gradient, micro_batch.auxiliary_losses)
         if micro_batch.received is not None:
             assert micro_batch.received.grad is not None
@@ -273,22 +286,74 @@ class Engine:
             self._auxiliary_losses.append(micro_batch.auxiliary_losses.detach())
 
     def _collect_gradients(self, n: int) -> Tensor | None:
-        """After a backward pass: its gradients of old weights become the newest ones'. Gives the
-        stages' gradient norms before clipping if the micro-batch ends an update."""
+        """Give the gradients of micro-batch n, taken at old weights, to the newest weights.
+
+        Returns:
+            The stages' gradient norms before clipping, (stages,), if the micro-batch ends an
+            update; else None.
+        """
         self._gradients.hand_over(n)
         for stage in self.stages:
             self._updater.correct_gradients(stage, n)
         self._gradients.accumulate(n)
-        ends_update = self.stages[0].delay.ends_update(n)
-        return self._gradients.clip(self._clip) if ends_update else None
+        if not self.stages[0].delay.ends_update(n):
+            return None
+        return self._gradients.clip(self._clip)
+
+    def _update(self, t: int) -> StepResult:
+        """w_k(t) := w_k(t - 1) - the method's update, for every stage; then keep version t."""
+        loss = _take_mean(self._losses)
+        auxiliary_losses = _take_stage_means(self._auxiliary_losses)
+        grad_norms = self._grad_norms
+        assert grad_norms is not None
+        # On a GPU this check would wait for the device. The caller checks later there.
+        if grad_norms.device.type == "cpu":
+            check_finite(t, loss, grad_norms, self.stages[0].index)
+        if self.watcher is not None:
+            self.watcher.before_step(t)
+        takes_norms = self._takes_update_norms(t)
+        if takes_norms:
+            for stage in self.stages:
+                stage.remember()
+        for stage in self.stages:
+            # The copy of version t - 1 into its slot may still read the weights that now change.
+            stage.slots.finish_store()
+        stopwatch = Stopwatch(self.stages[0].device)
+        self._updater.step(t)
+        stopwatch.stop()
+        self._gradients.drop()
+        update_norms = self._update_norms() if takes_norms else None
+        if self.watcher is not None:
+            self.watcher.after_step(t)
+        for stage in self.stages:
+            stage.record_update(t)
+        return StepResult(t, loss, auxiliary_losses, grad_norms, update_norms, stopwatch)
+
+    def _update_norms(self) -> Tensor:
+        """Norm of what the update added to each stage's weights, (stages,)."""
+        return torch.stack([get_total_norm(stage.last_update()) for stage in self.stages])
+
+    def _through_stages(
+        self,
+        x: Tensor,  # token ids (B, S) on the first device, else the residual stream (B, S, D)
+        targets: Tensor,  # (B, S)
+    ) -> _Output:
+        auxiliary_losses = []
+        loss = None
+        with self._autocast():
+            for stage in self.stages:
+                with record_function(f"stage {stage.index}"):
+                    x, loss, auxiliary_loss = stage.module(x, targets)
+                if auxiliary_loss is not None:
+                    auxiliary_losses.append(auxiliary_loss)
+        return _Output(x, loss, torch.stack(auxiliary_losses) if auxiliary_losses else None)
+
+    # One iteration with both passes as a graph
 
     def _replayed_passes(self, graphed: GraphedPasses, n: int) -> None:
-        """Both passes of a micro-batch by way of its graph."""
+        """Both passes of micro-batch n by its graph: what `_forward` and `_backward` do."""
         inputs, targets = self._micro_batch(n)
-        for stage in self.stages:
-            stage.bind(n)
-        if self.watcher is not None:
-            self.watcher.before_forward(n)
+        self._bind(n)
         results = graphed.run(n, inputs, targets)
         self._losses.append(results.loss)
         if results.auxiliary_losses is not None:
@@ -301,7 +366,7 @@ class Engine:
         inputs: Tensor,  # (B, S)
         targets: Tensor,  # (B, S)
     ) -> PassResults:
-        """What a graph holds of a micro-batch, to whose weights all stages are bound."""
+        """Both passes of micro-batch n, for which all stages are bound. A graph records this."""
         output = self._through_stages(inputs, targets)
         assert output.loss is not None  # all stages are here
         _differentiate(output.loss, None, output.auxiliary_losses)
@@ -310,52 +375,76 @@ class Engine:
             auxiliary_losses = auxiliary_losses.detach()
         return PassResults(output.loss.detach(), auxiliary_losses, self._collect_gradients(n))
 
-    def _update(self, t: int) -> StepResult:
-        grad_norms = self._grad_norms
-        assert grad_norms is not None
-        loss, auxiliary_losses = _take_mean(self._losses), _take_stage_means(self._auxiliary_losses)
-        # On a GPU this check would wait for the device. The caller checks later there.
-        if grad_norms.device.type == "cpu":
-            check_finite(t, loss, grad_norms, self.stages[0].index)
-        if self.watcher is not None:
-            self.watcher.before_step(t)
-        takes_norms = self._takes_update_norms(t)
-        if takes_norms:
+    # The newest weights, without an update
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float | None:
+        """Mean loss of some micro-batches with the newest weights of all stages, in nats. The
+        pipeline has to be empty.
+
+        Returns:
+            The mean over examples on the last device; None on the others.
+        """
+        assert not self._in_flight
+        total = 0.0
+        num_examples = 0
+        for inputs, targets in micro_batches:
             for stage in self.stages:
-                stage.remember()
+                stage.bind_newest()
+            x = inputs
+            if not self.is_first:
+                # Messages are all of one size; the last batch may be smaller.
+                x = self._neighbours.activations.receive()[: len(inputs)]
+            output = self._through_stages(x, targets)
+            num_examples += len(inputs)
+            if output.loss is None:
+                self._neighbours.activations.send(output.stream)
+            else:
+                total += output.loss.item() * len(inputs)
+        return total / num_examples if self.is_last else None
+
+    def fresh_gradients(self, t: int) -> list[list[Tensor]]:
+        """Gradients of update t's micro-batches at the newest weights, for measurements. All stages
+        have to be on this device. `.grad`, the update's own gradient, stays as it is.
+
+        Returns:
+            Per stage, a gradient per weight in the order of `newest`, with its shape and data type.
+        """
+        assert self.num_ranks == 1
+        in_use: list[Tensor] = []
+        newest: list[Tensor] = []
         for stage in self.stages:
-            stage.slots.finish_store()  # which reads the weights that are about to change
-        stopwatch = Stopwatch(self.stages[0].device)
-        self._updater.step(t)
-        stopwatch.stop()
-        self._gradients.drop()
-        update_norms = (
-            torch.stack([get_total_norm(stage.last_update()) for stage in self.stages])
-            if takes_norms
-            else None
-        )
-        if self.watcher is not None:
-            self.watcher.after_step(t)
-        for stage in self.stages:
-            stage.record_update(t)
-        return StepResult(t, loss, auxiliary_losses, grad_norms, update_norms, stopwatch)
-
-    def _through_stages(self, x: Tensor, targets: Tensor) -> _Output:
-        auxiliary_losses = []
-        loss = None
-        with self._autocast():
-            for stage in self.stages:
-                with record_function(f"stage {stage.index}"):
-                    x, loss, auxiliary_loss = stage.module(x, targets)
-                if auxiliary_loss is not None:
-                    auxiliary_losses.append(auxiliary_loss)
-        return _Output(x, loss, torch.stack(auxiliary_losses) if auxiliary_losses else None)
+            stage.bind_newest()
+            in_use += stage.in_use
+            newest += stage.newest.values()
+        M = self._accumulation
+        total: list[Tensor] = []
+        for n in range((t - 1) * M + 1, t * M + 1):
+            output = self._through_stages(*self._micro_batch(n))
+            assert output.loss is not None
+            loss = output.loss
+            if output.auxiliary_losses is not None:
+                loss = loss + output.auxiliary_losses.sum()
+            # An expert that no token was sent to gets zeros.
+            found = torch.autograd.grad(loss / M, in_use, allow_unused=True, materialize_grads=True)
+            gradients = [
+                gradient.to(weight.dtype) for gradient, weight in zip(found, newest, strict=True)
+            ]
+            total = list(torch._foreach_add(total, gradients)) if total else gradients
+        sizes = [len(stage.newest) for stage in self.stages]
+        remaining = iter(total)
+        return [list(islice(remaining, size)) for size in sizes]
 
 
-def _differentiate(root: Tensor, gradient: Tensor | None, auxiliary_losses: Tensor | None) -> None:
-    """A backward pass from a loss, or from a stream (B, S, D) whose gradient is given.
+def _differentiate(
+    root: Tensor,  # the loss (), or the residual stream (B, S, D)
+    gradient: Tensor | None,  # of the stream, (B, S, D); None for the loss
+    auxiliary_losses: Tensor | None,  # (stages with a mixture,)
+) -> None:
+    """Run a backward pass from the loss or from the residual stream.
 
-    It also begins at the sum of this device's auxiliary losses, which the last rank does not see.
+    It also begins at the sum of this device's auxiliary losses, which are no part of the loss on
+    the last rank.
     """
     roots, gradients = [root], [gradient]
     if auxiliary_losses is not None:
@@ -364,7 +453,10 @@ def _differentiate(root: Tensor, gradient: Tensor | None, auxiliary_losses: Tens
     torch.autograd.backward(roots, gradients)
 
 
-def _take_mean(losses: list[Tensor]) -> Tensor | None:
+def _take_mean(
+    losses: list[Tensor],  # per micro-batch ()
+) -> Tensor | None:
+    """Their mean (); None if there are none. The list is empty afterwards."""
     if not losses:
         return None
     mean = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
@@ -375,8 +467,12 @@ def _take_mean(losses: list[Tensor]) -> Tensor | None:
 def _take_stage_means(
     losses: list[Tensor],  # per micro-batch (stages,)
 ) -> Tensor | None:
-    """Their mean over micro-batches (stages,), which rounds a stage's number in the same way
-    whatever stages lie here."""
+    """Their mean over micro-batches (stages,); None if there are none. The list is empty
+    afterwards.
+
+    The sum is taken in order, so that the mean of a stage rounds in the same way whatever other
+    stages this device has.
+    """
     if not losses:
         return None
     total = losses[0]
@@ -388,10 +484,20 @@ def _take_stage_means(
 
 
 def check_finite(
-    iteration: int, loss: Tensor | float | None, grad_norms: Tensor, first_stage: int
+    iteration: int,
+    loss: Tensor | float | None,  # (), if this device has it
+    grad_norms: Tensor,  # (stages,)
+    first_stage: int,
 ) -> None:
-    """DivergedError where a number is no longer finite; names the iteration, and the stage whose
-    gradient it is."""
+    """Check the numbers of one iteration on one device.
+
+    Args:
+        first_stage: the index of the device's first stage.
+
+    Raises:
+        DivergedError: the loss or a gradient norm is not finite. The message names the iteration,
+            and the stage that the gradient belongs to.
+    """
     if loss is not None and not math.isfinite(float(loss)):
         raise DivergedError(
             f"iteration {iteration}: the loss is {float(loss)} (last stage); try a lower "

@@ -1,7 +1,6 @@
-"""Weights that a stage has not had yet: PipeMare's prediction for the backward pass, and forecasts
-for both passes.
+"""Extrapolated weights: PipeMare's prediction for the backward pass, and forecasts for both passes.
 
-Both follow from what the updates have added to the newest weights, which `Extrapolation` keeps.
+Both follow from what the updates have added to the newest weights. `Extrapolation` keeps that.
 Needs torch alone.
 """
 
@@ -19,13 +18,13 @@ StashMode = Literal["exact", "none", "predict"]
 Forecast = Literal["last-update", "average-update"]
 
 ParameterStates = list[dict[str, Any]]
-"""What a forecast or a gradient rule keeps, also in checkpoints: for each weight, tensors and
+"""The state of a forecast or a gradient rule, also in checkpoints: for each weight, tensors and
 numbers by name."""
 
 ForecastRule = Callable[[list[Tensor], list[Tensor], float, ParameterStates], list[Tensor]]
-"""From the newest weights of a stage, the update that they have just had, tau in updates, and the
-rule's own state: the weights with which a later micro-batch computes. Called after every update,
-without gradients."""
+"""Takes the newest weights of a stage, the update that they have just had, tau in updates, and the
+rule's own state. Gives the weights with which a later micro-batch computes. It is called after
+every update, without gradients."""
 
 AVERAGE_DECAY = 0.9  # gamma of the average of the updates along which `average-update` looks ahead
 
@@ -71,19 +70,28 @@ def moving_average(update: list[Tensor], decay: float, state: ParameterStates) -
 
 
 def copied_to(device: torch.device | str, kept: Any) -> Any:
-    """What a rule or an optimizer keeps for a parameter, with copies of all its tensors on a
-    device."""
-    return tree_map_only(Tensor, lambda tensor: tensor.to(device, copy=True), kept)
+    """A state with copies of all its tensors on a device.
+
+    Args:
+        device: of the copies.
+        kept: tensors and anything else, in nested dictionaries, lists and tuples.
+    """
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().to(device, copy=True), kept)
 
 
 class Extrapolation:
-    """What the updates of one stage have added to its newest weights, and what follows from it.
+    """Extrapolates the weights of one stage from the updates that they have had.
 
-    With `stash: predict` the backward pass sees w - tau delta, delta an average of the updates
-    (PipeMare's T2, arXiv:1910.05124). With a forecast both passes see what its rule makes of the
-    newest weights. Otherwise, and without delay, it keeps nothing.
+    With `stash: predict`, the backward pass computes with w - tau delta, where delta is an average
+    of the updates (PipeMare's T2, arXiv:1910.05124). With a forecast, both passes compute with the
+    weights that its rule gives. Otherwise, and without delay, this keeps nothing.
 
-    Args: newest: version 0 of the weights. rule: of the forecast, if there is one (with `exact`).
+    Args:
+        layout: of the weights.
+        newest: version 0 of the weights.
+        delay: of the stage.
+        stash: the stash mode.
+        rule: of the forecast, if there is one (with `exact` only).
     """
 
     def __init__(
@@ -95,7 +103,10 @@ class Extrapolation:
         rule: ForecastRule | None = None,
     ) -> None:
         assert rule is None or stash == "exact"
-        self._layout, self._delay, self._stash, self.rule = layout, delay, stash, rule
+        self._layout = layout
+        self._delay = delay
+        self._stash = stash
+        self.rule = rule
         self.state: ParameterStates = [{} for _ in layout.places]  # the averages, by weight
         self._before: FlatTensors | None = None  # the weights before the next update, where needed
         if self.is_needed:
@@ -127,8 +138,11 @@ class Extrapolation:
     def record(self, newest: Tensors, parameters: Sequence[Tensor]) -> Tensors:
         """After an update: the weights with which the passes of a later micro-batch compute.
 
-        `parameters` are the newest weights as the objects that an optimizer has its state by; a
-        rule is given these."""
+        Args:
+            newest: the weights after the update.
+            parameters: the same, as the objects that are keys of the optimizer's state. A rule gets
+                these.
+        """
         if not self.is_needed:
             self._before = None  # if it was remembered, then for this update alone
             return newest
@@ -144,19 +158,22 @@ class Extrapolation:
 
     @torch.no_grad()
     def seen_by_backward(self, newest: Tensors) -> Tensors:
-        """The weights of a backward pass that uses other weights than its forward pass (`none` and
-        `predict`)."""
+        """The weights of a backward pass with `none` or `predict`, which are not those of its
+        forward pass."""
         average = [kept["average_update"] for kept in self.state if "average_update" in kept]
-        if self._stash == "none" or not average:  # before the first update there is no average yet
+        # Before the first update there is no average yet.
+        if self._stash == "none" or not average:
             return newest
         # w - tau delta, tau in updates
-        return list(
-            torch._foreach_add(list(as_list(newest)), average, alpha=-self._delay.tau_updates)
-        )
+        tau = self._delay.tau_updates
+        return list(torch._foreach_add(list(as_list(newest)), average, alpha=-tau))
 
     def load_state(self, state: ParameterStates, newest: Tensors) -> None:
-        """Continue with another `state`, after the weights that belong to it have been loaded;
-        ValueError where it is another mode's."""
+        """Continue with a saved `state`, after the weights that belong to it have been loaded.
+
+        Raises:
+            ValueError: the state is of another stash mode or forecast.
+        """
         if len(state) != len(self.state) or (any(state) and not self.is_needed):
             raise ValueError("the state is of another stash mode or forecast")
         devices = [self._layout.groups[place.group].device for place in self._layout.places]

@@ -1,12 +1,13 @@
-"""The gradients of all stages of a device: from the weights in use to the newest ones, their sum
-over the micro-batches of an update, and clipping.
+"""The gradients of all stages of a device: they move from the weights in use to the newest weights,
+are averaged over the micro-batches of an update, and clipped.
 
-What can be done for all stages at once is one operation for all of them. The gradients of an update
-always lie at the same addresses.
+One operation moves or scales the gradients of all stages, where possible. The gradients of an
+update always lie at the same addresses.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,8 @@ EPSILON = 1e-6  # added to a norm before dividing by it, as in torch.nn.utils.cl
 
 @dataclass
 class _Alike:
-    """Weights of all stages whose gradients one operation can move: of like data types."""
+    """Weights of all stages whose gradients one operation can move, because they have the same
+    device and data types. The three lists have the same order."""
 
     newest: list[nn.Parameter] = field(default_factory=list)
     in_use: list[nn.Parameter] = field(default_factory=list)
@@ -28,6 +30,7 @@ class _Alike:
 
     @property
     def is_cast(self) -> bool:
+        """Whether gradients arrive in another data type than the newest weights have."""
         return self.newest[0].dtype != self.in_use[0].dtype
 
 
@@ -35,8 +38,12 @@ class Gradients:
     """The gradients of the stages of one device.
 
     After the backward pass of each micro-batch, `hand_over` moves its gradients to the newest
-    weights, where a method may correct them, and `accumulate` adds them to the update's. After the
-    M-th of an update, the newest weights have the mean of M micro-batches.
+    weights. There a method may correct them. Then `accumulate` adds them to the update's gradients.
+    After the last of M micro-batches, the newest weights have the mean of M gradients, and `clip`
+    scales it.
+
+    Args:
+        stages: all stages of the device.
     """
 
     def __init__(self, stages: Sequence[StageVersions]) -> None:
@@ -56,7 +63,8 @@ class Gradients:
 
     @torch.no_grad()
     def hand_over(self, micro_batch: int) -> None:
-        """Move a micro-batch's gradients to the newest weights, in these weights' data type."""
+        """Move the gradients of a micro-batch (from 1) from the weights in use to the newest
+        weights, in the data type of the latter."""
         if self._is_first(micro_batch):
             for alike in self._alike:
                 _hand_over(alike, alike.gradients)
@@ -70,19 +78,20 @@ class Gradients:
 
     @torch.no_grad()
     def accumulate(self, micro_batch: int) -> None:
-        """Add the newest weights' gradients to the update's; with its last micro-batch they become
-        the mean."""
+        """Add the newest weights' gradients to those of the update. With the update's last
+        micro-batch, the newest weights have the mean."""
         if self._accumulation == 1:
             return
         for alike in self._alike:
             of_micro_batch = [weight.grad for weight in alike.newest if weight.grad is not None]
             assert len(of_micro_batch) == len(alike.newest), "a parameter took no part in the loss"
-            # The sum begins with the first micro-batch's, and goes on in their order: the same on
-            # any number of devices.
+            # The sum begins with the first micro-batch and goes on in order: it rounds in the same
+            # way on any number of devices.
             if not self._is_first(micro_batch):
                 torch._foreach_add_(alike.gradients, of_micro_batch)
         if not self._ends_update(micro_batch):
-            self.drop()  # where nothing is delayed, autograd would add to them
+            # Without delay, autograd would add the next micro-batch's gradients to these.
+            self.drop()
             return
         for buffers in self._buffers_by_dtype():
             torch._foreach_div_(buffers, self._accumulation)
@@ -92,17 +101,23 @@ class Gradients:
 
     @torch.no_grad()
     def clip(self, max_norm: float) -> Tensor:
-        """Scale each stage's gradients by min(1, max_norm / norm), by its own norm alone: an
-        asynchronous stage never sees the others' gradients.
+        """Scale each stage's gradients by min(1, max_norm / norm). Each stage has its own norm,
+        because an asynchronous stage never sees the others' gradients.
 
-        Gives the norms before, (stages,); with the same numbers as
-        `torch.nn.utils.clip_grad_norm_`, stage by stage."""
-        of_stages = [
-            [weight.grad for weight in stage.newest.values() if weight.grad is not None]
-            for stage in self._stages
-        ]
-        every = [gradient for of_stage in of_stages for gradient in of_stage]
-        by_weight = torch.stack(torch._foreach_norm(every))  # (weights,)
+        The numbers are those of `torch.nn.utils.clip_grad_norm_`, stage by stage.
+
+        Args:
+            max_norm: of a stage.
+
+        Returns:
+            The norms before, (stages,).
+        """
+        of_stages: list[list[Tensor]] = []
+        for stage in self._stages:
+            gradients = [weight.grad for weight in stage.newest.values()]
+            of_stages.append([gradient for gradient in gradients if gradient is not None])
+        of_all_stages = list(chain.from_iterable(of_stages))
+        by_weight = torch.stack(torch._foreach_norm(of_all_stages))  # (weights,)
         by_stage = torch.split(by_weight, [len(of_stage) for of_stage in of_stages])
         norms = torch.stack(torch._foreach_norm(list(by_stage)))  # (stages,)
         scales = torch.clamp(max_norm / (norms + EPSILON), max=1.0)
@@ -122,6 +137,7 @@ class Gradients:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the gradients of an update."""
         return sum(flat.nbytes for flat in self._flat)
 
     def _is_first(self, micro_batch: int) -> bool:
@@ -139,12 +155,13 @@ class Gradients:
 
 
 def _hand_over(alike: _Alike, targets: list[Tensor]) -> None:
-    """Copy what autograd has left at the weights in use, and give it to the newest weights. A
-    weight that took no part in the loss has no gradient there either."""
+    """Copy the gradients at the weights in use into `targets`, which become the gradients of the
+    newest weights. A weight that took no part in the loss has no gradient afterwards either."""
     filled: list[Tensor] = []
     arrived: list[Tensor] = []
     for newest, in_use, target in zip(alike.newest, alike.in_use, targets, strict=True):
-        gradient, in_use.grad = in_use.grad, None
+        gradient = in_use.grad
+        in_use.grad = None
         if gradient is None:
             newest.grad = None
         else:
@@ -156,6 +173,9 @@ def _hand_over(alike: _Alike, targets: list[Tensor]) -> None:
 
 
 def _hand_over_as_they_are(alike: _Alike) -> None:
+    """Give the gradients themselves to the newest weights, without a copy."""
     for newest, in_use in zip(alike.newest, alike.in_use, strict=True):
-        gradient, in_use.grad = in_use.grad, None
+        # Without delay, both are the same parameter: the order of the two assignments matters.
+        gradient = in_use.grad
+        in_use.grad = None
         newest.grad = gradient

@@ -1,10 +1,10 @@
-"""Both passes of a micro-batch as a CUDA graph: recorded once, then replayed, so that the host
-launches one graph instead of thousands of kernels.
+"""Both passes of a micro-batch as a CUDA graph. It is recorded once and then replayed, so that the
+host launches one graph instead of thousands of kernels.
 
-A graph holds kernels and addresses, and nothing that the host does. What differs from micro-batch
-to micro-batch therefore happens outside of it: the micro-batch is copied into tensors that stay,
-each stage's version of the weights is copied into the weights in use (`StageVersions.bind`), and
-what the passes computed is copied out.
+A graph holds kernels and addresses, but nothing that the host does. So everything that differs
+between micro-batches happens outside of it: the micro-batch is copied into tensors that stay where
+they are, each stage's version of the weights is copied into the weights in use
+(`StageVersions.bind`), and the results are copied out.
 
 Shape legend: B examples, S positions.
 """
@@ -135,8 +135,10 @@ class GraphedPasses:
                     return self._passes(micro_batch, inputs, targets)
             recorded = self._record(micro_batch, inputs, targets)
             self._recorded[kind] = recorded
-        elif (name := recorded.border.moved()) is not None:
-            raise RunError(f"runtime.graphs: {name} has moved since the passes were recorded")
+        else:
+            name = recorded.border.moved()
+            if name is not None:
+                raise RunError(f"runtime.graphs: {name} has moved since the passes were recorded")
         return _replay(recorded, inputs, targets)
 
     def _record(self, micro_batch: int, inputs: Tensor, targets: Tensor) -> _Recorded:

@@ -39,13 +39,21 @@ def counters_of(parameters: Iterable[Tensor]) -> tuple[int, ...]:
 
 
 def set_counters(parameters: Sequence[Tensor], counters: Sequence[int]) -> None:
+    """Set autograd's version counters, one per parameter."""
     torch._C._autograd._unsafe_set_version_counter(tuple(parameters), tuple(counters))
 
 
 class StageHistory:
     """The versions of one stage with a delay.
 
-    Args: initial: version 0, what the parameters held when the first pass began.
+    Args:
+        names: of the parameters.
+        parameters: in the same order.
+        delay: of the stage.
+        initial: version 0: the contents of the parameters when the first pass began.
+        stash: the stash mode.
+        forecast: the rule of a forecast, if there is one.
+        on_host: keep the slots in host memory.
     """
 
     def __init__(
@@ -74,6 +82,7 @@ class StageHistory:
 
     @property
     def contents(self) -> list[Tensor]:
+        """What the parameters hold now; see the function `contents`."""
         return [contents(parameter) for parameter in self.parameters]
 
     def record(self, version: int) -> None:
@@ -137,9 +146,11 @@ class StageHistory:
 class History:
     """The versions of all stages with a delay, and what their parameters hold just now.
 
-    Args: stages: those with a delay. stash: with `none` and `predict`, backward passes see other
-        contents than their forward passes. before_move: called before parameters get other
-        contents.
+    Args:
+        stages: those with a delay.
+        stash: with `none` and `predict`, backward passes see other contents than their forward
+            passes.
+        before_move: called before parameters get other contents.
     """
 
     def __init__(
@@ -153,7 +164,9 @@ class History:
         self.stages = list(stages)
         self.stash = stash
         self.newest_version = 0
-        self._parameters = [p for stage in self.stages for p in stage.parameters]
+        self._parameters: list[Tensor] = []
+        for stage in self.stages:
+            self._parameters += stage.parameters
         self._indices = {id(p): index for index, p in enumerate(self._parameters)}
         self._newest_counters: list[int] = []  # while parameters hold older contents
 
@@ -218,8 +231,11 @@ class History:
     ) -> list[str]:
         """The names of parameters that no longer hold what `show` gave them.
 
-        Args: by_contents: compare contents also where no version counter has moved. is_rounded:
-            what differs by rounding alone is the same.
+        Args:
+            micro_batch: the one that `show` was called with.
+            counter: the version counter that `show` was called with.
+            by_contents: compare contents even if no version counter has moved.
+            is_rounded: contents that differ by rounding alone are the same.
         """
         found: list[str] = []
         for stage in self.stages:

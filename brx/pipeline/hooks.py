@@ -19,8 +19,10 @@ class Hook:
     """Calls `action`. A copy of the model, or the model in a file, has `no_hook` in its place: it
     is a plain model.
 
-    Args: before_copy: called with the memo of `copy.deepcopy` (empty for pickle) before the copy
-        goes on.
+    Args:
+        action: called with the hook's arguments.
+        before_copy: called with the memo of `copy.deepcopy` (empty for pickle) before the copy goes
+            on.
     """
 
     def __init__(

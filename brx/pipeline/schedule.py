@@ -5,13 +5,15 @@ Action text follows torch.distributed.pipelining: `2F1` is the forward pass of m
 stage 2, `2B1` its backward pass, or `2I1` and `2W1` where it is split into gradients of the input
 and of the weights; `2U1` is update 1."""
 
+import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from brx.config.schema import PipelineConfig
 from brx.errors import UserError
-from brx.pipeline.delay import check_devices, stage_delays
+from brx.pipeline.delay import StageDelay, check_devices, stage_delays
 
 # In units of one rank's forward pass: a backward pass does twice its multiplications, half of them
 # for the gradient of the input and half for the gradient of the weights. An update takes no time.
@@ -26,6 +28,9 @@ DURATIONS = {
 
 
 class Action(NamedTuple):
+    """A forward pass (F), a backward pass (B), half of one (I: gradient of the input, W: gradients
+    of the weights), or an update (U)."""
+
     stage: int  # the rank, unless the rank holds several chunks of the model
     kind: Literal["F", "B", "I", "W", "U"]
     number: int  # micro-batch or update, from 1
@@ -37,17 +42,22 @@ class Action(NamedTuple):
 def asynchronous_1f1b(
     rank: int, num_ranks: int, first: int, last: Callable[[], int], accumulation: int = 1
 ) -> Iterator[Action]:
-    """The actions of one rank for micro-batches `first` to `last()`, from an empty pipeline to an
-    empty pipeline.
+    """The actions of one rank in PipeDream (arXiv:1806.03377, section 3.2): no rank waits for
+    another's update. The pipeline is empty at the beginning and at the end.
 
-    PipeDream (arXiv:1806.03377, section 3.2): no rank waits for another's update. `last` is asked
-    anew each time, so that a run may be cut short on its way."""
+    Args:
+        rank: r, from 0.
+        num_ranks: R.
+        first: the first micro-batch, from 1.
+        last: gives the last micro-batch. It is asked before each action, so that a run may be cut
+            short.
+        accumulation: M, the micro-batches per update.
+    """
     ahead = num_ranks - 1 - rank
     forwarded = first - 1
     micro_batch = first
     while micro_batch <= last():
-        # At first R - r forward passes, then one for each backward pass, until none is left to run
-        # ahead of.
+        # R - r forward passes at first, and then one before each backward pass, until none is left.
         while forwarded < min(micro_batch + ahead, last()):
             forwarded += 1
             yield Action(rank, "F", forwarded)
@@ -58,27 +68,28 @@ def asynchronous_1f1b(
 
 
 def gpipe(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int) -> Iterator[Action]:
-    """The synchronous schedule of GPipe (arXiv:1811.06965): all forwards, all backwards, one update
-    per step."""
+    """The actions of one rank in GPipe (arXiv:1811.06965), which is synchronous: in each step all
+    forward passes, all backward passes, and one update."""
     return _synchronous(rank, num_micro_batches, num_steps, ahead=num_micro_batches - 1)
 
 
 def synchronous_1f1b(
     rank: int, num_ranks: int, num_micro_batches: int, num_steps: int
 ) -> Iterator[Action]:
-    """One forward, one backward, with a flush and one update per step (PipeDream-Flush,
-    arXiv:2006.09503)."""
+    """The actions of one rank in synchronous 1F1B (PipeDream-Flush, arXiv:2006.09503): one forward
+    pass, one backward pass, in turn. Each step ends with an empty pipeline and one update."""
     return _synchronous(rank, num_micro_batches, num_steps, ahead=num_ranks - 1 - rank)
 
 
 def zero_bubble(
     rank: int, num_ranks: int, num_micro_batches: int, num_steps: int, depth: int = 1
 ) -> Iterator[Action]:
-    """1F1B whose gradients of the weights wait until the rank would be idle (arXiv:2401.10241).
+    """The actions of one rank in a zero-bubble schedule (arXiv:2401.10241): 1F1B in which the
+    gradients of the weights wait until the rank would be idle.
 
-    Every rank keeps the activations of depth (R - 1) + 1 micro-batches: those of 1F1B at depth 1
-    (ZB-H1), twice as many at 2 (ZB-H2), which is never idle with enough micro-batches. Neither
-    waits for other ranks at an update."""
+    Every rank keeps the activations of depth (R - 1) + 1 micro-batches. At depth 1 (ZB-H1) these
+    are as many as in 1F1B. At depth 2 (ZB-H2) they are about twice as many, and with enough
+    micro-batches no rank is ever idle. Neither schedule waits for other ranks at an update."""
     return _synchronous(
         rank,
         num_micro_batches,
@@ -91,20 +102,25 @@ def zero_bubble(
 def _synchronous(
     rank: int, num_micro_batches: int, num_steps: int, ahead: int, behind: int | None = None
 ) -> Iterator[Action]:
-    """Each step its own micro-batches, `ahead` forward passes in advance, and one update after the
-    last of them.
+    """The actions of one rank in a synchronous schedule: each step has its own micro-batches, and
+    one update after the last of them.
 
-    Backward passes are whole, or split, with the gradients of the weights `behind` those of the
-    inputs."""
+    Args:
+        ahead: how many forward passes run before the first backward pass of a step, but for its
+            own.
+        behind: for split backward passes, how many gradients of the weights (W) may wait while
+            those of later inputs (I) are computed. None: backward passes are whole.
+    """
     for step in range(num_steps):
-        first, last = step * num_micro_batches + 1, (step + 1) * num_micro_batches
+        first = step * num_micro_batches + 1
+        last = (step + 1) * num_micro_batches
         forwarded = weighted = first - 1
         for micro_batch in range(first, last + 1):
             while forwarded < min(micro_batch + ahead, last):
                 forwarded += 1
                 yield Action(rank, "F", forwarded)
             yield Action(rank, "B" if behind is None else "I", micro_batch)
-            # Otherwise W waits until the rank would be idle.
+            # W waits until the rank would be idle without it.
             if behind is not None and micro_batch - weighted > behind:
                 weighted += 1
                 yield Action(rank, "W", weighted)
@@ -117,12 +133,16 @@ def _synchronous(
 def interleaved_1f1b(
     rank: int, num_ranks: int, num_micro_batches: int, num_steps: int, num_chunks: int = 2
 ) -> Iterator[Action]:
-    """1F1B with several chunks of the model per rank, chunk c of rank r being stage c R + r
-    (arXiv:2104.04473, 2.2).
+    """The actions of one rank in interleaved 1F1B (arXiv:2104.04473, section 2.2), where each rank
+    has several chunks of the model. Chunk c of rank r is stage c R + r.
 
     A rank turns to its next chunk after a round of micro-batches, as in torch's
-    `ScheduleInterleaved1F1B`. ValueError where `num_micro_batches` is no multiple of the number of
-    rounds, max(1, M // R)."""
+    `ScheduleInterleaved1F1B`.
+
+    Raises:
+        ValueError: `num_micro_batches` is no multiple of the number of rounds, which is
+            max(1, num_micro_batches // num_ranks).
+    """
     rounds = max(1, num_micro_batches // num_ranks)
     if num_micro_batches % rounds:
         raise ValueError(
@@ -134,9 +154,10 @@ def interleaved_1f1b(
     ahead = min((num_chunks - 1) * per_round + 2 * (num_ranks - 1 - rank), total - 1)
 
     def chunk_and_micro_batch(index: int) -> tuple[int, int]:
-        # For the rank's forward pass `index`, from 0
-        round_index, within = divmod(index, num_chunks * per_round)
-        return within // per_round, round_index * per_round + within % per_round
+        """Of the rank's forward pass `index` within a step; all three from 0."""
+        round_index, within_round = divmod(index, num_chunks * per_round)
+        chunk, within_chunk = divmod(within_round, per_round)
+        return chunk, round_index * per_round + within_chunk
 
     for step in range(num_steps):
         first = step * num_micro_batches + 1
@@ -151,8 +172,10 @@ def interleaved_1f1b(
 
 
 class Timed(NamedTuple):
+    """An action and when it runs, in units of one rank's forward pass."""
+
     action: Action
-    start: float  # in units of one forward pass
+    start: float
     end: float
 
 
@@ -164,80 +187,118 @@ def timeline(
     transfer_time: float = 0.0,
     duration: Callable[[Action], float] | None = None,
 ) -> list[list[Timed]]:
-    """Times of the actions of all ranks, each in order and as soon as it can; ValueError where they
-    wait for ever.
+    """When the actions of all ranks run, each in its rank's order and as early as it can.
 
-    A forward pass needs the same micro-batch's forward pass on the stage before, a backward pass
-    that on the stage behind, and `transfer_time` (in units of one forward pass, beside the
-    computation) from one rank to another. `duration` of an action is by default that of
-    `DURATIONS`, equal for all stages."""
+    The forward pass of a micro-batch waits for its forward pass on the stage before. A backward
+    pass waits for the one on the stage after.
+
+    Args:
+        actions: by rank, in order.
+        transfer_time: from one rank to another, while both may compute; in units of one rank's
+            forward pass.
+        duration: of an action, in the same units. By default as in `DURATIONS`, equal for all
+            stages.
+
+    Raises:
+        ValueError: ranks wait for each other for ever.
+    """
     num_ranks = len(actions)
-    num_stages = 1 + max(action.stage for rank in actions for action in rank)
+    num_stages = 1 + max(action.stage for action in chain.from_iterable(actions))
     # Where a rank holds several chunks of the model, each takes its share of the time.
     durations = {kind: duration * num_ranks / num_stages for kind, duration in DURATIONS.items()}
     latency = transfer_time if num_ranks > 1 else 0.0
-    arrivals: dict[tuple[str, int, int], float] = {}  # by direction, stage and micro-batch
-    done: list[list[Timed]] = [[] for _ in actions]
-    while any(len(done[rank]) < len(actions[rank]) for rank in range(num_ranks)):
-        progress = False
-        for rank in range(num_ranks):  # as far as it gets with what has arrived by now
-            free = done[rank][-1].end if done[rank] else 0.0
-            while len(done[rank]) < len(actions[rank]):
-                action = actions[rank][len(done[rank])]
-                direction = _DIRECTIONS.get(action.kind, "")
-                neighbour = action.stage + (-1 if direction == "forward" else 1)
-                is_needed = bool(direction) and 0 <= neighbour < num_stages
-                if is_needed and (direction, neighbour, action.number) not in arrivals:
+    arrivals: dict[_Message, float] = {}
+    timed: list[list[Timed]] = [[] for _ in actions]
+    num_left = sum(len(own) for own in actions)
+    while num_left:
+        num_left_before = num_left
+        for own, done in zip(actions, timed, strict=True):
+            # This rank gets as far as it can with the messages that have arrived by now.
+            while len(done) < len(own):
+                action = own[len(done)]
+                awaited = _awaited(action, num_stages)
+                arrival = 0.0 if awaited is None else arrivals.get(awaited)
+                if arrival is None:
                     break
-                start = max(
-                    free, arrivals[direction, neighbour, action.number] if is_needed else 0.0
-                )
-                free = start + (durations[action.kind] if duration is None else duration(action))
-                if direction:
-                    arrivals[direction, action.stage, action.number] = free + latency
-                done[rank].append(Timed(action, start, free))
-                progress = True
-        if not progress:
+                free = done[-1].end if done else 0.0
+                start = max(free, arrival)
+                end = start + (durations[action.kind] if duration is None else duration(action))
+                done.append(Timed(action, start, end))
+                num_left -= 1
+                if action.kind in _DIRECTIONS:
+                    message = (_DIRECTIONS[action.kind], action.stage, action.number)
+                    arrivals[message] = end + latency
+        if num_left == num_left_before:
             raise ValueError("the schedule cannot be carried out: the ranks wait for each other")
-    return done
+    return timed
+
+
+_Message = tuple[str, int, int]
+"""What a pass sends on: its direction, its stage and its micro-batch."""
+
+
+def _awaited(action: Action, num_stages: int) -> _Message | None:
+    """The message that an action waits for, if it waits for one."""
+    if action.kind not in _DIRECTIONS:
+        return None
+    direction = _DIRECTIONS[action.kind]
+    neighbour = action.stage - 1 if direction == "forward" else action.stage + 1
+    if not 0 <= neighbour < num_stages:
+        return None
+    return direction, neighbour, action.number
 
 
 def bubble_share(
     timed: Sequence[Sequence[Timed]], start: float = 0.0, end: float | None = None
 ) -> float:
-    """The share of the time from `start` to `end` (default: all) in which the ranks are idle, over
-    all ranks."""
+    """The share of the time in which ranks are idle, over all ranks.
+
+    Args:
+        timed: the actions of each rank.
+        start, end: from when to when to look; by default from the beginning to the end.
+    """
     if end is None:
-        end = max(entry.end for rank in timed for entry in rank)
-    busy = sum(
-        max(0.0, min(entry.end, end) - max(entry.start, start)) for rank in timed for entry in rank
-    )
-    return 1.0 - busy / (len(timed) * (end - start))
+        end = max(entry.end for entry in chain.from_iterable(timed))
+    busy: list[float] = []
+    for entry in chain.from_iterable(timed):
+        overlap = min(entry.end, end) - max(entry.start, start)
+        busy.append(max(0.0, overlap))
+    return 1.0 - sum(busy) / (len(timed) * (end - start))
 
 
 def steady_state(timed: Sequence[Sequence[Timed]]) -> tuple[float, float]:
-    """From the first backward pass of rank 0, when the pipeline is full, to its last forward pass,
-    when it drains."""
+    """When the pipeline is full, and when it begins to drain: the start of the first backward pass
+    of rank 0, and the start of its last forward pass."""
     first_backward = next(entry.start for entry in timed[0] if entry.action.kind == "B")
     last_forward = max(entry.start for entry in timed[0] if entry.action.kind == "F")
     return first_backward, max(last_forward, first_backward)
 
 
 def updates_between(actions: Sequence[Action], micro_batch: int) -> int:
-    """The delay of a micro-batch's gradient: how many updates its rank makes between its forward
-    pass and its own."""
+    """The delay of a micro-batch's gradient in updates: how many updates a rank makes between the
+    forward pass and the backward pass.
+
+    Args:
+        actions: of the rank, in order, with one chunk of the model.
+        micro_batch: from 1.
+    """
     passes: list[tuple[str, int]] = [(action.kind, action.number) for action in actions]
-    forward, backward = (passes.index((kind, micro_batch)) for kind in "FB")
-    return sum(action.kind == "U" for action in actions[forward:backward])
+    forward = passes.index(("F", micro_batch))
+    backward = passes.index(("B", micro_batch))
+    updates = [action for action in actions[forward:backward] if action.kind == "U"]
+    return len(updates)
 
 
 def most_in_flight(actions: Sequence[Action], num_chunks: int = 1) -> float:
-    """The most micro-batches whose activations a rank keeps at one time, a chunk of the model
-    counting as its share."""
+    """The most micro-batches whose activations a rank keeps at one time. Activations of one of
+    `num_chunks` chunks of the model count as that share of a micro-batch."""
     in_flight = most = 0
     for action in actions:
-        # Activations are kept until the gradient of the weights is there.
-        in_flight += (action.kind == "F") - (action.kind in "BW")
+        if action.kind == "F":
+            in_flight += 1
+        elif action.kind in ("B", "W"):
+            # The gradient of the weights is computed, so the activations can go.
+            in_flight -= 1
         most = max(most, in_flight)
     return most / num_chunks
 
@@ -245,15 +306,22 @@ def most_in_flight(actions: Sequence[Action], num_chunks: int = 1) -> float:
 MOST_ACTIONS = 20_000  # more than anybody reads, or a figure shows
 LEGEND = (
     "Stage, action, number: 2F5 is the forward pass of micro-batch 5 on stage 2, 2B5 its backward "
-    "pass, 2U5 update 5"
-    " of stage 2. A row per device, in the order in which it works."
+    "pass, 2U5 update 5 of stage 2. A row per device, in the order in which it works."
 )
 
 
 def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int) -> Iterator[str]:
-    """GPipe and synchronous 1F1B for one step, asynchronous 1F1B until it has filled, and what the
-    stages compute with; UserError where so many devices cannot run the delays, or there is too much
-    to print."""
+    """The text of `brx schedule`: GPipe and synchronous 1F1B for one step, asynchronous 1F1B until
+    the pipeline is full, and the version of the weights that each stage uses.
+
+    Args:
+        pipeline: stages, devices, delays and accumulation.
+        num_micro_batches: per step of the synchronous schedules.
+        width: of the lines, in characters.
+
+    Raises:
+        UserError: so many devices cannot run the delays, or there is too much to print.
+    """
     # This import loads torch. A verdict needs only schedules and must not wait for it.
     from brx.model.stage import partition
 
@@ -263,53 +331,61 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
     ranges = partition(pipeline.stages, num_ranks)
     check_devices(delays, ranges)
     wanted = num_micro_batches + 2 * num_ranks
-    last = -(-wanted // accumulation) * accumulation  # whole updates
-    schedules: dict[str, Callable[[int], Iterator[Action]]] = {
-        "GPipe, one step": lambda rank: gpipe(rank, num_ranks, num_micro_batches, 1),
-        "synchronous 1F1B, one step": lambda rank: synchronous_1f1b(
-            rank, num_ranks, num_micro_batches, 1
-        ),
-        "asynchronous 1F1B": lambda rank: asynchronous_1f1b(
-            rank, num_ranks, 1, lambda: last, accumulation
-        ),
+    num_updates = math.ceil(wanted / accumulation)
+    last = num_updates * accumulation
+    every_rank = range(num_ranks)
+    schedules = {
+        "GPipe, one step": [gpipe(rank, num_ranks, num_micro_batches, 1) for rank in every_rank],
+        "synchronous 1F1B, one step": [
+            synchronous_1f1b(rank, num_ranks, num_micro_batches, 1) for rank in every_rank
+        ],
+        "asynchronous 1F1B": [
+            asynchronous_1f1b(rank, num_ranks, 1, lambda: last, accumulation) for rank in every_rank
+        ],
     }
     yield from textwrap.wrap(LEGEND, width)
-    for name, schedule in schedules.items():
-        actions = [list(schedule(rank)) for rank in range(num_ranks)]
-        timed = timeline(actions)
-        start, end = steady_state(timed)
-        idle = f"{name}: idle {bubble_share(timed):.1%} of the time shown"
-        if name.startswith("asynchronous") and end > start:
-            idle += f", {bubble_share(timed, start, end):.1%} once the pipeline is full"
-        yield from textwrap.wrap(idle, width)
-        for row in actions:
-            yield from _wrapped("  " + " ".join(map(str, row)), width)
+    for name, by_rank in schedules.items():
+        yield from _schedule_rows(name, [list(actions) for actions in by_rank], width)
     yield "delay of the stages, by device:"
     for rank, own in enumerate(ranges):
-        yield from _wrapped(
-            f"  {rank}: " + " ".join(str(delays[stage].tau) for stage in own), width
-        )
+        taus = " ".join(str(delays[stage].tau) for stage in own)
+        yield from _wrapped(f"  {rank}: {taus}", width)
     heading = (
         "version of the weights that a stage uses for micro-batch 1, 2, ... (bar: an "
         "update), and versions kept:"
     )
     yield from textwrap.wrap(heading, width)
     for stage, delay in enumerate(delays):
-        used = ""
-        for micro_batch in range(1, last + 1):
-            bar = (
-                "|"
-                if delay.ends_update(micro_batch) and delay.accumulation > 1 and micro_batch < last
-                else " "
-            )
-            used += f"{delay.version_used(micro_batch):>3}{bar}"
-        yield from _wrapped(f"  {stage:>3}: {used.rstrip()}   {delay.num_slots} kept", width)
+        yield from _wrapped(_versions_row(stage, delay, last), width)
+
+
+def _schedule_rows(name: str, actions: Sequence[Sequence[Action]], width: int) -> Iterator[str]:
+    """The idle share of a schedule, and a row per rank with its actions."""
+    timed = timeline(actions)
+    idle = f"{name}: idle {bubble_share(timed):.1%} of the time shown"
+    start, end = steady_state(timed)
+    if name.startswith("asynchronous") and end > start:
+        idle += f", {bubble_share(timed, start, end):.1%} once the pipeline is full"
+    yield from textwrap.wrap(idle, width)
+    for own in actions:
+        yield from _wrapped("  " + " ".join(map(str, own)), width)
+
+
+def _versions_row(stage: int, delay: StageDelay, last: int) -> str:
+    """The versions that a stage uses for micro-batches 1 to `last`, and how many it keeps."""
+    used = ""
+    for micro_batch in range(1, last + 1):
+        used += f"{delay.version_used(micro_batch):>3}"
+        is_before_bar = delay.accumulation > 1 and delay.ends_update(micro_batch)
+        used += "|" if is_before_bar and micro_batch < last else " "
+    return f"  {stage:>3}: {used.rstrip()}   {delay.num_slots} kept"
 
 
 def check_size(
     num_stages: int, num_ranks: int, num_micro_batches: int, accumulation: int = 1
 ) -> None:
-    # A forward pass, a backward pass and an update of each micro-batch on each device, and its
+    """UserError if `brx schedule` would have more than `MOST_ACTIONS` entries to print."""
+    # For each micro-batch: a forward pass, a backward pass and an update on each device, and a
     # version on each stage.
     num_actions = (3 * num_ranks + num_stages) * (
         num_micro_batches + 2 * num_ranks + accumulation - 1
@@ -317,10 +393,8 @@ def check_size(
     if num_actions > MOST_ACTIONS:
         raise UserError(
             f"--stages {num_stages}, --devices {num_ranks}, --micro-batches {num_micro_batches}, "
-            f"--accumulation"
-            f" {accumulation}: {num_actions:,} actions are more than can be shown "
-            f"({MOST_ACTIONS:,}); ask for fewer"
-            " (--devices 1: the delays alone)"
+            f"--accumulation {accumulation}: {num_actions:,} actions are more than can be shown "
+            f"({MOST_ACTIONS:,}); ask for fewer (--devices 1: the delays alone)"
         )
 
 

@@ -13,7 +13,9 @@ CHECKED = 3  # updates
 class SelfCheck:
     """Looks at the first `CHECKED` updates of a loop.
 
-    Args: parameters: those that train, by name. accumulation: M as stated.
+    Args:
+        parameters: those that train, by name.
+        accumulation: M, as the user has stated it.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], accumulation: int) -> None:
@@ -27,6 +29,7 @@ class SelfCheck:
 
     @property
     def is_on(self) -> bool:
+        """Whether the first `CHECKED` updates are still to be made or under way."""
         return self._num_updates < CHECKED
 
     def see_gradient(self, name: str, *, is_in_window: bool) -> None:

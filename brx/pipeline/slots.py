@@ -1,4 +1,4 @@
-"""The older versions of one stage's weights, as data: slots, which contents are copied to and from.
+"""The older versions of one stage's weights: slots, and the copies into and out of them.
 
 Contents move, tensors do not. `Slots.store` copies a new version of the weights into its slot;
 `Slots.load` copies the version that a micro-batch needs into the tensors that compute. Neither the
@@ -11,6 +11,7 @@ of tensors (somebody's parameters, local shards) takes one `_foreach_copy_` per 
 Needs torch alone.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class _Group:
         offset = self.num_elements
         itemsize = min(self.dtype.itemsize, self.slot_dtype.itemsize)
         step = max(1, ALIGNMENT // itemsize)
-        self.num_elements = offset + -(-shape.numel() // step) * step
+        self.num_elements = offset + math.ceil(shape.numel() / step) * step
         return offset
 
 
@@ -59,8 +60,9 @@ class Layout:
     Tensors are alike if they have the same device, the same data type, and the same data type in
     the slots. So one copy per buffer moves all of them, and casts them on the way.
 
-    Args: weights: only their shapes, devices and data types count. slot_dtypes: the data types of
-        their older versions; by default the weights' own.
+    Args:
+        weights: only their shapes, devices and data types count.
+        slot_dtypes: the data types of their older versions; by default the weights' own.
     """
 
     def __init__(
@@ -162,7 +164,8 @@ def copy_tensors(targets: Tensors, sources: Tensors, *, non_blocking: bool = Fal
             target.copy_(source, non_blocking=non_blocking)
         return
     if not isinstance(targets, FlatTensors):
-        targets = [target.data for target in targets]  # which have version counters of their own
+        # `.data` has a version counter of its own.
+        targets = [target.data for target in targets]
     by_kind: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(as_list(targets), as_list(sources), strict=True):
         kind = (target.device, target.dtype, source.device, source.dtype)
@@ -189,9 +192,14 @@ class Slots:
     version of n + 1 is fetched (`prefetch`). On CUDA these slots are pinned, and copies to and from
     them run on a stream of their own; elsewhere they are plain copies (for tests).
 
-    Args: layout: of the weights. initial: version 0 of them. num_in_flight: micro-batches between
-        forward and backward pass at one time, at most. Each of several is loaded a second time,
-        before its backward pass, so with slots on the host each keeps a staging buffer.
+    Args:
+        layout: of the weights.
+        delay: of the stage.
+        initial: version 0 of the weights.
+        on_host: keep the slots in host memory.
+        num_in_flight: micro-batches between forward and backward pass at one time, at most. If
+            there are several, each is loaded a second time, before its backward pass. So with slots
+            in host memory, each keeps a staging buffer.
     """
 
     def __init__(
@@ -232,7 +240,7 @@ class Slots:
             copy_tensors(targets, self.slots[self.delay.slot_used(micro_batch)])
             return
         index = self._buffer_of(micro_batch)
-        if self._held[index] != micro_batch:  # nobody has fetched it ahead
+        if self._held[index] != micro_batch:  # it was not fetched ahead
             self._fetch(micro_batch)
         self._copying.wait_for(self._loaded[index])
         copy_tensors(targets, self.buffers[index])
@@ -243,15 +251,18 @@ class Slots:
         copy_tensors(targets, self.slots[self.delay.slot_of(version)], non_blocking=True)
 
     def prefetch(self, micro_batch: int) -> None:
-        """Start to fetch the version of a micro-batch from the host, if it is stored already. After
-        the `load` of the micro-batch that comes before."""
-        is_needed = bool(self.buffers) and self._held[self._buffer_of(micro_batch)] != micro_batch
-        if is_needed and self.delay.version_used(micro_batch) <= self._newest_stored:
+        """Begin to fetch the version of a micro-batch from host memory, if it is stored already. To
+        be called after `load` of the micro-batch before."""
+        if not self.buffers:
+            return
+        is_fetched = self._held[self._buffer_of(micro_batch)] == micro_batch
+        is_stored = self.delay.version_used(micro_batch) <= self._newest_stored
+        if not is_fetched and is_stored:
             self._fetch(micro_batch)
 
     def store(self, version: int, sources: Tensors) -> None:
-        """Copy the weights that have become this version (from 1) into its slot; they may be used,
-        but not changed before `finish_store`."""
+        """Copy the weights that have become this version (from 1) into its slot. Until
+        `finish_store` they may be read, but not changed."""
         with self._copying.aside():
             copy_tensors(self.slots[self.delay.slot_of(version)], sources, non_blocking=True)
             self._copying.keep_alive(sources)
@@ -259,18 +270,18 @@ class Slots:
         self._newest_stored = version
 
     def finish_store(self) -> None:
-        """Let the device's next work, an update, wait until the last `store` has read the
+        """Before an update: let the device's next work wait until the last `store` has read the
         weights."""
         self._copying.wait_for(self._stored)
 
     def forget(self) -> None:
-        """A micro-batch may come again, or the slots have new contents: what was fetched is no
-        longer valid."""
+        """Drop what was fetched ahead, because a micro-batch may come again or the slots have new
+        contents."""
         self._held = [None] * len(self.buffers)
         self._newest_stored = UNKNOWN
 
     def wait(self) -> None:
-        """Until the slots may be read or written on the host."""
+        """Wait until the slots may be read or written on the host."""
         self._copying.synchronize()
 
     def stacked(self) -> list[Tensor]:
@@ -323,6 +334,7 @@ class _CopyStreams:
             yield
 
     def record(self, events: Sequence[torch.cuda.Event]) -> None:
+        """Mark in each stream the work that it has been given so far."""
         for event, stream in zip(events, self._streams, strict=True):
             event.record(stream)
 
@@ -339,5 +351,6 @@ class _CopyStreams:
                     tensor.record_stream(stream)
 
     def synchronize(self) -> None:
+        """Let the host wait for all copies."""
         for stream in self._streams:
             stream.synchronize()

@@ -95,10 +95,15 @@ def _unsharded_names(model: nn.Module, names: dict[int, str]) -> dict[int, str]:
 
 def on_meta_device(model: nn.Module, example: Any) -> UseOrder:
     """The order of use in a forward pass of a copy of the model on the meta device, which computes
-    shapes alone.
+    only shapes.
 
-    Args: example: the inputs, as a tuple, a dictionary (keyword arguments) or a single value; their
-        shapes and data types count.
+    Args:
+        model: it stays as it is.
+        example: the inputs, as a tuple, a dictionary (keyword arguments) or a single value. Only
+            their shapes and data types count.
+
+    Raises:
+        UserError: the model does not run on the meta device.
     """
     named = dict(model.named_parameters())
     memo: dict[int, Any] = {}

@@ -1,12 +1,12 @@
-"""The weights of one stage as the engine has them: the newest ones, the ones in use, and older
-versions in slots.
+"""The weights of one stage in the engine: the newest ones, the ones in use, and older versions in
+slots.
 
-The *newest* weights are what optimizers, checkpoints and everybody else hold: the parameters that
-the module began with. The weights *in use* are the module's own parameters, with which both passes
-compute; without delay they are the newest ones. Contents move, tensors do not: `bind` copies a
-version from its slot into the weights in use, and after an update the newest weights are copied
-into the slot of their version. All of them lie in one buffer per data type, so each copy is one
-operation per data type, and nothing changes its address from iteration to iteration.
+The *newest* weights are the parameters that the module began with. Optimizers, checkpoints and
+everybody else hold these. The weights *in use* are the module's own parameters, with which both
+passes compute. Without delay, they are the newest ones. Contents move, tensors do not: `bind`
+copies a version from its slot into the weights in use, and after an update the newest weights are
+copied into the slot of their version. All of them lie in one buffer per data type, so each copy is
+one operation per data type, and nothing changes its address from iteration to iteration.
 
 Gradients arrive at the weights in use; `brx.pipeline.gradients` hands them to the newest weights.
 
@@ -32,18 +32,25 @@ class StageVersions:
 
     With tau > 0 there are ceil(tau / M) + 1 slots (see `StageDelay`). The forward pass of
     micro-batch n computes with version max(0, floor((n - 1 - tau) / M)), and so does the backward
-    pass with `exact`. After update t, its slot takes version t; with a forecast, where version t is
-    expected to be when the update of the micro-batch comes that needs it. So one copy of the
-    weights per micro-batch and one per update are all that delay costs in time. With tau = 0 the
-    newest weights are the only version, and nothing is copied.
+    pass with stash mode `exact`. After update t, a slot takes version t. With a forecast, it takes
+    the weights that are expected at the update of the micro-batch that uses it. So delay costs one
+    copy of the weights per micro-batch, and one per update. With tau = 0, the newest weights are
+    the only version, and nothing is copied.
 
-    `newest` are the newest weights by name, which optimizers update in place; `in_use` are the
-    module's own parameters, in the same order and in the slots' data types.
+    `newest` are the newest weights by name, which optimizers update in place. `in_use` are the
+    module's own parameters, in the same order, in the slots' data types.
 
-    Args: module: computes the stage. Its parameters get new memory, and with tau > 0 the module
-        gets others in their places. slot_dtype: the slots' data type for a weight; bf16 for those
-        that autocast would cast to it anyway, which gives the same numbers from half the memory.
+    Args:
+        module: computes the stage. Its parameters get new memory. With tau > 0, the module gets
+            other parameters in their places.
+        index: of the stage, from 0.
+        delay: of the stage.
+        stash: the stash mode, which says what the backward pass computes with.
+        slot_dtype: the slots' data type for a weight, given its name. bf16 for weights that
+            autocast would cast to it anyway: the numbers are the same, in half the memory.
         num_in_flight: micro-batches between forward and backward pass on this device, at most.
+        on_host: keep the slots in host memory.
+        forecast: the rule of a forecast (with `exact` only).
     """
 
     def __init__(
@@ -58,12 +65,15 @@ class StageVersions:
         on_host: bool = False,
         forecast: ForecastRule | None = None,
     ) -> None:
-        self.module, self.index, self.delay, self.stash = module, index, delay, stash
+        self.module = module
+        self.index = index
+        self.delay = delay
+        self.stash = stash
         self.newest = dict(module.named_parameters())
         weights = list(self.newest.values())
-        self.layout = Layout(
-            weights, [slot_dtype(name, weight) for name, weight in self.newest.items()]
-        )
+        slot_dtypes = [slot_dtype(name, weight) for name, weight in self.newest.items()]
+        self.layout = Layout(weights, slot_dtypes)
+        # The newest weights move into one buffer per data type.
         self._newest = self.layout.like_weights()
         copy_tensors(self._newest, weights)
         for weight, view in zip(weights, self._newest.views, strict=True):
@@ -81,8 +91,8 @@ class StageVersions:
         self._extrapolation = Extrapolation(self.layout, self._newest, delay, stash, forecast)
 
     def forecast_by(self, rule: ForecastRule) -> None:
-        """Before the first update: run both passes where a rule expects the weights to be (with
-        `exact` only)."""
+        """Before the first update: let both passes compute with the weights that a rule expects at
+        the update (with `exact` only)."""
         self._extrapolation = Extrapolation(self.layout, self._newest, self.delay, self.stash, rule)
 
     def bind(self, micro_batch: int) -> None:
@@ -96,9 +106,9 @@ class StageVersions:
         self.slots.prefetch(micro_batch + 1)
 
     def bind_backward(self, micro_batch: int) -> None:
-        """Let the module hold the weights of the micro-batch's backward pass. For `none` and
-        `predict` that replaces the weights of the forward pass, as a real pipeline overwrites its
-        only copy; the activations stay those of the forward pass."""
+        """Let the module hold the weights of the micro-batch's backward pass. With `none` and
+        `predict`, they replace the weights of the forward pass, as a real pipeline overwrites its
+        only copy. The activations are still the ones that the forward pass saved."""
         if self.stash == "exact":
             self.bind(micro_batch)
         elif self.delay.tau:
@@ -112,9 +122,9 @@ class StageVersions:
             self._bound = "newest"
 
     def seen_by_backward(self) -> list[Tensor]:
-        """What the backward pass that has just run saw, in the order of `newest`."""
-        if self.stash == "exact":  # what is in use, rounded if the slots are bf16
-            return list(self.in_use)
+        """The weights of the backward pass that has just run, in the order of `newest`."""
+        if self.stash == "exact":
+            return list(self.in_use)  # rounded, if the slots are bf16
         return list(as_list(self._extrapolation.seen_by_backward(self._newest)))
 
     def remember(self) -> None:
@@ -122,19 +132,19 @@ class StageVersions:
         self._extrapolation.remember(self._newest)
 
     def last_update(self) -> list[Tensor]:
-        """After an update that was remembered, and before it is recorded: what it added to the
-        weights."""
+        """w(t) - w(t - 1) per weight, after an update for which `remember` was called and before
+        `record_update`."""
         return self._extrapolation.last_update(self._newest)
 
     def record_update(self, version: int) -> None:
-        """The newest weights have become this version: store it for the micro-batch that needs
-        it."""
+        """The newest weights have become this version: store it for the micro-batches that will
+        use it."""
         stored = self._extrapolation.record(self._newest, list(self.newest.values()))
         if self.delay.tau == 0:
             return
         self.slots.store(version, stored)
         if self._bound in ("newest", self.delay.slot_of(version)):
-            self._bound = None  # which has changed meanwhile
+            self._bound = None  # the contents of that slot, or the newest weights, have changed
 
     def state_dict(self) -> dict[str, Any]:
         """Everything here that decides the trajectory, for a checkpoint (no copies).
@@ -156,12 +166,17 @@ class StageVersions:
         return dict(zip(self.newest, self.slots.stacked(), strict=True))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave, in place; ValueError where it is another stage's or
-        mode's."""
-        ring, here = _by_weight(state["ring"], list(self.newest)), self._ring()
+        """Restore a state of `state_dict`, in place.
+
+        Raises:
+            ValueError: the state is of another stage, delay, stash mode or forecast.
+        """
+        ring = _by_weight(state["ring"], list(self.newest))
+        here = self._ring()
         if list(state["weights"]) != list(self.newest) or _shapes(ring) != _shapes(here):
             raise ValueError(f"stage {self.index}: the state is of another stage or delay")
-        self.slots.wait()  # for a copy under way, which would land on what is loaded
+        # A copy that is under way would overwrite what is loaded.
+        self.slots.wait()
         copy_tensors(self._newest, list(state["weights"].values()))
         copy_tensors(list(here.values()), list(ring.values()))
         self.slots.forget()
@@ -173,6 +188,7 @@ class StageVersions:
 
     @property
     def device(self) -> torch.device:
+        """Where the stage computes."""
         return self.in_use[0].device
 
 

@@ -44,8 +44,12 @@ class Window:
 class Windows:
     """Opens and closes windows, and notices updates.
 
-    Args: parameters: those that train, by name. accumulation: M. make_history: makes the stages'
-        versions when the first update is noticed; takes version 0 of all parameters, by name.
+    Args:
+        parameters: those that train, by name.
+        accumulation: M, the micro-batches per update.
+        make_history: makes the stages' versions when the first update is noticed; takes version 0
+            of all parameters, by name.
+        check: looks at the first updates.
     """
 
     def __init__(
@@ -135,7 +139,9 @@ class Windows:
         if window is None:
             return
         is_shown = self.history is not None and not self._is_peeking
-        self.current, self._latest, self._is_peeking = None, window, False
+        self.current = None
+        self._latest = window
+        self._is_peeking = False
         if self.history is not None and is_shown:
             self._look_for_writes(window)
             if window.stepped:
@@ -224,7 +230,8 @@ class Windows:
     def raise_problem(self) -> None:
         """UserError for what was found where none could be raised."""
         if self._problem is not None:
-            problem, self._problem = self._problem, None
+            problem = self._problem
+            self._problem = None
             raise UserError(problem)
 
     # Backward passes
@@ -359,7 +366,9 @@ class Windows:
         self._stepping.add(id(optimizer))
         window = self.current
         if window is not None and window.is_in_backward:
-            own = [p for group in optimizer.param_groups for p in group["params"]]
+            own: list[Tensor] = []
+            for group in optimizer.param_groups:
+                own += group["params"]
             if self.history is not None:
                 self.history.show_newest_of(own)
             window.stepped |= {id(parameter) for parameter in own}
@@ -389,6 +398,7 @@ class Windows:
             )
 
     def after_step(self, optimizer: Optimizer) -> None:
+        """An optimizer has written the newest weights, unless it has skipped its step."""
         self._stepping.discard(id(optimizer))
         found = getattr(optimizer, "found_inf", None)  # a fused optimizer skips a step by itself
         is_without_window = self._stepped_at.get(id(optimizer), 0) == self._serial

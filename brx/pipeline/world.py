@@ -8,36 +8,49 @@ from torch import Tensor
 
 T = TypeVar("T")
 Topic = str
-"""What a rank tells all others of: "stop-asked", "stop", "diverged", "failed", and how far it is
-with a checkpoint."""
+"""A subject on which ranks announce something to all others: "stop-asked", "stop", "diverged",
+"failed", and the progress of a checkpoint."""
 
 
 class Channel(Protocol):
-    """Tensors of one shape (B, S, D) between neighbouring devices in one direction, in the order of
-    the schedule."""
+    """Sends tensors (B, S, D) between neighbouring devices in one direction, in the order of the
+    schedule."""
 
-    def send(self, tensor: Tensor) -> None: ...  # starts to; B may be smaller
-    def wait_for_send(self) -> None: ...
-    def post_receive(
-        self,
-    ) -> None: ...  # so that the next tensor can arrive while this device computes
-    def receive(self) -> Tensor: ...  # waits for it
+    def send(self, tensor: Tensor) -> None:
+        """Begin to send a tensor. B may be smaller than usual."""
+
+    def wait_for_send(self) -> None:
+        """Wait until the last tensor is sent."""
+
+    def post_receive(self) -> None:
+        """Let the next tensor arrive while this device computes."""
+
+    def receive(self) -> Tensor:
+        """The next tensor; waits for it."""
+        ...
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The connections of a device to the ones before and behind it."""
+    """The connections of a device to the previous and the next one."""
 
-    activations: Channel  # the residual stream, from the previous device and to the next one
-    gradients: Channel  # its gradient, from the next device and to the previous one
+    activations: Channel
+    """The residual stream, from the previous device and to the next one."""
+    gradients: Channel
+    """The gradient of the residual stream, from the next device and to the previous one."""
 
 
 class World:
-    """The R processes of a run, one per device; here one that holds all stages, `DistributedWorld`
-    several."""
+    """The R processes of a run, one per device, as this one sees them. This class is a run with a
+    single process; `DistributedWorld` has several."""
 
-    rank, num_ranks = 0, 1  # r and R; rank 0 holds the first stages and does the writing
-    local_rank, num_local_ranks = 0, 1  # among those on the same machine
+    rank = 0
+    """r. Rank 0 has the first stages, and writes the run's files."""
+    num_ranks = 1
+    """R."""
+    local_rank = 0
+    """The number of this process among those on the same machine."""
+    num_local_ranks = 1
 
     def __init__(self) -> None:
         self._announced: dict[str, str] = {}
@@ -45,29 +58,29 @@ class World:
     def connect(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Neighbours | None:
-        """Connect to the neighbours for tensors of that shape and dtype; None where there are
+        """Connect to the neighbours, for tensors of a shape and data type; None if there are
         none."""
         return None
 
     def gather(self, value: T) -> list[T]:
-        """Everybody's value in order of rank, on rank 0; nothing elsewhere, and at once."""
+        """On rank 0: the values of all ranks, in order. Other ranks get an empty list, at once."""
         return [value]
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's value, everywhere."""
+        """The value of rank 0, on all ranks."""
         return value
 
     def barrier(self, *, patient: bool = False) -> None:
-        """Wait for all; `patient`: for hours if need be (while rank 0 prepares the data)."""
+        """Wait for all ranks; if `patient`, for hours (while rank 0 prepares the data)."""
 
     def announce(self, topic: Topic, message: str) -> None:
-        """Tell everybody: any rank that it was asked to stop, rank 0 after which iteration all do,
-        any rank of its divergence or other failure."""
+        """Tell all ranks. Any rank tells that it was asked to stop, that it has diverged or failed;
+        rank 0 tells after which iteration all ranks stop."""
         self._announced[topic] = message
 
     def announced(self, topic: Topic) -> str | None:
-        """What was announced, if it was; never waits for anybody."""
+        """The message that was announced under a topic; None if there is none yet. Never waits."""
         return self._announced.get(topic)
 
     def close(self) -> None:
-        """Part from the others, all at once."""
+        """Close the connections. All ranks have to call it."""

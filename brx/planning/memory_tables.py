@@ -128,8 +128,7 @@ def rank_notes(config: RunConfig, ranks: Sequence[RankMemory]) -> list[str]:
     if any(rank.checkpoint for rank in ranks):
         notes.append(
             "Checkpoint: one copy of all that is saved, from which a thread writes "
-            "(checkpoint.background), and the optimizer state of a stage once more while it is "
-            "copied."
+            "(checkpoint.background)."
         )
     if any(rank.communicators for rank in ranks):
         notes.append(

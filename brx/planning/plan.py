@@ -368,10 +368,8 @@ class _Rank:
     def _checkpoint_bytes(self, probe: _Probe | None) -> int:
         if not self.config.checkpoint.background:
             return 0
-        # While a stage is copied, its optimizer state is there once more.
-        twice = max(stage.moments + stage.rotation for stage in self.by_stage)
         older = 0 if probe is None else probe.older
-        return sum(stage.saved for stage in self.by_stage) + older + twice
+        return sum(stage.saved for stage in self.by_stage) + older
 
 
 def _with(moment: Moment, more: Mapping[str, int]) -> Moment:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from brx.config.schema import RunConfig
+from brx.model.checks import check_model_of
 from brx.planning.memory_tables import (
     matrices_of,
     overhead_texts,
@@ -13,7 +14,7 @@ from brx.planning.memory_tables import (
     stage_table,
 )
 from brx.planning.placement import fit_line
-from brx.planning.plan import plan_memory, planned_device_type
+from brx.planning.plan import RankMemory, plan_memory, planned_device_type
 from brx.planning.planned_run import PlannedRun, time_lines
 from brx.planning.rotation_cost import rotation_lines
 
@@ -32,14 +33,14 @@ def plan_report(run: PlannedRun) -> Report:
     """Memory by rank, whether it fits, operations and time.
 
     Raises:
-        UserError: the devices cannot run the configured delays.
+        UserError: the devices cannot run the configured delays, or a model of the user's own cannot
+            be trained in a pipeline.
     """
     config = run.config
-    device_type = planned_device_type(config)
-    ranks = plan_memory(config, device_type)
+    ranks = _planned(config)
     lines = rank_notes(config, ranks)
     if run.memory is not None:
-        lines.append(fit_line(config, ranks, device_type, run.memory))
+        lines.append(fit_line(config, ranks, planned_device_type(config), run.memory))
     lines += [*time_lines(run), *rotation_lines(config)]
     return Report([rank_table(config, ranks, run.memory)], lines)
 
@@ -48,9 +49,15 @@ def memory_report(config: RunConfig) -> Report:
     """Memory beyond Adam's moments by matrix, then all memory by stage and by rank.
 
     Raises:
-        UserError: the devices cannot run the configured delays.
+        UserError: as for `plan_report`.
     """
-    ranks = plan_memory(config, planned_device_type(config))
+    ranks = _planned(config)
     overhead = overhead_texts(matrices_of(config), {})
     tables = [overhead, stage_table(config, ranks), rank_table(config, ranks)]
     return Report(tables, rank_notes(config, ranks))
+
+
+def _planned(config: RunConfig) -> list[RankMemory]:
+    """The memory of every rank. What a training would refuse of the model is refused first."""
+    check_model_of(config)
+    return plan_memory(config, planned_device_type(config))

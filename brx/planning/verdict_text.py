@@ -352,7 +352,7 @@ def units_line(run: PlannedRun | None) -> str:
     has_links = run is not None and run.bandwidth is not None
     transfers = "transfers beside the computation" if has_links else "transfers that take no time"
     return (
-        "Time is that to the loss, relative to the fastest synchronous option. Assumed: equal "
-        f"examples per update, {stages}, synchronous updates not overlapped with passes, "
+        "Times are those to reach the loss, relative to the fastest synchronous option. Assumed: "
+        f"equal examples per update, {stages}, synchronous updates not overlapped with passes, "
         f"{transfers}."
     )

@@ -28,8 +28,8 @@ from brx.runs.metrics import read_staleness
 
 NUM_TARGETS = 40
 SMOOTHED = 5  # measurements of staleness in a mean
-# Entries of a legend: more take longer to draw than the curves, and nobody reads them.
-MOST_LABELS = 40
+# Entries of a legend: more do not fit under the panel, and take longer to draw than the curves.
+MOST_LABELS = 20
 
 
 def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) -> list[Path]:

@@ -2,8 +2,9 @@
 eigenvector."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -40,49 +41,37 @@ from brx.plot.style import (
 )
 from brx.runs.slowdown import geometric_mean
 
-BESIDE = (
-    0.2  # how far the points of two coordinates or directions are from the middle of their place
-)
+# Distance of the points of the original coordinates (left) and the rotated ones (right) from the
+# tick of their method.
+BESIDE = 0.2
 SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
 MARKERS = "osD^v<>P*X"
 BARS = "Bars: 95 % intervals."
 FEWEST_POINTS = 3  # slowdowns that are worth a panel
-MOST_PARTS = 3  # of a delay profile that is told in words
+MOST_PARTS = 3  # a delay profile of more parts is not put into words
 NORM_LABEL = "Hessian (1,1)-norm / parameter"
 PREDICTORS = {"tau": "effective delay tau' (updates)", "product": "tau' x (1,1)-norm / parameter"}
 """Columns of `profile_points`, each with the label of its axis."""
-TITLES = {
+TITLES = {  # by direction
     "dominant": "along the dominant eigenvector",
     "random": "along a random orthogonal direction",
 }
 
 
 def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
-    """The (1,1)-norm per parameter in both coordinates, with 95 % intervals; seeds of a run are
-    next to each other."""
+    """Draw the (1,1)-norm per parameter in both coordinates, with 95 % intervals.
+
+    A tick is a method at a number of stages; its seeds are next to each other. `path` is without
+    suffix. Returns the files written."""
     kinds = by_method_and_depth(results)
     with new_figure(width=max(COLUMN_WIDTH_IN, 1.0 * len(kinds) + 0.8)) as figure:
         axes = figure.subplots()
         for place, of_seeds in enumerate(kinds.values()):
             for space, center in zip(SPACES, (place - BESIDE, place + BESIDE), strict=True):
-                alike = [result for result in of_seeds if result.space == space]
-                for index, result in enumerate(alike):
-                    look = look_of(result.method)
-                    face = "white" if space == "original" else look.color
-                    x = center + 0.1 * (index - (len(alike) - 1) / 2)
-                    draw_points(
-                        axes, x, result.normalized, result.interval, look, markerfacecolor=face
-                    )
+                _draw_seeds(axes, [one for one in of_seeds if one.space == space], center)
         for space, face in zip(SPACES, ("white", "black"), strict=True):
-            axes.plot(
-                [],
-                [],
-                marker="o",
-                color="black",
-                markerfacecolor=face,
-                linestyle="none",
-                label=space,
-            )
+            style: dict[str, Any] = {"markerfacecolor": face, "linestyle": "none", "label": space}
+            axes.plot([], [], marker="o", color="black", **style)
         labels = [f"{look_of(method).label}\nP = {num_stages}" for method, num_stages in kinds]
         axes.set_xticks(range(len(kinds)), labels)
         axes.set_xlim(-0.5, len(kinds) - 0.5)
@@ -92,20 +81,27 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
             title="coordinates", title_fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5)
         )
         details = {"norms": norm_table(results).to_dict("records")}
-        return save(
-            figure,
-            path,
-            f"{NORM_TITLE}. {BARS}",
-            command="brx hessian-norm RUNS --measured",
-            details=details,
-        )
+        command = "brx hessian-norm RUNS --measured"
+        return save(figure, path, f"{NORM_TITLE}. {BARS}", command=command, details=details)
+
+
+def _draw_seeds(axes: Axes, alike: Sequence[NormResult], center: float) -> None:
+    """Norms of one method in the same coordinates, around an x; hollow in the original ones."""
+    for index, result in enumerate(alike):
+        look = look_of(result.method)
+        face = "white" if result.space == "original" else look.color
+        x = center + 0.1 * (index - (len(alike) - 1) / 2)
+        draw_points(axes, x, result.normalized, result.interval, look, markerfacecolor=face)
 
 
 def draw_strategy_norms(
     results: Sequence[NormResult], delays: StrategySlowdowns | None, path: Path
 ) -> list[Path]:
-    """Norms by coordinates with 95 % intervals, or the range of seeds; a second panel has slowdowns
-    against norms, if they are given."""
+    """Draw the norms in the coordinates of each strategy, and in a second panel the slowdowns
+    against the norms, if `delays` are given.
+
+    Bars are 95 % intervals, or the range of several seeds. `path` is without suffix. Returns the
+    files written."""
     columns = 2 if delays else 1
     with new_figure(width=3.4, height=3.1, columns=columns) as figure:
         left, *right = figure.subplots(1, columns, squeeze=False)[0]
@@ -114,172 +110,160 @@ def draw_strategy_norms(
             _draw_slowdown_by_norm(right[0], results, delays)
         details = {"norms": strategy_table(results, delays).to_dict("records")}
         caption = f"{NORM_TITLE}. {BARS[:-1]}, of several seeds their range."
-        return save(
-            figure,
-            path,
-            caption,
-            command="brx hessian-norm RUNS --strategies --measured",
-            details=details,
-        )
+        command = "brx hessian-norm RUNS --strategies --measured"
+        return save(figure, path, caption, command=command, details=details)
 
 
 def _draw_norms_by_strategy(axes: Axes, results: Sequence[NormResult]) -> None:
+    """A line per method and number of stages over the coordinates."""
     kinds = by_method_and_depth(results)
     for index, ((method, num_stages), of_seeds) in enumerate(kinds.items()):
-        by_space = {
-            space: [result for result in of_seeds if result.space == space]
-            for space in STRATEGY_SPACES
-        }
-        norms = pd.DataFrame(
-            {
-                place: _over_seeds(by_space[space])
-                for place, space in enumerate(STRATEGY_SPACES)
-                if by_space[space]
-            },
-            index=["mean", "low", "high"],
-        ).T
+        norms = {}
+        for place, space in enumerate(STRATEGY_SPACES):
+            alike = [result for result in of_seeds if result.space == space]
+            if alike:
+                norms[place] = _over_seeds(alike)
+        table = pd.DataFrame(norms, index=["mean", "low", "high"]).T
         look = look_of(method)
         draw_points(
             axes,
-            norms.index + 0.12 * (index - (len(kinds) - 1) / 2),
-            norms["mean"],
-            (norms["low"], norms["high"]),
+            table.index + 0.12 * (index - (len(kinds) - 1) / 2),
+            table["mean"],
+            (table["low"], table["high"]),
             look,
             linestyle=line_style(is_delayed=num_stages > 1),
             marker=MARKERS[index % 5],
             linewidth=0.8,
             label=f"weights of {look.label}, P = {num_stages}",
         )
-    axes.set_xticks(
-        range(len(STRATEGY_SPACES)), [space.replace("-", "\n") for space in STRATEGY_SPACES]
-    )
+    names = [space.replace("-", "\n") for space in STRATEGY_SPACES]
+    axes.set_xticks(range(len(STRATEGY_SPACES)), names)
     factor_axis(axes)
     axes.set(ylabel=NORM_LABEL, title="norm in each strategy's coordinates")
     legend_below(axes)
 
 
 def _over_seeds(of_seeds: Sequence[NormResult]) -> tuple[float, float, float]:
-    """The geometric mean per parameter, and the range; of one seed the interval of its estimate."""
+    """The geometric mean per parameter, and the range over seeds; of one seed, its norm and
+    interval."""
     norms = [result.normalized for result in of_seeds]
-    return (
-        (norms[0], *of_seeds[0].interval)
-        if len(norms) == 1
-        else (geometric_mean(norms), min(norms), max(norms))
-    )
+    if len(norms) == 1:
+        low, high = of_seeds[0].interval
+        return norms[0], low, high
+    return geometric_mean(norms), min(norms), max(norms)
 
 
 def _draw_slowdown_by_norm(
     axes: Axes, results: Sequence[NormResult], delays: StrategySlowdowns
 ) -> None:
-    """The norm's share of the original one, the mean of the runs in the logarithm, against the
-    slowdown."""
+    """A point per strategy: its slowdown, against its norm divided by the one in the original
+    coordinates (geometric mean over the runs)."""
     for space, row in delays.items():
-        shares = [
-            shares_of_original(result, results) for result in results if result.space == space
-        ]
-        known = [share for share, *_ in filter(None, shares)]
-        if not known or pd.isna(row["ratio"]):  # NaN: the reference never reaches the target
+        shares = []
+        for result in results:
+            if result.space == space and (of_result := shares_of_original(result, results)):
+                shares.append(of_result[0])
+        # NaN: the reference never reaches the target.
+        if not shares or pd.isna(row["ratio"]):
             continue
-        look, point = look_of(VARIANT_OF_SPACE[space]), (geometric_mean(known), row["ratio"])
-        marker = "^" if row["is_censored"] else look.marker
+        is_bound = row["is_censored"]
+        look = look_of(VARIANT_OF_SPACE[space])
+        point = geometric_mean(shares), row["ratio"]
         draw_points(
             axes,
             *point,
             (row["low"], row["high"]),
             look,
-            marker=marker,
+            marker="^" if is_bound else look.marker,
             markersize=5,
             linestyle="-",
         )
-        name = space.replace("-", "/") + (" (more)" if row["is_censored"] else "")
+        name = space.replace("-", "/")
+        if is_bound:
+            name += " (more)"
         # The points of the two sources are close: label them on different sides.
-        side, beside = ("right", -5) if space.startswith("2nd") else ("left", 5)
+        side, offset = ("right", -5) if space.startswith("2nd") else ("left", 5)
         axes.annotate(
-            name, point, xytext=(beside, 4), textcoords="offset points", ha=side, fontsize=7
+            name, point, xytext=(offset, 4), textcoords="offset points", ha=side, fontsize=7
         )
     axes.axhline(1.0, color="black", linewidth=0.5)
     factor_axis(axes)
     axes.margins(x=0.4, y=0.15)
     axes.set(
-        xlabel="norm / that in original coordinates", ylabel=f"slowdown at P = {stages_of(delays)}"
+        xlabel="norm / that in original coordinates",
+        ylabel=f"slowdown at P = {stages_of(delays)}",
+        title="and what delay costs the strategy",
     )
-    axes.set_title("and what delay costs the strategy")
 
 
 def draw_effective_delay(
     curves: Sequence[tuple[NormResult, list[EffectiveDelay]]], points: pd.DataFrame, path: Path
 ) -> list[Path]:
-    """tau' as a share of the largest delay against P, by run, and measured slowdowns against
-    tau', where there are enough of them to show anything."""
+    """Draw tau' as a share of the largest delay against P, and measured slowdowns against tau'.
+
+    `curves` has each run's measurement with its tau' by P; `points` are rows of `profile_points`,
+    drawn from FEWEST_POINTS on. `path` is without suffix. Returns the files written."""
     shown = points if len(points) >= FEWEST_POINTS else points.iloc[:0]
     columns = 2 if len(shown) else 1
     with new_figure(height=3.6, columns=columns) as figure:
         left, *right = figure.subplots(1, columns, squeeze=False)[0]
         _draw_delays(left, curves)
+        caption = "Effective delay as a share of the largest (bars: standard error)."
         if right:
             _draw_profile_points(right[0], shown, "tau")
             _name_profiles(right[0], shown)
             right[0].set(xlabel="effective delay $\\tau'$", ylabel="slowdown in iterations")
             legend_below(right[0])
-        of_runs = [
-            f"{_label(result)} coordinates: "
-            + ", ".join(
-                f"P = {point.num_stages}: {point.delay:.3g} +- {point.standard_error:.2g}"
-                for point in delays
-            )
-            for result, delays in curves
-        ]
-        caption = "Effective delay as a share of the largest (bars: standard error)."
-        if right:
             caption = f"{caption[:-1]}, and slowdowns against it."
         details = {
-            "effective delays": of_runs,
+            "effective delays": [_delays_text(result, delays) for result, delays in curves],
             "slowdowns": profile_table(points).to_dict("records"),
         }
         return save(figure, path, caption, command="brx effective-delay RUNS", details=details)
 
 
-def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDelay]]]) -> None:
-    rows = [
-        (
-            _label(result),
-            result,
-            one.num_stages,
-            one.delay / one.largest,
-            one.standard_error / one.largest,
-        )
-        for result, delays in curves
-        for one in delays
-        if one.num_stages > 1
+def _delays_text(result: NormResult, delays: Sequence[EffectiveDelay]) -> str:
+    """A run's tau' with its standard error, for each P."""
+    texts = [
+        f"P = {point.num_stages}: {point.delay:.3g} +- {point.standard_error:.2g}"
+        for point in delays
     ]
+    return f"{_label(result)} coordinates: {', '.join(texts)}"
+
+
+def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDelay]]]) -> None:
+    """A line per run over P, the mean where several runs have one label."""
+    rows = []
+    for result, delays in curves:
+        for one in delays:
+            if one.num_stages > 1:
+                share = one.delay / one.largest
+                error = one.standard_error / one.largest
+                rows.append((_label(result), result, one.num_stages, share, error))
     table = pd.DataFrame(rows, columns=["label", "result", "P", "share", "error"])
     stages = sorted(table["P"].unique())
     equal = [uniform_effective_delay(count) / (count - 1) for count in stages]
     axes.plot(stages, equal, color="black", linewidth=0.8, linestyle=":", label="equal stages")
     for label, of_label in table.groupby("label", sort=False):
-        result: NormResult = of_label["result"].iloc[0]
+        first: NormResult = of_label["result"].iloc[0]
         by_stages = of_label.groupby("P")
         shares = by_stages["share"].mean()
-        look = look_of(result.method)
+        # Over seeds; the estimate's own error where there is one seed.
+        errors = by_stages["share"].sem().fillna(by_stages["error"].mean())
+        look = look_of(first.method)
         axes.errorbar(
             shares.index,
             shares,
-            yerr=by_stages["share"]
-            .sem()
-            .fillna(by_stages["error"].mean()),  # over seeds; of one, its estimate's
+            yerr=errors,
             color=look.color,
             marker=look.marker,
             markersize=3,
-            linestyle=SPACE_LINES[result.space],
-            alpha=0.4 if result.num_stages == 1 else 1.0,
+            linestyle=SPACE_LINES[first.space],
+            alpha=0.4 if first.num_stages == 1 else 1.0,
             label=label,
         )
-    axes.set(
-        xlabel="stages P",
-        ylabel="effective delay $\\tau'$ / (P - 1)",
-        xticks=stages,
-        ylim=(0.0, 1.0),
-    )
+    axes.set(xlabel="stages P", ylabel="effective delay $\\tau'$ / (P - 1)", xticks=stages)
+    axes.set_ylim(0.0, 1.0)
     if len(table):
         low, high = table["share"].min(), table["share"].max()
         axes.set_title(f"effective delay: {low:.0%} to {high:.0%} of the largest")
@@ -291,23 +275,27 @@ def _label(result: NormResult) -> str:
 
 
 def draw_profiles(points: pd.DataFrame, path: Path) -> list[Path]:
-    """A panel per predictor; colours are methods, markers are profiles, bars are 95 % intervals."""
+    """Draw slowdowns under delay profiles, a panel per predictor of PREDICTORS.
+
+    `points` are rows of `profile_points`. Colours are methods, markers are profiles, bars are 95 %
+    intervals. `path` is without suffix. Returns the files written."""
     methods = dict(iter(points.groupby("method", sort=False)))
     groups = {look_of(method).label: of_method for method, of_method in methods.items()}
-    groups |= {"all": points} if len(methods) > 1 else {}
+    if len(methods) > 1:
+        groups["all"] = points
     with new_figure(columns=2, height=2.8) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         lines = []
         for axes, (predictor, title) in zip(panels, PREDICTORS.items(), strict=True):
             _draw_profile_points(axes, points, predictor)
             axes.set_xlabel(title.replace("tau'", "$\\tau'$"))
-            known = {name: rank_correlation(members, predictor) for name, members in groups.items()}
-            correlations = ", ".join(
-                f"{name} {correlation:.2f}" for name, correlation in known.items()
-            )
-            of_all = list(known.values())[-1]
-            axes.set_title(f"rank correlation with the slowdown: {of_all:.2f}")
-            lines.append(f"Spearman correlation with {title}: {correlations}.")
+            texts = []
+            for name, members in groups.items():
+                correlation = rank_correlation(members, predictor)
+                texts.append(f"{name} {correlation:.2f}")
+            # The last group is all of the points.
+            axes.set_title(f"rank correlation with the slowdown: {correlation:.2f}")
+            lines.append(f"Spearman correlation with {title}: {', '.join(texts)}.")
         panels[0].set_ylabel("slowdown in iterations")
         _name_profiles(panels[1], points)
         figure.legend(
@@ -337,11 +325,13 @@ def profile_words(profile: str) -> str:
 
 
 def _markers_of(points: pd.DataFrame) -> dict[str, str]:
-    return dict(zip(points["profile"].unique(), MARKERS * len(points), strict=False))
+    """By profile; from the eleventh on they repeat."""
+    profiles = points["profile"].unique()
+    return {profile: MARKERS[index % len(MARKERS)] for index, profile in enumerate(profiles)}
 
 
 def _name_profiles(axes: Axes, points: pd.DataFrame) -> None:
-    """What a legend will say of markers and colours."""
+    """Put markers (profiles) and colours (methods) into the legend, with empty lines."""
     for profile, marker in _markers_of(points).items():
         label = profile_words(profile)
         axes.plot([], [], color="black", marker=marker, markersize=4, linestyle="none", label=label)
@@ -353,14 +343,12 @@ def _draw_profile_points(axes: Axes, points: pd.DataFrame, predictor: str) -> No
     markers = _markers_of(points)
     # Without a ratio, the reference never reaches the loss.
     for point in points[points["ratio"] > 0].to_dict("records"):
-        ratio, low, high, is_bound = (point[key] for key in ("ratio", "low", "high", "is_censored"))
-        # A bound has no interval: the length of its arrow says nothing.
-        arrow = (
-            {"lolims": True, "yerr": 0.15 * ratio}
-            if is_bound and not low > 0
-            else {"lolims": is_bound}
-        )
-        style = {"marker": markers[point["profile"]], "elinewidth": 0.8, **arrow}
+        ratio, low, high = point["ratio"], point["low"], point["high"]
+        is_bound = point["is_censored"]
+        style = {"marker": markers[point["profile"]], "elinewidth": 0.8, "lolims": is_bound}
+        if is_bound and not low > 0:
+            # A bound has no interval: the length of its arrow says nothing.
+            style |= {"lolims": True, "yerr": 0.15 * ratio}
         draw_points(axes, point[predictor], ratio, (low, high), look_of(point["method"]), **style)
     axes.axhline(1.0, color="black", linewidth=0.5)
     factor_axis(axes)
@@ -368,87 +356,86 @@ def _draw_profile_points(axes: Axes, points: pd.DataFrame, predictor: str) -> No
 
 
 def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
-    """A row per P: projections of one checkpoint per method on both directions, and the variances
-    of all."""
+    """Draw the updates along the two directions, a row per P.
+
+    The first two panels have the projections of one checkpoint per method (`representative`), the
+    third the variances of all checkpoints. `path` is without suffix. Returns the files written."""
     stages = sorted({result.num_stages for result in results})
     with new_figure(width=2.6, height=0.9 + 1.5 * len(stages), columns=3) as figure:
         rows = figure.subplots(
             len(stages), 3, squeeze=False, sharey="col", width_ratios=(1, 1, 0.75)
         )
         for row, num_stages in zip(rows, stages, strict=True):
-            alike = [result for result in results if result.num_stages == num_stages]
-            methods = {
-                one.method: [other for other in alike if other.method == one.method]
-                for one in alike
-            }
-            shown = [representative(of_method) for of_method in methods.values()]
-            for axes, direction in zip(row, DIRECTIONS, strict=False):
-                for result in shown:
-                    look, projections = (
-                        look_of(result.method),
-                        getattr(result, direction).projections,
-                    )
-                    axes.plot(
-                        range(1, len(projections) + 1),
-                        projections,
-                        color=look.color,
-                        lw=1.0,
-                        label=look.label,
-                    )
-                axes.axhline(0.0, color="black", linewidth=0.5)
-                axes.ticklabel_format(axis="y", scilimits=(-2, 3))
-            _draw_variances(row[2], methods)
-            row[0].set_ylabel(f"P = {num_stages}\nprojection of the update")
-            eigenvalues = (f"{look_of(one.method).label} {one.eigenvalue:.2g}" for one in shown)
-            row[0].set_title(f"{TITLES['dominant']}\n(eigenvalue: {', '.join(eigenvalues)})")
+            by_method: dict[str, list[Oscillation]] = {}
+            for result in results:
+                if result.num_stages == num_stages:
+                    by_method.setdefault(result.method, []).append(result)
+            _draw_oscillation_row(row, num_stages, by_method)
         rows[0, 1].set_title(TITLES["random"])
         rows[0, 2].set_title("variance (hollow: random)")
         for axes in rows[-1][:2]:
             axes.set_xlabel("iterations after the checkpoint")
-        lines = {
-            line.get_label(): line for row in rows for line in row[0].get_legend_handles_labels()[0]
-        }
+        lines = {}
+        for row in rows:
+            for line in row[0].get_legend_handles_labels()[0]:
+                lines[line.get_label()] = line
         figure.legend(handles=list(lines.values()), loc="outside lower center", ncols=len(lines))
         caption = (
             "Projections of the updates w(t) - w(t - 1), trained on from a checkpoint on the way "
-            "(of a method's first"
-            " seed, the middle one), and their variances. Filled: along the dominant eigenvector, "
-            "hollow: along the"
-            " random direction; a point per checkpoint and seed, a bar and the number: geometric "
-            "mean."
+            "(of a method's first seed, the middle one), and their variances. Filled: along the "
+            "dominant eigenvector, hollow: along the random direction; a point per checkpoint and "
+            "seed, a bar and the number: geometric mean."
         )
-        checkpoint = "{0.run}, iteration {0.iteration}, eigenvalue {0.eigenvalue:.4g}".format
-        form = (
-            "sign changes {0.sign_changes:.0%}, variance {0.variance:.3g}, share of the "
-            "updates' squared norms"
-        )
-        along = f"{form} {{0.share:.2g}}".format
-        details = {
-            checkpoint(result): {
-                title: along(getattr(result, direction)) for direction, title in TITLES.items()
-            }
-            for result in results
-        }
-        return save(
-            figure, path, caption, command="brx oscillation RUNS --measured", details=details
-        )
+        details = dict(_oscillation_texts(result) for result in results)
+        command = "brx oscillation RUNS --measured"
+        return save(figure, path, caption, command=command, details=details)
 
 
-def _draw_variances(axes: Axes, methods: dict[str, list[Oscillation]]) -> None:
+def _draw_oscillation_row(
+    row: Sequence[Axes], num_stages: int, by_method: Mapping[str, Sequence[Oscillation]]
+) -> None:
+    """The three panels of one P."""
+    shown = [representative(of_method) for of_method in by_method.values()]
+    for axes, direction in zip(row[:2], DIRECTIONS, strict=True):
+        for result in shown:
+            look = look_of(result.method)
+            projections = getattr(result, direction).projections
+            iterations = range(1, len(projections) + 1)
+            axes.plot(iterations, projections, color=look.color, lw=1.0, label=look.label)
+        axes.axhline(0.0, color="black", linewidth=0.5)
+        axes.ticklabel_format(axis="y", scilimits=(-2, 3))
+    _draw_variances(row[2], by_method)
+    row[0].set_ylabel(f"P = {num_stages}\nprojection of the update")
+    eigenvalues = [f"{look_of(one.method).label} {one.eigenvalue:.2g}" for one in shown]
+    row[0].set_title(f"{TITLES['dominant']}\n(eigenvalue: {', '.join(eigenvalues)})")
+
+
+def _oscillation_texts(result: Oscillation) -> tuple[str, dict[str, str]]:
+    """The checkpoint, and what was measured along each direction."""
+    checkpoint = f"{result.run}, iteration {result.iteration}, eigenvalue {result.eigenvalue:.4g}"
+    texts = {}
+    for direction, title in TITLES.items():
+        track = getattr(result, direction)
+        texts[title] = (
+            f"sign changes {track.sign_changes:.0%}, variance {track.variance:.3g}, "
+            f"share of the updates' squared norms {track.share:.2g}"
+        )
+    return checkpoint, texts
+
+
+def _draw_variances(axes: Axes, by_method: Mapping[str, Sequence[Oscillation]]) -> None:
     """Filled along the dominant eigenvector, hollow along the random one; a bar at the geometric
     mean of several."""
-    for index, (method, results) in enumerate(methods.items()):
+    for index, (method, results) in enumerate(by_method.items()):
         _, color, marker = look_of(method)
-        for direction, face, beside in zip(
-            DIRECTIONS, (color, "white"), (-0.15, 0.15), strict=True
+        dominant = [result.dominant.variance for result in results]
+        random = [result.random.variance for result in results]
+        for x, face, variances in (
+            (index - 0.15, color, dominant),
+            (index + 0.15, "white", random),
         ):
-            variances, x = (
-                [getattr(result, direction).variance for result in results],
-                index + beside,
-            )
-            axes.plot(
-                [x] * len(variances), variances, marker, color=color, markerfacecolor=face, ms=5
-            )
+            style: dict[str, Any] = {"color": color, "markerfacecolor": face, "ms": 5}
+            axes.plot([x] * len(variances), variances, marker, **style)
             mean = geometric_mean(variances)
             if len(variances) > 1:
                 axes.hlines(mean, x - 0.12, x + 0.12, color="black", linewidth=1.2)
@@ -462,7 +449,6 @@ def _draw_variances(axes: Axes, methods: dict[str, list[Oscillation]]) -> None:
             )
     axes.set_yscale("log")
     axes.margins(x=0.3, y=0.2)
-    axes.set_xticks(
-        range(len(methods)), [look_of(method).label.replace(" ", "\n") for method in methods]
-    )
+    labels = [look_of(method).label.replace(" ", "\n") for method in by_method]
+    axes.set_xticks(range(len(by_method)), labels)
     axes.grid(visible=False, axis="x")

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
+from numpy.typing import NDArray
 
 from brx.files import replacing, write_json, write_text
 from brx.names import figure_label
@@ -206,9 +207,13 @@ def finish_panel(
 def thin(losses: pd.DataFrame, most: int = 300) -> pd.DataFrame:
     """Evenly spread rows, both ends among them: 300 points resolve means over 2 % of a run
     sixfold."""
-    return losses.iloc[
-        np.unique(np.linspace(0, len(losses) - 1, min(len(losses), most)).astype(int))
-    ]
+    return losses.iloc[thin_rows(len(losses), most)]
+
+
+def thin_rows(num_rows: int, most: int) -> NDArray[np.intp]:
+    """At most `most` evenly spread indices of `num_rows`, both ends among them."""
+    spread = np.linspace(0, num_rows - 1, min(num_rows, most))
+    return np.unique(spread.astype(np.intp))
 
 
 def save(
@@ -230,17 +235,16 @@ def save(
     ]
     if layout := figure.get_layout_engine():  # laid out once, for all formats alike
         layout.execute(figure)
-        figure.set_layout_engine("none")
+        with mpl.rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
+            figure.set_layout_engine(None)  # "none" keeps one, for which savefig draws twice
     for target, nothing in zip(files, ("Software", "CreationDate", "Date"), strict=False):
         form, buffer = target.suffix[1:], BytesIO()
         # No date in the file: the same runs give the same bytes.
         figure.savefig(buffer, format=form, dpi=DPI, metadata={nothing: None})
         # Two digits behind the point are a hundredth of a pixel; matplotlib writes six.
-        content = (
-            buffer.getvalue()
-            if form != "svg"
-            else re.sub(rb"(\.\d\d)\d+", rb"\1", buffer.getvalue())
-        )
+        content = buffer.getvalue()
+        if form == "svg":
+            content = re.sub(rb"(?<=\.\d\d)\d+", b"", content)
         with replacing(target) as file:
             file.write(content)
     write_text(files[3], caption.rstrip() + "\n" + (f"Drawn by: {command}\n" if command else ""))

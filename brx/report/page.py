@@ -33,7 +33,7 @@ from brx.paper.figures import FIGURES, PANEL_IN, draw_paper_figure
 from brx.paper.scales import Experiments
 from brx.paper.tables import TABLES
 from brx.plot.any_runs import draw_curves
-from brx.plot.style import METHOD_LOOKS, method_colors, sequence_color, thin
+from brx.plot.style import METHOD_LOOKS, method_colors, sequence_color, thin_rows
 from brx.readers import read_json
 from brx.runs.comparison import compare
 from brx.runs.folder import trajectory_of
@@ -326,13 +326,15 @@ def provenance(runs: pd.DataFrame) -> list[tuple[str, list[str]]]:
     how many have it."""
     dates = runs["finished_at"].dropna().sort_values().tolist() if "finished_at" in runs else []
 
-    def versions(run: pd.Series) -> str:
-        known = run.filter(like="versions.").dropna()
-        return ", ".join(
-            f"{key.removeprefix('versions.')} {version}" for key, version in known.items()
-        )
+    # Dictionaries: pandas takes tens of microseconds for each value of a row.
+    rows = runs.to_dict("records")
+    version_columns = [key for key in runs.columns if "versions." in key]
 
-    def device(run: pd.Series) -> str:
+    def versions(run: dict[str, Any]) -> str:
+        known = [key for key in version_columns if _is_known(run[key])]
+        return ", ".join(f"{key.removeprefix('versions.')} {run[key]}" for key in known)
+
+    def device(run: dict[str, Any]) -> str:
         is_known = pd.notna(run.get("device.type"))
         return (
             f"{run['device.type']} ({run['device.name']}), threads: {run['device.threads']:g}"
@@ -340,31 +342,37 @@ def provenance(runs: pd.DataFrame) -> list[tuple[str, list[str]]]:
             else ""
         )
 
-    def data(run: pd.Series) -> str:
+    def data(run: dict[str, Any]) -> str:
         fingerprint = "unknown" if pd.isna(run["data_fingerprint"]) else run["data_fingerprint"]
         return f"{run['data.source']}, tokenizer {run['data.tokenizer']}, fingerprint {fingerprint}"
 
     return [
-        ("Runs", _counted(runs, lambda run: run["status"])),
+        ("Runs", _counted(rows, lambda run: run["status"])),
         ("Ended", [f"{dates[0]} to {dates[-1]}"] if dates else []),
         (
             "Training time",
             [f"{duration(runs['seconds'].sum())} in all, without validations and checkpoints"],
         ),
-        ("Versions", _counted(runs, versions)),
-        ("Git commits", _counted(runs, lambda run: run.get("git_commit"))),
-        ("Devices", _counted(runs, device)),
-        ("Data", _counted(runs, data)),
-        ("Models", _counted(runs, lambda run: run["architecture"])),
+        ("Versions", _counted(rows, versions)),
+        ("Git commits", _counted(rows, lambda run: run.get("git_commit"))),
+        ("Devices", _counted(rows, device)),
+        ("Data", _counted(rows, data)),
+        ("Models", _counted(rows, lambda run: run["architecture"])),
         ("This page", [f"brx {brx.__version__}, git commit {git_commit() or 'unknown'}"]),
     ]
 
 
+def _is_known(value: Any) -> bool:
+    """Whether a value of a frame is neither None nor NaN."""
+    return value is not None and value == value
+
+
 def _counted(
-    runs: pd.DataFrame, text: Callable[[pd.Series], object]
+    runs: list[dict[str, Any]],
+    text: Callable[[dict[str, Any]], object],
 ) -> list[str]:  # the most frequent first
     texts = (
-        pd.Series([text(run) for _, run in runs.iterrows()], dtype=object)
+        pd.Series([text(run) for run in runs], dtype=object)
         .fillna("unknown")
         .replace("", "unknown")
     )
@@ -396,10 +404,29 @@ def run_entries(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[dict[str, Any]
         variant: DASHES[place % len(DASHES)]
         for variant, place in zip(variants, places, strict=True)
     }
-    return [
-        _entry(run, run.name in chosen.index, dashes[run["variant"]])
-        for _, run in ordered.iterrows()
-    ]
+    texts: dict[str, str] = {}
+    entries = []
+    # Dictionaries: pandas takes tens of microseconds for each value of a row.
+    for path, row in zip(ordered.index, ordered.to_dict("records"), strict=True):
+        read = read_run(Path(str(path)))
+        settings = _settings_text(read, texts)
+        entries.append(_entry(row, read, settings, path in chosen.index, dashes[row["variant"]]))
+    return entries
+
+
+def _settings_text(
+    run: Run,
+    texts: dict[str, str],  # sections that have been written already, by their content
+) -> str:
+    """The settings that are no defaults, as YAML. Most sections are equal in many runs, and PyYAML
+    takes milliseconds for those of one."""
+    text = ""
+    for section, values in trajectory_of(run.config, with_defaults=False).items():
+        content = f"{section} {values!r}"
+        if content not in texts:
+            texts[content] = dump_yaml({section: values})
+        text += texts[content]
+    return text
 
 
 def comparable_selection(chosen: pd.DataFrame) -> dict[str, str]:
@@ -466,46 +493,46 @@ def _text(value: float) -> str:
     return str(int(value)) if value == int(value) else f"{value:g}"
 
 
-def _entry(run: pd.Series, is_chosen: bool, dash: str) -> dict[str, Any]:
-    ordered = {name: _text(run[column]) for name, (_, column) in ORDERED.items()}
-    read = read_run(Path(str(run.name)))
-    losses = {f"{name} loss": f"{run[f'{name}_loss']:.3f}" for name in ("train", "val")}
-    numbers = losses | {"minutes": f"{run['seconds'] / 60:.1f}"}
+def _entry(
+    row: dict[str, Any], run: Run, settings: str, is_chosen: bool, dash: str
+) -> dict[str, Any]:
+    ordered = {name: _text(row[column]) for name, (_, column) in ORDERED.items()}
+    losses = {f"{name} loss": f"{row[f'{name}_loss']:.3f}" for name in ("train", "val")}
+    numbers = losses | {"minutes": f"{row['seconds'] / 60:.1f}"}
     return {
-        "name": run["name"],
+        "name": row["name"],
         "facets": {
-            "method": run["variant"],
+            "method": row["variant"],
             **ordered,
-            "model": run["architecture"],
-            "data": run["origin"],
+            "model": row["architecture"],
+            "data": row["origin"],
         },
         "is_chosen": is_chosen,  # its learning rate is the best of those tried
-        "status": run["status"],
+        "status": row["status"],
         "dash": dash,
         # The numbers of the run's row in the table, by heading.
         "numbers": {
             name: text if np.isfinite(float(text)) else "-" for name, text in numbers.items()
         },
-        "settings": dump_yaml(trajectory_of(read.config, with_defaults=False)),
-        "curves": _curves(read),
+        "settings": settings,
+        "curves": _curves(run),
     }
 
 
 def _curves(run: Run) -> dict[str, list[float | None]]:
     """Series for the chart, rounded; null where a loss is not finite: JSON knows no such
     numbers."""
-    smoothed = pd.Series(run.smoothed, run.iterations[run.centres])
-    shown = {
-        "train": thin(smoothed, MOST_POINTS),
-        "val": pd.Series(run.val_loss, run.val_iterations),
+    iterations = run.iterations[run.centres]
+    shown = thin_rows(len(iterations), MOST_POINTS)
+    series = {
+        ("", "train"): (iterations[shown], run.smoothed[shown]),
+        ("val_", "val"): (run.val_iterations, run.val_loss),
     }
     chart: dict[str, list[float | None]] = {}
-    for name, loss in shown.items():
-        prefix = "val_" if name == "val" else ""
-        iterations = loss.index.to_numpy()
-        chart[f"{prefix}iterations"] = iterations.astype(int).tolist()
-        chart[f"{prefix}minutes"] = _rounded(_minutes_at(run, iterations), 3)
-        chart[name] = _rounded(loss.to_numpy(), 4)
+    for (prefix, name), (places, losses) in series.items():
+        chart[f"{prefix}iterations"] = places.astype(int).tolist()
+        chart[f"{prefix}minutes"] = _rounded(_minutes_at(run, places), 3)
+        chart[name] = _rounded(losses, 4)
     return chart
 
 

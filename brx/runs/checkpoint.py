@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -83,7 +83,7 @@ def write_stage(
 
     Args:
         on_written: called again and again with the number of bytes that have arrived on the disk
-            since the last time.
+            since the last time; with 0 at the end, when the file is in its place.
 
     Raises:
         RunError: the folder cannot be written to, or the disk is full.
@@ -95,6 +95,7 @@ def write_stage(
         writer = _SteadyWriter(file, on_written)
         torch.save(state, writer)  # type: ignore[arg-type]  # it needs `write` alone
         writer.sync()
+    on_written(0)  # the file is in its place, which takes slow storage as long as writing it
     return {"stage": stage, "bytes": path.stat().st_size, "sha256": writer.sha256.hexdigest()}
 
 
@@ -214,19 +215,21 @@ def read_manifest(checkpoint: Path) -> Content:
     return manifest
 
 
-def check_stage(checkpoint: Path, stage: int) -> None:
-    """Read a stage's file once, and compare it with the manifest.
+def check_stages(checkpoint: Path, stages: Iterable[int]) -> None:
+    """Read the files of some stages once, and compare them with the manifest.
 
     Raises:
-        DamagedError: it is not there, or not what the manifest says.
+        DamagedError: one is not there, or not what the manifest says.
     """
+    # Once for all of them: the manifest has an entry per stage.
     entries = {entry["stage"]: entry for entry in read_manifest(checkpoint)["stages"]}
-    path = checkpoint / _stage_file(stage)
-    if stage not in entries or not path.is_file():
-        raise DamagedError(checkpoint, f"{path}: the checkpoint lacks stage {stage}")
-    entry = entries[stage]
-    if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
-        raise DamagedError(checkpoint, f"{path}: damaged (its SHA-256 is not the manifest's)")
+    for stage in stages:
+        path = checkpoint / _stage_file(stage)
+        if stage not in entries or not path.is_file():
+            raise DamagedError(checkpoint, f"{path}: the checkpoint lacks stage {stage}")
+        entry = entries[stage]
+        if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
+            raise DamagedError(checkpoint, f"{path}: damaged (its SHA-256 is not the manifest's)")
 
 
 def read_stage(
@@ -235,13 +238,13 @@ def read_stage(
     """One stage's state.
 
     Args:
-        is_checked: `check_stage` has been called before.
+        is_checked: `check_stages` has been called before.
 
     Raises:
         UserError: the file is damaged or not there, or this torch cannot read it.
     """
     if not is_checked:
-        check_stage(checkpoint, stage)
+        check_stages(checkpoint, [stage])
     path = checkpoint / _stage_file(stage)
     try:
         state: Content = read_tensors(path, device)

@@ -56,7 +56,7 @@ T = TypeVar("T")
 Sections = Mapping[str, Mapping[str, Any]]  # by section and key
 
 LOCK = ".lock"
-CACHE = ".parsed.parquet"  # see `brx.runs.cache`
+CACHE = ".parsed"  # see `brx.runs.cache`
 # has the descriptor of a lock that the parent holds and this process goes on holding
 HANDED_DOWN = "BRX_RUN_LOCK"
 # A process that checks whether a folder is locked holds its lock for an instant.

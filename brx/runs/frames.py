@@ -5,9 +5,10 @@ import hashlib
 import math
 import os
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,6 +47,11 @@ MOST_NAMES = 3  # runs that one line names, out of many
 ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
 """Properties that decide a run's losses in addition to its settings: its data, the version of brx's
 numbers, and its last iteration."""
+
+MOST_BYTES = 2**28
+"""Of runs that stay in memory: 800 of 10,000 iterations."""
+SETTINGS_BYTES = 20_000
+"""About what the settings and the summary of a run take in memory."""
 
 SMOOTHING = 0.02  # the share of a run's iterations over which its training loss is averaged
 
@@ -289,21 +295,40 @@ def curves(runs: pd.DataFrame | Folders) -> pd.DataFrame:
     Columns: `run` (the index of `load`), `iteration` from 1, `train_loss` and `val_loss` in nats
     (NaN where there was no validation), `smoothed` (see `Run.smoothed`; NaN within half a window of
     either end), `seconds` of training."""
-    frames = []
-    for path in runs.index if isinstance(runs, pd.DataFrame) else load(runs).index:
+    paths = (runs if isinstance(runs, pd.DataFrame) else load(runs)).index
+    # Arrays, not a frame per run: pandas takes milliseconds for each.
+    columns: dict[str, list[Series]] = {name: [] for name in _SERIES}
+    for path in paths:
         run = read_run(Path(path))
-        series = {
-            "iteration": run.iterations.astype(int),
-            "train_loss": run.train_loss,
-            "seconds": run.seconds,
-        }
-        frame = pd.DataFrame({"run": path, **series})
-        frame["smoothed"] = pd.Series(run.smoothed, frame.index[run.centres])
-        frame["val_loss"] = frame["iteration"].map(
-            pd.Series(run.val_loss, run.val_iterations.astype(int))
-        )
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+        smoothed = np.full(len(run.iterations), np.nan)
+        smoothed[run.centres] = run.smoothed
+        columns["iteration"].append(run.iterations)
+        columns["train_loss"].append(run.train_loss)
+        columns["seconds"].append(run.seconds)
+        columns["smoothed"].append(smoothed)
+        columns["val_loss"].append(_at(run.iterations, run.val_iterations, run.val_loss))
+    lengths = [len(iterations) for iterations in columns["iteration"]]
+    frame = pd.DataFrame({name: np.concatenate(parts) for name, parts in columns.items()})
+    frame["iteration"] = frame["iteration"].astype(int)
+    frame.insert(0, "run", paths.repeat(lengths))
+    return frame
+
+
+_SERIES = ("iteration", "train_loss", "seconds", "smoothed", "val_loss")
+
+
+def _at(
+    iterations: Series,  # (n,), rising
+    measured: Series,  # (m,), rising: the iterations of the values
+    values: Series,  # (m,)
+) -> Series:
+    """The value of each iteration, (n,); NaN where there is none."""
+    found = np.full(len(iterations), np.nan)
+    _, places, measured_places = np.intersect1d(
+        iterations, measured, assume_unique=True, return_indices=True
+    )
+    found[places] = values[measured_places]
+    return found
 
 
 def smoothed_loss(run: str) -> pd.Series:
@@ -471,7 +496,7 @@ def read_run(path: Path) -> Run:
         path: its folder, also as a frame's index has it (`brx.names.path_text`).
     """
     path = path_of_text(path)
-    return _read_once(path, file_states(path))
+    return _recent.run(path, file_states(path))
 
 
 def unusual_settings(config: RunConfig) -> list[str]:
@@ -488,9 +513,44 @@ def unusual_settings(config: RunConfig) -> list[str]:
     ]
 
 
-@lru_cache(maxsize=1024)
-def _read_once(path: Path, _states: tuple[FileState, ...]) -> Run:
-    return Run.load(path)
+class _RecentRuns:
+    """The runs that were read last, as many as `MOST_BYTES` of curves.
+
+    Commands read all runs several times in the same order. A limit on their number would make each
+    pass parse them again as soon as there is one more.
+    """
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[Path, tuple[tuple[FileState, ...], Run]] = OrderedDict()
+        self._num_bytes = 0
+
+    def run(self, path: Path, states: tuple[FileState, ...]) -> Run:
+        """The run whose files have these states."""
+        known = self._runs.get(path)
+        if known is not None and known[0] == states:
+            self._runs.move_to_end(path)
+            return known[1]
+        run = Run.load(path)
+        self._drop(path)
+        self._runs[path] = (states, run)
+        self._num_bytes += _size(run)
+        while self._num_bytes > MOST_BYTES:
+            self._drop(next(iter(self._runs)))
+        return run
+
+    def _drop(self, path: Path) -> None:
+        if path in self._runs:
+            _, run = self._runs.pop(path)
+            self._num_bytes -= _size(run)
+
+
+def _size(run: Run) -> int:
+    """The bytes of a run's series, smoothed losses among them, and about the bytes of the rest."""
+    num_values = 4 * len(run.iterations) + 2 * len(run.val_iterations)
+    return 8 * num_values + SETTINGS_BYTES
+
+
+_recent = _RecentRuns()
 
 
 def _row(run: Run) -> dict[str, Any]:

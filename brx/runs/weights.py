@@ -15,7 +15,7 @@ from torch import Tensor
 from brx.config.schema import LlamaConfig, RunConfig
 from brx.errors import UserError
 from brx.files import replacing, write_json
-from brx.runs.checkpoint import read_manifest, read_stage
+from brx.runs.checkpoint import check_stages, read_manifest, read_stage
 
 # Names of number formats, as the format has them.
 _FORMATS = {
@@ -92,8 +92,10 @@ def write_weights(run: Path, checkpoint: Path, config: RunConfig, to: Path) -> l
 def _newest_weights(checkpoint: Path) -> dict[str, Tensor]:
     """All stages' newest weights, by their names in the model's class, on the CPU."""
     weights: dict[str, Tensor] = {}
-    for stage in range(read_manifest(checkpoint)["num_stages"]):
-        state = read_stage(checkpoint, stage, torch.device("cpu"))
+    num_stages = read_manifest(checkpoint)["num_stages"]
+    check_stages(checkpoint, range(num_stages))
+    for stage in range(num_stages):
+        state = read_stage(checkpoint, stage, torch.device("cpu"), is_checked=True)
         for name, weight in state["versions"]["weights"].items():
             # A stage calls its model's `embed` so.
             weights[re.sub(r"^embedding\.", "embed.", name)] = weight

@@ -26,9 +26,8 @@ from brx.config.user_code import allowed
 from brx.environment import stop_signals
 from brx.errors import UserError
 from brx.files import write_text
-from brx.model.checks import check_model
+from brx.model.checks import check_model_of
 from brx.model.sizes import count_parameters
-from brx.model.stage import partition
 from brx.runs.checkpoint import checkpoint_folder
 from brx.runs.folder import RunFolder, telling
 from brx.runs.formats import format_table
@@ -40,14 +39,15 @@ from brx.train.device import choose_device, set_up
 
 POLL_S, REFRESH_S = 0.5, 2.0
 WARM_UP, MEASURED = 3, 10  # one refresh of the default interval is among them
+MOST_CALIBRATION_S = 3.0  # per kind of cell; a busy machine gets through fewer iterations
 # EILSEQ: characters that the file system lacks; EEXIST: two names that it takes for one.
 BAD_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EEXIST}
 LARGEST_ON_CPU = 20_000_000  # parameters up to which a calibration on a CPU takes seconds
 
 
 def check_own_methods(sweeps: Sequence[Sweep]) -> None:
-    """Refuse a user's own method or model that cannot train (`check_method`, `check_model`), before
-    anything is paid for any run. It is imported, and named on stderr before."""
+    """Refuse a user's own method or model that cannot train (`check_method`, `check_model_of`),
+    before anything is paid for any run. It is imported, and named on stderr before."""
     _check_own_models([cell.config for sweep in sweeps for cell in sweep.cells])
     asked = {}
     for config in (cell.config for sweep in sweeps for cell in sweep.cells):
@@ -72,8 +72,7 @@ def _check_own_models(configs: Sequence[RunConfig]) -> None:
         if key not in checked:
             checked.add(key)
             with allowed():
-                blocks = partition(config.model.blocks, num_stages)
-                check_model(config.model, vocabulary_size, blocks)
+                check_model_of(config)
 
 
 def check_names(sweeps: Sequence[Sweep]) -> None:
@@ -196,7 +195,7 @@ def remaining_seconds(
             continue
         kind = cost_kind(cell.config)
         if kind not in rates:
-            say(f"calibrating {cell.name} ...")
+            say(f"calibrating {cell.name}, for at most about {MOST_CALIBRATION_S:g} s ...")
             rates[kind] = calibrate(cell.config)
         if (rate := rates[kind]) is None:
             return None
@@ -216,8 +215,11 @@ def cost_kind(config: RunConfig) -> str:
 
 
 def calibrate(config: RunConfig) -> float | None:
-    """Seconds per iteration on this machine, with random tokens; None where that would take too
-    long."""
+    """Seconds per iteration on this machine, with random tokens; None where one iteration would
+    take too long.
+
+    After MOST_CALIBRATION_S it stops at the end of an iteration. The estimate is then from fewer
+    iterations, with those of the warm-up if no other was made."""
     device, _ = choose_device(config.runtime.device, 0)
     num_parameters, _ = count_parameters(config.model, config.data.vocabulary_size)
     if device.type == "cpu" and num_parameters > LARGEST_ON_CPU:
@@ -229,13 +231,20 @@ def calibrate(config: RunConfig) -> float | None:
         engine = assemble(
             config, lambda iteration: (tokens[:, :-1], tokens[:, 1:]), device=device
         ).engine
-    started = 0.0
+    begun = started = time.perf_counter()
+    num_before = 0  # iterations before `started`
     for result in engine.run(1, lambda: WARM_UP + MEASURED):
-        if result.iteration in (WARM_UP, WARM_UP + MEASURED):
+        is_out_of_time = time.perf_counter() - begun > MOST_CALIBRATION_S
+        is_last = is_out_of_time or result.iteration == WARM_UP + MEASURED
+        if is_last or result.iteration == WARM_UP:
             assert result.loss is not None
             result.loss.item()  # waits for a GPU
-            elapsed, started = time.perf_counter() - started, time.perf_counter()
-    return elapsed / MEASURED
+            now = time.perf_counter()
+            seconds = (now - started) / (result.iteration - num_before)
+            started, num_before = now, result.iteration
+        if is_last:
+            break
+    return seconds
 
 
 def _run_cells(

@@ -1,10 +1,10 @@
-"""The one place that puts a run together (stages, weight versions, method, delay engine), and tries
-the method."""
+"""Puts a run together: stages, weight versions, method and delay engine. No other code does. Also
+tries the method on a small model before the run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,40 +27,50 @@ from brx.runs.checkpoint import read_stage
 from brx.train.device import autocast
 from brx.train.staleness import StalenessProbe
 
-TRIED_WIDTH = (
-    64  # at most, of the model that a user's own method trains on trial; the others fit any width
-)
-UPDATES = (
-    2  # updates of the trial: one at version 0 everywhere, and one after the weights have moved on
-)
+# Width, at most, of the model on which a user's own method is tried. Other methods fit any width.
+TRIED_WIDTH = 64
+# Updates of that trial: the first begins at version 0 everywhere, the second after the weights have
+# changed.
+TRIED_UPDATES = 2
 
 
 @dataclass(frozen=True)
 class Assembly:
     """One device's share of a run, ready to train."""
 
+    SHARED: ClassVar[tuple[str, ...]] = ("versions", "staleness")
+    """The entries of `stage_state` that share memory with what trains."""
+
     stages: list[StageVersions]
     updater: MethodUpdater
     engine: Engine
     probe: StalenessProbe | None = None
+    """Set if `logging.staleness_every` is."""
 
     def stage_state(self, stage: StageVersions) -> dict[str, Any]:
-        """What decides the trajectory of a stage: the content of its file in a checkpoint."""
+        """Everything that decides the trajectory of a stage: the content of its file in a
+        checkpoint. The entries in `SHARED` are no copies; the others are copies on the CPU."""
         state = {
             "versions": stage.state_dict(),
             "rng": torch.get_rng_state(),
             **self.updater.stage_state(stage),
         }
-        return state if self.probe is None else state | {"staleness": self.probe.stage_state(stage)}
+        if self.probe is not None:
+            state["staleness"] = self.probe.stage_state(stage)
+        return state
 
     def restore(self, checkpoint: Path) -> None:
-        """Continue from a checkpoint whose files have been checked (`check_stage`)."""
+        """Continue from a checkpoint.
+
+        Args:
+            checkpoint: its folder, whose files have been checked (`check_stages`).
+        """
+        # By way of the CPU: a second copy of everything might not fit on the device.
+        cpu = torch.device("cpu")
         states = {}
         for stage in self.stages:
-            # By way of the CPU: a second copy of everything might not fit on the device.
-            states[stage.index] = state = read_stage(
-                checkpoint, stage.index, torch.device("cpu"), is_checked=True
-            )
+            state = read_stage(checkpoint, stage.index, cpu, is_checked=True)
+            states[stage.index] = state
             versions = state.pop("versions")
             if versions["ring"] is None:
                 versions = _without_older(stage, versions)
@@ -81,14 +91,23 @@ def assemble(
     dtype: torch.dtype = torch.float32,
     record: Recorder | None = None,
 ) -> Assembly:
-    """Put together what one device of a run trains with: the stages `own`, by default its part of
-    an even cut.
+    """Put together what one device of a run trains with.
 
-    `micro_batch` gives micro-batch n (from 1). `record` makes the graphs of `runtime.graphs`, by
-    default CUDA graphs. UserError where the device cannot compute in the
-    configured precision, the devices cannot run the configured delays, or the method's library is
-    missing."""
-    device, world = device or torch.device("cpu"), world or World()
+    Args:
+        config: of the run.
+        micro_batch: gives micro-batch n (from 1).
+        device: where to compute; by default the CPU.
+        world: the processes of the run; by default this one alone.
+        own: the stages of this device; by default its part of an even division.
+        dtype: of the weights.
+        record: makes the graphs of `runtime.graphs`; by default CUDA graphs.
+
+    Raises:
+        UserError: the device cannot compute in the configured precision, the devices cannot run the
+            configured delays, or the method's library is missing.
+    """
+    device = device or torch.device("cpu")
+    world = world or World()
     if own is None:
         ranges = partition(config.pipeline.stages, world.num_ranks)
         check_devices(stage_delays(config.pipeline), ranges)
@@ -96,14 +115,18 @@ def assemble(
     stages = build_stages(
         config, device, own, num_in_flight=world.num_ranks - world.rank, dtype=dtype
     )
-    # Finds the method, makes its optimizers for these stages and drives them: learning rates,
-    #     gradient rule, forecast.
     if config.runtime.graphs and record is None:
         record = CudaRecorder()
+    # Finds the method, makes its optimizers for these stages, and drives them: learning rates,
+    # gradient rule, forecast.
     updater = MethodUpdater(config, stages, record)
     # Neighbours exchange the residual stream, which autocast makes bf16, and its gradient.
     shape = (config.training.batch_size, config.model.sequence_length, config.model.width)
     exchanged = torch.bfloat16 if config.runtime.precision == "bf16" else dtype
+
+    def takes_update_norms(t: int) -> bool:
+        return config.logging.update_norms and t % config.training.log_every == 0
+
     engine = Engine(
         stages,
         updater,
@@ -113,9 +136,7 @@ def assemble(
         rank=world.rank,
         num_ranks=world.num_ranks,
         neighbours=world.connect(shape, exchanged, device),
-        takes_update_norms=lambda t: (
-            config.logging.update_norms and t % config.training.log_every == 0
-        ),
+        takes_update_norms=takes_update_norms,
         # With several devices, passes wait for messages, which no graph can hold.
         record=record if world.num_ranks == 1 else None,
     )
@@ -129,8 +150,12 @@ def assemble(
 
 
 def _without_older(stage: StageVersions, versions: dict[str, Any]) -> dict[str, Any]:
-    """The state of a stage's versions that was saved without its ring: all older versions are the
-    newest weights, as before the first update."""
+    """A saved state without a ring, with a ring in which all older versions are the newest weights,
+    as before the first update.
+
+    Args:
+        versions: a `StageVersions.state_dict` with `ring` None.
+    """
     ring = {}
     if stage.delay.tau:
         for name, weight in versions["weights"].items():
@@ -146,83 +171,99 @@ def build_stages(
     num_in_flight: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> list[StageVersions]:
-    """The stages `own` with their initial weights and their rings; on rank r with R - r
-    micro-batches in flight."""
-    parts = partition(config.model.blocks, config.pipeline.stages)
+    """Some stages of a run with their initial weights and their rings.
+
+    Args:
+        config: of the run.
+        device: of the weights.
+        own: the indices of the stages.
+        num_in_flight: the largest number of micro-batches between forward and backward pass on this
+            device: R - r on rank r of R.
+        dtype: of the weights.
+    """
+    block_ranges = partition(config.model.blocks, config.pipeline.stages)
     delays = stage_delays(config.pipeline, config.training.seed)
     matrix_dtype = ring_matrix_dtype(config) if dtype == torch.float32 else dtype
-    forecast = (
-        None if config.pipeline.forecast is None else FORECAST_RULES[config.pipeline.forecast]
-    )
+    forecast = None
+    if config.pipeline.forecast is not None:
+        forecast = FORECAST_RULES[config.pipeline.forecast]
     modules = make_stages(
         config.model,
         config.data.vocabulary_size,
-        [parts[index] for index in own],
+        [block_ranges[index] for index in own],
         config.training.seed,
         recompute=config.pipeline.recompute,
     )
 
-    def ring_dtype(module: Stage) -> Callable[[str, Tensor], torch.dtype]:
+    def slot_dtype_for(module: Stage) -> Callable[[str, Tensor], torch.dtype]:
         return lambda name, weight: matrix_dtype if name in module.cast else weight.dtype
 
     stages = []
-    for index, stage in zip(own, modules, strict=True):
+    for index, module in zip(own, modules, strict=True):
         if config.runtime.compile:
-            for block in stage.blocks.values():
+            for block in module.blocks.values():
                 block.compile()
-        stages.append(
-            StageVersions(
-                stage.to(device, dtype),
-                index,
-                delays[index],
-                config.pipeline.stash,
-                ring_dtype(stage),
-                num_in_flight=num_in_flight,
-                on_host=config.pipeline.rings == "host",
-                forecast=forecast,
-            )
+        stage = StageVersions(
+            module.to(device, dtype),
+            index,
+            delays[index],
+            config.pipeline.stash,
+            slot_dtype_for(module),
+            num_in_flight=num_in_flight,
+            on_host=config.pipeline.rings == "host",
+            forecast=forecast,
         )
+        stages.append(stage)
     return stages
 
 
 def training_batches(config: RunConfig, data: PreparedData) -> Batches:
-    training, length = config.training, config.model.sequence_length
+    """The micro-batches of a run, in an order that depends on the seed alone."""
     return Batches(
-        data.train, sequence_length=length, batch_size=training.batch_size, seed=training.seed
+        data.train,
+        sequence_length=config.model.sequence_length,
+        batch_size=config.training.batch_size,
+        seed=config.training.seed,
     )
 
 
 def check_head(config: RunConfig) -> None:
     """Refuse a head whose backward pass would not see that its weights have been overwritten
-    (docs/semantics.md)."""
+    (docs/semantics.md).
+
+    Raises:
+        UserError: `pipeline.stash` overwrites weights between the passes, and the head would
+            compute with a copy of them.
+    """
     pipeline, training = config.pipeline, config.training
-    is_own = isinstance(config.model, OwnModelConfig)
-    has_delay = any(one.tau for one in stage_delays(pipeline))
-    if is_own and has_delay and pipeline.stash != "exact" and config.runtime.precision == "bf16":
+    if pipeline.stash == "exact":
+        return
+    delays = stage_delays(pipeline)
+    is_bf16 = config.runtime.precision == "bf16"
+    is_own_model = isinstance(config.model, OwnModelConfig)
+    if is_own_model and is_bf16 and any(delay.tau for delay in delays):
         raise UserError(
             f"pipeline.stash: {pipeline.stash} with a model of your own needs runtime.precision:"
             " fp32: under autocast it may compute with copies, which are not overwritten"
         )
-    delay = stage_delays(pipeline)[-1].tau
-    if pipeline.stash == "exact" or delay == 0:  # 0 in a pipeline
+    tau_of_head = delays[-1].tau
+    if tau_of_head == 0:  # as in a pipeline
         return
-    # Under autocast, and with a loss in chunks, it computes with what the forward pass has saved
-    # elsewhere.
-    if config.runtime.precision == "bf16":
-        needs = "runtime.precision: fp32"
-    elif (
-        training.batch_size * config.model.sequence_length * config.data.vocabulary_size
-        > CHUNK_LOGITS
-    ):
-        needs = (
+    num_tokens = training.batch_size * config.model.sequence_length
+    num_logits = num_tokens * config.data.vocabulary_size
+    # Under autocast, and with a loss in chunks, the head's backward pass computes with copies that
+    # the forward pass has saved.
+    if is_bf16:
+        needed = "runtime.precision: fp32"
+    elif num_logits > CHUNK_LOGITS:
+        needed = (
             f"at most {CHUNK_LOGITS:,} logits per micro-batch (training.batch_size, data.tokenizer)"
         )
     else:
         return
     raise UserError(
-        f"pipeline.stash: {pipeline.stash} with a delay of {delay} at the last stage needs "
-        f"{needs}: its head would"
-        " not see the overwritten weights; or use exact"
+        f"pipeline.stash: {pipeline.stash} with a delay of {tau_of_head} at the last stage needs "
+        f"{needed}: its head would not see the overwritten weights; or use exact"
     )
 
 
@@ -246,6 +287,7 @@ def _check_graphs(config: RunConfig, device: torch.device) -> None:
 
 
 def _why_no_graph_holds_passes(config: RunConfig) -> str | None:
+    """Why a run on one device cannot have its passes in graphs; None if it can."""
     pipeline = config.pipeline
     if pipeline.stash != "exact":
         return f"needs pipeline.stash: exact, and it is {pipeline.stash}"
@@ -260,9 +302,17 @@ def _why_no_graph_holds_passes(config: RunConfig) -> str | None:
 
 
 def check_method(config: RunConfig, device: torch.device) -> None:
-    """Make the method's optimizers for a small model with the same parameters by name; train a
-    user's own two updates. UserError where the device lacks a number format, a package is missing,
-    or a user's own method fails."""
+    """Try the method before the run: make its optimizers for a small model with the same names of
+    parameters. With a user's own method, also train this model for two updates.
+
+    Args:
+        config: of the run.
+        device: of the run.
+
+    Raises:
+        UserError: the device lacks a number format, a package is missing, graphs cannot hold what
+            the run computes, or a user's own method fails.
+    """
     if device.type == "mps" and isinstance(config.optimizer, BasisRotationConfig):
         raise UserError(
             "runtime.device: basis rotation's first bases need float64, which mps lacks; use cpu"
@@ -272,19 +322,21 @@ def check_method(config: RunConfig, device: torch.device) -> None:
     is_own = isinstance(config.optimizer, CustomConfig)
     trial = _small(config, TRIED_WIDTH if is_own else 2)
     trial_device = device if is_own else torch.device("cpu")
+    num_updates = TRIED_UPDATES if is_own else 0
+    delays = stage_delays(config.pipeline, config.training.seed)
 
     def micro_batch(n: int) -> MicroBatch:
         generator = torch.Generator().manual_seed(n)
-        tokens = torch.randint(256, (1, trial.model.sequence_length + 1), generator=generator).to(
-            trial_device
-        )
+        shape = (1, trial.model.sequence_length + 1)
+        tokens = torch.randint(256, shape, generator=generator).to(trial_device)
         return tokens[:, :-1], tokens[:, 1:]
 
     state = torch.get_rng_state()
     try:
         assembly = assemble(trial, micro_batch, device=trial_device)
-        for step in assembly.engine.run(1, lambda: UPDATES if is_own else 0):
-            for delay in stage_delays(config.pipeline, config.training.seed):
+        for step in assembly.engine.run(1, lambda: num_updates):
+            # The method's rule for the learning rate has to answer for all delays of the run.
+            for delay in delays:
                 assembly.updater.lr_divisor(delay.tau_updates, step.iteration)
     except RunError as error:
         # Without a cause, the small model diverged. This says nothing about the run's model.
@@ -295,10 +347,10 @@ def check_method(config: RunConfig, device: torch.device) -> None:
 
 
 def _small(config: RunConfig, width: int) -> RunConfig:
-    # One update old where the run's are older: no more memory for the rings of a trial.
-    delays = [
-        min(delay.tau, config.pipeline.accumulation) for delay in stage_delays(config.pipeline)
-    ]
+    """The run with a small model and small batches, for a trial of its method."""
+    # Where the run has a delay, one of at most one update: no more memory for the rings.
+    most = config.pipeline.accumulation
+    delays = [min(delay.tau, most) for delay in stage_delays(config.pipeline)]
     changes = {
         "data": {"tokenizer": "bytes"},
         "pipeline": {"delay": delays, "devices": 1, "rings": "device", "recompute": False},
@@ -306,7 +358,7 @@ def _small(config: RunConfig, width: int) -> RunConfig:
         "logging": {"staleness_every": None},
         "runtime": {"compile": False, "graphs": False, "precision": "fp32"},
     }
-    sections = {
-        name: getattr(config, name).model_copy(update=update) for name, update in changes.items()
-    }
-    return config.model_copy(update={"model": config.model.shrunk(width), **sections})
+    sections: dict[str, Any] = {"model": config.model.shrunk(width)}
+    for name, update in changes.items():
+        sections[name] = getattr(config, name).model_copy(update=update)
+    return config.model_copy(update=sections)

@@ -19,7 +19,7 @@ from brx.environment import stop_signals
 from brx.errors import RunError, UserError
 from brx.pipeline.world import World
 
-# torch's and the system's words for it, on a CPU.
+# The words of torch and the system when a CPU's memory is used up.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
 
 
@@ -41,22 +41,23 @@ def choose_device(
         "mps": torch.backends.mps.is_available(),
         "cpu": True,
     }
-    if requested == "auto":
-        kind, reason = ("cuda", "found") if available["cuda"] else ("cpu", "CUDA not available")
-    else:
-        kind, reason = requested, "runtime.device"
-        if not available[kind]:
-            there = ", ".join(name for name, is_there in available.items() if is_there)
-            raise UserError(
-                f"runtime.device: {kind} is not available on this machine (available: {there})"
-            )
+    kind, reason = requested, "runtime.device"
+    if requested == "auto" and available["cuda"]:
+        kind, reason = "cuda", "found"
+    elif requested == "auto":
+        kind, reason = "cpu", "CUDA not available"
+    elif not available[kind]:
+        there = ", ".join(name for name, is_there in available.items() if is_there)
+        raise UserError(
+            f"runtime.device: {kind} is not available on this machine (available: {there})"
+        )
     if kind != "cuda":
         return torch.device(kind), reason
     num_gpus = torch.cuda.device_count()
     if share_gpus:
         return torch.device("cuda", local_rank % num_gpus), reason
-    # Some launchers show each rank its own GPU alone, under the number 0.
-    # `check_gpus_differ` finds out whether it is another one for each rank.
+    # Some launchers show each rank only its own GPU, as number 0. `check_gpus_differ` finds out
+    # whether ranks see different GPUs.
     shows_one = num_gpus == 1 and "CUDA_VISIBLE_DEVICES" in os.environ
     if shows_one:
         return torch.device("cuda", 0), reason
@@ -70,9 +71,11 @@ def choose_device(
 
 
 def check_gpus_differ(world: World, device: torch.device) -> None:
-    """Refuse on every rank, with a UserError, two ranks that compute on the same GPU.
+    """Make sure that each rank has a GPU of its own. NCCL needs that, and its error names neither
+    the ranks nor the GPU.
 
-    NCCL needs a GPU per rank, and ends in an error that names neither.
+    Raises:
+        UserError: ranks share a GPU; on every rank.
     """
     if device.type != "cuda" or world.num_ranks == 1:
         return
@@ -89,8 +92,7 @@ def check_gpus_differ(world: World, device: torch.device) -> None:
 
 
 def check_compiler(runtime: RuntimeConfig, device: torch.device) -> None:
-    """Refuse `runtime.compile` where torch.compile's own compiler lacks the system's: a
-    UserError."""
+    """UserError if `runtime.compile` is set and torch.compile finds no compiler of the system."""
     if not runtime.compile:
         return
     variable, usual = ("CXX", "g++") if device.type == "cpu" else ("CC", "gcc")
@@ -106,7 +108,7 @@ def check_compiler(runtime: RuntimeConfig, device: torch.device) -> None:
 
 @contextmanager
 def out_of_memory_told() -> Iterator[None]:
-    """Make one line, a RunError, of memory that the system or the GPU does not give."""
+    """Turn the error of a full memory, of the system or the GPU, into one line: a RunError."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -121,8 +123,11 @@ def out_of_memory_told() -> Iterator[None]:
 def autocast(
     runtime: RuntimeConfig, device: torch.device
 ) -> Callable[[], AbstractContextManager[object]]:
-    """The context of a forward pass: bf16 autocast, or nothing; UserError for bf16 on hardware
-    without it."""
+    """Makes the context in which a forward pass runs: bf16 autocast, or nothing for fp32.
+
+    Raises:
+        UserError: bf16 on hardware without it.
+    """
     if runtime.precision == "fp32":
         return nullcontext
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -132,21 +137,25 @@ def autocast(
 
 
 def set_up(runtime: RuntimeConfig, device: torch.device, num_local_ranks: int) -> None:
-    torch.set_num_threads(runtime.threads or max(1, torch.get_num_threads() // num_local_ranks))
+    """Set torch's threads, determinism and CUDA device for this process. The ranks of a machine
+    share its threads, unless `runtime.threads` says how many each one has."""
+    share = max(1, torch.get_num_threads() // num_local_ranks)
+    torch.set_num_threads(runtime.threads or share)
     torch.use_deterministic_algorithms(runtime.deterministic)
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
-SAME_REQUEST_S = 0.5
+SAME_REQUEST_S = 0.5  # signals within this time are one request
 
 
 class StopSignal:
-    """While active, the first signal that asks for a stop (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) sets
-    `requested`; Ctrl-C interrupts at once if more than half a second has passed since then.
+    """A context in which signals ask for a stop instead of ending the process.
 
-    Schedulers and launchers send several signals, one after the other and to several processes of a
-    run; together they are one request."""
+    The first signal (Ctrl-C, SIGTERM, SIGHUP or SIGUSR1) sets `requested`. A later Ctrl-C raises
+    KeyboardInterrupt, if more than `SAME_REQUEST_S` has passed: schedulers and launchers send
+    several signals for one request, one after the other and to several processes of a run.
+    """
 
     def __init__(self) -> None:
         self.requested = False
@@ -166,6 +175,7 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if not self.requested:
-            self.requested, self._first = True, now
+            self.requested = True
+            self._first = now
         elif number == signal.SIGINT and now - self._first > SAME_REQUEST_S:
             raise KeyboardInterrupt

@@ -1,11 +1,17 @@
-"""The training loop, the same for one device and for many. Every device runs it on its own
-stages."""
+"""The training loop. Every device runs it on its own stages, and it is the same for one device and
+for many.
+
+`Trainer.run` trains segment after segment (`_run_segment`). Between two segments the pipeline is
+empty, for a validation or a checkpoint. Within a segment, the engine makes one update after another
+(`brx.pipeline.engine`).
+"""
 
 import math
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +24,7 @@ from brx.data.batches import Prefetcher, check_validation_examples, validation_s
 from brx.data.prepare import PreparedData, prepare
 from brx.errors import DivergedError, NeighbourLostError, RunError, UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.model.checks import check_model
+from brx.model.checks import check_model_of
 from brx.model.stage import partition
 from brx.pipeline.engine import StepResult, check_finite
 from brx.pipeline.world import World
@@ -52,11 +58,20 @@ from brx.train.saving import CheckpointWriter
 from brx.train.trackers import check_trackers
 
 Status = Literal["finished", "interrupted", "out of time"]
-"""How a session ended: `out of time` where the time given for it was over, which is no failure."""
+"""How a session ended. `out of time` means that its time was over, which is no failure."""
 
 
 # What a rank announces when it is asked to stop.
-SIGNAL, OUT_OF_TIME = "signal", "out of time"
+SIGNAL = "signal"
+OUT_OF_TIME = "out of time"
+
+
+@dataclass(frozen=True)
+class _TimedResult:
+    """An update that is not reported yet."""
+
+    result: StepResult
+    seconds: float  # of training when it was made, over all sessions
 
 
 def train(
@@ -69,16 +84,29 @@ def train(
     seconds: float = math.inf,
     verify: bool = False,
 ) -> Status:
-    """Train, or continue, one run in the folder `out`, to its end or until it is asked to stop.
+    """Train or continue one run, to its end or until it is asked to stop.
 
-    Code that the configuration names is imported, and named on stderr before.
+    Code that the configuration names is imported. A line on stderr names it before.
 
     Args:
+        out: the run's folder.
+        resume: continue from the newest checkpoint in `out`, if there is one. Otherwise `out` must
+            hold no run.
+        world: the processes of the run; by default this one alone.
+        profile: record a few iterations with torch's profiler, into `out`/profile.
         seconds: after which the session saves and ends, at the latest; counted from this call.
         verify: compute the SHA-256 of the token files, even if they look unchanged.
+
+    Returns:
+        How the session ended.
+
+    Raises:
+        UserError: the run cannot be trained as configured.
+        RunError: it failed. `DivergedError`, if a loss or gradient is not finite.
     """
     deadline = time.monotonic() + min(seconds, config.training.session_seconds)
-    world, folder = world or World(), RunFolder(out)
+    world = world or World()
+    folder = RunFolder(out)
     with allowed(), hold(out) if world.rank == 0 else nullcontext():
         if world.rank == 0:
             check_request(folder, config, resume=resume)
@@ -103,8 +131,12 @@ class Trainer:
     ) -> None:
         """
         Args:
+            world: the processes of the run.
             verify: compute the SHA-256 of the token files, even if they look unchanged.
-            fingerprint: of the data that the run was trained on before.
+            fingerprint: of the data that the run was trained on before, if it was.
+
+        Raises:
+            UserError: the run cannot be trained as configured.
         """
         self.config = config
         self.folder = folder
@@ -113,18 +145,8 @@ class Trainer:
         self.device, self.device_reason = choose_device(
             config.runtime.device, world.local_rank, share_gpus=config.runtime.share_gpus
         )
-        agree(world, facts_of(config))
-        if not config.runtime.share_gpus:
-            check_gpus_differ(world, self.device)
-        check_compiler(config.runtime, self.device)
-        set_up(config.runtime, self.device, world.num_local_ranks)
-        # What needs no data is refused before hours go into preparing it.
-        autocast(config.runtime, self.device)
-        check_method(config, self.device)
-        blocks = partition(config.model.blocks, config.pipeline.stages)
-        check_model(config.model, config.data.vocabulary_size, blocks)
-        if config.data.tokens is not None:
-            check_budget(config, config.data.tokens)
+        self._prepare_device()
+        self._check_settings()
         ranges = self._stage_ranges()
         check_head(config)
         self.planned_memory = check_memory(config, self.device, world, ranges)
@@ -136,17 +158,68 @@ class Trainer:
         self.iteration = 0
         self.training_seconds = 0.0
         self._end = 0  # last iteration of the current segment
+        self._last = config.training.last_iteration
         self._writer = CheckpointWriter(folder.path, config, world)
-        # What rank 0 announced, once this rank has seen it.
+        # After which iteration all ranks stop: rank 0 announces it.
         self._stop_at: int | None = None
-        self._has_asked = False
+        self._has_asked = False  # whether this rank has asked for a stop
         self._deadline = math.inf
         self._recorder: RunRecorder | None = None  # only the writer's
         self._after_iteration: Callable[[], None] = lambda: None
+        self._traces = folder.path / "profile"
+
+    def _prepare_device(self) -> None:
+        """Make sure that all ranks train the same run on devices of their own, and set this one
+        up."""
+        runtime = self.config.runtime
+        agree(self.world, facts_of(self.config))
+        if not runtime.share_gpus:
+            check_gpus_differ(self.world, self.device)
+        check_compiler(runtime, self.device)
+        set_up(runtime, self.device, self.world.num_local_ranks)
+
+    def _check_settings(self) -> None:
+        """Refuse what can be refused without data, before hours go into preparing them."""
+        config = self.config
+        autocast(config.runtime, self.device)
+        check_method(config, self.device)
+        check_model_of(config)
+        if config.data.tokens is not None:
+            check_budget(config, config.data.tokens)
 
     def run(self, *, resume: bool, profile: bool = False, deadline: float = math.inf) -> Status:
-        """Train until the run's end, a signal, or the `deadline` (of `time.monotonic`)."""
+        """Train until the run's end, a signal, or the deadline.
+
+        Args:
+            resume: continue from the newest checkpoint, if there is one.
+            profile: record a few iterations, into `profile` in the run's folder.
+            deadline: a time of `time.monotonic`.
+        """
         self._deadline = deadline
+        self._prepare_folder(resume=resume)
+        with ExitStack() as stack:
+            stack.enter_context(closing(self.prefetcher))
+            if profile:
+                recorded = stack.enter_context(iteration_profiler(self._traces, self.world.rank))
+                self._after_iteration = recorded.step
+            stop = stack.enter_context(StopSignal())
+            progress = stack.enter_context(self._make_progress_bar())
+            if self.is_writer:
+                self._open_recorder(progress, stack, resume=resume)
+            try:
+                self._train(stop)
+                self._writer.settle()
+            except KeyboardInterrupt:  # a second Ctrl-C: the first one only asks for a stop
+                self._writer.cut_off()
+                progress.say(what_is_saved(self.folder.path, self.iteration))
+                raise
+            except Exception as error:
+                self._fail(error)
+                raise
+            return self._finish(progress, profile=profile)
+
+    def _prepare_folder(self, *, resume: bool) -> None:
+        """Clear up after a crash, restore the newest checkpoint, and write config.yaml."""
         if self.is_writer:
             checkpoint.recover(self.folder.path)
         self.world.barrier()
@@ -154,149 +227,142 @@ class Trainer:
             self._restore()
         if self.is_writer:
             self.folder.create(note_facts(self.config, self.assembly), resume=resume)
-        last = self.config.training.last_iteration
-        with ExitStack() as stack:
-            stack.enter_context(closing(self.prefetcher))
-            if profile:
-                traces = self.folder.path / "profile"
-                self._after_iteration = stack.enter_context(
-                    iteration_profiler(traces, self.world.rank)
-                ).step
-            stop = stack.enter_context(StopSignal())
-            progress = stack.enter_context(
-                ProgressBar(
-                    self.folder.path.name,
-                    "iteration",
-                    last,
-                    self.iteration,
-                    quiet=not self.is_writer,
-                )
-            )
-            if self.is_writer:
-                if resume:
-                    truncate_metrics(self.folder.metrics, self.iteration)
-                    checkpoint.remove_after(self.folder.path, self.iteration)
-                self._recorder = RunRecorder(
-                    self.config,
-                    self.folder,
-                    progress,
-                    stack,
-                    assembly=self.assembly,
-                    device=self.device,
-                    fingerprint=self.data.fingerprint,
-                    start=(self.iteration, self.training_seconds),
-                )
-                progress.say(f"device {self.device} ({self.device_reason})")
-                self.assembly.updater.tell_first_bases(
-                    lambda done, total: progress.say_at_times(f"first bases: {done:,} of {total:,}")
-                )
-            try:
-                self._train(last, stop)
-                self._writer.settle()
-            except KeyboardInterrupt:  # a second Ctrl-C: the first one only asks for a stop
-                self._writer.cut_off()
-                progress.say(what_is_saved(self.folder.path, self.iteration))
-                raise
-            except Exception as error:
-                # A lost neighbour is only the consequence of another rank's error.
-                if not isinstance(error, NeighbourLostError):
-                    topic = "diverged" if isinstance(error, DivergedError) else "failed"
-                    self.world.announce(topic, str(error) or type(error).__name__)
-                self._writer.give_up()
-                if self._recorder is not None:
-                    diverged = self.world.announced("diverged")
-                    how, told = (
-                        "failed" if diverged is None else "diverged",
-                        diverged or self.world.announced("failed"),
-                    )
-                    self._recorder.summarize(
-                        how, self.iteration, self.training_seconds, told or str(error)
-                    )
-                raise
-            is_finished = self.iteration >= last
-            status: Status = "finished" if is_finished else "interrupted"
-            if not is_finished and self.world.announced("stop-asked") == OUT_OF_TIME:
-                status = "out of time"
-            memory = self.world.gather((peak_memory(self.device), self.planned_memory.peak))
-            if self._recorder is not None:
-                self._recorder.summarize(
-                    "finished" if is_finished else "interrupted",
-                    self.iteration,
-                    self.training_seconds,
-                    memory=memory,
-                )
-                if profile:
-                    share = self.prefetcher.seconds_waited / max(self.training_seconds, 1e-9)
-                    what = (
-                        f"profile in {traces}"
-                        if any(traces.iterdir())
-                        else "no profile before 12 iterations"
-                    )
-                    progress.say(f"{what}; waited for data {share:.1%} of the time")
-                if not is_finished:
-                    why = " as its time is over" if status == "out of time" else ""
-                    progress.say(
-                        f"stopped after iteration {self.iteration}{why}; continue with --resume"
-                    )
+
+    def _make_progress_bar(self) -> ProgressBar:
+        name = self.folder.path.name
+        is_quiet = not self.is_writer
+        return ProgressBar(name, "iteration", self._last, self.iteration, quiet=is_quiet)
+
+    def _open_recorder(self, progress: ProgressBar, stack: ExitStack, *, resume: bool) -> None:
+        """On rank 0: open metrics and trackers, without what was written after the checkpoint."""
+        if resume:
+            truncate_metrics(self.folder.metrics, self.iteration)
+            checkpoint.remove_after(self.folder.path, self.iteration)
+        self._recorder = RunRecorder(
+            self.config,
+            self.folder,
+            progress,
+            stack,
+            assembly=self.assembly,
+            device=self.device,
+            fingerprint=self.data.fingerprint,
+            start=(self.iteration, self.training_seconds),
+        )
+        progress.say(f"device {self.device} ({self.device_reason})")
+        self.assembly.updater.tell_first_bases(
+            lambda done, total: progress.say_at_times(f"first bases: {done:,} of {total:,}")
+        )
+
+    def _fail(self, error: Exception) -> None:
+        """Tell the other ranks of an error here, and sum the failed run up."""
+        # A lost neighbour is only the consequence of another rank's error.
+        if not isinstance(error, NeighbourLostError):
+            topic = "diverged" if isinstance(error, DivergedError) else "failed"
+            self.world.announce(topic, str(error) or type(error).__name__)
+        self._writer.give_up()
+        if self._recorder is None:
+            return
+        problem = self.world.announced("diverged")
+        status = "diverged"
+        if problem is None:
+            problem = self.world.announced("failed")
+            status = "failed"
+        self._recorder.summarize(
+            status, self.iteration, self.training_seconds, problem or str(error)
+        )
+
+    def _finish(self, progress: ProgressBar, *, profile: bool) -> Status:
+        """After a session without an error: write summary.json, and say how it ended."""
+        is_finished = self.iteration >= self._last
+        status: Status = "finished" if is_finished else "interrupted"
+        if not is_finished and self.world.announced("stop-asked") == OUT_OF_TIME:
+            status = "out of time"
+        memory = self.world.gather((peak_memory(self.device), self.planned_memory.peak))
+        if self._recorder is None:
+            return status
+        self._recorder.summarize(
+            "finished" if is_finished else "interrupted",
+            self.iteration,
+            self.training_seconds,
+            memory=memory,
+        )
+        if profile:
+            self._tell_profile(progress)
+        if not is_finished:
+            why = " as its time is over" if status == "out of time" else ""
+            progress.say(f"stopped after iteration {self.iteration}{why}; continue with --resume")
         return status
 
-    def _train(self, last: int, stop: StopSignal) -> None:
-        """Run segment after segment; the pipeline is empty between them, for validations and
+    def _tell_profile(self, progress: ProgressBar) -> None:
+        share = self.prefetcher.seconds_waited / max(self.training_seconds, 1e-9)
+        if any(self._traces.iterdir()):
+            found = f"profile in {self._traces}"
+        else:
+            found = "no profile before 12 iterations"
+        progress.say(f"{found}; waited for data {share:.1%} of the time")
+
+    def _train(self, stop: StopSignal) -> None:
+        """Run segment after segment. The pipeline is empty between them, for validations and
         checkpoints."""
         training = self.config.training
         is_stopped = False
-        while self.iteration < last and not is_stopped:
-            following = [
-                self.iteration // n * n + n
-                for n in (training.validation_every, training.checkpoint_every)
-            ]
-            kept = [at for at in training.keep_at if at > self.iteration]
-            self._run_segment(min(last, *following, *kept), stop)
+        while self.iteration < self._last and not is_stopped:
+            self._run_segment(self._end_of_segment(), stop)
+            is_last = self.iteration == self._last
             is_stopped = self.iteration == self._stop_at
-            if self.iteration % training.validation_every == 0 or self.iteration == last:
+            if is_last or self.iteration % training.validation_every == 0:
                 self._validate()
+            is_due = self.iteration % training.checkpoint_every == 0
             is_kept = self.iteration in training.keep_at
-            if (
-                self.iteration % training.checkpoint_every == 0
-                or is_kept
-                or self.iteration == last
-                or is_stopped
-            ):
+            if is_due or is_kept or is_last or is_stopped:
                 self._save()
+
+    def _end_of_segment(self) -> int:
+        """The next iteration after which there is a validation or a checkpoint."""
+        training = self.config.training
+        ends = [self._last]
+        for every in (training.validation_every, training.checkpoint_every):
+            ends.append((self.iteration // every + 1) * every)
+        ends += [at for at in training.keep_at if at > self.iteration]
+        return min(ends)
 
     def _run_segment(self, end: int, stop: StopSignal) -> None:
         """Train to iteration `end`, or to an earlier one if asked to stop on the way."""
         # A stop that is known already counts from the start: at its own log point it would be too
         # late, as the forward passes of later micro-batches would be on their way.
         self._end = self._until_stop(end)
-        pending: list[tuple[StepResult, float]] = []  # with the training seconds at its end
-        started, before = time.perf_counter(), self.training_seconds
+        pending: list[_TimedResult] = []
+        started = time.perf_counter()
+        seconds_before = self.training_seconds
         try:
             for result in self.assembly.engine.run(self.iteration + 1, lambda: self._end):
                 self.iteration = result.iteration
-                pending.append((result, before + time.perf_counter() - started))
+                seconds = seconds_before + time.perf_counter() - started
+                pending.append(_TimedResult(result, seconds))
                 self._after_iteration()
-                at_log_point = self.iteration % self.config.training.log_every == 0
                 self._look_for_stop(stop)
                 self._writer.check()
                 self._end = self._until_stop(end)
-                if at_log_point or self.iteration == self._end:
+                is_log_point = self.iteration % self.config.training.log_every == 0
+                if is_log_point or self.iteration == self._end:
                     reported, pending = pending, []
                     self._report(reported)
         except RunError:
-            if self.world.num_ranks == 1:  # with several devices, the others can no longer be asked
+            # With several devices, the others can no longer be asked for their numbers.
+            if self.world.num_ranks == 1:
                 self._report(pending)
             raise
         finally:
-            self.training_seconds = before + time.perf_counter() - started
+            self.training_seconds = seconds_before + time.perf_counter() - started
 
     def _look_for_stop(self, stop: StopSignal) -> None:
-        """Between two iterations: tell everybody if this rank was asked to stop, and learn after
-        which iteration all do.
+        """Between two iterations: tell all ranks if this one was asked to stop, and learn after
+        which iteration they all stop.
 
-        Rank 0 chooses it. After update t its forward passes up to t + R - 1 are made, so that every
-        rank which makes the update t + R, or a later one, finds the choice. From there a rank's
-        forward passes are at most R - 1 ahead: all ranks know in time of a stop after t + 2R - 1.
+        Rank 0 chooses the iteration. When it has made update t, its forward passes up to t + R - 1
+        are made. So every rank that makes update t + R, or a later one, finds the choice announced.
+        The forward passes of such a rank are at most R - 1 ahead. So all ranks know in time of a
+        stop after iteration t + 2R - 1.
         """
         world = self.world
         if self._stop_at is not None:
@@ -315,32 +381,44 @@ class Trainer:
     def _until_stop(self, end: int) -> int:
         return end if self._stop_at is None else min(end, self._stop_at)
 
-    def _report(self, pending: list[tuple[StepResult, float]]) -> None:
-        """Let rank 0 write these iterations, up to one that is not finite; that is raised."""
-        failed_refreshes = self.assembly.updater.num_failed_refreshes
-        steps: list[StepNumbers] = []
-        diverged = None
-        for result, _ in pending:  # on a GPU this is where the host first sees them
-            step = StepNumbers.of(result, failed_refreshes)
-            try:
-                check_finite(
-                    step.iteration,
-                    step.loss,
-                    torch.tensor(step.grad_norms),
-                    self.assembly.stages[0].index,
-                )
-            except DivergedError as error:
-                diverged = error
-                break
-            steps.append(step)
+    def _report(self, pending: list[_TimedResult]) -> None:
+        """Let rank 0 write these iterations, up to the first one that is not finite.
+
+        Raises:
+            DivergedError: there is such an iteration.
+        """
+        steps, diverged = self._fetch(pending)
+        # With several devices, others may have found nothing wrong, and would not be asked now.
         if steps and (diverged is None or self.world.num_ranks == 1):
             reports = self.world.gather((steps, peak_memory(self.device)))
             if self._recorder is not None:
-                self._recorder.record(reports, [seconds for _, seconds in pending[: len(steps)]])
+                seconds = [timed.seconds for timed in pending[: len(steps)]]
+                self._recorder.record(reports, seconds)
         if diverged is not None:
             raise diverged
 
+    def _fetch(self, pending: list[_TimedResult]) -> tuple[list[StepNumbers], DivergedError | None]:
+        """The numbers of these iterations, before the first one that is not finite; and the error
+        for that one. On a GPU this waits for the device."""
+        failed_refreshes = self.assembly.updater.num_failed_refreshes
+        first_stage = self.assembly.stages[0].index
+        steps: list[StepNumbers] = []
+        for timed in pending:
+            step = StepNumbers.of(timed.result, failed_refreshes)
+            try:
+                check_finite(step.iteration, step.loss, torch.tensor(step.grad_norms), first_stage)
+            except DivergedError as error:
+                return steps, error
+            steps.append(step)
+        return steps, None
+
     def _validate(self) -> None:
+        """Record the loss of the newest weights on the validation set.
+
+        Raises:
+            DivergedError: it is not finite. The training loss after the last update is not
+                computed, so this may be the first to show it.
+        """
         training = self.config.training
         batches = validation_set(
             self.data.validation,
@@ -348,15 +426,17 @@ class Trainer:
             examples=training.validation_examples,
             batch_size=training.batch_size,
         )
-        on_device = [(x.to(self.device), targets.to(self.device)) for x, targets in batches]
+        on_device = [
+            (inputs.to(self.device), targets.to(self.device)) for inputs, targets in batches
+        ]
         losses = self.world.gather(self.assembly.engine.evaluate(on_device))
-        if self._recorder is not None:
-            assert losses[-1] is not None  # the last device has the head
-            if not math.isfinite(losses[-1]):  # the loss after the last update is not computed
-                raise DivergedError(
-                    f"iteration {self.iteration}: the validation loss is {losses[-1]}"
-                )
-            self._recorder.record_validation(self.iteration, losses[-1])
+        if self._recorder is None:
+            return
+        loss = losses[-1]  # the last device has the head
+        assert loss is not None
+        if not math.isfinite(loss):
+            raise DivergedError(f"iteration {self.iteration}: the validation loss is {loss}")
+        self._recorder.record_validation(self.iteration, loss)
 
     def _save(self) -> None:
         """Begin to write a checkpoint: every device its stages, rank 0 the rest."""
@@ -416,11 +496,10 @@ class Trainer:
         return None
 
     def _first_damage(self, chosen: Path) -> DamagedError | None:
-        """What is wrong with the stages of a checkpoint; rank 0 learns it, from all."""
+        """On rank 0: the first damage that any rank has found in its stages of a checkpoint."""
         error = None
         try:
-            for stage in self.assembly.stages:
-                checkpoint.check_stage(chosen, stage.index)
+            checkpoint.check_stages(chosen, [stage.index for stage in self.assembly.stages])
         except DamagedError as damage:
             error = damage
         errors = [found for found in self.world.gather(error) if found is not None]
@@ -431,7 +510,9 @@ class Trainer:
             print(note, file=sys.stderr, flush=True)
 
     def _prepare_data(self, verify: bool, fingerprint: str | None) -> PreparedData:
-        if not self.is_writer:  # rank 0 makes the token files; the others find them
+        """Make or find the token files; UserError if they do not suffice for the run."""
+        # Rank 0 makes the token files. The others wait for it, and find them.
+        if not self.is_writer:
             self.world.barrier(patient=True)
         # Once per machine: machines may have token files of their own.
         is_first_here = self.world.local_rank == 0
@@ -445,39 +526,45 @@ class Trainer:
             self.world.barrier(patient=True)
         agree(self.world, {"fingerprint of the data": data.fingerprint})
         check_budget(self.config, data.train.num_tokens)
-        training, sequence_length = self.config.training, self.config.model.sequence_length
-        check_validation_examples(data.validation, sequence_length, training.validation_examples)
+        check_validation_examples(
+            data.validation,
+            self.config.model.sequence_length,
+            self.config.training.validation_examples,
+        )
         return data
 
     def _stage_ranges(self) -> list[range]:
+        """The stages of each rank."""
         ranges = partition(self.config.pipeline.stages, self.world.num_ranks)
         if self.config.pipeline.balance == "time" and self.world.num_ranks > 1:
-            # Measured once, on rank 0: all have to agree. The trajectory does not depend on the
-            #     cut.
+            # Measured once, on rank 0, because all ranks have to agree. The trajectory does not
+            # depend on the ranges.
             costs = measure_stage_costs(self.config, self.device) if self.is_writer else []
             ranges = assign(self.world.broadcast(costs), self.world.num_ranks)
         return ranges
 
 
 def check_budget(config: RunConfig, num_tokens: int) -> None:
+    """UserError if the run reads its `num_tokens` training tokens more often than it may
+    (`data.max_epochs`)."""
     needed = config.training.last_iteration * config.tokens_per_update
     epochs = needed / num_tokens
     if epochs > config.data.max_epochs:
         raise UserError(
             f"data.source {config.data.source}: the run reads {needed:,} tokens, there are "
-            f"{num_tokens:,}:"
-            f" {epochs:.2f} epochs; allow it with "
+            f"{num_tokens:,}: {epochs:.2f} epochs; allow it with "
             f"data.max_epochs={math.ceil(epochs * 100) / 100:.2f}"
         )
 
 
 def iteration_profiler(folder: Path, rank: int) -> profiler.profile:
-    """Records iterations 8 to 12 of a session into FOLDER/rank-R.json, with the schedule's actions
-    as named ranges."""
+    """A profiler that records iterations 8 to 12 of a session into FOLDER/rank-R.json, with the
+    schedule's actions as named ranges. Call its `step` after each iteration."""
     folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"rank-{rank}.json"
+    # 5 iterations are left out (allocators, kernel choices), 2 warm the profiler up, 5 are
+    # recorded.
+    schedule = profiler.schedule(wait=5, warmup=2, active=5, repeat=1)
     return profiler.profile(
-        # 5 iterations are left out (allocators, kernel choices), 2 warm the profiler up, 5 are
-        # recorded.
-        schedule=profiler.schedule(wait=5, warmup=2, active=5, repeat=1),
-        on_trace_ready=lambda trace: trace.export_chrome_trace(str(folder / f"rank-{rank}.json")),
+        schedule=schedule, on_trace_ready=lambda trace: trace.export_chrome_trace(str(path))
     )

@@ -1,5 +1,4 @@
-"""What a run leaves on disk but its checkpoints: metrics and progress, from what the devices
-report; summary.json."""
+"""Metrics, progress and summary.json of a run, from the numbers that its devices report."""
 
 import math
 import platform
@@ -9,7 +8,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
@@ -33,42 +31,51 @@ from brx.train.trackers import open_trackers, scalars_of
 
 @dataclass(frozen=True)
 class StepNumbers:
-    """A StepResult on the host."""
+    """A `StepResult` on the host: one iteration's numbers from one device."""
 
     iteration: int
     loss: float | None
-    auxiliary_losses: list[float]  # per stage with a mixture
+    """In nats; None on all devices but the last."""
+    auxiliary_losses: list[float]
+    """Per stage with a mixture of experts."""
     grad_norms: list[float]
+    """Per stage, before clipping."""
     update_norms: list[float]
+    """Per stage; empty where they were not measured."""
     update_seconds: float
+    """Time of the method's step."""
     failed_refreshes: int
+    """Refreshes of a basis that have failed since the run began."""
 
     @classmethod
     def of(cls, result: StepResult, failed_refreshes: int) -> Self:
         """Fetch a result from its device; waits for a GPU."""
-        loss = None if result.loss is None else result.loss.item()
-        auxiliary_losses = (
-            [] if result.auxiliary_losses is None else result.auxiliary_losses.tolist()
-        )
-        update_norms = [] if result.update_norms is None else result.update_norms.tolist()
-        grad_norms, seconds = result.grad_norms.tolist(), result.update_time.seconds()
+        auxiliary_losses: list[float] = []
+        if result.auxiliary_losses is not None:
+            auxiliary_losses = result.auxiliary_losses.tolist()
+        update_norms: list[float] = []
+        if result.update_norms is not None:
+            update_norms = result.update_norms.tolist()
         return cls(
-            result.iteration,
-            loss,
-            auxiliary_losses,
-            grad_norms,
-            update_norms,
-            seconds,
-            failed_refreshes,
+            iteration=result.iteration,
+            loss=None if result.loss is None else result.loss.item(),
+            auxiliary_losses=auxiliary_losses,
+            grad_norms=result.grad_norms.tolist(),
+            update_norms=update_norms,
+            update_seconds=result.update_time.seconds(),
+            failed_refreshes=failed_refreshes,
         )
 
 
 class RunRecorder:
-    """Turns what the devices report into metrics and progress, and sums the run up; of rank 0,
-    which gathers it.
+    """Turns what the devices report into metrics and progress, and sums the run up. Rank 0 has one.
 
-    `fingerprint` is the data's, `start` the iteration and training seconds before this session;
-    `stack` closes what it opens."""
+    Args:
+        stack: closes the files and trackers that this opens.
+        assembly: what this device trains with.
+        fingerprint: of the data.
+        start: the iteration, and the training seconds, before this session.
+    """
 
     def __init__(
         self,
@@ -82,47 +89,59 @@ class RunRecorder:
         fingerprint: str,
         start: tuple[int, float],
     ) -> None:
-        self._config, self._folder, self._progress = config, folder, progress
+        self._config = config
+        self._folder = folder
+        self._progress = progress
         self.metrics = stack.enter_context(MetricsWriter(folder.metrics))
         self._trackers = open_trackers(config, folder.path, start[0] + 1)
         for tracker in self._trackers:
             stack.callback(tracker.close)
-        self._assembly, self._device, self._fingerprint = assembly, device, fingerprint
-        self._utilization, self._refresh_time = Utilization(config, device), RefreshTime(config)
-        self._started = time.monotonic()  # which no clock change turns back
+        self._assembly = assembly
+        self._device = device
+        self._fingerprint = fingerprint
+        self._utilization = Utilization(config, device)
+        self._refresh_time = RefreshTime(config)
+        self._started = time.monotonic()
+        # Iteration and training seconds: before this session, and at the last report.
         self._first = self._reported = start
 
     def record(self, reports: list[tuple[list[StepNumbers], int]], seconds: list[float]) -> None:
-        """Write a record per iteration, with the seconds at its end, from each device's steps and
-        peak memory."""
-        # By iteration and device.
-        steps = list(zip(*(own_steps for own_steps, _ in reports), strict=True))
-        # Devices update at the same time, so the slowest counts.
-        update_seconds = [max(part.update_seconds for part in parts) for parts in steps]
-        for parts, update in zip(steps, update_seconds, strict=True):
-            self._refresh_time.see(parts[0].iteration, update)
-        records = [
-            self._record(parts, second) for parts, second in zip(steps, seconds, strict=True)
-        ]
+        """Write a record per iteration.
+
+        Args:
+            reports: from each device, in order of rank: its numbers of these iterations, and its
+                peak memory in bytes.
+            seconds: the training seconds at the end of each iteration.
+        """
+        steps_by_device = [steps for steps, _ in reports]
+        steps_by_iteration = list(zip(*steps_by_device, strict=True))
+        update_seconds: list[float] = []
+        records: list[Record] = []
+        for steps, second in zip(steps_by_iteration, seconds, strict=True):
+            # Devices update at the same time, so the slowest counts.
+            slowest = max(step.update_seconds for step in steps)
+            update_seconds.append(slowest)
+            self._refresh_time.see(steps[0].iteration, slowest)
+            records.append(self._record(steps, second))
         newest = records[-1]
-        rate = self._rate(self._reported, newest["iteration"], seconds[-1])
-        self._reported = (newest["iteration"], seconds[-1])
+        iteration = newest["iteration"]
+        rate = self._rate(self._reported, iteration, seconds[-1])
+        self._reported = (iteration, seconds[-1])
+        newest["peak_memory_bytes"] = max(peak for _, peak in reports)
         measured = {
             "tokens_per_second": rate,
             "mfu": self._utilization.mfu(rate),
-            "update_seconds": sum(update_seconds) / len(steps),
+            "update_seconds": sum(update_seconds) / len(update_seconds),
             "refresh_seconds": self._refresh_time.seconds,
         }
-        newest["peak_memory_bytes"] = max(peak for _, peak in reports)
-        newest |= {
-            key: float(f"{value:.5g}") for key, value in measured.items() if value is not None
-        }
+        for name, value in measured.items():
+            if value is not None:
+                newest[name] = float(f"{value:.5g}")
         self._write(records)
-        self._progress.update(
-            newest["iteration"], f"loss {newest['train_loss']:.3f}  {rate:,.0f} tokens/s"
-        )
+        self._progress.update(iteration, f"loss {newest['train_loss']:.3f}  {rate:,.0f} tokens/s")
 
     def record_validation(self, iteration: int, loss: float) -> None:
+        """Write a validation loss, in nats."""
         self._write([{"iteration": iteration, "val_loss": loss}])
         self._progress.say(f"iteration {iteration}: validation loss {loss:.4f}")
 
@@ -134,27 +153,21 @@ class RunRecorder:
         error: str | None = None,
         memory: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Write summary.json. `training_seconds` sums all sessions, without validations and
-        checkpoints; `memory` has each rank's measured and planned peak in bytes, if they could
-        still be asked."""
-        before = self._folder.read_summary()
-        has_finished_here = (
-            before.get("status") == "finished" and before.get("iteration") == iteration
-        )
-        if status == "finished" and iteration == self._first[0] and has_finished_here:
+        """Write summary.json.
+
+        Args:
+            status: `finished`, `interrupted`, `failed` or `diverged`.
+            iteration: the last one that was made.
+            training_seconds: over all sessions, without validations and checkpoints.
+            error: why the run failed.
+            memory: per rank, its measured and its planned peak in bytes. Empty if the ranks can no
+                longer be asked.
+        """
+        if status == "finished" and self._was_finished_before(iteration):
             return  # this session had nothing to add
-        rate = (
-            self._rate(self._first, iteration, training_seconds)
-            if training_seconds > self._first[1]
-            else None
-        )
-        device = self._device
-        is_cuda = device.type == "cuda"
-        name = (
-            torch.cuda.get_device_name(device)
-            if is_cuda
-            else platform.processor() or platform.machine()
-        )
+        peaks = [measured for measured, _ in memory] or [peak_memory(self._device)]
+        planned_peaks = [planned for _, planned in memory] or None
+        num_parameters, _ = count_parameters(self._config.model, self._config.data.vocabulary_size)
         write_summary(
             self._folder,
             self._config,
@@ -162,33 +175,52 @@ class RunRecorder:
             error,
             iteration,
             self._fingerprint,
-            num_parameters=count_parameters(self._config.model, self._config.data.vocabulary_size)[
-                0
-            ],
+            num_parameters=num_parameters,
             tokens=iteration * self._config.tokens_per_update,
             training_seconds=round(training_seconds, 3),
             session_wall_seconds=round(time.monotonic() - self._started, 3),
-            tokens_per_second=None if rate is None else round(rate, 1),
-            model_flops_per_second=None
-            if rate is None
-            else round(rate * self._utilization.flops_per_token),
-            mfu=None if rate is None else self._utilization.mfu(rate),
+            **self._rates_of_session(iteration, training_seconds),
             refresh_seconds=self._refresh_time.seconds,
-            peak_memory_bytes=[measured for measured, _ in memory] or [peak_memory(device)],
-            planned_memory_bytes=[planned for _, planned in memory] or None,
-            device={"type": device.type, "name": name, "threads": torch.get_num_threads()},
+            peak_memory_bytes=peaks,
+            planned_memory_bytes=planned_peaks,
+            device=_description_of(self._device),
         )
+
+    def _was_finished_before(self, iteration: int) -> bool:
+        """Whether the run had reached this iteration, its last, before this session."""
+        before = self._folder.read_summary()
+        is_in_summary = before.get("status") == "finished" and before.get("iteration") == iteration
+        return is_in_summary and iteration == self._first[0]
+
+    def _rates_of_session(self, iteration: int, training_seconds: float) -> dict[str, Any]:
+        """Mean rates since this session began; None where it has trained nothing."""
+        if training_seconds <= self._first[1]:
+            return {"tokens_per_second": None, "model_flops_per_second": None, "mfu": None}
+        rate = self._rate(self._first, iteration, training_seconds)
+        return {
+            "tokens_per_second": round(rate, 1),
+            "model_flops_per_second": round(rate * self._utilization.flops_per_token),
+            "mfu": self._utilization.mfu(rate),
+        }
 
     def _rate(self, since: tuple[int, float], iteration: int, seconds: float) -> float:
-        return (
-            (iteration - since[0]) * self._config.tokens_per_update / max(seconds - since[1], 1e-9)
-        )
+        """Tokens per second of training, since an iteration and its training seconds."""
+        first, seconds_before = since
+        num_tokens = (iteration - first) * self._config.tokens_per_update
+        return num_tokens / max(seconds - seconds_before, 1e-9)
 
-    def _record(self, parts: Sequence[StepNumbers], seconds: float) -> Record:
-        """One iteration as all devices saw it, in order of rank."""
-        iteration, loss = parts[0].iteration, parts[-1].loss
-        assert loss is not None  # the last device has the head
-        grad_norms = [norm for part in parts for norm in part.grad_norms]
+    def _record(self, steps: Sequence[StepNumbers], seconds: float) -> Record:
+        """One iteration from the numbers of all devices, in order of rank."""
+        iteration = steps[0].iteration
+        loss = steps[-1].loss  # the last device has the head
+        assert loss is not None
+        grad_norms: list[float] = []
+        update_norms: list[float] = []
+        auxiliary_losses: list[float] = []
+        for step in steps:
+            grad_norms += step.grad_norms
+            update_norms += step.update_norms
+            auxiliary_losses += step.auxiliary_losses
         record: Record = {
             "iteration": iteration,
             "train_loss": exact(loss),
@@ -197,82 +229,87 @@ class RunRecorder:
             "tokens": iteration * self._config.tokens_per_update,
             "seconds": round(seconds, 4),
         }
-        auxiliary_losses = [loss for part in parts for loss in part.auxiliary_losses]
         if auxiliary_losses:
             # Rounded once: the same sum on any number of devices.
             record["auxiliary_loss"] = exact(math.fsum(auxiliary_losses))
         if iteration % self._config.training.log_every == 0:
             record["stage_grad_norms"] = [exact(norm) for norm in grad_norms]
-            if failed_refreshes := sum(part.failed_refreshes for part in parts):
+            failed_refreshes = sum(step.failed_refreshes for step in steps)
+            if failed_refreshes:
                 record["failed_refreshes"] = failed_refreshes
-        if update_norms := [exact(norm) for part in parts for norm in part.update_norms]:
-            record["stage_update_norms"] = update_norms
-        probe = self._assembly.probe
-        for name, numbers in ({} if probe is None else probe.take(iteration)).items():
-            record[name] = [None if number is None else exact(number) for number in numbers]
+        if update_norms:
+            record["stage_update_norms"] = [exact(norm) for norm in update_norms]
+        if self._assembly.probe is not None:
+            for name, numbers in self._assembly.probe.take(iteration).items():
+                record[name] = [None if number is None else exact(number) for number in numbers]
         return record
 
     def _write(self, records: list[Record]) -> None:
         self.metrics.write(records)
-        for tracker, record in product(self._trackers, records):
-            tracker.log(scalars_of(record), record["iteration"])
+        for tracker in self._trackers:
+            for record in records:
+                tracker.log(scalars_of(record), record["iteration"])
 
 
 class Utilization:
-    """MFU: the model's multiplications per second as a share of the devices' peak (PaLM,
-    arXiv:2204.02311, appendix B).
+    """MFU (model FLOPs utilization): the model's FLOPs per second as a share of the devices' peak
+    (PaLM, arXiv:2204.02311, appendix B).
 
-    Recomputation and the method's own products do not count; of a mixture, the chosen experts do.
+    Recomputation and the method's own products do not count. Of the experts of a mixture, those
+    that a token is sent to count.
     """
 
     def __init__(self, config: RunConfig, device: torch.device) -> None:
         flops = training_flops(
             config.model, config.data.vocabulary_size, config.training.batch_size
         )
-        self.flops_per_token = flops / (config.training.batch_size * config.model.sequence_length)
+        num_tokens = config.training.batch_size * config.model.sequence_length
+        self.flops_per_token = flops / num_tokens
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        self._peak, self._num_devices = (
-            peak_flops(name, config.runtime.precision),
-            config.pipeline.devices,
-        )
+        self._peak = peak_flops(name, config.runtime.precision)  # FLOPs per second of a device
+        self._num_devices = config.pipeline.devices
 
     def mfu(self, tokens_per_second: float) -> float | None:
-        """The share at that rate; None where the devices' peak is not known."""
+        """The share (0 to 1) at a rate; None if the devices' peak is not known."""
+        if self._peak is None:
+            return None
         used = tokens_per_second * self.flops_per_token
-        return None if self._peak is None else used / (self._peak * self._num_devices)
+        return used / (self._peak * self._num_devices)
 
 
 class RefreshTime:
-    """What a refresh of the basis adds to an update: mean time of updates with one, less mean time
-    of those without."""
+    """The time that a refresh of the bases adds to an update: mean time of the updates with a
+    refresh, minus mean time of the updates without one.
+
+    It is known for schedules with which all stages refresh in the same iterations.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         optimizer = config.optimizer
-        self._frequency: int | None = None  # where not all stages refresh in the same iterations
+        self._frequency: int | None = None  # None where stages refresh in different iterations
         if isinstance(optimizer, BasisRotationConfig) and not optimizer.staggered:
-            self._frequency = (
-                optimizer.frequency if optimizer.refresh_schedule == "uniform" else None
-            )
+            if optimizer.refresh_schedule == "uniform":
+                self._frequency = optimizer.frequency
             self._first = optimizer.first_refresh
-        # Updates with a refresh, and without.
-        self._seconds: dict[bool, list[float]] = {
-            True: [],
-            False: [],
-        }
+        self._with_refresh: list[float] = []  # seconds per update
+        self._without_refresh: list[float] = []
 
     def see(self, iteration: int, update_seconds: float) -> None:
+        """Take an iteration's update into account."""
         # The first basis takes longer, because it needs eigenvectors.
-        if self._frequency is not None and iteration > self._first:
-            self._seconds[iteration % self._frequency == 0].append(update_seconds)
+        if self._frequency is None or iteration <= self._first:
+            return
+        if iteration % self._frequency == 0:
+            self._with_refresh.append(update_seconds)
+        else:
+            self._without_refresh.append(update_seconds)
 
     @property
     def seconds(self) -> float | None:
-        """The difference; None as long as one of the two kinds has not been seen."""
-        return (
-            fmean(self._seconds[True]) - fmean(self._seconds[False])
-            if all(self._seconds.values())
-            else None
-        )
+        """The difference; None while updates of one of the two kinds have not been seen."""
+        if not self._with_refresh or not self._without_refresh:
+            return None
+        return fmean(self._with_refresh) - fmean(self._without_refresh)
 
 
 def write_summary(
@@ -284,20 +321,36 @@ def write_summary(
     fingerprint: str,
     **measured: Any,
 ) -> None:
-    records = list(read_metrics(folder.metrics))
-    train = [record["train_loss"] for record in records if "train_loss" in record]
-    val = [(record["val_loss"], record["iteration"]) for record in records if "val_loss" in record]
-    best_val = min((entry for entry in val if not math.isnan(entry[0])), default=(None, None))
+    """Write summary.json from the metrics of a run and what was measured besides.
+
+    Args:
+        status: `finished`, `interrupted`, `failed`, `diverged` or `unfinished`.
+        error: why the run failed.
+        iteration: the last one that was made.
+        fingerprint: of the data.
+        measured: further entries, by name.
+    """
+    train: list[float] = []
+    val: list[tuple[float, int]] = []  # loss and iteration
+    for record in read_metrics(folder.metrics):
+        if "train_loss" in record:
+            train.append(record["train_loss"])
+        if "val_loss" in record:
+            val.append((record["val_loss"], record["iteration"]))
+    best_train = min((loss for loss in train if not math.isnan(loss)), default=None)
+    best_val, best_val_iteration = min(
+        (entry for entry in val if not math.isnan(entry[0])), default=(None, None)
+    )
     content = {
         "status": status,
         "error": error,
         "iteration": iteration,
         "last_iteration": config.training.last_iteration,
         "final_train_loss": train[-1] if train else None,
-        "best_train_loss": min((loss for loss in train if not math.isnan(loss)), default=None),
+        "best_train_loss": best_train,
         "final_val_loss": val[-1][0] if val else None,
-        "best_val_loss": best_val[0],
-        "best_val_iteration": best_val[1],
+        "best_val_loss": best_val,
+        "best_val_iteration": best_val_iteration,
         **measured,
         "data_fingerprint": fingerprint,
         "trajectory_version": TRAJECTORY_VERSION,
@@ -313,35 +366,43 @@ def write_summary(
 
 
 def peak_memory(device: torch.device) -> int:
-    """Largest memory in bytes that this process has held: on the GPU its allocator's, else resident
-    memory."""
+    """Largest memory in bytes that this process has held: on CUDA, of torch's allocator; else
+    resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if platform.system() == "Darwin" else 1024
-    )
+    unit_bytes = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
+
+
+def _description_of(device: torch.device) -> dict[str, Any]:
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = platform.processor() or platform.machine()
+    return {"type": device.type, "name": name, "threads": torch.get_num_threads()}
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout that this code runs from, with `-dirty` if its code has
-    changed."""
+    """The commit of the checkout that this code runs from, followed by `-dirty` if the code has
+    changed since; None if brx is not part of a checkout."""
     package = Path(brx.__file__).parent
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(package), *arguments]
-        return subprocess.run(
-            command,
+        done = subprocess.run(
+            ["git", "-C", str(package), *arguments],
             capture_output=True,
             text=True,
             check=True,
             timeout=10,
             env=environment_for_git(),
-        ).stdout.strip()
+        )
+        return done.stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", Path(brx.__file__).name)  # else it is not brx's own
-        return git("rev-parse", "HEAD") + (
-            "-dirty" if git("status", "--porcelain", "--", ".") else ""
-        )
+        # Fails if the checkout is another project's, which only holds a copy of brx.
+        git("ls-files", "--error-unmatch", Path(brx.__file__).name)
+        commit = git("rev-parse", "HEAD")
+        is_changed = bool(git("status", "--porcelain", "--", "."))
+        return f"{commit}-dirty" if is_changed else commit
     except (OSError, subprocess.SubprocessError):
         return None

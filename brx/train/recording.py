@@ -39,21 +39,31 @@ class Recording:
 
     Without `with`, the first `log` begins the run, and `close()` or the end of the program ends it.
 
-    It has config.yaml (with what is known of such a loop), metrics.jsonl and summary.json. A loss
-    that is not finite ends the block, quietly: the run has diverged. UserError where the folder
-    holds another run already, or is in use.
+    The folder has config.yaml (with the settings that are known of such a loop), metrics.jsonl and
+    summary.json. If a loss is not finite, the run has diverged: the block ends quietly.
 
-    Args: method: a name for figures and tables; what is no letter or digit becomes a hyphen.
-        stages: P of a plain pipeline; by default that of `pipeline`, or 1. pipeline: what `delayed`
-        returned, which says it all. task: a name for model, data and tokens together: runs of
-        different ones are never compared silently. By default
-            of the script's name and, with `pipeline`, the model's class and shapes.
-        iterations: T, the updates of the whole run. By default as many as are logged: runs of other
-            numbers of updates do not compare, so that one which diverges is not counted.
-        settings: anything else to keep (but `lr`), under `arguments` in config.yaml; what JSON has
-            no form for as text.
-        resume: go on with the run in the folder; what was logged from the next `t` on is written
-            anew.
+    Args:
+        folder: of the run; made if it does not exist.
+        method: a name for figures and tables. Characters that are no letters or digits become
+            hyphens there.
+        lr: the learning rate; of a schedule, its largest.
+        seed: of the run.
+        stages: P of a plain pipeline; by default the number of stages of `pipeline`, or 1.
+        pipeline: what `delayed` returned. It says stages, delays and stash mode.
+        task: a name for model, data and tokens together. Runs of different tasks are never compared
+            silently. By default the script's name and, with `pipeline`, the model's class and
+            shapes.
+        iterations: T, the updates of the whole run. By default as many as are logged. Runs with
+            different numbers of updates are not compared, so without it a run that diverges is not
+            counted.
+        batch_size: examples per micro-batch.
+        settings: anything else to keep, such as a group of an optimizer (without its `lr` and
+            `params`). It is in config.yaml under `arguments`; values that JSON has no form for
+            become text.
+        resume: continue the run in the folder. What was logged from the next `t` on is replaced.
+
+    Raises:
+        UserError: the folder holds another run, or is in use; or a setting is wrong.
     """
 
     def __init__(
@@ -71,44 +81,43 @@ class Recording:
         settings: Mapping[str, Any] = {},
         resume: bool = False,
     ) -> None:
-        self._folder, self._pipeline, self._resume = RunFolder(Path(folder)), pipeline, resume
-        self._task, self._counts = task or _task(pipeline), iterations is None
+        self._folder = RunFolder(Path(folder))
+        self._pipeline = pipeline
+        self._resume = resume
+        self._task = task or _task(pipeline)
+        # Whether T is the number of updates that are logged.
+        self._counts = iterations is None
         self._stack = ExitStack()
         self._is_open = False
         self._has_ended = False
         self._is_in_block = False  # of `with`
         self._metrics: MetricsWriter | None = None
-        self._t, self._validated, self._seconds, self._started = 0, 0, 0.0, time.perf_counter()
-        delays: dict[str, Any] = {
-            "stages": 1 if stages is None else stages,
-            "delay": "pipeline",
-            "accumulation": 1,
-        }
-        if pipeline is not None:
-            delays = pipeline.settings()
-        if stages is not None and stages != delays["stages"]:
-            raise UserError(f"record: stages is {stages}, but the pipeline has {delays['stages']}")
+        self._t = 0  # the newest update that is logged
+        self._validated = 0  # the newest update with a validation loss
+        self._seconds = 0.0  # of earlier sessions
+        self._started = time.perf_counter()
+        delays = _delays(stages, pipeline)
         if resume and self._folder.config.is_file():
             old = load_config(self._folder.path)
-            # More than were logged: somebody has said so.
-            self._counts &= old.training.iterations <= max(
-                1, self._folder.read_summary().get("iteration", 0)
-            )
-            iterations = old.training.iterations if iterations is None else iterations
-            if "cut" not in delays and old.pipeline.cut is not None:  # not known yet
+            num_logged = self._folder.read_summary().get("iteration", 0)
+            if old.training.iterations > max(1, num_logged):
+                self._counts = False  # somebody gave T: it is more than were logged
+            if iterations is None:
+                iterations = old.training.iterations
+            # The cut of this pipeline may not be known yet.
+            if "cut" not in delays and old.pipeline.cut is not None:
                 delays["cut"] = old.pipeline.cut
-        kept = to_jsonable_python(
-            {k: v for k, v in settings.items() if k not in ("lr", "params")}, fallback=str
-        )
+        others = {name: value for name, value in settings.items() if name not in ("lr", "params")}
         training = {"iterations": 1 if iterations is None else iterations, "seed": seed}
-        training |= {} if batch_size is None else {"batch_size": batch_size}
+        if batch_size is not None:
+            training["batch_size"] = batch_size
         content = {
             "data": {"source": self._task},
             "pipeline": delays,
             "optimizer": {
                 "method": RECORDED + re.sub(r"\W+", "_", method),
                 "lr": lr,
-                "arguments": kept,
+                "arguments": to_jsonable_python(others, fallback=str),
             },
             "training": training,
         }
@@ -122,6 +131,7 @@ class Recording:
         return self
 
     def _begin(self) -> None:
+        """Take possession of the folder, and write config.yaml and a first summary."""
         if self._has_ended:
             raise UserError(
                 f"record: {self._folder.path}: this recording has ended; to go on with the run, "
@@ -138,13 +148,22 @@ class Recording:
         self._is_open = True
 
     def close(self) -> None:
-        """End the run, for a loop without `with`; nothing where none is under way."""
+        """End the run, in a loop without `with`. Does nothing if no run is being recorded."""
         if self._is_open:
             self.__exit__(None, None)
 
     def log(self, t: int, loss: float | torch.Tensor, **numbers: float | torch.Tensor) -> None:
-        """Write the training loss of update t in nats, mean over its micro-batches, and any other
-        numbers (`lr`)."""
+        """Write the numbers of one update.
+
+        Args:
+            t: the update, from 1. Each update has to be logged, in order.
+            loss: the training loss in nats, the mean over the update's micro-batches.
+            numbers: any others, by name (`lr`, for example).
+
+        Raises:
+            UserError: `t` is not the next update, or a number has a name that is taken.
+            DivergedError: the loss is not finite; `with` ends its block quietly then.
+        """
         t = int(t)  # numpy's integers, too
         if not self._is_open:  # without `with`
             self._begin()
@@ -157,7 +176,8 @@ class Recording:
                 f"update"
             )
         value = _number(loss)
-        if taken := numbers.keys() & {"iteration", "train_loss", "seconds", "val_loss"}:
+        taken = numbers.keys() & {"iteration", "train_loss", "seconds", "val_loss"}
+        if taken:
             raise UserError(
                 f"record: log: {', '.join(sorted(taken))} is written anyway; give the number "
                 f"another name"
@@ -165,32 +185,42 @@ class Recording:
         if not math.isfinite(value):
             self._diverge(f"iteration {t}: the loss is {value}")
         self._t = t
-        others = {name: _number(number) for name, number in numbers.items()}
-        self._write(
-            {
-                "iteration": t,
-                "train_loss": exact(value),
-                "seconds": self._seconds_so_far(4),
-                **others,
-            }
-        )
+        entry = {
+            "iteration": t,
+            "train_loss": exact(value),
+            "seconds": self._seconds_so_far(4),
+        }
+        for name, number in numbers.items():
+            entry[name] = _number(number)
+        self._write(entry)
 
     def validate(self, t: int, loss: float | torch.Tensor) -> None:
-        """Write a validation loss in nats, taken after update t."""
+        """Write a validation loss, taken after update t.
+
+        Args:
+            t: the update that was logged last.
+            loss: in nats.
+
+        Raises:
+            UserError: `t` is another update, or has a validation loss already.
+            DivergedError: the loss is not finite; `with` ends its block quietly then.
+        """
         t = int(t)
-        if self._metrics and (t != self._t or t == self._validated):
-            what = (
-                "validated already"
-                if t == self._validated
-                else f"iteration {self._t} is the newest"
-            )
-            raise UserError(f"record: {self._folder.path}: validation of iteration {t}: {what}")
-        if not math.isfinite(value := _number(loss)):
+        problem = None
+        if self._metrics is not None and t == self._validated:
+            problem = "validated already"
+        elif self._metrics is not None and t != self._t:
+            problem = f"iteration {self._t} is the newest"
+        if problem is not None:
+            raise UserError(f"record: {self._folder.path}: validation of iteration {t}: {problem}")
+        value = _number(loss)
+        if not math.isfinite(value):
             self._diverge(f"iteration {t}: the validation loss is {value}")
         self._write({"iteration": t, "val_loss": value})
         self._validated = t
 
     def _open(self, t: int) -> None:
+        """Open the metrics, to continue with update t."""
         if self._resume:
             truncate_metrics(self._folder.metrics, t - 1)
         self._find_place()
@@ -199,9 +229,11 @@ class Recording:
 
     def _find_place(self) -> None:
         """The newest iteration in the metrics, and its seconds."""
-        self._t, self._seconds = 0, 0.0
+        self._t = 0
+        self._seconds = 0.0
         for entry in read_metrics(self._folder.metrics):
-            self._t, self._seconds = entry["iteration"], entry.get("seconds", self._seconds)
+            self._t = entry["iteration"]
+            self._seconds = entry.get("seconds", self._seconds)
 
     def _write(self, entry: Record) -> None:
         if self._metrics is None:
@@ -213,36 +245,37 @@ class Recording:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *trace: object
     ) -> bool:
-        diverged = isinstance(error, DivergedError)
+        has_diverged = isinstance(error, DivergedError)
         self._is_open = False
         self._has_ended = True
         atexit.unregister(self.close)
         with self._stack:
             self._complete_config()
-            status = (
-                "finished"
-                if error is None and self._t >= self._config.training.iterations
-                else "interrupted"
-            )
-            if isinstance(error, Exception):  # a KeyboardInterrupt is none
-                status = "diverged" if diverged else "failed"
+            is_complete = error is None and self._t >= self._config.training.iterations
+            status = "finished" if is_complete else "interrupted"
+            if has_diverged:
+                status = "diverged"
+            elif isinstance(error, Exception):  # a KeyboardInterrupt is none
+                status = "failed"
             self._write_summary(status, str(error) if error else None)
-        if diverged:
-            alone = (
-                "; without iterations= no longer run is compared with it" if self._counts else ""
-            )
-            print(f"brx: {self._folder.path}: diverged: {error}{alone}", file=sys.stderr)
-        return diverged
+        if has_diverged:
+            hint = ""
+            if self._counts:
+                hint = "; without iterations= no longer run is compared with it"
+            print(f"brx: {self._folder.path}: diverged: {error}{hint}", file=sys.stderr)
+        return has_diverged
 
     def _diverge(self, problem: str) -> NoReturn:
-        """Leave the block of `with` quietly; without one, end the run and tell the loop."""
+        """Raise DivergedError. Within `with`, this leaves the block; without it, the run ends
+        here."""
         error = DivergedError(problem)
         if not self._is_in_block:
             self.__exit__(DivergedError, error)
         raise error
 
     def _complete_config(self) -> None:
-        """What is known after the updates: their number, and the micro-batches of each."""
+        """Write to config.yaml what only the updates have shown: their number, and the pipeline's
+        settings."""
         content = self._config.model_dump(exclude_unset=True)
         if self._counts and self._t:
             content["training"]["iterations"] = self._t
@@ -267,14 +300,22 @@ def _number(value: float | torch.Tensor) -> float:
     return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
+def _delays(stages: int | None, pipeline: DelayedPipeline | None) -> dict[str, Any]:
+    """The section `pipeline` of the configuration; UserError if `stages` contradicts the
+    pipeline."""
+    if pipeline is None:
+        return {"stages": 1 if stages is None else stages, "delay": "pipeline", "accumulation": 1}
+    delays = pipeline.settings()
+    if stages is not None and stages != delays["stages"]:
+        raise UserError(f"record: stages is {stages}, but the pipeline has {delays['stages']}")
+    return delays
+
+
 def _task(pipeline: DelayedPipeline | None) -> str:
+    """The script's name, and the model's class with a fingerprint of its shapes."""
     script = Path(sys.argv[0] or "interactive").name
     if pipeline is None:
         return script
-    shapes = repr(
-        [(name, tuple(weight.shape)) for name, weight in pipeline.model.named_parameters()]
-    )
-    return (
-        f"{script}, {type(pipeline.model).__name__} "
-        f"{hashlib.sha256(shapes.encode()).hexdigest()[:8]}"
-    )
+    shapes = [(name, tuple(weight.shape)) for name, weight in pipeline.model.named_parameters()]
+    fingerprint = hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]
+    return f"{script}, {type(pipeline.model).__name__} {fingerprint}"

@@ -1,7 +1,11 @@
 """Checkpoints in the background: the iteration's state is copied to host memory, and a thread
-writes it. Every rank writes its stages and announces it. Rank 0 puts the checkpoint in place when
-all have finished. The next checkpoint waits until this one is complete. A rank waits as long as any
-rank makes progress, however slow the storage is: `timeout_s` limits the time without progress."""
+writes it.
+
+Every rank writes its stages and announces that they are saved. Rank 0 puts the checkpoint in place
+when all ranks have finished. The next checkpoint waits until this one is complete. A rank waits as
+long as any rank makes progress, however slow the storage is: `timeout_s` limits the time without
+progress.
+"""
 
 import json
 import threading
@@ -11,21 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from brx.config.schema import RunConfig
 from brx.errors import NeighbourLostError, RunError
+from brx.pipeline.forecasts import copied_to
 from brx.pipeline.world import World
 from brx.runs import checkpoint
 from brx.train.build import Assembly
 
 POLL_S = 0.02
-TELL_EVERY_S = 1.0  # at most so often a rank tells the others how much it has written
+TELL_EVERY_S = 1.0  # shortest time after which a rank tells again how much it has written
 
-# What ranks tell each other, next to `Topic`; each followed by the rank.
-_PROGRESS, _SAVED = "bytes written by", "stages saved by"
+# Topics under which ranks announce; the first two are followed by the rank.
+_PROGRESS = "bytes written by"
+_SAVED = "stages saved by"
 _COMPLETE = "complete checkpoint"
+
+_StageStates = Iterable[tuple[int, dict[str, Any]]]
+"""The index of each stage, and the content of its file."""
 
 
 class CheckpointWriter:
@@ -38,16 +45,25 @@ class CheckpointWriter:
     """
 
     def __init__(self, run: Path, config: RunConfig, world: World) -> None:
-        self._run, self._config, self._world = run, config, world
+        self._run = run
+        self._config = config
+        self._world = world
         self._thread: threading.Thread | None = None
         self._iteration = 0  # the iteration of the checkpoint that is being written
         self._error: BaseException | None = None
-        self._is_given_up = self._is_cut_off = False
-        self._num_bytes, self._told_at = 0, 0.0
+        self._is_given_up = False
+        self._is_cut_off = False
+        self._num_bytes = 0  # written by this rank, in all checkpoints
+        self._num_steps = 0  # calls of `_count`
+        self._told_at = 0.0  # when it last told them
 
     def save(self, iteration: int, assembly: Assembly, content: checkpoint.Content) -> None:
-        """Begin to write this rank's stages as they are now; on rank 0, also the manifest with
-        `content`. Waits for the checkpoint before this one.
+        """Begin to write this rank's stages as they are now. Waits for the checkpoint before.
+
+        Args:
+            iteration: the last one that was made.
+            assembly: what this rank trains with.
+            content: of the manifest, which rank 0 writes.
 
         Raises:
             RunError: a checkpoint could not be written.
@@ -56,8 +72,8 @@ class CheckpointWriter:
         states = self._states(assembly)
         is_aside = self._config.checkpoint.background
         if is_aside:
-            # Copies: the training goes on to change the originals.
-            states = [(stage, tree_map_only(Tensor, _copy, state)) for stage, state in states]
+            # The training goes on and changes the originals.
+            states = [(stage, _copied(state)) for stage, state in states]
         self._iteration = iteration
         self._thread = threading.Thread(
             target=self._write, args=(iteration, states, content), daemon=True
@@ -73,7 +89,8 @@ class CheckpointWriter:
             RunError: the checkpoint under way has failed on this rank.
         """
         if self._error is not None:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             raise error
 
     def settle(self) -> None:
@@ -105,7 +122,7 @@ class CheckpointWriter:
             self._thread.join()
             self._thread = None
 
-    def _states(self, assembly: Assembly) -> Iterable[tuple[int, dict[str, Any]]]:
+    def _states(self, assembly: Assembly) -> _StageStates:
         for stage in assembly.stages:
             state = assembly.stage_state(stage)
             if not self._config.checkpoint.rings:
@@ -115,7 +132,7 @@ class CheckpointWriter:
     def _write(
         self,
         iteration: int,
-        states: Iterable[tuple[int, dict[str, Any]]],
+        states: _StageStates,
         content: checkpoint.Content,
     ) -> None:
         world = self._world
@@ -138,16 +155,21 @@ class CheckpointWriter:
         ranks = range(self._world.num_ranks)
         self._wait(lambda: all(self._has_saved(rank, iteration) for rank in ranks))
         training = self._config.training
+        entries: list[checkpoint.Content] = []  # per stage
+        for rank in ranks:
+            entries += self._saved_by(rank)["stages"]
         checkpoint.finish(
             self._run,
             iteration,
             content | {"rings": self._config.checkpoint.rings},
-            [entry for rank in ranks for entry in self._saved_by(rank)["stages"]],
+            entries,
             training.keep_checkpoints,
             training.keep_at,
         )
 
     def _saved_by(self, rank: int) -> dict[str, Any]:
+        """What a rank has announced as saved: `iteration`, and `stages` with an entry per stage for
+        the manifest. Empty before its first checkpoint."""
         told = self._world.announced(f"{_SAVED} {rank}")
         saved: dict[str, Any] = {} if told is None else json.loads(told)
         return saved
@@ -156,14 +178,16 @@ class CheckpointWriter:
         return bool(self._saved_by(rank).get("iteration") == iteration)
 
     def _count(self, num_bytes: int) -> None:
-        """Note that so many bytes more are on the disk."""
+        """Note that this many more bytes are on the disk, and tell the others at times."""
         if self._is_cut_off:
             raise RunError(f"checkpoint of iteration {self._iteration}: cut off")
         self._num_bytes += num_bytes
+        self._num_steps += 1
         now = time.monotonic()
         if now - self._told_at > self._tell_every_s:
             self._told_at = now
-            self._world.announce(f"{_PROGRESS} {self._world.rank}", str(self._num_bytes))
+            progress = f"{self._num_bytes} in {self._num_steps} steps"
+            self._world.announce(f"{_PROGRESS} {self._world.rank}", progress)
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
         """Until `is_over`, as long as any rank makes progress."""
@@ -188,17 +212,25 @@ class CheckpointWriter:
         return min(TELL_EVERY_S, self._config.pipeline.timeout_s / 4)
 
     def _progress(self) -> list[str | None]:
-        """What all ranks have told of the checkpoint under way."""
+        """All announcements of all ranks about the checkpoint under way."""
         topics = [_COMPLETE]
         for rank in range(self._world.num_ranks):
             topics += [f"{_PROGRESS} {rank}", f"{_SAVED} {rank}"]
         return [self._world.announced(topic) for topic in topics]
 
     def _first_late(self) -> int:
-        ranks = range(self._world.num_ranks)
-        late = [rank for rank in ranks if not self._has_saved(rank, self._iteration)]
-        return late[0] if late else 0  # which has not put it in place
+        """The first rank whose stages are not saved. If all are, rank 0 is late: it has not put the
+        checkpoint in place."""
+        for rank in range(self._world.num_ranks):
+            if not self._has_saved(rank, self._iteration):
+                return rank
+        return 0
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a stage with copies on the CPU of all that the training may change."""
+    copied = dict(state)
+    for key in Assembly.SHARED:
+        if key in state:
+            copied[key] = copied_to("cpu", state[key])
+    return copied

@@ -13,22 +13,29 @@ from brx.errors import UserError
 from brx.files import write_text
 from brx.runs.metrics import Record
 
-# By module: the setting, which is the extra's name, too.
+# By module: its setting, which is also the package to install.
 SETTINGS = {"torch.utils.tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
 
 class Tracker(NamedTuple):
     """Takes the numbers of each record that goes into metrics.jsonl."""
 
-    log: Callable[[dict[str, float], int], object]  # takes numbers and their iteration
+    log: Callable[[dict[str, float], int], object]
+    """Takes numbers by name, and their iteration."""
     close: Callable[[], object]
 
 
 def tensorboard(run: Path, first_iteration: int) -> Tracker:
+    """Writes into the folder `tensorboard` of a run.
+
+    Args:
+        run: the run's folder.
+        first_iteration: of this session.
+    """
     from torch.utils.tensorboard import SummaryWriter
 
-    # A resumed run writes the iterations after its checkpoint again: purge_step drops the first
-    #     writing.
+    # A resumed run writes the iterations after its checkpoint again. `purge_step` drops what was
+    # written of them before.
     writer = SummaryWriter(str(run / "tensorboard"), purge_step=first_iteration)
 
     def log(scalars: dict[str, float], iteration: int) -> None:
@@ -39,13 +46,21 @@ def tensorboard(run: Path, first_iteration: int) -> Tracker:
 
 
 def board(module: str, project: str, run: Path, config: RunConfig) -> Tracker:
-    """A run on a board of Weights & Biases or Trackio, whose interfaces are the same; resumes under
-    the same name."""
-    # A unique name on the board, kept for when this run resumes.
+    """A run on a board of Weights & Biases or Trackio, which have the same interface. A resumed run
+    continues under the same name.
+
+    Args:
+        module: `wandb` or `trackio`.
+        project: on the board.
+        run: the run's folder.
+        config: of the run.
+    """
+    # A name that is unique on the board, kept for when this run resumes.
     id_file = run / "run_id.txt"
     if not id_file.is_file():
         write_text(id_file, uuid4().hex[:12] + "\n")
-    name, identity = run.name, id_file.read_text(encoding="utf-8").strip()
+    identity = id_file.read_text(encoding="utf-8").strip()
+    name = run.name
     settings: dict[str, Any] = {
         "project": project,
         "resume": "allow",
@@ -53,26 +68,33 @@ def board(module: str, project: str, run: Path, config: RunConfig) -> Tracker:
     }
     if module == "wandb":
         settings |= {"name": name, "id": identity, "dir": str(run)}
-    else:  # which knows a run by its name, and prints on stdout, where results are
+    else:
+        # Trackio knows a run by its name alone.
         settings |= {"name": f"{name}-{identity}", "embed": False}
+    # Trackio prints on stdout, which is for results.
     with redirect_stdout(sys.stderr):
         opened: Any = import_module(module).init(**settings)
+
+    def log(scalars: dict[str, float], iteration: int) -> None:
+        opened.log(scalars, step=iteration)
 
     def close() -> None:
         with redirect_stdout(sys.stderr):
             opened.finish()
 
-    return Tracker(lambda scalars, iteration: opened.log(scalars, step=iteration), close)
+    return Tracker(log, close)
 
 
 def check_trackers(config: RunConfig) -> None:
-    """Refuse, with a UserError and before there is a run folder, a tracker that is not installed or
-    has no key."""
-    asked = {
-        module: name
-        for module, name in SETTINGS.items()
-        if getattr(config.logging, name) not in (False, None)
-    }
+    """Look for the configured trackers, before there is a run folder.
+
+    Raises:
+        UserError: one is not installed or has no key.
+    """
+    asked: dict[str, str] = {}  # settings by module
+    for module, setting in SETTINGS.items():
+        if getattr(config.logging, setting) not in (False, None):
+            asked[module] = setting
     for module, setting in asked.items():
         try:
             import_module(module)
@@ -90,24 +112,31 @@ def check_trackers(config: RunConfig) -> None:
 
 
 def open_trackers(config: RunConfig, run: Path, first_iteration: int) -> list[Tracker]:
+    """The configured trackers.
+
+    Args:
+        config: of the run.
+        run: its folder.
+        first_iteration: of this session.
+    """
+    trackers = []
+    if config.logging.tensorboard:
+        trackers.append(tensorboard(run, first_iteration))
     projects = {"wandb": config.logging.wandb, "trackio": config.logging.trackio}
-    boards = [
-        board(module, name, run, config) for module, name in projects.items() if name is not None
-    ]
-    return [tensorboard(run, first_iteration), *boards] if config.logging.tensorboard else boards
+    for module, project in projects.items():
+        if project is not None:
+            trackers.append(board(module, project, run, config))
+    return trackers
 
 
 def scalars_of(record: Record) -> dict[str, float]:
-    scalars: dict[str, float] = {}
+    """The numbers of a record by name, without its iteration. A list with a number per stage
+    becomes `KEY/stage_000`, `KEY/stage_001` and so on; what was not measured is left out."""
+    numbers: dict[str, float | None] = {}
     for key, value in record.items():
-        numbers = (
-            {f"{key}/stage_{k:03d}": v for k, v in enumerate(value)}
-            if isinstance(value, list)
-            else {key: value}
-        )
-        scalars |= {
-            name: number
-            for name, number in numbers.items()
-            if number is not None and name != "iteration"
-        }
-    return scalars
+        if isinstance(value, list):
+            for stage, number in enumerate(value):
+                numbers[f"{key}/stage_{stage:03d}"] = number
+        elif key != "iteration":
+            numbers[key] = value
+    return {name: number for name, number in numbers.items() if number is not None}

@@ -3,18 +3,22 @@
     brx train quick --set pipeline.stages=8 pipeline.delay=examples/delays/internet.py:straggler
     brx schedule --stages 8 --devices 1 --delay examples/delays/internet.py:churn
 
-Each function takes (stage, stages, micro-batch from 1, seed) and returns tau in micro-batches for
-the forward pass of this stage. Its attribute `most` is the largest tau; the ring of versions has
-room for this many. brx makes sure that versions never run backwards."""
+Each function gives the delay tau, in micro-batches, of one stage's forward pass on one micro-batch
+(micro-batches count from 1, stages from 0). Its attribute `most` gives the stage's largest tau, for
+which the ring of versions needs room. brx makes sure that versions never run backwards."""
 
 import random
 
 JITTER = 4
 """The most micro-batches that a link adds."""
-LATE, LATE_FOR, EVERY = 12, 10, 50
-"""A straggler's delay, its duration and its period, all in micro-batches."""
+EVERY = 50
+"""Micro-batches in a period; in each, one stage is late or gone once."""
+LATE = 12
+"""The micro-batches that a straggler adds to its delay."""
+LATE_FOR = 10
+"""For how many micro-batches of a period the straggler is late."""
 GONE_FOR = 20
-"""How many micro-batches a stage is away."""
+"""For how many micro-batches of a period a stage is gone."""
 
 
 def in_pipeline(stage: int, num_stages: int) -> int:
@@ -32,16 +36,21 @@ jitter.most = lambda stage, num_stages: in_pipeline(stage, num_stages) + JITTER
 
 
 def straggler(stage: int, num_stages: int, micro_batch: int, seed: int) -> int:
-    """The middle stage is 12 micro-batches late for 10 of every 50; when, is drawn for each 50."""
+    """The middle stage is 12 micro-batches late for 10 of every 50, which begin at random."""
     period, now = divmod(micro_batch, EVERY)
     begins = random.Random(f"{seed} {period}").randrange(EVERY - LATE_FOR)
-    is_late = stage == num_stages // 2 and begins <= now < begins + LATE_FOR
-    return in_pipeline(stage, num_stages) + LATE * is_late
+    delay = in_pipeline(stage, num_stages)
+    if stage == num_stages // 2 and begins <= now < begins + LATE_FOR:
+        delay += LATE
+    return delay
 
 
-straggler.most = lambda stage, num_stages: (
-    in_pipeline(stage, num_stages) + LATE * (stage == num_stages // 2)
-)
+def most_of_straggler(stage: int, num_stages: int) -> int:
+    delay = in_pipeline(stage, num_stages)
+    return delay + LATE if stage == num_stages // 2 else delay
+
+
+straggler.most = most_of_straggler
 
 
 def churn(stage: int, num_stages: int, micro_batch: int, seed: int) -> int:
@@ -49,9 +58,12 @@ def churn(stage: int, num_stages: int, micro_batch: int, seed: int) -> int:
     with."""
     period, now = divmod(micro_batch, EVERY)
     draw = random.Random(f"{seed} {period}")
-    gone, begins = draw.randrange(num_stages), draw.randrange(EVERY - GONE_FOR)
-    away = now - begins if stage == gone and begins <= now < begins + GONE_FOR else 0
-    return in_pipeline(stage, num_stages) + away
+    gone = draw.randrange(num_stages)
+    begins = draw.randrange(EVERY - GONE_FOR)
+    delay = in_pipeline(stage, num_stages)
+    if stage == gone and begins <= now < begins + GONE_FOR:
+        delay += now - begins
+    return delay
 
 
 churn.most = lambda stage, num_stages: in_pipeline(stage, num_stages) + GONE_FOR - 1

@@ -1,11 +1,10 @@
-"""AdamW with gradients that are damped where the weights have already moved in their direction.
+r"""AdamW with gradients that are damped where the weights have already moved in their direction.
 
-A gradient at old weights asks for a move that later updates may have made already. So each
-coordinate that has moved against its gradient since then is damped, in proportion to its move over
-the largest such move.
+A gradient at old weights asks for a move that later updates may have made already. So the gradient
+is damped in each coordinate that has moved against it since then, in proportion to the move.
 
-    brx train quick --set pipeline.stages=8
-    optimizer.method=examples/methods/drift_corrector.py:DriftCorrector
+    brx train quick --set pipeline.stages=8 \
+        optimizer.method=examples/methods/drift_corrector.py:DriftCorrector
 """
 
 import torch
@@ -15,10 +14,10 @@ from brx.methods.method import Method
 
 
 class DriftCorrector(Method):
-    """g <- g (1 - strength d / max d), d the distance moved against g since the backward pass's
-    weights."""
+    """g <- g (1 - strength d / max d), where d is how far each weight has moved against g since the
+    weights of the backward pass."""
 
-    summary = "AdamW on gradients without what the weights have followed meanwhile"
+    summary = "AdamW on gradients damped where the weights have followed them meanwhile"
 
     def __init__(self, strength: float = 0.5) -> None:
         self.strength = strength

@@ -1,8 +1,9 @@
-"""Lion (Chen et al. 2023, arXiv:2302.06675) on the matrices of attention and MLP, AdamW on
+r"""Lion (Chen et al. 2023, arXiv:2302.06675) on the matrices of attention and MLP, AdamW on
 everything else.
 
-brx train quick --set pipeline.stages=8
-optimizer.method=examples/methods/lion_on_matrices.py:LionOnMatrices"""
+    brx train quick --set pipeline.stages=8 \
+        optimizer.method=examples/methods/lion_on_matrices.py:LionOnMatrices
+"""
 
 import torch
 from torch.optim import Optimizer
@@ -22,8 +23,9 @@ class Lion(Optimizer):
             beta1, beta2 = group["betas"]
             for weight in group["params"]:
                 average = self.state[weight].setdefault("exp_avg", torch.zeros_like(weight))
+                direction = torch.lerp(weight.grad, average, beta1).sign()
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.sub_(torch.lerp(weight.grad, average, beta1).sign(), alpha=group["lr"])
+                weight.sub_(direction, alpha=group["lr"])
                 average.lerp_(weight.grad, 1 - beta2)
 
 

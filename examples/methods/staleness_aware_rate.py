@@ -1,8 +1,9 @@
-"""AdamW at a learning rate divided by the delay (staleness-aware SGD, Zhang et al. 2016,
+r"""AdamW at a learning rate divided by the delay (staleness-aware SGD, Zhang et al. 2016,
 arXiv:1511.05950).
 
-brx train quick --set pipeline.stages=8
-optimizer.method=examples/methods/staleness_aware_rate.py:StalenessAware"""
+    brx train quick --set pipeline.stages=8 \
+        optimizer.method=examples/methods/staleness_aware_rate.py:StalenessAware
+"""
 
 from brx.methods.method import Method
 

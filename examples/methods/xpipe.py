@@ -1,7 +1,7 @@
-"""AdamW with passes at the weights that Adam's next steps will probably reach (XPipe, Guan et al.
+"""AdamW whose passes use the weights that Adam's next steps will probably reach (XPipe, Guan et al.
 2019, arXiv:1911.04610).
 
-brx train quick --set pipeline.stages=8 optimizer.method=examples/methods/xpipe.py:XPipe
+    brx train quick --set pipeline.stages=8 optimizer.method=examples/methods/xpipe.py:XPipe
 """
 
 from torch import Tensor
@@ -12,8 +12,8 @@ from brx.methods.method import Method, Stages
 
 
 class XPipe(Method):
-    """Both passes at w - strength tau lr m^ / (sqrt(v^) + eps), with the moments and the rate of
-    the last update."""
+    """Both passes use w - strength tau lr m^ / (sqrt(v^) + eps), with the moments and the learning
+    rate of the last update."""
 
     summary = "AdamW at predicted weights: tau of Adam's last steps ahead"
 
@@ -27,14 +27,14 @@ class XPipe(Method):
     def forecast(
         self, newest: list[Tensor], update: list[Tensor], tau_updates: float, state: list[dict]
     ) -> list[Tensor]:
-        group = self.adam.param_groups[0]  # the rate is the same for all stages
-        (beta1, beta2), predicted = group["betas"], []
+        group = self.adam.param_groups[0]  # the learning rate is the same for all stages
+        beta1, beta2 = group["betas"]
+        predicted = []
         for weight in newest:
             moments = self.adam.state[weight]
             step = moments["step"].item()
-            mean = moments["exp_avg"] / (1 - beta1**step)
-            root = (moments["exp_avg_sq"] / (1 - beta2**step)).sqrt()
-            predicted.append(
-                weight - self.strength * tau_updates * group["lr"] * mean / (root + group["eps"])
-            )
+            mean = moments["exp_avg"] / (1 - beta1**step)  # m^
+            root = (moments["exp_avg_sq"] / (1 - beta2**step)).sqrt()  # sqrt(v^)
+            distance = self.strength * tau_updates * group["lr"]
+            predicted.append(weight - distance * mean / (root + group["eps"]))
         return predicted

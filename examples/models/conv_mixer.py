@@ -1,8 +1,7 @@
-"""A language model without attention: each block mixes positions by a causal convolution per
-channel, gated, and channels by an MLP.
+"""A language model without attention. Each block mixes positions by a gated causal convolution per
+channel, and channels by an MLP.
 
-    brx train quick --set model.class=examples/models/conv_mixer.py:ConvMixer
-    --set model.kernel=8
+    brx train quick --set model.class=examples/models/conv_mixer.py:ConvMixer model.kernel=8
 """
 
 import torch.nn.functional as F
@@ -14,16 +13,20 @@ class Block(nn.Module):
 
     def __init__(self, width: int, kernel: int) -> None:
         super().__init__()
-        self.mix_norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.value, self.gate = nn.Linear(width, width), nn.Linear(width, width)
+        self.mix_norm = nn.RMSNorm(width)
+        self.mlp_norm = nn.RMSNorm(width)
+        self.value = nn.Linear(width, width)
+        self.gate = nn.Linear(width, width)
         self.convolution = nn.Conv1d(width, width, kernel, groups=width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         normal = self.mix_norm(x)
         value = self.value(normal).transpose(1, 2)  # (examples, width, tokens)
         # Zeros before the first token, so that no token sees a later one.
-        past = F.pad(value, (self.convolution.kernel_size[0] - 1, 0))
+        (kernel,) = self.convolution.kernel_size
+        past = F.pad(value, (kernel - 1, 0))
         mixed = self.convolution(past).transpose(1, 2)
         x = x + F.silu(self.gate(normal)) * mixed
         return x + self.down(F.gelu(self.up(self.mlp_norm(x))))

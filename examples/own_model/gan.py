@@ -1,5 +1,5 @@
-"""A GAN with clamped weights (WGAN) on points of a circle, under the delay of a pipeline of 4
-stages per network, and without: `python gan.py [N]`."""
+"""A GAN with clamped weights (WGAN) on points of a circle, without delay and with each network in a
+pipeline of 4 stages: `python gan.py [ITERATIONS]`."""
 
 import sys
 
@@ -30,23 +30,24 @@ def distance(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 for stages in (1, 4):
     torch.manual_seed(0)
     critic, generator = network(2, 1), network(8, 2)
-    of_critic = torch.optim.RMSprop(critic.parameters(), lr=1e-3)
-    of_generator = torch.optim.RMSprop(generator.parameters(), lr=1e-3)
-    pipeline = delayed(critic, of_critic, stages)
-    delayed(generator, of_generator, stages)  # each network has versions of its own
+    critic_optimizer = torch.optim.RMSprop(critic.parameters(), lr=1e-3)
+    generator_optimizer = torch.optim.RMSprop(generator.parameters(), lr=1e-3)
+    pipeline = delayed(critic, critic_optimizer, stages)
+    delayed(generator, generator_optimizer, stages)  # each network has versions of its own
     folder = f"runs/gan/p{stages}"
     with record(folder, "rmsprop", pipeline=pipeline, lr=1e-3, iterations=iterations) as run:
         for t in range(1, iterations + 1):
             fake = generator(torch.randn(128, 8))
-            of_critic.zero_grad()
-            loss = critic(fake.detach()).mean() - critic(circle(128, t)).mean()  # one window
+            critic_optimizer.zero_grad()
+            # Both passes of the critic are in one window, so they use the same version.
+            loss = critic(fake.detach()).mean() - critic(circle(128, t)).mean()
             loss.backward()
-            of_critic.step()
-            for weight in critic.parameters():  # after the step, and in the next version
+            critic_optimizer.step()
+            for weight in critic.parameters():  # after the step; the next version has it
                 weight.data.clamp_(-0.1, 0.1)
-            of_generator.zero_grad()
+            generator_optimizer.zero_grad()
             (-critic(fake).mean()).backward()
-            of_generator.step()
+            generator_optimizer.step()
             run.log(t, distance(fake.detach(), circle(128, t)), critic=loss)
 
 main(["slowdown", "runs/gan"])

@@ -1,5 +1,5 @@
-"""A tiny Hugging Face GPT-2 in the Trainer, on the bytes of Python's manual, P = 1 and 4: `python
-gpt2.py [N]`."""
+"""A tiny GPT-2 in Hugging Face's Trainer, on the bytes of Python's manual, at P = 1 and 4: `python
+gpt2.py [ITERATIONS]`."""
 
 import sys
 from pydoc_data import topics
@@ -11,10 +11,9 @@ from brx import delayed, record
 from brx.cli.main import main
 
 iterations = int(sys.argv[1]) if len(sys.argv) > 1 else 400
-text = torch.frombuffer(
-    bytearray("".join(topics.topics.values()).encode()), dtype=torch.uint8
-).long()
-examples = [{"input_ids": part, "labels": part} for part in text.split(64)[:-1]]
+manual = "".join(topics.topics.values())
+tokens = torch.frombuffer(bytearray(manual.encode()), dtype=torch.uint8).long()
+examples = [{"input_ids": part, "labels": part} for part in tokens.split(64)[:-1]]
 SIZES = {"vocab_size": 256, "n_positions": 64, "n_embd": 64, "n_layer": 4, "n_head": 2}
 
 

@@ -21,36 +21,37 @@ images = images.float() / 16 - 0.5
 METHODS = {"adamw": torch.optim.AdamW, "muon": torch.optim.Muon, "basis-rotation": BasisRotation}
 
 
-class Block(nn.Sequential):
+class Residual(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + super().forward(x)
 
 
+def block() -> nn.Module:
+    return Residual(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+
+
 for method, stages, lr, seed in product(METHODS, (1, 16), (3e-4, 1e-3, 3e-3), (0, 1)):
     torch.manual_seed(seed)
-    layers = [
-        Block(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)) for _ in range(16)
-    ]
-    model = nn.Sequential(*layers, nn.LayerNorm(64), nn.Linear(64, 10))
-    matrices = [weight for weight in nn.Sequential(*layers).parameters() if weight.ndim == 2]
-    rest = [
-        weight for weight in model.parameters() if all(weight is not matrix for matrix in matrices)
-    ]
+    blocks = nn.Sequential(*(block() for _ in range(16)))
+    model = nn.Sequential(*blocks, nn.LayerNorm(64), nn.Linear(64, 10))
+    # The matrices inside the network get the method, everything else gets AdamW.
+    matrices = [weight for weight in blocks.parameters() if weight.ndim == 2]
+    in_matrices = {id(matrix) for matrix in matrices}
+    rest = [weight for weight in model.parameters() if id(weight) not in in_matrices]
     settings = {"adjust_lr_fn": "match_rms_adamw"} if method == "muon" else {}
     optimizers = METHODS[method](matrices, lr=lr, **settings), torch.optim.AdamW(rest, lr=lr)
-    pipeline, name = (
-        delayed(model, optimizers, stages),
-        f"runs/methods/{method}-p{stages}-lr{lr}-s{seed}",
-    )
+    pipeline = delayed(model, optimizers, stages)
+    folder = f"runs/methods/{method}-p{stages}-lr{lr}-s{seed}"
     task = {"task": "residual MLP on digits", "iterations": iterations}
-    with record(name, method, pipeline=pipeline, lr=lr, seed=seed, **task) as run:
+    with record(folder, method, pipeline=pipeline, lr=lr, seed=seed, **task) as run:
         for t in range(1, iterations + 1):
-            chosen = torch.randint(
-                len(images), (64,), generator=torch.Generator().manual_seed(seed * 10**6 + t)
-            )
-            (loss := nn.functional.cross_entropy(model(images[chosen]), labels[chosen])).backward()
+            generator = torch.Generator().manual_seed(seed * 10**6 + t)
+            chosen = torch.randint(len(images), (64,), generator=generator)
+            loss = nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
+            loss.backward()
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
             run.log(t, loss)
+
 main(["slowdown", "runs/methods"])

@@ -1,5 +1,5 @@
-"""An MLP on scikit-learn's digits under the delay of a pipeline of 8 stages, and without: `python
-mlp.py [N]`."""
+"""An MLP on scikit-learn's digits, without delay and in a pipeline of 8 stages: `python mlp.py
+[ITERATIONS]`."""
 
 import sys
 

@@ -1,5 +1,5 @@
-"""A small convolutional network with skip connections on scikit-learn's digits, P = 1 and 4:
-`python vision.py [N]`."""
+"""A small convolutional network with skip connections on scikit-learn's digits, at P = 1 and 4:
+`python vision.py [ITERATIONS]`."""
 
 import sys
 
@@ -18,7 +18,8 @@ images = images.float().view(-1, 1, 8, 8) / 16 - 0.5
 class Block(nn.Module):
     def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.norm, self.convolution = nn.GroupNorm(4, width), nn.Conv2d(width, width, 3, padding=1)
+        self.norm = nn.GroupNorm(4, width)
+        self.convolution = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.convolution(self.norm(x).relu())
@@ -38,7 +39,9 @@ for stages in (1, 4):
         for t in range(1, iterations + 1):
             chosen = torch.randint(len(images), (32,), generator=torch.Generator().manual_seed(t))
             optimizer.zero_grad()
-            (loss := nn.functional.cross_entropy(model(images[chosen]), labels[chosen])).backward()
+            loss = nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
+            loss.backward()
             optimizer.step()
             run.log(t, loss)
+
 main(["slowdown", "runs/vision"])

@@ -94,7 +94,7 @@ def test_one_flag_takes_several_settings(arguments, printed, refused):
     ) == (4, 70, 0.05)
 
 
-def test_ctrl_c_during_an_import_that_would_swallow_it_ends_the_process_with_one_line(tmp_path):
+def test_no_import_swallows_ctrl_c(tmp_path):
     (tmp_path / "greedy.py").write_text(
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n "
         "   pass\n"
@@ -121,9 +121,7 @@ def test_ctrl_c_during_an_import_that_would_swallow_it_ends_the_process_with_one
         ("brx tables slo", "slowdown"),
     ],
 )
-def test_the_shell_completes_commands_presets_methods_and_options(
-    words, expected, capsys, monkeypatch
-):
+def test_shell_completes_names(words, expected, capsys, monkeypatch):
     line = {
         "_BRX_COMPLETE": "complete_bash",
         "COMP_WORDS": words,
@@ -136,7 +134,7 @@ def test_the_shell_completes_commands_presets_methods_and_options(
     assert expected in capsys.readouterr().out.split()
 
 
-def test_demo_in_small_then_train_and_plot(tmp_path, printed, monkeypatch):
+def test_small_demo_trains(tmp_path, printed, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = tiny_config(tmp_path, "training.iterations=8")
     small = [

@@ -41,9 +41,7 @@ SWEEP = {"starts": 5, "angles_degrees": "[0, 30, 45]", "delays": "[1, 2]", "most
     ],
     ids=["quadratic", "spiral", "sweep"],
 )
-def test_toys_print_draw_and_keep_numbers(
-    preset, changes, shown, lengths, tmp_path, printed, monkeypatch
-):
+def test_toy_prints_what_it_draws(preset, changes, shown, lengths, tmp_path, printed, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = write(tmp_path / "mine.yaml", preset, **changes)
     folders = ("figures", "results/toy") if preset == "quadratic" else ("a", "b")
@@ -67,6 +65,6 @@ def test_toys_print_draw_and_keep_numbers(
         ("spiral", {"most_updates": 5}, "most_updates: must be at least 20"),
     ],
 )
-def test_mistakes_name_the_file_and_the_key(landscape, changes, expected, tmp_path, refused):
+def test_mistake_names_file_with_key(landscape, changes, expected, tmp_path, refused):
     config = write(tmp_path / "wrong.yaml", landscape, **changes)
     assert f"{config}: {expected}" in refused("toy", landscape, config)

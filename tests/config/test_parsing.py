@@ -46,7 +46,7 @@ def test_traps_are_one_short_line(trap):
     assert "\n" not in str(error.value)
 
 
-def test_aliases_and_merged_keys_are_fine():
+def test_aliases_are_followed():
     assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 3e-4}\nc: [*a, *a]", "here") == {
         "a": {"x": 1},
         "b": {"x": 1, "y": 3e-4},

@@ -25,56 +25,84 @@ def counting_file(num_tokens):
     return TokenFile(np.arange(num_tokens, dtype="<u2"), sidecar)
 
 
-@given(
-    sequence_length=st.integers(1, 40),
-    spare=st.integers(0, 60),
-    batch_size=st.integers(1, 9),
-    seed=st.integers(0, 2**70),
-    iteration=st.integers(0, 2**40),
-)
-def test_windows_lie_inside_and_targets_are_next_tokens(
-    sequence_length, spare, batch_size, seed, iteration
-):
-    num_tokens = sequence_length + 1 + spare
-    settings = {"sequence_length": sequence_length, "batch_size": batch_size, "seed": seed}
-    inputs, targets = Batches(counting_file(num_tokens), **settings).batch(iteration)
-    assert inputs.shape == targets.shape == (batch_size, sequence_length)
-    assert inputs.dtype == targets.dtype == torch.int64
-    assert inputs.is_contiguous()
-    assert targets.is_contiguous()
+shapes = {
+    "sequence_length": st.integers(1, 40),
+    "spare": st.integers(0, 60),  # tokens beyond one window and its last target
+    "batch_size": st.integers(1, 9),
+    "seed": st.integers(0, 2**70),
+    "iteration": st.integers(0, 2**40),
+}
+
+
+def batches_of(sequence_length, spare, batch_size, seed):
+    file = counting_file(sequence_length + 1 + spare)
+    return Batches(file, sequence_length=sequence_length, batch_size=batch_size, seed=seed)
+
+
+@given(**shapes)
+def test_windows_lie_inside_the_file(sequence_length, spare, batch_size, seed, iteration):
+    made = batches_of(sequence_length, spare, batch_size, seed)
+    inputs, targets = made.batch(iteration)
     starts = inputs[:, :1]
     assert torch.equal(inputs, starts + torch.arange(sequence_length))
-    assert torch.equal(targets, inputs + 1)
     assert starts.min() >= 0
-    assert targets.max() < num_tokens
+    assert targets.max() <= sequence_length + spare
+
+
+@given(**shapes)
+def test_targets_are_the_next_tokens(sequence_length, spare, batch_size, seed, iteration):
+    inputs, targets = batches_of(sequence_length, spare, batch_size, seed).batch(iteration)
+    assert torch.equal(targets, inputs + 1)
+
+
+@given(**shapes)
+def test_batch_is_two_contiguous_int64_tensors(sequence_length, spare, batch_size, seed, iteration):
+    for tensor in batches_of(sequence_length, spare, batch_size, seed).batch(iteration):
+        assert tensor.shape == (batch_size, sequence_length)
+        assert tensor.dtype == torch.int64
+        assert tensor.is_contiguous()
+
+
+@given(**shapes)
+def test_batch_depends_on_no_state(sequence_length, spare, batch_size, seed, iteration):
+    inputs, _ = batches_of(sequence_length, spare, batch_size, seed).batch(iteration)
     np.random.seed(0)  # noqa: NPY002 (the global generators must not matter)
     torch.manual_seed(iteration)
-    again = Batches(counting_file(num_tokens), **settings)
+    again = batches_of(sequence_length, spare, batch_size, seed)
     again.batch(iteration + 1)  # nor what was asked for before
     assert torch.equal(again.batch(iteration)[0], inputs)
 
 
+def starts(seed, iteration):
+    """Where 8 windows start, among 60,000 places: the same ones by chance in one of 10^38 cases."""
+    file = counting_file(60_000)
+    inputs, _ = Batches(file, sequence_length=4, batch_size=8, seed=seed).batch(iteration)
+    return inputs[:, 0]
+
+
 @given(seed=st.integers(0, 2**64), iteration=st.integers(0, 2**40), other=st.integers(0, 2**40))
-def test_other_iterations_and_seeds_give_other_windows(seed, iteration, other):
-    def starts(seed, iteration):
-        # 8 starts among 60,000: the same ones by chance in one of 10^38 cases
-        return Batches(counting_file(60_000), sequence_length=4, batch_size=8, seed=seed).batch(
-            iteration
-        )[0][:, 0]
-
-    first = starts(seed, iteration)
-    assert torch.equal(first, starts(seed, other)) == (iteration == other)
-    assert not torch.equal(first, starts(seed + 1, iteration))
-    # A seed of several words and an iteration could be mistaken for each other, were they only
-    # strung together.
-    assert not torch.equal(
-        starts(seed % 2**32 + 7 * 2**32, iteration % 2**32), starts(seed % 2**32, 7)
-    )
+def test_other_iterations_give_other_windows(seed, iteration, other):
+    is_same = torch.equal(starts(seed, iteration), starts(seed, other))
+    assert is_same == (iteration == other)
 
 
-def test_the_order_of_the_data_never_changes_and_every_window_is_equally_likely():
+@given(seed=st.integers(0, 2**64), iteration=st.integers(0, 2**40))
+def test_other_seeds_give_other_windows(seed, iteration):
+    assert not torch.equal(starts(seed, iteration), starts(seed + 1, iteration))
+
+
+@given(seed=st.integers(0, 2**32 - 1), iteration=st.integers(0, 2**32 - 1))
+def test_long_seed_is_not_seed_with_iteration(seed, iteration):
+    """They could be mistaken for each other, were their words only strung together."""
+    assert not torch.equal(starts(seed + 7 * 2**32, iteration), starts(seed, 7))
+
+
+def test_order_of_the_data_never_changes():
     made = Batches(counting_file(60_000), sequence_length=2, batch_size=4, seed=3)
     assert made.batch(1)[0][:, 0].tolist() == [42723, 6019, 9545, 37949]
+
+
+def test_every_window_is_equally_likely():
     few = Batches(counting_file(12), sequence_length=4, batch_size=100, seed=0)
     counts = torch.bincount(torch.cat([few.batch(iteration)[0][:, 0] for iteration in range(80)]))
     assert len(counts) == 8  # starts 0 to 7: the last window ends with the last token
@@ -98,7 +126,7 @@ def test_validation_windows_are_evenly_spread(sequence_length, spare, examples):
 
 
 @pytest.mark.parametrize("num_tokens", [0, 16])
-def test_a_file_shorter_than_a_window_is_refused(num_tokens):
+def test_file_shorter_than_a_window_is_refused(num_tokens):
     file = counting_file(num_tokens)
     with pytest.raises(
         UserError, match=rf"counting: {num_tokens} tokens are too few for model.sequence_length 16"
@@ -124,18 +152,21 @@ def threaded(monkeypatch):
     return lambda make: Prefetcher(make, torch.device("cuda"))
 
 
-def test_on_a_cpu_there_is_no_thread():
+def test_cpu_needs_no_thread():
     prefetcher = Prefetcher(make, torch.device("cpu"))
     assert [tensor[0, 0] for tensor in prefetcher.batch(5)] == [5, 6]
     assert threads() == []
     assert prefetcher.seconds_waited > 0
 
 
-def test_iterations_are_made_ahead_each_once_in_any_order_and_an_exception_comes_at_its_iteration(
-    threaded,
-):
-    made = []
+@pytest.fixture
+def made():
+    """The iterations that `counted` has made, each with whether the main thread made it."""
+    return []
 
+
+@pytest.fixture
+def prefetcher(threaded, made):
     def counted(iteration):
         made.append((iteration, threading.current_thread() is threading.main_thread()))
         if iteration == 200:
@@ -143,26 +174,50 @@ def test_iterations_are_made_ahead_each_once_in_any_order_and_an_exception_comes
         return make(iteration)
 
     with closing(threaded(counted)) as prefetcher:
-        assert prefetcher.batch(1)[0][0, 0] == 1
-        deadline = time.monotonic() + 60
-        while len(made) < 1 + batches.AHEAD and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert made == [(iteration, False) for iteration in range(1, 2 + batches.AHEAD)]
-        for iteration in range(2, 40):
-            inputs, targets = prefetcher.batch(iteration)
-            assert (inputs[0, 0], targets[0, 0]) == (iteration, iteration + 1)
-        assert [iteration for iteration, _ in made] == list(range(1, 1 + len(made)))
-        for iteration in (7, 8, 3, 3, 100, 101, 99, 8):
-            assert prefetcher.batch(iteration)[0][0, 0] == iteration
-        assert [prefetcher.batch(iteration)[0][0, 0] for iteration in (198, 199)] == [198, 199]
-        assert len(threads()) == 1
-        with pytest.raises(OSError, match="the file system went away"):
-            prefetcher.batch(200)
+        yield prefetcher
+
+
+def test_iterations_are_made_ahead_in_a_thread(prefetcher, made):
+    prefetcher.batch(1)
+    deadline = time.monotonic() + 60
+    while len(made) < 1 + batches.AHEAD and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert made == [(iteration, False) for iteration in range(1, 2 + batches.AHEAD)]
+
+
+def test_each_iteration_is_made_once(prefetcher, made):
+    for iteration in range(1, 40):
+        inputs, targets = prefetcher.batch(iteration)
+        assert (inputs[0, 0], targets[0, 0]) == (iteration, iteration + 1)
+    assert [iteration for iteration, _ in made] == list(range(1, 1 + len(made)))
+
+
+def test_iterations_may_be_asked_in_any_order(prefetcher):
+    for iteration in (7, 8, 3, 3, 100, 101, 99, 8):
+        assert prefetcher.batch(iteration)[0][0, 0] == iteration
+
+
+def test_one_thread_serves_all_iterations(prefetcher):
+    for iteration in (1, 2, 50, 3):
+        prefetcher.batch(iteration)
+    assert len(threads()) == 1
+
+
+def test_exception_comes_at_its_iteration(prefetcher):
+    for iteration in (198, 199):
+        assert prefetcher.batch(iteration)[0][0, 0] == iteration
+    with pytest.raises(OSError, match="the file system went away"):
+        prefetcher.batch(200)
+
+
+def test_closing_ends_the_thread(threaded):
+    with closing(threaded(make)) as prefetcher:
+        prefetcher.batch(1)
     assert threads() == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_cuda():
+def test_batches_arrive_on_cuda():
     with closing(Prefetcher(make, torch.device("cuda"))) as prefetcher:
         for iteration in (1, 2, 3, 50, 51, 2):
             found = prefetcher.batch(iteration)

@@ -48,7 +48,7 @@ def ids(data):
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
-def test_the_files_hold_every_document_once(tmp_path, tokenizer):
+def test_files_hold_every_document_once(tmp_path, tokenizer):
     data = prepare(local_config(tmp_path, DOCUMENTS, tokenizer=tokenizer), workers=3)
     assert ids(data) == naive(DOCUMENTS, tokenizer)
     assert data.train.sidecar.num_documents + data.validation.sidecar.num_documents == len(
@@ -68,7 +68,7 @@ def test_few_documents_are_in_memory():
 
 
 @pytest.mark.parametrize("tokens", [1000, 5001])
-def test_the_budget_is_met_exactly(tmp_path, tokens, monkeypatch):
+def test_budget_is_met_exactly(tmp_path, tokens, monkeypatch):
     config = local_config(tmp_path, DOCUMENTS, tokens=tokens, validation_fraction=0.5)
     data = prepare(config.model_copy(update={"directory": str(tmp_path / "elsewhere")}))
     train, validation = naive(DOCUMENTS, fraction=0.5)
@@ -86,23 +86,36 @@ def test_the_budget_is_met_exactly(tmp_path, tokens, monkeypatch):
     )
 
 
-def test_found_again_without_work_and_told_when_damaged(tmp_path, monkeypatch, capsys):
-    config = local_config(tmp_path, DOCUMENTS)
-    elsewhere = config.model_copy(update={"directory": str(tmp_path / "quiet")})
-    capsys.readouterr()  # version of the library that wrote the corpus
-    first = prepare(elsewhere, quiet=True)
-    assert capsys.readouterr().err == ""
-    assert prepare(config).fingerprint == first.fingerprint
+def test_preparation_says_that_it_is_done(tmp_path, capsys):
+    prepare(local_config(tmp_path, DOCUMENTS))
     assert "prepared" in capsys.readouterr().err
+
+
+def test_quiet_preparation_says_nothing(tmp_path, capsys):
+    config = local_config(tmp_path, DOCUMENTS)
+    capsys.readouterr()  # version of the library that wrote the corpus
+    prepare(config, quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_prepared_files_are_found_again(tmp_path, monkeypatch, capsys):
+    config = local_config(tmp_path, DOCUMENTS)
+    first = prepare(config)
+    capsys.readouterr()
     monkeypatch.setattr(preparing, "documents", None)  # would fail if it were used
     assert prepare(config).fingerprint == first.fingerprint
     assert capsys.readouterr().err == ""
+
+
+def test_damaged_files_are_told(tmp_path):
+    config = local_config(tmp_path, DOCUMENTS)
+    prepare(config)
     os.truncate(token_folder(config) / "validation.bin", 10)
     with pytest.raises(UserError, match=r"validation\.bin: holds 10 bytes"):
         prepare(config)
 
 
-def test_whatever_changes_the_content_changes_folder_and_fingerprint_and_where_it_lies_does_not(
+def test_folder_stands_for_the_content(
     tmp_path,
 ):
     config = local_config(tmp_path, DOCUMENTS)
@@ -151,24 +164,25 @@ def test_whatever_changes_the_content_changes_folder_and_fingerprint_and_where_i
         ),
     ],
 )
-def test_a_source_that_will_not_do_leaves_no_token_files(tmp_path, documents, settings, message):
+def test_refused_source_leaves_no_token_files(tmp_path, documents, settings, message):
     with pytest.raises(UserError, match=message):
         prepare(local_config(tmp_path, documents, **settings))
     assert list((tmp_path / "data").glob("[!.]*")) == []
 
 
-def test_a_disk_that_is_too_small_or_no_folder_is_told(tmp_path, monkeypatch):
+def test_disk_with_too_little_room_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(
         shutil, "disk_usage", lambda path: namedtuple("usage", "free")(1_500_000_000)
     )
     monkeypatch.setattr(preparing, "documents", None)
     config = local_config(tmp_path, DOCUMENTS, tokens=10**9, validation_fraction=0.1)
-    with pytest.raises(
-        UserError,
-        match=r"^data\.directory: \S+: 1,000,000,000 .* need 2\.22 GB, 1\.50 GB are free$",
-    ):
+    message = r"^data\.directory: \S+: 1,000,000,000 .* need 2\.22 GB, 1\.50 GB are free$"
+    with pytest.raises(UserError, match=message):
         prepare(config)
-    shutil.rmtree(tmp_path / "data")
+
+
+def test_directory_that_is_a_file_is_told(tmp_path):
+    config = local_config(tmp_path, DOCUMENTS)
     (tmp_path / "data").write_text("a file")
     with pytest.raises(RunError, match=r"^\S+data\S+: cannot be written: "):
         prepare(config)
@@ -194,7 +208,7 @@ prepare.prepare(config, workers=2)
 """
 
 
-def test_killed_and_started_again_it_gives_the_same_files(tmp_path, monkeypatch):
+def test_killed_preparation_ends_with_the_same_files(tmp_path, monkeypatch):
     config = local_config(tmp_path, DOCUMENTS, tokenizer="gpt2")
     process = run_python(STEPWISE, config.source, config.directory, "gpt2")
     assert process.stdout.readline() == "committed\n"
@@ -216,7 +230,7 @@ def test_killed_and_started_again_it_gives_the_same_files(tmp_path, monkeypatch)
     assert not list((tmp_path / "data").glob(".*.partial"))
 
 
-def test_two_at_once(tmp_path):
+def test_second_preparation_waits_for_the_first(tmp_path):
     config = local_config(tmp_path, DOCUMENTS)
     first = run_python(STEPWISE, config.source, config.directory, "bytes")
     assert first.stdout.readline() == "committed\n"
@@ -239,7 +253,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_file_system_that_is_full_is_one_line_and_can_be_gone_on_from(tmp_path):
+def test_full_file_system_is_one_line(tmp_path):
     config = local_config(tmp_path, DOCUMENTS)
     arguments = ("data", "prepare", config.source, "--directory", config.directory)
     process = run_python(FULL, *arguments, PYTHONDONTWRITEBYTECODE="1")
@@ -273,9 +287,7 @@ def finished(folder, writer):
 @given(
     entries=entries, commits=st.sets(st.integers(0, 30)), interruptions=st.sets(st.integers(0, 30))
 )
-def test_a_writer_interrupted_anywhere_gives_the_same_files(
-    tmp_path_factory, entries, commits, interruptions
-):
+def test_interrupted_writer_gives_the_same_files(tmp_path_factory, entries, commits, interruptions):
     tmp_path = tmp_path_factory.mktemp("writing")
     expected = {
         split: b"".join(tokens for to, tokens in entries if to == split) for split in SPLITS
@@ -300,23 +312,34 @@ def test_a_writer_interrupted_anywhere_gives_the_same_files(
     assert not (tmp_path / "partial").exists()
 
 
-def test_a_note_that_is_none_means_from_the_start(tmp_path):
-    partial = tmp_path / "partial"
-    unknown = json.dumps({"documents_read": 2, "splits": {"train": {"x": 1}}})
-    for damage in ("", "[]", "{", '{"documents_read": 2}', unknown, None):
-        with closing(TokenWriter(partial)) as writer:
-            writer.append("train", to_ids(b"abcd"))
-            writer.append("validation", to_ids(b"ef"))
-            writer.commit()
-        if damage is None:
-            (partial / "train.bin").write_bytes(b"ab")  # less than the note promises
-        else:
-            (partial / "note.json").write_text(damage)
-        with closing(TokenWriter(partial)) as writer:
-            assert writer.written.documents_read == 0
-            writer.append("train", to_ids(b"gh"))
-            assert finished(tmp_path / "done", writer) == {"train": b"gh", "validation": b""}
-        shutil.rmtree(tmp_path / "done")
+def write_two_documents(partial):
+    with closing(TokenWriter(partial)) as writer:
+        writer.append("train", to_ids(b"abcd"))
+        writer.append("validation", to_ids(b"ef"))
+        writer.commit()
+
+
+def assert_starts_anew(tmp_path):
+    with closing(TokenWriter(tmp_path / "partial")) as writer:
+        assert writer.written.documents_read == 0
+        writer.append("train", to_ids(b"gh"))
+        assert finished(tmp_path / "done", writer) == {"train": b"gh", "validation": b""}
+
+
+UNKNOWN_KEY = json.dumps({"documents_read": 2, "splits": {"train": {"x": 1}}})
+
+
+@pytest.mark.parametrize("note", ["", "[]", "{", '{"documents_read": 2}', UNKNOWN_KEY])
+def test_damaged_note_means_a_new_start(note, tmp_path):
+    write_two_documents(tmp_path / "partial")
+    (tmp_path / "partial" / "note.json").write_text(note)
+    assert_starts_anew(tmp_path)
+
+
+def test_file_shorter_than_noted_means_new_start(tmp_path):
+    write_two_documents(tmp_path / "partial")
+    (tmp_path / "partial" / "train.bin").write_bytes(b"ab")
+    assert_starts_anew(tmp_path)
 
 
 def test_token_folder_may_be_the_source(tmp_path):

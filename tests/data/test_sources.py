@@ -39,7 +39,7 @@ def read(source, **settings):
 
 
 @as_published
-def test_the_published_corpus(tmp_path, capsys):
+def test_published_corpus_has_the_published_fingerprint(tmp_path, capsys):
     pinned = dict(line.split("==") for line in CONSTRAINTS.read_text().split())
     assert {name: pinned[name] for name in PUBLISHED_VERSIONS} == PUBLISHED_VERSIONS
     data = prepare.prepare(DataConfig(directory=str(tmp_path)))
@@ -48,9 +48,12 @@ def test_the_published_corpus(tmp_path, capsys):
     assert data.train.num_tokens > 130_000 * 128
 
 
-def test_the_sources_are_the_packages_own_files_without_tests_and_each_part_holds_all_packages():
-    """Validation examples are spread evenly over the held-out documents, and `data.tokens` takes
-    the first ones."""
+@pytest.fixture(scope="module")
+def package_texts():
+    return list(sources.package_sources())
+
+
+def test_corpus_is_the_packages_files_without_tests(package_texts):
     expected = set()
     for name in PUBLISHED_VERSIONS:
         root = Path(importlib.import_module(name).__file__).parent
@@ -59,74 +62,128 @@ def test_the_sources_are_the_packages_own_files_without_tests_and_each_part_hold
             is_test = re.search(r"(^|/)(tests|test-examples|benchmarks)/", inside)
             if not is_test and inside not in sources.BUILD_FILES:
                 expected.add(path.read_bytes().decode("utf-8", "replace").replace("\r\n", "\n"))
-    found = list(sources.package_sources())
-    assert set(found) == expected
-    tenth = len(found) // 10
+    assert set(package_texts) == expected
+
+
+@pytest.mark.parametrize("name", PUBLISHED_VERSIONS)
+def test_every_part_of_the_corpus_holds_all_packages(name, package_texts):
+    """Validation examples are spread evenly over the held-out documents, and `data.tokens` takes
+    the first ones."""
+    tenth = len(package_texts) // 10
     for start in range(0, 9 * tenth, tenth):
-        part = "".join(found[start : start + tenth])
-        assert all(
-            re.search(rf"^(from|import) {name}\b", part, re.M) for name in PUBLISHED_VERSIONS
-        )
+        part = "".join(package_texts[start : start + tenth])
+        assert re.search(rf"^(from|import) {name}\b", part, re.M)
 
 
-def test_other_packages_are_said_and_have_a_folder_of_their_own(tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def versions_are(monkeypatch):
+    """Makes brx believe that these versions of the packages are installed."""
+
     def versions_are(versions):
         for module in (prepare, sources):
             monkeypatch.setattr(module, "installed_versions", lambda: versions)
 
-    config = DataConfig(directory=str(tmp_path), tokens=20_000, validation_fraction=0.5)
+    return versions_are
+
+
+OTHER_VERSIONS = PUBLISHED_VERSIONS | {"scipy": "1.18.0"}
+
+
+def small_corpus(tmp_path):
+    """The packages, up to a few tokens."""
+    return DataConfig(directory=str(tmp_path), tokens=20_000, validation_fraction=0.5)
+
+
+def test_published_packages_need_no_note(versions_are, tmp_path, capsys):
     versions_are(PUBLISHED_VERSIONS)
-    published = prepare.prepare(config)
+    prepare.prepare(small_corpus(tmp_path))
     assert "published" not in capsys.readouterr().err
-    versions_are(PUBLISHED_VERSIONS | {"scipy": "1.18.0"})
-    assert prepare.token_folder(config) not in [*tmp_path.iterdir()]
-    assert prepare.prepare(config).fingerprint == published.fingerprint
+
+
+def test_other_packages_have_another_folder(versions_are, tmp_path):
+    config = small_corpus(tmp_path)
+    versions_are(PUBLISHED_VERSIONS)
+    published = prepare.token_folder(config)
+    versions_are(OTHER_VERSIONS)
+    assert prepare.token_folder(config) != published
+
+
+def test_other_packages_are_named(versions_are, tmp_path, capsys):
+    versions_are(OTHER_VERSIONS)
+    prepare.prepare(small_corpus(tmp_path))
     line = (
         "data.source: packages: scipy 1.18.0 instead of 1.17.1: not the corpus of the published "
         "results"
     )
     assert capsys.readouterr().err.count(line) == 1
-    prepare.prepare(config, quiet=True)
+
+
+def test_quiet_preparation_names_no_packages(versions_are, tmp_path, capsys):
+    versions_are(OTHER_VERSIONS)
+    prepare.prepare(small_corpus(tmp_path), quiet=True)
     assert capsys.readouterr().err == ""
+
+
+def test_changed_files_of_packages_are_noticed(versions_are, tmp_path, capsys, monkeypatch):
     versions_are(PUBLISHED_VERSIONS)
     monkeypatch.setattr(sources, "package_sources", lambda: (f"document {n}" for n in range(100)))
     prepare.prepare(DataConfig(directory=str(tmp_path)))
-    assert (
-        "data.source: packages: files of the installed packages were changed"
-        in capsys.readouterr().err
-    )
+    message = "data.source: packages: files of the installed packages were changed"
+    assert message in capsys.readouterr().err
 
 
-def test_a_missing_package_is_named(monkeypatch):
+@pytest.mark.parametrize(
+    "ask", [sources.installed_versions, lambda: list(sources.package_sources())]
+)
+def test_missing_package_is_named(ask, monkeypatch):
     monkeypatch.setitem(PUBLISHED_VERSIONS, "no_such_package", "1.0")
-    for ask in (sources.installed_versions, lambda: list(sources.package_sources())):
-        with pytest.raises(
-            UserError, match=r"^data\.source: packages: no_such_package is not installed"
-        ):
-            ask()
+    message = r"^data\.source: packages: no_such_package is not installed"
+    with pytest.raises(UserError, match=message):
+        ask()
 
 
-def test_the_split_and_the_sample_are_independent_functions_of_seed_and_text():
-    everything = texts(5000)
-    held_out = [is_validation(text, 0.1, 0) for text in everything]
-    assert 420 < sum(held_out) < 580  # 500, give or take 3.7 standard deviations
-    other = [is_validation(text, 0.1, 1) for text in everything]
-    assert sum(a and b for a, b in zip(held_out, other, strict=True)) < 100  # 50 by chance
-    assert all(
-        b or not a
-        for a, b in zip(held_out, [is_validation(text, 0.2, 0) for text in everything], strict=True)
-    )
-    assert [text for text in "abcdef" if is_validation(text, 0.5, 0)] == [
-        "b",
-        "d",
-    ]  # on every machine
-    drawn = [text for text in everything if is_sampled(text, 0.2, 0)]
-    assert 890 < len(drawn) < 1110  # 1,000, give or take 3.9 standard deviations
-    assert 60 < sum(is_validation(text, 0.1, 0) for text in drawn) < 140  # 100, give or take 4.2
-    assert 140 < sum(is_sampled(text, 0.2, 1) for text in drawn) < 260  # 200 by chance
+EVERYTHING = texts(5000)
 
 
-def test_a_source_gives_the_sampled_documents_in_its_order(tmp_path):
+def held_out(documents, fraction=0.1, seed=0):
+    return [text for text in documents if is_validation(text, fraction, seed)]
+
+
+def sampled(documents, seed=0):
+    return [text for text in documents if is_sampled(text, 0.2, seed)]
+
+
+def test_fraction_of_documents_is_held_out():
+    assert 420 < len(held_out(EVERYTHING)) < 580  # 500, give or take 3.7 standard deviations
+
+
+def test_seeds_hold_out_independent_documents():
+    assert len(held_out(held_out(EVERYTHING), seed=1)) < 100  # 50 by chance
+
+
+def test_larger_fraction_keeps_the_held_out_documents():
+    smaller = held_out(EVERYTHING, 0.1)
+    assert held_out(smaller, 0.2) == smaller
+
+
+def test_split_is_the_same_on_every_machine():
+    assert held_out("abcdef", 0.5) == ["b", "d"]
+
+
+def test_fraction_of_documents_is_sampled():
+    assert 890 < len(sampled(EVERYTHING)) < 1110  # 1,000, give or take 3.9 standard deviations
+
+
+def test_sample_is_independent_of_the_split():
+    # 100, give or take 4.2 standard deviations
+    assert 60 < len(held_out(sampled(EVERYTHING))) < 140
+
+
+def test_seeds_draw_independent_samples():
+    assert 140 < len(sampled(sampled(EVERYTHING), seed=1)) < 260  # 200 by chance
+
+
+def test_sampled_documents_keep_their_order(tmp_path):
     path = write_rows(tmp_path / "corpus.jsonl", DOCUMENTS)
     drawn = [text for text in DOCUMENTS if is_sampled(text, 0.3, 5)]
     config = DataConfig(source=str(path), sample_fraction=0.3, sample_seed=5)
@@ -135,18 +192,25 @@ def test_a_source_gives_the_sampled_documents_in_its_order(tmp_path):
     assert list(documents(config, skip=1000)) == []
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_rows_are_documents_and_empty_ones_are_left_out(tmp_path, suffix):
-    path = write_rows(tmp_path / f"a{suffix}", ["", *DOCUMENTS, "", "last"], field="content")
-    assert read(path, text_field="content") == [*DOCUMENTS, "last"]
-    with pytest.raises(
-        UserError, match=r"^data\.text_field: \S+ has no field 'text'; its fields are content, id$"
-    ):
-        read(path)
+@pytest.fixture(params=[".jsonl", ".parquet"])
+def table(tmp_path, request):
+    """A file of rows, whose texts are in the field `content`; some are empty."""
+    path = tmp_path / f"a{request.param}"
+    return write_rows(path, ["", *DOCUMENTS, "", "last"], field="content")
+
+
+def test_rows_with_a_text_are_documents(table):
+    assert read(table, text_field="content") == [*DOCUMENTS, "last"]
+
+
+def test_missing_field_is_told_with_the_others(table):
+    message = r"^data\.text_field: \S+ has no field 'text'; its fields are content, id$"
+    with pytest.raises(UserError, match=message):
+        read(table)
 
 
 @pytest.mark.parametrize("line", ["word " * 20 + "\n", "中" * 777 + "\n", "no line ends at all "])
-def test_a_long_text_file_is_cut_at_line_ends(tmp_path, line):
+def test_long_text_file_is_cut_at_line_ends(tmp_path, line):
     text = line * 3000
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     pieces = read(tmp_path / "a.txt")
@@ -157,7 +221,12 @@ def test_a_long_text_file_is_cut_at_line_ends(tmp_path, line):
         assert all(piece.endswith("\n") for piece in pieces)
 
 
-def test_folders_and_patterns(tmp_path):
+LINES = "one\r\ntwo\nthree é"
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """A folder with files of all kinds, in which some names hold brackets."""
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "deep.txt").write_text("deep")
     (tmp_path / "z.txt").write_text("z")
@@ -165,15 +234,24 @@ def test_folders_and_patterns(tmp_path):
     (tmp_path / "notes.md").write_text("not this")
     for name, content in (("0.jsonl", ""), ("1.jsonl", "\n\n"), ("2.txt", "")):  # without documents
         (tmp_path / name).write_text(content)
-    (tmp_path / "y.txt").write_bytes("one\r\ntwo\nthree é".encode())
+    (tmp_path / "y.txt").write_bytes(LINES.encode())
     write_rows(tmp_path / "a1.parquet", ["row"])
     rows = '{"text": "2021-01-01", "id": 0}\n\n{"id": {"of": []}, "text": "b\\n"}'
     (tmp_path / "a[1].jsonl").write_text(rows)  # whose other field may vary
-    text = "one\r\ntwo\nthree é"
-    assert read(tmp_path) == ["row", "2021-01-01", "b\n", "deep", "odd", text, "z"]
-    assert read(tmp_path / "*.txt") == ["odd", text, "z"]
-    assert read(tmp_path / "**" / "*.txt") == ["deep", "odd", text, "z"]
-    assert read(tmp_path / "odd [1].txt") == ["odd"]
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("", ["row", "2021-01-01", "b\n", "deep", "odd", LINES, "z"]),
+        ("*.txt", ["odd", LINES, "z"]),
+        ("**/*.txt", ["deep", "odd", LINES, "z"]),
+        ("odd [1].txt", ["odd"]),
+    ],
+)
+def test_files_are_read_in_sorted_order(pattern, expected, mixed):
+    assert read(mixed / pattern) == expected
 
 
 @pytest.mark.parametrize(
@@ -196,7 +274,7 @@ def test_folders_and_patterns(tmp_path):
         ),
     ],
 )
-def test_bad_files_are_told_in_one_line(tmp_path, name, content, message):
+def test_bad_file_is_one_line(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / ("table.csv" if name in ("", "*.csv") else name)).write_bytes(content)
     with pytest.raises(
@@ -224,43 +302,60 @@ def hub(tmp_path, monkeypatch):
     return state
 
 
-def test_a_dataset_on_the_hub(hub):
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("someone/some-corpus_1.0", "someone/some-corpus_1.0"),
+        ("openwebtext", "Skylion007/openwebtext"),
+    ],
+)
+def test_dataset_on_the_hub_is_read(name, asked, hub):
+    assert read(name) == DOCUMENTS
+    assert hub.asked == [(asked, None)]
+
+
+def test_name_on_the_hub_is_no_file():
     assert sources.local_files("openwebtext") is None
-    assert read("someone/some-corpus_1.0") == DOCUMENTS
-    assert read("openwebtext") == DOCUMENTS
-    assert hub.asked == [("someone/some-corpus_1.0", None), ("Skylion007/openwebtext", None)]
-    with pytest.raises(
-        UserError, match=r"someone/corpus has no field 'body'; its fields are id, text"
-    ):
+
+
+def test_missing_field_on_the_hub_is_told(hub):
+    message = r"someone/corpus has no field 'body'; its fields are id, text"
+    with pytest.raises(UserError, match=message):
         read("someone/corpus", text_field="body")
-    hub.script_only = True  # read in its converted form
+
+
+def test_dataset_of_a_script_is_read_converted(hub):
+    hub.script_only = True
     assert read("openwebtext") == DOCUMENTS
     assert hub.asked[-1] == ("Skylion007/openwebtext", "refs/convert/parquet")
 
 
-def test_a_hub_out_of_reach_is_told_in_one_line_and_a_stream_that_breaks_off_can_be_gone_on_with(
-    hub, monkeypatch
-):
+def test_stream_that_breaks_off_is_told(hub, monkeypatch):
     def breaking(rows, text_field):
         yield "first"
         raise ConnectionResetError("peer went away")
 
-    def unreachable(api, name, timeout):
-        raise ConnectionError("[Errno -2] Name or service\nnot known")
-
     monkeypatch.setattr(sources, "_texts", breaking)
     stream = documents(DataConfig(source="openwebtext"))
     assert next(stream) == "first"
-    with pytest.raises(
-        RunError, match="openwebtext: the stream broke off: ConnectionResetError: peer went away"
-    ):
+    message = (
+        "openwebtext: the stream broke off: ConnectionResetError: peer went away; prepare again to "
+        "go on from here"
+    )
+    with pytest.raises(RunError, match=message):
         next(stream)
+
+
+def test_hub_out_of_reach_is_one_line(hub, monkeypatch):
+    def unreachable(api, name, timeout):
+        raise ConnectionError("[Errno -2] Name or service\nnot known")
+
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
-    told = (
+    message = (
         r"^data\.source: openwebtext: no such file, and .* cannot be reached: ConnectionError: "
         r".* service not known$"
     )
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         read("openwebtext")
 
 

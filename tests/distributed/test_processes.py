@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -61,23 +62,34 @@ def finish(process, code=0):
     return stderr.splitlines()[-1] if stderr else ""
 
 
-@pytest.fixture(scope="module")
-def one_device(tmp_path_factory):
-    """The runs of `equality_configs` on one device, in this process, with one thread."""
-    folder = tmp_path_factory.mktemp("equality")
+def train_on_one_device(folder, which):
+    """The runs of `equality_configs` in this process, but those that are there already."""
     torch.set_num_threads(1)
-    for name, config in equality_configs(folder).items():
-        train(config, folder / "r1" / name)
-    return folder
+    for name, config in equality_configs(folder, which).items():
+        if not (folder / "r1" / name).exists():
+            train(config, folder / "r1" / name)
 
 
-@pytest.mark.parametrize(
-    "num_ranks", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (3, 4))]
-)
-def test_trajectory_does_not_depend_on_the_number_of_devices(num_ranks, one_device):
-    run_workers(num_ranks, one_device, "equality")
-    for name in equality_configs(one_device):
-        expected, found = one_device / "r1" / name, one_device / f"r{num_ranks}" / name
+@pytest.fixture(scope="module")
+def equality_folder(tmp_path_factory):
+    """Keeps the runs of `equality_configs`, by the number of devices."""
+    return tmp_path_factory.mktemp("equality")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(equality_folder):
+    """The folder after two processes, started once, have done several jobs."""
+    train_on_one_device(equality_folder, "few")
+    begun = tiny_config(equality_folder, "training.stop_after=15")
+    train(begun, equality_folder / "resumed")
+    run_workers(2, equality_folder, "few", "resume", "stop")
+    return equality_folder
+
+
+def check_trajectories(folder, num_ranks, which):
+    """Assert that several devices have trained as one has."""
+    for name in equality_configs(folder, which):
+        expected, found = folder / "r1" / name, folder / f"r{num_ranks}" / name
         # AdamW: to the last bit. Basis rotation batches the matrices of a device: the product's
         #     rounding may differ.
         tolerance = 0.0 if name.startswith("pipedream") else 1e-5
@@ -92,27 +104,55 @@ def test_trajectory_does_not_depend_on_the_number_of_devices(num_ranks, one_devi
         (last,) = {path.name for path in checkpoint.list_checkpoints(expected)[-1:]}
         for path in sorted((expected / "checkpoints" / last).glob("*.pt")):
             weights, others = (
-                torch.load(folder / "checkpoints" / last / path.name, weights_only=True)[
-                    "versions"
-                ]["weights"]
-                for folder in (expected, found)
+                torch.load(run / "checkpoints" / last / path.name, weights_only=True)["versions"][
+                    "weights"
+                ]
+                for run in (expected, found)
             )
             torch.testing.assert_close(others, weights, rtol=tolerance, atol=tolerance)
 
 
-def test_a_pipeline_that_is_stopped_is_empty_on_all_ranks(tmp_path):
-    run_workers(4, tmp_path, "stop")
-    (saved,) = checkpoint.list_checkpoints(tmp_path / "stopped")
+def test_two_devices_train_as_one(two_ranks):
+    check_trajectories(two_ranks, 2, "few")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_ranks", "which"), [(2, "rest"), (3, "all"), (4, "all")])
+def test_trajectory_does_not_depend_on_the_number_of_devices(num_ranks, which, equality_folder):
+    train_on_one_device(equality_folder, which)
+    run_workers(num_ranks, equality_folder, which)
+    check_trajectories(equality_folder, num_ranks, which)
+
+
+def check_stopped(folder, num_ranks):
+    """Assert that all ranks have stopped at one iteration, with nothing on its way."""
+    (saved,) = checkpoint.list_checkpoints(folder / "stopped")
     iteration = int(saved.name)
-    assert 21 < iteration <= 27  # a segment ends on the way to the stop
-    for rank in range(4):
-        found = json.loads((tmp_path / f"stop-{rank}.json").read_text())
+    # A segment ends on the way to the stop. Rank 0 chooses an iteration 2 R - 1 after its own when
+    #     it sees the request, which may be a few updates after the request was made.
+    assert 21 < iteration <= 20 + 2 * num_ranks - 1 + num_ranks
+    for rank in range(num_ranks):
+        found = json.loads((folder / f"stop-{rank}.json").read_text())
         assert found == {"status": "interrupted", "iteration": iteration, "in_flight": []}
 
 
-@pytest.mark.parametrize(
-    ("devices", "balance"), [pytest.param(3, "count", marks=pytest.mark.slow), (2, "time")]
-)
+def test_two_stopped_ranks_are_empty(two_ranks):
+    check_stopped(two_ranks, 2)
+
+
+@pytest.mark.slow
+def test_four_stopped_ranks_are_empty(tmp_path):
+    run_workers(4, tmp_path, "stop")
+    check_stopped(tmp_path, 4)
+
+
+def test_two_devices_resume_the_run_of_one(two_ranks):
+    train(tiny_config(two_ranks), two_ranks / "straight")
+    assert steps_of(two_ranks / "resumed") == steps_of(two_ranks / "straight")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "balance"), [(3, "count"), (2, "time")])
 def test_resumes_on_another_number_of_devices(devices, balance, tmp_path):
     path = written(tmp_path, f"pipeline.devices={devices}", f"pipeline.balance={balance}")
     train(tiny_config(tmp_path), tmp_path / "straight")
@@ -133,7 +173,7 @@ def children(process):
     )
 
 
-def running(path, *options, lines=20, devices=3):
+def running(path, *options, lines=6, devices=3):
     """Start or resume a run; gives the launcher and its ranks once there are new lines of
     metrics."""
     metrics = path.parent / "run" / "metrics.jsonl"
@@ -145,30 +185,88 @@ def running(path, *options, lines=20, devices=3):
     return process, ranks
 
 
+def write_long(folder):
+    """The file of a run that does not end by itself within a test."""
+    length = ["training.iterations=4000", "training.stop_after=1200"]
+    return written(folder, *length, "training.log_every=4")
+
+
 @pytest.fixture
 def long_config(tmp_path):
-    return written(
-        tmp_path, "training.iterations=4000", "training.stop_after=1200", "training.log_every=4"
-    )
+    return write_long(tmp_path)
 
 
 def gone(pids):
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+def listening(process):
+    """The addresses at which a process listens, as /proc writes them: in hexadecimal, by port."""
+    files = [os.readlink(path) for path in Path(f"/proc/{process}/fd").iterdir()]
+    own = {file[len("socket:[") : -1] for file in files if file.startswith("socket:")}
+    addresses = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == "0A" and rest[5] in own:
+                addresses.append(local.partition(":")[0])
+    return addresses
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A run of three ranks, after the last was killed."""
+
+    listened: set[str]  # the addresses, while all were there
+    told: str
+    left: list[int]  # ranks that outlived the command
+    checkpoints: list[Path]
+
+
+@pytest.fixture(scope="module")
+def lost_rank(tmp_path_factory):
+    path = write_long(tmp_path_factory.mktemp("lost"))
+    process, ranks = running(path, lines=12)
+    listened = {address for rank in ranks for address in listening(rank)}
+    os.kill(ranks[2], signal.SIGKILL)
+    told = finish(process, 1)
+    left = [rank for rank in ranks if not gone([rank])]
+    return Lost(listened, told, left, checkpoint.list_checkpoints(path.parent / "run"))
+
+
+@has_proc
+def test_killed_rank_is_named(lost_rank):
+    assert lost_rank.told == "brx: rank 2 was killed by SIGKILL; the last checkpoint is kept"
+
+
+@has_proc
+def test_killed_rank_takes_the_others_down(lost_rank):
+    assert lost_rank.left == []
+
+
+@has_proc
+def test_killed_rank_leaves_a_checkpoint(lost_rank):
+    assert lost_rank.checkpoints
+
+
+@has_proc
+def test_ranks_listen_on_the_loopback_interface_alone(lost_rank):
+    assert lost_rank.listened == {"0100007F"}  # 127.0.0.1
+
+
+@pytest.mark.slow
 @has_proc
 @pytest.mark.parametrize(
     ("rank", "number", "expected"),
     [
-        pytest.param(0, signal.SIGKILL, "was killed by SIGKILL", marks=pytest.mark.slow),
-        (2, signal.SIGKILL, "was killed by SIGKILL"),
-        pytest.param(1, signal.SIGSTOP, "did not answer for 5 s", marks=pytest.mark.slow),
+        (0, signal.SIGKILL, "was killed by SIGKILL"),
+        (1, signal.SIGSTOP, "did not answer for 5 s"),
     ],
 )
 def test_rank_that_is_lost_is_named_and_takes_the_others_down(rank, number, expected, long_config):
-    process, ranks = running(
-        long_config, "--set", f"pipeline.timeout_s={5 if number == signal.SIGSTOP else 300}"
-    )
+    timeout_s = 5 if number == signal.SIGSTOP else 300
+    # After twelve lines the first checkpoint is in its place.
+    process, ranks = running(long_config, "--set", f"pipeline.timeout_s={timeout_s}", lines=12)
     os.kill(ranks[rank], number)
     assert finish(process, 1) == f"brx: rank {rank} {expected}; the last checkpoint is kept"
     assert gone(ranks)
@@ -181,7 +279,7 @@ def test_rank_that_is_lost_is_named_and_takes_the_others_down(rank, number, expe
     [
         (1, signal.SIGHUP, False),
         pytest.param(3, signal.SIGINT, False, marks=pytest.mark.slow),
-        (3, signal.SIGTERM, True),  # as Slurm does
+        (2, signal.SIGTERM, True),  # as Slurm does
     ],
 )
 def test_a_signal_saves_and_ends_all_ranks(devices, number, to_ranks, long_config):
@@ -282,10 +380,11 @@ def test_a_stop_is_no_failure_of_those_that_have_lost_rank_0(first, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "status", "error"),
     [
-        (
+        pytest.param(
             ["optimizer.lr=1e30", "training.warmup_fraction=0.0"],
             "diverged",
             "try a lower optimizer.lr",
+            marks=pytest.mark.slow,
         ),
         (
             ["optimizer.method={}/own.py:Failing"],
@@ -318,9 +417,9 @@ def test_what_ends_the_last_rank_is_in_the_summary(settings, status, error, tmp_
             marks=pytest.mark.slow,
         ),
         (
-            3,
+            2,
             "pipeline.delay=[3, 0, 2, 0]",
-            "rank 1 of 3 runs 1 forward passes ahead, which needs a delay of at least",
+            "rank 0 of 2 runs 1 forward passes ahead, which needs a delay of at least",
         ),
     ],
     ids=["once data are there", "before"],
@@ -425,25 +524,3 @@ def test_ranks_with_different_settings_refuse_to_train(tmp_path):
     said = [finish(rank, 2) for rank in ranks]
     expected = "brx: the ranks disagree: optimizer.lr is 0.01 on rank 0 and 0.005 on rank 1"
     assert [line.partition(";")[0] for line in said] == [expected] * 2
-
-
-def listening(process):
-    """The addresses at which a process listens, as /proc writes them: in hexadecimal, by port."""
-    files = [os.readlink(path) for path in Path(f"/proc/{process}/fd").iterdir()]
-    own = {file[len("socket:[") : -1] for file in files if file.startswith("socket:")}
-    addresses = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
-            _, local, _, state, *rest = line.split()
-            if state == "0A" and rest[5] in own:
-                addresses.append(local.partition(":")[0])
-    return addresses
-
-
-@has_proc
-def test_ranks_listen_on_the_loopback_interface_alone(long_config):
-    process, ranks = running(long_config, devices=2)
-    addresses = [address for rank in ranks for address in listening(rank)]
-    process.send_signal(signal.SIGTERM)
-    finish(process, 130)
-    assert set(addresses) == {"0100007F"}  # 127.0.0.1

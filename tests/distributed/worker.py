@@ -1,6 +1,9 @@
 """What each process of the distributed tests runs, under torchrun:
 
-torchrun --nproc-per-node R tests/distributed/worker.py FOLDER equality|stop
+torchrun --nproc-per-node R tests/distributed/worker.py FOLDER JOB...
+
+A job is `few`, `rest` or `all` (the runs of `equality_configs`), `resume` or `stop`. Several jobs
+share one start of the processes, which takes longer than most jobs.
 """
 
 import json
@@ -28,8 +31,30 @@ XPIPE = f"{Path(__file__).parents[2] / 'examples/methods/xpipe.py'}:XPipe"
 STAGE_AWARE = "{method: basis-rotation, lr: 0.01, frequency: 3, refresh_schedule: stage-aware}"
 
 
-def equality_configs(folder):
-    """All combinations that must not depend on the number of devices, by name."""
+# At least one run with each stage count, method, stash mode, delay, ring and model.
+FEW = (
+    "pipedream-p4-none",
+    "bilateral-p4-predict",
+    "unilateral-p8-predict",
+    "pipedream-2bw-exact",
+    "pipedream-two-versions-none",
+    "pipedream-host-predict",
+    "pipedream-forecast",
+    "pipedream-xpipe",
+    "pipedream-llama",
+    "pipedream-own-model",
+    "stage-aware-mixture",
+    "scion-mixture",
+)
+
+
+def equality_configs(folder, which="all"):
+    """The runs that must not depend on the number of devices, by name.
+
+    Args:
+        folder: where their data are.
+        which: `all`; or the two halves of them: those in `FEW`, and the `rest`.
+    """
     runs = {}
     for stages, modes in ((4, ("none", "predict", "exact")), (8, ("exact", "none", "predict"))):
         for (name, method), stash in zip(OVERRIDES.items(), modes, strict=True):
@@ -61,21 +86,29 @@ def equality_configs(folder):
         "stage-aware-mixture": [*mixture, f"optimizer={STAGE_AWARE}"],
         "scion-mixture": [*mixture, "optimizer.method=scion", "optimizer.lr=0.001"],
     }
+    names = {"all": set(runs), "few": set(FEW), "rest": set(runs) - set(FEW)}[which]
     return {
-        name: tiny_config(folder, "model.blocks=8", *overrides) for name, overrides in runs.items()
+        name: tiny_config(folder, "model.blocks=8", *overrides)
+        for name, overrides in runs.items()
+        if name in names
     }
 
 
-def equality(folder, world):
-    for name, config in equality_configs(folder).items():
+def equality(folder, world, which):
+    for name, config in equality_configs(folder, which).items():
         train(config, folder / f"r{world.num_ranks}" / name, world=world)
+
+
+def resume(folder, world):
+    """Continue the run in `resumed`, which one device has begun."""
+    config = tiny_config(folder, f"pipeline.devices={world.num_ranks}", "pipeline.balance=time")
+    train(config, folder / "resumed", resume=True, world=world)
 
 
 def stop(folder, world):
     """Ask the last rank to stop between two validations, and note what is on its way when all have
     saved."""
-    # When the last rank has made update 20, rank 0 has made 16 at least; 2 R - 1 = 7 later all
-    # stop. A segment ends at 21.
+    # All stop 2 R - 1 updates after the last rank's update 20. A segment ends at 21.
     intervals = [
         "training.log_every=10",
         "training.validation_every=21",
@@ -103,6 +136,12 @@ def stop(folder, world):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     world = DistributedWorld(timeout_s=120)
-    jobs = {"equality": equality, "stop": stop}
-    jobs[sys.argv[2]](Path(sys.argv[1]), world)
+    folder, *jobs = sys.argv[1:]
+    for job in jobs:
+        if job == "stop":
+            stop(Path(folder), world)
+        elif job == "resume":
+            resume(Path(folder), world)
+        else:
+            equality(Path(folder), world, job)
     world.close()

@@ -103,7 +103,7 @@ class XPipeUpdate(NaiveUpdate):
         (["pipeline.delay=[5, 0, 2, 3]", "pipeline.accumulation=2"], [5, 0, 2, 3]),
     ],
 )
-def test_a_prediction_by_the_optimizers_moments_equals_naive_simulation(extra, taus):
+def test_prediction_by_moments_equals_naive_simulation(extra, taus):
     config = make_config(XPIPE, 4, "exact", 24, *extra)
     update = XPipeUpdate(config, taus)
     assert_equals_naive(config, taus, update, update.forecast)
@@ -122,7 +122,7 @@ class Mine(Method):
 """
 
 
-def test_a_prediction_with_a_state_of_its_own_is_that_of_the_pipeline(tmp_path):
+def test_own_average_equals_the_pipelines_prediction(tmp_path):
     own = weights_of(write(tmp_path, OWN_AVERAGE), 4)
     torch.testing.assert_close(
         own, weights_of("pipedream", 4, "pipeline.forecast=average-update"), rtol=0, atol=1e-6
@@ -161,7 +161,7 @@ PLAIN = "class Mine(Method):\n    pass\n"
 EDITED = "class Mine(Method):\n    pass  # edited\n"
 
 
-def test_an_edited_file_is_another_run(tmp_path, monkeypatch, capsys):
+def test_edited_file_is_another_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, PLAIN)
     settings = ("optimizer.method=mine.py:Mine", "training.iterations=4", "training.stop_after=2")
@@ -203,7 +203,7 @@ class Mine(Method):
 
 
 @pytest.mark.parametrize("method", [LION, XPIPE, OWN_AVERAGE, GROUPS_AND_MOMENTUM])
-def test_a_method_with_groups_rules_and_memory_of_its_own_resumes_exactly(method, tmp_path):
+def test_own_method_resumes_exactly(method, tmp_path):
     name = method if ":" in method.splitlines()[0] else write(tmp_path, method)
     settings = (f"optimizer.method={name}", "training.iterations=14")
     train(tiny_config(tmp_path, *settings), tmp_path / "whole")
@@ -291,7 +291,7 @@ DATA_CLASS = (
 
 
 @pytest.mark.parametrize(("body", "message"), BODIES)
-def test_faults_are_one_line_before_any_data_are_prepared(body, message, tmp_path):
+def test_fault_before_training_is_one_line(body, message, tmp_path):
     config = make_config(write(tmp_path, body), 2, "exact", 24, "pipeline.delay=[1000000000, 0]")
     with pytest.raises(UserError, match=message) as caught:
         check_method(config, torch.device("meta") if "device" in body else CPU)
@@ -304,7 +304,7 @@ def test_what_has_to_pass_the_trial(body, tmp_path):
     check_method(make_config(name, 4, "exact"), CPU)
 
 
-def test_a_package_or_a_file_that_cannot_be_had_is_one_line(tmp_path, monkeypatch):
+def test_broken_package_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "broken_for_brx").mkdir()
     (tmp_path / "broken_for_brx" / "__init__.py").write_text("nothing_of_this_name\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -313,6 +313,9 @@ def test_a_package_or_a_file_that_cannot_be_had_is_one_line(tmp_path, monkeypatc
         match=r"broken_for_brx\.mine cannot be imported: name 'nothing_of_this_name' is not",
     ):
         check_method(make_config("broken_for_brx.mine:Mine", 2, "exact"), CPU)
+
+
+def test_missing_file_is_one_line(tmp_path):
     with pytest.raises(
         UserError, match=r"optimizer: method: .*none\.py cannot be read: No such file"
     ):
@@ -343,31 +346,42 @@ def test_faults_while_training_are_one_line(body, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_module_works_as_a_file_does(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """An importable module with the content of an example's file; gives its class."""
     (tmp_path / "my_module_for_brx.py").write_text(Path(STALENESS.partition(":")[0]).read_text())
     monkeypatch.syspath_prepend(tmp_path)
-    names = ("my_module_for_brx:StalenessAware", STALENESS)
-    assert torch.equal(*(weights_of(name, 4) for name in names))
-    (sha256,) = {make_config(name, 2, "exact").optimizer.code_sha256 for name in names}
-    assert sha256 is not None
+    return "my_module_for_brx:StalenessAware"
+
+
+def test_module_trains_as_its_file_does(module):
+    assert torch.equal(weights_of(module, 4), weights_of(STALENESS, 4))
+
+
+def test_module_has_the_fingerprint_of_its_file(module):
+    found, expected = (
+        make_config(name, 2, "exact").optimizer.code_sha256 for name in (module, STALENESS)
+    )
+    assert found == expected
+    assert found is not None
+
+
+def test_installed_package_has_no_fingerprint():
     assert make_config("torch.optim:SGD", 2, "exact").optimizer.code_sha256 is None
+
+
+def test_own_method_is_described(capsys):
     assert main(["methods", STALENESS]) == 0
     assert f"{STALENESS}: AdamW at lr / tau^power" in capsys.readouterr().out
 
 
-def test_a_method_is_its_files_name_and_content_wherever_it_is(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("body_in_sub", "num_methods"), [(PLAIN, 1), (EDITED, 2)])
+def test_method_is_its_files_name_with_content(body_in_sub, num_methods, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
-    names = (
-        "mine.py:Mine",
-        "./mine.py:Mine",
-        f"{tmp_path}/mine.py:Mine",
-        "sub/../sub/mine.py:Mine",
-    )
     write(tmp_path, PLAIN)
-    for body, count in ((PLAIN, 1), (EDITED, 2)):
-        write(tmp_path / "sub", body)
-        assert (
-            len({settings_key(tiny_config(tmp_path, f"optimizer.method={name}")) for name in names})
-            == count
-        )
+    write(tmp_path / "sub", body_in_sub)
+    keys = set()
+    for file in ("mine.py", "./mine.py", f"{tmp_path}/mine.py", "sub/../sub/mine.py"):
+        keys.add(settings_key(tiny_config(tmp_path, f"optimizer.method={file}:Mine")))
+    assert len(keys) == num_methods

@@ -77,17 +77,26 @@ def test_profiles_that_the_papers_rule_does_not_cover():
 
 @pytest.mark.parametrize("schedule", RULES)
 @pytest.mark.parametrize(("num_stages", "frequency"), [(5, 10), (9, 10), (8, 1), (8, 2)])
-def test_rules_keep_the_order_of_delay_and_no_interval_is_shorter_than_an_iteration(
-    num_stages, frequency, schedule
-):
-    intervals = refresh_intervals(pipeline_delays(num_stages), frequency, schedule)
-    rates = [1 / interval if interval else 0 for interval in intervals]
-    assert rates == sorted(rates, reverse=not schedule.startswith("reversed"))
-    assert max(rates) <= 1
-    if frequency == 2 and schedule.endswith(
-        "exact"
-    ):  # what the first stages cannot take goes to the others
-        assert refreshes_per_iteration(intervals) == pytest.approx(4)
+class TestRules:
+    @staticmethod
+    def rates(num_stages, frequency, schedule):
+        """Refreshes per iteration of each stage."""
+        intervals = refresh_intervals(pipeline_delays(num_stages), frequency, schedule)
+        return [1 / interval if interval else 0 for interval in intervals]
+
+    def test_rates_follow_the_delay(self, num_stages, frequency, schedule):
+        rates = self.rates(num_stages, frequency, schedule)
+        assert rates == sorted(rates, reverse=not schedule.startswith("reversed"))
+
+    def test_no_interval_is_below_one_iteration(self, num_stages, frequency, schedule):
+        assert max(self.rates(num_stages, frequency, schedule)) <= 1
+
+
+@pytest.mark.parametrize("schedule", [rule for rule in RULES if rule.endswith("exact")])
+def test_exact_rules_spend_all_refreshes(schedule):
+    # What the first stages cannot take, at one refresh per iteration, goes to the others.
+    intervals = refresh_intervals(pipeline_delays(8), 2, schedule)
+    assert refreshes_per_iteration(intervals) == pytest.approx(4)
 
 
 @pytest.mark.parametrize("frequency", [3, 9.5, 1.25, None])

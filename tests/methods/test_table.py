@@ -91,7 +91,7 @@ def test_wrong_custom_optimizer_is_one_line(optimizer, message):
         )
 
 
-def test_gradient_that_the_optimizer_refuses_ends_the_run_in_one_line():
+def test_refused_gradient_ends_the_run_in_one_line():
     _, updater = updater_with_gradients(make_config("basis-rotation", 2, "exact"), float("nan"))
     with pytest.raises(
         RunError,
@@ -100,7 +100,7 @@ def test_gradient_that_the_optimizer_refuses_ends_the_run_in_one_line():
         updater.step(7)
 
 
-def test_every_entry_is_complete_and_in_the_documentation():
+def test_every_method_is_in_the_documentation():
     page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
     text = page.partition("\n## ")[0]  # up to the first heading: the table of methods
     rows = {name: row for row in text.splitlines() for name in re.findall(r"^\| `(.+?)` \|", row)}

@@ -13,7 +13,7 @@ SMALL = GPTConfig(blocks=5, width=8, heads=2, sequence_length=6)
 
 
 @given(items=st.integers(1, 100), parts=st.integers(1, 100))
-def test_partition_is_contiguous_and_even(items, parts):
+def test_partition_has_even_parts(items, parts):
     parts = min(items, parts)
     ranges = partition(items, parts)
     assert [item for part in ranges for item in part] == list(range(items))
@@ -39,10 +39,18 @@ def test_stages_in_a_row_are_the_model(num_stages):
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-def test_initial_weights_follow_the_seed_and_the_scheme():
+def initial_weights(seed):
     config = GPTConfig(blocks=2, width=64, heads=2, sequence_length=6)
-    first, second = (dict(whole_model(config, 256, seed).named_parameters()) for seed in (0, 1))
-    assert not torch.equal(first["head.linear.weight"], second["head.linear.weight"])
+    return dict(whole_model(config, 256, seed).named_parameters())
+
+
+def test_initial_weights_follow_the_seed():
+    first, second = (initial_weights(seed)["head.linear.weight"] for seed in (0, 1))
+    assert not torch.equal(first, second)
+
+
+def test_initial_weights_follow_gpt2():
+    first = initial_weights(0)
     assert first["blocks.0.mlp.up.weight"].std().item() == pytest.approx(0.02, rel=0.05)
     assert first["blocks.1.mlp.down.weight"].std().item() == pytest.approx(0.01, rel=0.05)
     assert first["blocks.0.attention.projection.bias"].abs().max() == 0
@@ -60,7 +68,7 @@ def test_attention_is_causal():
     assert not torch.equal(hidden[0][:, 4:], hidden[1][:, 4:])
 
 
-def test_rotated_parameters_are_the_matrices_of_attention_and_mlp():
+def test_matrices_are_those_of_the_blocks():
     stage = whole_model(SMALL.model_copy(update={"moe": MoEConfig(experts=4, every=2)}), 11, seed=0)
     matrices = [f"attention.{name}" for name in ("query", "key", "value", "projection")] + [
         "mlp.up",

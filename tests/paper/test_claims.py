@@ -282,6 +282,8 @@ def test_figures_title_counts_strictly(drawn):
         (Evidence(2.1, 1.8, 2.4), 2.0, "times", "number", 2, "open"),
         (Evidence(2.1, 2.05, 2.2), 2.0, "times", "number", 3, "no"),
         (Evidence(2.1, is_bound=True), 2.0, "times", "number", 3, "open"),
+        (Evidence(1.2, 0.9, 1.5), 1.3, "times", "number", 3, "open"),  # perhaps no slowdown
+        (Evidence(0.2, -0.1, 0.4), 0.3, "percent", "number", 3, "open"),  # perhaps nothing saved
         (Evidence(0.5, 0.45, 0.55), 0.4, "percent", "at least", 3, "yes"),
         (Evidence(0.3, 0.25, 0.35), 0.4, "percent", "at least", 3, "no"),
         (Evidence(0.3, is_bound=True), 0.4, "percent", "at least", 3, "open"),

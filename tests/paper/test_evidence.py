@@ -245,6 +245,21 @@ def test_validation_follows_training_in_pairs_that_training_does_not_leave_open(
     assert "5 of 5 sure pairs" in judged.evidence.text
 
 
+def test_pairs_that_are_sure_by_chance_leave_validation_open(tmp_path):
+    # By training Nesterov surely ends below PipeDream as one pair alone, not as one of six.
+    by_method = {
+        "pipedream": (2.0, 2.0, 2.0),
+        "pipedream-lr": (2.1, 1.9, 2.0),
+        "nesterov": (1.99, 1.985, 1.98),
+        "basis-rotation": (2.2, 1.8, 2.0),
+    }
+    for method, losses in by_method.items():
+        for seed, loss in enumerate(losses):
+            write_method(tmp_path, method, seeds=(seed,), slowness=loss, val_loss=loss)
+    judged = row(tmp_path, "validation")
+    assert (judged.verdict, judged.strict_verdict) == ("yes", "open")
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "holds"),
     [

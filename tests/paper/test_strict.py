@@ -20,6 +20,32 @@ def test_interval_is_students():
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
 
 
+def test_several_comparisons_share_the_chance():
+    values = [0.3, 0.1, 0.25, 0.4]
+    expected = ttest_1samp(values, 0.0).confidence_interval(1 - 0.05 / 6)
+    found = strict.interval_of(values, comparisons=6)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+
+
+def test_direction_of_one_among_six_needs_more():
+    by_seed = [0.1, 0.2, 0.15]
+    verdicts = [strict.direction(by_seed, comparisons) for comparisons in (1, 6)]
+    assert verdicts == ["yes", "open"]
+
+
+@pytest.mark.parametrize(
+    ("low", "no_effect", "verdict"), [(1.05, 1.0, "yes"), (0.95, 1.0, "open"), (0.95, None, "yes")]
+)
+def test_interval_with_no_effect_is_no_yes(low, no_effect, verdict):
+    found = strict.number(1.2, low, 1.4, 1.27, num_seeds=3, is_share=False, no_effect=no_effect)
+    assert found == verdict
+
+
+def test_share_saved_needs_an_interval_above_zero():
+    found = strict.number(0.2, -0.02, 0.4, 0.3, num_seeds=3, is_share=True, no_effect=0.0)
+    assert found == "open"
+
+
 def test_interval_of_two_samples_is_welchs():
     ours, theirs = [0.3, 0.1, 0.25], [1.4, 0.2, 0.9, 0.7]
     expected = ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)

@@ -238,25 +238,28 @@ def test_resumes_bit_for_bit(settings):
         start(stages=2, accumulation=2)[2].load_state_dict(saved[2])
 
 
-def test_closures_several_optimizers_and_clipping():
+def test_two_optimizers_equal_one():
     net = make_net()
     first = torch.optim.SGD(net.blocks.parameters(), 0.1, 0.9)
     second = torch.optim.SGD([*net.enter.parameters(), *net.leave.parameters()], 0.1, 0.9)
     delayed(net, (first, second), 4)
-    expected = naive([3, 2, 1, 0], 8)
-    assert_is(net, [step(net(data(t)), first, second) for t in range(1, 9)], expected)
+    losses = [step(net(data(t)), first, second) for t in range(1, 9)]
+    assert_is(net, losses, naive([3, 2, 1, 0], 8))
+
+
+def test_closure_that_clips():
     net, optimizer, _ = start()
 
     def closure(t):
         optimizer.zero_grad()
         loss = net(data(t))
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(
-            net.parameters(), 1e6
-        )  # finds the gradients, and changes nothing
+        # Finds the gradients, and changes nothing.
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1e6)
         return loss
 
-    assert_is(net, [optimizer.step(partial(closure, t)).item() for t in range(1, 9)], expected)
+    losses = [optimizer.step(partial(closure, t)).item() for t in range(1, 9)]
+    assert_is(net, losses, naive([3, 2, 1, 0], 8))
 
 
 def test_compiled_models_are_not_compiled_anew_per_version():
@@ -294,7 +297,7 @@ def test_recurrent_layers_compute_with_their_version():
         assert net(x).item() == pytest.approx(losses[t], rel=1e-12)
 
 
-def test_two_processes_under_ddp_are_one_with_both_batches(tmp_path):
+def test_two_ddp_processes_equal_one_with_both_batches(tmp_path):
     program = f"""
 import sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

@@ -255,7 +255,7 @@ def test_errors_offer_names(stages, message):
         delayed(model, sgd(model.parameters()), stages)
 
 
-def test_example_that_does_not_run_is_one_clear_error():
+def test_example_that_fails_is_one_clear_error():
     model = OutOfOrder()
     with pytest.raises(UserError, match="does not run on the meta device"):
         delayed(model, sgd(model.parameters()), 4, example=torch.ones(2, 7))

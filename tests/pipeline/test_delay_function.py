@@ -21,7 +21,7 @@ from tests.pipeline.test_engine import (
     micro_batch,
     run_engine,
 )
-from tests.train.helpers import losses, tiny_config
+from tests.train.helpers import steps_of, tiny_config
 
 pytestmark = pytest.mark.usefixtures("own_code")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "delays" / "internet.py"
@@ -47,7 +47,7 @@ def test_what_is_no_delay_is_refused(profile):
 @pytest.mark.parametrize(
     ("name", "stash"), [("jitter", "exact"), ("straggler", "none"), ("churn", "exact")]
 )
-def test_the_examples_equal_the_naive_simulation(name, stash):
+def test_examples_equal_the_naive_simulation(name, stash):
     config = make_config(
         "pipedream", 3, stash, 60, f"pipeline.delay={EXAMPLES}:{name}", "pipeline.accumulation=2"
     )
@@ -83,22 +83,42 @@ class VaryingNaive(NaivePipeline):
         return super()._gradients(n, inputs, targets)
 
 
-def test_resumes_and_an_edited_file_is_another_run(tmp_path):
+@pytest.fixture
+def resumed(tmp_path):
+    """A run with a delay function that was stopped and resumed: its folder and configuration."""
     mine = constant(tmp_path, "(micro_batch + seed) % 4", 3)
-    train(tiny_config(tmp_path, mine), tmp_path / "whole")
-    train(tiny_config(tmp_path, mine, "training.stop_after=7"), tmp_path / "cut")
-    config = load_config(tmp_path / "cut", ["training.stop_after=null"])
-    train(config, tmp_path / "cut", resume=True)
-    cut, whole = losses(tmp_path / "cut"), losses(tmp_path / "whole")
-    assert [r for r in cut if r["iteration"] != 7] == [r for r in whole if r["iteration"] != 7]
-    assert Run.load(tmp_path / "cut").largest_delay > 0
-    assert "delay mine.py:mine" in Run.load(tmp_path / "cut").variant
-    assert trajectory_of(config)["pipeline"]["delay"]["function"] == "mine.py:mine"
+    train(tiny_config(tmp_path, mine, "training.stop_after=7"), tmp_path / "run")
+    config = load_config(tmp_path / "run", ["training.stop_after=null"])
+    train(config, tmp_path / "run", resume=True)
+    return tmp_path / "run", config
+
+
+def test_resumed_run_has_the_same_losses(resumed, tmp_path):
+    run, config = resumed
+    train(config, tmp_path / "whole")
+    # It has one validation more, where it was stopped.
+    found, whole = steps_of(run), steps_of(tmp_path / "whole")
+    assert found == whole
+
+
+def test_name_of_a_run_has_its_function(resumed):
+    assert "delay mine.py:mine" in Run.load(resumed[0]).variant
+
+
+def test_folder_of_a_function_is_no_setting(resumed):
+    assert trajectory_of(resumed[1])["pipeline"]["delay"]["function"] == "mine.py:mine"
+
+
+def test_edited_function_is_another_run(resumed, tmp_path):
+    run, config = resumed
     constant(tmp_path, "0", 3)
     with pytest.raises(UserError, match="its file has changed"):
-        train(config, tmp_path / "cut", resume=True)
+        train(config, run, resume=True)
+
+
+def test_run_is_read_without_its_function(resumed, tmp_path):
     (tmp_path / "mine.py").unlink()
-    assert Run.load(tmp_path / "cut").largest_delay > 0
+    assert Run.load(resumed[0]).largest_delay > 0
 
 
 @pytest.mark.parametrize(
@@ -121,5 +141,9 @@ def test_mistakes_are_one_line(text, message, tmp_path):
     mine = f"pipeline.delay={tmp_path / 'mine.py'}:mine"
     with pytest.raises(UserError, match=message):
         run_engine(make_config("pipedream", 3, "exact", 24, mine), 8)
+
+
+def test_function_on_several_devices_is_refused(tmp_path):
+    mine = constant(tmp_path, "0", 3)
     with pytest.raises(UserError, match="a function of your own needs devices: 1"):
         make_config("pipedream", 3, "exact", 24, mine, "pipeline.devices=2")

@@ -401,7 +401,7 @@ def test_worked_tables_of_the_documentation():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: times work on its stream")
-def test_stopwatch_on_cuda_times_the_work_not_its_launch():
+def test_stopwatch_on_cuda_times_the_work():
     matrix = torch.randn(4096, 4096, device="cuda")
     stopwatch, started = Stopwatch(matrix.device), time.perf_counter()
     for _ in range(20):

@@ -49,7 +49,7 @@ def test_writes_after_the_step_are_in_the_version(after):
     assert_same(train(after=after)[0], simulate(after=after))
 
 
-def test_post_hook_of_the_step_is_in_the_version():
+def test_post_hook_of_a_step_counts():
     def hooked(parameters):
         optimizer = sgd(parameters)
 

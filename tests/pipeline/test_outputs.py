@@ -77,7 +77,7 @@ def test_loss_kept_as_an_attribute():
     assert_same(train(Keeping(*make()), loss=loss)[0], simulate(loss=loss))
 
 
-def test_unknown_output_is_refused_where_its_backward_pass_matters():
+def test_unknown_output_without_stash_is_refused():
     class Hidden(nn.Sequential):
         def forward(self, x):
             return WithSlots(super().forward(x))

@@ -105,7 +105,7 @@ def test_evaluation_in_a_window_sees_the_newest():
     assert loss.item() != plain_loss(plain, 6).item()
 
 
-def test_discarded_pass_leaves_the_newest_for_the_next_step():
+def test_discarded_pass_leaves_the_newest_weights():
     model, optimizer, pipeline = started()
     for t in range(12):
         plain_loss(model, t).backward()

@@ -18,9 +18,7 @@ def rows(make, num_ranks, *arguments):
     num_ranks=st.integers(1, 8), num_micro_batches=st.integers(1, 12), num_steps=st.integers(1, 3)
 )
 @pytest.mark.parametrize("make", [schedule.gpipe, synchronous_1f1b])
-def test_idle_share_of_synchronous_schedules_is_the_closed_form(
-    make, num_ranks, num_micro_batches, num_steps
-):
+def test_synchronous_idle_share_is_the_closed_form(make, num_ranks, num_micro_batches, num_steps):
     timed = timeline(rows(make, num_ranks, num_micro_batches, num_steps))
     assert schedule.bubble_share(timed) == pytest.approx(
         (num_ranks - 1) / (num_micro_batches + num_ranks - 1)
@@ -28,22 +26,36 @@ def test_idle_share_of_synchronous_schedules_is_the_closed_form(
 
 
 @pytest.mark.parametrize("num_ranks", range(1, 11))
-def test_asynchronous_pipeline_is_never_idle_once_full_and_has_the_delay_of_the_semantics(
-    num_ranks,
-):
-    last = 4 * num_ranks + 4
-    actions = rows(asynchronous_1f1b, num_ranks, 1, lambda: last)
-    timed = timeline(actions)
+def test_full_asynchronous_pipeline_is_never_idle(num_ranks):
+    timed = timeline(asynchronous_rows(num_ranks))
     start, end = schedule.steady_state(timed)
     assert end > start
     assert schedule.bubble_share(timed, start, end) == pytest.approx(0.0)
-    for rank, row in enumerate(actions):
-        for kind in "FBU":  # each micro-batch once, in order
-            assert [a.number for a in row if a.kind == kind] == list(range(1, last + 1))
+
+
+def asynchronous_rows(num_ranks):
+    """A row per rank, for micro-batches 1 to 4 R + 4."""
+    return rows(asynchronous_1f1b, num_ranks, 1, lambda: 4 * num_ranks + 4)
+
+
+@pytest.mark.parametrize("kind", "FBU")
+@pytest.mark.parametrize("num_ranks", [1, 2, 5])
+def test_each_micro_batch_comes_once_in_order(num_ranks, kind):
+    for row in asynchronous_rows(num_ranks):
+        numbers = [action.number for action in row if action.kind == kind]
+        assert numbers == list(range(1, 4 * num_ranks + 5))
+
+
+@pytest.mark.parametrize("num_ranks", range(1, 11))
+def test_updates_between_passes_are_the_delay(num_ranks):
+    delays = pipeline_delays(num_ranks)
+    for rank, row in enumerate(asynchronous_rows(num_ranks)):
         for micro_batch in range(num_ranks, 3 * num_ranks + 1):
-            assert (
-                schedule.updates_between(row, micro_batch) == pipeline_delays(num_ranks)[rank].tau
-            )
+            assert schedule.updates_between(row, micro_batch) == delays[rank].tau
+
+
+@pytest.mark.parametrize("num_ranks", range(1, 11))
+def test_synchronous_gradients_have_no_delay(num_ranks):
     for row in rows(synchronous_1f1b, num_ranks, 1, 3):
         assert schedule.updates_between(row, 2) == 0
 

@@ -85,7 +85,7 @@ def test_gradient_from_outside_of_a_window_is_refused():
         model(batch(0))
 
 
-def test_gradient_from_outside_that_is_cleared_is_none_of_ours():
+def test_cleared_gradient_from_outside_is_allowed():
     """An attack in eval mode, before the pass that trains."""
 
     def loss(call, t):
@@ -159,7 +159,7 @@ def test_weights_written_in_the_explicit_form_are_refused():
         write()
 
 
-def test_a_stage_without_delay_may_write_in_the_forward_pass():
+def test_undelayed_stage_may_write_in_its_pass():
     model = Renormalised("max_norm").double()
 
     def loss(model, t):

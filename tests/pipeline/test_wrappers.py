@@ -53,7 +53,7 @@ def saved(model):
 
 @pytest.mark.parametrize("is_in_window", [False, True])
 @pytest.mark.parametrize("copied", [copy.deepcopy, saved])
-def test_copy_is_a_plain_model_with_the_newest_weights(copied, is_in_window):
+def test_copy_is_plain_with_the_newest_weights(copied, is_in_window):
     model, _, _ = started()
     newest = flat(model)
     if is_in_window:
@@ -76,7 +76,7 @@ def test_window_goes_on_after_a_copy():
     assert_same(flat(model), simulate())
 
 
-def test_copy_of_a_part_in_a_window_is_newest():
+def test_copied_part_in_a_window_is_newest():
     model, _, _ = started()
     newest = flat(model)
     outer = nn.ModuleDict({"model": model})

@@ -105,20 +105,33 @@ def test_effective_delays_are_means_over_seeds(drawn, tmp_path):
     assert bars.lines[0].get_xydata().tolist() == [[2, 0.5], [4, 0.5]]
 
 
-def test_updates_are_counted_from_one_and_the_legend_has_the_methods_of_all_rows(drawn, tmp_path):
-    known = {
-        "run": "a",
-        "iteration": 9,
-        "eigenvalue": 1.0,
-        "residual": 0.0,
-        "num_power_iterations": 1,
-    }
-    known |= dict.fromkeys(("dominant", "random"), Track.of([1.0, -1.0], total=1.0))
-    of_both = (("pipedream", 1), ("basis-rotation", 4))
-    draw_oscillation(
-        [Oscillation(**known, method=method, num_stages=P) for method, P in of_both],
-        tmp_path / "figure",
-    )
-    figure = drawn[0][0]
-    assert [text.get_text() for text in figure.legends[0].texts] == ["PipeDream", "Basis rotation"]
-    assert figure.axes[0].lines[0].get_xdata().tolist() == [1, 2]
+@pytest.fixture
+def oscillation(drawn, tmp_path):
+    """The figure of PipeDream at P = 1 and basis rotation at P = 4."""
+    track = Track.of([1.0, -1.0], total=1.0)
+    results = [
+        Oscillation(
+            run="a",
+            iteration=9,
+            method=method,
+            num_stages=num_stages,
+            eigenvalue=1.0,
+            residual=0.0,
+            num_power_iterations=1,
+            dominant=track,
+            random=track,
+        )
+        for method, num_stages in (("pipedream", 1), ("basis-rotation", 4))
+    ]
+    draw_oscillation(results, tmp_path / "figure")
+    [(figure, _)] = drawn
+    return figure
+
+
+def test_updates_are_counted_from_one(oscillation):
+    assert oscillation.axes[0].lines[0].get_xdata().tolist() == [1, 2]
+
+
+def test_legend_has_the_methods_of_all_rows(oscillation):
+    (legend,) = oscillation.legends
+    assert [text.get_text() for text in legend.texts] == ["PipeDream", "Basis rotation"]

@@ -35,15 +35,27 @@ def run_data(elements):
     }
 
 
-def test_every_run_is_in_the_table_and_in_the_chart_and_the_best_rates_are_marked(
-    elements, run_data, runs
-):
+@pytest.fixture(scope="module")
+def by_name(run_data):
+    """The runs of the page's chart, by name."""
+    return {run["name"]: run for run in run_data["runs"]}
+
+
+def test_table_has_every_run(elements, runs):
     names = sorted(path.name for path in runs.iterdir())
     assert sorted(text for _, text in elements.named("button", class_="name")) == names
-    by_name = {run["name"]: run for run in run_data["runs"]}
-    assert sorted(by_name) == names
+
+
+def test_chart_has_every_run(by_name, runs):
+    assert sorted(by_name) == sorted(path.name for path in runs.iterdir())
+
+
+def test_best_rates_are_marked(by_name):
     unchosen = {name for name, run in by_name.items() if not run["is_chosen"]}
     assert unchosen == {"pipedream-32-worse", "pipedream-32-diverged"}
+
+
+def test_curves_are_thinned_to_their_ends(by_name):
     curves = by_name["basis-rotation-32"]["curves"]
     assert len(curves["train"]) == len(curves["iterations"]) == len(curves["minutes"]) == 120
     # Middles of windows of 159 iterations.
@@ -54,6 +66,9 @@ def test_every_run_is_in_the_table_and_in_the_chart_and_the_best_rates_are_marke
     )
     assert curves["val_iterations"] == list(range(100, 1001, 100))
     assert [curves["train"][-1], curves["val"][-1]] == pytest.approx([2.1, 2.2], abs=1e-3)
+
+
+def test_diverged_run_has_no_numbers(by_name):
     diverged = by_name["pipedream-32-diverged"]
     assert set(diverged["curves"]["train"]) == {None}
     assert (diverged["status"], diverged["numbers"]["train loss"]) == ("diverged", "-")
@@ -71,31 +86,52 @@ def test_each_filter_offers_the_values_that_occur(elements):
         assert [box["value"] for box in boxes if box["name"] == name] == values
 
 
-def test_figures_with_runs_are_there_and_the_others_named(elements, run_data):
+def test_figures_with_runs_are_there(elements, run_data):
     assert {attributes["id"] for attributes, _ in elements.named("figure")} == {
         "figure-teaser",
         "figure-validation",
     }
     assert set(run_data["figures"]) == {"teaser", "validation"}
+
+
+def test_first_figure_is_seen_at_once(elements):
     ((teaser, _),) = [
         image for image in elements.named("img") if "src" in image[0]
     ]  # the others when they are seen
     assert teaser["src"].startswith("data:image/svg+xml;base64,")
+
+
+def test_figure_without_runs_is_named(elements):
     (missing,) = [text for _, text in elements.named("li") if text.startswith("figure width: ")]
     assert "brx sweep configs/sweeps/laptop/width.yaml" in missing
+
+
+def test_images_have_a_description(elements):
     assert all(attributes["alt"] for attributes, _ in elements.named("img"))
 
 
-def test_it_opens_with_findings_and_has_tables_and_provenance(elements, page):
+def test_claims_without_runs_are_counted(elements):
     assert any(text.endswith(" not tried") for _, text in elements.named("summary"))
+
+
+def test_findings_have_both_numbers(elements):
     findings = " ".join(" ".join(text.split()) for _, text in elements.named("li"))
     assert "The paper: 7.5%; here: 7.1% (of 4mn" in findings
     assert re.search(
         r"\(Figure 2a\)\. The paper: 5\.81x; here: 12\.\d+x \([^()]+\); why: one seed\.", findings
     )
+
+
+def test_page_opens_with_findings(elements):
     sections = [attributes["id"] for attributes, _ in elements.named("section")]
     assert sections == ["findings", "figures", "tables", "runs", "provenance"]
+
+
+def test_page_can_be_sent_by_mail(page):
     assert page.stat().st_size < 3_000_000
+
+
+def test_tables_of_experiments_are_there(elements):
     titles = [text for _, text in elements.named("caption")]
     for beginning in (
         "Final training loss",
@@ -103,44 +139,70 @@ def test_it_opens_with_findings_and_has_tables_and_provenance(elements, page):
         "Learning rates of every experiment",
     ):
         assert any(title.startswith(beginning) for title in titles), beginning
+
+
+def test_tried_rates_are_listed(page):
     assert "0.0003: 3.000, 0.001: 2.900" in page.read_text()
+
+
+def test_provenance_counts_runs(elements):
     facts = {text for _, text in elements.named("dd")}
     assert {"finished (6 runs)", "diverged (1 run)", "c0ffee (7 runs)"} <= facts
     assert "packages, tokenizer bytes, fingerprint f1f2f3 (7 runs)" in facts
 
 
-def test_a_figure_of_these_runs_is_taken_as_it_is_and_one_of_others_drawn_anew(runs, tmp_path):
+@pytest.fixture
+def marked(runs, tmp_path):
+    """Experiments whose figure `teaser` was drawn before, and has a mark."""
     experiments = Experiments.load(SCALES["laptop"], runs)
     (_, _, drawing, *_), _ = draw_paper_figure(FIGURES["teaser"], experiments, tmp_path)
     drawing.write_text(drawing.read_text().replace("</svg>", "<!-- kept --></svg>"))
-    taken, _ = paper_drawings(experiments, [tmp_path])
+    return experiments
+
+
+def test_figure_of_these_runs_is_taken(marked, tmp_path):
+    taken, _ = paper_drawings(marked, [tmp_path])
     assert [drawing.name for drawing in taken if "<!-- kept -->" in drawing.svg] == ["teaser"]
-    drawn, _ = paper_drawings(
-        Experiments(experiments.scale, experiments.runs[:-1], runs), [tmp_path]
-    )
+
+
+def test_figure_of_other_runs_is_drawn_anew(marked, runs, tmp_path):
+    drawn, _ = paper_drawings(Experiments(marked.scale, marked.runs[:-1], runs), [tmp_path])
     assert not any("<!-- kept -->" in drawing.svg for drawing in drawn)
 
 
-def test_variants_of_a_method_have_its_colour_and_a_dash_of_their_own(runs):
+@pytest.fixture
+def variants(runs):
+    """Runs of as many variants of one method."""
     frame = Experiments.load(SCALES["laptop"], runs).runs
-    frame = frame.assign(
-        variant=[f"basis-rotation {n}" if n else "basis-rotation" for n in range(len(frame))]
-    )
-    assert len({entry["dash"] for entry in run_entries(frame, frame)[:5]}) == 5
-    (method, *_) = facets_of(frame)
+    names = ["basis-rotation", *(f"basis-rotation {n}" for n in range(1, len(frame)))]
+    return frame.assign(variant=names)
+
+
+def test_variants_have_their_own_dashes(variants):
+    assert len({entry["dash"] for entry in run_entries(variants, variants)[:5]}) == 5
+
+
+def test_variants_share_a_colour(variants):
+    (method, *_) = facets_of(variants)
     assert len(set(method.colors.values())) == 1
 
 
-def test_nothing_is_loaded_from_anywhere_and_names_of_runs_are_text(elements, page):
+def test_policy_forbids_loading(elements):
     (policy,) = [
         attributes for attributes, _ in elements.named("meta") if "http-equiv" in attributes
     ]
     assert policy["http-equiv"] == "Content-Security-Policy"
     assert policy["content"].startswith("default-src 'none'")
+
+
+def test_addresses_are_within_the_page(elements):
     for tag, attributes, _ in elements.all:
         for name in ("src", "href", "srcset", "data", "action", "poster"):
             address = attributes.get(name) or "#"
             assert address.startswith(("#", "data:")), (tag, name, address[:80])
+
+
+def test_name_of_a_run_is_text(elements, page):
     assert not [attributes for attributes, _ in elements.named("img") if "onerror" in attributes]
     assert EVIL_NAME not in page.read_text()
 
@@ -163,12 +225,15 @@ def test_further_figures_are_shown_with_their_captions(runs, tmp_path, page):
     ][0].items()
 
 
-def test_a_missing_package_or_folder_of_figures_is_one_line(runs, tmp_path, monkeypatch, refused):
+def test_missing_package_is_one_line(runs, tmp_path, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert "needs the package jinja2" in refused(
         "report", "--runs", runs, "--out", tmp_path / "report.html"
     )
     assert not (tmp_path / "report.html").exists()
+
+
+def test_missing_folder_of_figures_is_one_line(runs, refused):
     assert "--figures: nowhere: no such folder" in refused(
         "report", "--runs", runs, "--figures", "nowhere"
     )

@@ -1,10 +1,8 @@
 """Parsed runs are kept next to them: what is read is always what the files say now."""
 
-import json
 import os
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from brx.runs import cache
@@ -118,11 +116,13 @@ def test_damaged_cache_is_no_error(run):
         assert_equal(read_parsed(run), parsed)
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1", b"?" * 5000])
+@pytest.mark.parametrize(
+    "content", [b"", b"PAR1", b"?" * 5000, b"{}\n", b"[1]\n", b"[" * 100_000, b"\xff\n"]
+)
 def test_cache_of_another_format_is_replaced(content, run):
     (run / CACHE).write_bytes(content)
     read_parsed(run)
-    assert pq.read_table(run / CACHE).num_rows == 1
+    assert (run / CACHE).read_bytes().startswith(b'{"key": ')
 
 
 def test_cache_that_is_a_link_is_left_alone(run, tmp_path, parses):
@@ -189,11 +189,17 @@ def test_export_replaces_one_with_a_cache(run, tmp_path):
 
 
 def test_forged_cache_with_another_key_is_not_read(run):
-    table = pq.read_table(run / CACHE)
-    metadata = dict(table.schema.metadata)
-    parser, states = json.loads(metadata[b"brx.key"])
-    states[2][3] += 1  # the inode, which no archive brings along
-    metadata[b"brx.key"] = json.dumps([parser, states]).encode()
-    forged = table.set_column(1, "summary", [['{"status": "diverged"}']])
-    pq.write_table(forged.replace_schema_metadata(metadata), run / CACHE)
+    states = list(cache.file_states(run))
+    *others, inode = states[2]  # the inode, which no archive brings along
+    states[2] = (*others, inode + 1)
+    parsed = cache._parse(run)
+    forged = cache.Parsed(parsed.settings, {"status": "diverged"}, parsed.curves)
+    cache._write(run, tuple(states), forged)
     assert read_parsed(run).summary["status"] == "finished"
+
+
+def test_forged_cache_with_the_key_is_read(run):
+    parsed = cache._parse(run)
+    forged = cache.Parsed(parsed.settings, {"status": "diverged"}, parsed.curves)
+    cache._write(run, cache.file_states(run), forged)
+    assert read_parsed(run).summary["status"] == "diverged"

@@ -251,3 +251,17 @@ def test_checkpoint_with_other_stages_is_not_written(stages, tmp_path):
     with pytest.raises(RunError, match="must have 0 to 2, each once; nothing is written"):
         checkpoint.finish(tmp_path, 7, {"num_stages": 3}, entries, keep=1)
     assert list_checkpoints(tmp_path) == []
+
+
+def test_manifest_is_read_once_for_all_stages(tmp_path, monkeypatch):
+    train(tiny_config(tmp_path, "training.iterations=7"), tmp_path / "run")
+    reads = []
+
+    def counted(path):
+        reads.append(path)
+        return read_manifest(path)
+
+    monkeypatch.setattr(checkpoint, "read_manifest", counted)
+    newest = list_checkpoints(tmp_path / "run")[-1]
+    checkpoint.check_stages(newest, range(4))
+    assert reads == [newest]

@@ -31,14 +31,28 @@ def start_holder(folder, **kwargs):
     return process
 
 
-def test_a_folder_is_held_by_one_and_the_other_is_told_by_whom(tmp_path):
-    holder = start_holder(tmp_path / "run")
-    assert is_locked(tmp_path / "run")
+@pytest.fixture
+def holder(tmp_path):
+    """A process that holds the folder `run`."""
+    process = start_holder(tmp_path / "run")
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_holder_of_a_folder_is_told(holder, tmp_path):
     told = rf"run: process {holder.pid} on \S+ trains in this folder"
     with pytest.raises(UserError, match=told), hold(tmp_path / "run"):
         pass
+
+
+def test_held_folder_has_no_second_lock(holder, tmp_path):
+    assert is_locked(tmp_path / "run")
     with lock(tmp_path / "run") as descriptor:
         assert descriptor is None
+
+
+def test_folder_of_a_killed_process_is_free(holder, tmp_path):
     holder.kill()
     holder.wait()
     assert not is_locked(tmp_path / "run")  # nothing has to be cleaned up
@@ -46,9 +60,7 @@ def test_a_folder_is_held_by_one_and_the_other_is_told_by_whom(tmp_path):
         assert is_locked(tmp_path / "run")
 
 
-def test_a_child_goes_on_holding_what_its_parent_hands_down_for_this_folder_alone(
-    tmp_path, monkeypatch
-):
+def test_lock_handed_down_is_for_its_folder(tmp_path, monkeypatch):
     with lock(tmp_path / "run") as descriptor:
         holder = start_holder(
             tmp_path / "run", pass_fds=(descriptor,), env=os.environ | hand_down(descriptor)
@@ -66,7 +78,7 @@ def test_a_child_goes_on_holding_what_its_parent_hands_down_for_this_folder_alon
         assert is_locked(tmp_path / "run")
 
 
-def test_somebody_who_only_looks_does_not_keep_a_run_from_starting(tmp_path):
+def test_looking_at_a_lock_stops_no_run(tmp_path):
     holder = start_holder(tmp_path)
     timer = subprocess.Popen(
         [sys.executable, "-c", f"import os, time; time.sleep(0.1); os.kill({holder.pid}, 9)"]
@@ -77,10 +89,13 @@ def test_somebody_who_only_looks_does_not_keep_a_run_from_starting(tmp_path):
     holder.wait()
 
 
-def test_a_refused_run_leaves_no_folder_and_one_that_cannot_be_made_is_one_line(tmp_path):
+def test_refused_run_leaves_no_folder(tmp_path):
     with pytest.raises(UserError), hold(tmp_path / "runs" / "run"):
         raise UserError("refused")
     assert not (tmp_path / "runs" / "run").exists()
+
+
+def test_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be written"), hold(tmp_path / "file" / "run"):
         pass
@@ -97,7 +112,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_second_train_or_resume_is_refused_while_the_first_goes_on(devices, tmp_path, capsys):
+def test_second_training_of_a_folder_is_refused(devices, tmp_path, capsys):
     path = tmp_path / "tiny.yaml"
     config = tiny_config(
         tmp_path, "training.iterations=3000", "training.stop_after=400", "training.log_every=4"

@@ -16,8 +16,9 @@ from brx.config.loading import dump_config
 from brx.environment import brx_command, child_environment
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.sweep.choice import choose, tried_cells
-from brx.sweep.run import check_names
+from brx.sweep.run import calibrate, check_names
 from brx.sweep.spec import State, Sweep, state_of
+from brx.train.build import assemble
 from brx.train.loop import train
 from tests.sweep.helpers import write_sweep
 from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
@@ -132,14 +133,18 @@ def test_a_killed_cell_is_told_and_the_rest_goes_on_with_the_machine_s_threads(t
     )
 
 
-def test_two_sweeps_at_once_run_no_cell_twice(tmp_path):
+def test_two_sweeps_at_once_run_no_cell_twice(tmp_path, capsys):
     path = write_sweep(tmp_path)
-    processes = [start_brx("sweep", path, "--jobs", "1") for _ in range(2)]
-    lines = []
-    for process in processes:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
-        lines += [line for line in errors.splitlines() if line.startswith("running: ")]
+    first = Sweep.load(path).cells[0].folder
+    process = start_brx("sweep", path, "--jobs", "1")
+    wait_for_lines(first / "metrics.jsonl", 1, process)
+    capsys.readouterr()
+    # The second sweep, in this process, begins while the other one runs a cell.
+    assert main(["sweep", str(path), "--jobs", "1"]) == 0
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    errors += capsys.readouterr().err
+    lines = [line for line in errors.splitlines() if line.startswith("running: ")]
     assert states(path) == [State.DONE] * 4
     assert len(lines) == len({line.split()[1] for line in lines}) == 4
 
@@ -332,3 +337,19 @@ def test_trial_of_names_leaves_nothing(tmp_path):
     before = sorted(tmp_path.iterdir())
     check_names([Sweep.load(path)])
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_calibration_ends_when_its_time_is_up(tmp_path, monkeypatch):
+    asked = []
+
+    def counted(config, micro_batches, **options):
+        def noting(iteration):
+            asked.append(iteration)
+            return micro_batches(iteration)
+
+        return assemble(config, noting, **options)
+
+    monkeypatch.setattr("brx.sweep.run.assemble", counted)
+    monkeypatch.setattr("brx.sweep.run.MOST_CALIBRATION_S", 0.0)
+    assert calibrate(Sweep.load(write_sweep(tmp_path)).cells[0].config) > 0.0
+    assert asked == [1]

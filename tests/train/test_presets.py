@@ -21,76 +21,150 @@ PAPER = {
 }
 
 
-@pytest.mark.parametrize("preset", PAPER)
-def test_preset_is_the_papers_and_has_its_size_cut_into_stages(preset):
-    config = load_config(preset)
-    training, (num_parameters, num_stages, *_) = config.training, PAPER[preset]
-    assert (training.batch_size, config.model.sequence_length, training.clip) == (8, 512, 1.0)
+@pytest.fixture(scope="module", params=PAPER)
+def preset(request):
+    """The name of a preset, and its configuration."""
+    return request.param, load_config(request.param)
+
+
+def test_batch_is_the_papers(preset):
+    _, config = preset
+    assert (config.training.batch_size, config.model.sequence_length) == (8, 512)
+
+
+def test_schedule_is_the_papers(preset):
+    training = preset[1].training
     assert (training.warmup_fraction, training.iterations) == (0.012, 250_000)
-    assert (config.optimizer.weight_decay, config.runtime.precision) == (0.01, "bf16")
-    assert (config.data.source, config.data.tokens) == ("openwebtext", 10**9)
+
+
+def test_regularization_is_the_papers(preset):
+    _, config = preset
+    assert (config.optimizer.weight_decay, config.training.clip) == (0.01, 1.0)
+
+
+def test_precision_is_the_papers(preset):
+    assert preset[1].runtime.precision == "bf16"
+
+
+def test_settings_that_depend_on_the_size(preset):
+    name, config = preset
+    _, *expected = PAPER[name]
+    assert [config.pipeline.stages, config.training.stop_after, config.optimizer.lr] == expected
+
+
+def test_data_are_the_papers(preset):
+    data = preset[1].data
+    assert (data.source, data.tokens) == ("openwebtext", 10**9)
+
+
+def test_sample_has_a_billion_training_tokens(preset):
+    data = preset[1].data
     # "1B tokens randomly selected": a share of all 9.04 B, with a little to spare for chance.
-    assert 1.005 < 9.04 * config.data.sample_fraction * (1 - config.data.validation_fraction) < 1.03
-    assert (config.pipeline.stages, training.stop_after, config.optimizer.lr) == PAPER[preset][1:]
-    # The data that the preset asks for suffice for the run that it asks for.
+    num_billions = 9.04 * data.sample_fraction * (1 - data.validation_fraction)
+    assert 1.005 < num_billions < 1.03
+
+
+def test_data_suffice_for_the_run(preset):
+    _, config = preset
+    training = config.training
     needed = training.last_iteration * training.batch_size * config.model.sequence_length
     assert needed <= config.data.max_epochs * config.data.tokens
-    names = set(dict(whole_model(config.model, 50257, seed=None).named_parameters()))
-    stages = make_stages(config.model, 50257, partition(config.model.blocks, num_stages), seed=None)
-    assert (
-        sum(parameter.numel() for stage in stages for parameter in stage.parameters())
-        == num_parameters
-    )
-    assert {name for stage in stages for name, _ in stage.named_parameters()} == names
-    assert [stage.embedding is not None for stage in stages] == [True, *[False] * (num_stages - 1)]
-    assert [stage.head is not None for stage in stages] == [*[False] * (num_stages - 1), True]
+
+
+@pytest.fixture(scope="module")
+def stages(preset):
+    """The stages of a preset on the meta device."""
+    _, config = preset
+    block_ranges = partition(config.model.blocks, config.pipeline.stages)
+    return make_stages(config.model, 50257, block_ranges, seed=None)
+
+
+def test_number_of_parameters_is_the_papers(preset, stages):
+    count = sum(parameter.numel() for stage in stages for parameter in stage.parameters())
+    assert count == PAPER[preset[0]][0]
+
+
+def test_stages_have_the_models_parameters(preset, stages):
+    whole = whole_model(preset[1].model, 50257, seed=None)
+    names = {name for stage in stages for name, _ in stage.named_parameters()}
+    assert names == {name for name, _ in whole.named_parameters()}
+
+
+def test_only_the_first_stage_has_the_embedding(stages):
+    assert [k for k, stage in enumerate(stages) if stage.embedding is not None] == [0]
+
+
+def test_only_the_last_stage_has_the_head(stages):
+    last = len(stages) - 1
+    assert [k for k, stage in enumerate(stages) if stage.head is not None] == [last]
+
+
+SMALL = [
+    "model.width=8",
+    "model.heads=2",
+    "model.sequence_length=16",
+    "data.tokenizer=bytes",
+    "data.tokens=null",
+    "data.validation_fraction=0.3",
+    "data.sample_fraction=1.0",
+    "training.iterations=6",
+    "training.stop_after=4",
+    "training.batch_size=2",
+    "training.validation_examples=2",
+    "runtime.device=cpu",
+    "runtime.threads=1",
+    "runtime.compile=false",
+]
 
 
 def twin(preset, folder, *overrides):
-    """The preset with few heads, bytes, a short sequence and a few iterations; blocks, stages and
-    code path stay."""
-    small = tiny_config(folder).data
-    reduced = ["model.width=8", "model.heads=2", "model.sequence_length=16"]
-    reduced += [
-        f"data.source={json.dumps(small.source)}",
-        f"data.directory={json.dumps(small.directory)}",
+    """The preset with few heads, bytes, a short sequence and a few iterations. Its blocks, stages
+    and code path stay."""
+    data = tiny_config(folder).data
+    places = [
+        f"data.source={json.dumps(data.source)}",
+        f"data.directory={json.dumps(data.directory)}",
     ]
-    reduced += [
-        "data.tokenizer=bytes",
-        "data.tokens=null",
-        "data.validation_fraction=0.3",
-        "data.sample_fraction=1.0",
-    ]
-    reduced += ["training.iterations=6", "training.stop_after=4", "training.batch_size=2"]
-    reduced += [
-        "training.validation_examples=2",
-        "runtime.device=cpu",
-        "runtime.threads=1",
-        "runtime.compile=false",
-    ]
-    return apply_overrides(load_config(preset).model_dump(), [*reduced, *overrides], preset)
+    content = load_config(preset).model_dump()
+    return apply_overrides(content, [*SMALL, *places, *overrides], preset)
 
 
-@pytest.mark.parametrize(
-    ("preset", "overrides"),
-    [
-        ("paper-95m", ["pipeline.stash=predict", "optimizer.method=basis-rotation"]),
-        ("paper-1b", ["pipeline.recompute=true", "runtime.deterministic=true"]),
-        ("paper-3b", ["optimizer={method: basis-rotation, source: 1st, geometry: unilateral}"]),
-        ("paper-moe-100m", ["optimizer.method=basis-rotation", "pipeline.stash=none"]),
-    ],
-)
-def test_twin_trains(preset, overrides, tmp_path):
-    config = twin(preset, tmp_path, *overrides)
-    assert (config.model.blocks, config.pipeline.stages) == (
-        load_config(preset).model.blocks,
-        PAPER[preset][1],
-    )
-    assert config.runtime.precision == "bf16"
-    assert train(config, tmp_path / "run") == "finished"
+TWINS = {
+    "paper-95m": ["pipeline.stash=predict", "optimizer.method=basis-rotation"],
+    "paper-1b": ["pipeline.recompute=true", "runtime.deterministic=true"],
+    "paper-3b": ["optimizer={method: basis-rotation, source: 1st, geometry: unilateral}"],
+    "paper-moe-100m": ["optimizer.method=basis-rotation", "pipeline.stash=none"],
+}
+
+
+@pytest.fixture(scope="module", params=TWINS)
+def trained(request, tmp_path_factory):
+    """The name of a preset, the configuration of its twin, and the records of the twin's run."""
+    folder = tmp_path_factory.mktemp("twin")
+    config = twin(request.param, folder, *TWINS[request.param])
+    assert train(config, folder / "run") == "finished"
     torch.use_deterministic_algorithms(False)
-    steps = steps_of(tmp_path / "run")
-    assert [step["iteration"] for step in steps] == [1, 2, 3, 4]
-    # Untrained: the loss of guessing among 256 bytes.
-    assert steps[0]["train_loss"] == pytest.approx(math.log(256), rel=0.05)
-    assert all(math.isfinite(step["train_loss"]) and step["grad_norm"] > 0 for step in steps)
+    return request.param, config, steps_of(folder / "run")
+
+
+def test_twin_has_the_presets_depth(trained):
+    name, config, _ = trained
+    full = load_config(name)
+    assert config.model.blocks == full.model.blocks
+    assert config.pipeline.stages == full.pipeline.stages
+
+
+def test_twin_trains_every_iteration(trained):
+    assert [step["iteration"] for step in trained[2]] == [1, 2, 3, 4]
+
+
+def test_untrained_twin_guesses_among_bytes(trained):
+    assert trained[2][0]["train_loss"] == pytest.approx(math.log(256), rel=0.05)
+
+
+def test_twin_has_finite_losses(trained):
+    assert all(math.isfinite(step["train_loss"]) for step in trained[2])
+
+
+def test_twin_has_gradients(trained):
+    assert all(step["grad_norm"] > 0 for step in trained[2])

@@ -1,7 +1,7 @@
-"""A summary and a log point without their losses: MFU and refresh times from made-up rates, and the
-commit."""
+"""Numbers of summaries and log points: MFU and refresh times from made-up rates, and the commit."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,14 +11,31 @@ from brx.config.loading import load_config
 from brx.train.recorder import RefreshTime, Utilization, git_commit
 
 
-def test_utilization_is_a_share_of_all_devices_peaks(monkeypatch):
+@pytest.fixture
+def a100(monkeypatch):
+    """CUDA devices are A100s, with a peak of 312 TFLOPs per second in bf16."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
-    one = Utilization(load_config("paper-95m"), torch.device("cuda"))
+    return torch.device("cuda")
+
+
+def test_model_flops_are_the_closed_form(a100):
+    one = Utilization(load_config("paper-95m"), a100)
     # 6 per weight of the blocks and the head, and 12 S D of attention for each of 32 blocks.
     assert one.flops_per_token == 6 * (32 * 12 * 384**2 + 50257 * 384) + 32 * 12 * 512 * 384
+
+
+def test_utilization_is_a_share_of_the_peak(a100):
+    one = Utilization(load_config("paper-95m"), a100)
     assert one.mfu(100_000) == pytest.approx(100_000 * one.flops_per_token / 312e12)
-    four = Utilization(load_config("paper-95m", ["pipeline.devices=4"]), torch.device("cuda"))
+
+
+def test_peak_is_of_all_devices(a100):
+    one = Utilization(load_config("paper-95m"), a100)
+    four = Utilization(load_config("paper-95m", ["pipeline.devices=4"]), a100)
     assert four.mfu(100_000) == pytest.approx(one.mfu(100_000) / 4)
+
+
+def test_utilization_of_a_cpu_is_unknown():
     assert Utilization(load_config("quick"), torch.device("cpu")).mfu(1000.0) is None
 
 
@@ -31,7 +48,7 @@ def test_utilization_is_a_share_of_all_devices_peaks(monkeypatch):
         ("basis-rotation, refresh_schedule: stage-aware", None),
     ],
 )
-def test_refresh_time_is_the_difference_where_all_stages_refresh_at_once(optimizer, expected):
+def test_refresh_time_needs_refreshes_at_one_time(optimizer, expected):
     times = RefreshTime(load_config("quick", [f"optimizer={{method: {optimizer}}}"]))
     # Up to the first basis, at update 2, there is nothing to refresh.
     for iteration, seconds in [(1, 100.0), (2, 100.0), (4, 1.0)]:
@@ -42,34 +59,49 @@ def test_refresh_time_is_the_difference_where_all_stages_refresh_at_once(optimiz
     assert times.seconds == expected
 
 
-def test_commit_is_that_of_our_own_checkout_and_says_whether_its_code_has_changed(
-    tmp_path, monkeypatch
-):
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """brx's code lies in a checkout that does not know it; gives `git` there."""
+
     def git(*arguments):
-        command = [
-            "git",
-            "-C",
-            str(tmp_path),
-            "-c",
-            "user.name=x",
-            "-c",
-            "user.email=x@example.org",
-            *arguments,
-        ]
+        identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        command = ["git", "-C", str(tmp_path), *identity, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     git("init", "--quiet")
     git("commit", "--quiet", "--allow-empty", "--message", "somebody else's")
-    (code := tmp_path / "brx" / "__init__.py").parent.mkdir()
+    code = tmp_path / "brx" / "__init__.py"
+    code.parent.mkdir()
     code.write_text("")
     monkeypatch.setattr(brx, "__file__", str(code))
-    assert git_commit() is None  # a copy of brx in a checkout that does not know it
-    git("add", "brx")
-    git("commit", "--quiet", "--message", "ours")
+    return git
+
+
+@pytest.fixture
+def own_checkout(checkout):
+    """brx's code is part of the checkout."""
+    checkout("add", "brx")
+    checkout("commit", "--quiet", "--message", "ours")
+    return checkout
+
+
+@pytest.mark.usefixtures("checkout")
+def test_copy_in_another_checkout_has_no_commit():
+    assert git_commit() is None
+
+
+def test_commit_is_the_checkouts(own_checkout):
+    assert git_commit() == own_checkout("rev-parse", "HEAD")
+
+
+def test_files_elsewhere_do_not_change_the_commit(own_checkout, tmp_path):
     (tmp_path / "elsewhere.txt").write_text("")  # runs, results: no code
-    assert git_commit() == git("rev-parse", "HEAD")
-    code.write_text("changed = True\n")
-    assert git_commit() == git("rev-parse", "HEAD") + "-dirty"
+    assert git_commit() == own_checkout("rev-parse", "HEAD")
+
+
+def test_changed_code_is_dirty(own_checkout):
+    Path(brx.__file__).write_text("changed = True\n")
+    assert git_commit() == own_checkout("rev-parse", "HEAD") + "-dirty"
 
 
 def test_commit_does_not_depend_on_a_hooks_repository(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 slowdown`."""
 
 import runpy
+import shutil
 import sys
 from itertools import product
 from pathlib import Path
@@ -36,43 +37,97 @@ def write(folder, method, stages, seed, num=60, first=1, **settings):
                 run.validate(t, 3.1 - 0.01 * t)
 
 
-def test_every_reader_takes_the_folders(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def four_runs(tmp_path_factory):
+    """A folder with four recorded runs: 1 and 4 stages, seeds 0 and 1."""
+    folder = tmp_path_factory.mktemp("recorded")
+    settings = {"dtype": torch.bfloat16}
     for stages, seed in product((1, 4), (0, 1)):
-        write(
-            tmp_path / f"p{stages}-s{seed}",
-            "my-lion",
-            stages,
-            seed,
-            settings={"dtype": torch.bfloat16},
-        )
-    known = yaml.safe_load((tmp_path / "p4-s1" / "config.yaml").read_text())
-    assert known.keys() == {"data", "pipeline", "optimizer", "training"}
-    assert known["training"] == {"iterations": 60, "seed": 1}
-    assert known["optimizer"]["arguments"] == {"dtype": "torch.bfloat16"}
-    runs = load(tmp_path)
-    assert (
-        runs[["model.blocks", "training.batch_size", "examples_per_update"]].isna().all(axis=None)
-    )
-    found = [list(runs[name]) for name in ("status", "method", "depth", "largest_delay")]
-    assert found == [["finished"] * 4, ["my-lion"] * 4, [1, 1, 4, 4], [0, 0, 3, 3]]
-    assert len(curves(runs)) == 4 * 60
-    assert runs["val_loss"].iloc[0] == pytest.approx(2.5)
-    train(tiny_config(tmp_path), tmp_path / "brx")  # beside one whose settings are known
-    for command in (
-        "slowdown",
-        "plot curves --out figure",
-        "report --out page.html --runs",
-        "export --to kept",
-    ):
-        assert main([*command.split(), str(tmp_path)]) == 0, command
-    assert main(["train", runs.index[0], "--resume"]) == 2
-    out, error = capsys.readouterr()
-    assert "my-lion" in out
-    assert "was recorded from a loop of your own" in error
-    with pytest.raises(UserError, match="record them with batch_size="):
-        measure_largest_set(runs, "here")
+        write(folder / f"p{stages}-s{seed}", "my-lion", stages, seed, settings=settings)
+    return folder
+
+
+@pytest.fixture
+def configuration(four_runs):
+    """What config.yaml says of one of them."""
+    return yaml.safe_load((four_runs / "p4-s1" / "config.yaml").read_text())
+
+
+def test_configuration_has_known_sections_alone(configuration):
+    assert configuration.keys() == {"data", "pipeline", "optimizer", "training"}
+
+
+def test_configuration_has_iterations_with_the_seed(configuration):
+    assert configuration["training"] == {"iterations": 60, "seed": 1}
+
+
+def test_settings_without_a_json_form_are_text(configuration):
+    assert configuration["optimizer"]["arguments"] == {"dtype": "torch.bfloat16"}
+
+
+@pytest.mark.parametrize("name", ["model.blocks", "training.batch_size", "examples_per_update"])
+def test_unknown_settings_are_missing(four_runs, name):
+    assert load(four_runs)[name].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("status", ["finished"] * 4),
+        ("method", ["my-lion"] * 4),
+        ("depth", [1, 1, 4, 4]),
+        ("largest_delay", [0, 0, 3, 3]),
+    ],
+)
+def test_known_settings_are_read(four_runs, name, expected):
+    assert list(load(four_runs)[name]) == expected
+
+
+def test_every_logged_loss_is_in_the_curves(four_runs):
+    assert len(curves(load(four_runs))) == 4 * 60
+
+
+def test_validation_loss_is_read(four_runs):
+    assert load(four_runs)["val_loss"].iloc[0] == pytest.approx(2.5)
+
+
+@pytest.fixture(scope="module")
+def mixed(four_runs, tmp_path_factory):
+    """The recorded runs, and next to them one whose settings are known."""
+    folder = tmp_path_factory.mktemp("mixed")
+    for run in four_runs.iterdir():
+        shutil.copytree(run, folder / run.name)
+    train(tiny_config(folder, "training.iterations=3"), folder / "brx")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["slowdown", "plot curves --out figure", "report --out page.html --runs"],
+)
+def test_every_reader_takes_the_folders(mixed, command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*command.split(), str(mixed)]) == 0, capsys.readouterr().err
+
+
+def test_method_is_in_the_slowdown(mixed, capsys):
+    main(["slowdown", str(mixed)])
+    assert "my-lion" in capsys.readouterr().out
+
+
+def test_recorded_runs_are_exported(mixed, tmp_path):
+    assert main(["export", "--to", str(tmp_path / "kept"), str(mixed)]) == 0
     assert len(load(tmp_path / "kept")) == 5
+
+
+def test_recorded_run_is_not_trained(four_runs, capsys):
+    assert main(["train", str(four_runs / "p1-s0"), "--resume"]) == 2
+    assert "was recorded from a loop of your own" in capsys.readouterr().err
+
+
+def test_time_to_loss_needs_the_batch_size(four_runs):
+    with pytest.raises(UserError, match="record them with batch_size="):
+        measure_largest_set(load(four_runs), "here")
 
 
 def test_different_tasks_are_not_compared_silently(tmp_path, capsys):
@@ -82,25 +137,38 @@ def test_different_tasks_are_not_compared_silently(tmp_path, capsys):
     assert any("data fingerprint" in line for line in differences(load(tmp_path)))
 
 
-def test_resumes_where_the_loop_does(tmp_path):
-    write(tmp_path / "whole", "adam", 1, 0)
+@pytest.fixture
+def interrupted(tmp_path):
+    """A run that was recorded to iteration 33 of 60, and then 34."""
     write(tmp_path / "cut", "adam", 1, 0, num=33)
-    with record(
-        tmp_path / "cut", "adam", stages=1, lr=1e-3, resume=True
-    ) as run:  # to 60, as was said before
+    # To iteration 60, as was said before.
+    with record(tmp_path / "cut", "adam", stages=1, lr=1e-3, resume=True) as run:
         run.log(34, 2.7)
-    assert RunFolder(tmp_path / "cut").read_summary()["status"] == "interrupted"
-    write(
-        tmp_path / "cut", "adam", 1, 0, first=21, resume=True
-    )  # from a checkpoint of iteration 20
-    frames = [
-        curves([tmp_path / name]).drop(columns=["run", "seconds"]) for name in ("whole", "cut")
-    ]
-    assert frames[0].equals(frames[1])
+    return tmp_path / "cut"
+
+
+def test_run_before_its_last_iteration_is_interrupted(interrupted):
+    assert RunFolder(interrupted).read_summary()["status"] == "interrupted"
+
+
+def test_run_is_written_anew_from_a_checkpoint(interrupted, tmp_path):
+    write(tmp_path / "whole", "adam", 1, 0)
+    write(interrupted, "adam", 1, 0, first=21, resume=True)
+    whole, resumed = (
+        curves([path]).drop(columns=["run", "seconds"])
+        for path in (tmp_path / "whole", interrupted)
+    )
+    assert whole.equals(resumed)
+
+
+def test_run_is_not_overwritten(interrupted):
     with pytest.raises(UserError, match="holds a run"):
-        write(tmp_path / "cut", "adam", 1, 0)
+        write(interrupted, "adam", 1, 0)
+
+
+def test_run_does_not_resume_with_another_seed(interrupted):
     with pytest.raises(UserError, match=r"training\.seed was 0 and is now 1"):
-        write(tmp_path / "cut", "adam", 1, 1, resume=True)
+        write(interrupted, "adam", 1, 1, resume=True)
 
 
 def test_what_delayed_knows_is_filled_in(tmp_path):
@@ -218,41 +286,79 @@ def test_cut_is_of_recorded_runs_alone(tmp_path, capsys):
     assert "brx cuts its own models by blocks" in capsys.readouterr().err
 
 
-def test_ends_that_are_not_the_end(tmp_path, capsys):
-    def stop_with(status, error=None):
-        with record(tmp_path / status, "sgd", lr=1.0, iterations=9) as run:
-            run.log(1, 3.0)
-            run.log(2, 3.0 if error else torch.tensor(torch.nan))
-            raise error or AssertionError("not reached")
+def status_of(folder):
+    return RunFolder(folder).read_summary()["status"]
 
-    stop_with("diverged")
+
+def test_infinite_loss_ends_the_block_quietly(tmp_path, capsys):
+    with record(tmp_path / "run", "sgd", lr=1.0, iterations=9) as run:
+        run.log(1, 3.0)
+        run.log(2, torch.tensor(torch.nan))
+        raise AssertionError("not reached")
     assert "iteration 2: the loss is nan" in capsys.readouterr().err
-    with record(tmp_path / "validated", "sgd", lr=1.0, iterations=1) as run:
+    assert status_of(tmp_path / "run") == "diverged"
+
+
+def test_infinite_validation_loss_is_a_divergence(tmp_path):
+    with record(tmp_path / "run", "sgd", lr=1.0, iterations=1) as run:
         run.log(1, 3.0)
         run.validate(1, torch.tensor(torch.inf))
-    for error, status in ((KeyboardInterrupt, "interrupted"), (RunError, "failed")):
-        with pytest.raises(error):
-            stop_with(status, error)
-    for name, status in (
-        ("validated", "diverged"),
-        *((each, each) for each in ("diverged", "interrupted", "failed")),
-    ):
-        assert RunFolder(tmp_path / name).read_summary()["status"] == status
-    with record(tmp_path / "gap", "sgd", lr=1.0) as run:
-        with pytest.raises(UserError, match="log the first update before"):
-            run.validate(1, 3.0)
+    assert status_of(tmp_path / "run") == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt, "interrupted"), (RunError, "failed")]
+)
+def test_error_of_the_loop_is_its_status(error, status, tmp_path):
+    with pytest.raises(error):
+        fail(tmp_path / "run", error)
+    assert status_of(tmp_path / "run") == status
+
+
+def fail(folder, error):
+    with record(folder, "sgd", lr=1.0, iterations=9) as run:
         run.log(1, 3.0)
-        with pytest.raises(UserError, match="iteration 3 after iteration 1"):
-            run.log(3, 3.0)
-        run.validate(1, 3.0)
-        with pytest.raises(UserError, match="validation of iteration 1: validated already"):
-            run.validate(1, 3.0)
-        with pytest.raises(UserError, match="trains in this folder"):
-            record(tmp_path / "gap", "s", lr=1.0, resume=True).__enter__()
-    record(tmp_path / "gap", "sgd", lr=1.0, resume=True).__enter__().__exit__(
-        None, None
-    )  # nothing is left to do
-    assert load(tmp_path / "gap")[["status", "iteration"]].to_numpy().tolist() == [["finished", 1]]
+        raise error
+
+
+@pytest.fixture
+def under_way(tmp_path):
+    """A recording in `with`, without any update."""
+    with record(tmp_path / "run", "sgd", lr=1.0) as run:
+        yield run
+
+
+def test_validation_before_an_update_is_refused(under_way):
+    with pytest.raises(UserError, match="log the first update before"):
+        under_way.validate(1, 3.0)
+
+
+def test_gap_between_updates_is_refused(under_way):
+    under_way.log(1, 3.0)
+    with pytest.raises(UserError, match="iteration 3 after iteration 1"):
+        under_way.log(3, 3.0)
+
+
+def test_second_validation_is_refused(under_way):
+    under_way.log(1, 3.0)
+    under_way.validate(1, 3.0)
+    with pytest.raises(UserError, match="validation of iteration 1: validated already"):
+        under_way.validate(1, 3.0)
+
+
+def test_second_recording_of_a_folder_is_refused(under_way, tmp_path):
+    under_way.log(1, 3.0)
+    with pytest.raises(UserError, match="trains in this folder"):
+        record(tmp_path / "run", "s", lr=1.0, resume=True).__enter__()
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    with record(tmp_path / "run", "sgd", lr=1.0) as run:
+        run.log(1, 3.0)
+    with record(tmp_path / "run", "sgd", lr=1.0, resume=True):
+        pass
+    row = load(tmp_path / "run").iloc[0]
+    assert (row["status"], row["iteration"]) == ("finished", 1)
 
 
 @pytest.mark.parametrize("name", ["mlp", "vision", "gpt2", "gan"])

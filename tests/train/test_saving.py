@@ -7,6 +7,7 @@ import torch
 
 from brx.config.loading import load_config
 from brx.errors import NeighbourLostError, RunError
+from brx.pipeline.world import World
 from brx.runs import checkpoint
 from brx.train.build import assemble
 from brx.train.loop import train
@@ -32,7 +33,7 @@ def slowly(monkeypatch, seconds):
     monkeypatch.setattr(checkpoint._SteadyWriter, "sync", wait)
 
 
-def test_checkpoint_is_of_its_iteration_although_training_goes_on(tmp_path, monkeypatch):
+def test_checkpoint_holds_its_own_iteration(tmp_path, monkeypatch):
     slowly(monkeypatch, 0.05)
     for background in ("true", "false"):
         settings = (f"checkpoint.background={background}", "training.iterations=14")
@@ -57,10 +58,24 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     assert reached[0] > 7
 
 
-def test_checkpoint_that_takes_longer_than_the_timeout_is_waited_for(tmp_path, monkeypatch):
+def test_slow_checkpoint_is_waited_for(tmp_path, monkeypatch):
     slowly(monkeypatch, 0.3)  # for each of four stages
     settings = ("pipeline.timeout_s=0.8", "training.iterations=7")
     assert train(tiny_config(tmp_path, *settings), tmp_path / "run") == "finished"
+
+
+def test_file_in_its_place_is_told(tmp_path):
+    path = tmp_path / "checkpoints" / ".00000001.tmp" / "stage-000.pt"
+    is_there = []
+    checkpoint.write_stage(tmp_path, 1, 0, {}, lambda num_bytes: is_there.append(path.exists()))
+    assert is_there == [False, True]
+
+
+def test_step_without_bytes_is_progress(tmp_path):
+    writer = CheckpointWriter(tmp_path, tiny_config(tmp_path), World())
+    before = writer._progress()
+    writer._count(0)
+    assert writer._progress() != before
 
 
 def test_disk_without_progress_is_told(tmp_path, monkeypatch):
@@ -109,7 +124,7 @@ def test_resuming_without_rings_is_said(resumed, capsys):
     assert "has no older weight versions (checkpoint.rings: false)" in capsys.readouterr().err
 
 
-def test_rings_that_were_not_saved_begin_with_the_newest_weights(resumed):
+def test_unsaved_rings_begin_with_the_newest_weights(resumed):
     config = load_config(resumed / "run")
     assembly = assemble(config, lambda n: pytest.fail("nothing is trained"))
     assembly.restore(checkpoint.checkpoint_folder(resumed / "run", 12))

@@ -117,7 +117,7 @@ MATRICES = ("query", "key", "value", "attention.projection", "up", "down")
     ("method", "mixture"),
     [("pipedream", "{experts: 2}"), ("basis-rotation", "null"), ("muon", "{experts: 2}")],
 )
-def test_sign_changes_are_of_the_same_matrices_for_all_methods(method, mixture):
+def test_sign_changes_count_the_same_matrices(method, mixture):
     config = make_config(
         method,
         4,
@@ -152,73 +152,115 @@ def test_distance_is_to_the_forecast_weights():
         assert measures[8]["stage_weight_distance"][k] == pytest.approx(expected, rel=1e-3)
 
 
-def test_bases_turn_only_where_there_are_some_and_without_delay_gradients_are_fresh():
-    _, measures = run_with_snapshots(
-        make_config("pipedream", 1, "exact", 24, "logging.staleness_every=5"), 5
-    )
-    assert measures[5]["stage_gradient_cosine"] == [pytest.approx(1.0, abs=1e-6)]
-    assert measures[5]["stage_weight_distance"] == [0.0]
-    assert "stage_basis_angle" not in measures[5]
-    config = make_config(
-        "basis-rotation",
-        2,
-        "exact",
-        40,
-        "logging.staleness_every=12",
-        "optimizer.geometry=bilateral",
-    )
-    _, measures = run_with_snapshots(config, 36)
-    assert all(
-        0 < angle < 90 for angle in measures[36]["stage_basis_angle"]
-    )  # 36 is a multiple of the frequency, 3
-    assert all(0 < share < 1 for share in measures[36]["stage_rotated_sign_changes"])
+@pytest.fixture(scope="module")
+def undelayed():
+    """The measures of an update without delay."""
+    config = make_config("pipedream", 1, "exact", 24, "logging.staleness_every=5")
+    return run_with_snapshots(config, 5)[1][5]
+
+
+def test_gradients_without_delay_are_fresh(undelayed):
+    assert undelayed["stage_gradient_cosine"] == [pytest.approx(1.0, abs=1e-6)]
+
+
+def test_weights_without_delay_have_no_distance(undelayed):
+    assert undelayed["stage_weight_distance"] == [0.0]
+
+
+def test_method_without_bases_has_no_angle(undelayed):
+    assert "stage_basis_angle" not in undelayed
+
+
+@pytest.fixture(scope="module")
+def rotated():
+    """The measures of an update with a refresh: 36 is a multiple of the frequency, 3."""
+    settings = ["logging.staleness_every=12", "optimizer.geometry=bilateral"]
+    config = make_config("basis-rotation", 2, "exact", 40, *settings)
+    return run_with_snapshots(config, 36)[1][36]
+
+
+def test_refresh_turns_every_stages_bases(rotated):
+    assert all(0 < angle < 90 for angle in rotated["stage_basis_angle"])
+
+
+def test_signs_change_in_the_basis(rotated):
+    assert all(0 < share < 1 for share in rotated["stage_rotated_sign_changes"])
 
 
 def test_angle_of_a_known_rotation():
     angle = torch.deg2rad(torch.tensor(30.0))
-    turned = torch.stack(
-        [torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])]
-    )
+    cos, sin = angle.cos(), angle.sin()
+    turned = torch.stack([torch.stack([cos, -sin]), torch.stack([sin, cos])])
     assert mean_angle_degrees(torch.eye(2), turned) == pytest.approx(30.0, abs=1e-3)
-    assert mean_angle_degrees(torch.eye(2), torch.eye(2)[:, [1, 0]] * -1) == pytest.approx(
-        0.0, abs=1e-3
-    )
 
 
-def test_it_changes_no_number_and_resumes_exactly(tmp_path):
-    settings = [
-        "optimizer.method=basis-rotation",
-        "pipeline.stash=predict",
-        "optimizer.frequency=3",
-    ]
-    train(tiny_config(tmp_path, *settings), tmp_path / "plain")
-    measured = [*settings, "logging.staleness_every=6"]
-    train(tiny_config(tmp_path, *measured), tmp_path / "whole")
-    plain, whole = losses(tmp_path / "plain"), losses(tmp_path / "whole")
-    assert [
-        {key: record[key] for key in one} for one, record in zip(plain, whole, strict=True)
-    ] == plain
-    assert sum("stage_gradient_cosine" in record for record in whole) == 5
-    train(tiny_config(tmp_path, *measured, "training.stop_after=12"), tmp_path / "run")
-    train(tiny_config(tmp_path, *measured), tmp_path / "run", resume=True)
-    assert losses(tmp_path / "run") == whole
+def test_swapped_or_negative_columns_are_no_turn():
+    swapped = -torch.eye(2)[:, [1, 0]]
+    assert mean_angle_degrees(torch.eye(2), swapped) == pytest.approx(0.0, abs=1e-3)
 
 
-def test_figure_and_runs_without_measures(tmp_path):
-    train(
-        tiny_config(tmp_path, "logging.staleness_every=2", "training.iterations=6"),
-        tmp_path / "run",
-    )
-    assert all(
-        file.stat().st_size > 0 for file in draw_staleness([tmp_path / "run"], tmp_path / "figure")
-    )
-    export(tmp_path / "run", tmp_path / "compact")
+MEASURED = [
+    "optimizer.method=basis-rotation",
+    "pipeline.stash=predict",
+    "optimizer.frequency=3",
+    "logging.staleness_every=6",
+]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """The records of a run that measures every six iterations."""
+    folder = tmp_path_factory.mktemp("measured")
+    train(tiny_config(folder, *MEASURED), folder / "run")
+    return losses(folder / "run")
+
+
+def test_measures_come_every_six_iterations(measured):
+    at = [record["iteration"] for record in measured if "stage_gradient_cosine" in record]
+    assert at == [6, 12, 18, 24, 30]
+
+
+def test_measuring_changes_no_other_number(measured, tmp_path):
+    train(tiny_config(tmp_path, *MEASURED[:-1]), tmp_path / "run")
+    plain = losses(tmp_path / "run")
+    assert len(plain) == len(measured)
+    for record, with_measures in zip(plain, measured, strict=True):
+        assert {key: with_measures[key] for key in record} == record
+
+
+def test_resumed_run_has_the_same_measures(measured, tmp_path):
+    train(tiny_config(tmp_path, *MEASURED, "training.stop_after=12"), tmp_path / "run")
+    train(tiny_config(tmp_path, *MEASURED), tmp_path / "run", resume=True)
+    assert losses(tmp_path / "run") == measured
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A short run with measures."""
+    folder = tmp_path_factory.mktemp("short")
+    settings = ["logging.staleness_every=2", "training.iterations=6"]
+    train(tiny_config(folder, *settings), folder / "run")
+    return folder / "run"
+
+
+def test_figure_has_files(run, tmp_path):
+    files = draw_staleness([run], tmp_path / "figure")
+    assert all(file.stat().st_size > 0 for file in files)
+
+
+def test_exported_run_keeps_its_measures(run, tmp_path):
+    export(run, tmp_path / "compact")
     assert not (tmp_path / "compact" / "metrics.jsonl").exists()
-    assert read_staleness(tmp_path / "compact") == read_staleness(tmp_path / "run") != []
-    train(tiny_config(tmp_path, "training.iterations=3"), tmp_path / "none")
-    with pytest.raises(
-        UserError, match=r"none: no staleness was measured; train with logging\.staleness_every"
-    ):
+    assert read_staleness(tmp_path / "compact") == read_staleness(run) != []
+
+
+def test_figure_of_runs_without_measures_is_refused(tmp_path):
+    train(tiny_config(tmp_path, "training.iterations=1"), tmp_path / "none")
+    told = r"none: no staleness was measured; train with logging\.staleness_every"
+    with pytest.raises(UserError, match=told):
         draw_staleness([tmp_path / "none"], tmp_path / "figure")
+
+
+def test_several_devices_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"logging\.staleness_every needs pipeline\.devices 1"):
         tiny_config(tmp_path, "logging.staleness_every=5", "pipeline.devices=2")

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from brx.methods.updater import lr_factor
 from brx.pipeline.schedule import asynchronous_1f1b
 from brx.pipeline.world import World
+from brx.runs.checkpoint import list_checkpoints
 from brx.train.device import SAME_REQUEST_S, StopSignal
 from brx.train.loop import Trainer, train
 from tests.train.helpers import losses, tiny_config
@@ -99,6 +101,15 @@ def test_all_ranks_stop_after_the_same_iteration(num_ranks):
         assert all(pipeline.posted[key] <= last for key, last in pipeline.received.items())
 
 
+@pytest.fixture
+def heard_hangup():
+    """SIGHUP is not ignored, as it would be under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heard_hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_signal_asks_for_a_stop(number):
     with StopSignal() as stop:
@@ -137,9 +148,34 @@ def test_run_out_of_time_saves(tmp_path):
     assert [record["iteration"] for record in losses(tmp_path / "run")] == [1]
 
 
-def test_run_out_of_time_continues_to_the_same_losses(tmp_path):
+def test_run_out_of_time_resumes_exactly(tmp_path):
     config = tiny_config(tmp_path)
     train(config, tmp_path / "straight")
     train(config, tmp_path / "run", seconds=0.0)
     assert train(config, tmp_path / "run", resume=True) == "finished"
     assert losses(tmp_path / "run") == losses(tmp_path / "straight")
+
+
+@pytest.fixture
+def interrupted(tmp_path, monkeypatch):
+    """The folder of a run that gets Ctrl-C in its fifth update, within this process."""
+
+    def interrupting(t, training):
+        if t == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return lr_factor(t, training)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("brx.methods.updater.lr_factor", interrupting)
+        assert train(tiny_config(tmp_path), tmp_path / "run") == "interrupted"
+    return tmp_path / "run"
+
+
+def test_ctrl_c_saves_the_iteration_under_way(interrupted):
+    assert [path.name for path in list_checkpoints(interrupted)] == ["00000005"]
+
+
+def test_run_after_ctrl_c_resumes_exactly(interrupted, tmp_path):
+    train(tiny_config(tmp_path), tmp_path / "straight")
+    train(tiny_config(tmp_path), interrupted, resume=True)
+    assert losses(interrupted) == losses(tmp_path / "straight")

@@ -9,7 +9,7 @@ import pytest
 from brx.cli.main import main
 from brx.config.loading import dump_config
 from brx.train.loop import train
-from tests.train.helpers import losses, tiny_config
+from tests.train.helpers import steps_of, tiny_config
 
 
 def fake_board(monkeypatch, module, login=lambda: True):
@@ -29,32 +29,62 @@ def fake_board(monkeypatch, module, login=lambda: True):
     return runs, arguments
 
 
-@pytest.mark.parametrize(("module", "identity"), [("wandb", "id"), ("trackio", "name")])
-def test_a_board_gets_the_metrics_and_a_resumed_run_goes_on(
-    module, identity, monkeypatch, tmp_path, capsys
-):
-    runs, arguments = fake_board(monkeypatch, module)
-    config = tiny_config(tmp_path, f"logging.{module}=project", "training.iterations=6")
-    train(config, tmp_path / "run")
-    written = [
-        record["train_loss"] for record in losses(tmp_path / "run") if "train_loss" in record
-    ]
+@pytest.fixture(params=["wandb", "trackio"])
+def board(request, monkeypatch):
+    """The name of a board, its runs, and the arguments of each `init`."""
+    return request.param, *fake_board(monkeypatch, request.param)
+
+
+def on_board(module, folder):
+    return tiny_config(folder, f"logging.{module}=project", "training.iterations=3")
+
+
+def test_board_gets_the_metrics(board, tmp_path):
+    module, runs, _ = board
+    train(on_board(module, tmp_path), tmp_path / "run")
+    written = [record["train_loss"] for record in steps_of(tmp_path / "run")]
     logged = [call.args[0] for call in runs[0].log.call_args_list]
     assert [scalars["train_loss"] for scalars in logged if "train_loss" in scalars] == written
+
+
+def test_run_on_a_board_is_finished(board, tmp_path):
+    module, runs, _ = board
+    train(on_board(module, tmp_path), tmp_path / "run")
     runs[0].finish.assert_called_once()
+
+
+def test_board_prints_nothing_on_stdout(board, tmp_path, capsys):
+    train(on_board(board[0], tmp_path), tmp_path / "run")
     assert capsys.readouterr().out == ""
-    train(config, tmp_path / "run", resume=True)
-    train(config, tmp_path / "elsewhere" / "run")
-    first, resumed, other = arguments
-    assert (first["project"], first["name"].partition("-")[0], first["resume"]) == (
-        "project",
-        "run",
-        "allow",
-    )
-    assert first["config"]["pipeline"]["stages"] == 4
-    assert (
-        first[identity] == resumed[identity] != other[identity]
-    )  # another folder of the same name is another run
+
+
+def test_board_is_told_project_name_settings(board, tmp_path):
+    module, _, arguments = board
+    train(on_board(module, tmp_path), tmp_path / "run")
+    (told,) = arguments
+    name = told["name"].partition("-")[0]
+    assert (told["project"], name, told["resume"]) == ("project", "run", "allow")
+    assert told["config"]["pipeline"]["stages"] == 4
+
+
+IDENTITY = {"wandb": "id", "trackio": "name"}
+"""By board: the argument that identifies a run there."""
+
+
+def test_resumed_run_is_the_same_on_a_board(board, tmp_path):
+    module, _, arguments = board
+    for resume in (False, True):
+        train(on_board(module, tmp_path), tmp_path / "run", resume=resume)
+    first, resumed = (told[IDENTITY[module]] for told in arguments)
+    assert first == resumed
+
+
+def test_folder_of_the_same_name_is_another_run(board, tmp_path):
+    module, _, arguments = board
+    for folder in ("here", "there"):
+        train(on_board(module, tmp_path), tmp_path / folder / "run")
+    here, there = (told[IDENTITY[module]] for told in arguments)
+    assert here != there
 
 
 @pytest.mark.parametrize(
@@ -70,27 +100,18 @@ def test_a_board_gets_the_metrics_and_a_resumed_run_goes_on(
         ),
     ],
 )
-def test_a_tracker_that_cannot_be_opened_is_refused_first(
+def test_tracker_that_cannot_be_opened_is_refused(
     module, override, expected, tmp_path, monkeypatch, capsys
 ):
     if module == "without a key":
         fake_board(monkeypatch, "wandb", login=lambda: 1 / 0)
     else:
         monkeypatch.setitem(sys.modules, module, None)
-    (tmp_path / "tiny.yaml").write_text(dump_config(tiny_config(tmp_path)))
-    assert (
-        main(
-            [
-                "train",
-                str(tmp_path / "tiny.yaml"),
-                "--out",
-                str(tmp_path / "runs" / "run"),
-                "--set",
-                override,
-            ]
-        )
-        == 2
-    )
-    assert not (tmp_path / "runs" / "run").exists()
-    assert not (tmp_path / "data").exists()
+    run = tmp_path / "runs" / "run"
+    path = tmp_path / "tiny.yaml"
+    path.write_text(dump_config(tiny_config(tmp_path)))
+    assert main(["train", str(path), "--out", str(run), "--set", override]) == 2
     assert capsys.readouterr().err.endswith(expected)
+    # It is refused before anything is written.
+    assert not run.exists()
+    assert not (tmp_path / "data").exists()
