@@ -33,6 +33,8 @@ FAR_LARGER = 2
 # Elements of the covariances that a GPU decomposes together, whose solvers take batches: 512 MiB in
 # float64, and as much again for the vectors. LAPACK takes one at a time.
 DECOMPOSED_AT_ONCE = 2**26
+# Rows of zeros below the matrices that LAPACK decomposes.
+PADDING = 8
 # Passes of CholeskyQR, the first with a shift.
 CHOLESKY_PASSES = 3
 # Eigenvalues that differ by no more than this share of their mean count as equal when eigenvectors
@@ -64,12 +66,13 @@ def power_iteration(
 
     Each column keeps its place, and with it its second moment, whatever its eigenvalue.
     """
-    # Gradients' fourth powers would leave fp32's range: in units of a power of two, which rounds
-    # nothing.
-    unit = (basis * product).sum(dim=-2).amax(dim=-1).frexp().exponent  # (b,)
-    product.copy_(product.ldexp(-unit[:, None, None]))
     # The Rayleigh quotients q^T C q come from the product that the iteration needs anyway.
-    eigenvalues = (basis * product).sum(dim=-2).clamp(min=0)  # (b, m)
+    eigenvalues = (basis * product).sum(dim=-2).clamp_(min=0)  # (b, m)
+    # Gradients' fourth powers would leave fp32's range: in units of a power of two, which rounds
+    # nothing. Beyond 2^126 such a power would itself be infinite.
+    unit = eigenvalues.amax(dim=-1, keepdim=True).frexp().exponent.clamp_(-126, 126)  # (b, 1)
+    eigenvalues.ldexp_(-unit)
+    product.ldexp_(-unit[:, :, None])
     floor = resolution(basis.dtype) * eigenvalues.amax(dim=-1, keepdim=True)
     # From 0 below the floor to 1 above it; 0 where the covariance is zero, whose basis stays.
     squared, squared_floor = eigenvalues.square(), floor.square()
@@ -85,7 +88,7 @@ def power_iteration(
 
 def _orthonormalize_without_order(
     columns: Tensor,  # (b, m, m)
-    sizes: Tensor,  # (b, m), positive: the columns' eigenvalues
+    sizes: Tensor,  # z (b, m), positive: the columns' eigenvalues
 ) -> Tensor:
     """Orthonormal columns (b, m, m), each near its own, that depend smoothly on columns and sizes.
 
@@ -99,12 +102,53 @@ def _orthonormalize_without_order(
     does not matter which of them came first.
     """
     order = sizes.argsort(dim=-1, descending=True, stable=True)
-    by_size = orthonormalize(select_columns(columns, order))
-    directions = select_columns(by_size, order.argsort(dim=-1))  # in the columns' places again
-    parts = directions.mT @ columns  # (b, i, j): what column j has along direction i
-    # (FAR_LARGER l_j / l_i)^2, at most 1
-    kept = (FAR_LARGER * sizes[:, None, :] / sizes[:, :, None]).clamp_(max=1).square_()
-    return orthonormalize(directions @ parts.mul_(kept))
+    by_size, falling = select_columns(columns, order), sizes.gather(-1, order)
+    places = order.argsort(dim=-1)
+    # LAPACK's Householder is the faster on a CPU; on a GPU everything is products, and the host
+    # waits for nothing.
+    is_on_gpu = columns.device.type == "cuda"
+    orthonormalize = _reduced_by_cholesky if is_on_gpu else _reduced_by_householder
+    return orthonormalize(by_size, falling, places)
+
+
+def _reduced_by_householder(
+    columns: Tensor,  # C (b, m, m), by falling size
+    sizes: Tensor,  # (b, m), falling
+    places: Tensor,  # (b, m): of these columns, which stands in each place
+) -> Tensor:
+    """With C = D R and a part R' of R, the orthonormal factor of D R'.
+
+    D is never written out: the factor of D R' is D times the factor of R', and LAPACK multiplies by
+    D's reflections.
+    """
+    reflections, scales = _householder_reflections(columns)
+    size = columns.shape[-1]
+    triangle = reflections.mT[:, :, :size].tril().mT  # R
+    factor = _padded_householder_qr(_reduced(triangle, sizes, places))
+    return torch.ormqr(reflections, scales, factor)[:, :size]
+
+
+def _reduced_by_cholesky(
+    columns: Tensor,  # C (b, m, m), by falling size
+    sizes: Tensor,  # (b, m), falling
+    places: Tensor,  # (b, m)
+) -> Tensor:
+    """The same by products alone; NaN where it is not orthogonal."""
+    directions = _cholesky_qr(columns)  # D
+    reduced = _reduced((columns.mT @ directions).mT, sizes, places)  # R'
+    return _cholesky_qr(directions @ reduced)
+
+
+def _reduced(
+    triangle: Tensor,  # R (b, m, m), overwritten: what each column has along each direction
+    sizes: Tensor,  # z (b, m), falling
+    places: Tensor,  # (b, m)
+) -> Tensor:
+    """What each column keeps along each direction, its columns in their places again."""
+    # Column j keeps the share (FAR_LARGER z_j / z_i)^2, at most 1, along direction i.
+    shares = FAR_LARGER * sizes[:, :, None] / sizes[:, None, :]  # (b, j, i)
+    triangle.mT.mul_(shares.clamp_(max=1).square_())
+    return select_columns(triangle, places)
 
 
 def factor_product(factor: Tensor, basis: Tensor) -> Tensor:
@@ -120,27 +164,37 @@ def covariance_product(covariance: Tensor, basis: Tensor) -> Tensor:
     return (basis.mT @ covariance).mT
 
 
-def orthonormalize(
+def _householder_qr(
     matrices: Tensor,  # (b, m, m)
 ) -> Tensor:
-    """The orthogonal factor of the QR decomposition whose R has a positive diagonal (and so is
-    unique); NaN where it cannot be had."""
-    # LAPACK's Householder is the faster on a CPU; on a GPU everything is products, and the host
-    # waits for nothing.
-    return _cholesky_qr(matrices) if matrices.device.type == "cuda" else _householder_qr(matrices)
+    """The orthogonal factor of the QR decomposition whose R has a positive diagonal, and so is
+    unique."""
+    return _padded_householder_qr(matrices)[:, : matrices.shape[-2]]
 
 
-def _householder_qr(matrices: Tensor) -> Tensor:
+def _padded_householder_qr(
+    matrices: Tensor,  # (b, m, m)
+) -> Tensor:
+    """The same above rows of zeros (b, m + PADDING, m)."""
+    factor, scales = _householder_reflections(matrices)
+    diagonal = factor.diagonal(dim1=-2, dim2=-1)
+    signs = torch.ones_like(diagonal).copysign(diagonal)  # never 0
+    # In place: these matrices outgrow the caches.
+    torch.linalg.householder_product(factor, scales, out=factor)
+    return factor.mul_(signs[:, None, :])
+
+
+def _householder_reflections(
+    matrices: Tensor,  # (b, m, m)
+) -> tuple[Tensor, Tensor]:
+    """LAPACK's QR: R above the diagonal (b, m + PADDING, m), reflections below it, and their scales
+    (b, m)."""
     # LAPACK is slow on columns that lie a power of two apart in memory, as widths of models do:
     # rows of zeros help.
-    padded = pad(matrices.mT, (0, 8)).mT
+    padded = pad(matrices.mT, (0, PADDING)).mT
     scales = padded.new_empty(len(padded), padded.shape[-1])
-    # In place, as what follows: these matrices outgrow the caches.
     torch.geqrf(padded, out=(padded, scales))
-    diagonal = padded.diagonal(dim1=-2, dim2=-1)
-    signs = torch.ones_like(diagonal).copysign(diagonal)  # never 0
-    torch.linalg.householder_product(padded, scales, out=padded)
-    return padded[:, : matrices.shape[-2]].mul_(signs[:, None, :])
+    return padded, scales
 
 
 def _cholesky_qr(matrices: Tensor) -> Tensor:

@@ -10,13 +10,15 @@ from brx.optim.eigenbasis import (
     _cholesky_qr,
     _decompositions,
     _householder_qr,
+    _reduced_by_cholesky,
+    _reduced_by_householder,
     exact_eigenbasis,
     exact_factor_eigenbasis,
     factor_product,
-    orthonormalize,
     power_iteration,
 )
 from tests.optim.helpers import random
+from tests.optim.naive_basis_rotation import gram_schmidt
 
 
 def covariances(num, n):
@@ -104,7 +106,7 @@ def test_products_are_the_factors_and_orthonormal_columns_triangular():
         factor = torch.randn(2, 7, columns, generator=torch.Generator().manual_seed(3)).double()
         torch.testing.assert_close(factor_product(factor, basis), factor @ factor.mT @ basis)
     matrices = torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(2)).double()
-    triangular = orthonormalize(matrices).mT @ matrices
+    triangular = _householder_qr(matrices).mT @ matrices
     assert (triangular.diagonal(dim1=-2, dim2=-1) > 0).all()
     torch.testing.assert_close(triangular, triangular.triu(), rtol=0, atol=1e-12)
 
@@ -121,7 +123,7 @@ def test_columns_converge_where_they_stand():
     matrices, expected, _ = covariances(2, 5)
     expected = expected.flip(-1)
     noise = torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(3))
-    basis = orthonormalize(expected + 0.01 * noise.double())
+    basis = _householder_qr(expected + 0.01 * noise.double())
     for _ in range(300):
         basis = power_iteration(matrices @ basis, basis).basis
     assert_same_up_to_sign(basis, expected)
@@ -165,6 +167,32 @@ def test_cholesky_finds_householders_factor(condition):
     assert (found - exact).norm(dim=-2).max() < condition * 1e-6
 
 
+@pytest.mark.parametrize("orthonormalize", [_reduced_by_householder, _reduced_by_cholesky])
+def test_reduced_columns_are_gram_schmidts(orthonormalize):
+    columns = random(2, 5, 5, dtype=torch.float64)
+    sizes = torch.tensor([[9.0, 8.0, 3.0, 1.0, 0.2], [4.0, 4.0, 2.0, 1.0, 1.0]]).double()
+    places = torch.tensor([[4, 3, 2, 1, 0], [3, 1, 4, 0, 2]])
+    found = orthonormalize(columns, sizes, places)
+    for index in range(2):
+        directions = gram_schmidt(columns[index].T)
+        reduced = []
+        for j in places[index]:
+            shares = [min(1, 2 * sizes[index, j] / size) ** 2 for size in sizes[index]]
+            parts = [direction.dot(columns[index, :, j]) for direction in directions]
+            terms = zip(shares, parts, directions, strict=True)
+            reduced.append(sum(share * part * direction for share, part, direction in terms))
+        expected = torch.stack(gram_schmidt(reduced), dim=1)
+        torch.testing.assert_close(found[index], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 1e-41), (torch.float64, 1e-60)])
+def test_tiny_covariance_renews_the_basis(dtype, scale):
+    covariance = scale * torch.tensor([[2, 1], [1, 2]], dtype=dtype)
+    refreshed = power_iteration(covariance[None].clone(), torch.eye(2, dtype=dtype)[None])
+    assert refreshed.valid.all()
+    assert refreshed.basis[0, 1, 0] > 0.3
+
+
 def test_cholesky_of_dependent_columns_is_told():
     matrices = random(3, 8, 8)
     matrices[1, :, 3] = 0
@@ -172,7 +200,7 @@ def test_cholesky_of_dependent_columns_is_told():
 
 
 def test_failed_orthonormalisation_keeps_the_basis(monkeypatch):
-    monkeypatch.setattr("brx.optim.eigenbasis.orthonormalize", _cholesky_qr)
+    monkeypatch.setattr("brx.optim.eigenbasis._reduced_by_householder", _reduced_by_cholesky)
     basis = torch.eye(6).repeat(2, 1, 1)
     product = random(2, 6, 6)
     product = product @ product.mT
