@@ -1,11 +1,10 @@
 """Eigenbasis estimation: the mathematics of algorithm 2 for a batch of matrices, without any
-optimizer around it.
+optimizer.
 
-Every function takes a batch (b, m, n) and treats its matrices independently. The basis of the rows
-of a factor F is an orthogonal matrix Q (m, m) whose columns approximate the eigenvectors of F F^T,
-the first basis's by falling eigenvalue; the basis of the columns is that of F^T. Bases and products
-are kept column by column in memory (as the transpose of a contiguous tensor), as LAPACK and
-cuSOLVER want them, so that a refresh transposes nothing."""
+Every function takes a batch (b, m, n) and treats its matrices independently. The basis of a factor
+F is an orthogonal matrix Q (m, m) whose columns approximate the eigenvectors of F F^T. In the first
+basis they stand by falling eigenvalue. Bases and products are stored by columns (as the transpose
+of a contiguous tensor), as LAPACK and cuSOLVER need them, so that a refresh transposes nothing."""
 
 from __future__ import annotations
 
@@ -30,24 +29,23 @@ SELF_SHIFT = 0.1
 # How many times as large as a column's own eigenvalue another one must be for the column to give
 # way to its direction, wherever the two stand.
 FAR_LARGER = 2
-# Elements of the covariances that a GPU decomposes together, whose solvers take batches: 512 MiB in
-# float64, and as much again for the vectors. LAPACK takes one at a time.
+# Elements of the covariances that a GPU decomposes together, since its solvers take batches: 512
+# MiB in float64, and as much again for the vectors. LAPACK takes one at a time.
 DECOMPOSED_AT_ONCE = 2**26
 # Rows of zeros below the matrices that LAPACK decomposes.
 PADDING = 8
 # Passes of CholeskyQR, the first with a shift.
 CHOLESKY_PASSES = 3
-# Eigenvalues that differ by no more than this share of their mean count as equal when eigenvectors
-# are computed. Rounding moves them by some 1e-7, and turns their vectors by that over their
-# distance.
+# Eigenvalues that differ by at most this share of their mean count as equal when eigenvectors are
+# computed. Rounding moves them by some 1e-7, and turns their vectors by that over their distance.
 TIE = 1e-5
-# The share of the largest value from which on the first one is taken instead: far from any simple
-# fraction.
+# Instead of the largest value the first one with at least this share of it is taken. The share is
+# far from any simple fraction, so that rounding decides nothing.
 LEADING = (5**0.5 - 1) / 2
 
 
 class Refreshed(NamedTuple):
-    """What became of a batch of bases."""
+    """The new bases of a batch."""
 
     basis: Tensor  # (b, m, m); the old one where the decomposition failed
     valid: Tensor  # (b,): where the decomposition did not fail
@@ -233,7 +231,7 @@ def select_columns(
 
 
 def resolution(dtype: torch.dtype) -> float:
-    """The smallest share of a largest value that is told from rounding."""
+    """The smallest share of the largest value that is more than rounding."""
     return NOISE_ROUNDINGS * torch.finfo(dtype).eps
 
 
@@ -241,8 +239,8 @@ def exact_factor_eigenbasis(
     factor: Tensor,  # (b, m, n)
     on_done: Callable[[int], None] = lambda num: None,
 ) -> Refreshed:
-    """Exact eigenvectors of F F^T, whose eigenvalues are squares of F's singular values; as
-    `exact_eigenbasis`."""
+    """Exact eigenvectors of F F^T, as in `exact_eigenbasis`; the eigenvalues are the squares of F's
+    singular values."""
     smallest = max(resolution(factor.dtype) ** 2, resolution(torch.float64))
     return exact_eigenbasis(factor.double() @ factor.mT.double(), smallest, on_done)
 
@@ -254,16 +252,16 @@ def exact_eigenbasis(
 ) -> Refreshed:
     """Exact eigenvectors, largest eigenvalue first.
 
-    An eigenspace whose eigenvalues rounding cannot tell apart gets the projections of some axes,
-    orthonormalised in turn: those depend on the space alone, whatever vectors of it the
-    decomposition returns. So does the space without energy; for a zero matrix that is the identity.
-    Of a single eigenvector this decides the sign. In float64, as it happens once.
+    Where rounding cannot distinguish eigenvalues, their common eigenspace gets the projections of
+    some axes, orthonormalised in turn. These depend on the space alone, not on the vectors that the
+    decomposition returns. The same holds for the space without energy (for a zero matrix this gives
+    the identity), and it decides the sign of a single eigenvector. Computed in float64.
 
     Args:
-        smallest: the share of the largest eigenvalue below which one has no energy; None: what
+        smallest: eigenvalues up to this share of the largest have no energy; None: the share that
             rounding leaves.
-        on_done: called with a number of matrices when so many more are done: 10,752 columns take
-            seconds each.
+        on_done: called with the number of further matrices that are done; one of 10,752 columns
+            takes seconds.
     """
     num_matrices, size = covariance.shape[:2]
     smallest = resolution(covariance.dtype) if smallest is None else smallest
@@ -288,20 +286,20 @@ def exact_eigenbasis(
 def _decompositions(
     covariance: Tensor,  # (b, m, m), in float64
 ) -> list[tuple[Tensor, Tensor] | None]:
-    """Eigenvalues (m,), largest first, and eigenvectors (m, m) of each; None where none are
-    found."""
+    """Eigenvalues (m,), largest first, and eigenvectors (m, m) of each matrix; None where LAPACK
+    finds none."""
     try:
         values, vectors = torch.linalg.eigh(covariance)
     except RuntimeError:  # torch.linalg.LinAlgError is one
-        if len(covariance) > 1:  # one that fails must not take the others with it
+        if len(covariance) > 1:  # one failure must not affect the others
             return [_decompositions(matrix[None])[0] for matrix in covariance]
         return [_from_singular_vectors(covariance[0])]
     return list(zip(values.flip(-1), vectors.flip(-1), strict=True))
 
 
 def _from_singular_vectors(covariance: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The same of one covariance (m, m), from another algorithm: LAPACK's eigh fails now and then
-    where many rows are zero."""
+    """The same for one covariance (m, m), by another algorithm: LAPACK's eigh sometimes fails if
+    many rows are zero."""
     try:
         vectors, values, _ = torch.linalg.svd(covariance)
     except RuntimeError:
@@ -314,13 +312,14 @@ def _projected_axes(
     vectors: Tensor,  # (m, m), the eigenvectors in its columns
     smallest: float,
 ) -> Tensor:
-    """For each eigenspace (neighbouring columns with like eigenvalues) as many axes, projected into
-    it."""
+    """For each eigenspace (neighbouring columns with about equal eigenvalues), as many axes as it
+    has dimensions, projected into it."""
     decided = eigenvalues > smallest * eigenvalues[0]
     apart = -eigenvalues.diff() > TIE * eigenvalues.clamp(min=0).mean()
     starts = torch.where(decided[1:], apart, decided[:-1]).nonzero().flatten() + 1
     leading = (vectors.abs() > LEADING * vectors.abs().amax(dim=0)).int().argmax(dim=0)
-    projected = vectors * vectors.gather(0, leading[None])  # right for spaces of one dimension
+    # For spaces of one dimension: q q^T e.
+    projected = vectors * vectors.gather(0, leading[None])
     bounds = [0, *starts.tolist(), len(eigenvalues)]
     for start, stop in pairwise(bounds):
         if stop - start > 1:
@@ -335,7 +334,7 @@ def _axes_of_space(vectors: Tensor, start: int, stop: int) -> list[int]:
     size = len(vectors)
     if 2 * (stop - start) <= size:
         return _leading_axes(vectors[:, start:stop])
-    # Cheaper: the axes that the other columns' space leaves.
+    # Cheaper: the axes that the complement does not take.
     others = _leading_axes(torch.cat([vectors[:, :start], vectors[:, stop:]], dim=1))
     return sorted(set(range(size)) - set(others))
 
@@ -343,10 +342,10 @@ def _axes_of_space(vectors: Tensor, start: int, stop: int) -> list[int]:
 def _leading_axes(
     space: Tensor,  # (m, k)
 ) -> list[int]:
-    """As many axes as the space has dimensions, whose projections into it are far from dependent.
+    """As many axes as the space has dimensions, with projections that are far from dependent.
 
-    In turn the first axis with about as much left as any, outside the span of those before it: a
-    choice that ties, which rounding would decide, do not change.
+    Each is the first axis of which about as much is left as of any, outside the span of those
+    before it. So rounding does not decide between axes that tie.
     """
     rest, axes = space.clone(), []
     for _ in range(space.shape[1]):

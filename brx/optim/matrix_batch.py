@@ -164,12 +164,14 @@ def rotate(
 
 
 def squared_mean(batch: MatrixBatch) -> Tensor:
-    """m^2 (1 - beta2^t) / (1 - beta1^t)^2 (members, *lead, m, n): the square of the mean gradient
-    in the units of v, which is not corrected for its bias."""
+    """m^2 (1 - beta2^t) / (1 - beta1^t)^2 (members, *lead, m, n), for comparison with v.
+
+    It is the square of the mean gradient, with the bias that v has.
+    """
     beta1, beta2 = batch.options["betas"]
     momentum = batch.state["exp_avg"]
     steps = batch.state["step"].view(-1, *[1] * (momentum.ndim - 1)).to(momentum.dtype)
-    steps = steps.clamp(min=1)  # where a bad gradient has kept the first update from counting
+    steps = steps.clamp(min=1)  # 0 where a bad gradient has kept the first update from counting
     ratio = (1 - beta2**steps) / (1 - beta1**steps).square()
     return momentum.square().mul_(ratio)
 

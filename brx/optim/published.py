@@ -1,5 +1,6 @@
-"""An update as the authors take it (github.com/LOG-postech/basis-rotation), for comparison;
-docs/methods.md has the differences."""
+"""The update of the authors' code (github.com/LOG-postech/basis-rotation), for comparison.
+
+docs/methods.md lists the differences."""
 
 import math
 
@@ -16,9 +17,9 @@ def published_update(
     gradient: Tensor,  # (b, m, n)
     is_due: bool,  # whether a refresh is due
 ) -> Tensor:
-    """What to add to the weights (b, m, n).
+    """Update the state, and give the change of the weights (b, m, n).
 
-    Brings the state up to date, too. `exp_avg` is in the original space here.
+    `exp_avg` is in the original space here.
     """
     t = batch.members[0].num_updates + 1
     options = batch.options
