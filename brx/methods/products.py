@@ -7,9 +7,9 @@ from typing import NamedTuple
 NEWTON_SCHULZ_STEPS = 5  # in torch's Muon and pytorch-optimizer's Scion
 QR_OPERATIONS = 7
 """Per cube of a side: a Householder QR with its Q takes about 7 m^3."""
-TWO_QR_OPERATIONS = 26
-"""The same of a new basis of BasisRotation on a GPU: 2 for the product with the covariance, 10 for
-each of two CholeskyQR with three passes, and 2 for each of two products between them."""
+TWO_QR_OPERATIONS = 17
+"""The same of a new basis of BasisRotation on a GPU: 2 for the product with the covariance, 31/12
+for each of five passes of CholeskyQR, and 5/4 for each of two products between them."""
 
 
 class Products(NamedTuple):

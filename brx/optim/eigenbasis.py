@@ -34,8 +34,8 @@ FAR_LARGER = 2
 DECOMPOSED_AT_ONCE = 2**26
 # Rows of zeros below the matrices that LAPACK decomposes.
 PADDING = 8
-# Passes of CholeskyQR, the first with a shift.
-CHOLESKY_PASSES = 3
+# Blocks of columns in a product that counts only in a triangle, or that has a triangular factor.
+NUM_BLOCKS = 4
 # Eigenvalues that differ by at most this share of their mean count as equal when eigenvectors are
 # computed. Rounding moves them by some 1e-7, and turns their vectors by that over their distance.
 TIE = 1e-5
@@ -114,7 +114,8 @@ def _reduced_by_householder(
     sizes: Tensor,  # (b, m), falling
     places: Tensor,  # (b, m): of these columns, which stands in each place
 ) -> Tensor:
-    """With C = D R and a part R' of R, the orthonormal factor of D R'.
+    """The orthonormal factor of D R' with columns in their places, where C = D R, and R' is what is
+    kept of R.
 
     D is never written out: the factor of D R' is D times the factor of R', and LAPACK multiplies by
     D's reflections.
@@ -122,7 +123,8 @@ def _reduced_by_householder(
     reflections, scales = _householder_reflections(columns)
     size = columns.shape[-1]
     triangle = reflections.mT[:, :, :size].tril().mT  # R
-    factor = _padded_householder_qr(_reduced(triangle, sizes, places))
+    kept = select_columns(_kept(triangle, sizes), places)
+    factor = _padded_householder_qr(kept)
     return torch.ormqr(reflections, scales, factor)[:, :size]
 
 
@@ -131,22 +133,25 @@ def _reduced_by_cholesky(
     sizes: Tensor,  # (b, m), falling
     places: Tensor,  # (b, m)
 ) -> Tensor:
-    """The same by products alone; NaN where it is not orthogonal."""
-    directions = _cholesky_qr(columns)  # D
-    reduced = _reduced((columns.mT @ directions).mT, sizes, places)  # R'
-    return _cholesky_qr(directions @ reduced)
+    """The same by products alone; NaN where it is not orthogonal.
+
+    D may be orthogonal to less than rounding: the last factor is orthogonal anyway.
+    """
+    directions = _nearly_orthonormal(columns)  # D
+    triangle = _lower_product(columns, directions).mT  # R = D^T C
+    reduced = _product_with_upper(directions, _kept(triangle, sizes))
+    return _cholesky_qr(select_columns(reduced, places))
 
 
-def _reduced(
+def _kept(
     triangle: Tensor,  # R (b, m, m), overwritten: what each column has along each direction
     sizes: Tensor,  # z (b, m), falling
-    places: Tensor,  # (b, m)
 ) -> Tensor:
-    """What each column keeps along each direction, its columns in their places again."""
-    # Column j keeps the share (FAR_LARGER z_j / z_i)^2, at most 1, along direction i.
+    """What each column keeps along each direction: of entry (i, j), the share (FAR_LARGER z_j /
+    z_i)^2, at most 1."""
     shares = FAR_LARGER * sizes[:, :, None] / sizes[:, None, :]  # (b, j, i)
     triangle.mT.mul_(shares.clamp_(max=1).square_())
-    return select_columns(triangle, places)
+    return triangle
 
 
 def factor_product(factor: Tensor, basis: Tensor) -> Tensor:
@@ -195,30 +200,78 @@ def _householder_reflections(
     return padded, scales
 
 
-def _cholesky_qr(matrices: Tensor) -> Tensor:
-    """CholeskyQR, three times, of columns scaled to length 1; NaN where it is not orthogonal.
+def _cholesky_qr(
+    matrices: Tensor,  # (b, m, m)
+) -> Tensor:
+    """The orthogonal factor by three passes of CholeskyQR; NaN where it is not orthogonal."""
+    columns = _nearly_orthonormal(matrices)
+    gram = _lower_product(columns, columns)
+    # If the Gram matrix is close to the identity, this pass is orthogonal to rounding.
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    squares = 2 * gram.tril().square().sum(dim=(1, 2)) - diagonal.square().sum(dim=-1)
+    is_close = squares - gram.shape[-1] < 0.1  # not so for NaN
+    result: Tensor = _cholesky_pass(columns, gram).masked_fill_(~is_close[:, None, None], torch.nan)
+    return result
 
-    A pass takes X to X L^-T with X^T X = L L^T, and loses orthogonality by the rounding error times
-    the square of the condition number (arXiv:1401.5171, section 2): of 128 and 512 columns that
-    number is up to 2e4 (benchmarks/orthonormal.py), too much for a first pass in float32. A shift
-    of X^T X makes the first pass possible and its result well-conditioned (arXiv:1809.11085), the
-    second makes that nearly orthogonal, the third orthogonal to rounding.
+
+def _nearly_orthonormal(
+    matrices: Tensor,  # (b, m, m)
+) -> Tensor:
+    """The same by two passes: orthogonal to rounding where columns are far from dependent.
+
+    A pass loses orthogonality by the rounding error times the square of the condition number
+    (arXiv:1401.5171, section 2), whatever the columns' lengths. A shift of X^T X makes the first
+    pass possible, and its result well-conditioned (arXiv:1809.11085). The second makes that nearly
+    orthogonal, and a third would make it orthogonal. benchmarks/orthonormal.py has the condition
+    numbers of a training.
     """
     columns = matrices / torch.linalg.vector_norm(matrices, dim=-2, keepdim=True)
-    is_right = torch.ones(len(matrices), dtype=torch.bool, device=matrices.device)
-    for number in range(CHOLESKY_PASSES):
-        gram = columns.mT @ columns
-        if number == 0:
-            shift = 10 * gram.shape[-1] * torch.finfo(gram.dtype).eps
-            gram.diagonal(dim1=-2, dim2=-1).add_(shift)
-        if number == CHOLESKY_PASSES - 1:  # its own result is orthogonal if this is about so
-            off_identity = gram.square().sum(dim=(1, 2)) - gram.shape[-1]
-            is_right &= off_identity < 0.1
-        lower, info = torch.linalg.cholesky_ex(gram)
-        is_right &= info == 0
-        columns = torch.linalg.solve_triangular(lower, columns.mT, upper=False).mT
-    result: Tensor = columns.masked_fill_(~is_right[:, None, None], torch.nan)
+    gram = _lower_product(columns, columns)
+    shift = 10 * gram.shape[-1] * torch.finfo(gram.dtype).eps
+    gram.diagonal(dim1=-2, dim2=-1).add_(shift)
+    columns = _cholesky_pass(columns, gram)
+    return _cholesky_pass(columns, _lower_product(columns, columns))
+
+
+def _cholesky_pass(
+    columns: Tensor,  # X (b, m, m)
+    gram: Tensor,  # X^T X (b, m, m), perhaps with a shift; only its lower triangle is read
+) -> Tensor:
+    """X L^-T with X^T X = L L^T; NaN where there is no such L."""
+    lower, info = torch.linalg.cholesky_ex(gram)
+    columns = torch.linalg.solve_triangular(lower, columns.mT, upper=False).mT
+    result: Tensor = columns.masked_fill_((info != 0)[:, None, None], torch.nan)
     return result
+
+
+def _lower_product(
+    left: Tensor,  # (b, m, m)
+    right: Tensor,  # (b, m, m)
+) -> Tensor:
+    """left^T right (b, m, m) in its lower triangle, with 5/8 of the operations; what is above
+    counts for nothing."""
+    blocks = []
+    for start, stop in _blocks(right.shape[-1]):
+        below = left[:, :, start:].mT @ right[:, :, start:stop]
+        blocks.append(pad(below, (0, 0, start, 0)))
+    return torch.cat(blocks, dim=-1)
+
+
+def _product_with_upper(
+    left: Tensor,  # (b, m, m)
+    upper: Tensor,  # (b, m, m), triangular
+) -> Tensor:
+    """left upper (b, m, m), with 5/8 of the operations."""
+    blocks = []
+    for start, stop in _blocks(upper.shape[-1]):
+        blocks.append(left[:, :, :stop] @ upper[:, :stop, start:stop])
+    return torch.cat(blocks, dim=-1)
+
+
+def _blocks(size: int) -> list[tuple[int, int]]:
+    """The bounds of `NUM_BLOCKS` blocks of columns."""
+    bounds = [size * number // NUM_BLOCKS for number in range(NUM_BLOCKS + 1)]
+    return list(pairwise(bounds))
 
 
 def select_columns(

@@ -179,21 +179,28 @@ def test_cholesky_finds_householders_factor(condition):
 
 
 @pytest.mark.parametrize("orthonormalize", [_reduced_by_householder, _reduced_by_cholesky])
-def test_reduced_columns_are_gram_schmidts(orthonormalize):
-    columns = random(2, 5, 5, dtype=torch.float64)
-    sizes = torch.tensor([[9.0, 8.0, 3.0, 1.0, 0.2], [4.0, 4.0, 2.0, 1.0, 1.0]]).double()
-    places = torch.tensor([[4, 3, 2, 1, 0], [3, 1, 4, 0, 2]])
-    found = orthonormalize(columns, sizes, places)
-    for index in range(2):
-        directions = gram_schmidt(columns[index].T)
-        reduced = []
-        for j in places[index]:
-            shares = [min(1, 2 * sizes[index, j] / size) ** 2 for size in sizes[index]]
-            parts = [direction.dot(columns[index, :, j]) for direction in directions]
-            terms = zip(shares, parts, directions, strict=True)
-            reduced.append(sum(share * part * direction for share, part, direction in terms))
-        expected = torch.stack(gram_schmidt(reduced), dim=1)
-        torch.testing.assert_close(found[index], expected, rtol=0, atol=1e-12)
+@pytest.mark.parametrize(
+    ("sizes", "places"),
+    [
+        ([9.0, 8.0, 3.0, 1.0, 0.2], [4, 3, 2, 1, 0]),
+        ([4.0, 1.0, 0.6, 0.5, 0.5], [3, 1, 4, 0, 2]),
+        ([4.0, 1.0], [1, 0]),
+    ],
+)
+def test_reduced_columns_are_gram_schmidts(orthonormalize, sizes, places):
+    columns = random(len(sizes), len(sizes), dtype=torch.float64)
+    falling = torch.tensor([sizes], dtype=torch.float64)
+    found = orthonormalize(columns[None], falling, torch.tensor([places]))
+    directions = gram_schmidt(columns.T)
+    reduced = []
+    for j in places:
+        rest = torch.zeros(len(sizes)).double()
+        for i, direction in enumerate(directions):
+            share = min(1, 2 * sizes[j] / sizes[i]) ** 2
+            rest += share * direction.dot(columns[:, j]) * direction
+        reduced.append(rest)
+    expected = torch.stack(gram_schmidt(reduced), dim=1)
+    torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 1e-41), (torch.float64, 1e-60)])
