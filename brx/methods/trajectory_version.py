@@ -20,10 +20,10 @@ delay or the order of the data computes, and say here what changed:
    with it its second moment. Before, rounding chose the order of some columns. A first basis for
    which LAPACK's `eigh` fails comes from singular vectors. Every other method computes what it
    computed in version 4.
-6. Basis rotation alone. A refresh orthonormalises without an order: a column gives way to
-   directions more than twice as large wherever they stand, and keeps 0.1 of |C q|. Entries of a
-   rotated gradient need 140 times as much to count as more than noise, and so does their momentum.
-   Every other method computes what it computed in version 5.
+6. Basis rotation alone. In a refresh a column gives way to directions more than twice as large,
+   wherever they stand, and keeps 0.1 |C q| of its old direction. The noise floor of rotated
+   gradients is 140 times as high, and there is one for their momentum. Every other method computes
+   what it computed in version 5.
 """
 
 from collections.abc import Mapping

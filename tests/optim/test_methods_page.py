@@ -129,10 +129,11 @@ def iterated(S, Q):
     falling = np.argsort(-sizes, kind="stable")
     directions = np.empty_like(Q)
     directions[:, falling] = orthonormalised([columns[k] for k in falling])
+    reduced = []
     for column, size in zip(columns, sizes, strict=True):
-        parts = column @ directions
-        column -= directions @ ((1 - np.minimum(1, 2 * size / sizes) ** 2) * parts)
-    return orthonormalised(columns)
+        parts = directions.T @ column
+        reduced.append(directions @ (np.minimum(1, 2 * size / sizes) ** 2 * parts))
+    return orthonormalised(reduced)
 
 
 def shares(sums, Q, C, source):
