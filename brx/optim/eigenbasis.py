@@ -133,14 +133,23 @@ def _reduced_by_cholesky(
     sizes: Tensor,  # (b, m), falling
     places: Tensor,  # (b, m)
 ) -> Tensor:
-    """The same by products alone; NaN where it is not orthogonal.
+    """The same by products alone; NaN where it is not orthogonal."""
+    # `_reduced` is a function of its own so that its matrices, which can take gigabytes on a GPU,
+    # are freed before the last factor.
+    return _cholesky_qr(select_columns(_reduced(columns, sizes), places))
 
-    D may be orthogonal to less than rounding: the last factor is orthogonal anyway.
+
+def _reduced(
+    columns: Tensor,  # C = D R (b, m, m), by falling size
+    sizes: Tensor,  # (b, m), falling
+) -> Tensor:
+    """D R' (b, m, m), by products alone.
+
+    D may be orthogonal to less than rounding: the factor of D R' is orthogonal anyway.
     """
     directions = _nearly_orthonormal(columns)  # D
     triangle = _lower_product(columns, directions).mT  # R = D^T C
-    reduced = _product_with_upper(directions, _kept(triangle, sizes))
-    return _cholesky_qr(select_columns(reduced, places))
+    return _product_with_upper(directions, _kept(triangle, sizes))
 
 
 def _kept(
