@@ -73,20 +73,21 @@ METHODS: dict[str, Callable[[Tensor], Tensor]] = {
 def matrices_of_a_training(iterations: int) -> tuple[list[Tensor], list[Tensor]]:
     """The columns (b, m, m) of each refresh, of length 1: by size, and what is kept of them."""
     seen: list[Tensor] = []
-    usual = eigenbasis._householder_reflections
+    usual = eigenbasis._decompose
 
-    def watched(matrices: Tensor) -> tuple[Tensor, Tensor]:
-        if matrices.dtype == torch.float32:  # first bases are computed in float64
-            seen.append(matrices / torch.linalg.vector_norm(matrices, dim=-2, keepdim=True))
-        return usual(matrices)
+    def watched(padded: Tensor) -> Tensor:
+        if padded.dtype == torch.float32:  # first bases are computed in float64
+            columns = padded[:, : padded.shape[-1]]
+            seen.append(columns / torch.linalg.vector_norm(columns, dim=-2, keepdim=True))
+        return usual(padded)
 
-    eigenbasis._householder_reflections = watched
+    eigenbasis._decompose = watched
     try:
         with tempfile.TemporaryDirectory() as folder:
             settings = [*SETTINGS, f"training.iterations={iterations}"]
             train(load_config("quick", settings), Path(folder) / "run")
     finally:
-        eigenbasis._householder_reflections = usual
+        eigenbasis._decompose = usual
     return seen[0::2], seen[1::2]
 
 
@@ -189,12 +190,14 @@ TIMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def timed_case(num: int, size: int) -> tuple[Tensor, Tensor]:
-    """Columns (num, size, size) near the identity, and their sizes, neighbours in any order."""
+    """Columns (num, size, size) near those of a random basis, and their sizes, neighbours in any
+    order."""
     generator = torch.Generator().manual_seed(0)
     disorder = torch.randn(num, size, generator=generator)
     sizes = torch.logspace(0, -4, size) * disorder.mul(0.5).exp()
     noise = torch.randn(num, size, size, generator=generator) / size
-    columns = (torch.eye(size) + noise) * sizes[:, None, :]
+    basis = eigenbasis._householder_qr(torch.randn(num, size, size, generator=generator))
+    columns = basis @ (torch.eye(size) + noise) * sizes[:, None, :]
     return columns.mT.contiguous().mT, sizes
 
 

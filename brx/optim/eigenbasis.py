@@ -117,15 +117,14 @@ def _reduced_by_householder(
     """The orthonormal factor of D R' with columns in their places, where C = D R, and R' is what is
     kept of R.
 
-    D is never written out: the factor of D R' is D times the factor of R', and LAPACK multiplies by
-    D's reflections.
+    D is never written out: LAPACK multiplies by its reflections.
     """
-    reflections, scales = _householder_reflections(columns)
-    size = columns.shape[-1]
-    triangle = reflections.mT[:, :, :size].tril().mT  # R
+    reflections = _padded(columns)
+    scales = _decompose(reflections)
+    triangle = reflections.mT[:, :, : columns.shape[-1]].tril().mT  # R
     kept = select_columns(_kept(triangle, sizes), places)
-    factor = _padded_householder_qr(kept)
-    return torch.ormqr(reflections, scales, factor)[:, :size]
+    reduced = torch.ormqr(reflections, scales, _padded(kept))
+    return _factor_of_padded(reduced)
 
 
 def _reduced_by_cholesky(
@@ -181,32 +180,36 @@ def _householder_qr(
 ) -> Tensor:
     """The orthogonal factor of the QR decomposition whose R has a positive diagonal, and so is
     unique."""
-    return _padded_householder_qr(matrices)[:, : matrices.shape[-2]]
+    return _factor_of_padded(_padded(matrices))
 
 
-def _padded_householder_qr(
+def _padded(
     matrices: Tensor,  # (b, m, m)
 ) -> Tensor:
-    """The same above rows of zeros (b, m + PADDING, m)."""
-    factor, scales = _householder_reflections(matrices)
-    diagonal = factor.diagonal(dim1=-2, dim2=-1)
-    signs = torch.ones_like(diagonal).copysign(diagonal)  # never 0
-    # In place: these matrices outgrow the caches.
-    torch.linalg.householder_product(factor, scales, out=factor)
-    return factor.mul_(signs[:, None, :])
+    """The matrices above rows of zeros (b, m + PADDING, m), stored by columns."""
+    # LAPACK is slow on columns that lie a power of two apart in memory, as widths of models do.
+    return pad(matrices.mT, (0, PADDING)).mT
 
 
-def _householder_reflections(
-    matrices: Tensor,  # (b, m, m)
-) -> tuple[Tensor, Tensor]:
-    """LAPACK's QR: R above the diagonal (b, m + PADDING, m), reflections below it, and their scales
-    (b, m)."""
-    # LAPACK is slow on columns that lie a power of two apart in memory, as widths of models do:
-    # rows of zeros help.
-    padded = pad(matrices.mT, (0, PADDING)).mT
+def _decompose(
+    padded: Tensor,  # (b, m + PADDING, m), overwritten: R above the diagonal, reflections below
+) -> Tensor:
+    """LAPACK's QR decomposition in place; gives the scales (b, m) of the reflections."""
     scales = padded.new_empty(len(padded), padded.shape[-1])
     torch.geqrf(padded, out=(padded, scales))
-    return padded, scales
+    return scales
+
+
+def _factor_of_padded(
+    padded: Tensor,  # (b, m + PADDING, m), overwritten
+) -> Tensor:
+    """As `_householder_qr`."""
+    scales = _decompose(padded)
+    diagonal = padded.diagonal(dim1=-2, dim2=-1)
+    signs = torch.ones_like(diagonal).copysign(diagonal)  # never 0
+    # In place: these matrices outgrow the caches.
+    torch.linalg.householder_product(padded, scales, out=padded)
+    return padded[:, : padded.shape[-1]].mul_(signs[:, None, :])
 
 
 def _cholesky_qr(
