@@ -38,8 +38,8 @@ from brx.pipeline.forecasts import FORECAST_RULES, Forecast, StashMode
 from brx.pipeline.history import History, StageHistory, contents
 from brx.pipeline.hooks import (
     Hook,
-    is_in_autograd_function,
     is_called_within_itself,
+    is_in_autograd_function,
     is_in_backward,
     tensors_with_gradient,
     warn_user,
