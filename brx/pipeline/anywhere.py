@@ -382,7 +382,7 @@ class DelayedPipeline:
         disable = partial(torch.compiler.disable, reason=WITH_FULLGRAPH)
 
         def hook(action: Callable[..., Any]) -> Hook:
-            return Hook(disable(action), self._before_copy)  # type: ignore[no-untyped-call]
+            return Hook(disable(action), self._before_copy)
 
         model = self.model
         before, after = hook(self._before_forward), hook(self._after_forward)
@@ -402,8 +402,8 @@ class DelayedPipeline:
             )
         self._watch_gradients()
         for each in self._optimizers:
-            self._hooks.append(each.register_step_pre_hook(disable(self._before_step)))  # type: ignore[no-untyped-call]
-            self._hooks.append(each.register_step_post_hook(disable(self._after_step)))  # type: ignore[no-untyped-call]
+            self._hooks.append(each.register_step_pre_hook(disable(self._before_step)))
+            self._hooks.append(each.register_step_post_hook(disable(self._after_step)))
 
     @property
     def _has_delay(self) -> bool:

@@ -272,7 +272,7 @@ def test_meta_learning_in_the_explicit_form():
 def test_functional_call_outside_a_micro_batch_is_refused():
     model, _, _ = started()
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
-    with pytest.raises(UserError, match="functional_call within `with pipeline.micro_batch"):
+    with pytest.raises(UserError, match=r"functional_call within `with pipeline.micro_batch"):
         functional_call(model, weights, (batch(0),))
 
 
