@@ -481,7 +481,8 @@ def _finish(axes: Axes, title: str) -> None:
         fontsize=7,
     )
     axes.legend(
-        title="at the paper's delay: extrapolated [95 %] / paper",
+        title="star: the paper; dashed, bar at the left: extrapolated, its 95 %\n"
+        "at the paper's delay: extrapolated [95 %] / paper",
         title_fontsize=7,
         fontsize=7,
         loc="upper center",

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
-from matplotlib.patches import Rectangle
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 
 from brx.errors import UserError
 from brx.pipeline.schedule import (
@@ -59,15 +62,29 @@ def draw_schedules(num_ranks: int, num_micro_batches: int, path: Path) -> list[P
             axes[1], asynchronous, window, f"(b) asynchronous 1F1B: idle {idle[1]:.0%} once full"
         )
         _draw_delay(axes[2], asynchronous[0], num_ranks, window)
+        _name_colors(figure)
         caption = (
             f"Pipeline of {num_ranks} devices over time; a backward pass takes as long as two "
             f"forward passes.\n"
             "Blue: forward passes, green: backward passes, red: updates; numbers are "
             "micro-batches.\n"
-            f"Drawn from the action sequences by: brx schedule --stages {num_ranks}"
-            f" --micro-batches {num_micro_batches} --figure {path}"
+            "Drawn from the sequences of actions that the engine runs."
         )
-        return save(figure, path, caption)
+        command = (
+            f"brx schedule --stages {num_ranks} --micro-batches {num_micro_batches} --figure FIGURE"
+        )
+        return save(figure, path, caption, command=command)
+
+
+def _name_colors(figure: Figure) -> None:
+    """A legend below all panels."""
+    handles: list[Artist] = [
+        Patch(color=FORWARD_COLOR, label="forward pass"),
+        Patch(color=BACKWARD_COLOR, label="backward pass"),
+        Line2D([], [], color=UPDATE_COLOR, marker="o", ms=3, linestyle="none", label="update"),
+        Line2D([], [], linestyle="none", label="numbers: micro-batches"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
 
 
 def _draw_devices(axes: Axes, timed: Sequence[Sequence[Timed]], window: float, title: str) -> None:
