@@ -198,14 +198,14 @@ def _judge(claim: Claim, experiments: Experiments) -> Outcome:
 
 
 def verdict_counts(outcomes: Sequence[Outcome]) -> list[str]:
-    """Two lines: how many claims have which strict verdict, and which of the other rule."""
-    strictly = Counter(outcome.strict_verdict for outcome in outcomes)
+    """Two lines: how many claims have which strict verdict, and which first verdict."""
+    strict_verdicts = Counter(outcome.strict_verdict for outcome in outcomes)
     verdicts = Counter(outcome.verdict for outcome in outcomes)
-    strict_text = ", ".join(f"{strictly[name]} {name}" for name in get_args(StrictOrUntried))
-    text = ", ".join(f"{verdicts[name]} {name}" for name in ("yes", "no", "not tried"))
+    strict_counts = [f"{strict_verdicts[name]} {name}" for name in get_args(StrictOrUntried)]
+    counts = [f"{verdicts[name]} {name}" for name in ("yes", "no", "not tried")]
     return [
-        f"{len(outcomes)} claims, strictly: {strict_text}",
-        f"by the rules of sections 5 and 6: {text}",
+        f"{len(outcomes)} claims, strict verdicts: {', '.join(strict_counts)}",
+        f"first verdicts: {', '.join(counts)}",
     ]
 
 
@@ -221,8 +221,8 @@ def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:
             "where": claim.where,
             "paper": "" if claim.paper is None else number_text(claim.paper, claim.unit),
             "here": evidence_text(outcome),
-            "strictly": outcome.strict_verdict,
-            "reproduced": verdict_text(outcome),
+            "strict": outcome.strict_verdict,
+            "first": verdict_text(outcome),
             "rule": f"within {FACTOR:g}x" if claim.rule == "number" else claim.rule,
             "runs": str(len(outcome.runs)),
             "command": outcome.command.format(curvature=scale.curvature),
@@ -259,7 +259,7 @@ def few_seeds(outcome: Outcome) -> str:
 
 
 def why_not(outcome: Outcome) -> str:
-    """Say in a few words why a claim is not reproduced, as far as the evidence tells; empty for
+    """Say in a few words why the first verdict is no, as far as the evidence tells; empty for
     nothing."""
     claim, ours = outcome.claim, outcome.evidence
     if ours is None or outcome.verdict == "yes":

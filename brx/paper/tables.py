@@ -46,7 +46,7 @@ seed (where iterations or hours are saved, by training loss); brackets are 95 % 
 seeds. A method's slowdown differs between rows that take other seeds (those that all methods of the
 row have) or another target (`teaser-slowdown`). *One seed*: some experiment of the row has only
 one. *Runs*: trainings that were read; measurements at checkpoints are not counted. The rules are in
-docs/protocol.md: section 11 for *strictly*, sections 5 and 6 for the others."""
+docs/protocol.md: section 11 for the verdict *strict*, sections 5 and 6 for the verdict *first*."""
 LEADS_LEGEND = """\
 Nats of final validation loss by which basis rotation ends below each rival, with 95 % intervals
 over seeds (Student's t). The lead at P = 32 is the sum of the lead without delay and the part from

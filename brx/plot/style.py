@@ -64,7 +64,7 @@ _PALETTE = (
 """Colours of methods without a colour of their own, in this order."""
 
 GROUP_COLORS = (_BLUE, _RED, GREY)
-"""Colours of the paper's claims: reproduced, not, not tried."""
+"""Colours of verdicts on the paper's claims: yes, no, not tried."""
 
 COLUMN_WIDTH_IN = 3.4
 DPI = 200
