@@ -295,6 +295,6 @@ def _draw_break_even(axes: Axes, verdicts: Sequence[Verdict]) -> None:
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set(xlabel="micro-batches per update M", ylabel="slowdown in iterations")
     axes.set_title(
-        f"P = {verdicts[0].question.num_stages}: slowdown measured at (P - 1) / M\n(dotted: as "
-        f"fast as the rival)"
+        f"P = {verdicts[0].question.num_stages}: below its dotted line a method\n"
+        f"is faster asynchronously"
     )
