@@ -481,7 +481,7 @@ def _finish(axes: Axes, title: str) -> None:
         fontsize=7,
     )
     axes.legend(
-        title="star: the paper; dashed, bar at the left: extrapolated, its 95 %\n"
+        title="stars: the paper; left bars: 95 % of the dashed law\n"
         "at the paper's delay: extrapolated [95 %] / paper",
         title_fontsize=7,
         fontsize=7,

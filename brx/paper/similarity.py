@@ -170,7 +170,7 @@ def study_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table).fillna("-")
 
 
-def _least_slowed_down(rows: pd.DataFrame) -> str:
+def least_slowed_down(rows: pd.DataFrame) -> str:
     """A title: which method delay slows down least, and in how many of the settings."""
     known = rows.dropna(subset="ratio")
     if known.empty:
@@ -210,7 +210,7 @@ def draw_study(folder: Path, path: Path) -> list[Path]:
         left.xaxis.set_minor_locator(NullLocator())
         left.set_yticks(places, settings)
         left.set_ylim(-len(settings) + 0.5, 0.5)
-        left.set_title(_least_slowed_down(rows))
+        left.set_title(least_slowed_down(rows))
         left.plot([], [], color="black", linestyle="--", linewidth=0.8, label="the paper")
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
         # The loop ends with basis rotation, so `color` is its colour.

@@ -204,7 +204,7 @@ def _draw_slowdown_by_norm(
         )
     axes.axhline(1.0, color="black", linewidth=0.5)
     factor_axis(axes)
-    axes.margins(x=0.4, y=0.15)
+    axes.margins(x=0.5, y=0.15)
     axes.set(
         xlabel="norm / norm in the original coordinates",
         ylabel=f"slowdown at P = {stages_of(delays)}",
@@ -466,7 +466,7 @@ def _draw_variances(axes: Axes, by_method: Mapping[str, Sequence[Oscillation]]) 
                 fontsize=6,
             )
     axes.set_yscale("log")
-    axes.margins(x=0.3, y=0.2)
+    axes.margins(x=0.3, y=0.3)
     labels = [look_of(method).label.replace(" ", "\n") for method in by_method]
     axes.set_xticks(range(len(by_method)), labels)
     axes.grid(visible=False, axis="x")
