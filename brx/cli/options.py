@@ -58,7 +58,8 @@ RunsOrCheckpoints = Annotated[
 ]
 RunsOrFolders = Annotated[list[Path], argument("RUNS", "runs, or folders that hold runs")]
 ScaleName = Annotated[
-    Literal["similar", "tuned", "laptop", "paper"], typer.Option(help="which set of experiments")
+    Literal["similar", "tuned", "llama", "laptop", "paper"],
+    typer.Option(help="which set of experiments"),
 ]
 ScaleRuns = Annotated[
     Path | None, option("DIR", "folder of the runs (default: the folder of the scale)", "--runs")

@@ -22,6 +22,8 @@ from brx.curvature import effective_delay as delays
 from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms
 from brx.curvature.oscillation import oscillations_in
 from brx.errors import UserError
+from brx.paper.architectures import RUNS as ARCHITECTURE_RUNS
+from brx.paper.architectures import draw_architectures
 from brx.paper.causes import RUNS as CAUSES_RUNS
 from brx.paper.causes import draw_causes
 from brx.paper.claims import CLAIMS, fill_claims, judge
@@ -69,6 +71,7 @@ from brx.plot.style import (
     look_of,
     new_figure,
     save,
+    say_not_run,
     shade,
 )
 from brx.runs.comparison import BASELINES, slowdowns
@@ -336,12 +339,6 @@ def rates(experiments: Experiments, axes: Axes, method: str) -> None:
     finish_panel(axes, "learning rate", "final validation loss (nats)", title)
 
 
-def say_not_run(axes: Axes, title: str) -> None:
-    axes.set_title(title)
-    axes.tick_params(bottom=False, left=False, labelbottom=False)
-    axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes, color="grey")
-
-
 @dataclass(frozen=True)
 class PaperFigure(Entry):
     """One figure. It has one of four sources: `panels` or `fill`, from the runs of a scale;
@@ -405,9 +402,7 @@ def draw_paper_figure(
             _fill_panels(figure, asked, drawn)
         lacks_own_sweep = figure.sweep and asked.scale.sweep(figure.sweep) not in asked.sweeps
         if not asked.used or lacks_own_sweep:
-            raise UserError(
-                f"none of its runs are in {asked.folder}; make them with {asked.what_to_run}"
-            )
+            raise UserError(f"none of its runs are in {asked.folder}; {asked.advice}")
         caption = figure.caption
         if figure.place:
             caption += f" (The paper's {figure.place}.)"
@@ -625,6 +620,13 @@ FIGURES = {
             "What makes an optimizer stand delay: bases, momentum, step geometry, corrections.",
             draw_study=draw_causes,
             study=CAUSES_RUNS,
+        ),
+        PaperFigure(
+            "architectures",
+            "",
+            "What delay costs GPT's blocks and Llama's, and the leads of basis rotation in both.",
+            draw_study=draw_architectures,
+            study=ARCHITECTURE_RUNS,
         ),
         PaperFigure(
             "teaser",

@@ -16,6 +16,8 @@ from brx.config.loading import preset_with
 from brx.curvature.norm_result import NORM_TITLE, measured_norms, norm_table
 from brx.errors import UserError, did_you_mean
 from brx.files import write_text
+from brx.paper.architectures import RUNS as ARCHITECTURE_RUNS
+from brx.paper.architectures import architecture_table, verdict_table
 from brx.paper.causes import RUNS as CAUSES_RUNS
 from brx.paper.causes import prediction_table
 from brx.paper.claims import CLAIMS, claim_table, judge, number_text
@@ -57,6 +59,14 @@ CAUSES_LEGEND = """\
 The predictions, and what refutes each, were written before the runs (docs/protocol.md, section 12).
 *Cost* is the final validation loss with the delay minus the one without, in nats; brackets are 95 %
 intervals over seeds (Student's t). A prediction is *open* with fewer than three seeds."""
+ARCHITECTURES_LEGEND = """\
+Final validation losses in nats, means over seeds, GPT's from the scale `tuned`. *Cost* is the loss
+at P = 32 minus the one at P = 1, with a 95 % interval over seeds (Student's t); the difference
+between the models is Welch's. Slowdowns are to one training loss per model. *To run*: what has no
+runs yet (docs/protocol.md, section 15)."""
+ARCHITECTURE_VERDICTS_LEGEND = """\
+Strict verdicts (docs/protocol.md, sections 11 and 15). The last row holds if all others do, and
+does not if one of them does not."""
 PRECONDITIONED_TABLE = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 Note = Callable[..., None]  # tells the user some lines
 
@@ -210,10 +220,7 @@ def make_tables(
         asked = experiments.fresh()
         texts = table.make(asked)
         if texts.empty:
-            raise UserError(
-                f"its runs are not in {asked.folder}, or not all; make them with "
-                f"{asked.what_to_run}"
-            )
+            raise UserError(f"its runs are not in {asked.folder}, or not all; {asked.advice}")
         note_missing(f"table {table.name}", asked, note)
         return texts
 
@@ -273,7 +280,7 @@ def load_noting(scale: str, runs: Path | None, note: Note) -> Experiments:
 
 def note_missing(what: str, asked: Experiments, note: Note) -> None:
     if asked.missing:
-        note(f"{what}: {len(asked.missing)} experiments not there: {asked.what_to_run}")
+        note(f"{what}: {len(asked.missing)} experiments not there; {asked.advice}")
 
 
 TABLES: dict[str, Table] = {
@@ -351,6 +358,22 @@ TABLES: dict[str, Table] = {
             CAUSES_RUNS,
             prediction_table,
             CAUSES_LEGEND,
+        ),
+        StudyTable(
+            "architectures",
+            "",
+            "What delay costs GPT's blocks and Llama's",
+            ARCHITECTURE_RUNS,
+            architecture_table,
+            ARCHITECTURES_LEGEND,
+        ),
+        StudyTable(
+            "architecture-verdicts",
+            "",
+            "Whether the paper's conclusions hold for Llama's blocks",
+            ARCHITECTURE_RUNS,
+            verdict_table,
+            ARCHITECTURE_VERDICTS_LEGEND,
         ),
         PaperTable(
             "learning-rates",

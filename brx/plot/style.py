@@ -204,6 +204,13 @@ def finish_panel(
         legend_below(axes, columns=columns or (2 if max(map(len, labels)) <= SHORT_LABEL else 1))
 
 
+def say_not_run(axes: Axes, title: str) -> None:
+    """Leave a panel empty but for its title and the words that its runs are missing."""
+    axes.set_title(title)
+    axes.tick_params(bottom=False, left=False, labelbottom=False)
+    axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes, color="grey")
+
+
 def thin(losses: pd.DataFrame, most: int = 300) -> pd.DataFrame:
     """Evenly spread rows, both ends among them: 300 points resolve means over 2 % of a run
     sixfold."""

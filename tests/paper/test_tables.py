@@ -20,7 +20,8 @@ def test_tables_from_complete_results(complete, tmp_path):
         )
         == 0
     )
-    for name in TABLES.keys() - {"causes"}:  # a study whose runs are not committed
+    without_runs = {"causes", "architectures", "architecture-verdicts"}  # not committed yet
+    for name in TABLES.keys() - without_runs:
         lines = (tmp_path / f"{name}.csv").read_text().splitlines()
         assert len(lines) > 2, name
         assert (tmp_path / f"{name}.md").read_text().count("\n| ") >= len(lines)
