@@ -5,6 +5,7 @@
 Stages are files of their own so that a run may resume on another number of devices. What a run may
 continue from is decided before any data are prepared (`check_request`)."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -160,6 +161,18 @@ def finish(
         if iteration_of(old) not in keep_at:
             _remove(old)
     return final
+
+
+def discard(run: Path, iteration: int, stages: Iterable[int]) -> None:
+    """Remove the files of some stages of a checkpoint that will not be complete, and its folder if
+    nothing else is in it: a full disk has room again. What cannot be removed stays (`recover`)."""
+    temporary = _temporary(run, iteration)
+    leftovers = [temporary / MANIFEST, *(temporary / _stage_file(stage) for stage in stages)]
+    for path in leftovers:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    with contextlib.suppress(OSError):  # other ranks have files there
+        temporary.rmdir()
 
 
 def _wrong_stages(stages: list[Content], num_stages: int) -> str:

@@ -227,10 +227,8 @@ def _passage_quality(seeds: pd.DataFrame, target: float) -> tuple[float, float]:
     of the two recorded iterations around the passage (also in the logarithm)."""
     errors, steps = [0.0], [0.0]
     for run in seeds.index[seeds["status"] == "finished"]:
-        iterations, losses = (
-            read_run(Path(str(run))).iterations,
-            read_run(Path(str(run))).train_loss,
-        )
+        read = read_run(Path(str(run)))
+        iterations, losses = read.iterations, read.train_loss
         if (passed := slowdown.iterations_to_target(iterations, losses, target)) is not None:
             errors.append(slowdown.passage_error(iterations, losses, passed))
             after = int(np.clip(np.searchsorted(iterations, passed), 1, len(iterations) - 1))

@@ -167,7 +167,8 @@ def test_edited_file_is_another_run(tmp_path, monkeypatch, capsys):
     settings = ("optimizer.method=mine.py:Mine", "training.iterations=4", "training.stop_after=2")
     config = tiny_config(tmp_path, *settings)
     train(config, tmp_path / "run")
-    assert default_folder(config, "tiny").name == "tiny-mine.Mine-p4-s0"
+    (tmp_path / "tiny.yaml").touch()
+    assert default_folder(config, tmp_path / "tiny.yaml").name == "tiny-mine.Mine-p4-s0"
     write(tmp_path, EDITED)
     edited = tiny_config(tmp_path, *settings)
     with pytest.raises(UserError, match=r"optimizer\.code_sha256 was '\w+' and is now '\w+'"):
