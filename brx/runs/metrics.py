@@ -321,7 +321,7 @@ def _from_metrics(path: Path) -> Curves:
 
 
 def _from_compact(path: Path) -> Curves:
-    """The curves of a file that `export` wrote, this one or that of an older brx."""
+    """The curves of a file that `export` wrote, here or in an older brx."""
     try:
         arrays = read_arrays(path)
         if arrays["train_loss"].ndim == 2:
@@ -362,9 +362,9 @@ def _bytes_of_loss(
 ) -> NDArray[Any]:
     """The losses for an export, rounded to `LOSS_STEPS`.
 
-    Each takes two bytes, (2, n): first all low bytes, then all high ones. With similar bytes next to
-    each other the file is a quarter smaller than with float32. If a loss does not fit into two
-    bytes, as after a divergence, all stay float64 (n,).
+    Each takes two bytes, (2, n): first all low bytes, then all high ones. Similar bytes are thus
+    next to each other, and the file is a quarter smaller than with float32. If a loss does not fit
+    into two bytes, as after a divergence, all stay float64 (n,).
     """
     steps = (train_loss * LOSS_STEPS).round()
     fits = (abs(steps) < 2**15).all()

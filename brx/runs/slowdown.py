@@ -197,6 +197,6 @@ def iteration_ratio(
 
     log_ratios = np.log(with_delay) - np.log(without)
     standard_error = np.std(log_ratios, ddof=1) / math.sqrt(len(shared))
-    quantile = stdtrit(len(shared) - 1, (1 + CONFIDENCE) / 2)  # of Student's t
-    factor = math.exp(quantile * standard_error)
+    t_quantile = stdtrit(len(shared) - 1, (1 + CONFIDENCE) / 2)
+    factor = math.exp(t_quantile * standard_error)
     return IterationRatio(ratio, ratio / factor, ratio * factor, is_lower_bound=False)
