@@ -286,8 +286,8 @@ def _passage_quality(seeds: pd.DataFrame, target: float) -> _PassageQuality:
         if passed is None:
             continue
         errors.append(slowdown.passage_error(run.iterations, run.train_loss, passed))
-        after = np.searchsorted(run.iterations, passed)
-        after = int(np.clip(after, 1, len(run.iterations) - 1))
+        place = np.searchsorted(run.iterations, passed)
+        after = int(np.clip(place, 1, len(run.iterations) - 1))
         distance = run.iterations[after] - run.iterations[after - 1]
         half_steps.append(distance / 2 / passed)  # d log(t) = dt / t
     if not errors:

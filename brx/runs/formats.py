@@ -75,8 +75,8 @@ def terminal_text(table: pd.DataFrame, width: int) -> str:
     text = _text_of(shown, width)
     missing = [name for name in table.columns if name not in shown.columns]
     if missing:
-        names = ", ".join(missing)
-        text += f"\nToo narrow for: {names} (a wider terminal, or COLUMNS=200, has them)."
+        lacking = ", ".join(missing)
+        text += f"\nToo narrow for: {lacking} (a wider terminal, or COLUMNS=200, has them)."
     return text
 
 

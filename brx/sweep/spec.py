@@ -328,9 +328,9 @@ def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
             )
         axes.append([_settings_of(axis, value) for value in values])
     for combination in itertools.product(*axes):
-        varied: Settings = {}
+        varied: dict[str, Any] = {}
         for settings in combination:
-            varied |= settings
+            varied.update(settings)
         yield varied
 
 
