@@ -120,6 +120,14 @@ def test_title_has_the_lowest_of_finished_runs(status, title, two_rates, axes_of
     assert axes.get_title().partition(",")[0] == title
 
 
+def test_title_of_pairs_is_what_delay_costs(tmp_path, axes_of):
+    write_pipelines(tmp_path, {1: 50.5, 4: 100.5})
+    runs = load([tmp_path / "runs"])
+    losses = runs.set_index("pipeline.stages")["train_loss"]
+    title = f"delay costs PipeDream {losses[4] - losses[1]:.2f} nats"
+    assert axes_of(runs).get_title() == title
+
+
 def test_long_legend_names_the_lowest_ends(tmp_path, monkeypatch, axes_of):
     for name, crossing in (("a", 100.5), ("b", 50.5), ("c", 150.5)):
         seed = f"training.seed={ord(name)}"
