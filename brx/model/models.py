@@ -59,14 +59,14 @@ def make_model(
 
 def _modules_of(model: nn.Module, parts: Sequence[range]) -> list[nn.Module]:
     """The blocks of these parts, with the embedding and the head if they are among them."""
-    blocks: Any = model.blocks
+    whole: Any = model
     modules: list[nn.Module] = []
     for part in parts:
-        modules += [blocks[index] for index in part]
+        modules += [whole.blocks[index] for index in part]
     if any(part.start == 0 for part in parts):
-        modules.append(model.embed)
-    if any(part.stop == len(blocks) for part in parts):
-        modules.append(model.head)
+        modules.append(whole.embed)
+    if any(part.stop == len(whole.blocks) for part in parts):
+        modules.append(whole.head)
     return modules
 
 
