@@ -50,6 +50,7 @@ class ByFile(LoadFileScheduling):
         return folder if folder in SHARING else path
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     return ByFile(config, log) if config.getvalue("dist") == "load" else None
 

@@ -193,9 +193,10 @@ def test_run_of_a_file_is_named_after_it(edited):
     assert default_folder(of_own_file(edited), "tiny").name == "tiny-mine.Mine-p4-s0"
 
 
-def test_edited_file_does_not_resume(edited):
+def test_edited_file_does_not_resume(before_the_edit, edited):
+    config = of_own_file(before_the_edit)  # with the data there
     with pytest.raises(UserError, match=r"optimizer\.code_sha256 was '\w+' and is now '\w+'"):
-        train(of_own_file(edited), edited / "run", resume=True)
+        train(config, edited / "run", resume=True)
 
 
 def test_edit_is_told_on_the_command_line(edited, refused):

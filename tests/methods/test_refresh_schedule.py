@@ -47,9 +47,7 @@ def test_accumulation_changes_no_interval():
     assert of_32_stages("stage-aware", accumulation=4) == of_32_stages("stage-aware")
 
 
-sizes = pytest.mark.parametrize(
-    ("num_stages", "frequency"), product((4, 6, 24, 32), (4, 100)), ids=str
-)
+sizes = pytest.mark.parametrize(("num_stages", "frequency"), [*product((4, 6, 24, 32), (4, 100))])
 
 
 @sizes

@@ -126,7 +126,7 @@ class Row:
     plan: str
 
 
-@pytest.fixture(scope="module", params=product(((16, 1), (24, 4)), METHODS), ids=str)
+@pytest.fixture(scope="module", params=[*product(((16, 1), (24, 4)), METHODS)], ids=str)
 def row(request):
     (num_stages, num_micro_batches), method = request.param
     config = load_config("paper-95m")
