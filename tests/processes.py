@@ -166,6 +166,8 @@ def _call(
     streams: Sequence[Connection],
 ) -> None:
     os.setsid()
+    # A server that was started for a sweep has them blocked.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
     for descriptor, stream in enumerate(streams, start=1):
         os.dup2(stream.fileno(), descriptor)
         stream.close()
