@@ -157,7 +157,7 @@ class RopeScalingConfig(Section):
     """Llama 3.1's slower turns of the positions that are longer than the training's context."""
 
     factor: float = Field(8.0, gt=0)
-    """By how much the slowest waves are slowed down."""
+    """The slowest waves become slower by this factor."""
     low_frequency: float = Field(1.0, ge=0)
     """Waves with fewer turns in the original context are slowed down by `factor`."""
     high_frequency: float = Field(4.0, gt=0)

@@ -87,6 +87,24 @@ def is_in_autograd_function() -> bool:
     return False
 
 
+def is_called_within_itself(module: torch.nn.Module) -> bool:
+    """Whether the call of a module that runs just now is within another call of the module."""
+    num_calls = 0
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module:
+            num_calls += 1
+        frame = frame.f_back
+    return num_calls > 1
+
+
+def has_nonzero(gradient: Tensor) -> bool:
+    """Whether a gradient, dense or sparse, has an element other than 0."""
+    if gradient.is_sparse:
+        gradient = gradient.coalesce().values()
+    return bool(gradient.any())
+
+
 def tensors_with_gradient(output: Any) -> list[Tensor]:
     """The tensors of a model's output that a backward pass may begin at: in lists, dictionaries and
     data classes, nested or not."""

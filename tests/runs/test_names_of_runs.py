@@ -51,10 +51,10 @@ def test_default_folder_of_an_odd_method_is_visible(tmp_path):
     assert default_folder(config, "quick").name.startswith("quick-..odd-name.Mine-p4-s0-")
 
 
-def test_link_to_a_run_beside_it_is_left_out(folder, capsys):
+def test_link_to_another_run_is_left_out(folder, capsys):
     (folder / "latest").symlink_to("_x")
     assert folder / "latest" not in find_runs([folder])
-    assert "latest: left out, a link to _x beside it" in capsys.readouterr().err
+    assert "latest: left out, a link to _x in the same folder" in capsys.readouterr().err
 
 
 def test_link_to_a_run_elsewhere_is_read(folder, tmp_path):
