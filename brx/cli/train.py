@@ -58,7 +58,12 @@ def train(
     *,
     overrides: Overrides,
     out: Annotated[
-        Path | None, option("DIR", "the run's folder (default: runs/NAME-METHOD-pP-sSEED)")
+        Path | None,
+        option(
+            "DIR",
+            "the run's folder (default: runs/NAME-METHOD-pP-sSEED; with another model class than "
+            "the file's, NAME-CLASS-METHOD-...)",
+        ),
     ] = None,
     devices: Annotated[
         int | None, option("R", "number of processes, one per device (sets pipeline.devices)")
@@ -115,7 +120,7 @@ def train(
     from brx.runs.folder import default_folder
     from brx.train.loop import train
 
-    folder = out or (source if is_run else default_folder(run_config, find_config(config).stem))
+    folder = out or (source if is_run else default_folder(run_config, find_config(config)))
     if place is None and run_config.pipeline.devices > 1:
         arguments = ["train", config, "--out", str(folder)]
         switches = {"--resume": resume, "--profile": profile, "--verify": verify}
@@ -333,13 +338,14 @@ def compare(
         [out, committed], [sweep.cells[0].config.optimizer.method for sweep in sweeps]
     )
     print_table(leaderboard_table(board.rows, list(comparison.DELAYS)), format)
-    beside = sys.stdout if format == "table" else sys.stderr
-    print(*comparison.board_legend(board), sep="\n", file=beside)
+    comments = sys.stdout if format == "table" else sys.stderr
+    print(*comparison.board_legend(board), sep="\n", file=comments)
     print_note(*board.notes)
     if figure is not None:
         from brx.plot.any_runs import draw_leaderboard  # loads matplotlib
 
-        print(*draw_leaderboard(board.rows, list(comparison.DELAYS), figure), sep="\n", file=beside)
+        files = draw_leaderboard(board.rows, list(comparison.DELAYS), figure)
+        print(*files, sep="\n", file=comments)
     if not all(succeeded):
         print_note("some runs failed; those that diverged count as tried, with an infinite loss")
         raise typer.Exit(1)

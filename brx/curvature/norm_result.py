@@ -297,6 +297,6 @@ def resolution_warning(result: NormResult) -> str | None:
         return None
     return (
         f"{result.space}: {result.below_resolution:.1%} of the rows lie below the resolution of"
-        f" {result.settings.precision} beside their vector's largest entry; compare with "
-        f"--precision fp64"
+        f" {result.settings.precision}, relative to the largest entry of their vector; compare "
+        f"with --precision fp64"
     )

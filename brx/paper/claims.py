@@ -33,8 +33,8 @@ FACTOR = 2.0
 # By unit: a slowdown, and a share that is saved, where there is no effect.
 NO_EFFECT: dict[str, float] = {"times": 1.0, "percent": 0.0}
 GROUPS = ("as in the paper", "not as in the paper", "not tried")
-ROW_IN = 0.17  # height of a row in the figure
-LINE_CHARACTERS = 70  # of a statement in the figure
+ROW_IN = 0.2  # height of a row in the figure
+LINE_CHARACTERS = 64  # of a line of a statement in the figure; two lines fit into a row
 WIDEST = 8.0  # ratios are drawn up to this factor either way; those beyond sit at the edge
 RATIO_TICKS = {
     0.125: "1/8",
@@ -178,11 +178,17 @@ def judge(experiments: Experiments, claims: Sequence[Claim]) -> list[Outcome]:
     here."""
     outcomes = []
     for claim in claims:
-        asked = experiments.fresh()
-        outcomes.append(_judge(claim, asked))
+        outcome, asked = experiments.once(claim, partial(_judge_alone, claim, experiments))
+        outcomes.append(outcome)
         experiments.used |= asked.used
         experiments.missing |= asked.missing
     return outcomes
+
+
+def _judge_alone(claim: Claim, experiments: Experiments) -> tuple[Outcome, Experiments]:
+    """With the experiments that the claim has asked for."""
+    asked = experiments.fresh()
+    return _judge(claim, asked), asked
 
 
 def _judge(claim: Claim, experiments: Experiments) -> Outcome:
@@ -198,14 +204,14 @@ def _judge(claim: Claim, experiments: Experiments) -> Outcome:
 
 
 def verdict_counts(outcomes: Sequence[Outcome]) -> list[str]:
-    """Two lines: how many claims have which strict verdict, and which of the other rule."""
-    strictly = Counter(outcome.strict_verdict for outcome in outcomes)
+    """Two lines: how many claims have which strict verdict, and which first verdict."""
+    strict_verdicts = Counter(outcome.strict_verdict for outcome in outcomes)
     verdicts = Counter(outcome.verdict for outcome in outcomes)
-    strict_text = ", ".join(f"{strictly[name]} {name}" for name in get_args(StrictOrUntried))
-    text = ", ".join(f"{verdicts[name]} {name}" for name in ("yes", "no", "not tried"))
+    strict_counts = [f"{strict_verdicts[name]} {name}" for name in get_args(StrictOrUntried)]
+    counts = [f"{verdicts[name]} {name}" for name in ("yes", "no", "not tried")]
     return [
-        f"{len(outcomes)} claims, strictly: {strict_text}",
-        f"by the rules of sections 5 and 6: {text}",
+        f"{len(outcomes)} claims, strict verdicts: {', '.join(strict_counts)}",
+        f"first verdicts: {', '.join(counts)}",
     ]
 
 
@@ -221,8 +227,8 @@ def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:
             "where": claim.where,
             "paper": "" if claim.paper is None else number_text(claim.paper, claim.unit),
             "here": evidence_text(outcome),
-            "strictly": outcome.strict_verdict,
-            "reproduced": verdict_text(outcome),
+            "strict": outcome.strict_verdict,
+            "first": verdict_text(outcome),
             "rule": f"within {FACTOR:g}x" if claim.rule == "number" else claim.rule,
             "runs": str(len(outcome.runs)),
             "command": outcome.command.format(curvature=scale.curvature),
@@ -259,7 +265,7 @@ def few_seeds(outcome: Outcome) -> str:
 
 
 def why_not(outcome: Outcome) -> str:
-    """Say in a few words why a claim is not reproduced, as far as the evidence tells; empty for
+    """Say in a few words why the first verdict is no, as far as the evidence tells; empty for
     nothing."""
     claim, ours = outcome.claim, outcome.evidence
     if ours is None or outcome.verdict == "yes":
@@ -356,11 +362,8 @@ def _draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
         axes.text(ours_x, place, text, va="center", **beside_axes)
     for heading, x in COLUMNS.items():
         axes.text(x, -1.0, heading, weight="bold", **beside_axes)
-    labels = [
-        textwrap.shorten(outcome.claim.statement, LINE_CHARACTERS, placeholder=" ...")
-        for outcome in outcomes
-    ]
-    axes.set_yticks(range(len(outcomes)), labels, fontsize=7)
+    labels = [textwrap.fill(outcome.claim.statement, LINE_CHARACTERS) for outcome in outcomes]
+    axes.set_yticks(range(len(outcomes)), labels, fontsize=7, linespacing=0.9)
     axes.set_ylim(len(outcomes) - 0.4, -0.6)
     axes.axvspan(1 / FACTOR, FACTOR, color="black", alpha=0.05, linewidth=0)
     axes.axvspan(1 / strict.CLOSE, strict.CLOSE, color="black", alpha=0.05, linewidth=0)
@@ -369,7 +372,7 @@ def _draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     axes.set_xlim(1 / WIDEST, WIDEST)
     axes.set_xticks(list(RATIO_TICKS), list(RATIO_TICKS.values()))
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("our number / the paper's (of shares saved: of what is left)")
+    axes.set_xlabel("our number / the paper's number (saved iterations: the iterations left)")
 
 
 def ratio_of(outcome: Outcome) -> tuple[float, float, float] | None:

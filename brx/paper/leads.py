@@ -133,10 +133,10 @@ def _interval(by_seed: pd.Series) -> Interval | None:
     return interval_of(values)
 
 
-def draw_leads(experiments: Experiments, axes: Axes) -> None:
+def draw_leads(experiments: Experiments, axes: Axes, rivals: Sequence[str] = RIVALS) -> None:
     """A bar per rival: the part of the lead without delay, and on its end the part from delay with
     its interval."""
-    parts = lead_parts(experiments)
+    parts = lead_parts(experiments, rivals)
     if not parts:
         raise UserError(f"no rival of {OURS} has runs at both ends")
     places = np.arange(len(parts))[::-1]

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from brx.config.loading import Settings, preset_with
+from brx.config.loading import PRESETS, Settings, preset_with
 from brx.errors import UserError
 from brx.runs.comparison import common_target
 from brx.runs.experiments import at_best_rates, main_origin, notes, tried_rates
@@ -27,6 +27,8 @@ from brx.runs.frames import (
     unusual_settings,
     without_settings,
 )
+
+T = TypeVar("T")
 
 MAIN = ("pipedream", "pipedream-lr", "nesterov", "basis-rotation")
 PRECONDITIONED = ("soap", "muon", "scion")
@@ -81,7 +83,7 @@ class Scale:
     ladder: Mapping[int, Settings] = field(default_factory=dict)
     # Model and training grow together along the ladder: its law is fitted to each seed.
     grows: bool = False
-    # By a sweep at both ends: the sweep of the depths between them.
+    # By a sweep at both ends: the sweep of the depths between them; empty where there is none.
     between: Mapping[str, str] = field(default_factory=dict)
     # Sweeps of other scales whose runs this one's `main` makes.
     in_main: tuple[str, ...] = ()
@@ -96,8 +98,15 @@ class Scale:
         return self.models["main"].preset
 
     def sweep(self, name: str) -> str:
-        """The sweep file that makes the runs of an experiment."""
+        """The path of a sweep file of the scale."""
         return f"configs/sweeps/{self.name}/{name}.yaml"
+
+    def maker(self, sweep: str, stages: int) -> str:
+        """The sweep file that makes the runs of an experiment at P stages; empty if no sweep of
+        the scale does."""
+        name = sweep if stages in ENDS else self.between.get(sweep, sweep)
+        file = PRESETS / "sweeps" / self.name / f"{name}.yaml"
+        return self.sweep(name) if name and file.is_file() else ""
 
 
 def _rung(width: int, rate: float, warmup: float, beta2: float, decay: float) -> Settings:
@@ -115,6 +124,17 @@ SIMILAR_MODELS = {
     PER_BLOCK: Model("similar", {"model.width": 32}, "block-scaling"),
 }
 """The models of `similar`, which `tuned` trains again with equal tuning."""
+
+SECOND_SETTINGS = {
+    "pipedream": "optimizer.beta1",
+    "pipedream-lr": "optimizer.annealing_fraction",
+    "nesterov": "optimizer.beta1",
+    "basis-rotation": "optimizer.beta1",
+    "soap": "optimizer.beta1",
+    "muon": "optimizer.momentum",
+    "scion": "optimizer.momentum",
+}
+"""By method: what equal tuning chooses in addition to the learning rate (docs/protocol.md, 10)."""
 
 SCALES = {
     "laptop": Scale(
@@ -152,15 +172,16 @@ SCALES = {
         models=SIMILAR_MODELS,
         in_main=("preconditioned",),
         between={"main": "depths"},
-        seconds={
-            "pipedream": "optimizer.beta1",
-            "pipedream-lr": "optimizer.annealing_fraction",
-            "nesterov": "optimizer.beta1",
-            "basis-rotation": "optimizer.beta1",
-            "soap": "optimizer.beta1",
-            "muon": "optimizer.momentum",
-            "scion": "optimizer.momentum",
-        },
+        seconds=SECOND_SETTINGS,
+    ),
+    "llama": Scale(  # docs/protocol.md, section 15
+        name="llama",
+        runs=Path("results/llama"),
+        curvature=Path("results/llama-curvature"),
+        models={"main": Model("similar-llama")},
+        in_main=("preconditioned",),
+        between={"main": ""},
+        seconds=SECOND_SETTINGS,
     ),
     "paper": Scale(
         name="paper",
@@ -280,6 +301,7 @@ class Experiments:
         # A line for each experiment that is not there or diverged, with the file that makes it. The
         # one asked for last is at the end.
         self.missing: dict[str, str] = {}
+        self._known: dict[Hashable, Any] = {}  # see `once`
 
     @classmethod
     def load(cls, scale: Scale, folder: Path | None = None) -> Experiments:
@@ -311,10 +333,22 @@ class Experiments:
         again.used, again.sweeps, again.missing = {}, [], {}
         return again
 
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives; the first result for this key, where it has been made for these runs
+        before, also for another copy of them (`fresh`)."""
+        if key not in self._known:
+            self._known[key] = make()
+        known: T = self._known[key]
+        return known
+
     def at_rate(self, rate: float) -> Experiments:
         """The same runs at one learning rate. Experiments that are asked for there count as asked
         for here."""
-        alone = Experiments(self.scale, self.runs[self.runs[RATE] == rate], self.folder)
+
+        def make() -> Experiments:
+            return Experiments(self.scale, self.runs[self.runs[RATE] == rate], self.folder)
+
+        alone = copy.copy(self.once(("at rate", rate), make))
         alone._origin, alone.used, alone.sweeps, alone.missing = (
             self._origin,
             self.used,
@@ -345,9 +379,7 @@ class Experiments:
             UserError: the scale does not have the model.
         """
         if model not in self.scale.models:
-            maker = SCALES["paper"].sweep("3b")
-            self.missing[f"{method} with {model} parameters: brx sweep {maker}"] = maker
-            raise UserError(f"a model of {model} parameters: at the paper's scale alone")
+            self._refuse_model(method, model)
         entry = self.scale.models[model]
         stages = stages or entry.stages or DEEPEST
         settings = {**entry.settings, **(settings or {})}
@@ -359,18 +391,28 @@ class Experiments:
         second = self.scale.seconds.get(wanted.optimizer.method)
         experiment = experiment_id(wanted, *self._origin, second)
         seeds = self._by_experiment.get(experiment)
-        maker = self.scale.sweep(sweep if stages in ENDS else self.scale.between.get(sweep, sweep))
+        maker = self.scale.maker(sweep, stages)
         if seeds is None:
             extra = "".join(f", {key} = {value}" for key, value in settings.items())
             why = "every run diverged, of " if experiment in self._diverged else ""
-            line = f"{method} at P = {stages}{extra}: {why}brx sweep {maker}"
+            how = f"brx sweep {maker}" if maker else f"no sweep of {self.scale.name}"
+            line = f"{method} at P = {stages}{extra}: {why}{how}"
             self.missing.pop(line, None)
             self.missing[line] = maker
             return None
         self.used[experiment] = seeds
-        if maker not in self.sweeps:
+        if maker and maker not in self.sweeps:
             self.sweeps.append(maker)
         return seeds
+
+    def _refuse_model(self, method: str, model: str) -> NoReturn:
+        """Note that runs are missing because this scale lacks their model, and raise UserError."""
+        if model == "3B":
+            maker = SCALES["paper"].sweep("3b")
+            self.missing[f"{method} with 3B parameters: brx sweep {maker}"] = maker
+            raise UserError("a model of 3B parameters: at the paper's scale alone")
+        self.missing[f"{method} with the model '{model}': no sweep of {self.scale.name}"] = ""
+        raise UserError(f"the scale {self.scale.name} has no model '{model}'")
 
     def find_all(self, wanted: Iterable[Mapping[str, Any]]) -> list[pd.DataFrame]:
         """The runs of each experiment that is there; `wanted` are arguments of `find`."""
@@ -410,9 +452,14 @@ class Experiments:
     @property
     def makers(self) -> list[str]:
         """The files of the sweeps that make what was asked for, there or not."""
-        return list(dict.fromkeys([*self.sweeps, *self.missing.values()]))
+        return list(dict.fromkeys([*self.sweeps, *filter(None, self.missing.values())]))
 
     @property
-    def what_to_run(self) -> str:
-        """The commands that make what is missing."""
-        return ", ".join(f"brx sweep {maker}" for maker in sorted(set(self.missing.values())))
+    def advice(self) -> str:
+        """What to do about the missing runs: the commands that make them, if sweeps of the scale
+        do."""
+        makers = sorted(set(filter(None, self.missing.values())))
+        if not makers:
+            return f"no sweep of the scale {self.scale.name} makes them"
+        commands = ", ".join(f"brx sweep {maker}" for maker in makers)
+        return f"make them with {commands}"

@@ -78,10 +78,9 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
             and runs["last_iteration"].nunique() == 1
         )
         if len(finals) > 1 and is_fair:
-            title = (
-                f"{labels[finals.index[0]]} ends lowest, by "
-                f"{finals.iloc[1] - finals.iloc[0]:.2f} nats"
-            )
+            lead = finals.iloc[1] - finals.iloc[0]
+            lowest = f"{labels[finals.index[0]]} ends lowest, by {lead:.2f} nats"
+            title = _costs_of_delay(runs, is_delayed) or lowest
         finish_panel(axes, "iteration", "training loss (nats)", title, columns=2)
         caption = f"Training loss in nats; lines are means over {SMOOTHING:.0%} of the iterations."
         details: dict[str, Any] = {"runs": {str(run): label for run, label in labels.items()}}
@@ -92,12 +91,7 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
 def _labels_and_colors(runs: pd.DataFrame, style: pd.Series) -> tuple[pd.Series, dict[str, Any]]:
     """By run; with its name, and a colour of its own, where another of its `style` would have the
     same."""
-    methods = runs["method"].map(lambda method: look_of(method).label)
-    suffixes = [
-        figure_label(variant.removeprefix(method))
-        for variant, method in zip(runs["variant"], runs["method"], strict=True)
-    ]
-    labels = methods + suffixes + ", P = " + runs[DEPTH].astype(str)
+    labels = _variant_labels(runs) + ", P = " + runs[DEPTH].astype(str)
     names = runs["name"].map(figure_label)
     labels = labels.where(~labels.duplicated(keep=False), labels + " (" + names + ")")
     colors = runs["variant"].map(lambda variant: look_of(variant).color)
@@ -108,6 +102,35 @@ def _labels_and_colors(runs: pd.DataFrame, style: pd.Series) -> tuple[pd.Series,
         if not is_alone[run]
     }
     return labels, {**colors, **own}
+
+
+def _variant_labels(runs: pd.DataFrame) -> pd.Series:
+    """By run, the label of its method and the settings that the variant adds."""
+    methods = runs["method"].map(lambda method: look_of(method).label)
+    suffixes = [
+        figure_label(variant.removeprefix(method))
+        for variant, method in zip(runs["variant"], runs["method"], strict=True)
+    ]
+    return methods + suffixes
+
+
+def _costs_of_delay(runs: pd.DataFrame, is_delayed: pd.Series) -> str:
+    """What delay costs each variant, as a title. Empty unless the runs are pairs, one pair per
+    variant: a run without delay, and one with the delay that all others have."""
+    without, delayed = runs[~is_delayed], runs[is_delayed]
+    variants = set(runs["variant"])
+    num_pairs = len(variants)
+    is_paired = len(without) == len(delayed) == num_pairs
+    is_complete = set(without["variant"]) == set(delayed["variant"]) == variants
+    if not (is_paired and is_complete and delayed[DEPTH].nunique() == 1):
+        return ""
+    before = without.set_index("variant")["train_loss"]
+    after = delayed.set_index("variant")["train_loss"]
+    labels = _variant_labels(without)
+    costs = []
+    for run, variant in without["variant"].items():
+        costs.append(f"{labels[run]} {after[variant] - before[variant]:.2f}")
+    return f"delay costs {', '.join(costs)} nats"
 
 
 def draw_all_targets(

@@ -64,7 +64,7 @@ _PALETTE = (
 """Colours of methods without a colour of their own, in this order."""
 
 GROUP_COLORS = (_BLUE, _RED, GREY)
-"""Colours of the paper's claims: reproduced, not, not tried."""
+"""Colours of verdicts on the paper's claims: yes, no, not tried."""
 
 COLUMN_WIDTH_IN = 3.4
 DPI = 200
@@ -202,6 +202,13 @@ def finish_panel(
     _, labels = axes.get_legend_handles_labels()
     if labels:
         legend_below(axes, columns=columns or (2 if max(map(len, labels)) <= SHORT_LABEL else 1))
+
+
+def say_not_run(axes: Axes, title: str) -> None:
+    """Leave a panel empty but for its title and the words that its runs are missing."""
+    axes.set_title(title)
+    axes.tick_params(bottom=False, left=False, labelbottom=False)
+    axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes, color="grey")
 
 
 def thin(losses: pd.DataFrame, most: int = 300) -> pd.DataFrame:

@@ -4,13 +4,12 @@ Theorem 2.3 bounds the cost of delay by tau times that norm, and a rotation of t
 changes nothing else."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, model_validator
-from scipy.stats import spearmanr
 
-from brx.plot.style import new_figure, save, sequence_color
+from brx.plot.style import factor_axis, new_figure, save, sequence_color
 from brx.toy.descent import Array, kept, slowdown_ratios
 from brx.toy.quadratic import (
     QuadraticSection,
@@ -61,6 +60,8 @@ class SweepResult(NamedTuple):
         slowdowns = self.slowdowns[momentum, delay]
         if np.all(slowdowns == slowdowns[0]):
             return None
+        from scipy.stats import spearmanr  # takes a second to load
+
         return float(spearmanr(self.norms, slowdowns).statistic)
 
     def numbers(self) -> dict[str, Any]:
@@ -122,12 +123,13 @@ def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
             top.plot(
                 angles, result.norms, color="black", linestyle=":", label="(1,1)-norm / its minimum"
             )
-            top.set(yscale="log", xlabel="angle of the eigenvectors to the coordinates (degrees)")
+            top.set_xlabel("angle of the eigenvectors to the coordinates (degrees)")
+            factor_axis(top)
+            bottom.set(xscale="log", xlabel="$\\tau \\times$ (1,1)-norm / its minimum")
+            bottom.xaxis.set_major_formatter("{x:g}")
             # Without any finite value, a log scale is impossible.
-            scale: Literal["log", "linear"] = "log" if np.isfinite(slowdowns).any() else "linear"
-            bottom.set(
-                xscale="log", yscale=scale, xlabel="$\\tau \\times$ (1,1)-norm / its minimum"
-            )
+            if np.isfinite(slowdowns).any():
+                factor_axis(bottom)
         for axes in panels[:, 0]:
             axes.set_ylabel("slowdown (median over starts)")
         figure.legend(
