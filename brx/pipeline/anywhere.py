@@ -342,6 +342,12 @@ class DelayedPipeline:
         return self._by_stage is not None or self._order.is_known(self._trained)
 
     def _decide_cut(self) -> None:
+        if not is_known_before_use(self._stages) and self._order.is_empty:
+            warn_user(
+                "the passes have not shown in which order the model uses its parameters, and the "
+                "cut follows the order of their definition; give example=(inputs of a forward "
+                "pass,), or stages as a mapping"
+            )
         self._by_stage = cut(self.model, list(self._trained), self._stages, self._order.positions())
 
     def _take_over_cut(self, by_stage: list[list[str]]) -> None:

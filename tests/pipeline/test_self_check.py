@@ -105,6 +105,25 @@ def test_training_in_eval_mode_is_refused():
         train(model)
 
 
+def test_unknown_order_of_use_is_told():
+    """Gradients that are computed apart from the model, and assigned."""
+    model = make()
+    optimizer = sgd(model.parameters())
+    pipeline = delayed(model, optimizer, 4)
+
+    def update():
+        with pipeline.micro_batch():
+            weights = {name: weight.detach() for name, weight in model.named_parameters()}
+            x = torch.vmap(lambda row: torch.func.functional_call(model, weights, (row,)))(batch(0))
+        for weight in model.parameters():
+            weight.grad = torch.full_like(weight, x.mean().item())
+        optimizer.step()
+
+    update()
+    with pytest.warns(UserWarning, match="follows the order of their definition; give example="):
+        update()
+
+
 def test_warning_names_the_line_of_the_loop():
     with pytest.warns(UserWarning, match="say accumulation=2") as told:
         train(loss=two_passes, updates=6)
