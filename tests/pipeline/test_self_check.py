@@ -85,6 +85,18 @@ def test_gradient_from_outside_of_a_window_is_refused():
         model(batch(0))
 
 
+def test_later_gradient_from_outside_of_a_window_is_refused():
+    """A penalty on a part of the model that begins after a while."""
+
+    def loss(call, t):
+        if t == 8:
+            loss_of(call[3](call[2](batch(0)))).backward()
+        return plain_loss(call, t)
+
+    with pytest.raises(UserError, match=r"a gradient reached 2.lin.bias by a pass outside"):
+        train(loss=loss)
+
+
 def test_cleared_gradient_from_outside_is_allowed():
     """An attack in eval mode, before the pass that trains."""
 
