@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import pandas as pd
 
-from brx.config.loading import PRESETS, Settings, preset_with
+from brx.config.loading import PRESETS, Settings, find_config, preset_with
 from brx.errors import UserError
 from brx.runs.comparison import common_target
 from brx.runs.experiments import at_best_rates, main_origin, notes, tried_rates
@@ -276,6 +276,11 @@ def _name_without(variant: str, second: str | None) -> str:
     return ", ".join(part for part in variant.split(", ") if not part.startswith(f"{key} "))
 
 
+# Experiments by what was asked for. Claims ask for the same ones hundreds of times, and to check a
+# configuration takes a millisecond.
+_EXPERIMENTS: dict[Hashable, str] = {}
+
+
 class Experiments:
     """Finds a scale's experiments among its runs, and remembers which were asked for: those that
     were there (`used`) and those that were not (`missing`)."""
@@ -293,6 +298,8 @@ class Experiments:
         self._diverged = set(runs.loc[runs["status"] == "diverged", "experiment"]) - set(
             self._by_experiment
         )
+        # The slowdown target once it is known; shared with `fresh` copies.
+        self._targets: list[float | None] = []
         # The runs of each experiment that was asked for and is there, by its id.
         self.used: dict[str, pd.DataFrame] = {}
         self.sweeps: list[str] = []  # the files that make these
@@ -372,9 +379,7 @@ class Experiments:
         if sweep in self.scale.in_main:
             sweep = "main"
         delays = depth_settings(stages, settings.get("model.blocks") or _blocks(entry.preset))
-        wanted = preset_with(entry.preset, {**delays, **VARIANTS[method], **settings})
-        second = self.scale.seconds.get(wanted.optimizer.method)
-        experiment = experiment_id(wanted, *self._origin, second)
+        experiment = self._experiment_of(entry.preset, {**delays, **VARIANTS[method], **settings})
         seeds = self._by_experiment.get(experiment)
         maker = self.scale.maker(sweep, stages)
         if seeds is None:
@@ -389,6 +394,20 @@ class Experiments:
         if maker and maker not in self.sweeps:
             self.sweeps.append(maker)
         return seeds
+
+    def _experiment_of(self, preset: str, settings: Settings) -> str:
+        """The `experiment` of runs of a preset with some settings changed."""
+        asked = (
+            find_config(preset),
+            repr(sorted(settings.items())),
+            self._origin,
+            tuple(self.scale.seconds.items()),
+        )
+        if asked not in _EXPERIMENTS:
+            wanted = preset_with(preset, settings)
+            second = self.scale.seconds.get(wanted.optimizer.method)
+            _EXPERIMENTS[asked] = experiment_id(wanted, *self._origin, second)
+        return _EXPERIMENTS[asked]
 
     def _refuse_model(self, method: str, model: str) -> NoReturn:
         """Note that runs are missing because this scale lacks their model, and raise UserError."""
@@ -430,9 +449,12 @@ class Experiments:
 
         All methods reach it whose slowdowns the paper compares in more than one place: the
         baselines but PipeDream, and the strategies. None while none of them has both ends."""
-        quietly = self.fresh()
-        pairs = [quietly.find_ends(method) for method in BASELINES_AND_STRATEGIES[1:]]
-        return max((common_target(pair) for pair in pairs if pair is not None), default=None)
+        if not self._targets:
+            quietly = self.fresh()
+            pairs = [quietly.find_ends(method) for method in BASELINES_AND_STRATEGIES[1:]]
+            targets = [common_target(pair) for pair in pairs if pair is not None]
+            self._targets.append(max(targets, default=None))
+        return self._targets[0]
 
     @property
     def makers(self) -> list[str]:
