@@ -292,7 +292,9 @@ class Experiments:
         if scale.seconds:
             runs = at_best_seconds(runs, scale.seconds)
         self.scale, self.runs, self.folder = scale, runs, folder
-        self.chosen = at_best_rates(runs)  # of each experiment
+        # Of each experiment. A copy keeps columns of a kind in one block, which makes the small
+        # frames that claims are judged from quicker to take out.
+        self.chosen = at_best_rates(runs).copy()
         self._origin = main_origin(self.chosen)
         self._by_experiment = dict(iter(self.chosen.groupby("experiment")))
         self._diverged = set(runs.loc[runs["status"] == "diverged", "experiment"]) - set(

@@ -68,6 +68,8 @@ MOST_LACKING = 0.01
 SECONDS_EVERY = 20  # iterations, between which training time is interpolated
 # per nat in an export: a 280th of the noise of the loss of 128 tokens, and two fifths fewer bytes
 LOSS_STEPS = 1024
+# iterations, over which an export averages the training losses of a tuning run
+TUNING_BLOCK = 100
 
 
 class MetricsWriter:
@@ -368,9 +370,27 @@ def _status(folder: Path) -> str:
     return status_of(RunFolder(folder).read_summary(), load_config(folder / "config.yaml"))
 
 
+def block_means(
+    values: NDArray[np.float64],  # (n,)
+    length: int,
+) -> NDArray[np.float64]:
+    """Each value replaced by the mean of its block of neighbours, (n,). Blocks are counted from the
+    end, so that the first one may be shorter."""
+    num_blocks = -(-len(values) // length)
+    # Padded at the front to a whole number of blocks.
+    padded = np.full(num_blocks * length, np.nan)
+    padded[len(padded) - len(values) :] = values
+    means = np.nanmean(padded.reshape(num_blocks, length), axis=1)
+    repeated: NDArray[np.float64] = np.repeat(means, length)[len(padded) - len(values) :]
+    return repeated
+
+
 def export(folder: Path, target: Path) -> Path:
     """Replace the folder `target` by a run's compact form: settings, summary, measurements, losses
-    rounded."""
+    rounded.
+
+    The training losses of a tuning run (`training.for_tuning`) are means over `TUNING_BLOCK`
+    iterations: nothing but its final losses is ever read, and its file is a tenth as large."""
     curves = read_curves(folder)
     temporary = temporary_beside(target)
     try:
@@ -382,7 +402,10 @@ def export(folder: Path, target: Path) -> Path:
                 shutil.copyfile(file, copy)
         if lines := [json.dumps(record) + "\n" for record in read_staleness(folder)]:
             write_text(temporary / STALENESS, "".join(lines))
-        every, steps = range(len(curves.seconds)), (curves.train_loss * LOSS_STEPS).round()
+        train_loss = curves.train_loss
+        if load_config(folder / "config.yaml").training.for_tuning:
+            train_loss = block_means(train_loss, TUNING_BLOCK)
+        every, steps = range(len(curves.seconds)), (train_loss * LOSS_STEPS).round()
         # Two bytes each, alike ones together: a quarter smaller than as float32. A run that
         #     diverged has larger ones.
         is_small = (abs(steps) < 2**15).all()
