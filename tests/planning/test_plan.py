@@ -236,7 +236,7 @@ def test_peak_on_a_cpu_holds_the_copy():
     assert on.peak == off.peak + on.checkpoint
 
 
-def test_copy_next_to_a_gpu_is_in_host_memory():
+def test_copy_of_a_gpu_is_in_host_memory():
     on = plan_memory(small("checkpoint.background=true"), "cuda")[0]
     off = plan_memory(small("checkpoint.background=false"), "cuda")[0]
     assert on.peak == off.peak
@@ -336,7 +336,7 @@ def test_flops_are_those_that_torch_counts():
     assert counter.get_total_flops() == stage_forward_flops(config, 256, range(4), 2)
 
 
-def test_flops_of_a_mixture_are_of_the_chosen_experts():
+def test_mixture_counts_the_chosen_experts_alone():
     config = small("model.width=32").model
     mixture = config.model_copy(update={"moe": MoEConfig(experts=8, top_k=2, every=1)})
     difference = stage_forward_flops(mixture, 256, range(4), 2) - stage_forward_flops(
