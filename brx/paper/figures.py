@@ -151,6 +151,15 @@ def by_depth(method: str, *, per_block: bool = False) -> list[Line]:
     return ordered(method, wanted)
 
 
+def in_even_lines(text: str) -> str:
+    """As few lines as fit over a panel, of about the same length."""
+    num_lines = len(textwrap.wrap(text, TITLE_CHARACTERS))
+    width = TITLE_CHARACTERS
+    while width > 1 and len(textwrap.wrap(text, width - 1)) == num_lines:
+        width -= 1
+    return textwrap.fill(text, width)
+
+
 def lowest(shown: Sequence[losses.Curve], loss: str) -> str:
     """Which curve ends lowest, and its lead over the next one."""
     finals = finals_of(shown, loss)
@@ -228,7 +237,7 @@ def curves(
             say_not_run(axes, title)
             return
         finding = says(shown, loss) if len(shown) > 1 else ""
-        draw(axes, shown, f"{title}\n{textwrap.fill(finding, TITLE_CHARACTERS)}")
+        draw(axes, shown, f"{title}\n{in_even_lines(finding)}")
 
     return panel
 

@@ -262,6 +262,7 @@ def draw_spiral(result: SpiralResult, path: Path) -> list[Path]:
             axes.set_ylim(0.0, highest)
         _mark(along, result)
         along.set_ylabel("slowdown $T_{delay} / T_{no\\ delay}$")
+        along.set_title("dotted: aligned (green), misaligned (red)")
         correlation, _ = result.correlation()
         if math.isfinite(correlation):
             against.set_title(f"Spearman correlation {correlation:.3f}")
