@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from contextvars import copy_context
 from importlib import import_module
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import brx
 from brx.cli.usage import Application, CommandGroup, usage_line
-from brx.environment import OutputStream
+from brx.environment import OutputStream, rare_collections
 from brx.errors import DamagedRunError, RunError, UserError
 from brx.names import shown
 
@@ -93,6 +94,8 @@ for _commands in PANELS.values():
 
 # The results of these commands are files: they succeed even if what they print is lost.
 RESULT_IN_FILES = ("train", "sweep")
+# These read many runs, and train none.
+READING = ("slowdown", "plot", "claims", "tables", "report")
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -189,8 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 failed run or lost output, 2 wrong usage, 130 interrupted.
     """
-    code = _run(arguments)
     command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+    with rare_collections() if command in READING else nullcontext():
+        code = _run(arguments)
     if code == 0 and command not in RESULT_IN_FILES and (problem := _lost_output()):
         print(f"brx: standard output: {problem}", file=sys.stderr)
         return FAILED

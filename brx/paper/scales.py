@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -27,6 +27,8 @@ from brx.runs.frames import (
     unusual_settings,
     without_settings,
 )
+
+T = TypeVar("T")
 
 MAIN = ("pipedream", "pipedream-lr", "nesterov", "basis-rotation")
 PRECONDITIONED = ("soap", "muon", "scion")
@@ -299,6 +301,7 @@ class Experiments:
         # A line for each experiment that is not there or diverged, with the file that makes it. The
         # one asked for last is at the end.
         self.missing: dict[str, str] = {}
+        self._known: dict[Hashable, Any] = {}  # see `once`
 
     @classmethod
     def load(cls, scale: Scale, folder: Path | None = None) -> Experiments:
@@ -330,10 +333,22 @@ class Experiments:
         again.used, again.sweeps, again.missing = {}, [], {}
         return again
 
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives; the first result for this key, where it has been made for these runs
+        before, also for another copy of them (`fresh`)."""
+        if key not in self._known:
+            self._known[key] = make()
+        known: T = self._known[key]
+        return known
+
     def at_rate(self, rate: float) -> Experiments:
         """The same runs at one learning rate. Experiments that are asked for there count as asked
         for here."""
-        alone = Experiments(self.scale, self.runs[self.runs[RATE] == rate], self.folder)
+
+        def make() -> Experiments:
+            return Experiments(self.scale, self.runs[self.runs[RATE] == rate], self.folder)
+
+        alone = copy.copy(self.once(("at rate", rate), make))
         alone._origin, alone.used, alone.sweeps, alone.missing = (
             self._origin,
             self.used,

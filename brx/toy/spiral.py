@@ -12,7 +12,6 @@ import torch
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from scipy.stats import spearmanr
 from torch import Tensor
 from torch.func import hessian, vmap
 
@@ -86,6 +85,8 @@ class SpiralResult(NamedTuple):
         finished = np.isfinite(self.slowdowns)
         if finished.sum() < 2:
             return math.nan, math.nan
+        from scipy.stats import spearmanr  # takes a second to load
+
         correlation = spearmanr(self.misalignments[finished], self.slowdowns[finished])
         return float(correlation.statistic), float(correlation.pvalue)
 
