@@ -43,8 +43,8 @@ bench: setup  ## speed, as ratios measured side by side, and operations counted;
 	$(BIN)/python -m benchmarks.lab
 	$(BIN)/python -m benchmarks.sharded
 
-reproduce: setup  ## run all sweeps of a scale (SCALE=similar, tuned, laptop or paper; long, continues where it was left), then draw
-	$(BIN)/brx sweep $(wildcard configs/sweeps/$(SCALE)/*.yaml) || test $$? -eq 1  # cells may fail: rates that diverge
+reproduce: setup  ## run all sweeps of a scale (SCALE=similar, tuned, llama, laptop or paper; long, continues where it was left), then draw
+	$(BIN)/brx sweep $(wildcard configs/sweeps/$(SCALE)/*.yaml configs/sweeps/$(SCALE)/*/*.yaml) || test $$? -eq 1  # cells may fail: rates that diverge
 	$(if $(filter paper,$(SCALE)),,$(BIN)/brx export runs/$(SCALE) --to results/$(SCALE))
 	$(MAKE) reproduce-figures SCALE=$(SCALE)
 

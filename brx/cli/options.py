@@ -58,7 +58,8 @@ RunsOrCheckpoints = Annotated[
 ]
 RunsOrFolders = Annotated[list[Path], argument("RUNS", "runs, or folders that hold runs")]
 ScaleName = Annotated[
-    Literal["similar", "tuned", "laptop", "paper"], typer.Option(help="which set of experiments")
+    Literal["similar", "tuned", "llama", "laptop", "paper"],
+    typer.Option(help="which set of experiments"),
 ]
 ScaleRuns = Annotated[
     Path | None, option("DIR", "folder of the runs (default: the folder of the scale)", "--runs")
@@ -80,7 +81,8 @@ Throughput = Annotated[
     str | None,
     option(
         "FLOPS",
-        "FLOP/s of each device: as measured (120T), or its name (40 % of its data sheet's peak)",
+        "FLOP/s of each device: as measured (23T; model_flops_per_second in a run's summary.json), "
+        "or its name (40 % of its data sheet's peak, which small models do not reach)",
     ),
 ]
 Bandwidth = Annotated[

@@ -333,13 +333,14 @@ def compare(
         [out, committed], [sweep.cells[0].config.optimizer.method for sweep in sweeps]
     )
     print_table(leaderboard_table(board.rows, list(comparison.DELAYS)), format)
-    beside = sys.stdout if format == "table" else sys.stderr
-    print(*comparison.board_legend(board), sep="\n", file=beside)
+    comments = sys.stdout if format == "table" else sys.stderr
+    print(*comparison.board_legend(board), sep="\n", file=comments)
     print_note(*board.notes)
     if figure is not None:
         from brx.plot.any_runs import draw_leaderboard  # loads matplotlib
 
-        print(*draw_leaderboard(board.rows, list(comparison.DELAYS), figure), sep="\n", file=beside)
+        files = draw_leaderboard(board.rows, list(comparison.DELAYS), figure)
+        print(*files, sep="\n", file=comments)
     if not all(succeeded):
         print_note("some runs failed; those that diverged count as tried, with an infinite loss")
         raise typer.Exit(1)

@@ -385,11 +385,11 @@ def check_delay(value: Any) -> Any:
 
 
 class PipelineConfig(Section):
-    """The pipeline: how many virtual stages there are, how old their weights, and how many devices
+    """The pipeline: how many stages there are, how old their weights, and how many devices
     carry them."""
 
     stages: int = Field(1, ge=1)
-    """P, the number of virtual stages."""
+    """P, the number of stages."""
     delay: Annotated[
         DelayName | int | list[int] | DelayLike | DelayCode, BeforeValidator(check_delay)
     ] = "pipeline"

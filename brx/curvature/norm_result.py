@@ -340,7 +340,7 @@ def resolution_warning(result: NormResult) -> str | None:
     if result.below_resolution <= NOTABLE_SHARE:
         return None
     return (
-        f"{result.space}: {result.below_resolution:.1%} of the rows may be rounding error only (in"
-        f" {result.settings.precision} they are too small against the largest row of the same"
-        f" product); compare with --precision fp64"
+        f"{result.space}: {result.below_resolution:.1%} of the rows lie below the resolution of"
+        f" {result.settings.precision}, relative to the largest entry of their vector; compare "
+        f"with --precision fp64"
     )

@@ -31,8 +31,10 @@ class AnyOptimizer(Method):
 
 
 class NotedMethod(Method):
-    """What is noted of a user's own method (`brx.config.schema.MethodFacts`), for analyses: what
-    there is to plan, but no optimizer."""
+    """A user's own method as its run has recorded it (`brx.config.schema.MethodFacts`).
+
+    For analyses, which run no code of users: it can be planned with, but makes no optimizer.
+    """
 
     def __init__(self, name: str, facts: MethodFacts) -> None:
         self.name, self.facts = name, facts
@@ -56,12 +58,12 @@ class NotedMethod(Method):
 def load_method(settings: CustomConfig) -> Method:
     """The method that `optimizer.method` names.
 
-    It is imported where the run trains. Elsewhere what the run's configuration has noted of it
-    counts (`NotedMethod`).
+    It is imported where the run trains. Elsewhere the facts in the run's configuration stand for it
+    (`NotedMethod`).
 
     Raises:
-        UserError: it cannot be had, or its file has changed since; or it may not be imported
-            (`brx.config.user_code`), and nothing is noted of it.
+        UserError: it cannot be loaded, or its file has changed since; or it may not be imported
+            (`brx.config.user_code`), and the configuration has no facts of it.
     """
     if settings.facts is not None and not is_allowed():
         return NotedMethod(settings.method, settings.facts)
@@ -77,7 +79,7 @@ def load_class(name: str) -> type[Method] | type[Optimizer]:
     """The class that FILE.py:NAME or package.module:NAME names.
 
     Raises:
-        UserError: it cannot be had, is neither a `Method` nor an optimizer, or its step needs a
+        UserError: it cannot be loaded, is neither a `Method` nor an optimizer, or its step needs a
             closure.
     """
 
@@ -110,8 +112,8 @@ Rule = Literal["optimizers", "lr_divisor", "correct_gradients", "forecast", "ste
 def user_code(
     config: RunConfig, rule: Rule, kind: type[UserError | RunError], iteration: int | None = None
 ) -> Iterator[None]:
-    """Turn what a user's own method raises into one line with file and line; built-in methods raise
-    as they do."""
+    """Turn an exception of a user's own method into one line with file and line number. Those of
+    built-in methods pass."""
     try:
         yield
     except (UserError, RunError):
@@ -126,7 +128,7 @@ def user_code(
 
 @contextlib.contextmanager
 def _refused_in_one_line(settings: CustomConfig, chosen: type[Any]) -> Iterator[None]:
-    """Check the arguments of a constructor, and turn what it raises into one line."""
+    """Check the arguments of a constructor, and turn its exceptions into one line."""
     _check_arguments(settings, chosen)
     name = settings.method
     try:

@@ -1,5 +1,5 @@
-"""A method's optimizers, tried for two steps on tensors without numbers: the state that they keep,
-and the matrix products that they take.
+"""Tries a method's optimizers for two steps on tensors without numbers, to find the state that they
+keep and the matrix products of a step.
 
 torch's fake tensors have shapes and dtypes, and take no memory and no time: a plan can try a model
 of any size."""
@@ -41,9 +41,9 @@ class Kept:
     """Bytes that a method keeps for one parameter."""
 
     moments: int = 0
-    """And everything else that is no basis."""
+    """All state except bases and covariances."""
     bases: int = 0
-    """And covariances."""
+    """Bases and covariances."""
 
     def plus(self, more: Kept) -> Kept:
         return Kept(self.moments + more.moments, self.bases + more.bases)
@@ -51,16 +51,17 @@ class Kept:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a trial found."""
+    """The result of a trial."""
 
     kept: Mapping[str, Kept]
-    """By parameter that was tried."""
+    """By name of each parameter that was tried."""
     kinds: Mapping[int, int] = field(default_factory=dict)
-    """By block, the first one like it, which was tried in its place; empty where all were tried."""
+    """For each block the first block like it, which was tried in its place; empty if all were
+    tried."""
     product_flops: Mapping[int, float] = field(default_factory=dict)
     """The operations of the matrix products in one step of a user's method, by stage."""
     assumed: str | None = None
-    """What is assumed where the trial failed, and why; None if it succeeded."""
+    """What is assumed instead, and why, if the trial failed; None if it succeeded."""
 
     def kept_for(self, names: Iterable[str]) -> Kept:
         """What the method keeps for some of the model's parameters."""
@@ -78,11 +79,11 @@ class _TrialStage:
     delay: StageDelay
     module: Stage
     shapes: Mapping[str, torch.Size]
-    """Of the parameters that are tried."""
+    """The shapes of the parameters that are tried, by name."""
     newest: dict[str, nn.Parameter] = field(default_factory=dict)
 
     def make_weights(self) -> None:
-        """With gradients; fake ones in fake mode."""
+        """Make the parameters and their gradients; in fake mode, fake ones."""
         for name, shape in self.shapes.items():
             self.newest[name] = nn.Parameter(torch.empty(shape))
             self.newest[name].grad = torch.empty(shape)
@@ -94,9 +95,8 @@ _trials: dict[str, Trial] = {}
 def trial_of(config: RunConfig) -> Trial:
     """Try the method of a run on its model.
 
-    A built-in method treats equal blocks of all stages alike, and is tried on one of each kind. A
-    user's own method may do anything by stage and delay, and is
-    tried on all stages.
+    A built-in method treats equal blocks of all stages alike, and is tried on one block of each
+    kind. A user's own method may depend on stage and delay, and is tried on all stages.
 
     Raises:
         UserError: a user's own method cannot be made; or, with an installed one, its constructor
@@ -153,7 +153,7 @@ def _try(config: RunConfig) -> Trial:
             raise
         return _assumed(config, "its package is not installed")
     except Exception as error:
-        # What the optimizer computes depends on numbers, or has no form without numbers.
+        # The optimizer's step needs numbers.
         if not is_own(config):
             raise
         return _assumed(config, f"it cannot be tried without numbers ({type(error).__name__})")
@@ -170,7 +170,8 @@ def _assumed(config: RunConfig, reason: str) -> Trial:
 
 
 def _modules(config: RunConfig) -> list[Stage]:
-    """On the meta device: all stages for a user's own method, else the whole model as one."""
+    """The modules on the meta device: all stages for a user's own method, otherwise the whole model
+    as one."""
     model = config.model
     parts = [range(model.blocks)]
     if is_own(config):
@@ -197,7 +198,7 @@ def _kept_after_steps(
     kept = {name: Kept() for stage in stages for name in stage.newest}
     for optimizer in optimizers:
         if isinstance(optimizer, BasisRotation):
-            # It reads flags from the device, and says what it keeps.
+            # Its step reads flags from the device; it can say what it keeps without one.
             found = _kept_by_rotation(optimizer)
         else:
             for _ in range(NUM_STEPS):
@@ -235,7 +236,7 @@ def _kept_by(optimizer: Optimizer, bases: frozenset[str]) -> Iterator[tuple[str,
 
 
 def _num_bytes(value: object) -> int:
-    """All tensors in it."""
+    """The bytes of all tensors in a value."""
     return sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
@@ -271,7 +272,7 @@ def _kept_by_rules(method: Method, stages: Sequence[_TrialStage]) -> Iterator[tu
 def _product_flops(
     optimizers: Sequence[Optimizer], stages: Sequence[_TrialStage]
 ) -> dict[int, float]:
-    """By stage, the matrix products of a step; none where a step of all stages has none."""
+    """The operations of a step's matrix products, by stage; empty if a step has none."""
     if _counted_step(optimizers) == 0:
         return {}
     counts = {}

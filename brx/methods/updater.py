@@ -65,7 +65,7 @@ class MethodUpdater:
             for stage in stages:
                 stage.forecast_by(self._forecast)
         device_type = stages[0].device.type
-        # By optimizer: its step, and the peak learning rate of each of its groups.
+        # For each optimizer its step, and the peak learning rate of each of its groups.
         self._steps: list[Step] = []
         self._peak_lrs: list[list[float]] = []
         for optimizer in self.optimizers:
@@ -74,14 +74,13 @@ class MethodUpdater:
                 self._steps.append(GraphedSteps(optimizer, record, device_type).step)
             else:
                 self._steps.append(optimizer.step)
-        # What a gradient rule keeps, by stage and parameter name.
+        # The state of the gradient rule, by stage and parameter name.
         self._corrections: dict[int, dict[str, dict[str, Any]]] = {}
         for stage in stages:
             self._corrections[stage.index] = {name: {} for name in stage.newest}
 
     def wrap_steps(self, wrap: Callable[[Optimizer, Step], Step]) -> None:
-        """Replace each optimizer's step by what `wrap(optimizer, step)` returns, for those who
-        count or time steps."""
+        """Replace each optimizer's step by `wrap(optimizer, step)`, to count or time steps."""
         columns = zip(self.optimizers, self._steps, strict=True)
         self._steps = [wrap(optimizer, step) for optimizer, step in columns]
 
@@ -152,7 +151,8 @@ class MethodUpdater:
             raise RunError(f"iteration {iteration}: {error}") from None
 
     def lr_divisor(self, tau_updates: float, iteration: int) -> float:
-        """What the method divides the learning rate of a stage by, whose delay is `tau_updates`.
+        """The number by which the method divides the learning rate of a stage with the delay
+        `tau_updates`.
 
         Raises:
             RunError: it is no number above 0.
@@ -179,20 +179,19 @@ class MethodUpdater:
 
     @property
     def num_failed_refreshes(self) -> int:
-        """How often, so far, a basis stayed as it was because its decomposition failed; waits for a
+        """How often a basis has stayed as it was because its decomposition failed; waits for a
         GPU."""
         return sum(o.num_failed_refreshes for o in self.optimizers if isinstance(o, BasisRotation))
 
     def tell_first_bases(self, tell: Callable[[int, int], None]) -> None:
-        """Call `tell` while basis rotation computes its first bases, with how many are done and how
-        many there are; large ones take seconds each."""
+        """Call `tell` while basis rotation computes its first bases, with the number that is done
+        and the number of all; large ones take seconds each."""
         for optimizer in self.optimizers:
             if isinstance(optimizer, BasisRotation):
                 optimizer.on_first_bases = tell
 
     def stage_state(self, stage: StageVersions) -> dict[str, Any]:
-        """The optimizers' state of one stage, and what the gradient rule has kept: copies on the
-        CPU."""
+        """The optimizers' state of one stage and the gradient rule's, as copies on the CPU."""
         saved: dict[str, Any] = {
             "optimizer": [_saved(optimizer, stage.index) for optimizer in self.optimizers]
         }
@@ -223,7 +222,7 @@ class MethodUpdater:
 
 
 def _check_forecast(config: RunConfig) -> None:
-    """UserError where a method's own forecast meets settings that it cannot go with."""
+    """Raise UserError for settings that do not go with a method's own forecast."""
     pipeline, name = config.pipeline, config.optimizer.method
     if pipeline.forecast is not None:
         raise UserError(f"pipeline.forecast: {name} has a prediction of its own; leave it null")
@@ -234,7 +233,7 @@ def _check_forecast(config: RunConfig) -> None:
 
 
 def _saved(optimizer: Optimizer, stage: int) -> dict[str, dict[str, Any]]:
-    """An optimizer's part of a stage: `state` by parameter name, and `groups`, their options by
+    """An optimizer's part of a stage: `state` by parameter name, and the options of its `groups` by
     their name in the stage."""
     state: dict[str, Any] = {}
     groups: dict[str, Any] = {}

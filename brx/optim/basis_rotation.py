@@ -5,9 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from itertools import groupby
-from threading import Lock
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -35,10 +33,10 @@ from .matrix_batch import (
     rotate,
     unless_bad,
 )
-from .member import Member, Place, Refresh
+from .member import Member, Place
 from .numbers_of_step import NumbersOfSteps, StepNumbers
 from .older_files import todays_groups
-from .options import Group, check_options, form_options, shared_options, step_options
+from .options import Group, check_options, step_options
 from .parameter_state import (
     arithmetic,
     check_state,
@@ -51,111 +49,27 @@ from .products import Precision, factor_rounding, fp32_products
 from .published import published_update
 from .refresh import accumulate_covariances, estimate_eigenbasis
 from .roles import Role, looks_like_a_table, roles
-from .shards import Sharding, as_rows, rotation_cost
+from .shards import Sharding, as_rows
+from .step_plan import FirstBases, Plan, StepOptions, Work, cost, plan_step
 from .summary import Summary
 from .take_over import has_bases, state_from
 
-# Options of a step that a graph holds as they are, besides betas and eps.
-CONSTANTS = ("source", "covariance", "rotation_precision", "covariance_precision", "maximize")
-# Names in the constructor that are no options of a group.
+# Arguments of the constructor that are not options of a group.
 NO_OPTIONS = ("self", "__class__", "params", "model", "rest_lr", "compiled")
 
 
 @dataclass
 class Named:
-    """A parameter with its name, its group, and its own options: the group's, unless its role in
-    the model says otherwise."""
+    """A parameter of a group.
+
+    Attributes:
+        options: the group's, unless the parameter's role in the model says otherwise.
+    """
 
     name: str
     parameter: Tensor
     group: Group
     options: Group
-
-
-@dataclass
-class Work:
-    """What a step does with one batch of matrices.
-
-    Attributes:
-        refreshes: for neighbouring members how their bases are renewed, and for how many updates
-            their gradients enter the covariances.
-    """
-
-    batch: MatrixBatch
-    numbers: StepNumbers
-    refreshes: list[tuple[tuple[Refresh, int], slice]]
-
-
-@dataclass
-class Plan:
-    """What a step does, decided on the host.
-
-    Attributes:
-        places: for each piece of work the batch's place in the layout, and its members.
-        rest: the parameters that are not rotated, those together that one kernel updates.
-    """
-
-    members: list[Member]
-    work: list[Work] = field(default_factory=list)
-    places: list[tuple[int, int, int]] = field(default_factory=list)
-    rest: list[tuple[list[Member], StepNumbers]] = field(default_factory=list)
-
-    @property
-    def is_refresh(self) -> bool:
-        """Whether any basis is renewed."""
-        return any(
-            member.is_rotated and member.next_refresh()[0] is not None for member in self.members
-        )
-
-    @property
-    def make_up(self) -> object:
-        """What the device does follows from it, and from the numbers that it reads."""
-        gradients = []
-        for member in self.members:
-            assert member.gradient is not None
-            gradients.append((id(member), member.gradient.data_ptr()))
-        work = []
-        for place, one in zip(self.places, self.work, strict=True):
-            refreshes = tuple((how, run.start, run.stop) for how, run in one.refreshes)
-            options = one.batch.options
-            work.append(
-                (place, refreshes, options["betas"], options["eps"], *map(options.get, CONSTANTS))
-            )
-        rest = [(id(numbers), len(together)) for together, numbers in self.rest]
-        return tuple(gradients), tuple(work), tuple(rest)
-
-    @property
-    def num_first_bases(self) -> int:
-        """How many exact bases this step computes on this rank."""
-        total = 0
-        for work in self.work:
-            batch = work.batch
-            matrices_per_member = len(batch.matrices("exp_avg")) // len(batch.members)
-            for (refresh, _), run in work.refreshes:
-                if refresh == "exact":
-                    total += len(batch.sides) * matrices_per_member * (run.stop - run.start)
-        return total
-
-
-class FirstBases:
-    """Counts the exact bases of a step, and tells of them.
-
-    Args:
-        total: how many there are.
-        tell: called with how many are done, and with the total; None for nobody.
-    """
-
-    def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
-        self._total = total
-        self._tell = tell
-        self._num_done = 0
-        self._lock = Lock()
-
-    def done(self, num: int) -> None:
-        with self._lock:  # batches on the CPU are worked on side by side
-            self._num_done += num
-            if self._tell is not None:
-                self._tell(self._num_done, self._total)
 
 
 class BasisRotation(Optimizer):
@@ -225,12 +139,12 @@ class BasisRotation(Optimizer):
     """
 
     on_first_bases: Callable[[int, int], None] | None = None
-    """Called during the update of the first bases with how many are done, and how many there are:
-    large ones take seconds each. Not saved with the optimizer."""
+    """Called during the update that computes the first bases, with the number of bases that are
+    done and the number of all: large ones take seconds each. Not saved with the optimizer."""
 
     _rest_lr: float | None = None
     _compiled: bool = False
-    _num_known: int = -1  # parameters of the model that have a shape, when it was asked
+    _num_known: int = -1  # parameters that had a shape when roles were last found
 
     def __init__(
         self,
@@ -282,21 +196,21 @@ class BasisRotation(Optimizer):
     def _find_roles(self, model: nn.Module) -> None:
         """Decide what each parameter of a model is.
 
-        Those of lazy modules have no shape yet: the model is kept, to be asked again, while there
-        are some.
+        Parameters of lazy modules have no shape yet. As long as there are some, the model is kept,
+        and its roles are found again.
         """
         named = dict(model.named_parameters())
         known = {name: p for name, p in named.items() if not is_lazy(p)}
         is_complete = len(known) == len(named)
         self._lazy_model = None if is_complete else model
         if len(known) == self._num_known:
-            return  # nothing new since the last time
+            return  # no further shape is known since the last time
         self._num_known = len(known)
         of_all = roles(model)
         self._roles = {parameter: of_all[name] for name, parameter in known.items()}
 
     def _forget(self) -> None:
-        """Make everything anew that follows from `state` and `param_groups`."""
+        """Drop everything that was derived from `state` and `param_groups`."""
         self._layout = Layout([], {})
         # Who updates which matrix stays.
         self._sharding = self.__dict__.get("_sharding") or Sharding()
@@ -333,8 +247,11 @@ class BasisRotation(Optimizer):
 
     @contextmanager
     def planned_step(self) -> Iterator[Plan]:
-        """What a step does, decided on the host; within it, `run` has the device do it, and at the
-        end the host counts it. `step` is both; graphs.py takes them apart."""
+        """Plan a step on the host, for `run` inside the context; the host counts the step at its
+        end.
+
+        `step` does both. GraphedSteps replays a graph in place of `run`.
+        """
         members = self._members_with_gradients()
         try:
             with ExitStack() as stack:
@@ -342,7 +259,7 @@ class BasisRotation(Optimizer):
                 for device_type in {member.parameter.device.type for member in members}:
                     stack.enter_context(torch.autocast(device_type, enabled=False))
                 stack.enter_context(fp32_products("ieee"))
-                plan = self._plan(members)
+                plan = plan_step(members, self._layout, self._numbers)
                 yield plan
                 self._count(plan)
         finally:
@@ -353,8 +270,8 @@ class BasisRotation(Optimizer):
         """The device's part of a step.
 
         Args:
-            without_waiting: look at no gradient now; a bad one changes nothing, and is told of by
-                `look_at_flags`.
+            without_waiting: never wait for the device. A bad gradient changes nothing, and
+                `look_at_flags` raises for it later.
         """
         may_wait = plan.is_refresh and not without_waiting
         with self._counts_put_right():
@@ -362,13 +279,15 @@ class BasisRotation(Optimizer):
         self._update_all(plan, bad)
 
     def look_at_flags(self) -> None:
-        """Raise BadGradientError if one of the last steps without waiting met a bad gradient; looks
-        every `gradient_guard.LONGEST_WAIT` steps."""
+        """Raise BadGradientError if one of the last steps met a bad gradient.
+
+        Only every `gradient_guard.LONGEST_WAIT` steps, since it waits for the device.
+        """
         with self._counts_put_right():
             self._guard.look_at_times()
 
     def count_unseen_flag(self) -> None:
-        """Count a step that a graph has replayed: its flag is among those to look at."""
+        """Count a step that a graph has replayed, so that `look_at_flags` looks at its flag."""
         self._guard.count_unseen()
 
     @contextmanager
@@ -382,8 +301,10 @@ class BasisRotation(Optimizer):
             raise
 
     def _members_with_gradients(self) -> list[Member]:
-        """The parameters with a gradient, which each gets; in a new layout if the present one does
-        not fit."""
+        """The parameters that have a gradient, each with its gradient and options of this step.
+
+        Makes a new layout if parameters, groups or states are not those of the present one.
+        """
         if self._lazy_model is not None:
             self._find_roles(self._lazy_model)
         with_gradient = []
@@ -409,8 +330,10 @@ class BasisRotation(Optimizer):
         return members
 
     def _make_layout(self) -> None:
-        """A new layout of all parameters with a state or a gradient; ValueError where a state does
-        not fit."""
+        """Make a new layout of all parameters with a state or a gradient.
+
+        Raises ValueError where a state does not fit.
+        """
         self._share_matrices()
         members = []
         for group in self.param_groups:
@@ -430,7 +353,7 @@ class BasisRotation(Optimizer):
                     self._give_state(member, own)
                 members.append(member)
         self._detach_state(self._layout.members.keys() - {member.parameter for member in members})
-        self._layout = Layout([], {})  # so that the old batches go as the new ones come
+        self._layout = Layout([], {})  # frees old batches while new ones are made
         self._layout = Layout(members, self.state)
 
     def _places(self, group: Group) -> dict[Tensor, Place]:
@@ -451,8 +374,10 @@ class BasisRotation(Optimizer):
         member.num_updates = int(own["step"])
 
     def _detach_state(self, parameters: set[Tensor]) -> None:
-        """Copy the state of parameters that leave the layout: views would keep their whole batch in
-        memory."""
+        """Copy the state of parameters that leave the layout.
+
+        Their states are views, which would keep the whole batch in memory.
+        """
         for parameter in parameters:
             own = self.state.get(parameter, {})
             for name, value in own.items():
@@ -466,30 +391,13 @@ class BasisRotation(Optimizer):
                 sharded.append(named.parameter)
         self._sharding.add(sharded)
 
-    def _plan(self, members: list[Member]) -> Plan:
-        """What this step does, decided on the host; writes the step's numbers to the device."""
-        self._numbers.begin()
-        plan = Plan(members)
-        for place, batch in enumerate(self._layout.batches):
-            for key, run in batch.runs(_alike_in_a_step):
-                if key is not None:
-                    part = batch[run]
-                    numbers = self._numbers.of(part.members[0])
-                    plan.work.append(Work(part, numbers, list(part.runs(Member.next_refresh))))
-                    plan.places.append((place, run.start, run.stop))
-        rest = [member for member in members if not member.is_rotated and member.is_updated_here]
-        for _, alike in groupby(rest, _one_call):
-            together = list(alike)
-            plan.rest.append((together, self._numbers.of(together[0])))
-        return plan
-
     def _update_all(self, plan: Plan, bad: Tensor | None) -> None:
-        """The device's part of a step: rotated parameters batch by batch, those on the CPU side by
-        side; then the others."""
+        """The device's part of a step: rotated parameters batch by batch (on the CPU, several
+        batches in parallel), then the others."""
         exchanged = [member for member in plan.members if member.shards is not None]
         gather_gradients(exchanged)
-        # The most expensive first, so that no thread begins with it when the others are done.
-        work = sorted(plan.work, key=_cost, reverse=True)
+        # The most expensive batch first: no thread should start it when the others are done.
+        work = sorted(plan.work, key=cost, reverse=True)
         for one in work:
             one.batch.bad = bad
         self._first_bases = FirstBases(plan.num_first_bases, self.on_first_bases)
@@ -532,7 +440,7 @@ class BasisRotation(Optimizer):
         gradient: Tensor,  # (b, m, n)
         exact: bool,
     ) -> None:
-        """Algorithm 2; a study of other bases overrides it."""
+        """Algorithm 2. Studies of other bases override it."""
         estimate_eigenbasis(batch, gradient, exact, self._first_bases.done)
 
     def _take_step(
@@ -547,12 +455,11 @@ class BasisRotation(Optimizer):
         rotated_step = self._rotated_adam(batch, rotated, numbers)
         update = rotate(batch, rotated_step, precision, back=True)
         kernels = self._kernels(batch)
-        batch.update_weights(
-            update, numbers.decay, numbers.limit, kernels.add_updates if kernels else None
-        )
+        add_updates = kernels.add_updates if kernels is not None else None
+        batch.update_weights(update, numbers.decay, numbers.limit, add_updates)
 
     def _kernels(self, batch: MatrixBatch) -> Kernels | None:
-        """The compiled functions of a step, where they are wanted; None for torch's kernel."""
+        """The compiled functions of a step; None where torch's fused kernel is used."""
         is_on_gpu = batch.state["step"].device.type == "cuda"
         return compiled_kernels() if self._compiled and is_on_gpu else None
 
@@ -565,7 +472,7 @@ class BasisRotation(Optimizer):
         """The moments' recursions in the rotated space, and the update -lr m^ / (sqrt(v^) + eps)
         there (b, m, n).
 
-        Between refreshes U^T M V obeys M's own recursion: M needs no rotation then.
+        Between refreshes U^T M V follows M's own recursion, so M is not rotated in a step.
         """
         momentum, second_moment = batch.state["exp_avg"], batch.state["exp_avg_sq"]
         gradient = rotated_gradient.view_as(momentum)
@@ -588,7 +495,7 @@ class BasisRotation(Optimizer):
             )
             steps += 1 if batch.bad is None else ~batch.bad
             return update.flatten(0, -3)
-        # AdamW's kernel, on weights of zero.
+        # AdamW's kernel on weights of zero leaves the update in them.
         update = torch.zeros_like(momentum)
         options = {**batch.options, "weight_decay": 0.0, "maximize": False}
         state = {**batch.state, "step": steps[0]}
@@ -636,8 +543,10 @@ class BasisRotation(Optimizer):
             raise ValueError(f"{self._describe(parameter)}, {parameter.dtype}: {wrong}")
 
     def _warn_of_unsorted(self, first_group: int) -> None:
-        """Warn where groups of a whole model came without the model: embeddings and an untied head
-        cannot be told from other matrices then."""
+        """Warn where groups seem to hold a whole model, but the model was not given.
+
+        Without the model, embeddings and an untied head look like other matrices.
+        """
         num_vectors = 0
         tables = []
         for named in self._named(first_group):
@@ -711,8 +620,8 @@ class BasisRotation(Optimizer):
     def _put_off_first_refresh(
         self, group: Group, other: Optimizer, states: dict[Tensor, tuple[dict[str, Any], Group]]
     ) -> None:
-        """Count a group's `first_refresh` from the updates that its matrices without bases have
-        made."""
+        """Add the updates that a group's matrices without bases have made to its
+        `first_refresh`."""
         counts = set()
         for parameter in group["params"]:
             is_trained = parameter.requires_grad and is_rotated(
@@ -749,22 +658,23 @@ class BasisRotation(Optimizer):
 
     def _as_saved(self, packed: dict[Any, Any]) -> dict[Any, Any]:
         states = {}
-        # All ranks need one order, of the state dict, too: who reads it may communicate entry by
-        # entry.
+        # All ranks need the same order, in the state dict, too: its readers may communicate for
+        # each entry.
         for number, named in enumerate(self._named()):
             own = packed.get(number)
             if not own:
                 continue
             if is_sharded(named.parameter) and is_rotated(named.parameter, named.options):
                 own = self._rows_of(named, own)
-            states[number] = {
-                name: value.contiguous() if name.endswith("_basis") else value
-                for name, value in own.items()
-            }
+            saved = dict(own)
+            for name in own:
+                if name.endswith("_basis"):
+                    saved[name] = own[name].contiguous()
+            states[number] = saved
         return states | {key: own for key, own in packed.items() if key not in states}
 
     def _rows_of(self, named: Named, own: dict[str, Any]) -> dict[str, Any]:
-        """A sharded matrix's state, which its owner has whole, sharded by rows."""
+        """The state of a sharded matrix, which its owner holds whole, sharded by rows."""
         parameter = named.parameter
         shards = self._sharding.of[parameter]
         rows = {"step": own["step"]}
@@ -775,10 +685,11 @@ class BasisRotation(Optimizer):
         return rows
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where the saved optimizer stood, to the last bit, with its options (those it
-        lacks: the defaults).
+        """Continue exactly where the saved optimizer stood, with its options; options that the file
+        lacks get this optimizer's defaults.
 
-        Sharded parameters take state of any number of ranks, or whole one; all ranks load together.
+        State of sharded parameters may come from any number of ranks, or be whole. All ranks must
+        load together.
 
         Raises ValueError where groups, an option or a state do not fit; nothing has changed then.
         """
@@ -792,7 +703,7 @@ class BasisRotation(Optimizer):
         def put(_: Optimizer) -> None:
             self.state.update(loaded)
 
-        # The caller's hooks come before the first of these and after the second.
+        # The caller's hooks run before the first of these and after the second.
         first = self.register_load_state_dict_pre_hook(prepare)
         second = self.register_load_state_dict_post_hook(put, prepend=True)
         with first, second:
@@ -801,10 +712,9 @@ class BasisRotation(Optimizer):
     def _fitting(
         self, given: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[Tensor, dict[str, Any]]]:
-        """A state dict with options of all groups, and its states by parameter as they are kept
-        here."""
-        # torch's own loading casts states to the parameter's precision, which loses half of it for
-        # bfloat16.
+        """A state dict with all options of today, and its states by parameter in the form in which
+        they are kept here."""
+        # torch's own loading would cast states to the parameter's precision: bfloat16 loses half.
         groups = todays_groups(given["param_groups"], self.param_groups, self.defaults)
         saved = [len(group["params"]) for group in groups]
         own = [len(group["params"]) for group in self.param_groups]
@@ -828,11 +738,11 @@ class BasisRotation(Optimizer):
         return {**given, "param_groups": groups}, kept
 
     def _as_kept(self, state: dict[str, Any], parameter: Tensor, options: Group) -> dict[str, Any]:
-        """A copy of a saved state, in the dtypes and on the device that it has here."""
+        """A copy of a saved state with this optimizer's dtypes and device."""
         shapes = state_shapes(parameter, options)
         kept = {name: value for name, value in state.items() if name not in shapes}
         is_shared = is_sharded(parameter) and is_rotated(parameter, options)
-        for name, shape in shapes.items():  # in an order that is the same on all ranks
+        for name, shape in shapes.items():  # in the same order on all ranks
             value = state[name]
             if is_shared:
                 value = whole(value)
@@ -850,58 +760,6 @@ class BasisRotation(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("_roles", {})  # of a pickle from before there were any
+        self.__dict__.setdefault("_roles", {})  # older pickles have none
         self.__dict__.setdefault("_lazy_model", None)
         self._forget()
-
-
-class StepOptions:
-    """The options of a group's parameters in one step.
-
-    Args:
-        numbers: the group's, as numbers.
-        roles: of parameters whose module is known.
-    """
-
-    def __init__(self, numbers: Group, roles: dict[Tensor, Role]) -> None:
-        self._numbers = numbers
-        self._roles = {} if "kind" in numbers else roles
-        self._by_role: dict[Role | None, tuple[Group, tuple[object, ...]]] = {}
-
-    def of(self, parameter: Tensor) -> Group:
-        return self._of_role(parameter)[0]
-
-    def form(self, parameter: Tensor) -> tuple[object, ...]:
-        """What decides which state a parameter has."""
-        return parameter.shape, parameter.dtype, parameter.device, self._of_role(parameter)[1]
-
-    def of_member(self, member: Member) -> Group:
-        """The same with the learning rate that a parameter has which is not rotated."""
-        options = self.of(member.parameter)
-        factor = self._numbers["rest_factor"]
-        if member.is_rotated or factor == 1.0 or not self._numbers["rotate"]:
-            return options
-        return {**options, "lr": options["lr"] * float(factor)}
-
-    def _of_role(self, parameter: Tensor) -> tuple[Group, tuple[object, ...]]:
-        role = self._roles.get(parameter)
-        if role not in self._by_role:
-            options = self._numbers if role is None else role.over(self._numbers)
-            self._by_role[role] = options, form_options(options)
-        return self._by_role[role]
-
-
-def _alike_in_a_step(member: Member) -> object:
-    """What neighbours share that go through a step together; None for one without a gradient."""
-    if member.gradient is None:
-        return None
-    return member.num_updates, shared_options(member.options)
-
-
-def _one_call(member: Member) -> tuple[int, torch.dtype, torch.device]:
-    """What parameters share that one call of torch's kernel updates."""
-    return id(member.group), member.parameter.dtype, member.parameter.device
-
-
-def _cost(work: Work) -> int:
-    return rotation_cost(work.batch.state["exp_avg"])

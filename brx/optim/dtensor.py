@@ -1,4 +1,4 @@
-"""The few questions that the optimizer asks a DTensor, which plain tensors answer, too."""
+"""Sharded parameters (DTensor): questions that have an answer for plain tensors, too."""
 
 from __future__ import annotations
 
@@ -15,30 +15,29 @@ FSDP1 = (
 
 def is_sharded(tensor: Any) -> bool:
     """Whether it is a DTensor."""
-    # Their package is not imported to find out: where nobody has imported it, there are none.
+    # Without importing the package: if nobody has imported it, there are no DTensors.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def is_flat(parameter: Any) -> bool:
-    """Whether FSDP1 has made it, or flattened it into one of its own."""
-    return getattr(parameter, "_is_flat_param", False) or getattr(
-        parameter, "_fsdp_flattened", False
-    )
+    """Whether FSDP1 has made the parameter, or flattened it into one of its own."""
+    is_made = getattr(parameter, "_is_flat_param", False)
+    return is_made or getattr(parameter, "_fsdp_flattened", False)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part that lies on this rank."""
+    """This rank's part of a tensor; a plain tensor itself."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def whole(tensor: Any) -> Any:
-    """All of it, on every rank; all ranks have to ask together."""
+    """The whole tensor, on every rank; all ranks must call it together."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def like_parameter(tensor: Any, parameter: Any) -> Any:
-    """The tensor (a gradient, a whole state), sharded as the parameter is."""
+    """A tensor of the parameter's shape (a gradient, a whole state), sharded as the parameter."""
     if not is_sharded(parameter):
         return tensor
     if not is_sharded(tensor):

@@ -1,6 +1,6 @@
 """The two exchanges of a step with sharded matrices: gradients to the owners, updates back.
 
-Each is one all-to-all of the size of this rank's shards."""
+Each is one all-to-all, in which a rank sends or receives as much as its own shards."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ T = TypeVar("T")
 
 
 def gather_gradients(members: Sequence[Member]) -> None:
-    """Replace gradients that are sharded as their parameters by whole ones at the owner and by none
-    elsewhere."""
+    """Replace sharded gradients: each owner gets the whole gradient, other ranks get None."""
     for alike, shards in _by_mesh_and_dtype(members):
         parts = [local(_present(member.gradient)) for member in alike]
         group = shards[0].group
@@ -42,8 +41,7 @@ def gather_gradients(members: Sequence[Member]) -> None:
 
 
 def apply_updates(members: Sequence[Member], decay: Callable[[Member], Tensor]) -> None:
-    """W <- decay W + update, on the shards that lie here, from the updates that the owners
-    computed."""
+    """W <- decay W + update on this rank's shards, with the updates that the owners computed."""
     for alike, shards in _by_mesh_and_dtype(members):
         like = local(alike[0].parameter).new_empty(0, dtype=decay(alike[0]).dtype)
         updates = distribute(shards, [member.update for member in alike], like)
@@ -56,6 +54,7 @@ def apply_updates(members: Sequence[Member], decay: Callable[[Member], Tensor]) 
 
 
 def _by_mesh_and_dtype(members: Sequence[Member]) -> Iterator[tuple[list[Member], list[Shards]]]:
+    """Members that one exchange can take, and their shards."""
     alike: dict[object, list[Member]] = {}
     for member in members:
         key = _present(member.shards).group, member.parameter.dtype

@@ -1,4 +1,4 @@
-"""Looks at all gradients before a step changes anything, and on a GPU without waiting for it."""
+"""Checks all gradients before a step changes anything; on a GPU without waiting for it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from .member import Member
 from .parameter_state import arithmetic
 from .shards import Sharding
 
-# Devices on which a step waits for nothing: a flag there tells it to change nothing.
+# Devices on which an ordinary step does not wait: a flag on the device stops it from changing
+# anything.
 ASYNCHRONOUS = ("cuda",)
-# Steps after which the host looks at these flags, if no refresh has made it wait before.
+# Steps after which the host reads these flags, if no refresh has made it wait before.
 LONGEST_WAIT = 100
 
 BAD = "NaN, infinity, or entries too large to be squared"
@@ -29,32 +30,35 @@ class GradientGuard:
     """Finds gradients that are sparse, not finite, or have entries whose squares overflow.
 
     On the CPU, and in a step that waits for the device anyway, a bad gradient raises at once. In an
-    ordinary step on a GPU the host does not wait: the step gets a flag, with which it changes
-    nothing, and the host looks at the flags later.
+    ordinary step on a GPU the host does not wait. The step gets a flag that stops it from changing
+    anything, and the host reads the flags later.
 
     Args:
-        sharding: whose ranks have to come to the same verdict.
+        sharding: makes all ranks of sharded parameters agree.
         describe: a parameter's name and shape for messages.
     """
 
     def __init__(self, sharding: Sharding, describe: Callable[[Tensor], str]) -> None:
         self._sharding = sharding
         self._describe = describe
-        # Ordinary steps since the host last looked, and on their device how many were bad.
+        # Ordinary steps since the host last read the flags, and (on the device) the bad ones.
         self._num_unseen = 0
         self._num_bad: Tensor | None = None
 
     def check(
         self, members: Sequence[Member], is_refresh: bool, *, must_not_wait: bool = False
     ) -> Tensor | None:
-        """The flag () with which the step is to change nothing; None where it may go ahead.
+        """Check the gradients of a step.
+
+        Gives a flag () on the device, which is set if the step must change nothing; None if the
+        host has looked, and the step may go ahead.
 
         Args:
             is_refresh: whether the step waits for the device anyway.
-            must_not_wait: leave it to `look_at_times` to tell of a bad gradient.
+            must_not_wait: do not read the flags; `look_at_times` raises for a bad gradient.
 
-        Raises ValueError for a sparse gradient, BadGradientError for a bad one, of this step or of
-        those at whose flags nobody has looked.
+        Raises ValueError for a sparse gradient, and BadGradientError for a bad one, in this step or
+        in earlier ones whose flags have not been read.
         """
         self._refuse_sparse(members)
         norms = _norms(members)
@@ -69,7 +73,7 @@ class GradientGuard:
         return None
 
     def look_at_times(self) -> None:
-        """Look at the flags if there are `LONGEST_WAIT` of them; BadGradientError for a bad one."""
+        """Read the flags if there are `LONGEST_WAIT` of them; BadGradientError if one is set."""
         if self._num_unseen >= LONGEST_WAIT:
             self._raise_if_any(self._look())
 
@@ -84,7 +88,7 @@ class GradientGuard:
             )
 
     def _put_off(self, flag: Tensor) -> Tensor:
-        """Count a flag on its device, for the host to look at later."""
+        """Add a flag to the count on its device, which the host reads later."""
         if self._num_bad is None or self._num_bad.device != flag.device:
             self._num_bad = torch.zeros((), dtype=torch.int64, device=flag.device)
         self._num_bad += flag
@@ -92,7 +96,7 @@ class GradientGuard:
         return flag
 
     def _look(self) -> int:
-        """How many of the steps at which nobody has looked were bad; the host waits."""
+        """The number of bad steps since the last look; the host waits for the device."""
         if self._num_bad is None or self._num_unseen == 0:
             return 0
         num_bad = int(self._num_bad)
@@ -107,7 +111,7 @@ class GradientGuard:
                 raise ValueError(f"{who}: its gradient is sparse; give a dense one (sparse=False)")
 
     def _flags(self, norms: dict[Tensor, Tensor]) -> dict[torch.device, Tensor]:
-        """By device a flag (): whether any gradient there is bad, on any rank."""
+        """For each device a flag (): whether a gradient there is bad, on any rank."""
         by_device: dict[torch.device, list[Tensor]] = {}
         for parameter, norm in norms.items():
             by_device.setdefault(parameter.device, []).append(norm)

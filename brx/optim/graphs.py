@@ -1,5 +1,5 @@
-"""Steps of `BasisRotation` as CUDA graphs: what the device does is recorded once and replayed, so
-that the host launches one graph instead of hundreds of kernels."""
+"""Steps of `BasisRotation` as CUDA graphs: the device's work is recorded once and replayed, so that
+the host launches one graph instead of hundreds of kernels."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Protocol
 
 import torch
 
-from .basis_rotation import BasisRotation, Plan
+from .basis_rotation import BasisRotation
+from .step_plan import Plan
 
-# Make-ups of a step that are met without one coming back, after which gradients are taken to move.
+# After so many different make-ups, and none that came twice, gradients are taken to move.
 MOST_MAKE_UPS = 64
 
 
@@ -30,8 +31,10 @@ Recorder = Callable[[Callable[[], None]], Graph]
 
 
 class CudaRecorder:
-    """Records CUDA graphs. All of them use the same memory in turn: what one of them computes and
-    another needs has to be written to tensors that exist before."""
+    """Records CUDA graphs, which all use the same memory in turn.
+
+    Results that another graph needs must therefore be written to tensors that exist before.
+    """
 
     def __init__(self) -> None:
         self._pool: object = None
@@ -53,20 +56,20 @@ class CudaRecorder:
 class GraphedSteps:
     """Takes an optimizer's steps, replaying those that it has recorded.
 
-    What a step does on the device follows from its make-up: which bases are renewed, with which
-    options, from gradients at which addresses. Numbers that change from step to step (rates,
-    limits, counts) are read from the device's memory. A make-up is run as it is when it comes
-    first, recorded when it comes again, and replayed from then on. Steps with a first basis, whose
-    decomposition asks the device, are always run as they are.
+    The make-up of a step decides what the device does: which bases are renewed, with which options,
+    from gradients at which addresses. Numbers that change from step to step (rates, limits, counts)
+    are read from the device's memory. The first step of a make-up runs normally, the second is
+    recorded, and all later ones are replayed. Steps with a first basis always run normally, because
+    its decomposition waits for the device.
 
-    A bad gradient changes nothing; the error comes up to `gradient_guard.LONGEST_WAIT` steps later,
-    as no step waits for the device, refreshes included.
+    A bad gradient changes nothing. No step waits for the device, not even a refresh, so the error
+    comes up to `gradient_guard.LONGEST_WAIT` steps later.
 
     Args:
-        optimizer: its parameters lie whole on one CUDA device, and their gradients stay at the same
+        optimizer: its parameters are whole on one CUDA device, and their gradients stay at the same
             addresses: zero them in place, `zero_grad(set_to_none=False)`.
-        record: where the graphs come from; by default CUDA graphs with memory of their own.
-        device_type: of the parameters.
+        record: makes the graphs; by default CUDA graphs with memory of their own.
+        device_type: the type of the parameters' device.
 
     Raises ValueError for parameters that lie elsewhere, or for `as_published`.
     """
@@ -80,8 +83,8 @@ class GraphedSteps:
         self._optimizer = optimizer
         self._record = record or CudaRecorder()
         self._recorded: dict[object, Graph] = {}
-        # The plans of all make-ups: a make-up names objects by their identity, which must stay
-        # theirs.
+        # Plans are kept, because a make-up names their objects by identity, which must not be
+        # reused.
         self._plans: dict[object, Plan] = {}
         for group in optimizer.param_groups:
             if group["as_published"]:
@@ -94,7 +97,7 @@ class GraphedSteps:
 
     @torch.no_grad()
     def step(self) -> None:
-        """As the optimizer's step, without a closure.
+        """Take a step, as `BasisRotation.step` without a closure.
 
         Raises BadGradientError for gradients of earlier steps, MovingGradientsError where gradients
         do not stay at their addresses.

@@ -1,5 +1,5 @@
-"""Same-shaped weight matrices as one batch: their optimizer state is one stack, each parameter's
-state a view of it."""
+"""Weight matrices of one shape as a batch. Their optimizer state is one stack, and each parameter's
+state is a view of it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from .products import Precision, product
 
 Key = TypeVar("Key", bound=Hashable)
 
-# Size of weights at which a batch is full: a core's cache on the CPU, enough to fill the device
-# elsewhere.
+# Bytes of weights in a full batch: a core's cache on the CPU, enough to fill the device elsewhere.
 BATCH_BYTES = {"cpu": 2**20, "cuda": 2**28}
 
 
@@ -39,7 +38,8 @@ class MatrixBatch:
     Attributes:
         state: one tensor per name: (len(members), *lead, ., .) of matrices, (len(members),) of
             counters.
-        bad: on a GPU: a flag () for a bad gradient, with which the step changes nothing.
+        bad: on a GPU, a flag () on the device. If it is set, a gradient is bad and the step changes
+            nothing.
     """
 
     members: list[Member]
@@ -49,7 +49,7 @@ class MatrixBatch:
     def __post_init__(self) -> None:
         sides: tuple[Side, Side] = ("left", "right")
         self.sides: list[Side] = [side for side in sides if f"{side}_basis" in self.state]
-        # When the host's counts of updates last agreed with the state's.
+        # The version of `step` with which the host's counts of updates last agreed.
         self.seen_version = self.state["step"]._version
 
     @property
@@ -58,14 +58,14 @@ class MatrixBatch:
         return self.members[0].options
 
     def __getitem__(self, run: slice) -> MatrixBatch:
-        """Some neighbouring members; their state is a view of this batch's."""
+        """A run of neighbouring members, whose state is a view of this batch's."""
         if run.start == 0 and run.stop == len(self.members):
             return self
         state = {name: stack[run] for name, stack in self.state.items()}
         return MatrixBatch(self.members[run], state, self.bad)
 
     def runs(self, key: Callable[[Member], Key]) -> Iterator[tuple[Key, slice]]:
-        """Neighbouring members with the same key, which stay one batch."""
+        """Runs of neighbouring members with the same key."""
         start = 0
         for value, equal in groupby(self.members, key):
             stop = start + sum(1 for _ in equal)
@@ -73,7 +73,7 @@ class MatrixBatch:
             start = stop
 
     def matrices(self, name: str) -> Tensor:
-        """A state of all matrices (b, ., .); a view."""
+        """One of the states, of all matrices (b, ., .); a view."""
         return self.state[name].flatten(0, -3)
 
     def part(
@@ -81,12 +81,12 @@ class MatrixBatch:
         matrices: Tensor,  # (b, m, n)
         run: slice,
     ) -> Tensor:
-        """The matrices that belong to some neighbouring members."""
+        """The matrices of a run of members."""
         return matrices.view_as(self.state["exp_avg"])[run].flatten(0, -3)
 
     def gradients(self) -> Tensor:
-        """The gradients (b, m, n), in the precision of the arithmetic; negative ones where the loss
-        is to grow."""
+        """The gradients (b, m, n), in the precision of the arithmetic; negated if the loss is
+        maximized."""
         momentum = self.state["exp_avg"]
         each = [member.gradient for member in self.members if member.gradient is not None]
         # (members, *lead, m, n)
@@ -107,7 +107,7 @@ class MatrixBatch:
 
         Args:
             limit: the largest change of an entry by the update.
-            add_updates: a compiled function of this (elementwise.py).
+            add_updates: a compiled function that does it (elementwise.py).
         """
         is_shared = self.members[0].shards is not None
         if is_shared or add_updates is None:
@@ -139,12 +139,12 @@ class MatrixBatch:
         if split:
             updates = updates.view_as(self.state["exp_avg"])  # (members, parts, m, n)
             _, dim = split
-            if dim == -1:  # put the parts of each row next to each other again
+            if dim == -1:  # the parts of each row next to each other again
                 updates = updates.movedim(-3, -2)
         return updates.reshape(len(self.members), *self.members[0].parameter.shape).unbind()
 
     def take_counts(self) -> None:
-        """Read the members' numbers of updates again, if somebody else has written them."""
+        """Read the members' counts of updates again, if anyone else has written them."""
         if self.state["step"]._version != self.seen_version:
             for member, step in zip(self.members, self.state["step"].tolist(), strict=True):
                 member.num_updates = int(step)
@@ -164,26 +164,26 @@ def rotate(
 
 
 def seen_from(side: Side, matrices: Tensor) -> Tensor:
-    return matrices if side == "left" else matrices.mT  # that side's dimension first
+    """The matrices with a side's dimension first; a view."""
+    return matrices if side == "left" else matrices.mT
 
 
 def unless_bad(factor: float, dtype: torch.dtype, bad: Tensor | None) -> Tensor:
-    """A factor, which is 1 in a step that is to change nothing."""
+    """A factor (), which becomes 1 in a step that must change nothing."""
     if bad is None:
         return torch.tensor(factor, dtype=dtype)
-    # Filled there: a number that is copied to a GPU makes the host wait.
+    # Filled on the device: copying a number to a GPU would make the host wait.
     return torch.full((), factor, dtype=dtype, device=bad.device).masked_fill_(bad, 1.0)
 
 
 class Layout:
-    """The parameters that have had a gradient, those that this rank rotates in batches.
+    """The parameters that have had a gradient. Those that this rank rotates are in batches.
 
-    Where the optimizer's `state` and `param_groups` are no longer what it was made from, a new one
-    is made.
+    A new layout is made whenever the optimizer's `state` or `param_groups` have changed.
 
     Args:
-        members: with the state that there is; they get what is missing.
-        state: the optimizer's, which gets the tensors of the members.
+        members: with the state that they have; missing tensors are added.
+        state: the optimizer's state, which gets the members' tensors.
     """
 
     def __init__(self, members: Sequence[Member], state: Mapping[Tensor, dict[str, Any]]) -> None:
@@ -196,7 +196,7 @@ class Layout:
                 (alone,) = alike
                 shapes = alone.state_shapes
                 alone.state = {name: _own_state(name, shapes[name], alone) for name in shapes}
-            for member in alike:  # at once, so that the old tensors go as the new ones come
+            for member in alike:  # at once: it frees the old tensors
                 state[member.parameter].update(member.state)
 
     def fits(
@@ -206,20 +206,20 @@ class Layout:
         form: tuple[object, ...],
         state: Mapping[str, Any] | None,
     ) -> bool:
-        """Whether a parameter, its group, its form and its state are what they were when the layout
-        was made."""
+        """Whether a parameter, its group, form and state are the same as when the layout was
+        made."""
         member = self.members.get(parameter)
         if member is None or state is None:
             return False
         if member.group is not group or member.form != form:
             return False
-        # The very tensors.
+        # The same tensors, not equal ones.
         return all(state.get(name) is tensor for name, tensor in member.state.items())
 
 
 def _by_form(members: Sequence[Member]) -> Iterator[list[Member]]:
-    """Members whose states can be stacked, as many as fill a batch; and one by one those that are
-    in none."""
+    """Lists of members whose states can be stacked, each at most a full batch; members that belong
+    to no batch come one by one."""
     alike: dict[object, list[Member]] = {}
     for member in members:
         key = (member.shards is None, member.form) if member.is_stacked else member
@@ -233,8 +233,8 @@ def _by_form(members: Sequence[Member]) -> Iterator[list[Member]]:
 
 
 def _stacked_states(members: Sequence[Member]) -> State:
-    """Stack what there is of the members' states, blank where there is nothing, and make each a
-    view of the stacks."""
+    """Stack the members' states, with zeros (for a basis, the identity) where there is none, and
+    make each state a view of its stack."""
     parameter, options = members[0].parameter, members[0].options
     matrices = matrix_shape(parameter, options)
     stacks = {}
@@ -245,7 +245,7 @@ def _stacked_states(members: Sequence[Member]) -> State:
             dtype=state_dtype(name, parameter),
             device=parameter.device,
         )
-        if name.endswith("_basis"):  # the identity; column by column: see eigenbasis.py
+        if name.endswith("_basis"):  # the identity, stored by columns: see eigenbasis.py
             stack = stack.mT
             stack.diagonal(dim1=-2, dim2=-1).fill_(1)
         for member, part in zip(members, stack.unbind(), strict=True):
@@ -258,7 +258,7 @@ def _stacked_states(members: Sequence[Member]) -> State:
 
 
 def _own_state(name: str, shape: tuple[int, ...], member: Member) -> Tensor:
-    """A state of a parameter that is in no stack; of a sharded parameter sharded as that is."""
+    """A state of a parameter that is in no stack, sharded as the parameter."""
     parameter, dtype = member.parameter, state_dtype(name, member.parameter)
     if shape and is_sharded(parameter) and member.shards is None:
         tensor = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
@@ -275,8 +275,11 @@ Job = TypeVar("Job", bound=HasBatch)
 
 
 def for_each(work: Callable[[Job], None], jobs: Sequence[Job]) -> None:
-    """Call `work` on each job; on the CPU on as many threads as torch uses for one operation, a job
-    on each: factorisations of small matrices gain little from a second core."""
+    """Call `work` on each job.
+
+    On the CPU, the threads that torch would use for one operation each take a job instead, because
+    factorisations of small matrices gain little from a second core.
+    """
     num_threads = torch.get_num_threads()
     are_on_cpu = all(job.batch.state["step"].device.type == "cpu" for job in jobs)
     if num_threads == 1 or len(jobs) <= 1 or not are_on_cpu:

@@ -18,8 +18,8 @@ Refresh = Literal["exact", "power", None]
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a parameter among the rotated parameters of its group; staggered refreshes
-    follow it."""
+    """The place of a parameter among the rotated parameters of its group, which decides when a
+    staggered refresh is due."""
 
     index: int = 0
     num: int = 1
@@ -30,14 +30,15 @@ class Member:
     """A parameter with a gradient.
 
     Attributes:
-        options: of this step, as numbers. They may differ from the group's: embeddings in a group
-            that is rotated.
-        form: what decides which state it has, and with which others it can be stacked.
+        options: the options in this step, as numbers. They may differ from the group's, for example
+            for embeddings in a group that is rotated.
+        form: decides which state the parameter has, and with which others it can be stacked.
+        place: see `Place`.
         shards: None for a parameter that is not sharded, or not rotated.
-        state: the tensors that the optimizer's `state` has for it, unless replaced there.
-        num_updates: the count in `state`, kept on the host, so that no step asks the device.
-        gradient: whole; None where another rank updates the matrix.
-        update: of a sharded matrix, whole, before it goes to where the shards are.
+        state: the tensors in the optimizer's `state`, unless they were replaced there.
+        num_updates: the count in `state`, kept on the host, so that no step waits for the device.
+        gradient: the whole gradient; None where another rank updates the matrix.
+        update: for a sharded matrix, the whole update, before it is sent to the shards.
     """
 
     parameter: Tensor
@@ -61,42 +62,46 @@ class Member:
 
     @property
     def is_updated_here(self) -> bool:
-        return self.is_stacked if self.is_rotated else local(self.parameter).numel() > 0
+        """Whether this rank computes its update, or that of a part of it."""
+        if self.is_rotated:
+            return self.is_stacked
+        return local(self.parameter).numel() > 0
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of its state on this rank, by name."""
         shapes = state_shapes(self.parameter, self.options)
         if self.shards is None or self.shards.is_owner:
             return shapes
-        # Another rank keeps it. Tools for checkpoints ask for the same names on all.
+        # Another rank keeps it. Tools for checkpoints need the same names on all ranks.
         return {name: shape if name == "step" else (0,) for name, shape in shapes.items()}
 
     @property
     def decay(self) -> float:
+        """1 - lr weight_decay."""
         return float(1 - self.options["lr"] * self.options["weight_decay"])
 
     def is_due(self, update: int | None = None) -> bool:
-        """Whether an update (None: the next) is due for a refresh."""
+        """Whether a refresh is due at an update (None: the next)."""
         frequency = self.options["frequency"]
         if frequency is None:
             return False
         if update is None:
             update = self.num_updates + 1
         if self.options["staggered"]:
-            # Within the group, so that the refreshes of every pipeline stage are spread evenly.
+            # Shifted within the group, so that every pipeline stage spreads its refreshes evenly.
             update += int(self.place.index * frequency / self.place.num)
-        # It is a multiple of the frequency, or has passed one since the update before: 9.5 gives 9
-        # and 10 in turn.
+        # Due at a multiple of the frequency, or at the first update after one: a frequency of 9.5
+        # gives intervals of 9 and 10 in turn.
         return bool(update // frequency > (update - 1) // frequency)
 
     def next_refresh(self) -> tuple[Refresh, int]:
-        """How the next update renews the basis, and for how many updates its gradient enters the
-        covariances."""
+        """How the next update renews the basis, and how many updates its gradient counts for in
+        the covariances."""
         update = self.num_updates + 1
         first = self.options["first_refresh"]
         if self.options["as_published"]:
-            # This start has its own rule (published.py), and every gradient must be known to be
-            # finite.
+            # published.py decides itself. "power", because every gradient must be checked at once.
             return "power", 1
         if update <= first:  # the start is ours: until the first basis every gradient counts
             return ("exact" if update == first else None), 1

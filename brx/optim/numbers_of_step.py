@@ -1,5 +1,7 @@
-"""Numbers that differ from step to step, where the device reads them: so a CUDA graph, which holds
-addresses, can be replayed with the next step's."""
+"""Numbers that differ from step to step, in the memory of the device that reads them.
+
+A CUDA graph holds addresses, not numbers, so that it can be replayed with those of the next step.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,22 @@ from .parameter_state import arithmetic
 ON_DEVICE = ("cuda",)
 
 LARGEST_STEP = 1.8
-"""The furthest that an update moves an entry, in steps of the largest size that AdamW could take
-then.
+"""The largest change of an entry in an update, in units of the largest step that AdamW could take
+at that update.
 
-Entries without gradient history all take full steps, which in one entry of the original space can
-add up. With the usual betas the limit is 1.8 learning rates at update 2, 2.9 at 50, 13 in the
-end."""
+Rotated entries without gradient history all take full steps, which can add up in one weight. With
+the usual betas the limit is 1.8 learning rates at update 2, 2.9 at 50, and 13 in the end."""
 
 
 @dataclass
 class StepNumbers:
-    """The numbers of parameters that go through a step together.
+    """The numbers of a step for parameters that are updated together.
 
     Attributes:
-        lr: the learning rate.
-        decay: (), 1 - lr weight_decay, in the dtype of the arithmetic.
-        limit: the largest change of an entry of a rotated matrix, without the decay.
+        lr: the learning rate; a tensor () on a GPU.
+        decay: 1 - lr weight_decay, a tensor () in the dtype of the arithmetic.
+        limit: the largest change of an entry of a rotated matrix, without the decay; a tensor ()
+            on a GPU.
     """
 
     lr: float | Tensor
@@ -40,7 +42,8 @@ class StepNumbers:
 
     @classmethod
     def for_cpu(cls, member: Member) -> StepNumbers:
-        # A tensor, since a number would be made into one for every weight.
+        """The numbers of a member, for a step on the CPU."""
+        # A tensor, since torch would make one of a number for every weight.
         decay = torch.tensor(member.decay, dtype=arithmetic(member.parameter))
         return cls(member.options["lr"], decay, limit_of(member))
 
@@ -52,7 +55,7 @@ class StepNumbers:
         return cls(lr, torch.zeros((), dtype=dtype, device=device), lr.to(dtype, copy=True))
 
     def write(self, member: Member) -> None:
-        """Put a member's numbers into the tensors, without waiting for the device."""
+        """Write a member's numbers into the tensors, without waiting for the device."""
         assert isinstance(self.lr, Tensor)
         assert isinstance(self.limit, Tensor)
         self.lr.fill_(member.options["lr"])
@@ -61,17 +64,18 @@ class StepNumbers:
 
 
 class NumbersOfSteps:
-    """The numbers of a step on each device: the same tensors in every step of the same make-up."""
+    """The numbers of each step. Steps of the same make-up get the same tensors."""
 
     def __init__(self) -> None:
         self._kept: list[StepNumbers] = []
         self._next = 0
 
     def begin(self) -> None:
+        """Start a new step."""
         self._next = 0
 
     def of(self, member: Member) -> StepNumbers:
-        """The numbers of a member and those like it, written for this step."""
+        """The numbers of this step for a member, and for others like it."""
         device = member.parameter.device
         if device.type not in ON_DEVICE:
             return StepNumbers.for_cpu(member)
@@ -91,12 +95,17 @@ def limit_of(member: Member) -> float:
     """The largest change of an entry in the member's next update; infinite where Adam's step has no
     bound."""
     largest = largest_adam_step(member.num_updates + 1, member.options["betas"])
-    return float(member.options["lr"] * LARGEST_STEP * largest) if largest < math.inf else math.inf
+    if largest == math.inf:
+        return math.inf
+    return float(member.options["lr"] * LARGEST_STEP * largest)
 
 
 def largest_adam_step(update: int, betas: tuple[float, float]) -> float:
-    """The largest |m^| / sqrt(v^) of any gradients up to that update, by Cauchy-Schwarz; inf where
-    beta1^2 >= beta2."""
+    """The largest |m^| / sqrt(v^) at an update, over all sequences of gradients; infinite if
+    beta1^2 >= beta2.
+
+    By Cauchy-Schwarz: m^ = sum a_k g_k and v^ = sum b_k g_k^2 give m^2 / v <= sum a_k^2 / b_k.
+    """
     beta1, beta2 = betas
     if beta1**2 >= beta2:
         return math.inf

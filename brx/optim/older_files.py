@@ -10,7 +10,8 @@ from torch import Tensor
 from .options import OLDER_DEFAULTS, Group
 from .parameter_state import is_rotated
 
-# How a group was marked that held what another had in it that is no matrix.
+# The mark of a group that was split off another one, with those of its parameters that are no
+# matrices.
 NO_MATRIX = "no matrix to rotate"
 
 
@@ -19,11 +20,11 @@ def todays_groups(
     own: Sequence[Group],  # the optimizer's groups
     defaults: dict[str, Any],  # values of options that a group lacks
 ) -> list[Group]:
-    """The saved groups with all options, one for each of the optimizer's.
+    """The saved groups with all options, one for each group of the optimizer.
 
     A group with matrices and vectors used to become two, the second one marked. Where the numbers
-    of parameters say so, the two become one again. What fits nothing stays, for the caller to
-    refuse.
+    of parameters show this, the two become one again. Groups that fit nothing stay as they are; the
+    caller refuses them.
     """
     complete = [{**defaults, **OLDER_DEFAULTS, **group} for group in saved]
     groups: list[Group] = []

@@ -40,10 +40,10 @@ FORM = (
     "max_kernel_state",
     "as_published",
 )
-# What an older file means by leaving an option out, where that is not today's default.
+# The value of an option that an older file lacks, where it is not today's default.
 OLDER_DEFAULTS = {"max_kernel_state": None}
 
-# The options that parameters must agree in to go through an update together.
+# The options that parameters must share to be updated together.
 shared_options = itemgetter(
     "lr", "weight_decay", "betas", "eps", "maximize", "as_published", *CHOICES
 )
@@ -97,7 +97,7 @@ def check_options(group: Group) -> None:
 
 
 def _is_number(value: Any, smallest: float, limit: float = math.inf) -> bool:
-    """Whether it is one real number in [smallest, limit); a tensor of one element is one, too."""
+    """Whether it is a real number in [smallest, limit), or a tensor of one such number."""
     if isinstance(value, Tensor):
         is_one = value.numel() == 1 and not value.is_complex()
     else:
@@ -118,7 +118,7 @@ def _is_split(value: Any) -> bool:
 
 
 def _rules() -> dict[str, tuple[Callable[[Any], bool], str]]:
-    """By option: whether a value will do, and which would."""
+    """For each option: a check of its value, and the words for the values that pass."""
     rules: dict[str, tuple[Callable[[Any], bool], str]] = {
         "betas": (_are_betas, "two numbers in [0, 1)"),
         "rest_factor": (lambda value: _is_number(value, 0), "a number >= 0"),

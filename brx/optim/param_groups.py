@@ -1,4 +1,4 @@
-"""Parameter groups of a whole model for one `BasisRotation`, by what each parameter is."""
+"""Parameter groups of a whole model for one `BasisRotation`, by each parameter's role."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Groups for `BasisRotation(param_groups(model))`, with the parameters' names.
 
-    A group's `kind` says what is in it, its `why` how that was told by names, shapes and use:
+    A group's `kind` says what is in it, and its `why` gives the reason (names, shapes and use).
     `matrices` and convolution `kernels` are rotated; `embeddings`, the `head` and `vectors` get
     AdamW. `BasisRotation(model)` decides the same and keeps all parameters in one group.
 
     Args:
         rotate: patterns (`*.head.weight`) of further names to rotate.
-        keep: patterns of names to leave to AdamW.
-        split: by pattern, or by part of a name: how many matrices a fused projection is, and where
-            their dimension is not the output's, -2 (rows) or -1 (columns). Those of
-            `roles.FUSED` with equal parts are known; 1 leaves one whole.
+        keep: patterns of names that get AdamW.
+        split: for a pattern, or a part of a name, the number of matrices in a fused projection; or
+            (number, dimension) with -2 (rows) or -1 (columns) if they do not lie along the output.
+            Projections in `roles.FUSED` with equal parts are known; 1 keeps one whole.
 
-    Raises ValueError where a pattern matches no parameter, or not one of its kind, where parts are
-    not equal, or where FSDP1 wraps the model.
+    Raises ValueError if a pattern matches no parameter, or one that it cannot apply to, if parts
+    are not equal, or if FSDP1 wraps the model.
     """
     for place in places(model):
         if place.own_name in FUSED and not place.is_vector:

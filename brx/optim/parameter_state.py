@@ -1,4 +1,4 @@
-"""What a group's options make of a parameter: its matrices, rotated sides and state."""
+"""A parameter's matrices, rotated sides and state, which follow from its group's options."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .options import FORM, Group
 
 Side = Literal["left", "right"]
 
-# Longest side of what a convolution slides over its input: a parameter of four or more dimensions
-# whose last two are no longer is taken for a convolution kernel, not for a stack of matrices.
+# The largest height and width of a convolution's kernel. A parameter of four or more dimensions is
+# taken for one if its last two are no larger; otherwise it is a stack of matrices.
 LONGEST_KERNEL = 16
 
 
 def is_flattened(parameter: Tensor, options: Group) -> bool:
-    """Whether a parameter (out, in, h, w) is taken as one matrix (out, in h w)."""
+    """Whether a parameter (out, in, h, w) is treated as one matrix (out, in h w)."""
     if options["flatten"] is None:
         return parameter.ndim >= 4 and max(parameter.shape[-2:]) <= LONGEST_KERNEL
     return bool(options["flatten"]) and parameter.ndim > 2
 
 
 def matrix_shape(parameter: Tensor, options: Group) -> tuple[int, ...]:
-    """The parameter's shape as matrices (*lead, m, n); a vector's own."""
+    """The parameter's shape as matrices (*lead, m, n); a vector keeps its own."""
     shape = list(parameter.shape)
     if is_flattened(parameter, options):
         shape = [shape[0], math.prod(shape[1:])]
@@ -42,7 +42,7 @@ def as_matrices(
     tensors: Tensor,  # (k, *parameter.shape): k tensors of a parameter's shape
     options: Group,
 ) -> Tensor:
-    """Their matrices (k, *lead, m, n), as `matrix_shape` has them."""
+    """The same as matrices (k, *lead, m, n), in the shape of `matrix_shape`."""
     if is_flattened(tensors[0], options):
         tensors = tensors.flatten(2)
     if not options["split"]:
@@ -76,7 +76,7 @@ def rotated_sides(parameter: Tensor, options: Group) -> tuple[tuple[Side, ...], 
 
 
 def _why_not(side: Side, rows: int, columns: int, options: Group) -> str:
-    """Why a side of a matrix is not rotated, by the options for all matrices; "" if it is."""
+    """Why a side of a matrix is not rotated; "" if it is."""
     size, other = (rows, columns) if side == "left" else (columns, rows)
     smaller_side = "left" if rows < columns else "right"
     if options["geometry"] == "unilateral" and side != smaller_side:
@@ -89,11 +89,11 @@ def _why_not(side: Side, rows: int, columns: int, options: Group) -> str:
 
 
 def _drop_costly_sides(sides: list[Side], rows: int, columns: int, options: Group) -> list[str]:
-    """Take sides of a convolution kernel out of `sides`, in place, the longest first, until its
-    state is at most `max_kernel_state` numbers per weight; why, for each.
+    """Remove sides of a convolution kernel from `sides`, the longest first, until it keeps at most
+    `max_kernel_state` numbers per weight. Gives the reason for each.
 
-    A kernel's right side is h w times as long as its channels are many: without the bound
-    ResNet-18 would keep 18 numbers per weight, and spend as much on products.
+    A kernel's right side has h w times as many entries as channels: without the bound ResNet-18
+    would keep 18 numbers per weight, and spend as much on products.
     """
     limit = options["max_kernel_state"]
     if limit is None:
@@ -112,7 +112,7 @@ def _drop_costly_sides(sides: list[Side], rows: int, columns: int, options: Grou
 
 
 def is_rotated(parameter: Tensor, options: Group) -> bool:
-    """Whether any side is; a parameter of a lazy module, whose shape is not known yet, is not."""
+    """Whether any side is rotated; not of a lazy module's parameter, which has no shape yet."""
     return not is_lazy(parameter) and bool(rotated_sides(parameter, options)[0])
 
 
@@ -159,8 +159,8 @@ def state_dtype(name: str, parameter: Tensor) -> torch.dtype:
 def check_state(
     state: Mapping[str, Any], parameter: Tensor, options: Group, description: str
 ) -> None:
-    """Raise ValueError unless a state has what the options ask for, in its shapes, and no basis or
-    covariance beyond."""
+    """Raise ValueError unless a state has the names and shapes that the options need, and no
+    further basis or covariance."""
     wanted = state_shapes(parameter, options)
     shapes = {name: tuple(getattr(value, "shape", ())) for name, value in sorted(state.items())}
     found = {name: shape for name, shape in shapes.items() if name in wanted}

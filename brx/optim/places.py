@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-# Parts of a path that say nothing about a layer: wrappers, and what peft puts around a layer.
+# Parts of a path that say nothing about a layer: wrappers, and the names that peft adds.
 WRAPPERS = {
     "module",
     "_orig_mod",
@@ -18,9 +18,9 @@ WRAPPERS = {
     "base_layer",
     "original_module",
 }
-# Factors of a weight's change, in modules of the layer that they change.
+# Modules that hold the factors of a weight's change, inside the layer that they change.
 ADAPTER = re.compile(r"^(lora|ia3|hada|lokr|vera|oft|boft)_")
-# What the older weight_norm and spectral_norm call the parts of a `weight`.
+# Names of the parts of a `weight` in the older weight_norm and spectral_norm.
 OLDER_PARTS = re.compile(r"^(\w+)_(g|v|orig)$")
 
 
@@ -31,9 +31,9 @@ class Place:
     Attributes:
         name: as `named_parameters` has it.
         path: the layer's name, without wrappers: `h.0.attn.c_attn`.
-        tensor: what the layer calls the weight that this parameter makes: `weight`.
+        tensor: the layer's name for the weight that this parameter is, or is a part of: `weight`.
         layer: the module that computes with that weight.
-        is_adapter: whether it is a factor of the weight's change (LoRA), not the weight.
+        is_adapter: whether it is a factor of the weight's change (LoRA), not of the weight.
     """
 
     name: str
@@ -64,7 +64,8 @@ class Place:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As a matrix (m, n), or a stack of some; a convolution's as (out, in h w)."""
+        """The shape as a matrix (m, n) or a stack of matrices; (out, in h w) for a
+        convolution."""
         shape = tuple(self.parameter.shape)
         if self.is_convolution and len(shape) > 2:
             return shape[0], self.parameter[0].numel()
@@ -72,14 +73,15 @@ class Place:
 
     @property
     def output_dim(self) -> int:
-        """The dimension that a weight's outputs have: the columns of transformers' Conv1D (in,
-        out), else the rows."""
+        """The dimension of a weight's outputs: the columns (-1) of transformers' Conv1D, which is
+        (in, out), otherwise the rows (-2)."""
         kinds = type(self.layer).__mro__
         return -1 if any(kind.__name__ == "Conv1D" for kind in kinds) else -2
 
     @property
     def is_vector(self) -> bool:
-        """Also what lies in a norm, whatever its shape, and what has one row or one column."""
+        """Whether it has no two sides. Parameters of norms count as vectors whatever their shape,
+        and so do matrices of one row or one column."""
         kind = type(self.layer).__name__
         if "Norm" in kind and "Linear" not in kind:
             return True
@@ -89,6 +91,7 @@ class Place:
 
 
 def is_embedding(module: nn.Module) -> bool:
+    """Whether a module looks rows up; other libraries' modules are told by their class's name."""
     is_table = isinstance(module, nn.Embedding | nn.EmbeddingBag)
     return is_table or "Embedding" in type(module).__name__
 

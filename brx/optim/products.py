@@ -20,9 +20,9 @@ def product(
 ) -> Tensor:
     """The product (b, m, n), accumulated in fp32; float64 matrices stay in float64.
 
-    On CUDA it runs on the matrix units. Elsewhere the same roundings are made by hand, so that a
-    study on the CPU shows what they do. Bounds of an entry's error, with A and B the matrices of
-    absolute values: k 2^-24 AB for "highest", 2^-10 AB for "tf32", 3 x 2^-16 AB for "bf16".
+    On CUDA it runs on the matrix units. Elsewhere the same roundings are imitated, so that studies
+    on a CPU show their effect. Bounds of an entry's error, with A and B the matrices of absolute
+    values: k 2^-24 AB for "highest", 2^-10 AB for "tf32", 3 x 2^-16 AB for "bf16".
     """
     if precision == "highest" or left.dtype == torch.float64:
         return left @ right
@@ -44,8 +44,10 @@ def add_product(
     weight: float,
     precision: Literal["highest", "tf32"],
 ) -> None:
-    """total <- decay total + weight left right, where `precision` is the product's; the total stays
-    in its own. Roundings and errors are as in `product`."""
+    """total <- decay total + weight left right.
+
+    Only the product has the given `precision`, with the roundings and errors of `product`.
+    """
     if precision == "highest" or left.dtype == torch.float64:
         total.baddbmm_(left, right, beta=decay, alpha=weight)
     elif left.device.type == "cuda":
@@ -56,11 +58,14 @@ def add_product(
 
 
 def _split_product(left: Tensor, right: Tensor) -> Tensor:
-    """Each factor as the sum of two bf16 matrices, high + low; three of the four products
-    (arXiv:1904.06376), as one product of three times the inner dimension, which adds them up."""
+    """The product of factors that are each a sum of two bf16 matrices, high + low.
+
+    Three of the four partial products count (arXiv:1904.06376). One product with three times the
+    inner dimension adds them up.
+    """
     left_high, left_low = _halves(left)
     right_high, right_low = _halves(right)
-    # The small products first: they would be lost to a large sum.
+    # The small products first: added to a large sum, they would be rounded away.
     lefts = torch.cat([left_low, left_high, left_high], dim=-1)  # (b, m, 3 k)
     rights = torch.cat([right_high, right_low, right_high], dim=-2)  # (b, 3 k, n)
     if lefts.device.type == "cuda":
@@ -69,8 +74,8 @@ def _split_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def factor_rounding(precision: Precision, dtype: torch.dtype) -> float:
-    """The spacing, relative to a number, of the numbers to which a product's factors are rounded; 0
-    where they are not."""
+    """The relative spacing of the numbers to which a product's factors are rounded; 0 if they are
+    not rounded."""
     if precision == "highest" or dtype == torch.float64:
         return 0.0
     return 2**-10 if precision == "tf32" else 2**-15
@@ -78,8 +83,8 @@ def factor_rounding(precision: Precision, dtype: torch.dtype) -> float:
 
 @contextmanager
 def fp32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
-    """Take fp32 products in full, or on CUDA's TF32 units, whatever the program has chosen for its
-    own products."""
+    """Compute fp32 products in full precision ("ieee") or in TF32, whatever the program has chosen
+    for its own."""
     settings: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
     before = [setting.fp32_precision for setting in settings]
     for setting in settings:

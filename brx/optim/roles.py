@@ -1,4 +1,4 @@
-"""What each parameter of a model is to the optimizer, told by names, shapes and use."""
+"""The role of each parameter of a model, which its name, shape and use decide."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .dtensor import FSDP1
 from .options import Group
 from .places import Place, is_embedding, places, without_wrappers
 
-# What the last layer, or a Sequential that ends in it, is usually called.
+# Usual names of the last layer, or of a Sequential that ends in it.
 HEAD_NAMES = {
     "lm_head",
     "head",
@@ -28,15 +28,15 @@ HEAD_NAMES = {
     "fc_out",
     "logits",
 }
-# A plain parameter that is looked up or added, not multiplied by.
+# Names of plain parameters that are looked up or added, not multiplied by.
 EMBEDDING_NAME = re.compile(
     r"(^|[._\d])(emb|embeds?|embeddings?|pos|positions?|positional|tokens?|table|prompts?|latents|codebook|wte|wpe)"
     r"($|[._\d])"
 )
-# A module that embeds no tokens.
+# Names of embeddings of positions, not of tokens.
 POSITIONS = re.compile(r"wpe|(^|[._])pos(ition)?")
-# Projections of several matrices one after the other, and how many. Not `query_key_value`, whose
-# heads take turns.
+# Projections that hold several matrices one after the other, and their number. Not
+# `query_key_value`, in which the heads alternate.
 FUSED = {
     "c_attn": 3,
     "qkv": 3,
@@ -63,7 +63,7 @@ class Role:
     Attributes:
         kind: `matrices` and convolution `kernels` are rotated; `embeddings`, the `head`, `vectors`
             and what is `kept` are not.
-        why: how that was told, in words.
+        why: the reason, in words.
         split: for a fused projection of several matrices.
     """
 
@@ -73,7 +73,7 @@ class Role:
 
     @property
     def options(self) -> Group:
-        """As options of a parameter group."""
+        """The role as options of a parameter group."""
         options: Group = {
             "kind": self.kind,
             "why": self.why,
@@ -83,7 +83,8 @@ class Role:
         return {**options, "split": self.split} if self.split else options
 
     def over(self, options: Group) -> Group:
-        """A group's options for a parameter of this role: what the group does not rotate stays."""
+        """A group's options for a parameter of this role. A group that rotates nothing keeps its
+        own."""
         if not options["rotate"]:
             return options
         split = options["split"] or self.split
@@ -150,7 +151,7 @@ def _embedding(place: Place) -> str:
 
 
 def find_heads(model: nn.Module, found: list[Place]) -> dict[str, str]:
-    """The weights that make the outputs, by name, and why."""
+    """The weights that make the model's outputs, by name, with the reason."""
     weights = _weights(found)
     heads: dict[str, str] = {}
     for weight in weights:
@@ -167,8 +168,8 @@ def find_heads(model: nn.Module, found: list[Place]) -> dict[str, str]:
 
 
 def _weights(found: list[Place]) -> dict[str, Place]:
-    """By name the weights of two or more dimensions; of several parts (weight_norm's length and
-    direction) the largest."""
+    """The weights of two or more dimensions, by name. If a weight has several parts (weight_norm's
+    length and direction), the largest one stands for it."""
     weights: dict[str, Place] = {}
     for place in found:
         is_vector = place.tensor == "bias" if is_lazy(place.parameter) else len(place.shape) < 2
@@ -183,7 +184,7 @@ def _weights(found: list[Place]) -> dict[str, Place]:
 def _called_head(weight: str, is_last: bool) -> str:
     """The name of the layer if it is a head's name; otherwise ""."""
     *above, layer = weight.split(".")[:-1] or [""]
-    # A block's own `fc_out`, as in GPT-J, is none.
+    # The `fc_out` of a block, as in GPT-J, is no head.
     if any(part.isdigit() for part in above):
         return ""
     if layer in HEAD_NAMES or (layer == "fc" and (not above or is_last)):
@@ -192,20 +193,20 @@ def _called_head(weight: str, is_last: bool) -> str:
 
 
 def _ends_of_containers(weights: Iterable[str]) -> dict[str, str]:
-    """By container that is called as a head is: the last weight in it."""
+    """For each container with a head's name, the last weight in it."""
     ends = {}
     for weight in weights:
         *above, _ = weight.split(".")[:-1] or [""]
         inside = [at for at, part in enumerate(above) if part in HEAD_NAMES]
-        # A block's own `output` is none.
+        # The `output` of a block is no head.
         if inside and not any(part.isdigit() for part in above[: inside[0]]):
             ends[above[inside[0]]] = weight
     return ends
 
 
 def _last_as_head(model: nn.Module, weights: dict[str, Place]) -> tuple[str, str] | None:
-    """The last weight if it makes the outputs, and why: no weight is tied to an embedding, and it
-    has a row per token, or the model is one Sequential."""
+    """The last weight and the reason, if it is a head: no layer shares an embedding's weight, and
+    either it has a row per token, or the model is one Sequential."""
     if not weights or _is_tied(model):
         return None
     name = list(weights)[-1]
@@ -248,8 +249,8 @@ def _tables(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _end_of_sequence(model: nn.Module) -> str:
-    """The path of the last layer, with a dot, where a model is one Sequential (in a wrapper, or
-    with others at its end); else that of no layer."""
+    """The path of the last layer, with a dot, if a model is one Sequential (in a wrapper, or with
+    Sequentials at its end); otherwise "no layer", which is no path."""
     path, module, is_sequential = "", model, False
     while True:
         children = []
@@ -269,7 +270,7 @@ def _end_of_sequence(model: nn.Module) -> str:
 
 
 def _asked_parts(found: Mapping[str, Place], split: Mapping[str, int | Split]) -> dict[str, Split]:
-    """By parameter: the parts that the caller has named."""
+    """For each parameter, the parts that the caller has asked for."""
     parts = {}
     for pattern, given in split.items():
         names = set()
@@ -300,7 +301,7 @@ def refuse_lazy(place: Place) -> None:
 
 
 def _known_parts(place: Place) -> Split | None:
-    """The parts of a fused projection that is known by its name, if they are equal."""
+    """The parts of a fused projection with a known name, if they are equal."""
     parts = FUSED.get(place.own_name)
     if parts is None or place.is_adapter:
         return None
@@ -326,6 +327,6 @@ def _matching(names: Iterable[str], patterns: Iterable[str], argument: str) -> s
 
 
 def looks_like_a_table(name: str) -> bool:
-    """Whether a parameter's name, all that is known of it, is an embedding's or a head's."""
+    """Whether a parameter has an embedding's or a head's name; for parameters without a model."""
     layer = without_wrappers(name.removesuffix(".weight")).rpartition(".")[2]
     return layer in HEAD_NAMES or bool(EMBEDDING_NAME.search(layer.lower()))

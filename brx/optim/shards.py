@@ -1,7 +1,7 @@
 """Where the shards of a matrix lie (DTensor: FSDP2, tensor parallelism), and which rank updates it.
 
-Each sharded matrix is updated, whole, by one rank of its mesh, the owner, which keeps its state. In
-a state dict that state is sharded by rows, for tools for DTensor."""
+One rank of its mesh, the owner, updates the whole matrix and keeps its state. In a state dict the
+state is sharded by rows, as tools for DTensors expect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .dtensor import local
 
-# Where a shard lies: its shape, and its offset in the whole tensor.
+# A shard's shape, and its offset in the whole tensor.
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -26,10 +26,10 @@ class Shards:
     """One sharded matrix.
 
     Attributes:
-        shape: the whole matrix's.
+        shape: the shape of the whole matrix.
         group: the ranks of its mesh.
-        boxes: by rank in the group.
-        owner: the rank in the group that has, or takes, the whole tensor.
+        boxes: the place of each rank's shard, by rank in the group.
+        owner: the rank in the group that updates the matrix.
     """
 
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Shards:
         return self.owner == dist.get_rank(self.group)
 
     def sends(self, rank: int) -> bool:
-        """Whether the owner takes a rank's shard: the first of equal ones (replicas)."""
+        """Whether a rank sends its shard to the owner: of replicas, only the first does."""
         return self.boxes.index(self.boxes[rank]) == rank
 
     def senders(self) -> list[int]:
@@ -60,16 +60,18 @@ class Shards:
 
 
 class Sharding:
-    """Who updates which sharded matrix; every rank has to ask for the same ones in the same
-    order."""
+    """Decides which rank updates each sharded matrix.
+
+    All ranks must add the same matrices in the same order.
+    """
 
     def __init__(self) -> None:
         self.of: dict[Tensor, Shards] = {}
         self._groups: dict[Any, dist.ProcessGroup] = {}
-        self._loads: dict[Any, list[int]] = {}  # cost of what each rank of a mesh updates
+        self._loads: dict[Any, list[int]] = {}  # by mesh, the cost of each rank's matrices
 
     def add(self, parameters: Iterable[Tensor]) -> None:
-        """Share new parameters among the ranks, the most expensive ones first, so that all have
+        """Share new parameters among the ranks, the most expensive first, so that all ranks have
         about equal work."""
         new = [parameter for parameter in parameters if parameter not in self.of]
         for parameter in sorted(new, key=rotation_cost, reverse=True):
@@ -82,8 +84,8 @@ class Sharding:
             self.of[parameter] = Shards(tuple(parameter.shape), group, boxes, owner)
 
     def agree(self, parameters: Iterable[Any], flags: dict[torch.device, Tensor]) -> None:
-        """Set a device's flag (), in `flags`, on all ranks of the parameters' meshes where it is
-        set on any."""
+        """Make ranks agree: a device's flag () in `flags` becomes set on all ranks of the
+        parameters' meshes if it is set on any."""
         # A dict, unlike a set, has the same order on all ranks.
         meshes = dict.fromkeys((p.device_mesh, p.device) for p in parameters)
         for mesh, device in meshes:
@@ -92,17 +94,17 @@ class Sharding:
             flags[device] = count > 0
 
     def _group(self, mesh: Any, device: torch.device) -> dist.ProcessGroup:
-        """The process group of all ranks of a mesh, for tensors of a device: the CPU where FSDP2
-        offloads to it."""
+        """The process group of all ranks of a mesh, for tensors of a device. With FSDP2's offload
+        that is the CPU."""
         key = mesh, device.type
         if key in self._groups:
             return self._groups[key]
         ranks = sorted(mesh.mesh.flatten().tolist())
         group = mesh.get_group() if mesh.ndim == 1 else dist.group.WORLD
         assert group is not None
-        if len(ranks) != dist.get_world_size(group):  # one part of a larger job
+        if len(ranks) != dist.get_world_size(group):  # the mesh is a part of a larger job
             group = dist.new_group(ranks, use_local_synchronization=True)
-        # NCCL alone takes no tensors of the CPU.
+        # NCCL does not take tensors of the CPU.
         if f"{device.type}:" not in dist.get_backend_config(group):
             group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
         self._groups[key] = group
@@ -133,8 +135,8 @@ def as_rows(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> Tensor:
-    """A state that the owner has whole, as a DTensor that is sharded by rows; a counter () as it
-    is."""
+    """A state that the owner holds whole, as a DTensor that is sharded by rows; a counter () as a
+    plain tensor."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     mesh = parameter.device_mesh
@@ -158,7 +160,7 @@ def distribute(
     wholes: Sequence[Tensor | None],  # one for each: the whole tensor at its owner, else None
     like: Tensor,  # has the dtype and device of all
 ) -> list[Tensor]:
-    """This rank's parts, flattened, of tensors that their owners have whole."""
+    """This rank's flattened parts of tensors that their owners hold whole."""
     group = shards[0].group
     rank = dist.get_rank(group)
     outgoing = []
@@ -176,8 +178,9 @@ def exchange(
     like: Tensor,
     group: dist.ProcessGroup,
 ) -> list[Tensor]:
-    """Send flattened tensors to other ranks, and return the received ones in the order of
-    `expected`. Each rank must send in the order in which the other rank expects.
+    """Send flattened tensors to other ranks, and give the received ones in the order of `expected`.
+
+    Each rank must send in the order in which the other rank expects.
     """
     ranks = range(dist.get_world_size(group))
     flat = [like.new_empty(0)]
@@ -189,7 +192,7 @@ def exchange(
     num_received = [sum(size for source, size in expected if source == rank) for rank in ranks]
     receive = like.new_empty(sum(num_received))
     dist.all_to_all_single(receive, torch.cat(flat), num_received, num_sent, group=group)
-    # It delivers by source; the sort is stable, so that pieces of one source keep their order.
+    # Pieces come ordered by source. The sort is stable: pieces of one source keep their order.
     by_source = sorted(range(len(expected)), key=lambda place: expected[place][0])
     pieces = torch.split(receive, [expected[place][1] for place in by_source])
     in_order = sorted(zip(by_source, pieces, strict=True), key=itemgetter(0))
@@ -197,6 +200,5 @@ def exchange(
 
 
 def rotation_cost(matrices: Tensor) -> int:
-    """Multiply-adds of a rotation of both sides of (*, m, n); the order of sizes is what
-    matters."""
+    """Multiply-adds of a rotation of both sides of matrices (*, m, n), to compare costs."""
     return matrices.numel() * sum(matrices.shape[-2:])

@@ -1,4 +1,4 @@
-"""What `BasisRotation` does with each parameter, as rows and as a printed table."""
+"""The optimizer's decision for each parameter, as rows and as a printed table."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class ParameterSummary(NamedTuple):
     """The decision for one parameter.
 
     Attributes:
-        shape: the parameter's; () for one of a lazy module, which has none yet.
-        matrices: the same as matrices (*lead, m, n).
-        sides: those that are rotated; none for AdamW.
-        num_state: numbers of moments, bases and covariances; 0 for a frozen one.
+        shape: the parameter's shape; () for a lazy module's, which has none yet.
+        matrices: its shape as matrices (*lead, m, n).
+        sides: the rotated sides; none for AdamW.
+        num_state: elements of its moments, bases and covariances; 0 if it is frozen.
         why: the reason, in words.
     """
 
@@ -67,14 +67,11 @@ def _row(name: str, parameter: Tensor, options: Group) -> ParameterSummary:
     why = options.get("why", "matrix" if options["rotate"] else "rotate=False")
     if reasons == "a vector" and why in ("matrix", "vector"):
         why, reasons = "vector", ""
-    return ParameterSummary(
-        name,
-        shape,
-        matrix_shape(parameter, options) if sides else shape,
-        sides,
-        num_state if parameter.requires_grad else 0,
-        ", ".join(filter(None, [why, reasons])),
-    )
+    matrices = matrix_shape(parameter, options) if sides else shape
+    if not parameter.requires_grad:
+        num_state = 0
+    words = ", ".join(filter(None, [why, reasons]))
+    return ParameterSummary(name, shape, matrices, sides, num_state, words)
 
 
 def _cells(row: ParameterSummary) -> tuple[str, ...]:

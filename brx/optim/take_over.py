@@ -1,4 +1,4 @@
-"""Another optimizer's state as `BasisRotation`'s: what the optimizers that are known keep."""
+"""The state of other known optimizers, in the form of `BasisRotation`'s."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def state_from(
     options: Group,  # the parameter's options in this optimizer
     description: str,  # names the parameter in messages
 ) -> dict[str, Any]:
-    """What another optimizer keeps for a parameter, whole, by the names of `BasisRotation`'s state.
+    """Another optimizer's state of a parameter, whole, under the names of `BasisRotation`'s state.
 
-    Raises ValueError for an optimizer that is not in `KNOWN`, where there are no such moments, or
-    bases of other sides than the options ask for.
+    Raises ValueError if the optimizer is not in `KNOWN`, if its state has no such moments, or if it
+    has bases of other sides than the options need.
     """
     read = _reader(other)
     own = other.state[parameter]
@@ -51,7 +51,7 @@ def state_from(
     shapes = state_shapes(parameter, options)
     bases = _bases(own)
     _check_bases(bases, shapes, parameter, options, description)
-    # SOAP's momentum is in the original space, AdamW's moments are in bases of the identity.
+    # SOAP keeps its momentum in the original space. AdamW has no bases, and nothing is rotated.
     if "left" in bases:
         momentum = bases["left"].to(momentum).mT @ momentum
     if "right" in bases:
@@ -60,7 +60,7 @@ def state_from(
         momentum = _as_kept(momentum, options, shapes["exp_avg"])
         second_moment = _as_kept(second_moment, options, shapes["exp_avg_sq"])
     state: dict[str, Any] = {
-        # In float32 whatever the default dtype, which may be too short to count in.
+        # In float32: a default dtype of half precision could not count the updates.
         "step": torch.tensor(num_updates, dtype=torch.float32),
         "exp_avg": momentum,
         "exp_avg_sq": second_moment,
@@ -127,7 +127,7 @@ def _of_soap(own: dict[str, Any], group: Group, parameter: Tensor) -> Moments:
 
 
 def _of_stable_adamw(own: dict[str, Any], group: Group, parameter: Tensor) -> Moments:
-    """Its averages are those that Adam divides by 1 - beta^t, divided already."""
+    """Its averages have already been divided by 1 - beta^t, which Adam does in each step."""
     num_updates = group["step"]
     beta1, beta2 = group["betas"]
     momentum, second_moment = _moments(own, parameter)
@@ -153,7 +153,7 @@ def _reader(other: Optimizer) -> Callable[[dict[str, Any], Group, Tensor], Momen
 
 
 def _full_name(optimizer: Optimizer) -> str:
-    """`torch.optim.AdamW` for torch.optim.adamw.AdamW: the public name of a known package's."""
+    """The public name of a class: `torch.optim.AdamW` for torch.optim.adamw.AdamW."""
     kind = type(optimizer)
     for package in ("torch.optim", "pytorch_optimizer"):
         if kind.__module__.startswith(f"{package}."):

@@ -33,8 +33,8 @@ FACTOR = 2.0
 # The number of a claim without any effect: a slowdown of 1, or 0 % saved.
 NO_EFFECT: dict[str, float] = {"times": 1.0, "percent": 0.0}
 GROUPS = ("as in the paper", "not as in the paper", "not tried")
-ROW_IN = 0.17  # height of a row in the figure
-LINE_CHARACTERS = 70  # of a statement in the figure
+ROW_IN = 0.2  # height of a row in the figure
+LINE_CHARACTERS = 64  # of a line of a statement in the figure; two lines fit into a row
 WIDEST = 8.0  # ratios are drawn up to this factor either way; larger ones are drawn at the edge
 RATIO_TICKS = {
     0.125: "1/8",
@@ -212,14 +212,14 @@ def _judge(claim: Claim, experiments: Experiments) -> Outcome:
 
 
 def verdict_counts(outcomes: Sequence[Outcome]) -> list[str]:
-    """Two lines: how many claims have each strict verdict, and each verdict of sections 5 and 6."""
-    strictly = Counter(outcome.strict_verdict for outcome in outcomes)
+    """Two lines: how many claims have each strict verdict, and each first verdict."""
+    strict_verdicts = Counter(outcome.strict_verdict for outcome in outcomes)
     verdicts = Counter(outcome.verdict for outcome in outcomes)
-    strict_text = ", ".join(f"{strictly[name]} {name}" for name in get_args(StrictOrUntried))
-    text = ", ".join(f"{verdicts[name]} {name}" for name in ("yes", "no", "not tried"))
+    strict_counts = [f"{strict_verdicts[name]} {name}" for name in get_args(StrictOrUntried)]
+    counts = [f"{verdicts[name]} {name}" for name in ("yes", "no", "not tried")]
     return [
-        f"{len(outcomes)} claims, strictly: {strict_text}",
-        f"by the rules of sections 5 and 6: {text}",
+        f"{len(outcomes)} claims, strict verdicts: {', '.join(strict_counts)}",
+        f"first verdicts: {', '.join(counts)}",
     ]
 
 
@@ -236,8 +236,8 @@ def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:
             "where": claim.where,
             "paper": "" if claim.paper is None else number_text(claim.paper, claim.unit),
             "here": evidence_text(outcome),
-            "strictly": outcome.strict_verdict,
-            "reproduced": verdict_text(outcome),
+            "strict": outcome.strict_verdict,
+            "first": verdict_text(outcome),
             "rule": f"within {FACTOR:g}x" if claim.rule == "number" else claim.rule,
             "runs": str(len(outcome.runs)),
             "command": outcome.command.format(curvature=scale.curvature),
@@ -276,7 +276,7 @@ def few_seeds(outcome: Outcome) -> str:
 
 
 def why_not(outcome: Outcome) -> str:
-    """In a few words, why a claim is not reproduced; empty if it is, or if the evidence does not
+    """In a few words, why the first verdict is no; empty if it is yes, or if the evidence does not
     tell why."""
     claim = outcome.claim
     evidence = outcome.evidence
@@ -378,11 +378,8 @@ def _draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
         axes.text(ours_x, place, text, va="center", **right_of_axes)
     for heading, x in COLUMNS.items():
         axes.text(x, -1.0, heading, weight="bold", **right_of_axes)
-    labels = [
-        textwrap.shorten(outcome.claim.statement, LINE_CHARACTERS, placeholder=" ...")
-        for outcome in outcomes
-    ]
-    axes.set_yticks(range(len(outcomes)), labels, fontsize=7)
+    labels = [textwrap.fill(outcome.claim.statement, LINE_CHARACTERS) for outcome in outcomes]
+    axes.set_yticks(range(len(outcomes)), labels, fontsize=7, linespacing=0.9)
     axes.set_ylim(len(outcomes) - 0.4, -0.6)
     axes.axvspan(1 / FACTOR, FACTOR, color="black", alpha=0.05, linewidth=0)
     axes.axvspan(1 / strict.CLOSE, strict.CLOSE, color="black", alpha=0.05, linewidth=0)
@@ -391,7 +388,7 @@ def _draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     axes.set_xlim(1 / WIDEST, WIDEST)
     axes.set_xticks(list(RATIO_TICKS), list(RATIO_TICKS.values()))
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("our number / the paper's (of shares saved: of what is left)")
+    axes.set_xlabel("our number / the paper's number (saved iterations: the iterations left)")
 
 
 def ratio_of(outcome: Outcome) -> tuple[float, float, float] | None:

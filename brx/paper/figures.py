@@ -22,6 +22,8 @@ from brx.curvature import effective_delay as delays
 from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms
 from brx.curvature.oscillation import oscillations_in
 from brx.errors import UserError
+from brx.paper.architectures import RUNS as ARCHITECTURE_RUNS
+from brx.paper.architectures import draw_architectures
 from brx.paper.causes import RUNS as CAUSES_RUNS
 from brx.paper.causes import draw_causes
 from brx.paper.claims import CLAIMS, fill_claims, judge
@@ -69,6 +71,7 @@ from brx.plot.style import (
     look_of,
     new_figure,
     save,
+    say_not_run,
     shade,
 )
 from brx.runs.comparison import BASELINES, slowdowns
@@ -80,10 +83,12 @@ from brx.toy.run import run_toy
 PANEL_IN = 2.3  # width of a panel
 HEIGHT_IN = 2.5  # and its height
 TITLE_CHARACTERS = 34  # of a line of a panel's title
+LEVEL = 0.005  # nats; smaller differences are 0.00 in a title
 ALONE_IN = (COLUMN_WIDTH_IN, 2.9)  # width and height of a figure with one panel
 READING = (
     f"Training losses are means over {SMOOTHING:.0%} of the iterations, at the learning rate of "
-    "the lowest final validation loss; bands: range over seeds, thin: one seed."
+    "the lowest final validation loss; bands: range over seeds, thin: one seed. One rate: only one "
+    "learning rate was tried, for all curves or for so many of them."
 )
 
 Panel = Callable[[Experiments, Axes], None]
@@ -175,10 +180,10 @@ def lowest(shown: Sequence[losses.Curve], loss: str) -> str:
     """The curve that ends lowest, and its lead over the next one."""
     finals = finals_of(shown, loss)
     best, second = sorted(finals, key=finals.__getitem__)[:2]
-    lead = f"{finals[second] - finals[best]:.2f}"
-    if lead == "0.00":
+    lead = finals[second] - finals[best]
+    if lead < LEVEL:
         return f"{best} and {second} end level"
-    return f"{best} lowest by {lead} nats"
+    return f"{best} lowest by {lead:.2f} nats"
 
 
 def change(shown: Sequence[losses.Curve], loss: str) -> str:
@@ -306,12 +311,24 @@ def final_losses(
         say_not_run(axes, "(a) final loss")
         return
     runs = pd.concat(present)
-    finals = runs.groupby([DEPTH, "variant"])["train_loss"].mean().unstack()
-    (best, count), *_ = finals.idxmin(axis="columns").value_counts().items()
     losses.draw_final_losses(axes, runs, best_of)
-    title = f"(a) final loss\n{look_of(best).label} lowest at {count} of {len(finals)} P"
+    title = f"(a) final loss\n{lowest_by_depth(runs)}"
     x_label = "blocks = stages P" if per_block else "stages P"
     finish_panel(axes, x_label, "final training loss (nats)", title)
+
+
+def lowest_by_depth(runs: pd.DataFrame) -> str:
+    """Which variant has the lowest final training loss at the most numbers of stages, or one that
+    is level with the lowest: for example `PipeDream lowest at 3 of 6 P`."""
+    finals = runs.groupby([DEPTH, "variant"])["train_loss"].mean().unstack()
+    leads = finals.sub(finals.min(axis="columns"), axis="index")
+    is_level = leads < LEVEL
+    counts = is_level.sum(axis="index")
+    best = counts.idxmax()
+    # Methods that were not run at a number of stages have NaN there, which is not level.
+    is_shared = bool((is_level[best] & (is_level.sum(axis="columns") > 1)).any())
+    verb = "lowest or level" if is_shared else "lowest"
+    return f"{look_of(best).label} {verb} at {counts[best]} of {len(finals)} P"
 
 
 def slowdown(experiments: Experiments, axes: Axes, method: str, letter: str = "") -> None:
@@ -359,13 +376,6 @@ def rates(experiments: Experiments, axes: Axes, method: str) -> None:
     title += f"\nat an edge: P = {', '.join(at_edge)}" if at_edge else "\nno best rate at an edge"
     label_shades(axes, [line.label or "" for line in lines])
     finish_panel(axes, "learning rate", "final validation loss (nats)", title)
-
-
-def say_not_run(axes: Axes, title: str) -> None:
-    """An empty panel that says that its experiments were not run."""
-    axes.set_title(title)
-    axes.tick_params(bottom=False, left=False, labelbottom=False)
-    axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes, color="grey")
 
 
 @dataclass(frozen=True)
@@ -433,9 +443,7 @@ def draw_paper_figure(
             _fill_panels(figure, asked, drawn)
         lacks_own_sweep = figure.sweep and asked.scale.sweep(figure.sweep) not in asked.sweeps
         if not asked.used or lacks_own_sweep:
-            raise UserError(
-                f"none of its runs are in {asked.folder}; make them with {asked.what_to_run}"
-            )
+            raise UserError(f"none of its runs are in {asked.folder}; {asked.advice}")
         caption = figure.caption
         if figure.place:
             caption += f" (The paper's {figure.place}.)"
@@ -659,6 +667,13 @@ FIGURES = {
             "What makes an optimizer stand delay: bases, momentum, step geometry, corrections.",
             draw_study=draw_causes,
             study=CAUSES_RUNS,
+        ),
+        PaperFigure(
+            "architectures",
+            "",
+            "What delay costs GPT's blocks and Llama's, and the leads of basis rotation in both.",
+            draw_study=draw_architectures,
+            study=ARCHITECTURE_RUNS,
         ),
         PaperFigure(
             "teaser",
@@ -911,7 +926,7 @@ FIGURES = {
         PaperFigure(
             "claims",
             "",
-            "What the paper states beside what our runs say (brx claims).",
+            "The paper's claims, and what our runs say (brx claims).",
             reading="Above: strict verdicts by kind of claim. Below: ours over the paper's number, "
             "where there is one; bars: 95 %; hollow: one or two seeds; arrow: a bound, or beyond "
             "the axis; grey bands: a factor of 1.5 and of 2.",

@@ -515,7 +515,8 @@ def _finish(axes: Axes, title: str) -> None:
         fontsize=7,
     )
     axes.legend(
-        title="at the paper's delay: extrapolated [95 %] / paper",
+        title="stars: the paper; left bars: 95 % of the dashed law\n"
+        "at the paper's delay: extrapolated [95 %] / paper",
         title_fontsize=7,
         fontsize=7,
         loc="upper center",

@@ -141,14 +141,14 @@ def _interval(by_seed: pd.Series) -> Interval | None:
     return interval_of(values)
 
 
-def draw_leads(experiments: Experiments, axes: Axes) -> None:
+def draw_leads(experiments: Experiments, axes: Axes, rivals: Sequence[str] = RIVALS) -> None:
     """A panel with a bar per rival: the part of the lead without delay, and at its end the part
     from delay. A line is the interval of the whole lead.
 
     Raises:
         UserError: no rival has runs at both ends.
     """
-    parts = lead_parts(experiments)
+    parts = lead_parts(experiments, rivals)
     if not parts:
         raise UserError(f"no rival of {OURS} has runs at both ends")
     places = np.arange(len(parts))[::-1]

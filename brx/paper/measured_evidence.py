@@ -98,7 +98,7 @@ def norm_ratio(experiments: Experiments) -> Evidence:
             f"{math.exp(extrapolated.mean):.3g} extrapolated"
         )
     else:
-        text += "raised by the noise of the batches, by how much is not known"
+        text += "raised by the noise of the batches, to an unknown extent"
     text += _smaller_samples(experiments, original[0].settings.batches_per_vector)
     return Evidence(
         math.exp(rise.mean),

@@ -11,12 +11,12 @@ from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pandas as pd
 
-from brx.config.loading import Settings, preset_with
+from brx.config.loading import PRESETS, Settings, preset_with
 from brx.errors import UserError
 from brx.runs.comparison import common_target
 from brx.runs.experiments import at_best_rates, main_origin, notes, tried_rates
@@ -83,7 +83,8 @@ class Scale:
     ladder: Mapping[int, Settings] = field(default_factory=dict)
     # Model and training grow together along the ladder; its law is fitted to each seed.
     grows: bool = False
-    # For a sweep that has runs at both ends only, the sweep of the depths between them.
+    # For a sweep that has runs at both ends only, the sweep of the depths between them; empty if
+    # there is none.
     between: Mapping[str, str] = field(default_factory=dict)
     # Sweeps whose runs are in this scale's sweep `main`.
     in_main: tuple[str, ...] = ()
@@ -99,8 +100,17 @@ class Scale:
         return self.models["main"].preset
 
     def sweep(self, name: str) -> str:
-        """The sweep file that makes the runs of an experiment."""
+        """The path of a sweep file of the scale."""
         return f"configs/sweeps/{self.name}/{name}.yaml"
+
+    def maker(self, sweep: str, stages: int) -> str:
+        """The sweep file that makes the runs of an experiment at P stages; empty if no sweep of
+        the scale does."""
+        name = sweep
+        if stages not in ENDS:
+            name = self.between.get(sweep, sweep)
+        file = PRESETS / "sweeps" / self.name / f"{name}.yaml"
+        return self.sweep(name) if name and file.is_file() else ""
 
 
 def _rung(width: int, rate: float, warmup: float, beta2: float, decay: float) -> Settings:
@@ -124,6 +134,18 @@ SIMILAR_MODELS = {
     PER_BLOCK: Model("similar", {"model.width": 32}, "block-scaling"),
 }
 """The models of `similar`, which `tuned` trains again with equal tuning."""
+
+SECOND_SETTINGS = {
+    "pipedream": "optimizer.beta1",
+    "pipedream-lr": "optimizer.annealing_fraction",
+    "nesterov": "optimizer.beta1",
+    "basis-rotation": "optimizer.beta1",
+    "soap": "optimizer.beta1",
+    "muon": "optimizer.momentum",
+    "scion": "optimizer.momentum",
+}
+"""For each method the setting that equal tuning chooses in addition to the learning rate
+(docs/protocol.md, section 10)."""
 
 SCALES = {
     "laptop": Scale(
@@ -161,15 +183,16 @@ SCALES = {
         models=SIMILAR_MODELS,
         in_main=("preconditioned",),
         between={"main": "depths"},
-        seconds={
-            "pipedream": "optimizer.beta1",
-            "pipedream-lr": "optimizer.annealing_fraction",
-            "nesterov": "optimizer.beta1",
-            "basis-rotation": "optimizer.beta1",
-            "soap": "optimizer.beta1",
-            "muon": "optimizer.momentum",
-            "scion": "optimizer.momentum",
-        },
+        seconds=SECOND_SETTINGS,
+    ),
+    "llama": Scale(  # docs/protocol.md, section 15
+        name="llama",
+        runs=Path("results/llama"),
+        curvature=Path("results/llama-curvature"),
+        models={"main": Model("similar-llama")},
+        in_main=("preconditioned",),
+        between={"main": ""},
+        seconds=SECOND_SETTINGS,
     ),
     "paper": Scale(
         name="paper",
@@ -374,9 +397,7 @@ class Experiments:
             UserError: the scale does not have the model.
         """
         if model not in self.scale.models:
-            maker = SCALES["paper"].sweep("3b")
-            self.missing[f"{method} with {model} parameters: brx sweep {maker}"] = maker
-            raise UserError(f"a model of {model} parameters: at the paper's scale alone")
+            self._refuse_model(method, model)
         entry = self.scale.models[model]
         stages = stages or entry.stages or DEEPEST
         settings = {**entry.settings, **(settings or {})}
@@ -386,12 +407,13 @@ class Experiments:
         if seeds is None:
             extra = "".join(f", {key} = {value}" for key, value in settings.items())
             why = "every run diverged, of " if experiment in self._diverged else ""
-            line = f"{method} at P = {stages}{extra}: {why}brx sweep {maker}"
+            how = f"brx sweep {maker}" if maker else f"no sweep of {self.scale.name}"
+            line = f"{method} at P = {stages}{extra}: {why}{how}"
             self.missing.pop(line, None)
             self.missing[line] = maker
             return None
         self.used[experiment] = seeds
-        if maker not in self.sweeps:
+        if maker and maker not in self.sweeps:
             self.sweeps.append(maker)
         return seeds
 
@@ -403,13 +425,21 @@ class Experiments:
         return experiment_id(config, *self._origin, second)
 
     def _maker_of(self, method: str, stages: int, sweep: str, settings: Settings) -> str:
-        """The file of the sweep that makes an experiment; `sweep` is empty for the usual one."""
+        """The file of the sweep that makes an experiment, or ""; an empty `sweep` means the usual
+        one."""
         sweep = sweep or self._sweep_of(method, settings)
         if sweep in self.scale.in_main:
             sweep = "main"
-        if stages not in ENDS:
-            sweep = self.scale.between.get(sweep, sweep)
-        return self.scale.sweep(sweep)
+        return self.scale.maker(sweep, stages)
+
+    def _refuse_model(self, method: str, model: str) -> NoReturn:
+        """Note that runs are missing because this scale lacks their model, and raise UserError."""
+        if model == "3B":
+            maker = SCALES["paper"].sweep("3b")
+            self.missing[f"{method} with 3B parameters: brx sweep {maker}"] = maker
+            raise UserError("a model of 3B parameters: at the paper's scale alone")
+        self.missing[f"{method} with the model '{model}': no sweep of {self.scale.name}"] = ""
+        raise UserError(f"the scale {self.scale.name} has no model '{model}'")
 
     def find_all(self, wanted: Iterable[Mapping[str, Any]]) -> list[pd.DataFrame]:
         """The runs of each experiment that has any; `wanted` are arguments of `find`."""
@@ -452,9 +482,13 @@ class Experiments:
     @property
     def makers(self) -> list[str]:
         """The files of the sweeps that make all experiments that were asked for."""
-        return list(dict.fromkeys([*self.sweeps, *self.missing.values()]))
+        return list(dict.fromkeys([*self.sweeps, *filter(None, self.missing.values())]))
 
     @property
-    def what_to_run(self) -> str:
-        """The commands that make the missing experiments."""
-        return ", ".join(f"brx sweep {maker}" for maker in sorted(set(self.missing.values())))
+    def advice(self) -> str:
+        """How to get the missing runs: the commands that make them, if sweeps of the scale do."""
+        makers = sorted(set(filter(None, self.missing.values())))
+        if not makers:
+            return f"no sweep of the scale {self.scale.name} makes them"
+        commands = ", ".join(f"brx sweep {maker}" for maker in makers)
+        return f"make them with {commands}"

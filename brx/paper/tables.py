@@ -1,9 +1,9 @@
 """The paper's tables (`TABLES`, at the end), each a frame of texts; and how entries of a catalogue
 of tables or figures are chosen and made.
 
-An entry is chosen by its name, its place in the paper (`Figure 5`), or `all`. If several are
-chosen, entries that cannot be made are noted. If one is chosen and cannot be made, that is a
-UserError."""
+Tables are from the runs of a scale, from the runs of a study, or from formulas. An entry is chosen
+by its name, its place in the paper (`Figure 5`), or `all`. If several are chosen, entries that
+cannot be made are noted. If one is chosen and cannot be made, that is a UserError."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ from brx.config.loading import preset_with
 from brx.curvature.norm_result import NORM_TITLE, measured_norms, norm_table
 from brx.errors import UserError, did_you_mean
 from brx.files import write_text
+from brx.paper.architectures import RUNS as ARCHITECTURE_RUNS
+from brx.paper.architectures import architecture_table, verdict_table
 from brx.paper.causes import RUNS as CAUSES_RUNS
 from brx.paper.causes import prediction_table
 from brx.paper.claims import CLAIMS, claim_table, judge, number_text
@@ -47,7 +49,7 @@ seed (where iterations or hours are saved, by training loss); brackets are 95 % 
 seeds. A method's slowdown differs between rows that take other seeds (those that all methods of the
 row have) or another target (`teaser-slowdown`). *One seed*: some experiment of the row has only
 one. *Runs*: trainings that were read; measurements at checkpoints are not counted. The rules are in
-docs/protocol.md: those of *strictly* in section 11, the others in sections 5 and 6."""
+docs/protocol.md: section 11 for the verdict *strict*, sections 5 and 6 for the verdict *first*."""
 LEADS_LEGEND = """\
 Nats of final validation loss by which basis rotation ends below each rival, with 95 % intervals
 over seeds (Student's t). The lead at P = 32 is the sum of the lead without delay and the part from
@@ -58,6 +60,14 @@ CAUSES_LEGEND = """\
 The predictions, and what refutes each, were written before the runs (docs/protocol.md, section 12).
 *Cost* is the final validation loss with the delay minus the one without, in nats; brackets are 95 %
 intervals over seeds (Student's t). A prediction is *open* with fewer than three seeds."""
+ARCHITECTURES_LEGEND = """\
+Final validation losses in nats, means over seeds, GPT's from the scale `tuned`. *Cost* is the loss
+at P = 32 minus the one at P = 1, with a 95 % interval over seeds (Student's t); the difference
+between the models is Welch's. Slowdowns are to one training loss per model. *To run*: what has no
+runs yet (docs/protocol.md, section 15)."""
+ARCHITECTURE_VERDICTS_LEGEND = """\
+Strict verdicts (docs/protocol.md, sections 11 and 15). The last row holds if all others do, and
+does not if one of them does not."""
 PRECONDITIONED_TABLE = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 Note = Callable[..., None]  # tells the user some lines
 
@@ -72,11 +82,23 @@ class Entry:
 
 @dataclass(frozen=True)
 class PaperTable(Entry):
-    """A table from the runs of a scale, or from none."""
+    """A table from the runs of a scale."""
 
     title: str
     make: Callable[[Experiments], pd.DataFrame]  # texts; empty if no experiment has runs
     legend: str = ""
+
+
+@dataclass(frozen=True)
+class FormulaTable(Entry):
+    """A table of closed forms, from no runs."""
+
+    title: str
+    compute: Callable[[], pd.DataFrame]  # texts
+    legend: str = ""
+
+    def make(self, _: Experiments) -> pd.DataFrame:
+        return self.compute()
 
 
 @dataclass(frozen=True)
@@ -93,6 +115,7 @@ class StudyTable(Entry):
         return self.make_from(self.study)
 
 
+Table = PaperTable | FormulaTable | StudyTable
 Wanted = TypeVar("Wanted", bound=Entry)
 Made = TypeVar("Made")
 
@@ -177,23 +200,27 @@ def paper_reductions(experiments: Experiments) -> pd.DataFrame:
 
 def make_tables(
     wanted: str, scale: str, runs: Path | None, note: Note
-) -> Iterator[tuple[PaperTable | StudyTable, pd.DataFrame]]:
+) -> Iterator[tuple[Table, pd.DataFrame]]:
     """Make tables one by one; each comes with its texts.
 
     Args:
-        wanted: a name, a place in the paper, or `all`.
+        wanted: a name, a place in the paper (`Table 1`), or `all`.
         scale: the name of the scale.
-        runs: the folder of the runs, instead of the scale's.
+        runs: the folder of the runs, instead of the scale's or the study's.
         note: tells the user which tables of several could not be made, or not completely.
 
     Raises:
         UserError: there is no such table, or it is the only one and cannot be made.
     """
     chosen = entries(wanted, TABLES, "table")
+    if runs is not None and all(isinstance(table, FormulaTable) for table in chosen):
+        raise UserError(f"--runs: table {wanted} is a formula, and not made from a folder of runs")
     is_of_scale = any(isinstance(table, PaperTable) for table in chosen)
     experiments = load_noting(scale, runs, note) if is_of_scale else None
 
-    def make(table: PaperTable | StudyTable) -> pd.DataFrame:
+    def make(table: Table) -> pd.DataFrame:
+        if isinstance(table, FormulaTable):
+            return table.compute()
         if isinstance(table, StudyTable):
             # If several tables are made, --runs names the scale's folder.
             named = runs if len(chosen) == 1 else None
@@ -202,17 +229,14 @@ def make_tables(
         asked = experiments.fresh()
         texts = table.make(asked)
         if texts.empty:
-            raise UserError(
-                f"its runs are not in {asked.folder}, or not all; make them with "
-                f"{asked.what_to_run}"
-            )
+            raise UserError(f"its runs are not in {asked.folder}, or not all; {asked.advice}")
         note_missing(f"table {table.name}", asked, note)
         return texts
 
     return made(chosen, make, "table", note)
 
 
-def write_table(table: PaperTable | StudyTable, texts: pd.DataFrame, folder: Path) -> Path:
+def write_table(table: Table, texts: pd.DataFrame, folder: Path) -> Path:
     """Write a table as NAME.csv and NAME.md; gives the path of the latter."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{table.name}.csv", format_table(texts, "csv") + "\n")
@@ -276,10 +300,10 @@ def load_noting(scale: str, runs: Path | None, note: Note) -> Experiments:
 def note_missing(what: str, asked: Experiments, note: Note) -> None:
     """Note how many experiments of a figure or table are missing, and the commands for them."""
     if asked.missing:
-        note(f"{what}: {len(asked.missing)} experiments not there: {asked.what_to_run}")
+        note(f"{what}: {len(asked.missing)} experiments not there; {asked.advice}")
 
 
-TABLES: dict[str, PaperTable | StudyTable] = {
+TABLES: dict[str, Table] = {
     table.name: table
     for table in (
         PaperTable(
@@ -322,17 +346,17 @@ TABLES: dict[str, PaperTable | StudyTable] = {
             legend=LEADS_LEGEND,
         ),
         PaperTable("ladder", "", "What delay costs, by the length of the training", ladder_table),
-        PaperTable(
+        FormulaTable(
             "stages",
             "Table 1",
             "The least number of stages of large models, by the memory of a device",
-            lambda _: stage_count_table(LLAMAS, DEVICES_GB),
+            lambda: stage_count_table(LLAMAS, DEVICES_GB),
         ),
-        PaperTable(
+        FormulaTable(
             "memory",
             "",
             "Memory beyond Adam's moments, GiB per matrix (fp32)",
-            lambda _: llama_overhead(),
+            llama_overhead,
         ),
         PaperTable(
             "hessian-norm",
@@ -354,6 +378,22 @@ TABLES: dict[str, PaperTable | StudyTable] = {
             CAUSES_RUNS,
             prediction_table,
             CAUSES_LEGEND,
+        ),
+        StudyTable(
+            "architectures",
+            "",
+            "What delay costs GPT's blocks and Llama's",
+            ARCHITECTURE_RUNS,
+            architecture_table,
+            ARCHITECTURES_LEGEND,
+        ),
+        StudyTable(
+            "architecture-verdicts",
+            "",
+            "Whether the paper's conclusions hold for Llama's blocks",
+            ARCHITECTURE_RUNS,
+            verdict_table,
+            ARCHITECTURE_VERDICTS_LEGEND,
         ),
         PaperTable(
             "learning-rates",

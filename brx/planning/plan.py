@@ -57,7 +57,7 @@ CHANNEL_BYTES = 4 * 2**20  # NCCL_BUFFSIZE
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """What one virtual stage adds to its rank, in bytes."""
+    """What one stage adds to its rank, in bytes."""
 
     index: int
     num_parameters: int

@@ -73,7 +73,7 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
             label = f"common target {target:.2f}"
             axes.axhline(target, color="black", linewidth=0.6, linestyle=":", label=label)
         _limit_to_settled(axes, list(by_run.values()))
-        title = _lowest_text(runs, labels, notes)
+        title = "" if notes else _curves_title(runs, labels, is_delayed)
         finish_panel(axes, "iteration", "training loss (nats)", title, columns=2)
         caption = f"Training loss in nats; lines are means over {SMOOTHING:.0%} of the iterations."
         details: dict[str, Any] = {"runs": {str(run): label for run, label in labels.items()}}
@@ -91,14 +91,16 @@ def _limit_to_settled(axes: Axes, curves: Sequence[pd.DataFrame]) -> None:
     axes.set_xlim(0, max(losses["iteration"].max() for losses in curves))
 
 
-def _lowest_text(runs: pd.DataFrame, labels: pd.Series, notes: Sequence[str]) -> str:
-    """Which run ends lowest; "" if the runs do not compare, as `notes` say, or did not all end."""
+def _curves_title(runs: pd.DataFrame, labels: pd.Series, is_delayed: pd.Series) -> str:
+    """The cost of delay, if the runs are pairs without delay and with it; else the run that ends
+    lowest. Empty if not all runs have finished, with equal lengths."""
     all_finished = (runs["status"] == "finished").all() and runs["last_iteration"].nunique() == 1
-    if notes or not all_finished or len(runs) < 2:
+    if not all_finished or len(runs) < 2:
         return ""
     finals = runs["train_loss"].sort_values(kind="stable")
     lead = finals.iloc[1] - finals.iloc[0]
-    return f"{labels[finals.index[0]]} ends lowest, by {lead:.2f} nats"
+    lowest = f"{labels[finals.index[0]]} ends lowest, by {lead:.2f} nats"
+    return _costs_of_delay(runs, is_delayed) or lowest
 
 
 def _labels_and_colors(runs: pd.DataFrame, style: pd.Series) -> tuple[pd.Series, dict[str, Any]]:
@@ -106,12 +108,7 @@ def _labels_and_colors(runs: pd.DataFrame, style: pd.Series) -> tuple[pd.Series,
 
     Runs with equal labels also get their names. Runs with equal colours and an equal `style` get
     colours of their own."""
-    methods = runs["method"].map(lambda method: look_of(method).label)
-    suffixes = [
-        figure_label(variant.removeprefix(method))
-        for variant, method in zip(runs["variant"], runs["method"], strict=True)
-    ]
-    labels = methods + suffixes + ", P = " + runs[DEPTH].astype(str)
+    labels = _variant_labels(runs) + ", P = " + runs[DEPTH].astype(str)
     names = runs["name"].map(figure_label)
     labels = labels.where(~labels.duplicated(keep=False), labels + " (" + names + ")")
     colors = runs["variant"].map(lambda variant: look_of(variant).color)
@@ -121,6 +118,36 @@ def _labels_and_colors(runs: pd.DataFrame, style: pd.Series) -> tuple[pd.Series,
         if not is_alone[run]:
             own_colors[run] = sequence_color(place, len(runs))
     return labels, {**colors, **own_colors}
+
+
+def _variant_labels(runs: pd.DataFrame) -> pd.Series:
+    """For each run the label of its method, and the settings that the variant adds."""
+    methods = runs["method"].map(lambda method: look_of(method).label)
+    suffixes = [
+        figure_label(variant.removeprefix(method))
+        for variant, method in zip(runs["variant"], runs["method"], strict=True)
+    ]
+    return methods + suffixes
+
+
+def _costs_of_delay(runs: pd.DataFrame, is_delayed: pd.Series) -> str:
+    """The cost of delay for each variant, as a title. Empty unless the runs are pairs, one pair per
+    variant: a run without delay, and one with the delay that all others have."""
+    without = runs[~is_delayed]
+    delayed = runs[is_delayed]
+    variants = set(runs["variant"])
+    num_pairs = len(variants)
+    is_paired = len(without) == len(delayed) == num_pairs
+    is_complete = set(without["variant"]) == set(delayed["variant"]) == variants
+    if not (is_paired and is_complete and delayed[DEPTH].nunique() == 1):
+        return ""
+    before = without.set_index("variant")["train_loss"]
+    after = delayed.set_index("variant")["train_loss"]
+    labels = _variant_labels(without)
+    costs = []
+    for run, variant in without["variant"].items():
+        costs.append(f"{labels[run]} {after[variant] - before[variant]:.2f}")
+    return f"delay costs {', '.join(costs)} nats"
 
 
 def draw_all_targets(

@@ -77,13 +77,29 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
         axes.set_xticks(range(len(kinds)), labels)
         axes.set_xlim(-0.5, len(kinds) - 0.5)
         factor_axis(axes)
-        axes.set_ylabel(NORM_LABEL)
+        axes.set(ylabel=NORM_LABEL, title=_share_title(results))
         axes.legend(
             title="coordinates", title_fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5)
         )
         details = {"norms": norm_table(results).to_dict("records")}
         command = "brx hessian-norm RUNS --measured"
         return save(figure, path, f"{NORM_TITLE}. {BARS}", command=command, details=details)
+
+
+def _share_title(results: Sequence[NormResult]) -> str:
+    """How much of the norm the rotated coordinates leave: the geometric mean over the seeds of each
+    method and number of stages, or the range of these. Empty where nothing was measured in both."""
+    shares = []
+    for of_seeds in by_method_and_depth(results).values():
+        rotated = [result for result in of_seeds if result.space == "rotated"]
+        found = [shares_of_original(result, results) for result in rotated]
+        of_kind = [share for share, *_ in filter(None, found)]
+        if of_kind:
+            shares.append(geometric_mean(of_kind))
+    if not shares:
+        return ""
+    low, high = f"{min(shares):.2f}", f"{max(shares):.2f}"
+    return f"rotation leaves {low if low == high else f'{low} to {high}'} of the norm"
 
 
 def _draw_seeds(axes: Axes, alike: Sequence[NormResult], center: float) -> None:
@@ -141,7 +157,7 @@ def _draw_norms_by_strategy(axes: Axes, results: Sequence[NormResult]) -> None:
     names = [space.replace("-", "\n") for space in STRATEGY_SPACES]
     axes.set_xticks(range(len(STRATEGY_SPACES)), names)
     factor_axis(axes)
-    axes.set(ylabel=NORM_LABEL, title="norm in each strategy's coordinates")
+    axes.set(ylabel=NORM_LABEL, title="norm in the coordinates of each strategy")
     legend_below(axes)
 
 
@@ -170,11 +186,11 @@ def _draw_slowdown_by_norm(
             _draw_strategy(axes, space, geometric_mean(shares), row)
     axes.axhline(1.0, color="black", linewidth=0.5)
     factor_axis(axes)
-    axes.margins(x=0.4, y=0.15)
+    axes.margins(x=0.5, y=0.15)
     axes.set(
-        xlabel="norm / that in original coordinates",
+        xlabel="norm / norm in the original coordinates",
         ylabel=f"slowdown at P = {stages_of(delays)}",
-        title="and what delay costs the strategy",
+        title="slowdown against the norm",
     )
 
 
@@ -442,9 +458,10 @@ def _draw_variances(axes: Axes, by_method: Mapping[str, Sequence[Oscillation]]) 
         _, color, marker = look_of(method)
         dominant = [result.dominant.variance for result in results]
         random = [result.random.variance for result in results]
-        for x, face, variances in (
-            (index - 0.15, color, dominant),
-            (index + 0.15, "white", random),
+        # Those along the random direction are smaller: their number stands below them.
+        for x, face, variances, end, side in (
+            (index - 0.15, color, dominant, max(dominant), 1),
+            (index + 0.15, "white", random, min(random), -1),
         ):
             style: dict[str, Any] = {"color": color, "markerfacecolor": face, "ms": 5}
             axes.plot([x] * len(variances), variances, marker, **style)
@@ -453,14 +470,15 @@ def _draw_variances(axes: Axes, by_method: Mapping[str, Sequence[Oscillation]]) 
                 axes.hlines(mean, x - 0.12, x + 0.12, color="black", linewidth=1.2)
             axes.annotate(
                 f"{mean:.1e}",
-                (x, max(variances)),
-                xytext=(0, 5),
+                (x, end),
+                xytext=(0, 5 * side),
                 textcoords="offset points",
                 ha="center",
+                va="bottom" if side > 0 else "top",
                 fontsize=6,
             )
     axes.set_yscale("log")
-    axes.margins(x=0.3, y=0.2)
+    axes.margins(x=0.3, y=0.3)
     labels = [look_of(method).label.replace(" ", "\n") for method in by_method]
     axes.set_xticks(range(len(by_method)), labels)
     axes.grid(visible=False, axis="x")

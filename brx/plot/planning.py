@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
-from matplotlib.patches import Rectangle
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 
 from brx.errors import UserError
 from brx.pipeline.schedule import (
@@ -73,15 +76,29 @@ def draw_schedules(num_ranks: int, num_micro_batches: int, path: Path) -> list[P
         title = f"(b) asynchronous 1F1B: idle {idle_once_full:.0%} once full"
         _draw_devices(middle, asynchronous, window, title)
         _draw_delay(bottom, asynchronous[0], num_ranks, window)
+        _name_colors(figure)
         caption = (
             f"Pipeline of {num_ranks} devices over time; a backward pass takes as long as two "
             f"forward passes.\n"
             "Blue: forward passes, green: backward passes, red: updates; numbers are "
             "micro-batches.\n"
-            f"Drawn from the action sequences by: brx schedule --stages {num_ranks}"
-            f" --micro-batches {num_micro_batches} --figure {path}"
+            "Drawn from the sequences of actions that the engine runs."
         )
-        return save(figure, path, caption)
+        command = (
+            f"brx schedule --stages {num_ranks} --micro-batches {num_micro_batches} --figure FIGURE"
+        )
+        return save(figure, path, caption, command=command)
+
+
+def _name_colors(figure: Figure) -> None:
+    """A legend below all panels."""
+    handles: list[Artist] = [
+        Patch(color=FORWARD_COLOR, label="forward pass"),
+        Patch(color=BACKWARD_COLOR, label="backward pass"),
+        Line2D([], [], color=UPDATE_COLOR, marker="o", ms=3, linestyle="none", label="update"),
+        Line2D([], [], linestyle="none", label="numbers: micro-batches"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
 
 
 def _draw_devices(axes: Axes, timed: Sequence[Sequence[Timed]], window: float, title: str) -> None:
@@ -314,6 +331,6 @@ def _draw_break_even(axes: Axes, verdicts: Sequence[Verdict]) -> None:
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set(xlabel="micro-batches per update M", ylabel="slowdown in iterations")
     axes.set_title(
-        f"P = {verdicts[0].question.num_stages}: slowdown measured at (P - 1) / M\n(dotted: as "
-        f"fast as the rival)"
+        f"P = {verdicts[0].question.num_stages}: below its dotted line a method\n"
+        f"is faster asynchronously"
     )

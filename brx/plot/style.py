@@ -60,7 +60,7 @@ _PALETTE = (
 """Colours of methods that `METHOD_LOOKS` does not have, in this order."""
 
 GROUP_COLORS = (_BLUE, _RED, GREY)
-"""Colours of the paper's claims: reproduced, not, not tried."""
+"""Colours of verdicts on the paper's claims: yes, no, not tried."""
 
 COLUMN_WIDTH_IN = 3.4  # inches
 DPI = 200
@@ -221,6 +221,13 @@ def finish_panel(
     if columns is None:
         columns = 2 if max(map(len, labels)) <= SHORT_LABEL else 1
     legend_below(axes, columns)
+
+
+def say_not_run(axes: Axes, title: str) -> None:
+    """Leave a panel empty but for its title and the words that its runs are missing."""
+    axes.set_title(title)
+    axes.tick_params(bottom=False, left=False, labelbottom=False)
+    axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes, color="grey")
 
 
 def thin(losses: pd.DataFrame, most: int = 300) -> pd.DataFrame:

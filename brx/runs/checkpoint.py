@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, one file per virtual stage, checked when read.
+"""Checkpoints: complete or absent, one file per stage, checked when read.
 
     checkpoints/00000500/stage-000.pt ... stage-007.pt, manifest.json
 

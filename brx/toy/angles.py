@@ -4,14 +4,14 @@ Theorem 2.3 bounds the cost of delay by tau times this norm. A rotation of the e
 the norm and nothing else."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 from matplotlib.axes import Axes
 from pydantic import Field, model_validator
 from scipy.stats import spearmanr
 
-from brx.plot.style import new_figure, save, sequence_color
+from brx.plot.style import factor_axis, new_figure, save, sequence_color
 from brx.toy.descent import Array, kept, slowdown_ratios
 from brx.toy.quadratic import (
     QuadraticSection,
@@ -147,10 +147,13 @@ def _draw_momentum(top: Axes, bottom: Axes, result: SweepResult, momentum: int) 
         top.plot(angles, own, **look, label=f"$\\tau$ = {delay}")
         bottom.plot(delay * result.norms, own, **look, linestyle="none")
     top.plot(angles, result.norms, color="black", linestyle=":", label="(1,1)-norm / its minimum")
-    top.set(yscale="log", xlabel="angle of the eigenvectors to the coordinates (degrees)")
+    top.set_xlabel("angle of the eigenvectors to the coordinates (degrees)")
+    factor_axis(top)
+    bottom.set(xscale="log", xlabel="$\\tau \\times$ (1,1)-norm / its minimum")
+    bottom.xaxis.set_major_formatter("{x:g}")
     # A log scale is impossible without a finite value.
-    scale: Literal["log", "linear"] = "log" if np.isfinite(slowdowns).any() else "linear"
-    bottom.set(xscale="log", yscale=scale, xlabel="$\\tau \\times$ (1,1)-norm / its minimum")
+    if np.isfinite(slowdowns).any():
+        factor_axis(bottom)
 
 
 def _sweep_caption(result: SweepResult) -> str:

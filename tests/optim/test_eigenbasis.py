@@ -44,21 +44,23 @@ def test_fixed_covariance_converges_to_its_eigenvectors():
     torch.testing.assert_close(diagonal, eigenvalues.expand(3, 6), rtol=1e-9, atol=0)
 
 
-def test_exact_bases_are_ordered_by_eigenvalue_and_a_factors_is_its_covariances():
+def test_exact_bases_are_ordered_by_eigenvalue():
     matrices, expected, _ = covariances(2, 5)
     refreshed = exact_eigenbasis(matrices)
     assert refreshed.valid.all()
     assert_same_up_to_sign(refreshed.basis, expected)
+
+
+def test_basis_of_a_factor_is_its_covariances():
     factor = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0)).double()
-    assert_same_up_to_sign(
-        exact_factor_eigenbasis(factor).basis, exact_eigenbasis(factor @ factor.mT).basis
-    )
+    expected = exact_eigenbasis(factor @ factor.mT).basis
+    assert_same_up_to_sign(exact_factor_eigenbasis(factor).basis, expected)
 
 
 @pytest.mark.parametrize(("rank", "scale"), [(1, 1.0), (3, 1.0), (3, 1e-26), (3, 1e25)])
 def test_directions_without_energy_do_not_depend_on_rounding(rank, scale):
     # The covariance in float32, and again with other rounding: whatever eigh returns for the zero
-    #     eigenvalues differs.
+    # eigenvalues differs.
     generator = torch.Generator().manual_seed(0)
     factor = torch.randn(8, rank, generator=generator)
     covariance = factor @ torch.diag(torch.linspace(1, 2, rank)) @ factor.mT
@@ -85,12 +87,18 @@ def test_failed_eigh_gives_the_same_basis(monkeypatch):
     torch.testing.assert_close(found.basis, expected.basis, rtol=0, atol=1e-9)
 
 
-def test_zero_and_not_finite_covariances_keep_the_basis():
+def test_exact_basis_of_zero_is_the_identity():
     assert torch.equal(exact_eigenbasis(torch.zeros(2, 3, 3)).basis, torch.eye(3).expand(2, 3, 3))
+
+
+def test_zero_covariance_keeps_the_basis():
+    _, basis, _ = covariances(2, 4)
+    refreshed = power_iteration(torch.zeros_like(basis), basis)
+    torch.testing.assert_close(refreshed.basis, basis, rtol=0, atol=1e-14)
+
+
+def test_covariance_that_is_not_finite_keeps_the_basis():
     matrices, basis, _ = covariances(2, 4)
-    torch.testing.assert_close(
-        power_iteration(torch.zeros_like(basis), basis).basis, basis, rtol=0, atol=1e-14
-    )
     product = matrices @ basis
     product[1, 0, 0] = float("nan")
     refreshed = power_iteration(product, basis)
@@ -98,11 +106,14 @@ def test_zero_and_not_finite_covariances_keep_the_basis():
     assert torch.equal(refreshed.basis[1], basis[1])
 
 
-def test_products_are_the_factors_and_orthonormal_columns_triangular():
-    basis = covariances(2, 7)[1]
-    for columns in (4, 9):
-        factor = torch.randn(2, 7, columns, generator=torch.Generator().manual_seed(3)).double()
-        torch.testing.assert_close(factor_product(factor, basis), factor @ factor.mT @ basis)
+@pytest.mark.parametrize("columns", [4, 9])
+def test_factor_product_is_its_covariances(columns):
+    _, basis, _ = covariances(2, 7)
+    factor = torch.randn(2, 7, columns, generator=torch.Generator().manual_seed(3)).double()
+    torch.testing.assert_close(factor_product(factor, basis), factor @ factor.mT @ basis)
+
+
+def test_triangle_of_qr_has_a_positive_diagonal():
     matrices = torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(2)).double()
     triangular = orthonormalize(matrices).mT @ matrices
     assert (triangular.diagonal(dim1=-2, dim2=-1) > 0).all()

@@ -28,12 +28,14 @@ def first_bases(gradients, shape, source, first_refresh, perturbation=0.0):
 
 
 def all_first_bases(num_threads, perturbation=0.0):
-    cases = itertools.product(GRADIENTS, (("2nd", 4), ("1st", 10)))
+    """The bases of both sides, by family of gradients, source and first refresh."""
+    found = {}
     with threads(num_threads):
-        return {
-            (gradients, *of): first_bases(gradients, (128, 40), *of, perturbation)
-            for gradients, of in cases
-        }
+        for gradients in GRADIENTS:
+            for source, first in (("2nd", 4), ("1st", 10)):
+                bases = first_bases(gradients, (128, 40), source, first, perturbation)
+                found[gradients, source, first] = bases
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +49,15 @@ def assert_same_columns(bases, others, tolerance=1e-5):
             assert (basis - other).norm(dim=0).max() < tolerance, key
 
 
-@pytest.mark.parametrize(("num_threads", "perturbation"), [(4, 0.0), (1, 1e-12)])
-def test_first_bases_are_the_same_with_more_threads_and_perturbed_by_rounding(
-    bases, num_threads, perturbation
-):
-    assert_same_columns(bases, all_first_bases(num_threads, perturbation))
+def test_threads_do_not_change_first_bases(bases):
+    assert_same_columns(bases, all_first_bases(num_threads=4))
 
 
-def test_first_bases_are_the_same_with_other_kernels(bases, tmp_path):
+def test_rounding_does_not_change_first_bases(bases):
+    assert_same_columns(bases, all_first_bases(num_threads=1, perturbation=1e-12))
+
+
+def test_kernels_do_not_change_first_bases(bases, tmp_path):
     # In another process, as torch chooses its kernels when it starts. Its normal numbers differ by
     # 1e-7, too.
     path = tmp_path / "bases"
@@ -80,14 +83,8 @@ def test_no_early_step_is_large(source, geometry, first_refresh):
         return BasisRotation(params, lr=1.0, weight_decay=0.0, **options)
 
     for name, shape in itertools.product(GRADIENTS, ((16, 48), (48, 16))):
-        assert (
-            first_steps.weights(make, GRADIENTS[name], shape, 50)
-            .diff(dim=0)
-            .abs()
-            .amax(dim=(1, 2))
-            .max()
-            <= 3
-        ), name
+        steps = first_steps.weights(make, GRADIENTS[name], shape, 50).diff(dim=0)
+        assert steps.abs().max() <= 3, name
 
 
 @pytest.mark.parametrize(
@@ -101,14 +98,10 @@ def test_no_early_step_is_large(source, geometry, first_refresh):
     ],
 )
 @pytest.mark.parametrize("source", ["2nd", "1st"])
-def test_perturbations_stay_about_as_small_as_with_adamw(gradients, source, first_refresh, bound):
-    optimizers = (
-        first_steps.basis_rotation(source=source, first_refresh=first_refresh),
-        OPTIMIZERS["AdamW"],
-    )
-    moved, of_adamw = (
-        largest_step_and_drift(make, GRADIENTS[gradients], SHAPES[0])[1] for make in optimizers
-    )
+def test_perturbations_stay_about_as_small_as_adamws(gradients, source, first_refresh, bound):
+    make = first_steps.basis_rotation(source=source, first_refresh=first_refresh)
+    _, moved = largest_step_and_drift(make, GRADIENTS[gradients], SHAPES[0])
+    _, of_adamw = largest_step_and_drift(OPTIMIZERS["AdamW"], GRADIENTS[gradients], SHAPES[0])
     assert moved < bound * of_adamw
 
 
@@ -125,17 +118,24 @@ def test_threads_do_not_move_sparse_rows(source, seed):
     torch.testing.assert_close(*ends, rtol=0, atol=0.005)
 
 
-def test_noise_does_not_move_and_what_a_trained_matrix_has_does():
-    for shape, rank in (((16, 48), None), ((64, 64), 1), ((128, 512), None), ((128, 512), 1)):
-        assert 5 < first_steps.floor_over_noise(shape, rank) < 50
+@pytest.mark.parametrize(
+    ("shape", "rank"), [((16, 48), None), ((64, 64), 1), ((128, 512), None), ((128, 512), 1)]
+)
+def test_noise_lies_far_below_the_floor(shape, rank):
+    assert 5 < first_steps.floor_over_noise(shape, rank) < 50
+
+
+def test_trained_entries_are_above_the_floor():
     # Second moments spread as widely as in a trained model: their median is 0.02 of the mean, some
-    #     are 1e-7 of it.
+    # are 1e-7 of it.
     spread = (2.8 * torch.randn(512, 2048, generator=torch.Generator().manual_seed(0))).exp()
     assert (above_noise(spread) < 0.9).float().mean() < 1e-4
-    rank_one = torch.full(
-        (512, 2048), 1e-16
-    )  # of the largest entry: what rounding leaves beside a matrix of rank 1
-    rank_one[0, 0] = 1
-    factor = above_noise(rank_one)
+
+
+def test_leftovers_of_rank_one_do_not_move():
+    # What rounding leaves of the largest entry in the rest of a matrix of rank 1.
+    matrix = torch.full((512, 2048), 1e-16)
+    matrix[0, 0] = 1
+    factor = above_noise(matrix)
     assert factor[0, 0] == 1
     assert factor.flatten()[1:].max() < 1e-4

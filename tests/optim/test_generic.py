@@ -24,8 +24,7 @@ NOT_APPLICABLE = {
     "fused": "the same",
     "differentiable": "the same; a step is not differentiated",
     "capturable": "refreshes ask the device and cannot be captured in a CUDA graph",
-    "betas must be either both floats or both "
-    "Tensors": "numbers of either kind are taken as numbers",
+    "betas must be either both floats or both Tensors": "either kind is taken as a number",
 }
 MESSAGES = {
     "Tensor lr must be 1-element": "Invalid lr=tensor",
@@ -40,9 +39,9 @@ def applies(case):
 
 INPUTS = [case for case in cases.optim_inputs_func_adamw("cpu") if applies(case)]
 ERRORS = [
-    e
-    for e in cases.optim_error_inputs_func_adamw("cpu", torch.float32)
-    if applies(e.optimizer_error_input)
+    error
+    for error in cases.optim_error_inputs_func_adamw("cpu", torch.float32)
+    if applies(error.optimizer_error_input)
 ]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 every_input = pytest.mark.parametrize("case", INPUTS, ids=lambda case: case.desc)
@@ -61,112 +60,165 @@ def optimizer_of(parameters, case, rotate, **options):
 def test_errors(case):
     given = case.optimizer_error_input
     params = [Parameter(torch.randn(1, 1))] if given.params is None else given.params
-    is_warning = issubclass(case.error_type, Warning)
-    with (pytest.warns if is_warning else pytest.raises)(
-        case.error_type, match=MESSAGES.get(case.error_regex, case.error_regex)
-    ):
+    expect = pytest.warns if issubclass(case.error_type, Warning) else pytest.raises
+    with expect(case.error_type, match=MESSAGES.get(case.error_regex, case.error_regex)):
         BasisRotation(params, **given.kwargs)
 
 
-SAVED = [(case, DTYPES[0], {}) for case in INPUTS] + [
-    (INPUTS[0], dtype, {}) for dtype in DTYPES[1:]
+SAVED = [
+    *((case, torch.float32, {}) for case in INPUTS),
+    *((INPUTS[0], dtype, {}) for dtype in DTYPES[1:]),
+    (INPUTS[0], torch.float32, {"source": "1st"}),
+    (INPUTS[0], torch.float32, {"geometry": "unilateral"}),
 ]
-SAVED += [
-    (INPUTS[0], DTYPES[0], {"source": "1st"}),
-    (INPUTS[0], DTYPES[0], {"geometry": "unilateral"}),
-]
+
+
+def read_back(content):
+    """What torch loads of what it saved."""
+    file = io.BytesIO()
+    torch.save(content, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def dtypes_of(optimizer):
+    states = optimizer.state_dict()["state"].values()
+    return [{name: value.dtype for name, value in state.items()} for state in states]
 
 
 @rotated_or_not
 @pytest.mark.parametrize(("case", "dtype", "options"), SAVED)
 @pytest.mark.parametrize("saved_after", [1, 13])
-def test_state_dict_continues_as_if_nothing_had_happened(case, rotate, dtype, options, saved_after):
+def test_copies_continue_as_the_original_does(case, rotate, dtype, options, saved_after):
     parameters = matrices((4, 4), (3, 5), (2, 3, 3), dtype=dtype)
     optimizer = optimizer_of(parameters, case, rotate, frequency=4, **options)
     train(optimizer, parameters, 0, saved_after)
-    file = io.BytesIO()
-    torch.save((optimizer.state_dict(), parameters), file)
-    file.seek(0)
-    saved, others = torch.load(file, weights_only=True)
-    other = BasisRotation(others)
-    other.load_state_dict(saved)
-    twins, twin = copy.deepcopy((parameters, optimizer))
-    pickled_parameters, pickled = pickle.loads(pickle.dumps((parameters, optimizer)))
-    for one, its in (
-        (optimizer, parameters),
-        (other, others),
-        (twin, twins),
-        (pickled, pickled_parameters),
-    ):
-        train(one, its, saved_after, saved_after + 5)
-    for parameter, *same in zip(parameters, others, twins, pickled_parameters, strict=True):
-        assert parameter.dtype == dtype
-        assert all(torch.equal(parameter, one) for one in same)
-    for own, loaded in zip(
-        *(one.state_dict()["state"].values() for one in (optimizer, other)), strict=True
-    ):
-        expected = torch.float64 if dtype == torch.float64 else torch.float32
-        assert {
-            own[name].dtype for name in own if name not in ("step", "num_failed_refreshes")
-        } == {expected}
-        assert {name: own[name].dtype for name in own} == {
-            name: loaded[name].dtype for name in loaded
-        }
+    saved, loaded = read_back((optimizer.state_dict(), parameters))
+    resumed = BasisRotation(loaded)
+    resumed.load_state_dict(saved)
+    copies = [
+        (loaded, resumed),
+        copy.deepcopy((parameters, optimizer)),
+        pickle.loads(pickle.dumps((parameters, optimizer))),
+    ]
+    train(optimizer, parameters, saved_after, saved_after + 5)
+    for series, its in copies:
+        train(its, series, saved_after, saved_after + 5)
+        assert [parameter.dtype for parameter in series] == [dtype] * 3
+        assert all(map(torch.equal, series, parameters))
+        assert dtypes_of(its) == dtypes_of(optimizer)
+
+
+@rotated_or_not
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_states_have_the_dtype_of_the_arithmetic(dtype, rotate):
+    parameters = matrices((4, 4), (3, 5), dtype=dtype)
+    optimizer = BasisRotation(parameters, rotate=rotate)
+    train(optimizer, parameters, 0, 3)
+    expected = torch.float64 if dtype == torch.float64 else torch.float32
+    for dtypes in dtypes_of(optimizer):
+        dtypes.pop("step")
+        dtypes.pop("num_failed_refreshes", None)
+        assert set(dtypes.values()) == {expected}
 
 
 @every_input
 @rotated_or_not
-def test_step_leaves_gradients_as_they_are_and_is_nothing_without(case, rotate):
+def test_step_leaves_gradients_as_they_are(case, rotate):
     parameters = matrices((4, 4), (3, 5))
     optimizer = optimizer_of(parameters, case, rotate, frequency=2)
-    optimizer.step()
-    assert all(map(torch.equal, parameters, matrices((4, 4), (3, 5))))
-    assert not optimizer.state_dict()["state"]
     for time in range(6):
         give_gradients(parameters, time)
         before = [parameter.grad.clone() for parameter in parameters]
         optimizer.step()
         assert all(map(torch.equal, [parameter.grad for parameter in parameters], before))
-    after, state = copy.deepcopy(
-        ([p.detach() for p in parameters], optimizer.state_dict()["state"])
-    )
+
+
+@every_input
+@rotated_or_not
+def test_first_step_without_gradients_does_nothing(case, rotate):
+    parameters = matrices((4, 4), (3, 5))
+    optimizer = optimizer_of(parameters, case, rotate)
+    optimizer.step()
+    assert all(map(torch.equal, parameters, matrices((4, 4), (3, 5))))
+    assert not optimizer.state_dict()["state"]
+
+
+@every_input
+@rotated_or_not
+def test_later_step_without_gradients_does_nothing(case, rotate):
+    parameters = matrices((4, 4), (3, 5))
+    optimizer = optimizer_of(parameters, case, rotate, frequency=2)
+    train(optimizer, parameters, 0, 6)
+    before = copy.deepcopy(([p.detach() for p in parameters], optimizer.state_dict()["state"]))
     optimizer.zero_grad(set_to_none=True)
     optimizer.step()
-    assert all(map(torch.equal, parameters, after))
-    torch.testing.assert_close(optimizer.state_dict()["state"], state, rtol=0, atol=0)
+    after = [p.detach() for p in parameters], optimizer.state_dict()["state"]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
-@rotated_or_not
-def test_hooks_and_names_of_step_state_dict_and_loading(rotate):
+@pytest.fixture
+def calls():
+    return []
+
+
+@pytest.fixture(params=[True, False], ids=["rotated", "not rotated"])
+def named(request):
+    """Two parameters with names, and their optimizer."""
+    series = matrices((4, 4), (3, 5))
+    names = ["first", "second"]
+    return series, BasisRotation(zip(names, series, strict=True), rotate=request.param)
+
+
+def test_hooks_of_a_step_are_called(named, calls):
+    series, optimizer = named
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    train(optimizer, series, 0, 1)
+    assert calls == ["before", "after"]
+
+
+def test_hooks_of_saving_are_called(named, calls):
+    series, optimizer = named
+    optimizer.register_state_dict_pre_hook(lambda _: calls.append("save"))
+    optimizer.register_state_dict_post_hook(lambda _, state: {**state, "extra": 1})
+    train(optimizer, series, 0, 1)
+    assert optimizer.state_dict()["extra"] == 1
+    assert calls == ["save"]
+
+
+def test_hooks_of_loading_are_called(named, calls):
     def with_other_rate(_, state_dict):
         changed = copy.deepcopy(state_dict)
         changed["param_groups"][0]["lr"] = 0.5
         changed["state"][0]["step"] = 3  # as a number
         return changed
 
-    first, second = matrices((4, 4), (3, 5))
-    optimizer, calls = BasisRotation([("first", first), ("second", second)], rotate=rotate), []
-    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
-    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
-    optimizer.register_state_dict_pre_hook(lambda _: calls.append("save"))
-    optimizer.register_state_dict_post_hook(lambda _, state: {**state, "extra": 1})
+    series, optimizer = named
+    train(optimizer, series, 0, 1)
     optimizer.register_load_state_dict_pre_hook(with_other_rate)
     optimizer.register_load_state_dict_post_hook(
-        lambda one: calls.append(int(one.state[first]["step"]))
+        lambda loaded: calls.append(int(loaded.state[series[0]]["step"]))
     )
-    train(optimizer, [first, second], 0, 1)
-    saved = optimizer.state_dict()
-    assert saved.pop("extra") == 1
-    optimizer.load_state_dict(saved)
-    assert calls == ["before", "after", "save", 3]
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert calls == [3]
     assert optimizer.param_groups[0]["lr"] == 0.5
+    train(optimizer, series, 1, 2)
+    assert int(optimizer.state[series[0]]["step"]) == 4
+
+
+def test_names_outlast_a_load(named):
+    series, optimizer = named
+    train(optimizer, series, 0, 1)
+    optimizer.load_state_dict(optimizer.state_dict())
     assert [group["param_names"] for group in optimizer.param_groups] == [["first", "second"]]
-    train(optimizer, [first, second], 1, 2)
-    assert int(optimizer.state[first]["step"]) == 4
+
+
+def test_torch_ships_its_cases():
+    assert (len(INPUTS), len(ERRORS)) >= (4, 8)
 
 
 @rotated_or_not
 def test_complex_parameters_are_refused(rotate):
-    assert (len(INPUTS), len(ERRORS)) >= (4, 8)  # there are cases above
     with pytest.raises(ValueError, match="real floating-point"):
         BasisRotation([Parameter(torch.zeros(2, 2, dtype=torch.complex64))], rotate=rotate)

@@ -83,7 +83,7 @@ def test_replayed_steps_are_those_of_the_optimizer(options, recordings):
         torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_an_ordinary_step_and_a_refresh_are_recorded(recordings):
+def test_only_two_kinds_of_steps_are_recorded(recordings):
     series, optimizer, graphed = make(recordings, frequency=5)
     run(graphed.step, optimizer, series, range(1, 32))
     assert len(recordings) == 2

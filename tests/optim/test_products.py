@@ -73,26 +73,40 @@ def test_tf32_has_ten_bits_of_mantissa():
     assert round_to_tf32(numbers)[:5].tolist() == expected[:5].tolist()
 
 
-@pytest.mark.parametrize("chosen", ["highest", "high", "medium"])
-def test_precision_of_products_is_the_programs_own_again_outside(chosen):
-    def precisions():
-        return (
-            torch.backends.cuda.matmul.fp32_precision,
-            torch.backends.mkldnn.matmul.fp32_precision,
-        )
+def precisions():
+    return (
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.mkldnn.matmul.fp32_precision,
+    )
 
+
+@pytest.fixture
+def programs_precision():
+    """Puts the setting of the program back."""
     at_start = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(at_start)
+
+
+@pytest.mark.usefixtures("programs_precision")
+@pytest.mark.parametrize("chosen", ["highest", "high", "medium"])
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_programs_precision_returns_after_products(chosen, precision):
     torch.set_float32_matmul_precision(chosen)
     before = precisions()
-    for precision in ("ieee", "tf32"):
-        with fp32_products(precision):
-            assert precisions() == (precision, precision)
-        assert torch.get_float32_matmul_precision() == chosen
-    assert before == precisions()
-    torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "none"
-    for general in ("tf32", "ieee"):  # what follows the program's general setting goes on to
-        with torch.backends.flags(fp32_precision=general):
-            with fp32_products("ieee"):
-                pass
-            assert precisions() == (general, general)
-    torch.set_float32_matmul_precision(at_start)
+    with fp32_products(precision):
+        assert precisions() == (precision, precision)
+    assert torch.get_float32_matmul_precision() == chosen
+    assert precisions() == before
+
+
+@pytest.mark.usefixtures("programs_precision")
+@pytest.mark.parametrize("general", ["tf32", "ieee"])
+def test_programs_general_precision_returns_after_products(general):
+    # What follows the program's general setting goes on following it.
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    torch.backends.mkldnn.matmul.fp32_precision = "none"
+    with torch.backends.flags(fp32_precision=general):
+        with fp32_products("ieee"):
+            pass
+        assert precisions() == (general, general)

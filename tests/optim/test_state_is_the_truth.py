@@ -2,7 +2,6 @@
 loaded counts."""
 
 import copy
-from functools import partial
 
 import pytest
 import torch
@@ -20,40 +19,58 @@ def weights_after(num_steps, interfere=lambda optimizer, time: None, **options):
     return [parameter.detach() for parameter in series], optimizer
 
 
-def test_new_tensors_of_the_same_values_go_on_and_other_values_count():
-    def offload(optimizer, time):
-        for state in optimizer.state.values():
-            state.update({name: tensor.clone() for name, tensor in state.items()})
+def clone_states(optimizer, time):
+    """As offloading does between steps."""
+    for state in optimizer.state.values():
+        state.update({name: tensor.clone() for name, tensor in state.items()})
 
-    undisturbed = weights_after(13)[0]
-    assert all(map(torch.equal, weights_after(13, offload)[0], undisturbed))
 
-    def forget_momentum(optimizer, time, in_place=False):
-        for state in optimizer.state.values() if time == 11 else ():
-            state["exp_avg"] = (
-                state["exp_avg"].zero_() if in_place else torch.zeros_like(state["exp_avg"])
-            )
+def replace_momentum(optimizer, time):
+    for state in optimizer.state.values():
+        if time == 11:
+            state["exp_avg"] = torch.zeros_like(state["exp_avg"])
 
-    in_place = partial(forget_momentum, in_place=True)
-    replaced, written = (weights_after(13, change)[0] for change in (forget_momentum, in_place))
+
+def zero_momentum_in_place(optimizer, time):
+    for state in optimizer.state.values():
+        if time == 11:
+            state["exp_avg"].zero_()
+
+
+def set_count_to_8(optimizer, time):
+    for state in optimizer.state.values():
+        if time == 4:
+            state["step"].fill_(8)
+
+
+def test_cloned_states_change_nothing():
+    assert all(map(torch.equal, weights_after(13, clone_states)[0], weights_after(13)[0]))
+
+
+def test_replaced_state_counts_as_a_written_one():
+    replaced, _ = weights_after(13, replace_momentum)
+    written, _ = weights_after(13, zero_momentum_in_place)
     assert all(map(torch.equal, replaced, written))
-    assert not torch.equal(replaced[0], undisturbed[0])
 
-    def set_step(optimizer, time):
-        for state in optimizer.state.values() if time == 4 else ():
-            state["step"].fill_(8)  # the next update is the ninth, and 3 divides 9
 
-    before, after = (
-        next(iter(weights_after(*of)[1].state.values())) for of in ((4,), (5, set_step))
-    )
-    assert int(after["step"]) == 9
-    assert not torch.equal(after["left_basis"], before["left_basis"])
+def test_replaced_momentum_changes_the_steps():
+    assert not torch.equal(weights_after(13, replace_momentum)[0][0], weights_after(13)[0][0])
+
+
+def test_written_count_decides_the_next_refresh():
+    _, before = weights_after(4)
+    _, after = weights_after(5, set_count_to_8)  # the next update is the ninth, and 3 divides 9
+    old, new = (next(iter(optimizer.state.values())) for optimizer in (before, after))
+    assert int(new["step"]) == 9
+    assert not torch.equal(new["left_basis"], old["left_basis"])
 
 
 def test_cleared_state_starts_anew():
-    cleared, optimizer = weights_after(
-        6, lambda optimizer, time: time == 4 and optimizer.state.clear()
-    )
+    def clear(optimizer, time):
+        if time == 4:
+            optimizer.state.clear()
+
+    cleared, optimizer = weights_after(6, clear)
     series = [torch.nn.Parameter(weight.clone()) for weight in weights_after(4)[0]]
     train(BasisRotation(series, lr=0.01, frequency=3), series, 4, 6)
     assert all(map(torch.equal, cleared, series))
@@ -63,7 +80,7 @@ def test_cleared_state_starts_anew():
 @pytest.mark.parametrize(
     "change", [{"betas": (0.5, 0.9)}, {"eps": 0.1}, {"maximize": True}, {"lr": 0.3}]
 )
-def test_option_changed_in_one_of_two_groups_changes_that_group_alone(change):
+def test_changed_option_concerns_its_group_alone(change):
     one, other = parameters(2, 6, 4)
     together = BasisRotation([{"params": [one]}, {"params": [other]}], lr=0.01)
     alone = parameters(2, 6, 4)
@@ -79,19 +96,18 @@ def test_option_changed_in_one_of_two_groups_changes_that_group_alone(change):
     torch.testing.assert_close(alone, [one, other], rtol=0, atol=1e-7)
 
 
-def test_numbers_as_tensors_changed_in_place_and_betas_as_a_list():
-    as_tensors, as_numbers = (parameters(2, 6, 4) for _ in range(2))
+def two_groups(series, rate, **options):
+    """One group with the rate, and one that is not rotated."""
+    rotated = {"params": series[:1], "lr": rate}
+    plain = {"params": series[1:], "lr": 0.01, "rotate": False}
+    return BasisRotation([rotated, plain], **options)
+
+
+def test_tensors_written_in_place_count_as_numbers():
+    as_tensors, as_numbers = parameters(2, 6, 4), parameters(2, 6, 4)
     rate = torch.tensor(0.02)
-    groups = [
-        {"params": as_tensors[:1], "lr": rate},
-        {"params": as_tensors[1:], "lr": 0.01, "rotate": False},
-    ]
-    first = BasisRotation(groups, betas=[0.8, 0.9], weight_decay=torch.tensor(0.5))
-    groups = [
-        {"params": as_numbers[:1], "lr": 0.02},
-        {"params": as_numbers[1:], "lr": 0.01, "rotate": False},
-    ]
-    second = BasisRotation(groups, betas=(0.8, 0.9), weight_decay=0.5)
+    first = two_groups(as_tensors, rate, betas=[0.8, 0.9], weight_decay=torch.tensor(0.5))
+    second = two_groups(as_numbers, 0.02, betas=(0.8, 0.9), weight_decay=0.5)
     for time in range(3):
         second.param_groups[0]["lr"] = rate.fill_(0.02 / (time + 1)).item()
         train(first, as_tensors, time, time + 1)
@@ -99,32 +115,63 @@ def test_numbers_as_tensors_changed_in_place_and_betas_as_a_list():
     torch.testing.assert_close(as_tensors, as_numbers, rtol=0, atol=1e-7)
 
 
-def test_parameters_that_join_and_leave_do_not_touch_the_others():
-    (trained, frozen), (alone, _) = (parameters(2, 6, 4) for _ in range(2))
-    optimizer, single = BasisRotation([trained, frozen]), BasisRotation([alone])
+def test_parameter_without_gradients_has_no_state():
+    trained, frozen = parameters(2, 6, 4)
+    optimizer = BasisRotation([trained, frozen])
     train(optimizer, [trained], 0, 5)
     optimizer.load_state_dict(optimizer.state_dict())
     train(optimizer, [trained], 5, 11)
-    assert set(optimizer.state) == {trained}  # a frozen one has none
-    train(optimizer, [trained, frozen], 11, 14)
-    new = torch.nn.Parameter(random(6, 4, seed=9))
-    optimizer.param_groups[0]["params"][1] = new
-    assert [
-        row.num_state for row in BasisRotation([trained, frozen.requires_grad_(False)]).summary()
-    ] == [152, 0]
-    frozen.requires_grad_()
-    BasisRotation(
-        [trained, torch.nn.Parameter(torch.ones(2, 2, dtype=torch.uint8), False)]
-    )  # quantized and frozen
-    before = frozen.detach().clone(), new.detach().clone()
-    train(optimizer, [trained, new], 14, 15)
-    assert torch.equal(frozen, before[0])
-    assert not torch.equal(new, before[1])
-    assert [int(optimizer.state[p]["step"]) for p in (trained, frozen, new)] == [15, 3, 1]
-    # Nor does what is left of the old one keep the memory of the batch that it was in.
-    assert optimizer.state[frozen]["exp_avg"].untyped_storage().nbytes() == frozen.nbytes
-    train(single, [alone], 0, 15)
-    torch.testing.assert_close(trained, alone, rtol=0, atol=1e-7)
+    assert set(optimizer.state) == {trained}
+
+
+def test_summary_counts_no_state_of_frozen_parameters():
+    trained, frozen = parameters(2, 6, 4)
+    summary = BasisRotation([trained, frozen.requires_grad_(False)]).summary()
+    assert [row.num_state for row in summary] == [152, 0]
+
+
+def test_frozen_parameters_may_be_integers():
+    quantized = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.uint8), requires_grad=False)
+    BasisRotation([*parameters(1, 6, 4), quantized])
+
+
+@pytest.fixture
+def exchanged():
+    """Three parameters of one optimizer: one of 15 updates, one of 3 that left, and one that took
+    its place for the last update."""
+    stayed, left = parameters(2, 6, 4)
+    optimizer = BasisRotation([stayed, left])
+    train(optimizer, [stayed], 0, 11)
+    train(optimizer, [stayed, left], 11, 14)
+    joined = torch.nn.Parameter(random(6, 4, seed=9))
+    optimizer.param_groups[0]["params"][1] = joined
+    before = left.detach().clone()
+    train(optimizer, [stayed, joined], 14, 15)
+    return optimizer, stayed, (left, before), joined
+
+
+def test_joined_parameter_is_trained(exchanged):
+    optimizer, _, _, joined = exchanged
+    assert not torch.equal(joined, random(6, 4, seed=9))
+    assert int(optimizer.state[joined]["step"]) == 1
+
+
+def test_parameter_that_left_is_not_trained(exchanged):
+    optimizer, _, (left, before), _ = exchanged
+    assert torch.equal(left, before)
+    assert int(optimizer.state[left]["step"]) == 3
+
+
+def test_parameter_that_left_frees_its_batch(exchanged):
+    optimizer, _, (left, _), _ = exchanged
+    assert optimizer.state[left]["exp_avg"].untyped_storage().nbytes() == left.nbytes
+
+
+def test_others_train_on_as_if_alone(exchanged):
+    _, stayed, _, _ = exchanged
+    (alone,) = parameters(1, 6, 4)
+    train(BasisRotation([alone]), [alone], 0, 15)
+    torch.testing.assert_close(stayed, alone, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +188,7 @@ def test_parameters_that_join_and_leave_do_not_touch_the_others():
         ({}, {"exp_avg": torch.zeros(4)}, r"exp_avg \(4,\)"),
     ],
 )
-def test_what_does_not_fit_on_the_way_is_told_and_nothing_moves(options, state, told):
+def test_misfit_in_training_changes_nothing(options, state, told):
     series = parameters(2, 6, 4)
     optimizer = BasisRotation(series)
     train(optimizer, series, 0, 1)
@@ -150,9 +197,8 @@ def test_what_does_not_fit_on_the_way_is_told_and_nothing_moves(options, state, 
     before = copy.deepcopy(([p.detach() for p in series], optimizer.state_dict()["state"]))
     with pytest.raises(ValueError, match=told):
         train(optimizer, series, 1, 2)
-    torch.testing.assert_close(
-        ([p.detach() for p in series], optimizer.state_dict()["state"]), before, rtol=0, atol=0
-    )
+    after = [p.detach() for p in series], optimizer.state_dict()["state"]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
 def trained(num_steps=3, **options):
@@ -162,57 +208,77 @@ def trained(num_steps=3, **options):
     return series, optimizer
 
 
-def test_options_that_a_checkpoint_lacks_take_their_defaults():
+def test_options_that_a_checkpoint_lacks_are_the_constructors():
     series, optimizer = trained()
     saved = optimizer.state_dict()
     for group in saved["param_groups"]:
-        names = ("maximize", "rotate", "max_dim", "flatten")
-        for name in (*names, "rotation_precision", "covariance_precision"):
-            del group[name]
-    other, kept = (
-        BasisRotation(series, rotation_precision="bf16"),
-        saved["state"][0]["exp_avg"].clone(),
-    )
+        del group["rotation_precision"], group["max_dim"]
+    other = BasisRotation(series, rotation_precision="bf16")
     other.load_state_dict(saved)
-    assert other.param_groups[0]["rotation_precision"] == "bf16"  # of the constructor
+    assert other.param_groups[0]["rotation_precision"] == "bf16"
     assert other.param_groups[0]["max_dim"] == 16_384
+
+
+def test_loaded_state_is_a_copy():
+    series, optimizer = trained()
+    saved = optimizer.state_dict()
+    momentum = saved["state"][0]["exp_avg"].clone()
+    other = BasisRotation(series)
+    other.load_state_dict(saved)
     train(other, series, 3, 4)
-    assert torch.equal(saved["state"][0]["exp_avg"], kept)  # what is loaded is a copy
+    assert torch.equal(saved["state"][0]["exp_avg"], momentum)
 
 
-def test_load_that_fails_says_why_and_changes_nothing():
-    series, optimizer = trained(geometry="unilateral")
+def state_of_adamw():
+    series = parameters(2, 6, 4)
     adamw = torch.optim.AdamW(series)
-    adamw.step()
-    bad_option = trained(geometry="unilateral")[1].state_dict()
-    bad_option["param_groups"][0]["frequency"] = 0
-    two_groups = BasisRotation([{"params": [p]} for p in parameters(2, 6, 4)]).state_dict()
+    train(adamw, series, 0, 1)
+    return adamw.state_dict()
+
+
+def state_of_two_groups():
+    return BasisRotation([{"params": [p]} for p in parameters(2, 6, 4)]).state_dict()
+
+
+def state_with_a_bad_option():
+    state = trained(geometry="unilateral")[1].state_dict()
+    state["param_groups"][0]["frequency"] = 0
+    return state
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (state_of_adamw, r"exp_avg \(6, 4\), .*need exp_avg"),
+        (state_of_two_groups, r"\[1, 1\] parameters"),
+        (state_with_a_bad_option, "frequency=0"),
+    ],
+)
+def test_failed_load_changes_nothing(make, told):
+    series, optimizer = trained(geometry="unilateral")
     before = copy.deepcopy(optimizer.state_dict())
-    for saved, told in (
-        (adamw.state_dict(), r"exp_avg \(6, 4\), .*need exp_avg"),
-        (two_groups, r"\[1, 1\] parameters"),
-        (bad_option, "frequency=0"),
-    ):
-        with pytest.raises(ValueError, match=told):
-            optimizer.load_state_dict(saved)
-        torch.testing.assert_close(optimizer.state_dict()["state"], before["state"], rtol=0, atol=0)
-        assert optimizer.state_dict()["param_groups"] == before["param_groups"]
+    with pytest.raises(ValueError, match=told):
+        optimizer.load_state_dict(make())
+    torch.testing.assert_close(optimizer.state_dict()["state"], before["state"], rtol=0, atol=0)
+    assert optimizer.state_dict()["param_groups"] == before["param_groups"]
     train(optimizer, series, 3, 4)
 
 
-def test_saved_state_copies_the_bases_alone_and_can_be_written_as_safetensors(tmp_path):
-    safetensors = pytest.importorskip("safetensors.torch")
+def test_saved_state_copies_the_bases_alone():
     series, optimizer = trained()
     saved = optimizer.state_dict()
     for number, parameter in enumerate(series):
         for name, tensor in saved["state"][number].items():
             kept = optimizer.state[parameter][name]
             assert tensor is kept or (name.endswith("_basis") and torch.equal(tensor, kept))
-    flat = {
-        f"{number}.{name}": value
-        for number, own in saved["state"].items()
-        for name, value in own.items()
-    }
+
+
+def test_saved_state_fits_safetensors(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    _, optimizer = trained()
+    flat = {}
+    for number, own in optimizer.state_dict()["state"].items():
+        flat |= {f"{number}.{name}": value for name, value in own.items()}
     safetensors.save_file(flat, tmp_path / "state.safetensors")
     read = safetensors.load_file(tmp_path / "state.safetensors")
     assert all(torch.equal(read[key], value) for key, value in flat.items())

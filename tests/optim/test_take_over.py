@@ -8,26 +8,43 @@ from tests.optim.helpers import random
 from tests.optim.test_param_groups import assert_equal, go, two_models
 
 
-def test_adamw_is_continued_and_its_bases_come_later():
+@pytest.fixture
+def after_adamw():
+    """A model after 20 updates of AdamW and 4 of the optimizer that took over, with that; and a
+    model after 24 updates of AdamW."""
     model, other = two_models()
     adamw, twin = (torch.optim.AdamW(one.parameters(), lr=0.01) for one in (model, other))
     go(model, adamw, 0, 20)
     go(other, twin, 0, 24)
     optimizer = BasisRotation(param_groups(model), lr=0.01, frequency=10, first_refresh=5)
     optimizer.take_over(adamw)
-    go(model, optimizer, 20, 24)  # the first basis is due at the fifth update from here
+    go(model, optimizer, 20, 24)
+    return model, optimizer, other
+
+
+def test_adamw_is_continued(after_adamw):
+    model, _, other = after_adamw
     assert_equal(model, other, rtol=0, atol=1e-6)
-    go(model, optimizer, 24, 25)
+
+
+def test_first_basis_counts_from_the_take_over(after_adamw):
+    model, optimizer, _ = after_adamw
+    go(model, optimizer, 24, 25)  # the fifth update since then
     state = optimizer.state[model[0].weight]
     U, L = state["left_basis"], state["left_covariance"]
     torch.testing.assert_close(U.T @ U, torch.eye(5), rtol=0, atol=1e-5)
     rotated = U.T @ L @ U
-    torch.testing.assert_close(
-        rotated, rotated.diag().diag(), rtol=0, atol=1e-6 * float(rotated.max())
-    )
-    adamw.state[model[2].weight]["step"] -= 10  # where steps differ, the most count
-    with pytest.warns(UserWarning, match="4 parameters"):
-        optimizer = BasisRotation(model.named_parameters(), first_refresh=5)
+    bound = 1e-6 * float(rotated.max())
+    torch.testing.assert_close(rotated, rotated.diag().diag(), rtol=0, atol=bound)
+
+
+@pytest.mark.filterwarnings("ignore:4 parameters")
+def test_most_updates_of_a_group_count():
+    model, _ = two_models()
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.01)
+    go(model, adamw, 0, 20)
+    adamw.state[model[2].weight]["step"] -= 10
+    optimizer = BasisRotation(model.named_parameters(), first_refresh=5)
     with pytest.warns(UserWarning, match="matrices with 10, 20 updates in one group"):
         optimizer.take_over(adamw)
     assert [group["first_refresh"] for group in optimizer.param_groups] == [25]
@@ -48,24 +65,37 @@ def test_soap_is_continued_in_its_bases():
     assert_equal(model, other, rtol=0, atol=1e-5)
 
 
-def test_state_that_cannot_be_taken_over_is_refused():
+def test_optimizer_without_state_is_refused():
     model, _ = two_models()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer = BasisRotation(param_groups(model))
     with pytest.raises(ValueError, match="SGD has no state"):
-        optimizer.take_over(sgd)
+        BasisRotation(param_groups(model)).take_over(sgd)
+
+
+def test_unknown_optimizer_is_refused():
+    model, _ = two_models()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     go(model, sgd, 0, 1)
-    with pytest.raises(
-        ValueError, match=r"0.weight of shape \(5, 6\): what torch.optim.SGD keeps is not known"
-    ):
+    optimizer = BasisRotation(param_groups(model))
+    told = r"0.weight of shape \(5, 6\): what torch.optim.SGD keeps is not known"
+    with pytest.raises(ValueError, match=told):
         optimizer.take_over(sgd)
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"geometry": "unilateral"}, "bases of left, right are no state of left"),
+        ({"as_published": True}, "as_published has a start of its own"),
+    ],
+)
+def test_bases_that_do_not_fit_are_refused(options, told):
+    model, _ = two_models()
     soap = pytest.importorskip("pytorch_optimizer").SOAP(model.parameters(), lr=0.1)
     go(model, soap, 0, 2)
-    with pytest.raises(ValueError, match="bases of left, right are no state of left"):
-        BasisRotation(param_groups(model), geometry="unilateral").take_over(soap)
-    with pytest.raises(ValueError, match="as_published has a start of its own"):
-        BasisRotation(param_groups(model), as_published=True).take_over(soap)
-    assert not optimizer.state
+    with pytest.raises(ValueError, match=told):
+        BasisRotation(param_groups(model), **options).take_over(soap)
 
 
 def counts_after(make, dtype):

@@ -43,19 +43,23 @@ def test_example_of_the_documentation():
     assert last < first / 5
 
 
-def test_hf_trainer_makes_the_optimizer_and_its_groups_and_resumes(tmp_path):
+@pytest.fixture(scope="module")
+def hf(tmp_path_factory):
+    """Two models of transformers' Trainer, the second resumed in the middle, and the optimizer that
+    the Trainer made for it."""
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, n_positions=16, vocab_size=11)
     rows = [
         {"input_ids": torch.arange(k, k + 8) % 11, "labels": torch.arange(k, k + 8) % 11}
         for k in range(16)
     ]
+    folder = tmp_path_factory.mktemp("hf")
     arguments = transformers.TrainingArguments(
-        str(tmp_path), max_steps=12, weight_decay=0.1, save_steps=6, report_to=[], use_cpu=True
+        str(folder), max_steps=12, weight_decay=0.1, save_steps=6, report_to=[], use_cpu=True
     )
     choice = (BasisRotation, {"lr": 1e-2, "rest_lr": 3e-3})
     models = []
-    for checkpoint in (None, str(tmp_path / "checkpoint-6")):
+    for checkpoint in (None, str(folder / "checkpoint-6")):
         torch.manual_seed(0)
         models.append(transformers.GPT2LMHeadModel(config))  # tied, and as wide as it has positions
         trainer = transformers.Trainer(
@@ -63,11 +67,24 @@ def test_hf_trainer_makes_the_optimizer_and_its_groups_and_resumes(tmp_path):
         )
         with pytest.warns(UserWarning, match="parameters have no side to rotate"):
             trainer.train(resume_from_checkpoint=checkpoint)
-    torch.testing.assert_close(*(list(model.parameters()) for model in models))
-    groups = [(g["weight_decay"], g["initial_lr"]) for g in trainer.optimizer.param_groups]
+    return models, trainer.optimizer
+
+
+def test_hf_trainer_resumes(hf):
+    (straight, resumed), _ = hf
+    torch.testing.assert_close(list(resumed.parameters()), list(straight.parameters()))
+
+
+def test_hf_trainer_groups_by_weight_decay(hf):
+    _, optimizer = hf
+    groups = [(group["weight_decay"], group["initial_lr"]) for group in optimizer.param_groups]
     assert groups == [(0.1, 1e-2), (0.0, 1e-2)]
-    assert trainer.optimizer.param_groups[1]["rest_factor"] == pytest.approx(0.3)
-    found = {row.name: row for row in BasisRotation(param_groups(models[0])).summary()}
+    assert optimizer.param_groups[1]["rest_factor"] == pytest.approx(0.3)
+
+
+def test_roles_of_a_hf_model_are_found(hf):
+    (model, _), _ = hf
+    found = {row.name: row for row in BasisRotation(param_groups(model)).summary()}
     assert found["transformer.h.1.mlp.c_proj.weight"].sides == ("left", "right")
     assert found["transformer.h.0.attn.c_attn.weight"].matrices == (3, 16, 16)
     tables = {name for name, row in found.items() if len(row.shape) == 2 and not row.sides}
@@ -101,12 +118,11 @@ def test_lightning_trains_as_a_plain_loop(tmp_path):
             optimizer.zero_grad()
             model(**batch)["loss"].backward()
             optimizer.step()
-    torch.testing.assert_close(
-        list(module.model.parameters()), list(model.parameters()), rtol=0, atol=0
-    )
+    trained, expected = list(module.model.parameters()), list(model.parameters())
+    torch.testing.assert_close(trained, expected, rtol=0, atol=0)
 
 
-def test_ddp_and_zero(tmp_path):
+def test_ddp_with_zero_trains_as_a_plain_loop(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         from torch.distributed.optim import ZeroRedundancyOptimizer

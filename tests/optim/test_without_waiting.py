@@ -22,18 +22,15 @@ def cpu_as_gpu(monkeypatch):
 def make(**options):
     series = [torch.nn.Parameter(random(*shape, seed=k)) for k, shape in enumerate(SHAPES)]
     groups = [{"params": series[:4]}, {"params": series[4:], "rotate": False}]
-    return series, BasisRotation(
-        groups, **{"lr": 0.01, "weight_decay": 0.1, "frequency": 20, **options}
-    )
+    options = {"lr": 0.01, "weight_decay": 0.1, "frequency": 20, **options}
+    return series, BasisRotation(groups, **options)
 
 
 @pytest.mark.parametrize("covariance", ["refresh", "step"])
 @pytest.mark.parametrize("place", [0, 3, 4])
 def test_bad_gradient_in_an_ordinary_step_changes_nothing(place, covariance):
-    (parameters, optimizer), (twins, undisturbed) = (
-        make(covariance=covariance),
-        make(covariance=covariance),
-    )
+    parameters, optimizer = make(covariance=covariance)
+    twins, undisturbed = make(covariance=covariance)
     for time in range(1, 31):
         give_gradients(parameters, time)
         if time in (23, 26):
@@ -56,17 +53,18 @@ def train_with_bad_gradients(parameters, optimizer, place, bad_at, last):
         optimizer.step()
 
 
-def test_next_refresh_tells_and_training_can_go_on():
+def test_training_goes_on_after_bad_gradients():
     parameters, optimizer = make()
     with pytest.raises(ValueError, match="2 of the last updates met gradients with NaN"):
         train_with_bad_gradients(parameters, optimizer, 1, {23: torch.nan, 26: torch.nan}, 50)
     num_updates = int(optimizer.state[parameters[0]]["step"])
-    assert 26 - 2 <= num_updates < 49 - 2
+    assert 26 - 2 <= num_updates < 49 - 2  # told at the refresh at the latest
     train(optimizer, parameters, 50, 55)
     assert int(optimizer.state[parameters[0]]["step"]) == num_updates + 5
-    with pytest.raises(
-        ValueError, match="parameter 2 of group 0"
-    ):  # at a refresh it is named at once
+
+
+def test_refresh_names_its_bad_gradient_at_once():
+    with pytest.raises(ValueError, match="parameter 2 of group 0"):
         train_with_bad_gradients(*make(), 2, {20: torch.nan}, 21)
 
 
@@ -81,9 +79,8 @@ def test_bad_gradients_are_told_of_without_any_refresh(options):
         for _ in range(LONGEST_WAIT + 1):
             optimizer.step()
 
-    with pytest.raises(
-        BadGradientError, match=r"parameter 0 of group 0 .*, as in \d+ steps before"
-    ):
+    told = r"parameter 0 of group 0 .*, as in \d+ steps before"
+    with pytest.raises(BadGradientError, match=told):
         train_on()
     give_gradients(parameters, 1)
     optimizer.step()

@@ -38,7 +38,7 @@ def table(outcomes):
 
 
 def test_every_tried_row_says_what_is_here(table):
-    assert (table.loc[table["reproduced"] != "not tried", "here"] != "").all()
+    assert (table.loc[table["first"] != "not tried", "here"] != "").all()
 
 
 def test_every_row_has_a_command(table):
@@ -162,7 +162,7 @@ def test_command(complete, capsys, monkeypatch):
     monkeypatch.setattr("brx.paper.claims.CLAIMS", few)
     assert main(["claims", "--scale", "laptop", "--runs", str(complete), "--format", "csv"]) == 0
     assert capsys.readouterr().out.startswith(
-        "claim,statement,where,paper,here,strictly,reproduced,rule,runs,command"
+        "claim,statement,where,paper,here,strict,first,rule,runs,command"
     )
     assert main(["claims", "memory-share", "--scale", "laptop", "--runs", str(complete)]) == 0
     out = capsys.readouterr().out
@@ -299,6 +299,6 @@ def test_strict_verdict_follows_the_rule(evidence, paper, unit, rule, num_seeds,
 def test_counts_have_the_strict_ones_first():
     outcomes = [outcome(Evidence(2.1, 2.05, 2.2)), outcome(Evidence(2.1, 1.8, 2.4)), outcome(None)]
     assert claims.verdict_counts(outcomes) == [
-        "3 claims, strictly: 1 yes, 1 no, 0 open, 1 not tried",
-        "by the rules of sections 5 and 6: 2 yes, 0 no, 1 not tried",
+        "3 claims, strict verdicts: 1 yes, 1 no, 0 open, 1 not tried",
+        "first verdicts: 2 yes, 0 no, 1 not tried",
     ]

@@ -2,18 +2,21 @@
 and their legends."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
 from brx.cli.main import main
 from brx.errors import UserError
-from brx.paper.figures import FIGURES, draw_paper_figure, final_losses
+from brx.paper.figures import FIGURES, draw_paper_figure, final_losses, lowest_by_depth
 from brx.paper.scales import SCALES, Experiments
 from brx.plot.losses import THICK, THIN, curve_of, draw_training_losses
 from brx.plot.style import new_figure
+from brx.runs.frames import DEPTH
 from tests.paper.helpers import LAPTOP, write_method
 
 
@@ -81,6 +84,23 @@ def test_titles_say_what_the_numbers_say(tmp_path):
         "AdamW without delay",
         "Basis rotation without delay",
     ]
+
+
+@pytest.mark.parametrize(
+    ("pipedream", "soap", "title"),
+    [
+        ((1.5, 1.6), (1.7, 1.8), "PipeDream lowest at 2 of 2 P"),
+        ((1.5, 1.6), (1.496, 1.8), "PipeDream lowest or level at 2 of 2 P"),
+        ((1.5, 1.6), (1.494, 1.5), "SOAP lowest at 2 of 2 P"),
+        ((1.5, 1.6), (math.nan, 1.7), "PipeDream lowest at 2 of 2 P"),
+    ],
+)
+def test_title_counts_where_a_method_is_lowest(pipedream, soap, title):
+    rows = []
+    for variant, losses in (("pipedream", pipedream), ("soap", soap)):
+        for stages, loss in zip((1, 32), losses, strict=True):
+            rows.append({"variant": variant, DEPTH: stages, "train_loss": loss})
+    assert lowest_by_depth(pd.DataFrame(rows)) == title
 
 
 def test_same_runs_give_the_same_bytes(experiments, tmp_path, monkeypatch):

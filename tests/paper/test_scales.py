@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from brx.errors import UserError
 from brx.paper.scales import SCALES, Experiments
 from brx.paper.tables import TABLES
 from tests.paper.helpers import write_experiment
 
+LAPTOP_MAIN = {"main": SCALES["laptop"].models["main"]}
 TUNED = replace(SCALES["tuned"], models=SCALES["laptop"].models)
 
 
@@ -69,3 +71,30 @@ def test_main_makes_the_preconditioned_rivals(experiments):
 def test_depths_makes_what_lies_between_the_ends(method, experiments):
     experiments.find(method, 4)
     assert list(experiments.missing.values()) == ["configs/sweeps/tuned/depths.yaml"]
+
+
+@pytest.fixture
+def llama(tmp_path):
+    """One run at a scale that has one model, and no sweep between the ends."""
+    write_experiment(tmp_path, "laptop", {"pipeline.stages": 1})
+    return Experiments.load(replace(SCALES["llama"], models=LAPTOP_MAIN), tmp_path)
+
+
+def test_runs_that_no_sweep_makes_are_told(llama):
+    assert llama.find("muon", 4) is None
+    assert list(llama.missing) == ["muon at P = 4: no sweep of llama"]
+
+
+def test_advice_without_a_sweep_names_none(llama):
+    llama.find("muon", 4)
+    assert llama.advice == "no sweep of the scale llama makes them"
+
+
+def test_advice_names_the_sweep(llama):
+    llama.find("muon", 32)
+    assert llama.advice == "make them with brx sweep configs/sweeps/llama/main.yaml"
+
+
+def test_model_that_a_scale_lacks_is_refused(llama):
+    with pytest.raises(UserError, match="the scale llama has no model 'smaller'"):
+        llama.find("muon", 32, model="smaller")

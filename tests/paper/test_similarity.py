@@ -1,12 +1,23 @@
 """The study of similarity: settings of known slowdowns, and the figure and table of the committed
 runs."""
 
+import math
+
+import pandas as pd
 import pytest
 
 from brx.cli.main import main
 from brx.errors import UserError
 from brx.paper.scales import LADDER_METHODS
-from brx.paper.similarity import RUNS, SETTINGS, draw_study, load_study, study, study_table
+from brx.paper.similarity import (
+    RUNS,
+    SETTINGS,
+    draw_study,
+    least_slowed_down,
+    load_study,
+    study,
+    study_table,
+)
 from brx.runs.frames import load
 from tests.paper.helpers import write_experiment
 
@@ -70,3 +81,20 @@ def test_committed_runs_are_drawn(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="results/similarity: no such folder"):
         load_study(RUNS)
+
+
+@pytest.mark.parametrize(
+    ("ours", "nesterov", "title"),
+    [
+        ((2.0, 4.0), (3.0, 5.0), "Basis rotation: least slowed down in 2 of 2 settings"),
+        ((2.0, 4.0), (3.0, math.nan), "Basis rotation: least slowed down in 2 of 2 settings"),
+        ((2.0, math.nan), (3.0, math.nan), "Basis rotation: least slowed down in 1 of 1 settings"),
+        ((math.nan, math.nan), (math.nan, math.nan), ""),
+    ],
+)
+def test_title_is_the_least_slowed_down(ours, nesterov, title):
+    rows = []
+    for method, ratios in (("basis-rotation", ours), ("nesterov", nesterov)):
+        for setting, ratio in zip("ab", ratios, strict=True):
+            rows.append({"setting": setting, "method": method, "ratio": ratio})
+    assert least_slowed_down(pd.DataFrame(rows)) == title

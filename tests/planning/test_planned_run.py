@@ -1,7 +1,9 @@
 """A run on its devices: plan and verdict agree; memory against measured peaks; closed forms."""
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,13 @@ from brx.model.stage import make_stage, partition
 from brx.planning.flops import rank_flops
 from brx.planning.margin import MARGIN
 from brx.planning.plan import plan_memory
-from brx.planning.planned_run import PlannedRun, time_lines
+from brx.planning.planned_run import (
+    ASSUMED_LINE,
+    MEASURED_UTILIZATION,
+    PlannedRun,
+    parse_devices,
+    time_lines,
+)
 from brx.planning.schedules import SYNCHRONOUS
 from brx.planning.verdict import Question, answer
 from tests.planning.measurements import MEASURED, experiment
@@ -270,6 +278,17 @@ def test_plan_of_a_verdict_by_time_is_the_same(printed):
     plan = printed("plan", "paper-1b", "--set", *changed, "--throughput", "100T")
     seconds = run.seconds(run.asynchronous({}, None))
     assert f"{seconds:.3g} s per iteration" in plan
+
+
+@pytest.mark.parametrize(("throughput", "is_assumed"), [("H100", True), ("23T", False)])
+def test_plan_says_that_a_rate_is_assumed(throughput, is_assumed):
+    run = parse_devices(load_config("paper-95m", []), None, throughput, None)
+    assert (ASSUMED_LINE in time_lines(run)) == is_assumed
+
+
+def test_named_utilization_is_the_measured_one():
+    summary = json.loads(Path("results/gpu/paper-95m/pipedream-p1/summary.json").read_text())
+    assert round(summary["mfu"], 2) == MEASURED_UTILIZATION
 
 
 def test_blocks_fewer_than_devices_are_refused():

@@ -69,6 +69,24 @@ def test_seeds_of_one_method_and_depth_stand_side_by_side(drawn, tmp_path):
     assert details.count("pipedream-p1-s") == 3
 
 
+def test_title_of_norms_is_the_share_left(drawn, tmp_path):
+    """Geometric means over two seeds: 0.1 and 0.4 give 0.2; then one method alone, and a range."""
+    shares = {"basis-rotation": (0.1, 0.4), "soap": (0.5, 0.5)}
+    results = {}
+    for method, of_method in shares.items():
+        results[method] = []
+        for seed, share in enumerate(of_method):
+            results[method] += [norm(seed, 3.0, method=method)]
+            results[method] += [norm(seed, 3.0 * share, "rotated", method)]
+    draw_norms(results["basis-rotation"], tmp_path / "figure")
+    draw_norms([*results["basis-rotation"], *results["soap"]], tmp_path / "figure")
+    titles = [figure.axes[0].get_title() for figure, _ in drawn]
+    assert titles == [
+        "rotation leaves 0.20 of the norm",
+        "rotation leaves 0.20 to 0.50 of the norm",
+    ]
+
+
 def test_strategies_are_means_and_ranges_over_seeds(drawn, tmp_path):
     results = [
         norm(seed, value, space)

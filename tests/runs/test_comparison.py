@@ -87,6 +87,16 @@ def test_curves_can_be_told_apart_and_the_lowest_end_is_named_where_all_ended(
         assert axes.get_title().partition(",")[0] == title
 
 
+def test_title_of_pairs_is_what_delay_costs(tmp_path, monkeypatch):
+    write_pipelines(tmp_path, {1: 50.5, 4: 100.5})
+    monkeypatch.setattr("brx.plot.any_runs.save", saved := Mock())
+    runs = load([tmp_path / "runs"])
+    draw_curves(runs, tmp_path / "figure")
+    (axes,) = saved.call_args.args[0].axes
+    losses = runs.set_index("pipeline.stages")["train_loss"]
+    assert axes.get_title() == f"delay costs PipeDream {losses[4] - losses[1]:.2f} nats"
+
+
 def test_long_legend_names_the_lowest_ends(tmp_path, monkeypatch):
     for name, crossing in (("a", 100.5), ("b", 50.5), ("c", 150.5)):
         seed = f"training.seed={ord(name)}"

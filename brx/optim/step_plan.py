@@ -1,0 +1,188 @@
+"""The plan of a step, made on the host: batches of matrices, how their bases are renewed, and which
+parameters get AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import groupby
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from .matrix_batch import Layout, MatrixBatch
+from .member import Member, Refresh
+from .numbers_of_step import NumbersOfSteps, StepNumbers
+from .options import Group, form_options, shared_options
+from .roles import Role
+from .shards import rotation_cost
+
+# Options that a CUDA graph of a step has fixed, besides betas and eps.
+CONSTANTS = ("source", "covariance", "rotation_precision", "covariance_precision", "maximize")
+
+
+class StepOptions:
+    """The options of a group's parameters in one step.
+
+    Args:
+        numbers: the group's options, with numbers in place of tensors.
+        roles: the roles of parameters whose model is known.
+    """
+
+    def __init__(self, numbers: Group, roles: dict[Tensor, Role]) -> None:
+        self._numbers = numbers
+        self._roles = {} if "kind" in numbers else roles
+        self._by_role: dict[Role | None, tuple[Group, tuple[object, ...]]] = {}
+
+    def of(self, parameter: Tensor) -> Group:
+        return self._of_role(parameter)[0]
+
+    def form(self, parameter: Tensor) -> tuple[object, ...]:
+        """Everything that decides which state a parameter has."""
+        return parameter.shape, parameter.dtype, parameter.device, self._of_role(parameter)[1]
+
+    def of_member(self, member: Member) -> Group:
+        """A parameter's options; `rest_factor` scales the learning rate of one that is not
+        rotated."""
+        options = self.of(member.parameter)
+        factor = self._numbers["rest_factor"]
+        if member.is_rotated or factor == 1.0 or not self._numbers["rotate"]:
+            return options
+        return {**options, "lr": options["lr"] * float(factor)}
+
+    def _of_role(self, parameter: Tensor) -> tuple[Group, tuple[object, ...]]:
+        role = self._roles.get(parameter)
+        if role not in self._by_role:
+            options = self._numbers if role is None else role.over(self._numbers)
+            self._by_role[role] = options, form_options(options)
+        return self._by_role[role]
+
+
+@dataclass
+class Work:
+    """What a step does with one batch of matrices.
+
+    Attributes:
+        refreshes: for each run of neighbouring members, how their bases are renewed and how many
+            updates their gradients count for in the covariances.
+    """
+
+    batch: MatrixBatch
+    numbers: StepNumbers
+    refreshes: list[tuple[tuple[Refresh, int], slice]]
+
+
+@dataclass
+class Plan:
+    """What a step does, decided on the host.
+
+    Attributes:
+        members: all parameters with a gradient.
+        work: the batches of rotated parameters.
+        places: for each of them, the number of its batch in the layout, and its first and last
+            member there.
+        rest: the parameters that are not rotated, in groups that one kernel updates.
+    """
+
+    members: list[Member]
+    work: list[Work] = field(default_factory=list)
+    places: list[tuple[int, int, int]] = field(default_factory=list)
+    rest: list[tuple[list[Member], StepNumbers]] = field(default_factory=list)
+
+    @property
+    def is_refresh(self) -> bool:
+        """Whether any basis is renewed."""
+        rotated = [member for member in self.members if member.is_rotated]
+        return any(member.next_refresh()[0] is not None for member in rotated)
+
+    @property
+    def make_up(self) -> object:
+        """A hashable description of the step: the device does the same in two steps whose make-ups
+        are equal, apart from the numbers that it reads (`StepNumbers`)."""
+        gradients = []
+        for member in self.members:
+            assert member.gradient is not None
+            gradients.append((id(member), member.gradient.data_ptr()))
+        work = []
+        for place, one in zip(self.places, self.work, strict=True):
+            refreshes = tuple((how, run.start, run.stop) for how, run in one.refreshes)
+            options = one.batch.options
+            fixed = (options["betas"], options["eps"], *map(options.get, CONSTANTS))
+            work.append((place, refreshes, fixed))
+        rest = [(id(numbers), len(together)) for together, numbers in self.rest]
+        return tuple(gradients), tuple(work), tuple(rest)
+
+    @property
+    def num_first_bases(self) -> int:
+        """How many exact bases this step computes on this rank."""
+        total = 0
+        for work in self.work:
+            batch = work.batch
+            matrices_per_member = len(batch.matrices("exp_avg")) // len(batch.members)
+            for (refresh, _), run in work.refreshes:
+                if refresh == "exact":
+                    total += len(batch.sides) * matrices_per_member * (run.stop - run.start)
+        return total
+
+
+class FirstBases:
+    """Counts the exact bases of a step as they are computed, and reports the count.
+
+    Args:
+        total: how many there are.
+        tell: called with the number that is done, and with the total.
+    """
+
+    def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
+        self._total = total
+        self._tell = tell
+        self._num_done = 0
+        self._lock = Lock()
+
+    def done(self, num: int) -> None:
+        with self._lock:  # batches on the CPU are worked on side by side
+            self._num_done += num
+            if self._tell is not None:
+                self._tell(self._num_done, self._total)
+
+
+def plan_step(members: list[Member], layout: Layout, numbers: NumbersOfSteps) -> Plan:
+    """Plan a step, and write its numbers to the device.
+
+    Args:
+        members: the parameters that have a gradient, with their options in this step.
+        layout: has these and all other parameters, in batches.
+        numbers: where the device reads rates and limits.
+    """
+    numbers.begin()
+    plan = Plan(members)
+    for place, batch in enumerate(layout.batches):
+        for key, run in batch.runs(_alike_in_a_step):
+            if key is not None:
+                part = batch[run]
+                of_part = numbers.of(part.members[0])
+                plan.work.append(Work(part, of_part, list(part.runs(Member.next_refresh))))
+                plan.places.append((place, run.start, run.stop))
+    rest = [member for member in members if not member.is_rotated and member.is_updated_here]
+    for _, alike in groupby(rest, _one_call):
+        together = list(alike)
+        plan.rest.append((together, numbers.of(together[0])))
+    return plan
+
+
+def _alike_in_a_step(member: Member) -> object:
+    """The key of neighbours that go through a step together; None without a gradient."""
+    if member.gradient is None:
+        return None
+    return member.num_updates, shared_options(member.options)
+
+
+def _one_call(member: Member) -> tuple[int, torch.dtype, torch.device]:
+    """The key of parameters that one call of torch's kernel can update."""
+    return id(member.group), member.parameter.dtype, member.parameter.device
+
+
+def cost(work: Work) -> int:
+    """Multiply-adds of a rotation of the batch, to compare costs."""
+    return rotation_cost(work.batch.state["exp_avg"])

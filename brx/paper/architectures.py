@@ -1,0 +1,337 @@
+"""Does delay cost Llama's blocks as much as GPT's, and do the paper's conclusions hold for them?
+The study of docs/protocol.md, section 15: five methods without delay and under the delays of 32
+stages, both models with the same search of settings.
+
+The *cost* of delay is the final validation loss at P = 32 minus the one at P = 1, seed by seed, in
+nats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from brx.errors import UserError
+from brx.paper import strict
+from brx.paper.evidence import (
+    Evidence,
+    beats_baselines,
+    lead_grows,
+    margin,
+    runs_of,
+    slows_down_less,
+)
+from brx.paper.leads import BEST_BASELINE, draw_leads
+from brx.paper.scales import DEEPEST, ENDS, SCALES, Experiments
+from brx.plot.style import finish_panel, look_of, new_figure, save, say_not_run
+from brx.runs.comparison import BASELINES, slowdowns
+from brx.runs.frames import SEED
+from brx.runs.tables import slowdown_text
+
+OURS = "basis-rotation"
+METHODS = (*BASELINES, "muon", OURS)
+RIVALS = (BEST_BASELINE, *BASELINES, "muon")
+GPT, LLAMA = "GPT", "Llama"
+SCALE_OF = {GPT: SCALES["tuned"], LLAMA: SCALES["llama"]}
+RUNS = SCALE_OF[LLAMA].runs
+NOT_RUN: Literal["not run"] = "not run"
+
+Verdict = strict.Strict | Literal["not run"]
+
+
+class Study:
+    """The runs of both architectures.
+
+    Attributes:
+        experiments: by architecture; one that has no folder of runs yet is not in it.
+    """
+
+    def __init__(self, experiments: Mapping[str, Experiments]) -> None:
+        self.experiments = dict(experiments)
+
+    @classmethod
+    def load(cls, folder: Path) -> Study:
+        """Read Llama's runs in a folder, and GPT's from the scale `tuned`.
+
+        Raises:
+            UserError: there are runs of neither.
+        """
+        folders = {GPT: SCALE_OF[GPT].runs, LLAMA: folder}
+        experiments = {
+            architecture: Experiments.load(SCALE_OF[architecture], place)
+            for architecture, place in folders.items()
+            if place.is_dir()
+        }
+        if not experiments:
+            sweeps = " ".join(scale.sweep("main") for scale in SCALE_OF.values())
+            raise UserError(
+                f"{folder}: no such folder, and {folders[GPT]} neither; make the runs with brx "
+                f"sweep {sweeps}"
+            )
+        return cls(experiments)
+
+    def final_losses(self, architecture: str, method: str, stages: int) -> pd.Series | None:
+        """The final validation losses by seed, infinite where a run diverged; None without runs."""
+        experiments = self.experiments.get(architecture)
+        if experiments is None:
+            return None
+        try:
+            return runs_of(experiments, method, stages).set_index(SEED)["val_loss"]
+        except UserError:
+            return None
+
+    def cost(self, architecture: str, method: str) -> list[float]:
+        """What delay costs a method, by seed; empty where one end has no runs."""
+        experiments = self.experiments.get(architecture)
+        if experiments is None:
+            return []
+        try:
+            without, delayed = (runs_of(experiments, method, P) for P in ENDS)
+            by_seed = margin(without, delayed).by_seed
+        except UserError:
+            return []
+        return [float(cost) for cost in by_seed]
+
+
+def architecture_table(folder: Path) -> pd.DataFrame:
+    """A row of texts per architecture and method: losses at both ends, what delay costs, and what
+    is still to run."""
+    study = Study.load(folder)
+    rows = []
+    for architecture in SCALE_OF:
+        for method in METHODS:
+            rows.append(_row(study, architecture, method))
+    return pd.DataFrame(rows)
+
+
+def _row(study: Study, architecture: str, method: str) -> dict[str, str]:
+    losses = {P: study.final_losses(architecture, method, P) for P in ENDS}
+    shown = {f"P = {P}": "" if found is None else _mean(found) for P, found in losses.items()}
+    costs = study.cost(architecture, method)
+    difference = ""
+    if architecture == LLAMA:
+        difference = _difference_text(costs, study.cost(GPT, method))
+    to_run = [f"P = {P}" for P, found in losses.items() if found is None]
+    return {
+        "model": architecture,
+        "method": method,
+        "seeds": str(len(costs)) if costs else "",
+        **shown,
+        "cost of delay": _mean_with_interval(costs),
+        f"{LLAMA}'s minus {GPT}'s": difference,
+        "slowdown": _slowdown(study, architecture, method),
+        "to run": ", ".join(to_run),
+    }
+
+
+def _mean(losses: pd.Series) -> str:
+    return f"{losses.mean():.3f}"
+
+
+def _mean_with_interval(values: Sequence[float]) -> str:
+    """The mean with its interval by Student's t; without one for fewer than three seeds, or where
+    one diverged."""
+    if not values:
+        return ""
+    if len(values) < strict.FEWEST_SEEDS or not np.isfinite(values).all():
+        return f"{np.mean(values):.3f}"
+    interval = strict.interval_of(values)
+    return f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+
+
+def _difference_text(of_llama: Sequence[float], of_gpt: Sequence[float]) -> str:
+    """How much more delay costs Llama, and whether that is more than chance (Welch's t)."""
+    fewest = min(len(of_llama), len(of_gpt))
+    if fewest < strict.FEWEST_SEEDS or not np.isfinite([*of_llama, *of_gpt]).all():
+        return ""
+    interval = strict.welch_interval(of_llama, of_gpt)
+    finding = {1: "more", -1: "less", 0: "within chance"}[interval.sign]
+    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}], {finding}"
+
+
+def _slowdown(study: Study, architecture: str, method: str) -> str:
+    """The slowdown to the one target of the architecture's runs."""
+    experiments = study.experiments.get(architecture)
+    if experiments is None:
+        return ""
+    target = experiments.slowdown_target()
+    ends = experiments.find_ends(method)
+    if target is None or ends is None:
+        return ""
+    (row,) = slowdowns(ends, target).to_dict("records")
+    return slowdown_text(row)
+
+
+# Whether the paper's conclusions hold for Llama.
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One conclusion of the paper; `evidence` raises UserError where runs are missing."""
+
+    text: str
+    evidence: Callable[[Experiments], Evidence]
+
+
+STATEMENTS = (
+    Statement("basis rotation ends below every baseline at P = 32", beats_baselines),
+    Statement(
+        "delay widens its lead over the best baseline",
+        lambda experiments: lead_grows(experiments, OURS, BASELINES, from_stages=1),
+    ),
+    Statement(
+        "delay slows it down less than every baseline",
+        lambda experiments: slows_down_less(experiments, [(OURS, name) for name in BASELINES]),
+    ),
+)
+CONCLUSION = "all of these: the paper's conclusion"
+
+
+def verdict_table(folder: Path) -> pd.DataFrame:
+    """A row of texts per conclusion of the paper, with the strict verdict for each architecture;
+    the last row is their conjunction."""
+    study = Study.load(folder)
+    rows: list[dict[str, str]] = []
+    verdicts: dict[str, list[Verdict]] = {architecture: [] for architecture in SCALE_OF}
+    for statement in STATEMENTS:
+        row = {"statement": statement.text}
+        for architecture in SCALE_OF:
+            verdict, text = _judged(study, architecture, statement)
+            verdicts[architecture].append(verdict)
+            row |= {architecture: verdict, f"{architecture}, here": text}
+        rows.append(row)
+    last: dict[str, str] = {"statement": CONCLUSION}
+    for architecture, found in verdicts.items():
+        last |= {architecture: conjunction(found), f"{architecture}, here": ""}
+    return pd.DataFrame([*rows, last])
+
+
+def _judged(study: Study, architecture: str, statement: Statement) -> tuple[Verdict, str]:
+    """The strict verdict on a statement, and what it rests on."""
+    experiments = study.experiments.get(architecture)
+    if experiments is None:
+        return NOT_RUN, f"brx sweep {SCALE_OF[architecture].sweep('main')}"
+    try:
+        evidence = statement.evidence(experiments)
+    except UserError as error:
+        return NOT_RUN, str(error)
+    assert evidence.strict is not None, "a direction has a strict verdict"
+    return evidence.strict, evidence.text
+
+
+def conjunction(verdicts: Sequence[Verdict]) -> Verdict:
+    """*No* if one is, else *not run* if one is, else *open* if one is, else *yes*."""
+    order: tuple[Verdict, ...] = ("no", NOT_RUN, "open")
+    return next((verdict for verdict in order if verdict in verdicts), "yes")
+
+
+# The figure.
+
+CAPTION = (
+    "Does delay cost Llama's blocks as much as GPT's? Above: final validation loss without delay "
+    "(hollow) and under the delays of 32 stages (filled); bars: range over seeds. Below: how far "
+    "basis rotation ends below each rival under these delays, and the part that is there without "
+    "delay; lines: 95 % intervals of the whole."
+)
+
+
+def draw_architectures(folder: Path, path: Path) -> list[Path]:
+    """Draw both architectures next to each other; the caption names what has no runs. Returns the
+    files written."""
+    study = Study.load(folder)
+    missing: list[str] = []
+    with new_figure(width=3.5, height=5.4, columns=2) as figure:
+        panels = figure.subplots(2, len(SCALE_OF), squeeze=False)
+        for column, architecture in enumerate(SCALE_OF):
+            losses_axes, leads_axes = panels[:, column]
+            missing += _draw_losses(study, architecture, losses_axes)
+            _draw_leads(study, architecture, leads_axes)
+        _share_ranges(panels[0])
+        _share_ranges(panels[1])
+        if not any(axes.lines for axes in panels[0]):
+            raise UserError(f"{folder}: no method of the study has runs yet")
+        caption = CAPTION
+        if missing:
+            caption += f"\nWithout runs: {', '.join(missing)}."
+        details = {"losses": loss_records(study), "not there": missing}
+        return save(figure, path, caption, command="brx plot architectures", details=details)
+
+
+def _share_ranges(row: Any) -> None:
+    """Give the panels of a row that have data one horizontal range."""
+    with_data = [axes for axes in row if axes.lines or axes.patches]
+    for axes in with_data[1:]:
+        axes.sharex(with_data[0])
+        axes.autoscale(axis="x")
+
+
+def _draw_losses(study: Study, architecture: str, axes: Axes) -> list[str]:
+    """A row per method: its losses at both ends, and a line from one to the other. Returns the
+    ends that have no runs."""
+    missing = []
+    costs = {}
+    for place, method in enumerate(reversed(METHODS)):
+        means: dict[int, float] = {}
+        look = look_of(method)
+        for P in ENDS:
+            losses = study.final_losses(architecture, method, P)
+            if losses is None:
+                missing.append(f"{architecture} {method} at P = {P}")
+                continue
+            finite = losses[np.isfinite(losses)]
+            if finite.empty:
+                continue
+            means[P] = float(finite.mean())
+            axes.plot([finite.min(), finite.max()], [place, place], color=look.color, linewidth=3)
+            face = look.color if P == DEEPEST else "white"
+            axes.plot(means[P], place, look.marker, color=look.color, markerfacecolor=face)
+        if len(means) == len(ENDS):
+            costs[method] = means[DEEPEST] - means[1]
+            axes.plot(list(means.values()), [place, place], color=look.color, linewidth=0.8)
+    if not axes.lines:
+        say_not_run(axes, architecture)
+        return missing
+    axes.set_yticks(range(len(METHODS)), [look_of(name).label for name in reversed(METHODS)])
+    axes.set_ylim(-0.5, len(METHODS) - 0.5)
+    title = architecture
+    if len(costs) > 1:
+        least = min(costs, key=costs.__getitem__)
+        title += f": delay costs {look_of(least).label} least, {costs[least]:.2f} nats"
+    finish_panel(axes, "final validation loss (nats)", "", title)
+    return missing
+
+
+def _draw_leads(study: Study, architecture: str, axes: Axes) -> None:
+    """The leads of basis rotation, where they are known."""
+    experiments = study.experiments.get(architecture)
+    try:
+        if experiments is None:
+            raise UserError("no runs")
+        draw_leads(experiments, axes, RIVALS)
+    except UserError:
+        say_not_run(axes, "leads")
+
+
+def loss_records(study: Study) -> list[dict[str, Any]]:
+    """The final validation losses by seed."""
+    records = []
+    for architecture in SCALE_OF:
+        for method in METHODS:
+            for P in ENDS:
+                losses = study.final_losses(architecture, method, P)
+                if losses is None:
+                    continue
+                by_seed = {
+                    str(seed): round(loss, 4) if math.isfinite(loss) else "diverged"
+                    for seed, loss in losses.items()
+                }
+                records.append(
+                    {"model": architecture, "method": method, "P": P, "loss by seed": by_seed}
+                )
+    return records
