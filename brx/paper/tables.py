@@ -98,6 +98,7 @@ class FormulaTable(Entry):
     legend: str = ""
 
     def make(self, _: Experiments) -> pd.DataFrame:
+        """The texts, whatever the runs."""
         return self.compute()
 
 
