@@ -187,8 +187,8 @@ def lowest(shown: Sequence[losses.Curve], loss: str) -> str:
 
 
 def change(shown: Sequence[losses.Curve], loss: str) -> str:
-    """The final loss of the last curve minus the first one's, for example `P = 1 to 32: +0.40
-    nats`."""
+    """The difference between the final losses of the last and the first curve, for example
+    `P = 1 to 32: +0.40 nats`."""
     (first, before), (last, after) = finals_of([shown[0], shown[-1]], loss).items()
     start = _first_part(first)
     end = _first_part(last)
@@ -203,7 +203,7 @@ def _first_part(label: str) -> str:
 
 
 def against_the_last(shown: Sequence[losses.Curve], loss: str) -> str:
-    """The final loss of the second to last curve, compared with the last one's."""
+    """Whether the second to last curve ends above or below the last curve, and the difference."""
     (ours, own), (last, other) = finals_of(shown[-2:], loss).items()
     side = "below" if own < other else "above"
     return f"{ours} ends {abs(own - other):.2f} nats {side} {last}"
@@ -318,8 +318,8 @@ def final_losses(
 
 
 def lowest_by_depth(runs: pd.DataFrame) -> str:
-    """Which variant has the lowest final training loss at the most numbers of stages, or one that
-    is level with the lowest: for example `PipeDream lowest at 3 of 6 P`."""
+    """The variant whose final training loss is the lowest, or level with the lowest, at most numbers
+    of stages P: for example `PipeDream lowest at 3 of 6 P`."""
     finals = runs.groupby([DEPTH, "variant"])["train_loss"].mean().unstack()
     leads = finals.sub(finals.min(axis="columns"), axis="index")
     is_level = leads < LEVEL

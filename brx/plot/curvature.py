@@ -87,8 +87,10 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
 
 
 def _share_title(results: Sequence[NormResult]) -> str:
-    """How much of the norm the rotated coordinates leave: the geometric mean over the seeds of each
-    method and number of stages, or the range of these. Empty where nothing was measured in both."""
+    """The share of the norm that is left in rotated coordinates: the geometric mean over the seeds of
+    a method at a number of stages, or the range of these means.
+
+    Empty if nothing was measured in both coordinates."""
     shares = []
     for of_seeds in by_method_and_depth(results).values():
         rotated = [result for result in of_seeds if result.space == "rotated"]
@@ -98,8 +100,10 @@ def _share_title(results: Sequence[NormResult]) -> str:
             shares.append(geometric_mean(of_kind))
     if not shares:
         return ""
-    low, high = f"{min(shares):.2f}", f"{max(shares):.2f}"
-    return f"rotation leaves {low if low == high else f'{low} to {high}'} of the norm"
+    low = f"{min(shares):.2f}"
+    high = f"{max(shares):.2f}"
+    left = low if low == high else f"{low} to {high}"
+    return f"rotation leaves {left} of the norm"
 
 
 def _draw_seeds(axes: Axes, alike: Sequence[NormResult], center: float) -> None:

@@ -3,6 +3,7 @@ profiles."""
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -210,7 +211,7 @@ def point_by_place(frame):
 
 
 def test_every_method_has_every_profile(point_by_place):
-    assert set(point_by_place) == {(method, profile) for method in METHODS for profile in PROFILES}
+    assert set(point_by_place) == set(product(METHODS, PROFILES))
 
 
 def test_points_are_at_the_best_rate(frame):
@@ -275,7 +276,7 @@ def test_figure_names_runs_that_do_not_compare(exported, tmp_path, capsys):
     assert f"differ from the rest in iterations: {other.name}" in told
 
 
-def test_figure_of_profiles_has_its_numbers_in_its_details(exported, tmp_path):
+def test_figure_of_profiles_has_its_details(exported, tmp_path):
     assert main(["plot", "profiles", str(exported), "--out", str(tmp_path / "profiles")]) == 0
     details = json.loads((tmp_path / "profiles.json").read_text())
     assert len(details["correlations"]) == 2

@@ -364,7 +364,7 @@ def test_complete_measurements_are_in_order(results):
     assert complete_measurements(results[::-1]) == [results]
 
 
-def test_run_without_one_of_the_spaces_is_left_out(results):
+def test_incomplete_run_is_left_out(results):
     assert complete_measurements(results[1:]) == []
 
 
