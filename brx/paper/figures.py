@@ -318,8 +318,8 @@ def final_losses(
 
 
 def lowest_by_depth(runs: pd.DataFrame) -> str:
-    """The variant whose final training loss is the lowest, or level with the lowest, at most numbers
-    of stages P: for example `PipeDream lowest at 3 of 6 P`."""
+    """The variant that is lowest in final training loss, or level with the lowest, at the most
+    numbers of stages P: for example `PipeDream lowest at 3 of 6 P`."""
     finals = runs.groupby([DEPTH, "variant"])["train_loss"].mean().unstack()
     leads = finals.sub(finals.min(axis="columns"), axis="index")
     is_level = leads < LEVEL

@@ -87,8 +87,8 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
 
 
 def _share_title(results: Sequence[NormResult]) -> str:
-    """The share of the norm that is left in rotated coordinates: the geometric mean over the seeds of
-    a method at a number of stages, or the range of these means.
+    """The share of the norm that is left in rotated coordinates: the geometric mean over the seeds
+    of a method at a number of stages, or the range of these means.
 
     Empty if nothing was measured in both coordinates."""
     shares = []
@@ -455,6 +455,25 @@ def _oscillation_texts(result: Oscillation) -> tuple[str, dict[str, str]]:
     return checkpoint, texts
 
 
+def _draw_points_with_mean(
+    axes: Axes, x: float, values: Sequence[float], style: Mapping[str, Any], *, is_above: bool
+) -> None:
+    """Points in a column, with a bar at their geometric mean and its number above or below."""
+    axes.plot([x] * len(values), values, linestyle="none", **style)
+    mean = geometric_mean(values)
+    if len(values) > 1:
+        axes.hlines(mean, x - 0.12, x + 0.12, color="black", linewidth=1.2)
+    axes.annotate(
+        f"{mean:.1e}",
+        (x, max(values) if is_above else min(values)),
+        xytext=(0, 5 if is_above else -5),
+        textcoords="offset points",
+        ha="center",
+        va="bottom" if is_above else "top",
+        fontsize=6,
+    )
+
+
 def _draw_variances(axes: Axes, by_method: Mapping[str, Sequence[Oscillation]]) -> None:
     """A point per measurement: filled along the dominant eigenvector, hollow along the random
     direction. A bar is the geometric mean of several."""
@@ -462,25 +481,11 @@ def _draw_variances(axes: Axes, by_method: Mapping[str, Sequence[Oscillation]]) 
         _, color, marker = look_of(method)
         dominant = [result.dominant.variance for result in results]
         random = [result.random.variance for result in results]
-        # Those along the random direction are smaller: their number stands below them.
-        for x, face, variances, end, side in (
-            (index - 0.15, color, dominant, max(dominant), 1),
-            (index + 0.15, "white", random, min(random), -1),
-        ):
-            style: dict[str, Any] = {"color": color, "markerfacecolor": face, "ms": 5}
-            axes.plot([x] * len(variances), variances, marker, **style)
-            mean = geometric_mean(variances)
-            if len(variances) > 1:
-                axes.hlines(mean, x - 0.12, x + 0.12, color="black", linewidth=1.2)
-            axes.annotate(
-                f"{mean:.1e}",
-                (x, end),
-                xytext=(0, 5 * side),
-                textcoords="offset points",
-                ha="center",
-                va="bottom" if side > 0 else "top",
-                fontsize=6,
-            )
+        style: dict[str, Any] = {"color": color, "marker": marker, "ms": 5}
+        # Variances along the random direction are smaller, so their number is below the points.
+        _draw_points_with_mean(axes, index - 0.15, dominant, style, is_above=True)
+        hollow = {**style, "markerfacecolor": "white"}
+        _draw_points_with_mean(axes, index + 0.15, random, hollow, is_above=False)
     axes.set_yscale("log")
     axes.margins(x=0.3, y=0.3)
     labels = [look_of(method).label.replace(" ", "\n") for method in by_method]

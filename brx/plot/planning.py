@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ def draw_schedules(num_ranks: int, num_micro_batches: int, path: Path) -> list[P
         asynchronous_actions.append(list(asynchronous_1f1b(rank, num_ranks, 1, lambda: last)))
     synchronous = timeline(synchronous_actions)
     asynchronous = timeline(asynchronous_actions)
-    window = max(max(entry.end for entry in entries) for entries in synchronous)
+    window = max(entry.end for entry in chain.from_iterable(synchronous))
     idle = bubble_share(synchronous)
     idle_once_full = bubble_share(asynchronous, *steady_state(asynchronous))
     with new_figure(width=7.0, height=0.36 * num_ranks * 2 + 2.4) as figure:

@@ -1,4 +1,4 @@
-"""The study of causes, from made-up final losses: costs, verdicts on the predictions, and panels."""
+"""The study of causes, from made-up final losses: costs, verdicts on predictions, and panels."""
 
 import json
 import math
