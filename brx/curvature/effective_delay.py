@@ -187,7 +187,8 @@ def rank_correlation(points: pd.DataFrame, predictor: str) -> float:
     known = points[points["ratio"] > 0]
     if len(known) < 3:
         return math.nan
-    return known["ratio"].corr(known[predictor], method="spearman")
+    correlation: float = known["ratio"].corr(known[predictor], method="spearman")
+    return correlation
 
 
 def profile_table(points: pd.DataFrame) -> pd.DataFrame:

@@ -121,7 +121,8 @@ def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
     with new_figure(width=3.4, height=5.2, columns=num_momenta) as figure:
         panels = figure.subplots(2, num_momenta, squeeze=False, sharey="row")
         for column in range(num_momenta):
-            _draw_momentum(*panels[:, column], result, column)
+            top, bottom = panels[:, column]
+            _draw_momentum(top, bottom, result, column)
         for axes in panels[:, 0]:
             axes.set_ylabel("slowdown (median over starts)")
         handles, labels = panels[0, -1].get_legend_handles_labels()
@@ -143,7 +144,8 @@ def _draw_momentum(top: Axes, bottom: Axes, result: SweepResult, momentum: int) 
     top.set_title(f"Adam with $\\beta_1$ = {result.config.momenta[momentum]:g}\n{finding}")
     for index, delay in enumerate(delays):
         own = slowdowns[momentum, index]
-        look = {"color": sequence_color(index, len(delays)), "marker": "o", "markersize": 3}
+        color = sequence_color(index, len(delays))
+        look: dict[str, Any] = {"color": color, "marker": "o", "markersize": 3}
         top.plot(angles, own, **look, label=f"$\\tau$ = {delay}")
         bottom.plot(delay * result.norms, own, **look, linestyle="none")
     top.plot(angles, result.norms, color="black", linestyle=":", label="(1,1)-norm / its minimum")
