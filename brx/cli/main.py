@@ -5,6 +5,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from contextvars import copy_context
 from importlib import import_module
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import brx
 from brx.cli.usage import Application, CommandGroup, usage_line
-from brx.environment import OutputStream
+from brx.environment import OutputStream, rare_collections
 from brx.errors import DamagedRunError, RunError, UserError
 from brx.names import shown
 
@@ -92,6 +93,8 @@ COMMANDS = {name: entry for commands in PANELS.values() for name, entry in comma
 
 # The results of these commands are files: they succeed even if what they print is lost.
 RESULT_IN_FILES = ("train", "sweep")
+# These read many runs, and train none.
+READING = ("slowdown", "plot", "claims", "tables", "report")
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -181,8 +184,9 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0 done, 1 failed run, 2 usage, 130 interrupted)."""
-    code = _run(arguments)
     command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+    with rare_collections() if command in READING else nullcontext():
+        code = _run(arguments)
     if code == 0 and command not in RESULT_IN_FILES and (problem := _lost_output()):
         print(f"brx: standard output: {problem}", file=sys.stderr)
         return FAILED

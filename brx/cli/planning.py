@@ -168,12 +168,10 @@ def _print_overhead(matrix: Sequence[str] | None) -> None:
     from brx.planning.memory_tables import overhead_texts, parse_matrix
 
     if matrix:
-        names = {}
-        shapes = Counter(map(parse_matrix, matrix))
+        title, table = overhead_texts(Counter(map(parse_matrix, matrix)), {})
     else:
         names = {shape: name for name, shape in LLAMA_3_8B.items()}
-        shapes = Counter(names)
-    title, table = overhead_texts(shapes, names)
+        title, table = overhead_texts(dict.fromkeys(names, 1), names)
     print_table(table, title=title)
 
 

@@ -58,7 +58,12 @@ def train(
     *,
     overrides: Overrides,
     out: Annotated[
-        Path | None, option("DIR", "the run's folder (default: runs/NAME-METHOD-pP-sSEED)")
+        Path | None,
+        option(
+            "DIR",
+            "the run's folder (default: runs/NAME-METHOD-pP-sSEED; with another model class than "
+            "the file's, NAME-CLASS-METHOD-...)",
+        ),
     ] = None,
     devices: Annotated[
         int | None, option("R", "number of processes, one per device (sets pipeline.devices)")
@@ -115,7 +120,7 @@ def train(
     from brx.runs.folder import default_folder
     from brx.train.loop import train
 
-    folder = out or (source if is_run else default_folder(run_config, find_config(config).stem))
+    folder = out or (source if is_run else default_folder(run_config, find_config(config)))
     if place is None and run_config.pipeline.devices > 1:
         arguments = ["train", config, "--out", str(folder)]
         switches = {"--resume": resume, "--profile": profile, "--verify": verify}

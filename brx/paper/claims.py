@@ -188,11 +188,17 @@ def judge(experiments: Experiments, claims: Sequence[Claim]) -> list[Outcome]:
     `experiments` records all experiments that the claims ask for as used or missing."""
     outcomes = []
     for claim in claims:
-        asked = experiments.fresh()
-        outcomes.append(_judge(claim, asked))
+        outcome, asked = experiments.once(claim, partial(_judge_alone, claim, experiments))
+        outcomes.append(outcome)
         experiments.used |= asked.used
         experiments.missing |= asked.missing
     return outcomes
+
+
+def _judge_alone(claim: Claim, experiments: Experiments) -> tuple[Outcome, Experiments]:
+    """A claim's outcome, and the experiments with the ones that the claim asked for."""
+    asked = experiments.fresh()
+    return _judge(claim, asked), asked
 
 
 def _judge(claim: Claim, experiments: Experiments) -> Outcome:

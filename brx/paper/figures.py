@@ -176,6 +176,15 @@ def by_depth(method: str, *, per_block: bool = False) -> list[Line]:
     return ordered(method, wanted)
 
 
+def in_even_lines(text: str) -> str:
+    """The text in as few lines as fit over a panel, all of about the same length."""
+    num_lines = len(textwrap.wrap(text, TITLE_CHARACTERS))
+    width = TITLE_CHARACTERS
+    while width > 1 and len(textwrap.wrap(text, width - 1)) == num_lines:
+        width -= 1
+    return textwrap.fill(text, width)
+
+
 def lowest(shown: Sequence[losses.Curve], loss: str) -> str:
     """The curve that ends lowest, and its lead over the next one."""
     finals = finals_of(shown, loss)
@@ -258,7 +267,7 @@ def curves(
             say_not_run(axes, title)
             return
         finding = says(shown, loss) if len(shown) > 1 else ""
-        draw(axes, shown, f"{title}\n{textwrap.fill(finding, TITLE_CHARACTERS)}")
+        draw(axes, shown, f"{title}\n{in_even_lines(finding)}")
 
     return panel
 

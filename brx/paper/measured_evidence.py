@@ -52,7 +52,9 @@ SMALLEST = 1e-300  # takes the place of zero in a logarithm
 def _folders(experiments: Experiments) -> list[Path]:
     """The folders of the scale's runs that may have been measured, at the best learning rate of
     each experiment."""
-    return [Path(run) for run in at_best_rates(load([experiments.scale.curvature])).index]
+    folder = experiments.scale.curvature
+    chosen = experiments.once(("measured", folder), lambda: at_best_rates(load([folder])))
+    return [Path(run) for run in chosen.index]
 
 
 def _norms(

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -28,6 +28,8 @@ from brx.runs.frames import (
     unusual_settings,
     without_settings,
 )
+
+T = TypeVar("T")
 
 MAIN = ("pipedream", "pipedream-lr", "nesterov", "basis-rotation")
 PRECONDITIONED = ("soap", "muon", "scion")
@@ -329,6 +331,7 @@ class Experiments:
         self.used: dict[str, pd.DataFrame] = {}
         self.sweeps: list[str] = []
         self.missing: dict[str, str] = {}
+        self._known: dict[Hashable, Any] = {}  # see `once`
 
     @classmethod
     def load(cls, scale: Scale, folder: Path | None = None) -> Experiments:
@@ -365,10 +368,22 @@ class Experiments:
         again.missing = {}
         return again
 
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The result of `make`, which is called only once per key for the same runs, also for their
+        copies (`fresh`)."""
+        if key not in self._known:
+            self._known[key] = make()
+        known: T = self._known[key]
+        return known
+
     def at_rate(self, rate: float) -> Experiments:
         """The runs at one learning rate. Experiments that are asked for there also count as asked
         for here."""
-        alone = Experiments(self.scale, self.runs[self.runs[RATE] == rate], self.folder)
+
+        def make() -> Experiments:
+            return Experiments(self.scale, self.runs[self.runs[RATE] == rate], self.folder)
+
+        alone = copy.copy(self.once(("at rate", rate), make))
         alone._origin = self._origin
         alone.used = self.used
         alone.sweeps = self.sweeps

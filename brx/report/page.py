@@ -606,4 +606,6 @@ def _minutes_at(
 
 
 def _rounded(values: NDArray[np.float64], digits: int) -> list[float | None]:
+    if np.isfinite(values).all():
+        return [round(value, digits) for value in values.tolist()]
     return [round(value, digits) if np.isfinite(value) else None for value in values.tolist()]

@@ -9,7 +9,6 @@ from typing import Annotated, Any, NamedTuple, Self
 import numpy as np
 from matplotlib.axes import Axes
 from pydantic import Field, model_validator
-from scipy.stats import spearmanr
 
 from brx.plot.style import factor_axis, new_figure, save, sequence_color
 from brx.toy.descent import Array, kept, slowdown_ratios
@@ -73,6 +72,8 @@ class SweepResult(NamedTuple):
         slowdowns = self.slowdowns[momentum, delay]
         if np.all(slowdowns == slowdowns[0]):
             return None
+        from scipy.stats import spearmanr  # takes a second to load
+
         return float(spearmanr(self.norms, slowdowns).statistic)
 
     def numbers(self) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import torch
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from scipy.stats import spearmanr
 from torch import Tensor
 from torch.func import hessian, vmap
 
@@ -96,6 +95,8 @@ class SpiralResult(NamedTuple):
         finished = np.isfinite(self.slowdowns)
         if finished.sum() < 2:
             return math.nan, math.nan
+        from scipy.stats import spearmanr  # takes a second to load
+
         correlation = spearmanr(self.misalignments[finished], self.slowdowns[finished])
         return float(correlation.statistic), float(correlation.pvalue)
 
@@ -328,6 +329,7 @@ def draw_spiral(result: SpiralResult, path: Path) -> list[Path]:
             axes.set_ylim(0.0, highest)
         _mark(along, result)
         along.set_ylabel("slowdown $T_{delay} / T_{no\\ delay}$")
+        along.set_title("dotted: aligned (green), misaligned (red)")
         correlation, _ = result.correlation()
         if math.isfinite(correlation):
             against.set_title(f"Spearman correlation {correlation:.3f}")

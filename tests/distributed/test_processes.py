@@ -19,12 +19,12 @@ import torch
 from brx.config.loading import dump_config
 from brx.distributed.launch import _Rank, _watch, place_among_many, report_error
 from brx.distributed.processes import _check_watchdog
-from brx.environment import brx_command, child_environment
 from brx.errors import RunError, UserError
 from brx.runs import checkpoint
 from brx.train.loop import train
-from tests.distributed.worker import equality_configs
-from tests.train.helpers import free_port, losses, start_brx, steps_of, tiny_config, wait_for_lines
+from tests.distributed.worker import equality_configs, work
+from tests.processes import free_port, start, start_brx, start_ranks
+from tests.train.helpers import losses, steps_of, tiny_config, wait_for_lines
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "slurm" / "train.sbatch"
@@ -46,9 +46,11 @@ def torchrun(num_ranks, *arguments):
     )
 
 
-def run_workers(num_ranks, *arguments):
-    found = torchrun(num_ranks, ROOT / "tests/distributed/worker.py", *arguments)
-    assert found.returncode == 0, found.stderr
+def run_workers(num_ranks, folder, *jobs):
+    """Let several processes do jobs of `tests.distributed.worker`."""
+    ranks = start_ranks(num_ranks, lambda rank, **place: start(work, folder, jobs, **place))
+    for rank in ranks:
+        finish(rank)
 
 
 def command(path, folder, devices, *options):
@@ -440,15 +442,14 @@ def test_torchrun_tells_what_is_wrong_last(tmp_path):
     )
 
 
-@pytest.mark.slow
-def test_port_in_use_exits_2(tmp_path, monkeypatch):
+def test_port_in_use_exits_2(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        for name, text in {**place, "MASTER_PORT": str(taken.getsockname()[1])}.items():
-            monkeypatch.setenv(name, text)
-        process = start_brx("train", written(tmp_path), "--out", tmp_path / "run")
+        place["MASTER_PORT"] = str(taken.getsockname()[1])
+        command = ["train", written(tmp_path), "--out", tmp_path / "run"]
+        process = start_brx(*command, environment=place)
         assert "the port is in use" in finish(process, 2)
 
 
@@ -509,18 +510,10 @@ def test_rank_without_content_is_no_rank(monkeypatch):
 
 def test_ranks_with_different_settings_refuse_to_train(tmp_path):
     """As two `torchrun` nodes with different commands: every rank says the same, and exits 2."""
-    path, port = written(tmp_path), str(free_port())
-    ranks = []
-    for rank in range(2):
-        place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        environment = {**child_environment(), **place, "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        arguments = ["train", str(path), "--out", str(tmp_path / "run")]
-        arguments += ["--set", f"optimizer.lr={0.01 / (rank + 1)}"]
-        ranks.append(
-            subprocess.Popen(
-                brx_command(*arguments), env=environment, stderr=subprocess.PIPE, text=True
-            )
-        )
+    command = ["train", written(tmp_path), "--out", tmp_path / "run", "--set"]
+    ranks = start_ranks(
+        2, lambda rank, **place: start_brx(*command, f"optimizer.lr={0.01 / (rank + 1)}", **place)
+    )
     said = [finish(rank, 2) for rank in ranks]
     expected = "brx: the ranks disagree: optimizer.lr is 0.01 on rank 0 and 0.005 on rank 1"
     assert [line.partition(";")[0] for line in said] == [expected] * 2

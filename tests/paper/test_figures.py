@@ -13,7 +13,13 @@ from matplotlib.figure import Figure
 
 from brx.cli.main import main
 from brx.errors import UserError
-from brx.paper.figures import FIGURES, draw_paper_figure, final_losses, lowest_by_depth
+from brx.paper.figures import (
+    FIGURES,
+    draw_paper_figure,
+    final_losses,
+    in_even_lines,
+    lowest_by_depth,
+)
 from brx.paper.scales import SCALES, Experiments
 from brx.plot.losses import THICK, THIN, curve_of, draw_training_losses
 from brx.plot.style import new_figure
@@ -147,6 +153,18 @@ def test_title_counts_where_a_method_is_lowest(pipedream, soap, title):
         for stages, loss in zip((1, 32), losses, strict=True):
             rows.append({"variant": variant, DEPTH: stages, "train_loss": loss})
     assert lowest_by_depth(pd.DataFrame(rows)) == title
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", ""),
+        ("short enough", "short enough"),
+        ("stage-aware ends 0.01 nats above equal", "stage-aware ends 0.01\nnats above equal"),
+    ],
+)
+def test_titles_break_into_even_lines(text, lines):
+    assert in_even_lines(text) == lines
 
 
 def test_same_runs_give_the_same_bytes(experiments, tmp_path, monkeypatch):

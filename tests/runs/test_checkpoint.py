@@ -15,7 +15,7 @@ from brx.errors import RunError, UserError
 from brx.pipeline.world import World
 from brx.runs import checkpoint
 from brx.runs.checkpoint import (
-    _sha256_of_content,
+    _digest,
     check_request,
     iteration_of,
     list_checkpoints,
@@ -176,9 +176,7 @@ def test_of_a_checkpoints_settings_known_ones_count_whatever_config_yaml_says_an
     (run / "config.yaml").write_text(config)
     manifest = read_manifest(newest)
     assert manifest["settings"]["training"].pop("clip") == 1.0  # as if the setting were new in brx
-    (newest / "manifest.json").write_text(
-        json.dumps(manifest | {"sha256": _sha256_of_content(manifest)})
-    )
+    (newest / "manifest.json").write_text(json.dumps(manifest | {"sha256": _digest(manifest)}))
     assert (
         train(tiny_config(tmp_path), run, resume=True) == "finished"
     )  # on a text that was moved, too: see `run`
@@ -188,9 +186,7 @@ def test_a_manifest_that_was_changed_is_refused(run):
     path = list_checkpoints(run)[-1] / "manifest.json"
     text = path.read_text()
     manifest = {**json.loads(text), "fingerprint": 1}
-    manifest["sha256"] = _sha256_of_content(
-        {key: value for key, value in manifest.items() if key != "sha256"}
-    )
+    manifest["sha256"] = _digest({key: value for key, value in manifest.items() if key != "sha256"})
     told = {
         json.dumps(manifest): "was written by another version of brx: fingerprint",
         text.replace('"iteration": 20', '"iteration": 19'): "damaged",

@@ -203,7 +203,7 @@ def test_without_a_method_it_shows_what_is_there_as_the_report_does(
         == 0
     )
     table, legend = capsys.readouterr()
-    assert f"Of 6 runs at the best rates in {kept}, seeds 0." in legend
+    assert f"From 6 runs at the best rates in {kept}, seeds 0." in legend
     assert (tmp_path / "figure.png").stat().st_size > 0
     muon, pipedream = (
         next(line for line in table.splitlines() if name in line) for name in ("muon", "pipedream")

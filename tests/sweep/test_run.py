@@ -20,8 +20,9 @@ from brx.sweep.run import calibrate, check_names
 from brx.sweep.spec import State, Sweep, state_of
 from brx.train.build import assemble
 from brx.train.loop import train
+from tests.processes import start_brx
 from tests.sweep.helpers import write_sweep
-from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
+from tests.train.helpers import losses, tiny_config, wait_for_lines
 
 
 def states(path):
@@ -240,7 +241,7 @@ def test_interrupted_cells_save_and_a_lost_one_is_continued(ray, tmp_path):
     process = start_brx("sweep", path, "--launcher", "ray", "--jobs", "2")
     wait_for_lines(cells[0].folder / "metrics.jsonl", 120, process)
     os.kill(runner_of(cells[0].folder), signal.SIGKILL)
-    assert process.wait(180) == 0, process.stderr.read()
+    assert process.wait(180) == 0, process.errors()
     for cell in cells:
         train(cell.config, tmp_path / "by-hand" / cell.name)
         assert losses(cell.folder) == losses(tmp_path / "by-hand" / cell.name)
