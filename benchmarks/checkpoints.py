@@ -3,9 +3,9 @@ background.
 
     python -m benchmarks.checkpoints [--rounds 3] [--every 10] [--device cpu]
 
-The same run without checkpoints, with `checkpoint.background` off (as before there was such a
-thing) and on takes turns in one process. A time is the mean over all iterations of a turn but the
-first ones, waits for checkpoints included."""
+The same run takes turns in one process: without checkpoints, and with `checkpoint.background` off
+and on. A time is the mean over the iterations of a turn, without the first ones and with the waits
+for checkpoints."""
 
 import logging
 import os

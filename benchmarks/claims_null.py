@@ -1,12 +1,13 @@
-"""How often the paper's claims are a `yes` in worlds where neither methods nor delay do anything.
+"""How often the paper's claims get a `yes` in made-up worlds where neither the method nor the delay
+has an effect.
 
-In a world all runs fall along one curve. A seed shifts all its runs alike. Every run has noise of
-its own, too; each experiment draws its size from the standard deviations between seeds that the
+In a world all runs follow one curve. A seed shifts all its runs alike. Every run also has noise of
+its own; each experiment draws its size from the standard deviations between seeds that the
 committed runs of `similar` show. `brx claims` then judges these runs as it judges real ones: by the
 protocol's first rule and by the strict one, with two seeds and with three. Claims from measurements
 at checkpoints, toy problems and formulas use no runs, and are left out.
 
-    python -m benchmarks.claims_null [--worlds 200]        # 1 to 2 hours on one core
+    python -m benchmarks.claims_null [--worlds 200]        # about 10 minutes on one core
 """
 
 from collections import Counter

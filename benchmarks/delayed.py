@@ -1,5 +1,5 @@
-"""What `delayed` costs: a loop under the delay of a pipeline against the same loop without, at d
-768, with few tokens per update and with four times as many.
+"""What `delayed` costs: a loop with the delays of a pipeline against the same loop without them, at
+width 768, with few tokens per update and with four times as many.
 
 Three copies of the delayed stages' weights per update are the price of parameters that never
 change their addresses: the new version is kept, the old one comes in, the newest comes back (under

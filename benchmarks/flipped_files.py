@@ -2,7 +2,7 @@
 
     python -m benchmarks.flipped_files --count 3000
 
-Per format, a file that is in order is damaged `--count` times (case N always alike): one to eight
+For each format, an intact file is damaged `--count` times (case N is always the same): one to eight
 bits are flipped, the end is cut off, or a stretch is written twice. The reader of that format must
 give a value or raise what it promises, in one line. The table is
 benchmarks/results/flipped_files.md.

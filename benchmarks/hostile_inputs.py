@@ -3,7 +3,7 @@ shared runs get a one-line error.
 
     python -m benchmarks.hostile_inputs --count 1300
 
-Each input is made by chance (case N always alike) from a run that is in order. It passes if the
+Each input is a random change of an intact run (case N is always the same). It passes if the
 command ends by itself with a known exit code, within `LIMIT_S` of processor time (a run that is
 training by then does not hang), prints no traceback, says in one short last line what is wrong if
 it refuses (exit code 2), and leaves every file that was there before as it was, unless it is the
@@ -714,7 +714,7 @@ def make_template(folder: Path) -> None:
     maker.start()
     maker.join()
     if maker.exitcode != 0:
-        raise SystemExit("the run that is in order could not be made")
+        raise SystemExit("the intact run could not be made")
 
 
 def _fill_template(folder: Path) -> None:

@@ -1,8 +1,8 @@
 """Operations per iteration and phase: the kernel launches that a GPU would get.
 
-Counted on the CPU, of a model whose sizes are small and whose numbers of blocks and stages are
-those of `paper-95m`: counts of operations hardly depend on sizes. Views and empty tensors are not
-counted, an operation on a list of tensors (`_foreach_...`, `_fused_...`) is one.
+Counted on the CPU, for a model with as many blocks and stages as `paper-95m` and with small
+matrices, because the counts hardly depend on sizes. Views and empty tensors are not counted. An
+operation on a list of tensors (`_foreach_...`, `_fused_...`) counts once.
 
     python -m benchmarks.launches
 """

@@ -2,10 +2,10 @@
 
     python -m benchmarks.many_runs [--runs 2000] [--iterations 400] [--keep FOLDER]
 
-Makes folders as trainings leave them, of four methods at several depths, rates and seeds, with
-losses from a formula. Then each command runs in a process of its own: `none` may neither read nor
-write what brx keeps of parsed runs, `written` writes it, `read` finds it. Processor time is that of
-the process, start and imports included."""
+Makes run folders as trainings leave them: four methods at several depths, rates and seeds, with
+losses from a formula. Then each command runs in a process of its own: `none` neither reads nor
+writes the cache of parsed runs, `written` writes it, `read` finds it. Processor time includes the
+start of the process and its imports."""
 
 import json
 import math

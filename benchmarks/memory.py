@@ -1,4 +1,4 @@
-"""Peak memory of short trainings against what `brx plan` says.
+"""The peak memory of short trainings, compared with `brx plan`.
 
 On CUDA, the allocator reports the measured peak. On CPUs it is the largest sum of live
 allocations of torch's CPU allocator, as torch.profiler records each of them (resident memory would

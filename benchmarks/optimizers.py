@@ -7,9 +7,9 @@ speed drifts.
     python -m benchmarks.optimizers [--threads 1 2] [--steps 20] [--device cuda] [--blocks 16
     --width 128]
 
-On a GPU one matrix of each shape gives all their first basis.
+On a GPU, the first basis is computed for one matrix of each shape and used for all of them.
 
-Rows of the table that this call does not measure (of other threads or sizes) stay.
+Rows of the table for other threads or sizes, which this call does not measure, stay.
 """
 
 import itertools

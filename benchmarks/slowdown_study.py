@@ -7,8 +7,7 @@ multiplied by s, or another curve altogether; then the truth is the ratio at whi
 noise-free curves pass the target that was used. Seeds stretch each run's iterations by a lognormal
 factor, on both sides independently.
 
-Two tables: the estimate that `brx slowdown` uses, on every cell; and the other candidates beside
-it, on a few.
+Two tables: the estimate that `brx slowdown` uses, on every cell; and all candidates, on a few.
 
     python -m benchmarks.slowdown_study [--repeats 2000] [--table estimate]
         # about 10 minutes on one core

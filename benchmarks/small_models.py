@@ -2,8 +2,8 @@
 runs.
 
 The smallest model is the preset `laptop`'s, and the one of width 64 is `similar`'s. `brx claims`
-uses their times to turn iterations into hours. Nesterov is timed as its fastest implementation has
-it, so that nobody gains by a slow baseline. All take turns in one process, so that the ratios hold
+uses their times to turn iterations into hours. Nesterov is timed in its fastest implementation, so
+that no method gains from a slow baseline. All take turns in one process, so that the ratios hold
 when the machine's speed drifts.
 
     python -m benchmarks.small_models [--threads 1] [--rounds 12] [--iterations 20]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from brx.cli.main import main
 from brx.config import user_code
@@ -33,6 +34,25 @@ if (
         torch.library.define(
             f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
         )
+
+
+# The tests of these folders share runs and figures that take long to make.
+SHARING = ("tests/curvature", "tests/paper", "tests/report")
+
+
+class ByFile(LoadFileScheduling):
+    """Gives each worker whole files, and of some folders all files: what their tests share is made
+    once."""
+
+    def _split_scope(self, nodeid):
+        path = nodeid.partition("::")[0]
+        folder = path.rpartition("/")[0]
+        return folder if folder in SHARING else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return ByFile(config, log) if config.getvalue("dist") == "load" else None
 
 
 @pytest.fixture

@@ -47,8 +47,8 @@ app = Application()
   brx hessian-norm results/similar-curvature --measured \\
       --out figures/hessian-norm
 
-All vectors share one sample of batches; the Hessian is that of the mean loss
-over them. The results are kept in RUN/analysis/. After Ctrl-C or a crash, the
+All vectors share one sample of batches: the Hessian is taken of their mean
+loss. The results are kept in RUN/analysis/. After Ctrl-C or a crash, the
 same command continues.
 """)
 def hessian_norm(
@@ -69,7 +69,7 @@ def hessian_norm(
         bool,
         flag(
             "--strategies",
-            "original coordinates and those of all four strategies, estimated from "
+            "original coordinates and the coordinates of all four strategies, estimated from "
             "--basis-batches (default here: 200)",
         ),
     ] = False,

@@ -81,7 +81,8 @@ Throughput = Annotated[
     str | None,
     option(
         "FLOPS",
-        "FLOP/s of each device: as measured (120T), or its name (40 % of its data sheet's peak)",
+        "FLOP/s of each device: as measured (23T; model_flops_per_second in a run's summary.json), "
+        "or its name (40 % of its data sheet's peak, which small models do not reach)",
     ),
 ]
 Bandwidth = Annotated[

@@ -227,8 +227,8 @@ def tables(
   # from runs that are still in progress
   brx claims --runs runs/similar --format csv
 
-docs/protocol.md has the rules of the verdicts: section 11 the strict ones,
-sections 5 and 6 the others.
+Each claim has two verdicts: strict and first. docs/protocol.md has their rules:
+section 11 for the strict one, sections 5 and 6 for the first one.
 """)
 def claims(
     claim: Annotated[str | None, argument("CLAIM", "a claim, by name (default: all)")] = None,
@@ -256,8 +256,8 @@ def claims(
         print_table(table, format)
         return
     if claim is None:
-        shown = table.assign(**{"reproduced?": table["reproduced"] + ": " + table["here"]})
-        columns = ["claim", "paper", "strictly", "reproduced?"]
+        shown = table.assign(first=table["first"] + ": " + table["here"])
+        columns = ["claim", "paper", "strict", "first"]
         print_table(shown[columns] if format == "table" else table, format)
         print_note(
             *verdict_counts(outcomes), "`brx claims NAME` gives a claim's statement and runs"

@@ -48,7 +48,7 @@ app = Application()
 """)
 def schedule(
     *,
-    stages: Annotated[int, option("P", "virtual stages", min=1)],
+    stages: Annotated[int, option("P", "stages", min=1)],
     devices: Annotated[int | None, option("R", "devices (default: one per stage)")] = None,
     micro_batches: Annotated[int, option("N", "in a synchronous step", min=1)] = 4,
     accumulation: Annotated[int, option("M", "micro-batches per asynchronous update")] = 1,
@@ -99,10 +99,10 @@ def _parse_pipeline(stages: int, devices: int, accumulation: int, delay: str) ->
   brx plan paper-95m
   # does it fit, and on how few devices would it?
   brx plan paper-1b --devices 6 --device-memory 80GB
-  # with the time, at 40 % of the peak in the data sheet
+  # with the time at 40 % of the data sheet's peak (too short for small models)
   brx plan paper-1b --devices 6 --throughput A100
-  # at 120 TFLOP/s, as measured
-  brx plan paper-1b --throughput 120T --set optimizer.method=basis-rotation
+  # at a rate that was measured: model_flops_per_second in a run's summary.json
+  brx plan paper-95m --throughput 23T
 """)
 def plan(
     config: ConfigName,
@@ -168,12 +168,10 @@ def _print_overhead(matrix: Sequence[str] | None) -> None:
     from brx.planning.memory_tables import overhead_texts, parse_matrix
 
     if matrix:
-        names = {}
-        shapes = Counter(map(parse_matrix, matrix))
+        title, table = overhead_texts(Counter(map(parse_matrix, matrix)), {})
     else:
         names = {shape: name for name, shape in LLAMA_3_8B.items()}
-        shapes = Counter(names)
-    title, table = overhead_texts(shapes, names)
+        title, table = overhead_texts(dict.fromkeys(names, 1), names)
     print_table(table, title=title)
 
 

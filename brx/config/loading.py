@@ -265,8 +265,8 @@ _read_once = lru_cache(read_mapping)
 def set_values(content: Mapping[str, Any], settings: Settings, where: str) -> dict[str, Any]:
     """A copy of a configuration's content in which dotted keys have new values.
 
-    Where `optimizer.method` or `model.class` is set, the section keeps those of its other keys that
-    the new method or model knows.
+    If `optimizer.method` or `model.class` is set, the section keeps the other keys that the new
+    method or model knows.
 
     Args:
         where: what messages begin with.

@@ -157,7 +157,7 @@ class RopeScalingConfig(Section):
     """Llama 3.1's slower turns of the positions that are longer than the training's context."""
 
     factor: float = Field(8.0, gt=0)
-    """By how much the slowest waves are slowed down."""
+    """The slowest waves become slower by this factor."""
     low_frequency: float = Field(1.0, ge=0)
     """Waves with fewer turns in the original context are slowed down by `factor`."""
     high_frequency: float = Field(4.0, gt=0)
@@ -281,9 +281,16 @@ class OwnModelConfig(ModelSection):
         return ", ".join([name_without_folder(self.name), super().in_words, *options])
 
 
+DEFAULT_MODEL = "gpt"
+"""The class of a model whose section names none."""
+
+
 def model_tag(value: Any) -> str:
     """The section of a model, or of a mapping that names one: `own` for `FILE.py:CLASS`."""
-    name = value.get("class", "gpt") if isinstance(value, dict) else getattr(value, "name", value)
+    if isinstance(value, dict):
+        name = value.get("class", DEFAULT_MODEL)
+    else:
+        name = getattr(value, "name", value)
     return "own" if isinstance(name, str) and ":" in name else str(name)
 
 
@@ -385,11 +392,11 @@ def check_delay(value: Any) -> Any:
 
 
 class PipelineConfig(Section):
-    """The pipeline: how many virtual stages there are, how old their weights, and how many devices
+    """The pipeline: how many stages there are, how old their weights, and how many devices
     carry them."""
 
     stages: int = Field(1, ge=1)
-    """P, the number of virtual stages."""
+    """P, the number of stages."""
     delay: Annotated[
         DelayName | int | list[int] | DelayLike | DelayCode, BeforeValidator(check_delay)
     ] = "pipeline"

@@ -1,8 +1,9 @@
 """Start the ranks of one machine and watch over them: if one fails, all end, and one line says
 which and why.
 
-torch's own launcher is not used: it ends all ranks at the first failure, before the others can say
-whom they lost, sends Ctrl-C to all of them, and leaves them running when it is killed itself."""
+torch's own launcher is not used. It ends all ranks at the first failure, before the others can say
+whom they lost; it sends Ctrl-C to all of them; and it leaves them running when it is killed itself.
+"""
 
 import json
 import math
@@ -31,28 +32,32 @@ from brx.environment import (
 )
 from brx.errors import NeighbourLostError, RunError, UserError
 
-# Environment variables: in the ranks that `launch` has started, the file by which they meet; and,
-# torchrun's own, where a rank leaves its error.
-LAUNCHED, ERROR_FILE = "BRX_LAUNCHED", "TORCHELASTIC_ERROR_FILE"
+# Environment variable of the ranks that `launch` has started: the file in which they meet.
+LAUNCHED = "BRX_LAUNCHED"
+# torchrun's environment variable for the file in which a rank leaves its error.
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"  # the network interface
 
 POLL_S = 0.05
-# After the first failure the others get this long to report theirs, so that the cause is told from
-# its consequences; and after rank 0 was stopped, to end.
+# After the first failure the other ranks get this long to report theirs, so that the cause can be
+# told from its consequences. After rank 0 was stopped, they get it to end.
 GRACE_S = 3.0
-TERMINATE_S = 2.0  # those that wait for a lost neighbour do not hear it
+TERMINATE_S = 2.0  # for SIGTERM; a rank that waits for a lost neighbour does not react to it
 
 
 @dataclass(frozen=True)
 class _Rank:
+    """A process that `launch` has started."""
+
     number: int
     process: subprocess.Popen[bytes]
-    report: Path
+    report: Path  # where it leaves its error (`report_error`)
 
     @property
     def code(self) -> int | None:
-        return self.process.poll()  # None while it runs
+        """The exit code; None while it runs."""
+        return self.process.poll()
 
     @property
     def has_failed(self) -> bool:
@@ -60,18 +65,24 @@ class _Rank:
 
     @property
     def was_aborted(self) -> bool:
-        """Whether it ended as NCCL's watchdog ends a process: a message that did not arrive within
-        `pipeline.timeout_s` raises in the watchdog's own thread, which no code of ours can catch,
-        and the process aborts."""
+        """Whether it ended as NCCL's watchdog ends a process.
+
+        If a message does not arrive within `pipeline.timeout_s`, the watchdog's own thread raises.
+        No code of ours can catch that, and the process aborts.
+        """
         return self.code == -signal.SIGABRT
 
     def error(self) -> dict[str, Any]:
-        """What it left behind: `text` and, where another rank was lost, `problem` and `peer`; empty
-        if nothing."""
+        """The error that it left behind; empty if there is none.
+
+        `text` is the message. If it has lost another rank, `problem` and `peer` say how and which.
+        """
         try:
-            return json.loads(self.report.read_text(encoding="utf-8"))["brx"]  # type: ignore[no-any-return]
+            report = json.loads(self.report.read_text(encoding="utf-8"))
+            error: dict[str, Any] = report["brx"]
         except (OSError, ValueError, KeyError):
             return {}
+        return error
 
 
 def launch(
@@ -81,25 +92,28 @@ def launch(
     descriptors: Sequence[int] = (),
     environment: Mapping[str, str] = {},
 ) -> int:
-    """Run `brx ARGUMENTS` in `num_ranks` processes on this machine, which meet by a file that this
-    user alone can read, and talk to each other over the loopback interface.
+    """Run `brx ARGUMENTS` in several processes on this machine.
 
-    They keep files open (`descriptors`, such as a lock), and get further variables (`environment`).
-    Gives 0 when all are done, 130 when they were stopped; UserError where a rank refused the
-    request, RunError where one failed."""
+    They meet in a file that this user alone can read, and talk to each other over the loopback
+    interface.
+
+    Args:
+        arguments: of the command line, without `brx`.
+        num_ranks: how many processes to start.
+        descriptors: open files, such as a lock, that the processes keep open.
+        environment: environment variables for them, in addition to ours.
+
+    Returns:
+        0 when all are done, 130 when they were stopped.
+
+    Raises:
+        UserError: a rank refused the request.
+        RunError: a rank failed.
+    """
     with tempfile.TemporaryDirectory(prefix="brx-", dir=temporary_folder()) as folder:
-        # Nobody but this user can look into the folder, and nobody else knows the name in it.
-        meeting = Path(folder) / f"meeting-{secrets.token_hex(16)}"
-        shared = {
-            **child_environment(),
-            **environment,
-            LAUNCHED: str(meeting),
-        }
-        # Activations and gradients stay on this machine as well.
-        shared.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
-        shared |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+        shared = _shared_environment(Path(folder), num_ranks, environment)
         ranks: list[_Rank] = []
-        passed_on: list[int] = []
+        passed_on: list[int] = []  # the signals that rank 0 was sent
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             if not ranks or ranks[0].code is not None:
@@ -111,19 +125,8 @@ def launch(
         try:
             for rank in range(num_ranks):
                 report = Path(folder) / f"rank-{rank}.json"
-                process = subprocess.Popen(
-                    brx_command(*arguments),
-                    env={
-                        **shared,
-                        "RANK": str(rank),
-                        "LOCAL_RANK": str(rank),
-                        ERROR_FILE: str(report),
-                    },
-                    stdin=subprocess.PIPE,  # see `end_with_launcher`
-                    pass_fds=tuple(descriptors),
-                    # Ctrl-C reaches the launcher, which passes it on to rank 0 alone
-                    start_new_session=True,
-                )
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank), ERROR_FILE: str(report)}
+                process = _start(arguments, descriptors, {**shared, **own})
                 ranks.append(_Rank(rank, process, report))
             return _watch(ranks, passed_on)
         finally:
@@ -132,13 +135,45 @@ def launch(
                 signal.signal(number, handler)
 
 
+def _shared_environment(
+    folder: Path,  # only this user can look into it
+    num_ranks: int,
+    further: Mapping[str, str],
+) -> dict[str, str]:
+    """The environment that all ranks have."""
+    shared = {**child_environment(), **further}
+    # Activations and gradients stay on this machine, as the meeting does.
+    shared.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+    return shared | {
+        LAUNCHED: str(folder / f"meeting-{secrets.token_hex(16)}"),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+    }
+
+
+def _start(
+    arguments: Sequence[str], descriptors: Sequence[int], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        brx_command(*arguments),
+        env=environment,
+        stdin=subprocess.PIPE,  # see `end_with_launcher`
+        pass_fds=tuple(descriptors),
+        start_new_session=True,  # Ctrl-C reaches the launcher, which passes it on to rank 0 alone
+    )
+
+
 def place_among_many() -> tuple[int, int] | None:
-    """This process's rank and how many there are, where a launcher has started several; else None.
+    """This process's rank and the number of ranks, by the environment variables of a launcher.
+
+    Returns:
+        None if this process is the only one.
 
     Raises:
-        UserError: the environment variables RANK and WORLD_SIZE do not fit together.
+        UserError: RANK and WORLD_SIZE do not fit together.
     """
-    rank, num_ranks = whole_number("RANK"), whole_number("WORLD_SIZE", least=1)
+    rank = whole_number("RANK")
+    num_ranks = whole_number("WORLD_SIZE", least=1)
     if rank is None or num_ranks is None:
         return None
     if rank >= num_ranks:
@@ -147,15 +182,19 @@ def place_among_many() -> tuple[int, int] | None:
 
 
 def report_error(error: Exception) -> bool:
-    """In a rank: leave the error for the launcher to tell; whether that is enough, and it need not
-    be printed."""
+    """In a rank: leave the error for the launcher.
+
+    Returns:
+        Whether the launcher will print it, so that the rank need not.
+    """
     path = variable(ERROR_FILE)
     if path is None:
         return False
     content: dict[str, Any] = {"text": str(error)}
     if isinstance(error, NeighbourLostError):
         content |= {"problem": error.problem, "peer": error.peer}
-    # torchrun shows the message where it has no traceback, and takes the earliest for the cause.
+    # For torchrun, which shows the message in place of a traceback, and takes the earliest error
+    # for the cause.
     message = {"message": f"brx: {error}", "extraInfo": {"timestamp": str(int(time.time()))}}
     report = json.dumps({"message": message, "brx": content})
     try:
@@ -166,8 +205,10 @@ def report_error(error: Exception) -> bool:
 
 
 def end_with_launcher() -> None:
-    """In a launched rank: exit as soon as the launcher is gone, however it went (it holds our
-    standard input open)."""
+    """In a rank that `launch` has started: exit as soon as the launcher is gone, however it ended.
+
+    The launcher holds the other end of our standard input, and never writes to it.
+    """
 
     def wait_for_end() -> None:
         os.read(0, 1)  # not sys.stdin: its lock would be held at interpreter shutdown
@@ -178,24 +219,34 @@ def end_with_launcher() -> None:
 
 
 def _watch(ranks: list[_Rank], passed_on: list[int]) -> int:
-    """Wait for the end of all, or of those that end in time after a failure or a stop of rank 0.
+    """Wait until all ranks have ended; after a failure or a stop of rank 0, no longer than
+    `GRACE_S`.
 
-    `passed_on` are the signals that rank 0 was sent, so far.
+    Args:
+        ranks: all of them.
+        passed_on: the signals that rank 0 was sent so far.
+
+    Returns:
+        0, or 130 if the ranks were stopped.
+
+    Raises:
+        UserError: a rank refused the request.
+        RunError: a rank failed.
     """
     deadline = math.inf
     while True:
         codes = [rank.code for rank in ranks]
-        # Stopped while still starting, rank 0 says nothing; the others wait for it in vain or have
-        # lost it.
-        was_stopped = codes[0] == 130 or (
-            passed_on and codes[0] not in (None, 0) and not ranks[0].report.exists()
-        )
+        # If rank 0 is stopped while it is still starting, it leaves no error; the others wait for
+        # it in vain, or have lost it.
+        ended_at_start = codes[0] not in (None, 0) and not ranks[0].report.exists()
+        was_stopped = codes[0] == 130 or (bool(passed_on) and ended_at_start)
         has_failed = any(rank.has_failed for rank in ranks)
         if was_stopped or has_failed:
             deadline = min(deadline, time.monotonic() + GRACE_S)
-        # After a signal the others may end before rank 0 does: theirs is not the cause.
-        is_told = has_failed and not passed_on and not was_stopped and _cause(ranks)
-        if is_told or time.monotonic() > deadline or None not in codes:
+        # After a signal, the others may end before rank 0 does; their errors are not the cause.
+        was_signalled = bool(passed_on) or was_stopped
+        is_cause_known = has_failed and not was_signalled and _cause(ranks) is not None
+        if is_cause_known or time.monotonic() > deadline or None not in codes:
             break
         time.sleep(POLL_S)
     if was_stopped:
@@ -206,11 +257,13 @@ def _watch(ranks: list[_Rank], passed_on: list[int]) -> int:
 
 
 def _cause(ranks: list[_Rank]) -> UserError | RunError | None:
-    """A rank's own error; None where those that failed have merely lost a neighbour."""
+    """The error of the rank that failed by itself; None if those that failed have all merely lost a
+    neighbour."""
     failed = [rank for rank in ranks if rank.has_failed and not rank.was_aborted]
-    # Those that a signal has killed first: the others may have failed because of them.
+    # Ranks that a signal has killed come first: the others may have failed because of them.
     for rank in sorted(failed, key=lambda rank: rank.process.returncode >= 0):
-        error, code = rank.error(), rank.process.returncode
+        error = rank.error()
+        code = rank.process.returncode
         if code < 0:
             name = signal_name(-code)
             return RunError(f"rank {rank.number} was killed by {name}; the last checkpoint is kept")
@@ -218,37 +271,40 @@ def _cause(ranks: list[_Rank]) -> UserError | RunError | None:
             return RunError(
                 f"rank {rank.number} ended with exit code {code} (its traceback is above)"
             )
-        if "problem" not in error:
-            return (
-                UserError(error["text"])
-                if code == 2
-                else RunError(f"rank {rank.number}: {error['text']}")
-            )
+        has_lost_a_neighbour = "problem" in error
+        if has_lost_a_neighbour:
+            continue
+        if code == 2:
+            return UserError(error["text"])
+        return RunError(f"rank {rank.number}: {error['text']}")
     return None
 
 
 def _blame(ranks: list[_Rank]) -> RunError:
-    """The rank that those which failed have lost: one that still runs, and has stopped answering,
-    if there is any."""
+    """An error that names the rank that was lost, from the reports of those that lost it: one that
+    still runs and has stopped answering, if there is any."""
     running = [rank.number for rank in ranks if rank.code is None]
     aborted = [rank.number for rank in ranks if rank.was_aborted]
-    errors = [error for rank in ranks if rank.has_failed and "problem" in (error := rank.error())]
+    reports = [rank.error() for rank in ranks if rank.has_failed]
+    lost = [report for report in reports if "problem" in report]
     if aborted:
         what = f"rank {aborted[0]} was killed by SIGABRT (its message is above)"
-        if running and not errors:
+        if running and not lost:
             what += f", as NCCL ends a rank that waits in vain; rank {running[0]} still ran"
         return RunError(f"{what}; the last checkpoint is kept")
-    told = next((error for error in errors if error["peer"] in running), errors[0])
-    # A rank that waited for all does not know for whom: it is one that has not said anything.
-    blamed = running[0] if told["peer"] is None and running else told["peer"]
+    chosen = next((report for report in lost if report["peer"] in running), lost[0])
+    blamed = chosen["peer"]
+    # A rank that waited for all others does not know which one it lost: one that still runs.
+    if blamed is None and running:
+        blamed = running[0]
     who = "a rank" if blamed is None else f"rank {blamed}"
-    return RunError(f"{who} {told['problem']}; the last checkpoint is kept")
+    return RunError(f"{who} {chosen['problem']}; the last checkpoint is kept")
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Leave no process behind: first politely, then (also if it is stopped) for good."""
+    """End all processes: with SIGTERM, then with SIGKILL, which ends a stopped one, too."""
     for process in processes:
-        process.terminate()  # nothing where it has ended
+        process.terminate()  # does nothing to one that has ended
     deadline = time.monotonic() + TERMINATE_S
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(POLL_S)

@@ -1,5 +1,7 @@
-"""Several devices, one process each, as torchrun or `brx train --devices R` starts them, and the
-links between them."""
+"""The processes of a run, one per device, and the links between neighbours.
+
+torchrun or `brx train --devices R` starts them.
+"""
 
 import contextlib
 import os
@@ -22,22 +24,24 @@ from brx.pipeline.world import Channel, Neighbours, Topic, World
 T = TypeVar("T")
 
 _PREPARATION_TIMEOUT = timedelta(days=2)  # rank 0 may tokenize a corpus while the others wait
-_MEETING_TIMEOUT_S = (
-    300.0  # the first process waits so long for the last at least: they start at different times
-)
+_MEETING_TIMEOUT_S = 300.0  # the least time for all to meet: processes start at different times
 
 
 class DistributedWorld(World):
-    """One of several processes, over torch.distributed; UserError where they cannot find each
-    other.
+    """One of several processes, over torch.distributed.
 
-    Once all have met, a device counts as lost after `timeout_s` seconds without an answer. What is
-    exchanged outside of the pipeline goes over gloo, whatever the devices are.
+    The processes meet here. Activations and gradients go over NCCL between GPUs, everything else
+    over gloo.
 
     Args:
-        timeout_s: seconds without an answer after which a rank counts as lost.
-        through_host: exchange activations and gradients through host memory, as ranks must that
-            share a GPU (NCCL needs a GPU per rank).
+        timeout_s: once all have met, a rank counts as lost after this many seconds without an
+            answer.
+        through_host: exchange activations and gradients through host memory. Ranks that share a GPU
+            need this, as NCCL needs a GPU per rank.
+
+    Raises:
+        UserError: the processes cannot find each other.
+        NeighbourLostError: (all methods) another rank is lost.
     """
 
     def __init__(self, timeout_s: float, *, through_host: bool = False) -> None:
@@ -49,37 +53,38 @@ class DistributedWorld(World):
         self.num_local_ranks = whole_number("LOCAL_WORLD_SIZE", least=1) or self.num_ranks
         self._timeout_s = timeout_s
         self._through_host = through_host
+        # What `gather` still sends. A tensor has to outlive its transfer.
         self._sending: list[tuple[dist.Work | None, Tensor]] = []
+        self._meet()
+        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._patient = dist.new_group(backend="gloo", timeout=_PREPARATION_TIMEOUT)
+        # All ranks see what any rank sets in the store.
+        self._store: Any = _get_default_store().clone()  # type: ignore[attr-defined]
+        self._store.set_timeout(timedelta(seconds=timeout_s))
+
+    def _meet(self) -> None:
+        """Wait until all processes are there; UserError if they cannot find each other."""
         backend = "gloo"
         if torch.cuda.is_available():
             backend = "cpu:gloo,cuda:nccl"
             _check_watchdog()
+        patience = timedelta(seconds=max(self._timeout_s, _MEETING_TIMEOUT_S))
         try:
-            dist.init_process_group(
-                backend,
-                timeout=timedelta(seconds=max(timeout_s, _MEETING_TIMEOUT_S)),
-                **self._own_store(),
-            )
+            dist.init_process_group(backend, timeout=patience, **self._own_store())
         except (RuntimeError, ValueError) as error:
             meeting = variable(LAUNCHED)
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             where = f"TMPDIR {meeting}" if meeting else f"MASTER_ADDR, MASTER_PORT {address}"
-            problem = (
-                "the port is in use"
-                if "EADDRINUSE" in str(error)
-                else " ".join(str(error).split())[:150]
-            )
+            problem = " ".join(str(error).split())[:150]
+            if "EADDRINUSE" in str(error):
+                problem = "the port is in use"
             raise UserError(
                 f"{where}: the {self.num_ranks} processes cannot meet: {problem}"
             ) from None
-        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-        self._patient = dist.new_group(backend="gloo", timeout=_PREPARATION_TIMEOUT)
-        self._store: Any = _get_default_store().clone()  # type: ignore[attr-defined]  # what anybody sets, all see
-        self._store.set_timeout(timedelta(seconds=timeout_s))
 
     def _own_store(self) -> dict[str, Any]:
-        """How to meet where `launch` has started the ranks: by a file, with no port open to
-        others; elsewhere as the launcher says (MASTER_ADDR and MASTER_PORT)."""
+        """Where to meet: if `launch` has started the ranks, in a file, so that no port is open to
+        others; else where the launcher says (MASTER_ADDR and MASTER_PORT)."""
         meeting = variable(LAUNCHED)
         if meeting is None:
             return {}
@@ -95,15 +100,16 @@ class DistributedWorld(World):
         following = self.rank + 1 if self.rank + 1 < self.num_ranks else None
 
         def channel(source: int | None, target: int | None, num_buffers: int) -> Channel:
-            needed = num_buffers if source is not None else 0
-            # Each (B, S, D).
-            buffers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(needed)]
+            num_needed = num_buffers if source is not None else 0
+            # (B, S, D) each
+            buffers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_needed)]
             if not (self._through_host and device.type == "cuda"):
                 return PointToPoint(source, target, shape[0], buffers, self._timeout_s)
-            pinned = [torch.empty(shape, dtype=dtype, pin_memory=True) for _ in range(2)]
-            received = pinned[:1] if source is not None else []
+            incoming = torch.empty(shape, dtype=dtype, pin_memory=True)
+            outgoing = torch.empty(shape, dtype=dtype, pin_memory=True)
+            received = [incoming] if source is not None else []
             on_host = PointToPoint(source, target, shape[0], received, self._timeout_s)
-            return ThroughHost(on_host, buffers, outgoing=pinned[1])
+            return ThroughHost(on_host, buffers, outgoing)
 
         # A received activation is the input of a graph until its backward pass: one buffer per
         # micro-batch that may be in flight here (R - r), and one for the next to arrive. A gradient
@@ -115,18 +121,19 @@ class DistributedWorld(World):
 
     def gather(self, value: T) -> list[T]:
         # dist.gather_object would make all wait for all; here only rank 0 waits.
-        if self.rank != 0:
-            # Tensors have to outlive their transfer.
-            self._sending = [
-                entry for entry in self._sending if entry[0] is None or not entry[0].is_completed()
-            ]
-            payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-            for tensor in (torch.tensor([len(payload)]), payload):
-                with told_if_lost(0, self._timeout_s):
-                    work = dist.isend(tensor, 0, group=self._control)
-                self._sending.append((work, tensor))
-            return []
-        return [value, *(self._receive(peer) for peer in range(1, self.num_ranks))]
+        if self.rank == 0:
+            return [value, *(self._receive(peer) for peer in range(1, self.num_ranks))]
+        self._sending = [
+            (work, tensor)
+            for work, tensor in self._sending
+            if work is None or not work.is_completed()
+        ]
+        payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        for tensor in (torch.tensor([len(payload)]), payload):
+            with told_if_lost(0, self._timeout_s):
+                work = dist.isend(tensor, 0, group=self._control)
+            self._sending.append((work, tensor))
+        return []
 
     def broadcast(self, value: T) -> T:
         box = [value]
@@ -139,7 +146,8 @@ class DistributedWorld(World):
             dist.barrier(group=self._patient if patient else self._control)
 
     def announce(self, topic: Topic, message: str) -> None:
-        with contextlib.suppress(RuntimeError):  # rank 0 is gone: nobody is left who would read it
+        # The store is gone with rank 0; then nobody is left who would read the message.
+        with contextlib.suppress(RuntimeError):
             self._store.set(topic, message)
 
     def announced(self, topic: Topic) -> str | None:
@@ -148,6 +156,7 @@ class DistributedWorld(World):
             return self._store.get(topic).decode() if is_there else None
 
     def close(self) -> None:
+        """Wait for all ranks and for what is still being sent, and leave the group."""
         self.barrier()
         for work, _ in self._sending:
             if work is not None:
@@ -156,6 +165,7 @@ class DistributedWorld(World):
         dist.destroy_process_group()
 
     def _receive(self, peer: int) -> T:  # type: ignore[type-var]
+        """The value that a rank has given to `gather`."""
         size = torch.empty(1, dtype=torch.int64)
         with told_if_lost(peer, self._timeout_s):
             dist.recv(size, peer, group=self._control)
@@ -177,11 +187,17 @@ def _check_watchdog() -> None:
 
 
 class PointToPoint:
-    """Implements `brx.pipeline.world.Channel` over torch.distributed: a send and a receive in
-    flight at most.
+    """Implements `brx.pipeline.world.Channel` over torch.distributed.
 
-    Messages of B examples are received from `source` into the buffers, in turn, and sent to
-    `target` (None: there is no such neighbour). All devices make their channels at the same time.
+    One send and one receive are in flight at most. All devices must make their channels in the same
+    order, since each channel makes a process group.
+
+    Args:
+        source: the rank from which tensors are received; None: there is no such neighbour.
+        target: the rank to which they are sent; None likewise.
+        num_examples: B of every message.
+        buffers: (B, S, D) each; received tensors go into them in turn.
+        timeout_s: seconds after which a neighbour counts as lost.
     """
 
     def __init__(
@@ -192,7 +208,8 @@ class PointToPoint:
         buffers: list[Tensor],
         timeout_s: float,
     ) -> None:
-        self._source, self._target = source, target
+        self._source = source
+        self._target = target
         self._num_examples = num_examples
         self._free = deque(buffers)
         # Each direction has a group of its own: with NCCL the operations of one group run in the
@@ -205,8 +222,9 @@ class PointToPoint:
 
     def send(self, tensor: Tensor) -> None:
         self.wait_for_send()
+        # The last validation batch may be smaller, but all messages are of one size.
         missing = self._num_examples - len(tensor)
-        if missing:  # the last validation batch may be smaller; messages are all of one size
+        if missing:
             tensor = torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
         tensor = tensor.contiguous()
         with told_if_lost(self._target, self._timeout_s):
@@ -287,8 +305,12 @@ class ThroughHost:
 
 @contextlib.contextmanager
 def told_if_lost(peer: int | None, timeout_s: float) -> Iterator[None]:
-    """What torch.distributed's error says about a peer (None: any), in words:
-    NeighbourLostError."""
+    """Turn an error of torch.distributed into a NeighbourLostError.
+
+    Args:
+        peer: the rank that was waited for; None: any.
+        timeout_s: how long, for the message.
+    """
     try:
         yield
     except RuntimeError as error:

@@ -1,5 +1,4 @@
-"""Whether a model can be trained in a pipeline, before anything is prepared for it; every fault
-becomes one line."""
+"""Check that a user's own model can be trained in a pipeline, before data are prepared for it."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,17 +16,26 @@ BATCH = 2  # examples of the trial, which has no numbers
 
 
 def check_model_of(config: RunConfig) -> None:
-    """`check_model` for a run's model, cut into the run's stages."""
+    """`check_model` for the model and the stages of a run."""
     blocks = partition(config.model.blocks, config.pipeline.stages)
     check_model(config.model, config.data.vocabulary_size, blocks)
 
 
 def check_model(config: ModelSection, vocabulary_size: int, parts: Sequence[range]) -> None:
-    """Run each part of a model of the user's own once, forward and backward, on the meta device.
+    """Run each part of a user's own model once, forward and backward, on the meta device.
 
-    UserError where the model cannot be made, a part is missing or fails, the stream or the logits
-    have another shape, a weight is in two stages (`parts` are the stages' blocks) or in no loss, a
-    forward pass draws random numbers or changes a buffer."""
+    Models of brx are not checked.
+
+    Args:
+        config: the section `model` of the settings.
+        vocabulary_size: V.
+        parts: the blocks of each stage.
+
+    Raises:
+        UserError: the model cannot be made; a part is missing, fails, draws random numbers, changes
+            a buffer, or returns a stream or logits of another shape; a weight is in two stages, or
+            has no effect on the loss.
+    """
     if not isinstance(config, OwnModelConfig):
         return
     model: Any = make_model(config, vocabulary_size, None, []).to("meta")
@@ -47,9 +55,9 @@ def _check_part(
     part: nn.Module,
     name: str,
     given: Tensor,
-    shape: tuple[int, ...],  # of what it must return
+    expected_shape: tuple[int, ...],
 ) -> None:
-    """Run one part, forward and backward; UserError for what is wrong with it."""
+    """Run one part, forward and backward; UserError if anything is wrong with it."""
     where = f"model.class {config.name}: {name}"
     buffers = [(buffer, buffer._version) for buffer in part.buffers()]
     output, _ = traced(config, part, name, given, bf16=False, device_type="cpu")
@@ -58,18 +66,20 @@ def _check_part(
         output, auxiliary_loss = _pair(config, output, where)
         losses.append(auxiliary_loss)
     found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    if found != shape:
+    if found != expected_shape:
         what = "logits" if name == "head" else "a stream"
         meaning = "vocabulary" if name == "head" else "model.width"
         raise UserError(
-            f"{where} returns {what} of shape {found}, must be {shape}: examples, tokens, {meaning}"
+            f"{where} returns {what} of shape {found}, must be {expected_shape}: examples, tokens, "
+            f"{meaning}"
         )
     _check_gradients(part, [output.sum(), *losses], where)
     _check_buffers(part, buffers, where)
 
 
 def _pair(config: ModelSection, output: tuple[Any, ...], where: str) -> tuple[Tensor, Tensor]:
-    """The stream and the auxiliary loss that a block returned; UserError unless they are these."""
+    """The stream and the auxiliary loss that a block returned; UserError if it returned something
+    else."""
     if len(output) != 2 or not all(isinstance(one, Tensor) for one in output):
         raise UserError(f"{where} returns a tuple, must be a pair of stream and auxiliary loss")
     stream, auxiliary_loss = output
@@ -86,7 +96,8 @@ def _pair(config: ModelSection, output: tuple[Any, ...], where: str) -> tuple[Te
 
 
 def _check_buffers(part: nn.Module, before: Sequence[tuple[Tensor, int]], where: str) -> None:
-    """UserError where a buffer is another tensor than before, or was written since."""
+    """UserError if a buffer was replaced or written since `before`, which has each buffer with its
+    version."""
     now = part.named_buffers()
     for (key, buffer), (buffer_before, version) in zip(now, before, strict=True):
         if buffer is not buffer_before or buffer._version != version:
@@ -102,7 +113,7 @@ def _has_auxiliary_loss(config: ModelSection) -> bool:
 
 
 def _check_gradients(part: nn.Module, losses: Sequence[Tensor], where: str) -> None:
-    """UserError where a weight of a part has no effect on what it returns."""
+    """UserError if a weight of a part has no effect on the losses, which come from its output."""
     named = dict(part.named_parameters())
     if not named:
         return
@@ -116,7 +127,7 @@ def _check_gradients(part: nn.Module, losses: Sequence[Tensor], where: str) -> N
 
 
 def _check_shared(model: nn.Module, parts: Sequence[range], where: str) -> None:
-    """UserError where a weight belongs to two stages."""
+    """UserError if a weight belongs to two stages."""
     stage_of: dict[int, tuple[int, str]] = {}
     for stage, blocks in enumerate(parts):
         for name, parameter in _weights_of(model, blocks):
@@ -130,7 +141,7 @@ def _check_shared(model: nn.Module, parts: Sequence[range], where: str) -> None:
 
 
 def _weights_of(model: Any, blocks: range) -> Iterator[tuple[str, nn.Parameter]]:
-    """Name and weight of a stage with these blocks."""
+    """The names and weights of a stage with these blocks."""
     if blocks.start == 0:
         yield from model.embed.named_parameters("embed")
     for index in blocks:

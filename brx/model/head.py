@@ -1,9 +1,12 @@
-"""The head of a model and its loss, in chunks where all logits at once would be the largest tensor
-of training.
+"""The head of a model and its loss.
 
-Shape legend: B examples, S positions, N = B S tokens, D width, V vocabulary."""
+All logits at once would be the largest tensor of training, so the loss is computed in chunks if
+there are many.
 
-from typing import Any
+Shape legend: B examples, S positions, N = B S tokens, D width, V vocabulary.
+"""
+
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,23 +21,31 @@ CHUNK_LOGITS = 2**25
 class Head(nn.Module):
     """Final norm and language-model head: (B, S, D) to logits (B, S, V).
 
-    Its `loss` never has more than a chunk's logits. A head of another class has no such function:
-    `loss_of` computes its logits twice if there are too many."""
+    Its method `loss` never holds more logits than one chunk's. A head of another class has no such
+    method, and `loss_of` computes its logits twice if there are many.
+    """
 
     def __init__(self, norm: nn.Module, linear: nn.Linear) -> None:
         super().__init__()
         self.norm = norm
         self.linear = linear
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,  # (B, S, D)
+    ) -> Tensor:
+        """The logits, (B, S, V)."""
         return self.linear(self.norm(x))  # type: ignore[no-any-return]
 
-    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats of the targets (B, S), computed in fp32 (float64 for a float64
+    def loss(
+        self,
+        x: Tensor,  # (B, S, D)
+        targets: Tensor,  # (B, S)
+    ) -> Tensor:
+        """The mean cross-entropy of the targets in nats, computed in fp32 (float64 for a float64
         model)."""
-        return head_loss(
-            self.norm(x).flatten(0, 1), self.linear.weight, self.linear.bias, targets.flatten()
-        )
+        tokens = self.norm(x).flatten(0, 1)  # (N, D)
+        return head_loss(tokens, self.linear.weight, self.linear.bias, targets.flatten())
 
 
 def loss_of(
@@ -43,16 +54,17 @@ def loss_of(
     targets: Tensor,  # (B, S)
     vocabulary_size: int,
 ) -> Tensor:
-    """Mean cross-entropy in nats of the logits (B, S, V) that a head computes from the stream.
+    """The mean cross-entropy, in nats, of the logits (B, S, V) that a head makes of the stream.
 
-    A head that is no `Head` and has more than `CHUNK_LOGITS` logits computes some examples at a
-    time, and again in the backward pass: only one chunk's logits exist at any time."""
+    If a head is no `Head` and has more than `CHUNK_LOGITS` logits, it computes some examples at a
+    time, and again in the backward pass: only one chunk's logits exist at any time.
+    """
     if isinstance(head, Head):
         return head.loss(x, targets)
     num_examples = max(1, CHUNK_LOGITS // (targets.shape[1] * vocabulary_size))
     if num_examples >= len(x):
         return _sum_of_losses(head(x), targets) / targets.numel()
-    # As arguments: by the time of the backward pass the head may hold other weights.
+    # The weights are arguments: by the time of the backward pass the head may hold other ones.
     names, weights = zip(*head.named_parameters(), strict=True)
 
     def chunk_loss(chunk: Tensor, wanted: Tensor, *bound: Tensor) -> Tensor:
@@ -78,35 +90,40 @@ def head_loss(
     bias: Tensor | None,  # (V,)
     targets: Tensor,  # (N,)
 ) -> Tensor:
-    """Mean cross-entropy in nats of the logits x W^T + b, in chunks if there are more than
-    `CHUNK_LOGITS` logits.
+    """The mean cross-entropy, in nats, of the logits x W^T + b.
 
-    The matrix products run in autocast's dtype where it is on, everything after them in fp32
-    (float64 for float64).
+    The matrix products run in autocast's dtype if it is on, everything after them in fp32 (float64
+    for float64).
 
     The logits of a GPT-2 vocabulary are the largest tensor of training by far (8 x 512 tokens: 0.8
-    GB in fp32). Here each chunk of tokens has its logits, loss and gradients computed at once, so
-    that only one chunk's logits exist."""
+    GB in fp32). If there are more than `CHUNK_LOGITS`, the tokens are divided into chunks, and the
+    logits, loss and gradients of a chunk are computed together, so that only one chunk's logits
+    exist.
+    """
     if len(x) * len(weight) <= CHUNK_LOGITS:
         return _plain_loss(x, weight, bias, targets)
-    return _ChunkedLoss.apply(x, weight, bias, targets, torch.is_grad_enabled())  # type: ignore[no-untyped-call, no-any-return]
+    with_gradients = torch.is_grad_enabled()
+    loss = _ChunkedLoss.apply(x, weight, bias, targets, with_gradients)  # type: ignore[no-untyped-call]
+    return cast(Tensor, loss)
 
 
 def _plain_loss(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    """`head_loss`, from all logits at once."""
     logits = F.linear(x, weight, bias)
     return F.cross_entropy(logits.to(at_least_fp32(logits.dtype)), targets)
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """The loss, with its gradients made on the way: the backward pass only scales them."""
+    """`head_loss`, by chunks. The forward pass makes the gradients; the backward pass only scales
+    them."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
+        x: Tensor,  # (N, D)
+        weight: Tensor,  # (V, D)
+        bias: Tensor | None,  # (V,)
+        targets: Tensor,  # (N,)
         with_gradients: bool,
     ) -> Tensor:
         device_type = x.device.type
@@ -129,34 +146,52 @@ class _ChunkedLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any,
+        upstream: Tensor,  # a scalar
+    ) -> tuple[Tensor | None, ...]:
         if ctx.gradients is not None and not torch.is_grad_enabled():
-            gradients, ctx.gradients = ctx.gradients, None  # scaled in place, so good for once
+            gradients = ctx.gradients
+            ctx.gradients = None  # scaled in place, so usable only once
             scaled = [gradient.mul_(upstream) for gradient in gradients]
             return *_three(scaled), None, None
-        # Differentiated twice (the Hessian), or called a second time: by way of the plain loss.
+        # The gradient is differentiated itself (the Hessian), or this is the second call. Both go
+        # by way of the plain loss.
         targets, *inputs = ctx.saved_tensors
         x, weight, bias = _three(inputs)
         with torch.enable_grad(), torch.autocast(**ctx.autocast):
             again = _plain_loss(x, weight, bias, targets)
         needed = ctx.needs_input_grad[:3]
         wanted = [tensor for tensor, is_needed in zip(inputs, needed, strict=False) if is_needed]
-        gradients = iter(
-            torch.autograd.grad(again, wanted, upstream, create_graph=torch.is_grad_enabled())
-        )
-        return (*(next(gradients) if is_needed else None for is_needed in needed), None, None)
+        create_graph = torch.is_grad_enabled()
+        found = torch.autograd.grad(again, wanted, upstream, create_graph=create_graph)
+        remaining = iter(found)
+        by_input: list[Tensor | None] = [None, None, None]
+        for place, is_needed in enumerate(needed):
+            if is_needed:
+                by_input[place] = next(remaining)
+        return *by_input, None, None
 
 
 def _three(tensors: Any) -> Any:
-    """What there is of x, weight and bias, with None for a bias that is not there."""
+    """x, weight and bias, with None for a bias that is not there."""
     return (*tensors, None)[:3]
 
 
 def _by_chunks(
     inputs: list[Tensor], targets: Tensor, with_gradients: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """The mean loss and, if wanted, its gradients with respect to x (as x), weight and, if there is
-    one, bias (at least fp32)."""
+    """The mean loss, chunk by chunk.
+
+    Args:
+        inputs: x (N, D), weight (V, D) and, if there is one, bias (V,), in one dtype.
+        targets: (N,).
+        with_gradients: compute the gradients, too.
+
+    Returns:
+        The loss; and its gradients with respect to the inputs, in the dtype of x for x and in fp32
+        at least for the others.
+    """
     x, weight, bias = _three(inputs)
     precision = at_least_fp32(x.dtype)
     total = x.new_zeros((), dtype=precision)
@@ -168,19 +203,19 @@ def _by_chunks(
         ]
     length = max(1, CHUNK_LOGITS // len(weight))  # tokens in a chunk
     for start in range(0, len(x), length):
-        chunk = x[start : start + length]
-        chunk_loss, by_logits = _softmax_loss(
-            F.linear(chunk, weight, bias), targets[start : start + length, None]
-        )
+        tokens = slice(start, start + length)
+        chunk = x[tokens]
+        # The logits have no name here, so that they are freed as soon as they are overwritten.
+        chunk_loss, by_logits = _softmax_loss(F.linear(chunk, weight, bias), targets[tokens, None])
         total += chunk_loss
         if with_gradients:
-            by_logits.div_(len(x))  # of the mean
+            by_logits.div_(len(x))  # the gradient of the mean, no longer of the sum
             if bias is not None:
                 gradients[2] += by_logits.sum(dim=0)
             by_logits = by_logits.to(x.dtype)
-            torch.mm(by_logits, weight, out=gradients[0][start : start + length])
+            torch.mm(by_logits, weight, out=gradients[0][tokens])
             gradients[1] += by_logits.T @ chunk
-        del by_logits  # before there is another one
+        del by_logits  # before the next chunk has its own
     return total / len(x), gradients
 
 
@@ -191,15 +226,18 @@ def _softmax_loss(
     """The sum of the losses, and its gradient with respect to the logits (N, V): softmax minus
     one-hot."""
     logits = logits.to(at_least_fp32(logits.dtype))
-    wanted = logits.gather(1, targets)
-    largest = logits.amax(dim=1, keepdim=True)
-    # In place: torch's logsumexp alone would take twice as much again.
+    wanted = logits.gather(1, targets)  # (N, 1)
+    largest = logits.amax(dim=1, keepdim=True)  # (N, 1)
+    # In place: torch's logsumexp alone would take twice the memory of the logits in addition.
     exponentials = logits.sub_(largest).exp_()
-    normalizer = exponentials.sum(dim=1, keepdim=True)
+    normalizer = exponentials.sum(dim=1, keepdim=True)  # (N, 1)
+    # -log softmax(logits)[target] = log(sum exp(logits - largest)) + largest - logits[target]
+    loss = (normalizer.log() + largest - wanted).sum()
     by_logits = exponentials.div_(normalizer)
     by_logits.scatter_add_(1, targets, by_logits.new_full((1, 1), -1.0).expand_as(targets))
-    return (normalizer.log() + largest - wanted).sum(), by_logits
+    return loss, by_logits
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
+    """fp32 for half precisions, and the same dtype for fp32 and float64."""
     return torch.promote_types(dtype, torch.float32)

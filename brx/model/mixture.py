@@ -34,8 +34,8 @@ class Experts(nn.Module):
         weights = self.weight.unbind()
         biases = [None] * len(counts) if self.bias is None else self.bias.unbind()
         outputs = []
-        for rows, weight, bias in zip(x.split_with_sizes(counts), weights, biases, strict=True):
-            outputs.append(F.linear(rows, weight, bias))
+        for expert, rows in enumerate(x.split_with_sizes(counts)):
+            outputs.append(F.linear(rows, weights[expert], biases[expert]))
         return torch.cat(outputs)
 
 
@@ -51,7 +51,7 @@ class Mixture(nn.Module):
         config: the numbers of experts, and the weights of the auxiliary losses.
     """
 
-    has_bias = True  # of the experts
+    has_bias = True  # whether the maps of the experts have one
 
     def __init__(self, width: int, hidden: int, config: MoEConfig) -> None:
         super().__init__()

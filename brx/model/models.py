@@ -1,8 +1,13 @@
-"""From settings to a model: the classes that there are, a user's own, and its parts.
+"""Make a model from its settings: one of brx's classes, or a class in a user's file.
 
-A model is a torch.nn.Module with three parts in pipeline order, `embed` (token ids (B, S) to the
-stream (B, S, D)), `blocks` (an nn.ModuleList, each from stream to stream) and `head` (stream to
-logits (B, S, V)). Nothing outside this package knows what a block is (docs/models.md)."""
+A model is a torch.nn.Module with three parts in the order of the pipeline:
+
+- `embed`: token ids (B, S) to the stream (B, S, D);
+- `blocks`: an nn.ModuleList; each block maps the stream to the stream;
+- `head`: the stream to logits (B, S, V).
+
+Nothing outside this package knows what a block is (docs/models.md).
+"""
 
 import inspect
 import typing
@@ -28,11 +33,20 @@ PARTS = ("embed", "blocks", "head")
 def make_model(
     config: ModelSection, vocabulary_size: int, seed: int | None, parts: Sequence[range]
 ) -> nn.Module:
-    """The model with the initial weights of `parts`, runs of blocks (with the embedding before the
-    first block, the head after the last); without a seed with none, on the meta device.
+    """Make a model with the initial weights of some of its parts.
 
-    Of a model that comes with brx nothing else takes memory; one of the user's own is made whole.
-    UserError where that one cannot be made."""
+    A user's own model gets all its weights. In one of brx's, only the weights of `parts` take
+    memory; the others are on the meta device.
+
+    Args:
+        config: the section `model` of the settings.
+        vocabulary_size: V.
+        seed: of the initial weights; None: no part has weights, all is on the meta device.
+        parts: runs of blocks. The first block brings the embedding, the last the head.
+
+    Raises:
+        UserError: a user's own model cannot be made.
+    """
     if isinstance(config, OwnModelConfig):
         return _make_own(config, vocabulary_size, seed)
     with without_values():
@@ -44,18 +58,21 @@ def make_model(
 
 
 def _modules_of(model: nn.Module, parts: Sequence[range]) -> list[nn.Module]:
-    blocks: Any = model.blocks
-    modules = [blocks[index] for part in parts for index in part]
+    """The blocks of these parts, with the embedding and the head if they are among them."""
+    whole: Any = model
+    modules: list[nn.Module] = []
+    for part in parts:
+        modules += [whole.blocks[index] for index in part]
     if any(part.start == 0 for part in parts):
-        modules.append(model.embed)
-    if any(part.stop == len(blocks) for part in parts):
-        modules.append(model.head)
+        modules.append(whole.embed)
+    if any(part.stop == len(whole.blocks) for part in parts):
+        modules.append(whole.head)
     return modules
 
 
 def _give_memory(modules: Sequence[nn.Module]) -> None:
-    """Replace parameters on the meta device by ones on the CPU, without values; one that several
-    modules share by one."""
+    """Replace parameters on the meta device by ones on the CPU, without values. A parameter that
+    several modules share stays shared."""
     given: dict[nn.Parameter, nn.Parameter] = {}
     for module in modules:
         for submodule in module.modules():
@@ -68,12 +85,13 @@ def _give_memory(modules: Sequence[nn.Module]) -> None:
 
 
 def _make_own(config: OwnModelConfig, vocabulary_size: int, seed: int | None) -> nn.Module:
-    """A model of the user's own. Its constructor draws what it draws from the seed, and after it
-    `initialize(seed)`, if there is one."""
+    """A user's own model, checked (`check_parts`).
+
+    Its constructor draws random numbers from the seed; `initialize(seed)` is called if it has one.
+    """
     model_class = load_class(config)
     options = {"vocabulary_size": vocabulary_size, **config.options()}
     check_options(config.name, model_class, options)
-    model: Any  # of whatever class
     try:
         if seed is None:
             with without_values():
@@ -82,37 +100,44 @@ def _make_own(config: OwnModelConfig, vocabulary_size: int, seed: int | None) ->
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = model_class(**options)
-                if hasattr(model, "initialize"):
-                    constructed = _weights(model)
-                    model.initialize(seed)
-                    _check_initialized(config.name, constructed, _weights(model))
+                _initialize(config.name, model, seed)
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"model.class {config.name}: {fault(error, config.name)}") from None
     check_parts(config, model)
-    whole: nn.Module = model
-    return whole
+    return model
+
+
+def _initialize(name: str, model: Any, seed: int) -> None:
+    """Call the model's `initialize`, if it has one, and check what it did."""
+    if not hasattr(model, "initialize"):
+        return
+    constructed = _weights(model)
+    model.initialize(seed)
+    _check_initialized(name, constructed, _weights(model))
 
 
 def _weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """All weights by name; one that has two names is there twice."""
+    """All weights by name. A weight with two names is there twice."""
     return dict(model.named_parameters(remove_duplicate=False))
 
 
 def _check_initialized(
     name: str, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]
 ) -> None:
-    """UserError where `initialize` changed more than values.
+    """UserError if `initialize` changed more than values.
 
-    Plans and the check before training see the model that the constructor makes."""
+    Plans and the check before training see the model as the constructor makes it.
+    """
     where = f"model.class {name}: initialize"
     changed = sorted(before.keys() ^ after.keys())
     if changed:
         raise UserError(
             f"{where} adds or removes the weight {changed[0]}; only the constructor may do that"
         )
-    names_before, names_after = _first_names(before), _first_names(after)
+    names_before = _first_names(before)
+    names_after = _first_names(after)
     for weight, parameter in after.items():
         if parameter.shape != before[weight].shape:
             raise UserError(
@@ -127,14 +152,17 @@ def _check_initialized(
 
 
 def _first_names(weights: dict[str, nn.Parameter]) -> dict[str, str]:
-    """For each name of a weight the first name of the same weight."""
+    """By the name of each weight, the first name of the same weight."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(weight), name) for name, weight in weights.items()}
 
 
 def load_class(config: OwnModelConfig) -> type[nn.Module]:
-    """The class that `model.class` names; UserError where it cannot be had, or its file has changed
-    since the run was set up."""
+    """The class that `model.class` names.
+
+    Raises:
+        UserError: it cannot be loaded, or its file has changed since the run was set up.
+    """
     where = f"model.class {config.name}"
     check_unchanged(config.name, config.code_sha256, where)
 
@@ -146,8 +174,17 @@ def load_class(config: OwnModelConfig) -> type[nn.Module]:
 
 
 def check_options(name: str, model_class: type[nn.Module], options: dict[str, Any]) -> None:
-    """UserError for an option that the class's constructor does not take, lacks, or takes of
-    another type."""
+    """Compare options with the signature of a constructor.
+
+    Args:
+        name: of the class, for messages.
+        model_class: the class.
+        options: by name.
+
+    Raises:
+        UserError: the constructor does not take an option, needs another one, or its annotation
+            says another type.
+    """
     accepted = inspect.signature(model_class).parameters
     kinds = {parameter.kind for parameter in accepted.values()}
     takes_any = inspect.Parameter.VAR_KEYWORD in kinds
@@ -159,15 +196,20 @@ def check_options(name: str, model_class: type[nn.Module], options: dict[str, An
                 f"model.{key}: {name} takes no option '{key}'{hint} (known: {', '.join(known)})"
             )
     for key, parameter in accepted.items():
-        is_needed = parameter.default is inspect.Parameter.empty and parameter.kind not in (
-            inspect.Parameter.VAR_KEYWORD,
-            inspect.Parameter.VAR_POSITIONAL,
-        )
+        variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        has_default = parameter.default is not inspect.Parameter.empty
+        is_needed = not has_default and parameter.kind not in variadic
         if is_needed and key not in options:
             raise UserError(f"model.{key}: {name} needs this option, which has no default")
+    _check_types(name, model_class, options)
+
+
+def _check_types(name: str, model_class: type[nn.Module], options: dict[str, Any]) -> None:
+    """UserError if an option is not of the type with which the constructor annotates it."""
+    constructor: Any = model_class.__init__
     try:
-        types = typing.get_type_hints(model_class.__init__)
-    except Exception:  # a name that exists for type checkers alone
+        types = typing.get_type_hints(constructor)
+    except Exception:  # an annotation has a name that only type checkers know
         return
     for key, value in options.items():
         if key not in types:
@@ -178,12 +220,17 @@ def check_options(name: str, model_class: type[nn.Module], options: dict[str, An
             message = error.errors()[0]["msg"]
             told = message[0].lower() + message[1:]
             raise UserError(f"model.{key}: {told}, got {value!r} ({name})") from None
-        except Exception:  # of a type that pydantic does not know
+        except Exception:  # pydantic does not know the type
             continue
 
 
 def check_parts(config: OwnModelConfig, model: nn.Module) -> None:
-    """UserError where a part is missing, is of another kind, or has weights that cannot train."""
+    """Refuse a model that cannot be divided into the stages of a pipeline.
+
+    Raises:
+        UserError: a part is missing or is of another kind, or a weight is in none of the parts or
+            cannot train.
+    """
     where = f"model.class {config.name}"
     for part in PARTS:
         if not isinstance(getattr(model, part, None), nn.Module):
@@ -208,14 +255,17 @@ def check_parts(config: OwnModelConfig, model: nn.Module) -> None:
 
 
 def matrix_names(model: nn.Module) -> set[str]:
-    """The matrices (or stacks of them) in a model's blocks that methods treat as matrices: those
-    that its `matrices()` names, or else what `BasisRotation`'s `param_groups` would rotate, without
-    kernels of convolutions."""
-    named: Any = model
+    """The names of the weights in a model's blocks that methods treat as matrices, or as stacks of
+    matrices.
+
+    A model may name them itself, by a method `matrices()`. Otherwise they are what `param_groups`
+    of `BasisRotation` would rotate, without kernels of convolutions.
+    """
+    own: Any = model
     if hasattr(model, "matrices"):
-        return set(named.matrices())
-    found = set()
+        return set(own.matrices())
+    rotated: set[str] = set()
     for group in param_groups(model):
         if group["kind"] == "matrices":
-            found |= {name for name, weight in group["params"] if weight.ndim <= 3}
-    return {name for name in found if name.startswith("blocks.")}
+            rotated |= {name for name, weight in group["params"] if weight.ndim <= 3}
+    return {name for name in rotated if name.startswith("blocks.")}

@@ -174,15 +174,18 @@ def _trace_of_kind(
     model: ModelSection, block: int, batch_size: int, bf16: bool, device_type: str
 ) -> Trace:
     blocks: Any = _model(model, 256).blocks
-    stream, name = meta_stream(model, batch_size, bf16=bf16), f"blocks.{block}"
-    return traced(model, blocks[block], name, stream, bf16=bf16, device_type=device_type)[1]
+    stream = meta_stream(model, batch_size, bf16=bf16)
+    name = f"blocks.{block}"
+    _, found = traced(model, blocks[block], name, stream, bf16=bf16, device_type=device_type)
+    return found
 
 
 @lru_cache(maxsize=4096)
 def _head_flops(model: ModelSection, vocabulary_size: int, batch_size: int) -> int:
     head: Any = _model(model, vocabulary_size).head
     stream = meta_stream(model, batch_size, bf16=False)
-    return traced(model, head, "head", stream, bf16=False, device_type="cpu")[1].flops
+    _, found = traced(model, head, "head", stream, bf16=False, device_type="cpu")
+    return found.flops
 
 
 def traced(

@@ -1,8 +1,9 @@
 """A stage: a contiguous run of blocks, with the embedding if it is the first and the head if it is
 the last.
 
-Parameters have the names of the whole model ("blocks.5.attention.query.weight"), whatever the
-partition is."""
+Parameters have the names of the whole model (`blocks.5.attention.query.weight`), whatever the
+partition is.
+"""
 
 from collections.abc import Sequence, Set
 from itertools import pairwise
@@ -20,19 +21,32 @@ from brx.model.models import make_model, matrix_names
 
 
 class StageOutput(NamedTuple):
+    """What a stage's forward pass gives."""
+
     stream: Tensor  # (B, S, D), behind the stage's last block
-    loss: Tensor | None  # mean cross-entropy in nats; of the last stage
-    auxiliary_loss: Tensor | None  # sum over the stage's mixtures of experts; None if it has none
+    loss: Tensor | None  # the mean cross-entropy in nats, from the last stage; else None
+    auxiliary_loss: Tensor | None  # the sum over the stage's mixtures of experts; None without any
 
 
 class Stage(nn.Module):
-    """Blocks `blocks` of a model (`brx.model.models`) with these settings; stage boundaries carry
-    the residual stream (B, S, D).
+    """Some blocks of a model. Between stages goes the residual stream (B, S, D).
 
-    Attributes, of the stage's parameters by name: matrices: weight matrices in blocks, or stacks of
-        them, which basis rotation, SOAP, Muon and Scion treat as matrices. stacks: parameters whose
-        first dimension counts members; some methods treat each member separately. cast: matrices
-        that autocast casts wherever they are used; rings may keep them in bf16.
+    Args:
+        model: from `brx.model.models.make_model`.
+        config: the model's settings.
+        vocabulary_size: V.
+        blocks: the blocks of the stage.
+        matrices: from `matrices_of` the whole model.
+        recompute: keep only the input of each block for the backward pass, and run it again there.
+
+    Attributes:
+        matrices: names of the parameters that basis rotation, SOAP, Muon and Scion treat as
+            matrices: weight matrices in blocks, or stacks of them.
+        stacks: names of parameters whose first dimension counts members, such as experts. Some
+            methods treat each member separately.
+        cast: names of the matrices that autocast casts wherever they are used; older versions of
+            them may be kept in bf16.
+        has_auxiliary_loss: whether the model has auxiliary losses that are no means over examples.
     """
 
     def __init__(
@@ -41,7 +55,7 @@ class Stage(nn.Module):
         config: ModelSection,
         vocabulary_size: int,
         blocks: range,
-        matrices: Set[str],  # of the whole model, by their names in a stage
+        matrices: Set[str],
         *,
         recompute: bool = False,
     ) -> None:
@@ -53,16 +67,18 @@ class Stage(nn.Module):
         self.embedding = parts.embed if blocks.start == 0 else None
         self.blocks = nn.ModuleDict({str(index): parts.blocks[index] for index in blocks})
         self.head = parts.head if blocks.stop == len(parts.blocks) else None
-        # True for a model whose auxiliary losses are not means over examples.
         self.has_auxiliary_loss = bool(getattr(model, "has_auxiliary_loss", False))
         own = dict(self.named_parameters())
         self.matrices = frozenset(name for name in own if name in matrices)
         self.stacks = _stacks(self) | {name for name in self.matrices if own[name].ndim > 2}
         self.cast = _cast(self) & self.matrices
 
-    def forward(self, x: Tensor, targets: Tensor | None = None) -> StageOutput:
-        """Compute the stage: `x` are token ids (B, S) in the first one, else the residual stream
-        (B, S, D); `targets` the next tokens (B, S), which the last one needs."""
+    def forward(
+        self,
+        x: Tensor,  # first stage: token ids (B, S); others: the residual stream (B, S, D)
+        targets: Tensor | None = None,  # last stage: the next tokens (B, S)
+    ) -> StageOutput:
+        """Run the stage's blocks, after the embedding and before the head if it has them."""
         if self.embedding is not None:
             # Under autocast the residual stream is bf16 from here on, as are the tensors that
             # devices exchange.
@@ -85,6 +101,7 @@ class Stage(nn.Module):
 
 
 def _as_autocast(x: Tensor) -> Tensor:
+    """x in the dtype of autocast, if that is on."""
     device_type = x.device.type
     if device_type == "meta" or not torch.is_autocast_enabled(device_type):
         return x
@@ -92,7 +109,7 @@ def _as_autocast(x: Tensor) -> Tensor:
 
 
 def _stacks(stage: nn.Module) -> set[str]:
-    """Parameters of experts, whose first dimension counts them."""
+    """Names of the parameters of experts; their first dimension counts the experts."""
     stacks: set[str] = set()
     for path, module in stage.named_modules():
         if isinstance(module, Experts):
@@ -101,14 +118,14 @@ def _stacks(stage: nn.Module) -> set[str]:
 
 
 def _cast(stage: nn.Module) -> set[str]:
-    """Weights that are used by a linear map alone, which autocast computes in bf16."""
+    """Names of the weights of linear maps, which autocast computes in bf16."""
     linear = (nn.Linear.forward, Experts.forward)
     modules = stage.named_modules()
     return {f"{path}.weight" for path, module in modules if type(module).forward in linear}
 
 
 def matrices_of(model: nn.Module) -> set[str]:
-    """`matrix_names` of a whole model, by the names that the parameters have in a stage."""
+    """`matrix_names` of a whole model, as the names that the parameters have in a stage."""
     return {stage_name(name) for name in matrix_names(model)}
 
 
@@ -120,10 +137,17 @@ def make_stages(
     *,
     recompute: bool = False,
 ) -> list[Stage]:
-    """Stages with these runs of blocks and the initial weights of the seed; without a seed on the
-    meta device."""
+    """Make some stages of a model.
+
+    Args:
+        config: the section `model` of the settings.
+        vocabulary_size: V.
+        parts: the blocks of each stage.
+        seed: of the initial weights; None: on the meta device, without weights.
+        recompute: see `Stage`.
+    """
     model = make_model(config, vocabulary_size, seed, parts)
-    # Once: it takes time for each block of the model, and there may be as many stages.
+    # Once for all stages: it looks at each block of the model, and there may be as many stages.
     matrices = matrices_of(model)
     return [
         Stage(model, config, vocabulary_size, own, matrices, recompute=recompute) for own in parts
@@ -133,16 +157,20 @@ def make_stages(
 def make_stage(
     config: ModelSection, vocabulary_size: int, blocks: range, seed: int | None
 ) -> Stage:
+    """Make one stage, as `make_stages` does."""
     (stage,) = make_stages(config, vocabulary_size, [blocks], seed)
     return stage
 
 
 def whole_model(config: ModelSection, vocabulary_size: int, seed: int | None) -> Stage:
+    """Make the whole model as one stage, as `make_stages` does."""
     return make_stage(config, vocabulary_size, range(config.blocks), seed)
 
 
 def partition(num_items: int, num_parts: int) -> list[range]:
-    """Split items into contiguous parts whose sizes differ by at most one, the same way every
-    time."""
+    """Split items into contiguous parts whose sizes differ by one at most.
+
+    Part k begins at item floor(k num_items / num_parts).
+    """
     bounds = [part * num_items // num_parts for part in range(num_parts + 1)]
     return [range(start, stop) for start, stop in pairwise(bounds)]

@@ -1,10 +1,11 @@
-"""The activations that a block keeps for its backward pass and the operations that it takes, from a
-forward pass without numbers.
+"""Measure the activations that a block keeps for its backward pass and the operations that it
+takes, by a forward pass without numbers.
 
-The block runs on the meta device. This module adds the differences to a real device: autocast's
-casts (torch has none for meta tensors), and kernels that keep less than their definition says."""
+The block runs on the meta device. This module adds what a real device does differently: autocast's
+casts (torch has none for meta tensors), and kernels that keep less than their definition says.
+"""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-# By the functions' names (torch's "Autocast Op Reference"). Those of Tensor's operators are here
-# where blocks use them; an operation that is in neither list computes in its inputs' dtype.
+# Functions that autocast runs in bf16, and in fp32 on CUDA, by name (torch's "Autocast Op
+# Reference"; of the operators of Tensor, those that blocks use). Any other function computes in the
+# dtype of its inputs.
 IN_BF16 = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm"}
 IN_BF16 |= {"einsum", "conv1d", "conv2d", "conv3d", "chain_matmul", "multi_dot", "bilinear"}
 IN_BF16 |= {"scaled_dot_product_attention"}
@@ -28,18 +30,19 @@ IN_FP32_ON_CUDA |= {"exp", "expm1", "log", "log1p", "cross_entropy", "nll_loss"}
 
 @dataclass(frozen=True)
 class Trace:
-    """What a module's forward pass keeps and takes."""
+    """What a module's forward pass costs."""
 
     kept_bytes: int
-    """For the backward pass, without the weights."""
+    """Activations that are kept for the backward pass."""
     flops: int
-    """Operations of matrix products, convolutions and attention; a multiply-add is two."""
+    """Floating-point operations of matrix products, convolutions and attention: two per
+    multiply-add."""
 
 
 def trace(
     module: nn.Module, inputs: Sequence[Tensor], *, bf16: bool, device_type: str
 ) -> tuple[Any, Trace]:
-    """The output of a module, and the trace of its forward pass.
+    """Run a module without numbers, and measure its forward pass.
 
     Args:
         module: its weights are on the meta device.
@@ -47,13 +50,16 @@ def trace(
         bf16: whether autocast to bf16 is on.
         device_type: the type of the device that is planned for.
 
+    Returns:
+        The module's output, and the trace.
+
     Raises:
         RandomNumbersError: the module draws random numbers.
     """
     weights = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
-    # Bytes by storage: a tensor that two operations keep is there once.
+    # Bytes by the address of a storage: a tensor that two operations keep counts once.
     kept: dict[int, int] = {}
-    alive = []  # so that no other tensor gets the address of the same storage
+    alive = []  # keeps the storages, so that no address is used twice
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -70,8 +76,8 @@ def trace(
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Modules made here have their parameters on the meta device, where they take no memory and
-    have no values; buffers are real."""
+    """Modules that are made within have their parameters on the meta device: without memory and
+    values. Their buffers are real."""
 
     def on_meta(_module: nn.Module, _name: str, parameter: Any) -> Any:
         if parameter is None or parameter.is_meta:
@@ -87,8 +93,8 @@ def without_values() -> Iterator[None]:
 
 
 class _WithoutInitialValues(TorchFunctionMode):
-    """Leaves out `torch.nn.init`, which on the meta device draws nothing, and for that imports half
-    of torch (2 s)."""
+    """Skips `torch.nn.init`: on the meta device it draws nothing, and imports half of torch for it
+    (2 s)."""
 
     def __torch_function__(
         self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
@@ -102,7 +108,7 @@ _casting: list[bool] = []  # whether autocast is on in the traces under way
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
-    """`torch.autocast(device_type, enabled=False)`, in a trace as well."""
+    """`torch.autocast(device_type, enabled=False)`, which a trace respects, too."""
     if device_type == "meta":
         return _without_casting()
     return torch.autocast(device_type, enabled=False)
@@ -118,7 +124,8 @@ def _without_casting() -> Iterator[None]:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts as `torch.utils.flop_counter` does; RandomNumbersError where numbers are drawn."""
+    """Counts operations as `torch.utils.flop_counter` does, and refuses random numbers
+    (RandomNumbersError)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -141,22 +148,28 @@ class RandomNumbersError(Exception):
 
 
 class _Device(TorchFunctionMode):
-    """Does on meta tensors what a device would: autocast's casts, and attention and norms that keep
-    what the fused kernels keep."""
+    """Does on meta tensors what a device does: autocast's casts, and attention and norms that keep
+    what the fused kernels keep.
+
+    Args:
+        weights: the addresses of the weights' storages; casts of weights are added.
+        bf16: whether autocast to bf16 is on.
+        device_type: "cuda", or another device.
+    """
 
     def __init__(self, weights: set[int], *, bf16: bool, device_type: str) -> None:
         super().__init__()
-        self.flops = 0  # of attention
+        self.flops = 0  # what attention takes, which `_Counter` does not see
         self._weights = weights
         self._bf16 = bf16
         self._is_cuda = device_type == "cuda"
         self._cast_weights: dict[int, Tensor] = {}
-        kernels: Mapping[str, Callable[..., Tensor]] = {
+        # What stands for a function, by its name.
+        self._kernels: dict[str, Callable[..., Tensor]] = {
             "scaled_dot_product_attention": self._attention
         }
         if self._is_cuda:
-            kernels = {**kernels, "rms_norm": _rms_norm}
-        self._kernels = kernels
+            self._kernels["rms_norm"] = _rms_norm
 
     def __torch_function__(
         self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
@@ -180,33 +193,37 @@ class _Device(TorchFunctionMode):
         return None
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
-        is_cast = isinstance(value, Tensor) and value.dtype in (torch.float32, torch.bfloat16)
-        if not is_cast or value.dtype == dtype:
+        """An argument as autocast would pass it on."""
+        if not isinstance(value, Tensor) or value.dtype not in (torch.float32, torch.bfloat16):
             return value
-        identity = value.untyped_storage()._cdata
-        if identity not in self._weights:
+        if value.dtype == dtype:
+            return value
+        storage = value.untyped_storage()._cdata
+        if storage not in self._weights:
             return value.to(dtype)
-        # The copy of a weight is made once, and is no activation.
-        if identity not in self._cast_weights:
-            cast = self._cast_weights[identity] = value.to(dtype)
+        # autocast casts a weight once and keeps the copy, which is no activation.
+        if storage not in self._cast_weights:
+            cast = value.to(dtype)
+            self._cast_weights[storage] = cast
             self._weights.add(cast.untyped_storage()._cdata)
-        return self._cast_weights[identity]
+        return self._cast_weights[storage]
 
     def _attention(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        query: Tensor,  # (*, H, S, E)
+        key: Tensor,  # (*, K, T, E)
+        value: Tensor,  # (*, K, T, F)
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         **_others: Any,
     ) -> Tensor:
+        """Stands for `scaled_dot_product_attention`: (*, H, S, F)."""
         if dropout_p:
             raise RandomNumbersError("scaled_dot_product_attention with dropout")
-        # Q K^T and its product with V, a multiply-add is two; all heads, with shared keys or not.
-        positions, width = query.shape[-2], query.shape[-1]
-        per_query = 2 * key.shape[-2] * (width + value.shape[-1])
-        self.flops += query.shape[:-2].numel() * positions * per_query
+        # 2 T (E + F) per query, for Q K^T and its product with V: a multiply-add is two. Heads that
+        # share keys still compute a product each.
+        per_query = 2 * key.shape[-2] * (key.shape[-1] + value.shape[-1])
+        self.flops += query.shape[:-1].numel() * per_query
         return _Attention.apply(query, key, value)  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -216,7 +233,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         *batch, heads, positions, _ = query.shape
-        # Laid out by position, then head, as the kernels do it.
+        # By position, then head in memory, as the kernels lay it out.
         output = query.new_empty((*batch, positions, heads, value.shape[-1])).transpose(-3, -2)
         log_sum_exp = query.new_empty(query.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, output, log_sum_exp)
@@ -230,6 +247,7 @@ class _Attention(torch.autograd.Function):
 def _rms_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
+    """Stands for `rms_norm`."""
     weight = x.new_empty(tuple(shape)) if weight is None else weight
     return _RMSNorm.apply(x, weight)  # type: ignore[no-untyped-call, no-any-return]
 

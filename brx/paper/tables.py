@@ -1,9 +1,9 @@
-"""The paper's tables, from the runs of a scale, each a frame of texts; and what figures are made
-by, too.
+"""The paper's tables (`TABLES`, at the end), each a frame of texts; and how entries of a catalogue
+of tables or figures are chosen and made.
 
-What is wanted is a name, a place in the paper (`Figure 5`), or `all`, from a folder of runs (None:
-the scale's). What cannot be made, or not all of it, is noted; where it is all that was wanted, it
-is a UserError."""
+Tables are from the runs of a scale, from the runs of a study, or from formulas. An entry is chosen
+by its name, its place in the paper (`Figure 5`), or `all`. If several are chosen, entries that
+cannot be made are noted. If one is chosen and cannot be made, that is a UserError."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ seed (where iterations or hours are saved, by training loss); brackets are 95 % 
 seeds. A method's slowdown differs between rows that take other seeds (those that all methods of the
 row have) or another target (`teaser-slowdown`). *One seed*: some experiment of the row has only
 one. *Runs*: trainings that were read; measurements at checkpoints are not counted. The rules are in
-docs/protocol.md: those of *strictly* in section 11, the others in sections 5 and 6."""
+docs/protocol.md: section 11 for the verdict *strict*, sections 5 and 6 for the verdict *first*."""
 LEADS_LEGEND = """\
 Nats of final validation loss by which basis rotation ends below each rival, with 95 % intervals
 over seeds (Student's t). The lead at P = 32 is the sum of the lead without delay and the part from
@@ -76,17 +76,30 @@ Note = Callable[..., None]  # tells the user some lines
 class Entry:
     """An entry of a catalogue of figures or tables."""
 
-    name: str  # on the command line and of the files
-    place: str  # in the paper, such as `Figure 5`; empty where it has none
+    name: str  # on the command line, and of its files
+    place: str  # in the paper, such as `Figure 5`; or empty
 
 
 @dataclass(frozen=True)
 class PaperTable(Entry):
-    """A table from the runs of a scale, or from none."""
+    """A table from the runs of a scale."""
 
     title: str
-    make: Callable[[Experiments], pd.DataFrame]  # texts; empty where no experiment is there
+    make: Callable[[Experiments], pd.DataFrame]  # texts; empty if no experiment has runs
     legend: str = ""
+
+
+@dataclass(frozen=True)
+class FormulaTable(Entry):
+    """A table of closed forms, from no runs."""
+
+    title: str
+    compute: Callable[[], pd.DataFrame]  # texts
+    legend: str = ""
+
+    def make(self, _: Experiments) -> pd.DataFrame:
+        """The texts, whatever the runs."""
+        return self.compute()
 
 
 @dataclass(frozen=True)
@@ -99,19 +112,25 @@ class StudyTable(Entry):
     legend: str = ""
 
     def make(self, _: Experiments) -> pd.DataFrame:
+        """The texts, from the study's own folder."""
         return self.make_from(self.study)
 
 
+Table = PaperTable | FormulaTable | StudyTable
 Wanted = TypeVar("Wanted", bound=Entry)
 Made = TypeVar("Made")
 
 
 def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.DataFrame:
-    """Slowdowns with each side at its own best rate; also with both sides at the preset's rate,
-    which have their own target."""
+    """A row per method: its slowdown with each side at its own best learning rate, and also with
+    both sides at the preset's rate.
+
+    The two have different targets."""
     rate = preset_with(experiments.scale.preset, {}).optimizer.lr
     at_rate = experiments.at_rate(rate)
-    target, target_at_rate, rows = experiments.slowdown_target(), at_rate.slowdown_target(), []
+    target = experiments.slowdown_target()
+    target_at_rate = at_rate.slowdown_target()
+    rows = []
     for method in methods:
         ends = experiments.find_ends(method)
         if target is None or ends is None:
@@ -123,36 +142,37 @@ def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.Data
             "seeds": seeds_text(slowdown),
         }
         row |= rate_texts(slowdown, f"lr at P = {DEEPEST}")
-        if target_at_rate is not None and (ends := at_rate.find_ends(method)) is not None:
-            row[f"both at {rate:g}"] = slowdown_text(slowdowns(ends, target_at_rate).iloc[0])
-        rows.append(
-            row
-            | {
-                "the paper's": number_text(SLOWDOWNS[method], "times"),
-                "target loss": f"{target:.3f}",
-            }
-        )
+        if target_at_rate is not None:
+            ends_at_rate = at_rate.find_ends(method)
+            if ends_at_rate is not None:
+                (slowdown,) = slowdowns(ends_at_rate, target_at_rate).to_dict("records")
+                row[f"both at {rate:g}"] = slowdown_text(slowdown)
+        row["the paper's"] = number_text(SLOWDOWNS[method], "times")
+        row["target loss"] = f"{target:.3f}"
+        rows.append(row)
     return pd.DataFrame(rows).fillna("")
 
 
 def final_losses(experiments: Experiments) -> pd.DataFrame:
-    """Final training loss of every method at every number of stages: mean, and range over seeds."""
+    """A row per method: its final training loss at every number of stages, mean and range over
+    seeds."""
     rows = []
     for method, depths in RUN_AT.items():
-        found = {f"P = {P}": experiments.find(method, P) for P in depths}
-        if any(seeds is not None for seeds in found.values()):
-            texts = {
-                title: "" if seeds is None else final_loss_text(seeds)
-                for title, seeds in found.items()
-            }
+        texts = {}
+        for P in depths:
+            seeds = experiments.find(method, P)
+            texts[f"P = {P}"] = "" if seeds is None else final_loss_text(seeds)
+        if any(texts.values()):
             rows.append({"method": method, **texts})
     return pd.DataFrame(rows).fillna("")
 
 
 def chosen_rates(experiments: Experiments) -> pd.DataFrame:
-    present = experiments.find_all(
-        {"method": method, "stages": P} for method, depths in RUN_AT.items() for P in depths
-    )
+    """A row per experiment of the main comparison: its learning rate, and how it was chosen."""
+    wanted = []
+    for method, depths in RUN_AT.items():
+        wanted += [{"method": method, "stages": P} for P in depths]
+    present = experiments.find_all(wanted)
     if not present:
         return pd.DataFrame()
     chosen = pd.concat(present)
@@ -164,10 +184,12 @@ def chosen_rates(experiments: Experiments) -> pd.DataFrame:
 
 
 def paper_reductions(experiments: Experiments) -> pd.DataFrame:
-    """Iterations that basis rotation saves over the best baseline, as the paper's headline numbers
-    put it."""
+    """A row per model: the iterations that basis rotation saves over the best baseline, as in the
+    paper's headline."""
     tables = []
-    for model in [each for each in experiments.scale.models if each in SAVED]:
+    for model in experiments.scale.models:
+        if model not in SAVED:
+            continue
         present = experiments.find_all({"method": method, "model": model} for method in MAIN)
         saved = reductions(pd.concat(present)) if present else pd.DataFrame()
         if len(saved):
@@ -179,14 +201,29 @@ def paper_reductions(experiments: Experiments) -> pd.DataFrame:
 
 def make_tables(
     wanted: str, scale: str, runs: Path | None, note: Note
-) -> Iterator[tuple[PaperTable | StudyTable, pd.DataFrame]]:
+) -> Iterator[tuple[Table, pd.DataFrame]]:
+    """Make tables one by one; each comes with its texts.
+
+    Args:
+        wanted: a name, a place in the paper (`Table 1`), or `all`.
+        scale: the name of the scale.
+        runs: the folder of the runs, instead of the scale's or the study's.
+        note: tells the user which tables of several could not be made, or not completely.
+
+    Raises:
+        UserError: there is no such table, or it is the only one and cannot be made.
+    """
     chosen = entries(wanted, TABLES, "table")
+    if runs is not None and all(isinstance(table, FormulaTable) for table in chosen):
+        raise UserError(f"--runs: table {wanted} is a formula, and not made from a folder of runs")
     is_of_scale = any(isinstance(table, PaperTable) for table in chosen)
     experiments = load_noting(scale, runs, note) if is_of_scale else None
 
-    def make(table: PaperTable | StudyTable) -> pd.DataFrame:
+    def make(table: Table) -> pd.DataFrame:
+        if isinstance(table, FormulaTable):
+            return table.compute()
         if isinstance(table, StudyTable):
-            # Among several tables --runs names the scale's folder.
+            # If several tables are made, --runs names the scale's folder.
             named = runs if len(chosen) == 1 else None
             return table.make_from(named or table.study)
         assert experiments is not None
@@ -200,7 +237,8 @@ def make_tables(
     return made(chosen, make, "table", note)
 
 
-def write_table(table: PaperTable | StudyTable, texts: pd.DataFrame, folder: Path) -> Path:
+def write_table(table: Table, texts: pd.DataFrame, folder: Path) -> Path:
+    """Write a table as NAME.csv and NAME.md; gives the path of the latter."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{table.name}.csv", format_table(texts, "csv") + "\n")
     path = folder / f"{table.name}.md"
@@ -212,29 +250,37 @@ def write_table(table: PaperTable | StudyTable, texts: pd.DataFrame, folder: Pat
 def entries(
     wanted: str, catalogue: Mapping[str, Wanted], kind: str, others: str = ""
 ) -> list[Wanted]:
-    """All entries of a catalogue, or the one with a name or a place in the paper."""
+    """The chosen entries of a catalogue.
+
+    Args:
+        wanted: `all`, or an entry's name or place in the paper, in any case.
+        catalogue: entries by name.
+        kind: `figure` or `table`, for the message.
+        others: names that the command knows in addition, separated by commas, for the message.
+
+    Raises:
+        UserError: there is no such entry.
+    """
     if wanted == "all":
         return list(catalogue.values())
-    by_name = {
-        name.lower(): entry
-        for entry in catalogue.values()
-        for name in (entry.name, entry.place)
-        if name
-    }
+    by_name = {}
+    for entry in catalogue.values():
+        by_name[entry.name.lower()] = entry
+        if entry.place:
+            by_name[entry.place.lower()] = entry
     if wanted.lower() in by_name:
         return [by_name[wanted.lower()]]
     known = [*filter(None, others.split(", ")), "all", "list", *catalogue]
-    hint = did_you_mean(
-        wanted, [*known, *(entry.place for entry in catalogue.values() if entry.place)]
-    )
+    places = [entry.place for entry in catalogue.values() if entry.place]
+    hint = did_you_mean(wanted, [*known, *places])
     raise UserError(f"{kind.upper()}: unknown {kind} '{wanted}'{hint} (known: {', '.join(known)})")
 
 
 def made(
     chosen: list[Wanted], make: Callable[[Wanted], Made], kind: str, note: Note
 ) -> Iterator[tuple[Wanted, Made]]:
-    """Make the chosen entries one by one; what is a UserError for one alone is a note among
-    several."""
+    """Make the chosen entries one by one. An entry that cannot be made is a note among several, and
+    a UserError if it is the only one."""
     for entry in chosen:
         try:
             yield entry, make(entry)
@@ -246,17 +292,19 @@ def made(
 
 
 def load_noting(scale: str, runs: Path | None, note: Note) -> Experiments:
+    """Read a scale's runs from `runs` or from its own folder, and note runs that are left out."""
     experiments = Experiments.load(SCALES[scale], runs)
     note(*experiments.notes)
     return experiments
 
 
 def note_missing(what: str, asked: Experiments, note: Note) -> None:
+    """Note how many experiments of a figure or table are missing, and the commands for them."""
     if asked.missing:
         note(f"{what}: {len(asked.missing)} experiments not there; {asked.advice}")
 
 
-TABLES: dict[str, PaperTable | StudyTable] = {
+TABLES: dict[str, Table] = {
     table.name: table
     for table in (
         PaperTable(
@@ -299,17 +347,17 @@ TABLES: dict[str, PaperTable | StudyTable] = {
             legend=LEADS_LEGEND,
         ),
         PaperTable("ladder", "", "What delay costs, by the length of the training", ladder_table),
-        PaperTable(
+        FormulaTable(
             "stages",
             "Table 1",
             "The least number of stages of large models, by the memory of a device",
-            lambda _: stage_count_table(LLAMAS, DEVICES_GB),
+            lambda: stage_count_table(LLAMAS, DEVICES_GB),
         ),
-        PaperTable(
+        FormulaTable(
             "memory",
             "",
             "Memory beyond Adam's moments, GiB per matrix (fp32)",
-            lambda _: llama_overhead(),
+            llama_overhead,
         ),
         PaperTable(
             "hessian-norm",

@@ -17,13 +17,13 @@ from functools import partial
 from itertools import chain
 from numbers import Integral
 from typing import Any, Literal, get_args
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from brx.errors import UserError
+from brx.errors import UserError, some
 from brx.pipeline.cut import (
     Stages,
     check_stages,
@@ -37,9 +37,11 @@ from brx.pipeline.delay import StageDelay, delays_of
 from brx.pipeline.forecasts import FORECAST_RULES, Forecast, StashMode
 from brx.pipeline.history import History, StageHistory, contents
 from brx.pipeline.hooks import (
+    CALL,
     Hook,
     is_in_autograd_function,
     is_in_backward,
+    num_running,
     tensors_with_gradient,
     warn_user,
 )
@@ -48,10 +50,15 @@ from brx.pipeline.sharded import drop_gathered, gathers_parameters
 from brx.pipeline.use_order import UseOrder, on_meta_device
 from brx.pipeline.windows import Window, Windows
 
-_DELAYED: WeakSet[nn.Module] = WeakSet()  # the models that are under delay already
+# The models that are under delay already, each with the parameters that train.
+_DELAYED: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()
 
 WRAPPED = ("optimizer", "base_optimizer", "_optimizer")
 """Where wrappers of optimizers keep what they wrap."""
+
+
+WITH_FULLGRAPH = "delayed: with fullgraph=True, give it the compiled model: torch.compile(model)"
+"""What torch says where a compiled graph would have to contain the hooks."""
 
 
 class DelayedPipeline:
@@ -113,6 +120,8 @@ class DelayedPipeline:
                 "delayed: a scripted module takes no hooks; give nn.Sequential(model), and call it"
             )
         _check_settings(accumulation, stash, forecast, rings)
+        if _is_whole(stages):
+            stages = int(stages)  # type: ignore[arg-type]
         self.model = model
         self._optimizers = _optimizers_in(optimizer)
         self._num_optimized = len(_optimized(self._optimizers))
@@ -122,12 +131,13 @@ class DelayedPipeline:
         self._num_parameters = len(named)
         self._children = _children(model)
         self._trained = {name: named[name] for name in names}
+        _refuse_shared(self._trained)
         self._places = _places(model)
         self._sharded = [module for module in model.modules() if gathers_parameters(module)]
         self._stages = stages
         self._profile = delay
         self._seed = seed
-        self._accumulation = accumulation
+        self._accumulation = accumulation = int(accumulation)
         self._stash = stash
         self._forecast = forecast
         self._on_host = rings == "host"
@@ -148,7 +158,7 @@ class DelayedPipeline:
         self._hooks: list[Any] = []
         self._gradient_hooks: list[Any] = []  # until the order of use is known
         self._add_hooks()
-        _DELAYED.add(model)
+        _DELAYED[model] = list(self._trained.values())
 
     # What users ask
 
@@ -219,10 +229,14 @@ class DelayedPipeline:
                 loss.backward()
             optimizer.step()
 
-        All passes within use the versions of one micro-batch; its end closes the window, as does an
-        optimizer's step."""
+        All passes within use the versions of one micro-batch: in training mode or with gradients,
+        and those of `functional_call` with the model's weights. Its end closes the window, as does
+        an optimizer's step. An evaluation (neither) has the newest weights."""
         if self._stash != "exact":
             raise UserError(f"delayed: micro_batch() needs stash exact, got {self._stash}")
+        if self._windows.is_in_explicit:  # within another one, whose window goes on
+            yield
+            return
         window = self._open(is_explicit=True)
         try:
             yield
@@ -235,7 +249,7 @@ class DelayedPipeline:
         self._windows.close()
         for hook in (*self._hooks, *self._gradient_hooks):
             hook.remove()
-        _DELAYED.discard(self.model)
+        _DELAYED.pop(self.model, None)
 
     def state_dict(self) -> dict[str, Any]:
         """The versions, to be saved with the model and the optimizer between two updates (no
@@ -368,10 +382,11 @@ class DelayedPipeline:
     # Hooks
 
     def _add_hooks(self) -> None:
-        disable = torch.compiler.disable  # a compiled model calls the hooks between its graphs
+        # A compiled model calls the hooks between its graphs.
+        disable = partial(torch.compiler.disable, reason=WITH_FULLGRAPH)
 
         def hook(action: Callable[..., Any]) -> Hook:
-            return Hook(disable(action), self._before_copy)  # type: ignore[no-untyped-call]
+            return Hook(disable(action), self._before_copy)
 
         model = self.model
         before, after = hook(self._before_forward), hook(self._after_forward)
@@ -381,6 +396,9 @@ class DelayedPipeline:
             if isinstance(module, torch.jit.ScriptModule):  # takes no such hooks
                 continue
             self._hooks.append(
+                module.register_load_state_dict_pre_hook(hook(self._before_load))  # type: ignore[no-untyped-call]
+            )
+            self._hooks.append(
                 module.register_state_dict_pre_hook(hook(self._before_state_dict))  # type: ignore[no-untyped-call]
             )
             self._hooks.append(
@@ -388,8 +406,8 @@ class DelayedPipeline:
             )
         self._watch_gradients()
         for each in self._optimizers:
-            self._hooks.append(each.register_step_pre_hook(disable(self._before_step)))  # type: ignore[no-untyped-call]
-            self._hooks.append(each.register_step_post_hook(disable(self._after_step)))  # type: ignore[no-untyped-call]
+            self._hooks.append(each.register_step_pre_hook(disable(self._before_step)))
+            self._hooks.append(each.register_step_post_hook(disable(self._after_step)))
 
     @property
     def _has_delay(self) -> bool:
@@ -400,11 +418,12 @@ class DelayedPipeline:
             if getattr(module, "_is_replica", False):
                 raise UserError("delayed: DataParallel computes with copies; use DDP")
             return
+        if self._depth and num_running(CALL, self.model) < 2:
+            self._depth = 0  # the last pass was interrupted (Ctrl-C), which no hook sees
         self._depth += 1
         if self._depth > 1:
             return
-        comes_again = not torch.is_grad_enabled() and module.training and is_in_autograd_function()
-        self._is_training_pass = module.training and (torch.is_grad_enabled() or comes_again)
+        self._is_training_pass = self._is_of_micro_batch(module)
         if not self._is_training_pass:
             self._windows.peek()
         elif is_in_backward():
@@ -412,10 +431,19 @@ class DelayedPipeline:
         else:
             self._open()
 
+    def _is_of_micro_batch(self, module: nn.Module) -> bool:
+        """Whether a call of the model is a pass of a micro-batch, and no evaluation."""
+        has_gradients = torch.is_grad_enabled()
+        if self._windows.is_in_explicit:
+            # Also training in eval mode, and passes without gradients that come again with them.
+            return module.training or has_gradients
+        return module.training and (has_gradients or is_in_autograd_function())
+
     def _open(self, *, is_explicit: bool = False) -> Window:
         """A micro-batch begins, or goes on."""
         self._drop_gathered()
-        self._check_model()
+        if not self._windows.is_in_explicit:  # there, functional_call may have put in other tensors
+            self._check_model()
         self._stop_watching()
         self._tell_lost_versions()
         return self._windows.open(is_explicit=is_explicit)
@@ -500,6 +528,10 @@ class DelayedPipeline:
             if isinstance(copied, Tensor):
                 contents(copied).copy_(contents(parameter))
 
+    def _before_load(self, module: nn.Module, *args: Any) -> None:
+        """A state is about to be loaded: into the newest weights."""
+        self._windows.close()
+
     def _before_state_dict(self, module: nn.Module, *args: Any) -> None:
         is_in_window = self._windows.current is not None and self._windows.history is not None
         if is_in_window and self._saving is None:
@@ -523,7 +555,8 @@ class DelayedPipeline:
             if module._parameters.get(name) is not parameter:
                 raise UserError(
                     f"delayed: parameter {name} of {type(module).__name__} is another object than "
-                    "it was; call delayed after the model is final (after fully_shard, for example)"
+                    "it was; call delayed after the model is final (after fully_shard, for "
+                    "example), and functional_call within `with pipeline.micro_batch():`"
                 )
         if len(_optimized(self._optimizers)) != self._num_optimized:
             raise UserError(
@@ -576,6 +609,18 @@ def stage_map_in_order(
     return sorted(found.items(), key=lambda item: first(item[0]))
 
 
+def _refuse_shared(trained: Mapping[str, Tensor]) -> None:
+    """UserError for a parameter that another pipeline delays already."""
+    for other, parameters in _DELAYED.items():
+        ids = {id(parameter) for parameter in parameters}
+        shared = [name for name, parameter in trained.items() if id(parameter) in ids]
+        if shared:
+            raise UserError(
+                f"delayed: {some(shared)} under delay already, as part of another model "
+                f"({type(other).__name__}); put both models into one module, and call delayed on it"
+            )
+
+
 def _no_pipeline() -> None:
     """A saved model has no pipeline."""
 
@@ -619,8 +664,13 @@ def _load_stage(stage: StageHistory, saved: Mapping[str, Any]) -> None:
     stage.slots.forget()
 
 
+def _is_whole(value: Any) -> bool:
+    """Whether a value is a whole number (numpy's, too)."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def _check_settings(accumulation: Any, stash: Any, forecast: Any, rings: Any) -> None:
-    if type(accumulation) is not int or accumulation < 1:
+    if not _is_whole(accumulation) or accumulation < 1:
         raise UserError(
             f"delayed: accumulation must be a whole number from 1, got {accumulation!r}"
         )

@@ -145,8 +145,8 @@ class Engine:
     Args:
         stages: of this device, in the order of the model.
         updater: the method.
-        micro_batch: gives micro-batch n (from 1) on this device. Only the first device uses its
-            token ids, and only the last one its targets.
+        micro_batch: gives micro-batch n (from 1) on this device. The first device uses its token
+            ids, and the last one its targets. Devices in between never call it.
         clip: largest gradient norm of a stage.
         autocast: makes the context in which a forward pass runs.
         rank: r, the number of this device; rank 0 has the first stages.
@@ -242,14 +242,16 @@ class Engine:
 
     def _forward(self, n: int, more_to_come: bool) -> None:
         """The forward pass of micro-batch n through this device's stages, with old weights."""
-        inputs, targets = self._micro_batch(n)
-        received = None
+        x = targets = received = None
+        if self.is_first or self.is_last:  # a device in between needs no tokens
+            x, targets = self._micro_batch(n)
         if not self.is_first:
-            received = self._neighbours.activations.receive().requires_grad_()
+            x = received = self._neighbours.activations.receive().requires_grad_()
             if more_to_come:
                 self._neighbours.activations.post_receive()
+        assert x is not None
         self._bind(n)
-        output = self._through_stages(inputs if received is None else received, targets)
+        output = self._through_stages(x, targets)
         root = output.stream if output.loss is None else output.loss
         self._in_flight[n] = _InFlight(received, root, output.auxiliary_losses)
         if not self.is_last:
@@ -336,7 +338,7 @@ class Engine:
     def _through_stages(
         self,
         x: Tensor,  # token ids (B, S) on the first device, else the residual stream (B, S, D)
-        targets: Tensor,  # (B, S)
+        targets: Tensor | None,  # (B, S); only the last device needs them
     ) -> _Output:
         auxiliary_losses = []
         loss = None

@@ -14,6 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+CALL = "_call_impl"
+"""The function of `nn.Module` in which hooks and forward pass run."""
+STEP = "wrapper"
+"""The function that `torch.optim.Optimizer` puts around each `step`."""
+
 
 class Hook:
     """Calls `action`. A copy of the model, or the model in a file, has `no_hook` in its place: it
@@ -85,6 +90,29 @@ def is_in_autograd_function() -> bool:
                 return True
         frame = frame.f_back
     return False
+
+
+def num_running(function: str, owner: object) -> int:
+    """How many calls of an object's function run just now in this thread, within each other.
+
+    Args:
+        function: its name in the code.
+        owner: its `self`.
+    """
+    count = 0
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == function and frame.f_locals.get("self") is owner:
+            count += 1
+        frame = frame.f_back
+    return count
+
+
+def has_nonzero(gradient: Tensor) -> bool:
+    """Whether a gradient, dense or sparse, has an element other than 0."""
+    if gradient.is_sparse:
+        gradient = gradient.coalesce().values()
+    return bool(gradient.any())
 
 
 def tensors_with_gradient(output: Any) -> list[Tensor]:

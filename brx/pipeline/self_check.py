@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from brx.errors import UserError, some
-from brx.pipeline.hooks import warn_user
+from brx.pipeline.hooks import has_nonzero, warn_user
 
 CHECKED = 3  # updates
 
@@ -50,7 +50,7 @@ class SelfCheck:
         self._stray.clear()
         for name in stray:
             gradient = self._parameters[name].grad
-            if gradient is not None and bool(gradient.any()):
+            if gradient is not None and has_nonzero(gradient):
                 raise UserError(
                     f"delayed: a gradient reached {name} by a pass outside of the model's training "
                     "forward pass, with the newest weights; call the model as a whole and in "

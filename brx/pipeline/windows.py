@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from brx.errors import UserError, some
 from brx.pipeline.history import WINDOW_COUNTERS, History, contents, counters_of
-from brx.pipeline.hooks import at_end_of_backward
+from brx.pipeline.hooks import STEP, at_end_of_backward, has_nonzero, num_running
 from brx.pipeline.self_check import SelfCheck
 
 
@@ -76,7 +76,8 @@ class Windows:
         self._num_windows = 0  # windows of the current update
         self._num_backward = 0  # windows of it whose backward pass has ended
         self._serial = 0  # number of windows, over all updates
-        self._stepping: set[int] = set()  # ids of the optimizers whose step runs
+        # By id of an optimizer whose step runs: how many within each other (`super().step()`).
+        self._stepping: dict[int, int] = {}
         self._stepped_at: dict[int, int] = {}  # by optimizer: `_serial` at its last step
         self._problem: str | None = None  # found where an error cannot be raised
 
@@ -100,11 +101,17 @@ class Windows:
         """Whether an optimizer's step runs just now, which may call a closure."""
         return bool(self._stepping)
 
+    @property
+    def is_in_explicit(self) -> bool:
+        """Whether a window of `micro_batch()` is open."""
+        return self.current is not None and self.current.is_explicit
+
     # Opening and closing
 
     def open(self, *, is_explicit: bool = False) -> Window:
         """A training pass begins: its micro-batch's window, a new one or that which is open."""
         self.end_peek()
+        self._refuse_after_step_within()
         window = self.current
         if window is None or window.has_ended:
             self.close()
@@ -126,10 +133,20 @@ class Windows:
                 "delayed: a backward pass after the optimizer's step that its forward pass was for"
             )
         self.close()
+        if self._stepping:
+            self._put_aside()
+        elif self._is_written():
+            raise UserError(
+                "delayed: weights were written between a forward pass and its backward pass; write "
+                "them after the optimizer's step"
+            )
+        elif self.history is not None:
+            self.history.amend()
         self._show(window)
 
     def recompute(self) -> None:
         """A forward pass within a backward pass: activation checkpointing computes anew."""
+        self._refuse_after_step_within()
         if self.current is None and self._latest is not None:
             self.reopen(self._latest)
 
@@ -161,10 +178,14 @@ class Windows:
 
     def peek(self) -> None:
         """Show the newest weights in the middle of a window."""
-        if self.current is not None and not self._is_peeking:
-            self._is_peeking = True
-            if self.history is not None:
-                self.history.show_newest()
+        if self.current is None or self._is_peeking:
+            return
+        self._refuse_after_step_within()
+        self._look_for_writes(self.current)
+        self.raise_problem()
+        self._is_peeking = True
+        if self.history is not None:
+            self.history.show_newest()
 
     def end_peek(self) -> None:
         """Back to the window."""
@@ -172,6 +193,16 @@ class Windows:
             self._is_peeking = False
             if self.history is not None and self.current is not None:
                 self.history.show(self.current.micro_batch, self.current.counter)
+
+    def _refuse_after_step_within(self) -> None:
+        """UserError for a pass in a window in whose backward pass an optimizer has stepped: some
+        parameters hold the newest weights already, others the old ones."""
+        if self.current is not None and self.current.stepped:
+            raise UserError(
+                "delayed: an optimizer has stepped within a backward pass, and another pass begins "
+                "before that one's window has closed; evaluate after the backward pass, and give "
+                "each backward pass a micro_batch() of its own"
+            )
 
     def check_forward(self) -> None:
         """UserError where a forward pass has written weights."""
@@ -202,7 +233,7 @@ class Windows:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if self._num_backward < self._accumulation:  # zeros are worth looking for when M are there
             return not gradients
-        return not any(bool(gradient.any()) for gradient in gradients)
+        return not any(has_nonzero(gradient) for gradient in gradients)
 
     def _show(self, window: Window) -> None:
         self.current = window
@@ -286,11 +317,9 @@ class Windows:
         elif self._is_update_pending():
             self._record()
         elif self._stepping:  # a closure that is called several times, as by LBFGS
-            if self._seen != counters_of(self._parameters):
-                self._ensure_history()
-                self._aside = [contents(parameter).clone() for parameter in self._parameters]
-        elif self.history is not None:
-            self.history.amend()
+            self._put_aside()
+        elif self.history is not None and self._num_backward < self._accumulation:
+            self.history.amend()  # with more passes, contents have just been compared
 
     def _is_update_pending(self) -> bool:
         if self._has_stepped:
@@ -298,14 +327,19 @@ class Windows:
         return not self._stepping and self.current is None and self._is_written()
 
     def _is_written(self) -> bool:
-        """Whether the newest weights are others than they were, without a step."""
+        """Whether the newest weights are others than they were, without a step.
+
+        No counter sees `weight.data -= ...`, a step by hand. Where the update's M backward passes
+        have been made, the contents are looked at.
+        """
         now = counters_of(self._parameters)
-        if now == self._seen:
+        is_written = now != self._seen
+        if not is_written and self._num_backward < self._accumulation:
             return False
         if self.history is None:
             is_written = self._differs_from_initial()
-        else:
-            is_written = not self.history.stages or self.history.differs_from_newest()
+        elif self.history.stages:
+            is_written = self.history.differs_from_newest()
         if not is_written:
             self._seen = now
         return is_written
@@ -337,7 +371,18 @@ class Windows:
         self._num_windows = self._num_backward = 0
         self._seen = counters_of(self._parameters)
 
+    def _put_aside(self) -> None:
+        """A window opens within an optimizer's step, which may have moved the weights: keep what
+        they hold, until it closes."""
+        if self.history is None:
+            is_moved = self._seen != counters_of(self._parameters) or self._differs_from_initial()
+            if not is_moved:
+                return
+            self._ensure_history()
+        self._aside = [contents(parameter).clone() for parameter in self._parameters]
+
     def _put_aside_back(self) -> None:
+        """Where a window has closed within an optimizer's step: the weights are what they were."""
         if self._aside is not None:
             for parameter, kept in zip(self._parameters, self._aside, strict=True):
                 contents(parameter).copy_(kept)
@@ -360,19 +405,21 @@ class Windows:
 
     def before_step(self, optimizer: Optimizer, *, takes_closure: bool) -> None:
         """An optimizer is about to write the newest weights."""
-        if id(optimizer) in self._stepping:  # its last step was broken off
-            self._stepping.clear()
+        if id(optimizer) in self._stepping and num_running(STEP, optimizer) < 2:
+            self._stepping.clear()  # its last step was broken off
         is_outermost = not self._stepping
-        self._stepping.add(id(optimizer))
+        self._stepping[id(optimizer)] = self._stepping.get(id(optimizer), 0) + 1
         window = self.current
         if window is not None and window.is_in_backward:
             own: list[Tensor] = []
             for group in optimizer.param_groups:
-                own += group["params"]
+                own += [weight for weight in group["params"] if id(weight) not in window.stepped]
             if self.history is not None:
                 self.history.show_newest_of(own)
             window.stepped |= {id(parameter) for parameter in own}
             return
+        if window is not None:
+            self._watch_graph_of_gradients(window)
         self.close()
         self.raise_problem()
         if takes_closure or not is_outermost:
@@ -382,6 +429,14 @@ class Windows:
             self._check.see_gradients()
         self._refuse_step_without_window(optimizer)
 
+    def _watch_graph_of_gradients(self, window: Window) -> None:
+        """After `backward(create_graph=True)`, the step may differentiate the gradients (a product
+        with the Hessian): such a pass needs the window's contents from its first node on."""
+        for parameter in self._parameters:
+            gradient = parameter.grad
+            if gradient is not None and gradient.grad_fn is not None:
+                gradient.register_hook(lambda _: self.begin_backward(window))  # type: ignore[no-untyped-call]
+
     def _refuse_step_without_window(self, optimizer: Optimizer) -> None:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if not gradients:
@@ -390,7 +445,7 @@ class Windows:
                 "of its weights has a gradient"
             )
         is_new = self._stepped_at.get(id(optimizer), 0) != self._serial
-        if not is_new and any(bool(gradient.any()) for gradient in gradients):
+        if not is_new and any(has_nonzero(gradient) for gradient in gradients):
             raise UserError(
                 "delayed: optimizer.step() without a training forward pass of the delayed model as "
                 "a whole; put passes of its parts, or passes in eval mode, into `with "
@@ -399,7 +454,10 @@ class Windows:
 
     def after_step(self, optimizer: Optimizer) -> None:
         """An optimizer has written the newest weights, unless it has skipped its step."""
-        self._stepping.discard(id(optimizer))
+        num_around = self._stepping.pop(id(optimizer), 1) - 1
+        if num_around:  # a step within the optimizer's own step, which goes on
+            self._stepping[id(optimizer)] = num_around
+            return
         found = getattr(optimizer, "found_inf", None)  # a fused optimizer skips a step by itself
         is_without_window = self._stepped_at.get(id(optimizer), 0) == self._serial
         if (found is not None and bool(found)) or is_without_window:

@@ -139,13 +139,14 @@ def rank_notes(config: RunConfig, ranks: Sequence[RankMemory]) -> list[str]:
     if any(rank.graphs for rank in ranks):
         notes.append(
             "Graphs: all CUDA graphs share a pool as large as the working memory of the largest; "
-            "updates and validations that no graph holds need theirs besides."
+            "updates and validations outside of graphs need memory in addition."
         )
     if config.logging.staleness_every is not None:
         notes.append("Probe: the tensors that logging.staleness_every keeps.")
     if config.runtime.compile:
         notes.append(
-            "Activations are those of uncompiled blocks; compiled ones (runtime.compile) keep less."
+            "Activations are counted for blocks that are not compiled; compiled ones "
+            "(runtime.compile) keep less."
         )
     assumed = trial_of(config).assumed
     if assumed is not None:
@@ -164,7 +165,7 @@ def _host_lines(ranks: Sequence[RankMemory]) -> list[str]:
     if fullest.checkpoint:
         items.append(f"the copy for a checkpoint {fullest.checkpoint / unit_bytes:.2f}")
     if rings:
-        items.append(f"rings {rings / unit_bytes:.2f}, of which torch may pin twice as much")
+        items.append(f"rings {rings / unit_bytes:.2f} (torch may pin twice as much)")
     total = f"{fullest.host / unit_bytes:.2f} {unit}"
     return [f"Host memory of a rank: up to {total}: {'; '.join(items)}."]
 

@@ -57,7 +57,7 @@ CHANNEL_BYTES = 4 * 2**20  # NCCL_BUFFSIZE
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """What one virtual stage adds to its rank, in bytes."""
+    """What one stage adds to its rank, in bytes."""
 
     index: int
     num_parameters: int
@@ -223,14 +223,17 @@ class _Rank:
         ]
         graphs = self._graph_bytes(passes, update)
         if graphs:
-            # Steps and validations that no graph holds need memory besides.
+            # The first updates and refreshes run as they are; so does every validation.
             times += [
-                Moment("an update outside of graphs", {**times[-1].items, "graphs": graphs}),
-                Moment("a validation", {"logits": logits, "graphs": graphs}),
+                Moment("an update outside of graphs", times[-1].items),
+                Moment("a validation", {"logits": logits}),
             ]
         if probe is not None:
             times += probe.moments(passes, self._fresh_sum(), self._sum("gradients"), update)
             passes = [_with(moment, {"older updates": probe.older}) for moment in passes]
+        times = [*passes, *times]
+        if graphs:
+            times = self._beside_the_pool(times, graphs)
         host_rings = sum(stage.host_rings for stage in self.by_stage)
         return RankMemory(
             stages=self.own,
@@ -245,7 +248,7 @@ class _Rank:
             graphs=graphs,
             checkpoint=checkpoint,
             host=host_rings + checkpoint if self.device_type == "cuda" else 0,
-            times=[_with(moment, always) for moment in [*passes, *times]],
+            times=[_with(moment, always) for moment in times],
         )
 
     def _sum(self, part: str) -> int:
@@ -340,12 +343,26 @@ class _Rank:
         """The pool that all CUDA graphs use in turn: as large as the work of the largest."""
         if not self.config.runtime.graphs or self.device_type != "cuda":
             return 0
-        is_rotation = isinstance(self.config.optimizer, schema.BasisRotationConfig)
-        sizes = [update] if is_rotation else []
+        sizes = [update] if self._is_rotation else []
         # With several devices, passes wait for messages, which no graph can hold.
         if self.num_ranks == 1:
             sizes += [moment.total for moment in passes]
         return max(sizes, default=0)
+
+    def _beside_the_pool(self, times: Sequence[Moment], graphs: int) -> list[Moment]:
+        """The same moments, those that no graph holds with the pool: nothing else can use its
+        memory."""
+        held: set[str] = set()
+        if self._is_rotation:
+            held.add("an update")
+        if self.num_ranks == 1:
+            held |= {"the loss", "a backward pass", "the arrival of gradients"}
+        pool = {"graphs": graphs}
+        return [moment if moment.name in held else _with(moment, pool) for moment in times]
+
+    @property
+    def _is_rotation(self) -> bool:
+        return isinstance(self.config.optimizer, schema.BasisRotationConfig)
 
     def _link_bytes(self) -> int:
         """Received activations and gradients, and what is being sent."""

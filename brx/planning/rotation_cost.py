@@ -2,10 +2,10 @@
 AdamW's iteration.
 
 The products of a step do not depend on the number of tokens, and the passes do: with enough tokens
-per update the step is as cheap as one likes. Rates are those of large products, measured on one
-GPU; only their ratios matter. The passes of small models run far below their rate, so that the
-number of micro-batches is an upper bound for them. Elementwise work, which AdamW has as well, is
-not counted."""
+per update, the step costs as little as one likes. Rates were measured with large products on one
+GPU; only their ratios matter. The passes of small models run far below their rate, so for them the
+number of micro-batches is an upper bound. Elementwise work, which AdamW has as well, is not
+counted."""
 
 from __future__ import annotations
 

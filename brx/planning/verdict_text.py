@@ -329,7 +329,7 @@ def assumption_lines(verdict: Verdict, run: PlannedRun | None) -> list[str]:
             f"At some of these delays only one learning rate was tried: {', '.join(few)}: upper "
             f"estimates."
         )
-    lines.append("(one seed): its noise is that between the seeds of the other experiments.")
+    lines.append("(one seed): the noise between the seeds of the other experiments is assumed.")
     return lines
 
 
@@ -350,9 +350,11 @@ def units_line(run: PlannedRun | None) -> str:
     """The unit of time, and what it leaves out."""
     stages = "equal stages, a device each" if run is None else "stages and updates by their FLOPs"
     has_links = run is not None and run.bandwidth is not None
-    transfers = "transfers beside the computation" if has_links else "transfers that take no time"
+    transfers = (
+        "transfers that overlap with computation" if has_links else "transfers that take no time"
+    )
     return (
-        "Times are those to reach the loss, relative to the fastest synchronous option. Assumed: "
+        "Times to the loss are relative to the fastest synchronous option. Assumed: "
         f"equal examples per update, {stages}, synchronous updates not overlapped with passes, "
         f"{transfers}."
     )

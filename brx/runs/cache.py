@@ -1,17 +1,17 @@
-"""What a run's files say, parsed once and kept next to them.
+"""The content of a run's files, parsed once and kept next to them.
 
-Reading YAML and JSON takes most of the time of a command that reads many runs. The parsed content
+Parsing YAML and JSON takes most of the time of a command that reads many runs. The parsed content
 of a run is therefore kept in its folder, in the file `CACHE`, with a key: the state of each file
-that was parsed, and a digest of the code that parsed it. Whatever does not fit (another key, a
-damaged file, a folder that cannot be written to) costs time and nothing else: the run's own files
-are parsed.
+that was parsed, and a digest of the code that parsed it. If anything is wrong (another key, a
+damaged cache, a folder that cannot be written to), the run's own files are parsed: that costs time
+and nothing else.
 
-The file is a line of JSON (`_Header`), the settings and the summary as JSON, and the curves as
+The cache is a line of JSON (`_Header`), the settings and the summary as JSON, and the curves as
 float64. Most runs are small, and a table format (Parquet, an archive of arrays) costs more to open
 than such a run costs to read.
 
-What is kept is what the files say, before any check of settings and any analysis: these are done
-anew each time.
+Settings are kept unchecked, and nothing that is computed from the files is kept: both are done anew
+each time.
 """
 
 import contextlib
@@ -38,24 +38,24 @@ from brx.runs.folder import CACHE, parse_summary
 from brx.runs.metrics import COMPACT, Curves, num_lacking, read_curves
 
 FILES = ("config.yaml", "summary.json", "metrics.jsonl", COMPACT)
-"""What is parsed of a run."""
+"""The files of a run that are parsed."""
 
 SETTLED_S = 2.0
-"""A file that changed more recently may change again without another time or size: clocks of file
-systems tick in steps of up to two seconds."""
+"""If a file is younger than this, it may still change and keep its times and its size: the clocks
+of file systems tick in steps of up to two seconds."""
 
 _PARSERS = (loading, parsing, readers, folder, metrics)  # and this module
 _FLOAT64 = np.dtype("<f8")
 
 FileState = tuple[int, ...]
-"""Identifies the content of a file: size, times of the last change of content and of status (ns),
-and inode. Empty if the file does not exist. No program can set the time of the last change of
-status."""
+"""Identifies the content of a file: its size, the times at which its content and its status last
+changed (ns), and its inode. Empty if the file does not exist. A program can set the first of the
+times, but not the second."""
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """What the files of a run say."""
+    """The content of a run's files."""
 
     settings: dict[str, Any]  # content of config.yaml, unchecked
     summary: dict[str, Any]  # empty while the run is under way
@@ -73,7 +73,7 @@ class _Header:
 
 
 def file_states(run: Path) -> tuple[FileState, ...]:
-    """The states of `FILES`; they differ after any of the files has changed."""
+    """The states of `FILES` in a run's folder; they differ after any of the files has changed."""
     folder = os.fspath(run)
     return tuple(_state_of(f"{folder}/{name}") for name in FILES)
 
@@ -86,17 +86,23 @@ def _state_of(file: str) -> FileState:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
-def read_parsed(run: Path) -> Parsed:
-    """What the files of a run's folder say, as they are now.
+def read_parsed(run: Path, states: tuple[FileState, ...] | None = None) -> Parsed:
+    """The content of the files in a run's folder, as they are now.
+
+    Args:
+        run: the folder.
+        states: of its files (`file_states`), if they have just been taken.
 
     Raises:
         UserError: a file is damaged, or there is no training loss yet.
     """
-    states = file_states(run)
-    if (kept := _read(run, states)) is not None:
+    if states is None:
+        states = file_states(run)
+    kept = _read(run, states)
+    if kept is not None:
         return kept
     parsed = _parse(run)
-    # A change while they were parsed would be kept under the state before it.
+    # If a file changed while it was parsed, the new content must not be kept under the old state.
     if _is_settled(states) and file_states(run) == states:
         _write(run, states, parsed)
     return parsed
@@ -114,20 +120,20 @@ def _parse(run: Path) -> Parsed:
 
 
 def _is_settled(states: tuple[FileState, ...]) -> bool:
-    """Whether all files are older than the ticks of their clock."""
-    newest_ns = max(max(state[1:3]) for state in states if state)
+    """Whether all files are older than `SETTLED_S`."""
+    newest_ns = max(max(state[1:3]) for state in states if state)  # state[1:3]: the times
     return time.time() - newest_ns / 1e9 > SETTLED_S
 
 
 def _read(run: Path, states: tuple[FileState, ...]) -> Parsed | None:
-    """What is kept of a run whose files have these states; None if nothing that fits is."""
+    """The cache of a run whose files have these states; None if there is none that fits."""
     content = _content_of(run / CACHE)
     if content is None:
         return None
     line, _, body = content.partition(b"\n")
     try:
         header = _Header(**json.loads(line))
-        # The key first: of what somebody else has put there, nothing more is read.
+        # Nothing more is parsed of a file that is not ours or not of these states.
         if header.key != _key(states) or header.sha256 != _digest(header, body):
             return None
         settings, summary, *curves = _parts(header, body)
@@ -138,7 +144,7 @@ def _read(run: Path, states: tuple[FileState, ...]) -> Parsed | None:
 
 
 def _parts(header: _Header, body: bytes) -> Iterator[bytes]:
-    """Settings, summary, and each of the curves."""
+    """The bytes of the settings, the summary, and each of the curves."""
     curve_bytes = [_FLOAT64.itemsize * length for length in header.curve_lengths]
     start = 0
     for num_bytes in [*header.text_bytes, *curve_bytes]:
@@ -147,7 +153,7 @@ def _parts(header: _Header, body: bytes) -> Iterator[bytes]:
 
 
 def _content_of(path: Path) -> bytes | None:
-    """The bytes of a regular file; None where there is none, or a link, or too large a file."""
+    """The bytes of a regular file; None if it is missing, a link, too large, or cannot be read."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
@@ -158,10 +164,12 @@ def _content_of(path: Path) -> bytes | None:
 
 
 def _write(run: Path, states: tuple[FileState, ...], parsed: Parsed) -> None:
-    """Keep what was parsed; nothing happens where it cannot be kept exactly, or not be written."""
-    if num_lacking(parsed.curves, parsed.summary) != 0:  # a reader says so, each time
+    """Write the cache; nothing happens if the content cannot be kept exactly, or not be written."""
+    # A run that lacks iterations is parsed each time, and so named on stderr each time.
+    if num_lacking(parsed.curves, parsed.summary) != 0:
         return
-    settings, summary = _as_text(parsed.settings), _as_text(parsed.summary)
+    settings = _as_text(parsed.settings)
+    summary = _as_text(parsed.summary)
     if settings is None or summary is None:
         return
     texts = [settings.encode(), summary.encode()]
@@ -176,7 +184,7 @@ def _write(run: Path, states: tuple[FileState, ...], parsed: Parsed) -> None:
 
 
 def _as_text(content: dict[str, Any]) -> str | None:
-    """The content as JSON; None where reading that would give another one (keys that are numbers,
+    """The content as JSON; None if reading that would not give it back (keys that are numbers,
     dates, NaN)."""
     try:
         text = json.dumps(content)
@@ -186,9 +194,12 @@ def _as_text(content: dict[str, Any]) -> str | None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Put a file in the place of `path`, unless that is a link: an OSError.
+    """Write a file in the place of `path`.
 
-    Without fsync: a file that a power cut damages has another digest.
+    There is no fsync: if a power cut damages the file, its digest no longer fits.
+
+    Raises:
+        OSError: `path` is a link, or the file cannot be written.
     """
     if path.is_symlink():
         raise OSError(f"{path}: is a link")
@@ -203,12 +214,13 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _key(states: tuple[FileState, ...]) -> str:
+    """A text that is equal only for the same files, parsed by the same code."""
     return f"{_parser_digest()} {states}"
 
 
 @functools.cache
 def _parser_digest() -> str:
-    """A fingerprint of all code that decides what is read from a file."""
+    """A fingerprint of all code that decides how a file is parsed."""
     digest = hashlib.sha256()
     for file in [__file__, *(module.__file__ for module in _PARSERS)]:
         assert file is not None
@@ -217,7 +229,7 @@ def _parser_digest() -> str:
 
 
 def _digest(header: _Header, body: bytes) -> str:
-    """A fingerprint of the body and of how it is divided."""
+    """A fingerprint of the body and of its division into parts."""
     digest = hashlib.sha256(f"{header.text_bytes} {header.curve_lengths} ".encode())
     digest.update(body)
     return digest.hexdigest()

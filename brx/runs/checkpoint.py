@@ -1,10 +1,12 @@
-"""Checkpoints: complete or absent, one file per virtual stage, checked when read.
+"""Checkpoints: complete or absent, one file per stage, checked when read.
 
     checkpoints/00000500/stage-000.pt ... stage-007.pt, manifest.json
 
-Stages are files of their own so that a run may resume on another number of devices. What a run may
-continue from is decided before any data are prepared (`check_request`)."""
+Each stage has its own file, so that a run may resume on another number of devices. Whether and from
+where a run may continue is decided before any data are prepared (`check_request`).
+"""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -26,8 +28,10 @@ from brx.runs.metrics import garbled_lines, missing_iterations
 
 
 class DamagedError(UserError):
-    """A checkpoint that cannot be continued from; an older one may be. `problem` says why, without
-    a remedy."""
+    """A checkpoint is damaged; a run may continue from an older one.
+
+    `problem` says what is wrong, without the remedy that the message adds.
+    """
 
     def __init__(self, checkpoint: Path, problem: str) -> None:
         super().__init__(f"{problem}; remove {checkpoint} to resume before it")
@@ -37,9 +41,10 @@ class DamagedError(UserError):
 MANIFEST = "manifest.json"
 Content = dict[str, Any]
 
-PIECE_BYTES, SYNC_BYTES = 2**22, 2**26
+PIECE_BYTES = 2**22  # written at a time
+SYNC_BYTES = 2**26  # after which the writer waits until they are on the disk
 
-# What a manifest has; `stages` holds the entries of `write_stage`.
+# The keys of a manifest and their types; `stages` holds the entries of `write_stage`.
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "iteration": int,
     "fingerprint": str,
@@ -52,6 +57,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 def checkpoint_folder(run: Path, iteration: int) -> Path:
+    """Where the checkpoint of an iteration is, in a run's folder."""
     return run / "checkpoints" / f"{iteration:08d}"
 
 
@@ -62,14 +68,23 @@ def list_checkpoints(run: Path) -> list[Path]:
 
 
 def iteration_of(checkpoint: Path) -> int:
+    """The iteration of a checkpoint, by the name of its folder."""
     return int(checkpoint.name)
 
 
 def run_and_iteration(path: Path) -> tuple[Path, int | None]:
-    """The run of a path that is a run's folder or one of its checkpoints, and the checkpoint's
-    iteration, if it is."""
+    """Split a path into a run's folder and an iteration.
+
+    Args:
+        path: a run's folder, or the folder of one of its checkpoints.
+
+    Returns:
+        The run's folder, and the checkpoint's iteration or None.
+    """
     is_checkpoint = path.parent.name == "checkpoints" and path.name.isdecimal()
-    return (path.parent.parent, iteration_of(path)) if is_checkpoint else (path, None)
+    if not is_checkpoint:
+        return path, None
+    return path.parent.parent, iteration_of(path)
 
 
 def write_stage(
@@ -79,18 +94,25 @@ def write_stage(
     state: Content,
     on_written: Callable[[int], None] = lambda num_bytes: None,
 ) -> Content:
-    """Write one stage into the temporary folder; gives its entry for the manifest.
+    """Write one stage of a checkpoint that `finish` will complete.
 
     Args:
+        run: the run's folder.
+        iteration: the checkpoint's.
+        stage: the stage's number.
+        state: tensors and plain values, in nested dictionaries and lists.
         on_written: called again and again with the number of bytes that have arrived on the disk
             since the last time; with 0 at the end, when the file is in its place.
+
+    Returns:
+        The stage's entry for the manifest.
 
     Raises:
         RunError: the folder cannot be written to, or the disk is full.
     """
     path = _temporary(run, iteration) / _stage_file(stage)
     with telling(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)  # by whichever rank is first
+        path.parent.mkdir(parents=True, exist_ok=True)  # another rank may have made it
     with replacing(path) as file:
         writer = _SteadyWriter(file, on_written)
         torch.save(state, writer)  # type: ignore[arg-type]  # it needs `write` alone
@@ -100,12 +122,15 @@ def write_stage(
 
 
 class _SteadyWriter:
-    """Writes in pieces, and sees to it that they arrive on the disk one after the other, so that
-    progress is seen and the end has little left to wait for."""
+    """A file object that syncs what was written every `SYNC_BYTES`.
+
+    So progress can be told while a large file is written, and the last sync has little to wait for.
+    """
 
     def __init__(self, file: BinaryIO, on_written: Callable[[int], None]) -> None:
-        self._file, self._on_written = file, on_written
-        self._num_unsynced = 0
+        self._file = file
+        self._on_written = on_written
+        self._num_unsynced = 0  # bytes
         self.sha256 = hashlib.sha256()  # covers everything written so far
 
     def write(self, data: bytes) -> int:
@@ -138,22 +163,31 @@ def finish(
     keep: int,
     keep_at: Collection[int] = (),
 ) -> Path:
-    """Put the checkpoint in place, with a manifest of `content` and `stages` (entries of
-    `write_stage`).
+    """Put a checkpoint whose stages are written in its place, and remove old checkpoints.
 
-    The newest `keep` checkpoints stay, this one among them, and those at the iterations `keep_at`.
+    Args:
+        run: the run's folder.
+        iteration: the checkpoint's.
+        content: the manifest's, without `iteration` and `stages`.
+        stages: what `write_stage` gave for each stage.
+        keep: how many of the newest checkpoints stay, this one among them.
+        keep_at: iterations whose checkpoints stay, however old they are.
+
+    Returns:
+        The checkpoint's folder.
 
     Raises:
-        RunError: the entries are not the `num_stages` stages of `content`, or nothing can be
+        RunError: `stages` are not the `num_stages` stages of `content`, or the checkpoint cannot be
             written.
     """
-    temporary, final = _temporary(run, iteration), checkpoint_folder(run, iteration)
+    temporary = _temporary(run, iteration)
+    final = checkpoint_folder(run, iteration)
     if problem := _wrong_stages(stages, content["num_stages"]):
         raise RunError(f"{final}: {problem}; nothing is written: do all ranks train the same run?")
     content = content | {"iteration": iteration, "stages": stages}
-    write_json(temporary / MANIFEST, content | {"sha256": _sha256_of_content(content)})
+    write_json(temporary / MANIFEST, content | {"sha256": _digest(content)})
     with telling(final):
-        shutil.rmtree(final, ignore_errors=True)  # half removed, if it is there: see `remove_after`
+        shutil.rmtree(final, ignore_errors=True)  # what `_remove` left when it was cut off
         temporary.rename(final)
         sync_folder(final.parent)
     for old in list_checkpoints(run)[:-keep]:
@@ -162,8 +196,20 @@ def finish(
     return final
 
 
+def discard(run: Path, iteration: int, stages: Iterable[int]) -> None:
+    """Remove the files of some stages of a checkpoint that will not be complete, and its folder if
+    nothing else is in it: a full disk has room again. What cannot be removed stays (`recover`)."""
+    temporary = _temporary(run, iteration)
+    leftovers = [temporary / MANIFEST, *(temporary / _stage_file(stage) for stage in stages)]
+    for path in leftovers:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    with contextlib.suppress(OSError):  # other ranks have files there
+        temporary.rmdir()
+
+
 def _wrong_stages(stages: list[Content], num_stages: int) -> str:
-    """Why these entries are not a checkpoint's stages, each of them once; empty if they are."""
+    """What is wrong if the entries are not one for each stage; empty if they are."""
     found = sorted(entry["stage"] for entry in stages)
     if found == list(range(num_stages)):
         return ""
@@ -173,25 +219,26 @@ def _wrong_stages(stages: list[Content], num_stages: int) -> str:
 
 
 def recover(run: Path) -> None:
-    """Remove what an interrupted write left behind."""
+    """Remove the temporary folders that interrupted writes left behind."""
     for leftover in (run / "checkpoints").glob(".*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def remove_after(run: Path, iteration: int) -> None:
-    """Remove checkpoints whose metrics are no longer there: the run, which fell back, comes to them
-    again."""
+    """Remove the checkpoints after an iteration to which the run has fallen back: it will write
+    them again."""
     for checkpoint in list_checkpoints(run):
         if iteration_of(checkpoint) > iteration:
             _remove(checkpoint)
 
 
 def read_manifest(checkpoint: Path) -> Content:
-    """The manifest of a checkpoint.
+    """Read and check the manifest of a checkpoint.
 
     Raises:
-        DamagedError: it cannot be read, or is not what its checksum says.
-        UserError: it is of another brx, or of another iteration than its folder's name says.
+        DamagedError: it cannot be read, or its checksum does not fit.
+        UserError: another version of brx wrote it, or it is not of the iteration that the folder's
+            name says.
     """
     path = checkpoint / MANIFEST
     remedy = f"remove {checkpoint} to resume before it"
@@ -200,13 +247,13 @@ def read_manifest(checkpoint: Path) -> Content:
     except ValueError as error:
         problem = f"{path}: not a readable checkpoint manifest: {error}"
         raise DamagedError(checkpoint, problem) from None
-    if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _sha256_of_content(
-        manifest
-    ):
-        raise DamagedError(checkpoint, f"{path}: damaged (its SHA-256 is not that of its content)")
-    if wrong := [key for key, kind in _KINDS.items() if not isinstance(manifest.get(key), kind)]:
-        raise UserError(f"{path}: was written by another version of brx: {wrong[0]}; {remedy}")
-    if (iteration := manifest["iteration"]) != iteration_of(checkpoint):
+    if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _digest(manifest):
+        raise DamagedError(checkpoint, f"{path}: damaged (its SHA-256 does not fit its content)")
+    for key, kind in _KINDS.items():
+        if not isinstance(manifest.get(key), kind):
+            raise UserError(f"{path}: was written by another version of brx: {key}; {remedy}")
+    iteration = manifest["iteration"]
+    if iteration != iteration_of(checkpoint):
         raise UserError(
             f"{path}: holds iteration {iteration}, but its folder has another name; {remedy}"
         )
@@ -216,12 +263,13 @@ def read_manifest(checkpoint: Path) -> Content:
 
 
 def check_stages(checkpoint: Path, stages: Iterable[int]) -> None:
-    """Read the files of some stages once, and compare them with the manifest.
+    """Read the files of some stages, and compare their sizes and checksums with the manifest.
 
     Raises:
-        DamagedError: one is not there, or not what the manifest says.
+        DamagedError: a file is missing or differs.
+        UserError: as `read_manifest`.
     """
-    # Once for all of them: the manifest has an entry per stage.
+    # Read once for all stages: the manifest has an entry for each.
     entries = {entry["stage"]: entry for entry in read_manifest(checkpoint)["stages"]}
     for stage in stages:
         path = checkpoint / _stage_file(stage)
@@ -235,13 +283,16 @@ def check_stages(checkpoint: Path, stages: Iterable[int]) -> None:
 def read_stage(
     checkpoint: Path, stage: int, device: torch.device, *, is_checked: bool = False
 ) -> Content:
-    """One stage's state.
+    """Read the state of one stage, as `write_stage` got it.
 
     Args:
+        checkpoint: its folder.
+        stage: the stage's number.
+        device: the device for the tensors.
         is_checked: `check_stages` has been called before.
 
     Raises:
-        UserError: the file is damaged or not there, or this torch cannot read it.
+        UserError: the file is damaged or missing, or this torch cannot read it.
     """
     if not is_checked:
         check_stages(checkpoint, [stage])
@@ -254,28 +305,36 @@ def read_stage(
 
 
 def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None:
-    """Refuse a run that its folder has no room for, or that cannot be continued: a UserError;
-    writes nothing."""
+    """Refuse a run that cannot begin or continue in its folder. Nothing is written.
+
+    Raises:
+        UserError: the folder holds another run, or this run without `resume`; or what it holds
+            cannot be continued with these settings.
+    """
     folder.check(config, resume=resume)
     checkpoint, _ = choose_checkpoint(folder, config)
     if checkpoint is None:
         return
     manifest = read_manifest(checkpoint)
     check_trajectory_version(manifest, checkpoint, config.optimizer.method)
-    then = {
-        section: values for section, values in manifest["settings"].items() if section != "data"
-    }
-    # Data are compared by their fingerprint.
+    then = dict(manifest["settings"])
+    then.pop("data", None)  # data are compared by their fingerprint
     difference = first_difference(then, trajectory_of(config), ignore_new=True)
     if difference is not None:
         raise UserError(
             f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml"
         )
-    done, last = iteration_of(checkpoint), config.training.last_iteration
-    # It validates at its last iteration, where one that was interrupted has not.
-    if done > last or (
-        done == last and last in missing_iterations(folder.metrics, last, lambda t: t == last)
-    ):
+    _check_not_beyond(folder, checkpoint, config.training.last_iteration)
+
+
+def _check_not_beyond(folder: RunFolder, checkpoint: Path, last: int) -> None:
+    """UserError if the run in a folder has gone beyond iteration `last`, or was about to."""
+    done = iteration_of(checkpoint)
+    is_beyond = done > last
+    if done == last:
+        # A run that ends here validates here. Without a validation, it was to go on.
+        is_beyond = last in missing_iterations(folder.metrics, last, lambda t: t == last)
+    if is_beyond:
         raise UserError(
             f"training.stop_after: {last}: the run in {folder.path} has made {done} already; give "
             f"more"
@@ -285,14 +344,19 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
 def choose_checkpoint(
     folder: RunFolder, config: RunConfig, damaged: Collection[Path] = ()
 ) -> tuple[Path | None, str]:
-    """The newest checkpoint up to which the metrics lack no record (None if there is none at all),
-    and what to tell.
+    """Choose the checkpoint from which a run continues: the newest one up to which the metrics lack
+    no record.
 
-    Lines that were garbled before the first checkpoint cannot be written again: then the newest
-    checkpoint it is, without them.
+    Garbled lines before the first checkpoint cannot be written again. Then it is the newest
+    checkpoint, and the metrics stay without these lines.
 
     Args:
-        damaged: checkpoints that are out of the question, as stages of theirs are damaged.
+        folder: the run's.
+        config: the run's settings.
+        damaged: checkpoints with damaged stages, which are left out.
+
+    Returns:
+        The checkpoint, or None if there is none at all; and what to tell the user, if anything.
 
     Raises:
         UserError: no checkpoint is intact, the metrics end before the first one, or two processes
@@ -308,12 +372,18 @@ def choose_checkpoint(
 
 
 def _intact_checkpoints(run: Path, damaged: Collection[Path]) -> tuple[list[Path], str]:
-    """The checkpoints up to the newest one with an intact manifest, oldest first, without those
-    known to be damaged; and why the newest of all is not among them, if it is not.
+    """The checkpoints up to the newest one with an intact manifest, oldest first.
+
+    Args:
+        run: the run's folder.
+        damaged: checkpoints that are known to be damaged, which are left out.
+
+    Returns:
+        The checkpoints, and what is wrong with the newest of all; empty if nothing is.
 
     Raises:
         DamagedError: there are checkpoints, and none of them is intact.
-        UserError: the newest one is intact, and not of this brx or of its folder's name.
+        UserError: as `read_manifest`, for the newest one.
     """
     checkpoints = [path for path in list_checkpoints(run) if path not in damaged]
     first_error = None
@@ -335,29 +405,26 @@ def _up_to_metrics(
     folder: RunFolder, config: RunConfig, checkpoints: list[Path]
 ) -> tuple[Path, str]:
     """The newest of these checkpoints up to which the metrics lack no record, and what to tell."""
-    every, last, newest = (
-        config.training.validation_every,
-        config.training.iterations,
-        checkpoints[-1],
-    )
-    missing = missing_iterations(
-        folder.metrics, iteration_of(newest), lambda t: t % every == 0 or t == last
-    )
+    newest = checkpoints[-1]
+    every = config.training.validation_every
+    last = config.training.iterations
+
+    def is_validated(iteration: int) -> bool:
+        return iteration % every == 0 or iteration == last
+
+    missing = missing_iterations(folder.metrics, iteration_of(newest), is_validated)
     if not missing:
         return newest, ""
     usable = [path for path in checkpoints if iteration_of(path) < missing[0]]
     lacking = f"{folder.metrics}: lacks records after iteration {missing[0] - 1}"
     if usable:
         return usable[-1], f"{lacking}; continuing from {usable[-1]} instead of {newest.name}"
-    # A garbled line is one record, or two where the line break between them went.
+    # A garbled line was one record, or two if the line break between them is lost.
     garbled = garbled_lines(folder.metrics)
     if len(missing) <= 2 * len(garbled):
         lines = ", ".join(map(str, garbled))
-        return (
-            newest,
-            f"{folder.metrics}: not readable in line {lines}; continuing from {newest} without "
-            f"what it said",
-        )
+        note = f"not readable in line {lines}; continuing from {newest} without what it said"
+        return newest, f"{folder.metrics}: {note}"
     raise UserError(
         f"{lacking}, before the first checkpoint ({checkpoints[0].name}); restore it or start a "
         f"new run"
@@ -365,8 +432,8 @@ def _up_to_metrics(
 
 
 def recorded_fingerprint(run: Path) -> str | None:
-    """The fingerprint of the data that a run was trained on, by its newest intact checkpoint; None
-    where it has none."""
+    """The fingerprint of the data that a run was trained on, from its newest intact checkpoint;
+    None if it has none."""
     for path in reversed(list_checkpoints(run)):
         try:
             return str(read_manifest(path)["fingerprint"])
@@ -376,6 +443,16 @@ def recorded_fingerprint(run: Path) -> str | None:
 
 
 def check_data(manifest: Content, checkpoint: Path, fingerprint: str) -> None:
+    """Refuse to continue on other data.
+
+    Args:
+        manifest: the checkpoint's.
+        checkpoint: its folder, for the message.
+        fingerprint: of the data that are there now.
+
+    Raises:
+        UserError: the fingerprints differ.
+    """
     if manifest["fingerprint"] != fingerprint:
         both = f"fingerprint {manifest['fingerprint'][:12]}, now {fingerprint[:12]}"
         raise UserError(
@@ -385,7 +462,7 @@ def check_data(manifest: Content, checkpoint: Path, fingerprint: str) -> None:
 
 
 def what_is_saved(run: Path, iteration: int) -> str:
-    """What there is to continue from when a run is cut off at an iteration, in words."""
+    """Say at which iteration a run was cut off, and which checkpoint it can continue from."""
     checkpoints = list_checkpoints(run)
     if not checkpoints:
         return f"cut off at iteration {iteration}; there is no checkpoint"
@@ -395,7 +472,7 @@ def what_is_saved(run: Path, iteration: int) -> str:
 
 
 def _remove(checkpoint: Path) -> None:
-    # The manifest goes first: what is half removed is no checkpoint any more.
+    # The manifest goes first. Without it, a folder that is half removed is no checkpoint any more.
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)
 
@@ -408,5 +485,6 @@ def _stage_file(stage: int) -> str:
     return f"stage-{stage:03d}.pt"
 
 
-def _sha256_of_content(manifest: Content) -> str:
+def _digest(manifest: Content) -> str:
+    """The SHA-256 of a manifest, which is written into it."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

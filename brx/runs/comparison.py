@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,7 +25,7 @@ from brx.runs.frames import (
 )
 
 CODE = "optimizer.code_sha256"
-# What rows are made of: pandas takes its time with a hundred columns.
+# The columns that results are made of. pandas takes its time with a hundred columns.
 _SHOWN = [
     "architecture",
     "method",
@@ -43,7 +43,7 @@ _SHOWN = [
     "last_quarter_loss",
 ]
 BASELINES = ("pipedream", "pipedream-lr", "nesterov")
-EARLY = 0.05  # the share of the iterations before which training has not settled
+EARLY = 0.05  # the first share of the iterations, in which training has not settled yet
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,11 @@ class Comparison:
     """Everything that can be compared among some runs, each set of comparable ones by itself."""
 
     sets: list[pd.DataFrame]
-    """The experiments, sorted by what makes losses comparable; most runs first."""
+    """The finished runs, divided into sets whose losses compare; the largest set first."""
     slowdowns: pd.DataFrame
+    """See the function `slowdowns`; all sets below each other."""
     reductions: pd.DataFrame
+    """See the function `reductions`; all sets below each other."""
     notes: list[str]
     """A line for everything that does not compare, and for what to be careful with."""
 
@@ -65,138 +67,183 @@ def compare(
     *,
     same_rate: bool = False,
 ) -> Comparison:
-    """Slowdowns, relative to P = `reference_stages`, and reductions of all experiments (rows of
-    `at_best_rates`).
+    """Compare experiments: what delay costs each method, and what it saves over the baselines.
 
-    `target` is the training loss to reach, in nats: by default, in each set, its `common_target`.
-    With `same_rate`, `runs` are rows of `load`: slowdowns at each learning rate that both sides
-    have, and no reductions."""
-    delays, savings, alone = [], [], []
-    groups = at_each_rate(runs) if same_rate else [runs]
-    for alike in (alike for group in groups for alike in comparable(group)):
-        compared = with_reference(alike, reference_stages)
-        delays.append(
-            slowdowns(
-                compared, common_target(compared) if target is None else target, reference_stages
-            )
-        )
-        savings += [] if same_rate else [reductions(alike[alike["status"] == "finished"])]
-        alone += [str(seeds.index[0]) for seeds in by_experiment(alike.drop(compared.index))]
-    sets, delay_frame = comparable(runs[runs["status"] == "finished"]), concat(delays)
+    Args:
+        runs: rows of `at_best_rates`; with `same_rate`, rows of `load`.
+        target: the training loss to reach, in nats; by default the `common_target` of each set.
+        reference_stages: slowdowns are relative to the runs at this number of stages.
+        same_rate: give slowdowns at each learning rate that both sides have, and no reductions.
+    """
+    parts = at_each_rate(runs) if same_rate else [runs]
+    slowdown_frames = []
+    reduction_frames = []
+    alone: list[str] = []  # a run of each experiment without a reference
+    for part in parts:
+        for alike in comparable(part):
+            compared = with_reference(alike, reference_stages)
+            to_reach = common_target(compared) if target is None else target
+            slowdown_frames.append(slowdowns(compared, to_reach, reference_stages))
+            if not same_rate:
+                reduction_frames.append(reductions(alike[alike["status"] == "finished"]))
+            alone += [str(seeds.index[0]) for seeds in by_experiment(alike.drop(compared.index))]
+    compared_delays = concat(slowdown_frames)
+    if len(compared_delays) and same_rate:
+        order = ["model", "method", "stages", "lr"]
+        compared_delays = compared_delays.sort_values(order, ignore_index=True)
+    sets = comparable(runs[runs["status"] == "finished"])
     notes = []
     if len(sets) > 1 and not same_rate:
         notes.append(
             f"{len(sets)} sets of runs that differ in data, trajectory version, model or budget, "
             f"each alone"
         )
+    notes += _notes_on_slowdowns(compared_delays, alone, reference_stages, same_rate=same_rate)
+    return Comparison(sets, compared_delays, concat(reduction_frames), notes)
+
+
+def _notes_on_slowdowns(
+    rows: pd.DataFrame,  # from `slowdowns`
+    alone: Sequence[str],  # runs without a reference
+    reference_stages: int,
+    *,
+    same_rate: bool,
+) -> list[str]:
+    """Which slowdowns are missing, and which are to be taken with care: a line each."""
+    notes = []
     if alone:  # one line for all: the folder of a whole reproduction has many
-        same = (
-            f"no run of the same settings{' and learning rate' if same_rate else ''} at P = "
-            f"{reference_stages}"
-        )
-        notes.append(f"no slowdown for want of a reference ({same}): {first_names(alone)}")
-    if len(delay_frame) and delay_frame["is_early"].any():
-        early = f"a reference reaches the target in its first {EARLY:.0%} of iterations"
+        settings = "settings and learning rate" if same_rate else "settings"
+        lacking = f"no run of the same {settings} at P = {reference_stages}"
+        notes.append(f"no slowdown for want of a reference ({lacking}): {first_names(alone)}")
+    if len(rows) and rows["is_early"].any():
         notes.append(
-            f"{early}: such a ratio is about the start of training, and a lower target says more"
+            f"a reference reaches the target in its first {EARLY:.0%} of iterations: such a ratio "
+            f"is about the start of training, and a lower target says more"
         )
-    if len(delay_frame) and same_rate:
-        delay_frame = delay_frame.sort_values(
-            ["model", "method", "stages", "lr"], ignore_index=True
-        )
-    return Comparison(sets, delay_frame, concat(savings), notes)
+    return notes
 
 
 def _columns(estimate: slowdown.IterationRatio | None) -> dict[str, float]:
-    """Its `ratio`, `low` and `high`, NaN where there is none."""
-    found = {key: getattr(estimate, key, None) for key in ("ratio", "low", "high")}
-    return {key: math.nan if value is None else value for key, value in found.items()}
+    """The `ratio`, `low` and `high` of an estimate as numbers: NaN in the place of None."""
+    if estimate is None:
+        return {"ratio": math.nan, "low": math.nan, "high": math.nan}
+    return {
+        "ratio": estimate.ratio,
+        "low": math.nan if estimate.low is None else estimate.low,
+        "high": math.nan if estimate.high is None else estimate.high,
+    }
 
 
 def concat(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """Put frames below each other, without the empty ones, which have no columns."""
+    """Put frames below each other. Empty ones are left out, as they have no columns."""
     filled = [frame for frame in frames if len(frame)]
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
 
 
 def passage(run: str, target: float) -> float | None:
-    """The iterations that a run (of the index of `load`) needed to a training loss; None if it
-    never got there."""
+    """How many iterations a run needed to reach a training loss; None if it never got there.
+
+    Args:
+        run: an entry of the index of `load`.
+        target: in nats.
+    """
     read = read_run(Path(run))
     return slowdown.iterations_to_target(read.iterations, read.train_loss, target)
 
 
 def reached_by_seed(seeds: pd.DataFrame, target: float) -> dict[int, slowdown.Reached]:
-    """When each run of an experiment (rows of `at_best_rates`) passed a loss; those that diverged
-    there did not."""
+    """When each run of an experiment passed a loss, by seed; a run that diverged did not.
+
+    Args:
+        seeds: the experiment's rows of `at_best_rates`.
+        target: in nats.
+    """
     last = float(seeds["last_iteration"].iloc[0])
+    never = slowdown.Reached(last, False)
     finished = seeds.loc[seeds["status"] == "finished", SEED]
-    passages = {int(seed): passage(str(run), target) for run, seed in finished.items()}
-    passages |= dict.fromkeys(seeds["diverged_seeds"].iloc[0])
-    return {
-        seed: slowdown.Reached(last if iteration is None else iteration, iteration is not None)
-        for seed, iteration in sorted(passages.items())
-    }
+    reached: dict[int, slowdown.Reached] = {}
+    for run, seed in finished.items():
+        iterations = passage(str(run), target)
+        reached[int(seed)] = never if iterations is None else slowdown.Reached(iterations, True)
+    reached |= dict.fromkeys(seeds["diverged_seeds"].iloc[0], never)
+    return dict(sorted(reached.items()))
 
 
 def common_target(runs: pd.DataFrame) -> float:
-    """The loss to reach, in nats: the highest mean training loss over the last quarter of any of
-    the finished runs."""
+    """The training loss that all of some runs can reach, in nats: the highest mean over the last
+    quarter of any finished run."""
     return float(runs.loc[runs["status"] == "finished", "last_quarter_loss"].max())
 
 
 def with_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.DataFrame:
-    """Runs whose method has runs at the reference number of stages, those themselves among them."""
+    """The runs whose method also has runs at the reference number of stages, and these runs."""
     labels = _but_for_delay(chosen)
     return chosen[labels.isin(labels[is_reference(chosen, reference_stages)])]
 
 
 def is_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.Series:
-    """Which runs have the delays of a pipeline of so many stages: at P = 1, none."""
+    """Which runs have the delays of a pipeline with this number of stages; P = 1 has no delay."""
     return (chosen[DEPTH] == reference_stages) & has_pipeline_delays(chosen)
 
 
 def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) -> pd.DataFrame:
-    """The slowdown of every experiment (of rows of `at_best_rates`) that has a reference, by
-    variant and stages.
+    """The slowdown of every experiment that has a reference: a row each, by variant and stages.
 
     Runs under other delays than a pipeline's are a variant of their own, with the same reference.
-    Columns, in the words of docs/slowdown.md: `ratio` (NaN on a plateau, and where a reference run
-    diverged or never reached the target), `low` and `high` (of the 95 % interval; NaN for a bound,
-    and with fewer than two seeds in common), `resolution` (of the ratio, from the distance of the
-    recorded iterations), `is_censored` (`ratio` is a lower bound), `is_plateau` (see
-    `passage_error`), `is_early` (the reference reaches the target before training has settled), and
-    what `_slowdown` names; `iterations` are of `shared_seeds`, if there are any; `target` is in
-    nats."""
+    docs/slowdown.md explains the words.
+
+    Args:
+        chosen: rows of `at_best_rates`.
+        target: the training loss to reach, in nats.
+        reference_stages: the number of stages of the reference.
+
+    Returns:
+        A frame with these columns, and further ones that `_slowdown` names:
+
+        - `ratio`: NaN on a plateau, and where a reference run diverged or never reached the target.
+        - `low`, `high`: the 95 % interval; NaN for a bound, and with fewer than two shared seeds.
+        - `resolution` of the ratio, from the distance between recorded iterations.
+        - `is_censored`: the ratio is a lower bound.
+        - `is_plateau`: noise moves the passages too much (`slowdown.passage_error`).
+        - `is_early`: the reference reaches the target before training has settled.
+        - `iterations`, `reference_iterations`: of the shared seeds; of all if none is shared.
+
+        An empty frame has no columns.
+    """
     rows = []
     shown = chosen[_SHOWN].assign(is_reference=is_reference(chosen, reference_stages))
     for _, alike in shown.groupby(_but_for_delay(chosen), sort=False):
-        # Runs with `{like: 8}` may be there in addition to runs with 8 stages.
+        # One of several: runs with `{like: 8}` may be there in addition to runs with 8 stages.
         references = next(by_experiment(alike[alike["is_reference"]]), None)
         if references is None:
             continue
         for delayed in by_experiment(alike[~alike["is_reference"]]):
             rows.append(_slowdown(delayed, references, target))
-    return (
-        pd.DataFrame(rows).sort_values(["method", "stages"], ignore_index=True)
-        if rows
-        else pd.DataFrame()
-    )
+    return _sorted_frame(rows, by=["method", "stages"])
+
+
+def _sorted_frame(rows: Sequence[Mapping[str, object]], *, by: list[str]) -> pd.DataFrame:
+    if not rows:
+        return pd.DataFrame()
+    return pd.DataFrame(rows).sort_values(by, ignore_index=True)
 
 
 def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) -> dict[str, object]:
-    sides = delayed, references
-    reached, reference_reached = passages = [reached_by_seed(seeds, target) for seeds in sides]
+    """A row of `slowdowns`, from the seeds of an experiment and of its reference."""
+    reached = reached_by_seed(delayed, target)
+    reference_reached = reached_by_seed(references, target)
     shared_seeds = sorted(reached.keys() & reference_reached.keys())
-    iterations, reference_iterations = (
-        [side[seed].iterations for seed in shared_seeds or side] for side in passages
-    )
-    errors, steps = zip(*(_passage_quality(seeds, target) for seeds in sides), strict=True)
-    is_plateau = max(errors) > slowdown.PLATEAU
-    estimate = _columns(
-        None if is_plateau else slowdown.iteration_ratio(reached, reference_reached)
-    )
-    first, reference = delayed.iloc[0], references.iloc[0]
+    iterations = [reached[seed].iterations for seed in shared_seeds or reached]
+    reference_iterations = [
+        reference_reached[seed].iterations for seed in shared_seeds or reference_reached
+    ]
+    quality = _passage_quality(delayed, target)
+    reference_quality = _passage_quality(references, target)
+    is_plateau = max(quality.error, reference_quality.error) > slowdown.PLATEAU
+    ratio = None if is_plateau else slowdown.iteration_ratio(reached, reference_reached)
+    estimate = _columns(ratio)
+    first = delayed.iloc[0]
+    reference = references.iloc[0]
     return {
         "model": first["architecture"],
         "method": first["variant"],
@@ -204,7 +251,7 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
         "stages": first[DEPTH],
         "last_iteration": first["last_iteration"],
         **estimate,
-        "resolution": estimate["ratio"] * sum(steps),
+        "resolution": estimate["ratio"] * (quality.half_step + reference_quality.half_step),
         "is_censored": not all(run.is_reached for run in reached.values()),
         "is_plateau": is_plateau,
         "is_early": slowdown.geometric_mean(reference_iterations)
@@ -222,83 +269,110 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
     }
 
 
-def _passage_quality(seeds: pd.DataFrame, target: float) -> tuple[float, float]:
-    """Medians over the runs that reach the target: the error of log(passage), and half the distance
-    of the two recorded iterations around the passage (also in the logarithm)."""
-    errors, steps = [0.0], [0.0]
-    for run in seeds.index[seeds["status"] == "finished"]:
-        iterations, losses = (
-            read_run(Path(str(run))).iterations,
-            read_run(Path(str(run))).train_loss,
-        )
-        if (passed := slowdown.iterations_to_target(iterations, losses, target)) is not None:
-            errors.append(slowdown.passage_error(iterations, losses, passed))
-            after = int(np.clip(np.searchsorted(iterations, passed), 1, len(iterations) - 1))
-            steps.append((iterations[after] - iterations[after - 1]) / 2 / passed)
-    return float(np.median(errors[1:] or errors)), float(np.median(steps[1:] or steps))
+class _PassageQuality(NamedTuple):
+    """How well the runs of an experiment determine log(iterations to the target)."""
+
+    error: float  # standard deviation that the noise of the losses makes
+    half_step: float  # half the distance of the two recorded iterations around the passage
+
+
+def _passage_quality(seeds: pd.DataFrame, target: float) -> _PassageQuality:
+    """Medians over the runs that reach the target; 0 if none does."""
+    errors = []
+    half_steps = []
+    for path in seeds.index[seeds["status"] == "finished"]:
+        run = read_run(Path(str(path)))
+        passed = slowdown.iterations_to_target(run.iterations, run.train_loss, target)
+        if passed is None:
+            continue
+        errors.append(slowdown.passage_error(run.iterations, run.train_loss, passed))
+        place = np.searchsorted(run.iterations, passed)
+        after = int(np.clip(place, 1, len(run.iterations) - 1))
+        distance = run.iterations[after] - run.iterations[after - 1]
+        half_steps.append(distance / 2 / passed)  # d log(t) = dt / t
+    if not errors:
+        return _PassageQuality(0.0, 0.0)
+    return _PassageQuality(float(np.median(errors)), float(np.median(half_steps)))
 
 
 def with_diverged(seeds: pd.DataFrame) -> pd.DataFrame:
-    """An experiment's runs (of rows of `at_best_rates`) and the seeds that diverged, above all
-    others: at infinity."""
+    """Add a row for each diverged seed to an experiment's runs, with infinite losses.
+
+    Args:
+        seeds: the experiment's rows of `at_best_rates`.
+    """
+    first = seeds.iloc[[0]]
     lost = {"status": "diverged", "train_loss": math.inf, "val_loss": math.inf}
-    first, diverged = seeds.iloc[[0]], seeds["diverged_seeds"].iloc[0]
-    rows = [
-        first.assign(**lost, **{SEED: seed}).set_axis([f"{first.index[0]}, seed {seed}"])
-        for seed in diverged
-    ]
+    rows = []
+    for seed in seeds["diverged_seeds"].iloc[0]:
+        row = first.assign(**lost, **{SEED: seed})
+        rows.append(row.set_axis([f"{first.index[0]}, seed {seed}"]))
     return pd.concat([seeds, *rows]) if rows else seeds
 
 
 def seeds_in_common(experiments: Sequence[pd.DataFrame]) -> set[int]:
+    """The seeds that every one of some experiments has."""
     return set.intersection(*(set(runs[SEED]) for runs in experiments))
 
 
 def shared_seeds(*experiments: pd.DataFrame) -> list[pd.DataFrame]:
-    """The runs of each experiment with a seed that all have: it decides weights and order, so that
-    they make pairs.
+    """The runs of each experiment whose seed all experiments have.
 
-    `experiments` are of `with_diverged`; UserError where they have no seed in common.
+    A seed decides the initial weights and the order of the data, so such runs make pairs.
+
+    Args:
+        experiments: from `with_diverged`.
+
+    Raises:
+        UserError: they have no seed in common.
     """
-    if not (shared := seeds_in_common(experiments)):
-        raise UserError(
-            f"no seed in common among {', '.join(str(runs.index[0]) for runs in experiments)}"
-        )
+    shared = seeds_in_common(experiments)
+    if not shared:
+        names = ", ".join(str(runs.index[0]) for runs in experiments)
+        raise UserError(f"no seed in common among {names}")
     pairs = []
     for runs in experiments:
         kept = runs[runs[SEED].isin(shared)]
-        # Other seeds that diverged are forgotten, as others that finished are.
-        lost = [
-            [seed for seed in diverged if seed in shared] for diverged in kept["diverged_seeds"]
-        ]
-        pairs.append(kept.assign(diverged_seeds=pd.Series(lost, kept.index, dtype=object)))
+        # `diverged_seeds` loses the other seeds as well.
+        diverged = []
+        for seeds in kept["diverged_seeds"]:
+            diverged.append([seed for seed in seeds if seed in shared])
+        pairs.append(kept.assign(diverged_seeds=pd.Series(diverged, kept.index, dtype=object)))
     return pairs
 
 
 def best_by_seed(experiments: Sequence[pd.DataFrame], loss: str) -> pd.DataFrame:
-    """The run that ends lowest, for each seed: every seed repeats the paper's comparison with its
-    own best baseline."""
-    best = (
-        pd.concat(experiments)
-        .sort_values(loss, kind="stable")
-        .drop_duplicates(SEED)
-        .sort_values(SEED)
-    )
-    lost = best.loc[best["status"] == "diverged", SEED].tolist()
-    return best.assign(diverged_seeds=pd.Series([lost] * len(best), best.index, dtype=object))
+    """For each seed, the run of some experiments that ends lowest.
+
+    Each seed thus repeats the paper's comparison with its own best baseline.
+
+    Args:
+        experiments: from `shared_seeds`.
+        loss: the column that is compared.
+    """
+    ranked = pd.concat(experiments).sort_values(loss, kind="stable")
+    best = ranked.drop_duplicates(SEED).sort_values(SEED)
+    diverged = best.loc[best["status"] == "diverged", SEED].tolist()
+    return best.assign(diverged_seeds=pd.Series([diverged] * len(best), best.index, dtype=object))
 
 
 def variants_text(runs: pd.DataFrame) -> str:
+    """The variants of some runs, in their order: `pipedream or nesterov`."""
     return " or ".join(runs["variant"].unique())
 
 
 def saved_ratio(
     ours: pd.DataFrame, baseline: pd.DataFrame, times: Mapping[str, float] | None = None
 ) -> slowdown.IterationRatio | None:
-    """Iterations to a baseline's `common_target`, over the baseline's; None if that never gets
-    there.
+    """Iterations to a baseline's `common_target`, divided by the iterations of the baseline.
 
-    With `times` of an iteration, by method, the time that these take.
+    Args:
+        ours: rows of `at_best_rates` or `shared_seeds`.
+        baseline: the same of one baseline, or from `best_by_seed`.
+        times: the time of an iteration, by method; then the ratio is of times.
+
+    Returns:
+        None if the baseline itself never gets there.
     """
     target = common_target(baseline)
     if math.isnan(target):
@@ -307,11 +381,9 @@ def saved_ratio(
     for runs in (ours, baseline):
         passed = reached_by_seed(runs, target)
         if times:
-            time = runs.set_index(SEED)["method"].map(times)
-            passed = {
-                seed: run._replace(iterations=run.iterations * time[seed])
-                for seed, run in passed.items()
-            }
+            seconds = runs.set_index(SEED)["method"].map(times)
+            for seed, run in passed.items():
+                passed[seed] = run._replace(iterations=run.iterations * seconds[seed])
         reached.append(passed)
     return slowdown.iteration_ratio(*reached)
 
@@ -320,98 +392,160 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
     """How many fewer iterations a method needs to end where the best baseline ends, as the paper's
     headlines put it.
 
-    A row per experiment (of rows of `at_best_rates`) that is no baseline and has some: settings but
-    the optimizer's equal. A baseline has its usual settings or, where none has, those that most
-    baselines share. The seeds are those that it and all baselines have, if there are any.
-    `baseline` is the best of each of them (`best_by_seed`), `baseline_final_loss` the loss to
-    reach, and `share` 1 - iterations needed / those of the baseline, with its interval; NaN if it
-    is `missing`: why."""
+    A row per experiment that is no baseline and has baselines: experiments whose settings are equal
+    except for the optimizer's (`_usual_baselines` says which). If an experiment shares seeds with
+    all its baselines, only these seeds count.
+
+    Args:
+        chosen: finished rows of `at_best_rates`.
+
+    Returns:
+        A frame with the columns `model`, `method` (the variant), `experiment`, `stages`,
+        `last_iteration`, and:
+
+        - `baseline`: the variant that is best; several if the seeds differ in it (`best_by_seed`).
+        - `baseline_final_loss`: the loss to reach, in nats.
+        - `share`: 1 - iterations / iterations of the baseline; `low` and `high`, its 95 % interval.
+        - `missing`: why `share` is NaN, where it is.
+
+        An empty frame has no columns.
+    """
     rows = []
     for _, alike in chosen[_SHOWN].groupby(same_but_for(chosen, "optimizer", SEED), sort=False):
-        is_baseline = alike["method"].isin(BASELINES)
+        is_baseline = _usual_baselines(alike)
         if not is_baseline.any():
             continue
-        settings = alike.loc[is_baseline, "unusual"]
-        is_baseline &= alike["unusual"] == ("" if "" in settings.values else settings.mode()[0])
         baselines = [with_diverged(seeds) for seeds in by_experiment(alike[is_baseline])]
-        for seeds in map(with_diverged, by_experiment(alike[~is_baseline])):
-            sides = [seeds, *baselines]
-            ours, *others = shared_seeds(*sides) if seeds_in_common(sides) else sides
-            best = best_by_seed(others, "train_loss")
-            ratio, first = saved_ratio(ours, best), seeds.iloc[0]
-            needed = _columns(None if ratio is None or ratio.is_lower_bound else ratio)
-            rows.append(
-                {
-                    "model": first["architecture"],
-                    "method": first["variant"],
-                    "experiment": first["experiment"],
-                    "stages": first[DEPTH],
-                    "last_iteration": first["last_iteration"],
-                    "baseline": variants_text(best),
-                    "baseline_final_loss": common_target(best),
-                    "share": 1 - needed["ratio"],
-                    "missing": "the best baseline diverged"
-                    if ratio is None
-                    else "never gets there",
-                    "low": 1 - needed["high"],
-                    "high": 1 - needed["low"],
-                }
-            )
-    return (
-        pd.DataFrame(rows).sort_values(["stages", "method"], ignore_index=True)
-        if rows
-        else pd.DataFrame()
-    )
+        for seeds in by_experiment(alike[~is_baseline]):
+            rows.append(_reduction(with_diverged(seeds), baselines))
+    return _sorted_frame(rows, by=["stages", "method"])
+
+
+def _usual_baselines(alike: pd.DataFrame) -> pd.Series:
+    """Which runs are baselines with their usual settings; if none has these, with the settings that
+    most baselines share."""
+    is_baseline = alike["method"].isin(BASELINES)
+    settings = alike.loc[is_baseline, "unusual"]
+    if settings.empty:
+        return is_baseline
+    expected = "" if "" in settings.values else settings.mode()[0]
+    return is_baseline & (alike["unusual"] == expected)
+
+
+def _reduction(seeds: pd.DataFrame, baselines: Sequence[pd.DataFrame]) -> dict[str, object]:
+    """A row of `reductions`, from the seeds of an experiment and of each of its baselines."""
+    sides = [seeds, *baselines]
+    if seeds_in_common(sides):
+        sides = shared_seeds(*sides)
+    ours, *others = sides
+    best = best_by_seed(others, "train_loss")
+    ratio = saved_ratio(ours, best)
+    is_known = ratio is not None and not ratio.is_lower_bound
+    needed = _columns(ratio if is_known else None)
+    first = seeds.iloc[0]
+    return {
+        "model": first["architecture"],
+        "method": first["variant"],
+        "experiment": first["experiment"],
+        "stages": first[DEPTH],
+        "last_iteration": first["last_iteration"],
+        "baseline": variants_text(best),
+        "baseline_final_loss": common_target(best),
+        "share": 1 - needed["ratio"],
+        "missing": "the best baseline diverged" if ratio is None else "never gets there",
+        "low": 1 - needed["high"],
+        "high": 1 - needed["low"],
+    }
 
 
 def _but_for_delay(chosen: pd.DataFrame) -> pd.Series:
+    """A label per run: equal for the runs of one method and budget under different delays."""
     delay = ("pipeline.stages", "pipeline.delay", "pipeline.cut")
     return same_but_for(chosen, RATE, SEED, *delay)
 
 
 def leaderboard(chosen: pd.DataFrame, delays: Sequence[str], target_method: str) -> pd.DataFrame:
-    """A row per method and delay, the method that is best under the longest delay first (rank 1).
+    """A row per method and delay; the method that is best under the longest delay has rank 1.
 
-    `chosen` are rows of `at_best_rates` that compare, their `delay` one of `delays`: the first is
-    none, the last the longest. Columns: `num_seeds` (the fewest of a delay), `milliseconds` per
-    iteration of the fastest run, `loss` (final, mean over seeds), `target` in nats, which
-    `target_method` reaches under every delay; those of the slowdown (`slowdowns`), but for the
-    reference itself; and `saved`, the row of `reductions` or None."""
-    chosen = chosen.assign(label=chosen["variant"])
-    if CODE in chosen:  # a user's file made several of one name: they are told apart by its SHA-256
-        is_ambiguous = chosen.groupby("variant")[CODE].transform("nunique") > 1
-        chosen["label"] += (" (" + chosen[CODE].str[:6] + ")").where(is_ambiguous, "")
+    Args:
+        chosen: rows of `at_best_rates` that compare, with a column `delay`.
+        delays: the values of `delay`; the first is no delay, the last the longest.
+        target_method: the method whose loss the others have to reach, for slowdowns.
+
+    Returns:
+        A frame sorted by `rank`, with the columns:
+
+        - `method`: the variant; `num_seeds`: the fewest under one delay.
+        - `milliseconds` per iteration of the fastest run.
+        - `delay`, `lr`, `lr_at_edge`; `loss`: the final training loss, a mean over seeds.
+        - `target`: the loss in nats that `target_method` reaches under every delay; NaN without it.
+        - the columns of `slowdowns`, in rows that have a reference.
+        - `saved`: the row of `reductions`, or None.
+    """
+    chosen = chosen.assign(label=_labels(chosen))
     of_target = chosen[chosen["variant"] == target_method]
     target = common_target(of_target) if len(of_target) else math.nan
-    reduced = [
-        row for _, alike in chosen.groupby("delay") for row in reductions(alike).to_dict("records")
-    ]
-    saved = {row["experiment"]: row for row in reduced}
+    saved = _reductions_by_experiment(chosen)
     rows: list[dict[str, Any]] = []
-    for rank, (_, alike) in enumerate(chosen.groupby(_but_for_delay(chosen), sort=False)):
+    for number, (_, alike) in enumerate(chosen.groupby(_but_for_delay(chosen), sort=False)):
         by_delay = {seeds["delay"].iloc[0]: seeds for seeds in by_experiment(alike)}
         of_method = {
             "method": alike["label"].iloc[0],
-            "rank": rank,
+            "rank": number,  # for now the place in `chosen`
             "num_seeds": min(len(seeds) for seeds in by_delay.values()),
             "milliseconds": 1e3 * alike["seconds_per_iteration"].min(),
             "target": target,
         }
+        reference = by_delay.get(delays[0])
         for delay, seeds in by_delay.items():
-            first = seeds.iloc[0]
-            row = {"delay": delay, "loss": seeds["train_loss"].mean(), "lr": first[RATE]}
-            row |= {"lr_at_edge": first["lr_at_edge"], "saved": saved.get(first["experiment"])}
-            # A run that diverged is placed last.
-            row["place"] = math.inf if first["diverged_seeds"] else row["loss"]
-            if delay != delays[0] and delays[0] in by_delay and not math.isnan(target):
-                row = _slowdown(seeds, by_delay[delays[0]], target) | row
+            row = _board_row(seeds, saved)
+            if delay != delays[0] and reference is not None and not math.isnan(target):
+                row = _slowdown(seeds, reference, target) | row
             rows.append(row | of_method)
-    board = pd.DataFrame(rows)
+    return _ranked(pd.DataFrame(rows), delays)
+
+
+def _labels(chosen: pd.DataFrame) -> pd.Series:
+    """The variant of each run. Where several versions of a user's file have one name, the first
+    digits of the file's SHA-256 tell them apart."""
+    labels = chosen["variant"].copy()
+    if CODE in chosen:
+        is_ambiguous = chosen.groupby("variant")[CODE].transform("nunique") > 1
+        digits = " (" + chosen[CODE].str[:6] + ")"
+        labels += digits.where(is_ambiguous, "")
+    return labels
+
+
+def _reductions_by_experiment(chosen: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """The rows of `reductions` under each delay, by experiment."""
+    saved: dict[str, dict[str, Any]] = {}
+    for _, alike in chosen.groupby("delay"):
+        for row in reductions(alike).to_dict("records"):
+            saved[row["experiment"]] = row
+    return saved
+
+
+def _board_row(seeds: pd.DataFrame, saved: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What a row of `leaderboard` says of one experiment alone."""
+    first = seeds.iloc[0]
+    loss = seeds["train_loss"].mean()
+    return {
+        "delay": first["delay"],
+        "loss": loss,
+        "lr": first[RATE],
+        "lr_at_edge": first["lr_at_edge"],
+        "saved": saved.get(first["experiment"]),
+        # A method with a run that diverged comes last.
+        "place": math.inf if first["diverged_seeds"] else loss,
+    }
+
+
+def _ranked(board: pd.DataFrame, delays: Sequence[str]) -> pd.DataFrame:
+    """The board sorted by what methods reach under the longest delay that is there; those without
+    runs under it come last."""
     longest = max(board["delay"], key=list(delays).index)
-    at_longest = (
-        board[board["delay"] == longest].set_index("rank")["place"].reindex(board["rank"].unique())
-    )
-    places = at_longest.rank(method="first", na_option="bottom")
-    return board.assign(rank=board["rank"].map(places)).sort_values(
-        "rank", kind="stable", ignore_index=True
-    )
+    at_longest = board[board["delay"] == longest].set_index("rank")["place"]
+    at_longest = at_longest.reindex(board["rank"].unique())
+    ranks = at_longest.rank(method="first", na_option="bottom")
+    board = board.assign(rank=board["rank"].map(ranks))
+    return board.sort_values("rank", kind="stable", ignore_index=True)

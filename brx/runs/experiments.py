@@ -1,5 +1,7 @@
-"""Experiments, which are runs that differ only in learning rate and seed; and the rate that is
-reported."""
+"""Experiments, and the learning rate at which each is reported.
+
+An experiment is a set of runs that differ only in learning rate and seed.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,67 +21,95 @@ def is_for_tuning(runs: pd.DataFrame) -> pd.Series:
 
 
 def deciding(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs by which settings are chosen: of an experiment with tuning runs those alone."""
+    """The runs by which settings are chosen: an experiment's tuning runs if it has any, else all of
+    its runs."""
     tuning = is_for_tuning(runs)
     has_tuning = tuning.groupby(runs["experiment"]).transform("any")
     return runs[tuning | ~has_tuning]
 
 
 def tried_rates(runs: pd.DataFrame) -> pd.DataFrame:
-    """The score of every learning rate in `runs` (rows of `load`), by `score_values`: a row per
-    experiment and rate. Diverged runs count as tried, with an infinite loss. Unfinished and failed
-    runs are left out. The loss is the validation loss, or the training loss if some runs of the
-    experiment have no validation. If an experiment has tuning runs, only these decide
-    (`deciding`)."""
+    """Score every learning rate of each experiment by `score_values`: a row per experiment and
+    rate.
+
+    The score is the final validation loss; it is the training loss if any run of the experiment has
+    no validation. A diverged run has an infinite score. Unfinished and failed runs are left out. If
+    an experiment has tuning runs, only these decide (`deciding`).
+
+    Args:
+        runs: rows of `load`.
+    """
     ended = deciding(_ended(runs))
-    is_known = np.isfinite(ended["val_loss"]) | (ended["status"] != "finished")
-    losses = ended["val_loss"].where(
-        is_known.groupby(ended["experiment"]).transform("all"), ended["train_loss"]
-    )
-    losses = losses.where(ended["status"] == "finished").fillna(np.inf)
-    return score_values(ended.assign(score=losses), group="experiment", over=RATE)
+    is_finished = ended["status"] == "finished"
+    has_validation = np.isfinite(ended["val_loss"]) | ~is_finished
+    all_have = has_validation.groupby(ended["experiment"]).transform("all")
+    losses = ended["val_loss"].where(all_have, ended["train_loss"])
+    scores = losses.where(is_finished).fillna(np.inf)
+    return score_values(ended.assign(score=scores), group="experiment", over=RATE)
 
 
 def score_values(runs: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
-    """Score the values of a setting: the rule by which sweeps, figures and tables choose a learning
-    rate alike.
+    """Score the values of a setting. Sweeps, figures and tables all choose by this rule.
 
-    In each `group`, values (the column `over`) are compared by their mean `score`, lower is better,
-    over the seeds that all of them have; if there are none, over the lowest seed that any has.
-    Gives a row per group and value that has those seeds, in order, with `score`, `is_best`, and
-    `at_edge`: whether the best is the lowest or highest value."""
+    Within each group, values are compared by their mean score, lower is better, over the seeds that
+    all of them have. If all have none in common, the lowest seed that any has decides.
+
+    Args:
+        runs: a row per run, with the columns `group`, `over`, `score` and the seed.
+        group: the column whose equal entries make a group.
+        over: the column of the values.
+
+    Returns:
+        A row per group and value that has the seeds compared, in the order of the groups in `runs`,
+        with the columns `group`, `over`, `score` and:
+
+        - `is_best`: true for one value of the group.
+        - `at_edge`: the best value is the lowest or highest of the group; equal in all its rows.
+    """
     if runs.empty:
         return runs[[group, over, "score"]].assign(
             is_best=pd.Series(dtype=bool), at_edge=pd.Series(dtype=bool)
         )
-    scores = runs.pivot(index=[group, over], columns=SEED, values="score").sort_index(
-        axis="columns"
-    )
-    known = scores.notna().groupby(level=group)
-    shared, any_has = known.transform("all"), known.transform("any")
-    lowest = any_has & (any_has.cumsum(axis="columns") == 1)
-    means = (
-        scores.where(shared.where(shared.any(axis="columns"), lowest, axis="index"))
-        .mean(axis="columns")
-        .dropna()
-    )
-    table = means.rename("score").reset_index()
+    table = _mean_scores(runs, group, over)
     by_group = table.groupby(group)
     table["is_best"] = table.index == by_group["score"].transform("idxmin")
-    is_end = (by_group.cumcount() == 0) | (by_group.cumcount(ascending=False) == 0)
-    table["at_edge"] = (table["is_best"] & is_end).groupby(table[group]).transform("any")
+    is_lowest_value = by_group.cumcount() == 0
+    is_highest_value = by_group.cumcount(ascending=False) == 0
+    is_best_at_edge = table["is_best"] & (is_lowest_value | is_highest_value)
+    table["at_edge"] = is_best_at_edge.groupby(table[group]).transform("any")
     order = {name: place for place, name in enumerate(runs[group].unique())}
     return table.sort_values(
         group, key=lambda names: names.map(order), kind="stable", ignore_index=True
     )
 
 
-def at_best_rates(runs: pd.DataFrame, *, with_diverged: bool = False) -> pd.DataFrame:
-    """The finished runs of every experiment at its best learning rate (see `tried_rates`), by seed.
+def _mean_scores(runs: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
+    """The mean score of each group and value over the seeds that are compared, by rising value;
+    without values that have none of these seeds."""
+    scores = runs.pivot(index=[group, over], columns=SEED, values="score")  # NaN: no such run
+    scores = scores.sort_index(axis="columns")
+    known = scores.notna().groupby(level=group)
+    all_have = known.transform("all")
+    any_has = known.transform("any")
+    is_lowest_seed = any_has & (any_has.cumsum(axis="columns") == 1)
+    is_compared = all_have.where(all_have.any(axis="columns"), is_lowest_seed, axis="index")
+    means = scores.where(is_compared).mean(axis="columns").dropna()
+    return means.rename("score").reset_index()
 
-    Further columns: `lr_at_edge`, `num_rates` tried, and `diverged_seeds` at this rate, the same
-    list in every row of an experiment. An experiment whose runs all diverged has rows only on
-    request.
+
+def at_best_rates(runs: pd.DataFrame, *, with_diverged: bool = False) -> pd.DataFrame:
+    """The finished runs of every experiment at its best learning rate, by rising seed.
+
+    Args:
+        runs: rows of `load`.
+        with_diverged: an experiment whose runs all diverged has rows, too.
+
+    Returns:
+        Rows of `runs`, with further columns:
+
+        - `lr_at_edge`: the rate is the lowest or highest tried (`score_values`).
+        - `num_rates` that were tried.
+        - `diverged_seeds` at this rate, the same list in every row of an experiment.
     """
     rates = tried_rates(runs).rename(columns={"at_edge": "lr_at_edge"})
     rates["num_rates"] = rates.groupby("experiment")[RATE].transform("size")
@@ -87,28 +117,34 @@ def at_best_rates(runs: pd.DataFrame, *, with_diverged: bool = False) -> pd.Data
 
 
 def at_each_rate(runs: pd.DataFrame) -> list[pd.DataFrame]:
-    """The runs of every experiment, a frame per learning rate as `at_best_rates` with diverged
-    ones; none is chosen."""
+    """All runs of every experiment in a frame per learning rate, with the columns of
+    `at_best_rates`; no rate is chosen, and diverged runs are there."""
     rates = runs[["experiment", RATE]].drop_duplicates().assign(lr_at_edge=False, num_rates=1)
     return [_runs_at(runs, alike, with_diverged=True) for _, alike in rates.groupby(RATE)]
 
 
 def of_rates(runs: pd.DataFrame, rates: Sequence[float]) -> pd.DataFrame:
-    """The runs with one of some learning rates; UserError where there is none with one of them."""
+    """The runs with one of some learning rates.
+
+    Raises:
+        UserError: no run has one of the rates.
+    """
     known = sorted(runs[RATE].unique())
     for rate in rates:
         if rate not in known:
-            raise UserError(
-                f"--rates {rate:g}: no run has it (there are "
-                f"{', '.join(f'{value:g}' for value in known)})"
-            )
+            there = ", ".join(f"{value:g}" for value in known)
+            raise UserError(f"--rates {rate:g}: no run has it (there are {there})")
     return runs[runs[RATE].isin(rates)]
 
 
 def _ended(runs: pd.DataFrame) -> pd.DataFrame:
-    """Those that say what their settings come to; UserError where two of them have the same
-    settings and seed."""
-    ended, keys = runs[runs["status"].isin(ENDED)], ["experiment", RATE, SEED]
+    """The finished and diverged runs, which say what their settings come to.
+
+    Raises:
+        UserError: two of them have the same settings and seed.
+    """
+    ended = runs[runs["status"].isin(ENDED)]
+    keys = ["experiment", RATE, SEED]
     for _, alike in ended[ended.duplicated(keys, keep=False)].groupby(keys):
         raise UserError(
             f"{alike.index[1]}: the same run as {alike.index[0]}: leave one of them out"
@@ -117,8 +153,11 @@ def _ended(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _runs_at(runs: pd.DataFrame, rates: pd.DataFrame, *, with_diverged: bool) -> pd.DataFrame:
-    """The runs at some learning rates of some experiments, and which seeds diverged there; none
-    that is for tuning alone."""
+    """The runs at some learning rates of some experiments, and which seeds diverged there.
+
+    Runs for tuning are left out. `rates` has the columns `experiment`, the rate, `lr_at_edge` and
+    `num_rates`.
+    """
     ended = _ended(runs)
     at_rates = ended[~is_for_tuning(ended)].reset_index()
     at_rates = at_rates.merge(
@@ -128,48 +167,60 @@ def _runs_at(runs: pd.DataFrame, rates: pd.DataFrame, *, with_diverged: bool) ->
     diverged = at_rates[~is_finished].groupby("experiment")[SEED].agg(list).to_dict()
     seeds = [diverged.get(experiment, []) for experiment in at_rates["experiment"]]
     at_rates["diverged_seeds"] = pd.Series(seeds, at_rates.index, dtype=object)
+    is_shown = is_finished
     if with_diverged:
-        is_finished |= ~at_rates["experiment"].isin(at_rates.loc[is_finished, "experiment"])
-    return at_rates[is_finished].sort_values(SEED, kind="stable").set_index("run")
+        has_finished = at_rates["experiment"].isin(at_rates.loc[is_finished, "experiment"])
+        is_shown = is_finished | ~has_finished
+    return at_rates[is_shown].sort_values(SEED, kind="stable").set_index("run")
 
 
 def by_experiment(chosen: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """The rows of each experiment, in the order in which experiments first appear."""
     return (seeds for _, seeds in chosen.groupby("experiment", sort=False))
 
 
 def main_origin(chosen: pd.DataFrame) -> tuple[str | None, int | None]:
-    """The data fingerprint and trajectory version of most experiments: losses of others do not
-    compare with theirs."""
+    """The data fingerprint and trajectory version that most experiments have.
+
+    Losses of the others do not compare with theirs. An entry is None if it is not known.
+    """
     if chosen.empty:
         return None, None
     fingerprint, version = _num_by_origin(chosen).idxmax()
-    return None if pd.isna(fingerprint) else fingerprint, None if pd.isna(version) else int(version)
+    return (
+        None if pd.isna(fingerprint) else fingerprint,
+        None if pd.isna(version) else int(version),
+    )
 
 
 def notes(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[str]:
-    """A line for everything that the chosen runs leave out, and where the others do not all
-    compare."""
-    said = {
-        "diverged, counted as tried and as never reaching a target": runs["status"] == "diverged",
-        "failed otherwise than by diverging, left out": runs["status"] == "failed",
-        "not finished, left out": ~runs["status"].isin((*ENDED, "failed")),
+    """A line for each kind of run that is left out, and one if the others do not all compare.
+
+    Args:
+        runs: rows of `load`.
+        chosen: rows of `at_best_rates` from these.
+    """
+    status = runs["status"]
+    kinds = {
+        "diverged, counted as tried and as never reaching a target": status == "diverged",
+        "failed otherwise than by diverging, left out": status == "failed",
+        "not finished, left out": ~status.isin((*ENDED, "failed")),
     }
-    lines = [
-        f"{what}: {', '.join(runs.loc[which, 'name'])}"
-        for what, which in said.items()
-        if which.any()
-    ]
-    by_origin = _num_by_origin(chosen)
-    if len(by_origin) > 1:
+    lines = []
+    for what, is_of_kind in kinds.items():
+        if is_of_kind.any():
+            lines.append(f"{what}: {', '.join(runs.loc[is_of_kind, 'name'])}")
+    num_by_origin = _num_by_origin(chosen)
+    if len(num_by_origin) > 1:
         fingerprint, version = main_origin(chosen)
         lines.append(
-            "runs on other data or of another trajectory version do not compare: of one origin are "
-            "at most"
-            f" {by_origin.max()} of {by_origin.sum()} experiments, on {str(fingerprint)[:8]}, of "
-            f"version {version}"
+            f"runs on other data or of another trajectory version do not compare: of one origin "
+            f"are at most {num_by_origin.max()} of {num_by_origin.sum()} experiments, on "
+            f"{str(fingerprint)[:8]}, of version {version}"
         )
     return lines
 
 
 def _num_by_origin(chosen: pd.DataFrame) -> pd.Series:
+    """How many experiments have each data fingerprint and trajectory version."""
     return chosen.groupby(list(ORIGIN[:2]), sort=False, dropna=False)["experiment"].nunique()

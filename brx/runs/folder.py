@@ -1,10 +1,11 @@
-"""A run's folder: config.yaml, metrics.jsonl, summary.json, checkpoints/, and the lock of who
-trains in it.
+"""A run's folder: config.yaml, metrics.jsonl, summary.json, checkpoints/, and a lock that the
+process that trains in it holds.
 
 The lock on `.lock` is the operating system's (flock): it ends with the last process that holds it,
 so nothing has to be cleaned up after a crash. A sweep that starts a run, and a launcher that starts
-ranks, hand it down: the child goes on holding it when its parent is killed. (filelock's own objects
-would unlock it for the child, too.)"""
+ranks, hand the lock down: the child goes on holding it when its parent is killed. (filelock's own
+objects would unlock it for the child, too.)
+"""
 
 import contextlib
 import errno
@@ -21,8 +22,8 @@ from typing import Any, TypeVar
 
 from filelock import lock_descriptor
 
-from brx.config.loading import dump_config, load_config, sections_of_code
-from brx.config.schema import DelayCode, RunConfig
+from brx.config.loading import dump_config, load_config, read_mapping, sections_of_code
+from brx.config.schema import DEFAULT_MODEL, DelayCode, RunConfig
 from brx.config.user_code import name_without_folder
 from brx.errors import DamagedRunError, UserError
 from brx.files import cannot_write, write_text
@@ -30,12 +31,12 @@ from brx.names import file_name, shown
 from brx.readers import parse_json, read_text
 
 ENDED = ("finished", "diverged")
-"""The statuses of runs that say what their settings come to; one that failed for another reason
-does not."""
+"""The statuses of runs that are results of their settings. One that failed is not."""
 
+SEED = "training.seed"
+FOR_TUNING = "training.for_tuning"
 # What may differ between a run and its continuation, because no number of the trajectory depends on
 # it.
-SEED, FOR_TUNING = "training.seed", "training.for_tuning"
 _MAY_CHANGE = {
     "pipeline": {"devices", "balance", "recompute", "rings", "timeout_s"},
     "data": {"directory", "max_epochs"},
@@ -57,19 +58,19 @@ Sections = Mapping[str, Mapping[str, Any]]  # by section and key
 
 LOCK = ".lock"
 CACHE = ".parsed"  # see `brx.runs.cache`
-# has the descriptor of a lock that the parent holds and this process goes on holding
+# The environment variable with the descriptor of a lock that the parent process has handed down.
 HANDED_DOWN = "BRX_RUN_LOCK"
-# A process that checks whether a folder is locked holds its lock for an instant.
-PATIENCE_S, POLL_S = (
-    0.5,
-    0.02,
+PATIENCE_S = (
+    0.5  # a process that only checks whether a folder is locked holds the lock for an instant
 )
+POLL_S = 0.02
+# Errors of file systems that have no locks.
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 
 
 @contextlib.contextmanager
 def telling(path: Path) -> Iterator[None]:
-    """Make a RunError, one line, of a disk that is full, read-only or gone."""
+    """Turn the error of a disk that is full, read-only or gone into a RunError of one line."""
     try:
         yield
     except OSError as error:
@@ -81,78 +82,101 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config, self.metrics = path / "config.yaml", path / "metrics.jsonl"
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
         self.summary = path / "summary.json"
 
     def read_summary(self) -> dict[str, Any]:
-        """What the summary says; empty if there is none (yet), or none that can be read."""
+        """The content of summary.json; empty if the file is missing or cannot be read."""
         try:
             return parse_summary(read_text(self.summary))
         except ValueError:
             return {}
 
     def check(self, config: RunConfig, *, resume: bool) -> None:
-        """Refuse a folder that holds a run already, unless it is this one and to be continued: a
-        UserError."""
-        if not resume and any(
-            path.exists() for path in (self.config, self.metrics, self.path / "checkpoints")
-        ):
+        """Refuse a folder that holds another run, or this one although it is not to be continued.
+
+        Raises:
+            UserError: the run cannot begin, or with `resume` cannot continue, in this folder.
+        """
+        files = (self.config, self.metrics, self.path / "checkpoints")
+        if not resume and any(path.exists() for path in files):
             raise UserError(
                 f"{self.path}: holds a run; continue it (--resume; record: resume=True), or choose "
                 f"another folder"
             )
         if not self.config.exists():
             return
-        if (
-            difference := first_difference(
-                trajectory_of(load_config(self.config)), trajectory_of(config)
-            )
-        ) is not None:
+        there = trajectory_of(load_config(self.config))
+        difference = first_difference(there, trajectory_of(config))
+        if difference is not None:
             raise UserError(
                 f"{self.config}: {difference}: a run resumes with its own; choose another folder "
                 f"for a new one"
             )
 
     def create(self, config: RunConfig, *, resume: bool) -> None:
-        """Make the folder for a new run, or note the settings with which the run in it continues;
-        see `check`."""
+        """Make the folder if there is none, and write the run's settings into it.
+
+        Raises:
+            UserError: as `check`.
+            RunError: the folder cannot be written.
+        """
         self.check(config, resume=resume)
         with telling(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         write_text(self.config, dump_config(config))
 
 
+_SUMMARY_KINDS: dict[str, type] = {
+    "status": str,
+    "iteration": int,
+    "trajectory_version": int,
+    "data_fingerprint": str,
+}
+"""The types of the values by which runs are sorted, where a summary has them."""
+
+
 def parse_summary(text: str) -> dict[str, Any]:
-    """The content of a summary.json; ValueError where it is none, or what runs are sorted by is of
-    another type."""
+    """The content of a summary.json.
+
+    Raises:
+        ValueError: it is not a JSON object, or a value by which runs are sorted has another type.
+    """
     content = parse_json(text)
     if not isinstance(content, dict):
         raise ValueError("must be a JSON object")
-    for key, kind in {
-        "status": str,
-        "iteration": int,
-        "trajectory_version": int,
-        "data_fingerprint": str,
-    }.items():
-        if not isinstance(content.get(key, kind()), kind):
+    for key, kind in _SUMMARY_KINDS.items():
+        if key in content and not isinstance(content[key], kind):
             raise ValueError(f"{key} is {content[key]!r}, must be of type {kind.__name__}")
     return content
 
 
 def status_of(summary: Mapping[str, Any], config: RunConfig) -> str:
-    """What a run's summary says; unfinished while there is none of the whole run."""
-    # A run that stopped early (`training.stop_after`) and was taken up again keeps its old summary
-    # for a while.
+    """The status of a run: finished, diverged, failed, interrupted, or unfinished while there is no
+    summary of the whole run."""
+    # A run that stopped early (`training.stop_after`) and was continued keeps its old summary until
+    # it ends.
     last = config.training.last_iteration
     is_old = summary.get("status") == "finished" and summary.get("last_iteration", last) < last
     return "unfinished" if is_old else str(summary.get("status", "unfinished"))
 
 
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """The run folders among `folders` and directly below them, that have losses or diverged;
-    UserError for none."""
+    """Find runs that have losses or diverged.
+
+    Args:
+        folders: folders of runs, or folders directly above some.
+
+    Returns:
+        The folder of each run, once.
+
+    Raises:
+        UserError: a folder does not exist, or none holds a run.
+    """
+    paths = [Path(folder) for folder in folders]
     runs: list[Path] = []
-    for folder in (paths := list(map(Path, folders))):
+    for folder in paths:
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder")
         below = [path for path in sorted(folder.iterdir()) if not _is_temporary(path)]
@@ -160,7 +184,7 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
         runs += [path for path in candidates if _is_run(path)]
     if not runs:
         raise UserError(f"{', '.join(map(str, paths))}: no run with losses there")
-    return list(dict.fromkeys(runs))  # one that is named twice once
+    return list(dict.fromkeys(runs))
 
 
 # None in a command that has no option `--strict`.
@@ -173,7 +197,14 @@ def stop_at_damage(is_strict: bool) -> None:
 
 
 def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> list[tuple[Path, T]]:
-    """Each run with what `read` gives for it. Damaged runs are left out, and named on stderr.
+    """Read runs; damaged ones are left out and named on stderr.
+
+    Args:
+        paths: the folders of the runs.
+        read: reads one; a UserError means that the run is damaged.
+
+    Returns:
+        Each run's folder with the result of `read`.
 
     Raises:
         UserError: every run is damaged; it names the first.
@@ -197,36 +228,44 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> list[tuple[Pa
 
 
 def _without_links(paths: Sequence[Path]) -> list[Path]:
-    """The paths without links to others among them (`latest`), which are told."""
-    places = {path.resolve() for path in paths if not path.is_symlink()}
+    """The paths, without links to others among them such as `latest`; these are named on stderr."""
+    links = {path for path in paths if path.is_symlink()}
+    if not links:
+        return list(paths)
+    places = {path.resolve() for path in paths if path not in links}
     kept = []
     for path in paths:
-        if path.is_symlink() and path.resolve() in places:
-            print(
-                f"brx: note: {shown(str(path))}: left out, a link to {path.resolve().name} beside "
-                f"it",
-                file=sys.stderr,
-            )
+        place = path.resolve()
+        if path in links and place in places:
+            note = f"{shown(str(path))}: left out, a link to {place.name} in the same folder"
+            print(f"brx: note: {note}", file=sys.stderr)
         else:
             kept.append(path)
     return kept
 
 
 def _is_temporary(path: Path) -> bool:
-    """Whether the folder is an export's under way."""
+    """Whether the folder is an export under way."""
     return path.name.startswith(".") and path.name.endswith((".tmp", ".tmp.old"))
 
 
 def _is_run(path: Path) -> bool:
-    losses = [path / "metrics.jsonl", path / "curves.npz"]
-    has_losses = any(file.is_file() and file.stat().st_size > 0 for file in losses)
-    is_config = (path / "config.yaml").is_file()
-    return is_config and (has_losses or RunFolder(path).read_summary().get("status") == "diverged")
+    """Whether the folder is a run that has losses or diverged."""
+    if not (path / "config.yaml").is_file():
+        return False
+    files = [path / "metrics.jsonl", path / "curves.npz"]
+    has_losses = any(file.is_file() and file.stat().st_size > 0 for file in files)
+    return has_losses or RunFolder(path).read_summary().get("status") == "diverged"
 
 
 def first_difference(old: Sections, new: Sections, *, ignore_new: bool = False) -> str | None:
-    """The first setting of `trajectory_of` that differs, in words; on request, of those alone that
-    `old` knows."""
+    """The first setting that differs, in words; None if all are equal.
+
+    Args:
+        old: from `trajectory_of`.
+        new: from `trajectory_of`.
+        ignore_new: leave out settings that `old` does not have.
+    """
     for section, values in new.items():
         before = old.get(section, {})
         for key in before if ignore_new else {**values, **before}:
@@ -237,79 +276,92 @@ def first_difference(old: Sections, new: Sections, *, ignore_new: bool = False) 
 
 def decides_trajectory(key: str) -> bool:
     """Whether a number of the trajectory depends on the setting of this dotted key."""
-    section, _, name = key.partition(".")
-    return section in RunConfig.model_fields and name.partition(".")[0] not in _MAY_CHANGE.get(
-        section, set()
-    )
+    section, _, rest = key.partition(".")
+    name, _, _ = rest.partition(".")
+    is_setting = section in RunConfig.model_fields
+    return is_setting and name not in _MAY_CHANGE.get(section, set())
 
 
 def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str, dict[str, Any]]:
-    """The settings, by section and key, that decide a run's trajectory; on request only those that
-    are no defaults.
+    """The settings that decide a run's trajectory, by section and key.
 
-    Of a user's own method, model or delay function the file's name and content count, not where it
-    is.
+    For a method, model or delay function in a user's file, the name and the content of the file
+    count, not its folder.
+
+    Args:
+        config: the settings of the run.
+        with_defaults: include settings that have their default values.
     """
-    trajectory = {
-        section: {
-            key: value
-            for key, value in values.items()
-            if key not in _MAY_CHANGE.get(section, set())
-        }
-        for section, values in config.model_dump(
-            mode="json", exclude_defaults=not with_defaults
-        ).items()
-    }
-    for section in sections_of_code(trajectory):
-        section.pop("facts", None)
+    trajectory: dict[str, dict[str, Any]] = {}
+    content = config.model_dump(mode="json", exclude_defaults=not with_defaults)
+    for section, values in content.items():
+        may_change = _MAY_CHANGE.get(section, set())
+        trajectory[section] = {key: values[key] for key in values if key not in may_change}
+    for settings in sections_of_code(trajectory):
+        settings.pop("facts", None)  # they follow from the file
     if "method" in trajectory.get("optimizer", {}):
         trajectory["optimizer"]["method"] = name_without_folder(config.optimizer.method)
     if "class" in trajectory.get("model", {}):
         trajectory["model"]["class"] = name_without_folder(config.model.name)
     if isinstance(config.pipeline.delay, DelayCode):
-        trajectory["pipeline"]["delay"]["function"] = name_without_folder(
-            config.pipeline.delay.function
-        )
+        function = name_without_folder(config.pipeline.delay.function)
+        trajectory["pipeline"]["delay"]["function"] = function
     return trajectory
 
 
 def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:
-    """A text that is equal for runs with the same settings that decide trajectories, except for the
-    dotted keys `without`."""
-    # Without defaults: a setting that is added to brx later leaves the keys of older runs as they
-    #     are.
+    """A text that is equal for runs whose settings that decide trajectories are equal.
+
+    Args:
+        config: the settings of a run.
+        without: dotted keys that do not count.
+    """
+    # Defaults are left out, so that a setting that is added to brx later leaves the texts of older
+    # runs as they are.
     content = trajectory_of(config, with_defaults=False)
     for dotted in without:
         section, _, name = dotted.partition(".")
         content.get(section, {}).pop(name, None)
-    return json.dumps(
-        {section: values for section, values in content.items() if values}, sort_keys=True
-    )
+    filled = {section: values for section, values in content.items() if values}
+    return json.dumps(filled, sort_keys=True)
 
 
-def default_folder(config: RunConfig, name: str) -> Path:
-    """runs/<preset>-<method>-p<stages>-s<seed>; of a file's method, without the file's folder."""
-    method = name_without_folder(config.optimizer.method)
-    parts = (name, method, f"p{config.pipeline.stages}", f"s{config.training.seed}")
+def default_folder(config: RunConfig, file: Path) -> Path:
+    """runs/<preset>-<method>-p<stages>-s<seed>; of a file's method, without the file's folder.
+
+    Behind the preset's name stands the class of the model, where it is not the preset's own.
+
+    Args:
+        config: the settings of the run.
+        file: the preset or other configuration file that they come from.
+    """
+    parts = [file.stem]
+    section = read_mapping(file).get("model") or {}
+    if config.model.name != section.get("class", DEFAULT_MODEL):
+        parts.append(name_without_folder(config.model.name))
+    parts.append(name_without_folder(config.optimizer.method))
+    parts += [f"p{config.pipeline.stages}", f"s{config.training.seed}"]
     return Path("runs") / file_name(*parts)
 
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[int]:
-    """Hold a run's folder (made if there is none) while it is trained in; gives the lock's
-    descriptor.
+    """Hold the lock of a run's folder while a run trains in it; gives the lock's descriptor.
 
-    UserError if another process holds it. A folder that holds only the lock at the end is removed
-    again."""
-    if (handed_down := _handed_down(folder)) is not None:
+    The folder is made if there is none. If it holds only the lock at the end, it is removed again.
+
+    Raises:
+        UserError: another process holds the lock.
+    """
+    handed_down = _handed_down(folder)
+    if handed_down is not None:
         _sign(handed_down)
         yield handed_down
         return
     with lock(folder, patience_s=PATIENCE_S) as descriptor:
         if descriptor is None:
-            holder = (folder / LOCK).read_text(
-                encoding="utf-8", errors="replace"
-            ) or "another process"
+            note = (folder / LOCK).read_text(encoding="utf-8", errors="replace")  # see `_sign`
+            holder = note or "another process"
             told = "trains in this folder; wait until it has ended, or choose another folder"
             raise UserError(f"{folder}: {holder} {told}")
         try:
@@ -323,8 +375,15 @@ def hold(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def lock(folder: Path, *, patience_s: float = 0.0) -> Iterator[int | None]:
-    """Take the lock of a run's folder, made if there is none: its descriptor, or None when another
-    process has it."""
+    """Take the lock of a run's folder, which is made if there is none.
+
+    Args:
+        folder: the run's folder.
+        patience_s: how long to try, in seconds.
+
+    Gives:
+        The lock's descriptor; None if another process has the lock.
+    """
     deadline = time.monotonic() + patience_s
     while (descriptor := _take(folder)) is None and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -336,7 +395,7 @@ def lock(folder: Path, *, patience_s: float = 0.0) -> Iterator[int | None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process trains in the folder, or a sweep is about to."""
+    """Whether a process trains in the folder, or a sweep is about to start one."""
     try:
         descriptor = os.open(folder / LOCK, os.O_RDWR)
     except OSError:
@@ -348,8 +407,8 @@ def is_locked(folder: Path) -> bool:
 
 
 def hand_down(descriptor: int) -> dict[str, str]:
-    """The environment that tells a child process, which inherits `descriptor`, that it holds the
-    lock."""
+    """Environment variables that tell a child process, which inherits `descriptor`, that it holds
+    the lock."""
     return {HANDED_DOWN: str(descriptor)}
 
 
@@ -363,10 +422,11 @@ def _handed_down(folder: Path) -> int | None:
 
 
 def _take(folder: Path) -> int | None:
+    """Try once to take the lock: its descriptor, or None if another process has it."""
     with telling(folder / LOCK):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    # A file without a name is one that `hold` has removed between the two calls.
+    # `hold` of another process may have removed the file before we locked it.
     if _try(descriptor, folder) and os.fstat(descriptor).st_nlink > 0:
         _sign(descriptor)
         return descriptor
@@ -375,6 +435,7 @@ def _take(folder: Path) -> int | None:
 
 
 def _try(descriptor: int, folder: Path) -> bool:
+    """Whether the file could be locked; true, with a note, on a file system without locks."""
     try:
         return lock_descriptor(descriptor, blocking=False)
     except OSError as error:
@@ -394,7 +455,7 @@ def _tell_no_locks(folder: Path) -> None:
 
 
 def _sign(descriptor: int) -> None:
-    """Leave a note of who holds the lock, for messages."""
+    """Write into the lock's file who holds it, for messages."""
     with contextlib.suppress(OSError):  # a full disk
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)

@@ -1,4 +1,4 @@
-"""One table, every way to write it: for the terminal, as Markdown, CSV, JSON or LaTeX.
+"""Write a table for the terminal, or as Markdown, CSV, JSON or LaTeX.
 
 A table is a frame of texts whose columns are its headings.
 """
@@ -28,7 +28,7 @@ DROPPED_FIRST = (
     "gradients",
     "weights",
 )
-"""Columns that a terminal's table does without, in this order, where it is too narrow; then those
+"""Columns that are dropped first, in this order, where a terminal is too narrow; after them, those
 furthest right."""
 
 
@@ -39,10 +39,7 @@ def format_table(table: pd.DataFrame, form: Format) -> str:
             return str(table.to_json(orient="records", indent=2, force_ascii=False))
         case "markdown":
             lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
-            return "\n".join(
-                "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"
-                for line in lines
-            )
+            return "\n".join(map(_markdown_line, lines))
         case "csv":
             return str(table.to_csv(index=False, lineterminator="\n")).rstrip("\n")
         case "latex":
@@ -54,48 +51,74 @@ def format_table(table: pd.DataFrame, form: Format) -> str:
             return terminal_text(table, Console().width)
 
 
+def _markdown_line(cells: list[str]) -> str:
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
+
+
 def terminal_text(table: pd.DataFrame, width: int) -> str:
-    """The table in at most `width` characters: its words wrapped, else upright (a column per row of
-    it), else without some columns, by rank, which are named below."""
+    """Draw a table in at most `width` characters without breaking words.
+
+    If wrapping the cells is not enough, the table is turned on its side; if that is still too wide,
+    columns are left out (`DROPPED_FIRST`) and named below the table.
+    """
+    if _width(table) <= width:
+        return _text_of(table, width)
+    on_side = _on_side(table)
+    if len(table) < len(table.columns) and _width(on_side) <= width:
+        return _text_of(on_side, width)
     shown = table
-    upright = table.set_index(table.columns[0]).T  # a row may be called as the first column is
-    upright = upright.reset_index(names=table.columns[0], allow_duplicates=True)
-    if _width(table) > width and len(table) < len(table.columns) and _width(upright) <= width:
-        shown = upright
     while _width(shown) > width and len(shown.columns) > 2:
-        names = list(shown.columns[1:])
-        shown = shown.drop(
-            columns=next((name for name in DROPPED_FIRST if name in names), names[-1])
-        )
+        names = list(shown.columns[1:])  # the first column stays
+        dropped = next((name for name in DROPPED_FIRST if name in names), names[-1])
+        shown = shown.drop(columns=dropped)
+    text = _text_of(shown, width)
+    missing = [name for name in table.columns if name not in shown.columns]
+    if missing:
+        lacking = ", ".join(missing)
+        text += f"\nToo narrow for: {lacking} (a wider terminal, or COLUMNS=200, has them)."
+    return text
+
+
+def _on_side(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with rows as columns: headings are in the first column, and the first column gives
+    the headings."""
+    heading = table.columns[0]
+    turned = table.set_index(heading).T
+    # A row of the table may have the heading of its first column as its name.
+    return turned.reset_index(names=heading, allow_duplicates=True)
+
+
+def _text_of(table: pd.DataFrame, width: int) -> str:
     console = Console(width=width)
     with console.capture() as captured:
-        console.print(_drawn(shown, width), highlight=False)
-    missing = (
-        [] if shown is upright else [name for name in table.columns if name not in shown.columns]
-    )
-    note = f"\nToo narrow for: {', '.join(missing)} (a wider terminal, or COLUMNS=200, has them)."
-    return captured.get().rstrip("\n") + (note if missing else "")
+        console.print(_drawn(table, width), highlight=False)
+    return captured.get().rstrip("\n")
 
 
 def _width(table: pd.DataFrame) -> int:
-    """The least width in which no word is broken: of a column, its longest word, two spaces and a
-    line."""
+    """The least width in which no word is broken.
+
+    A column takes the width of its longest word, two spaces and a line; one more line closes the
+    table.
+    """
     return 1 + sum(width + 3 for width in _longest_words(table))
 
 
+def _cells(table: pd.DataFrame) -> list[list[str]]:
+    """Heading and cells of each column."""
+    return [[heading, *table.iloc[:, place]] for place, heading in enumerate(table.columns)]
+
+
 def _longest_words(table: pd.DataFrame) -> list[int]:
-    columns = [[heading, *table.iloc[:, place]] for place, heading in enumerate(table.columns)]
-    return [max(map(cell_len, " ".join(column).split()), default=0) for column in columns]
+    """The width of the longest word of each column."""
+    words = [" ".join(cells).split() for cells in _cells(table)]
+    return [max(map(cell_len, of_column), default=0) for of_column in words]
 
 
 def _drawn(table: pd.DataFrame, width: int) -> Table:
-    """The table in at most `width` characters, which are at least `_width`; rich would rather break
-    words than wrap."""
-    places, widths = range(len(table.columns)), _longest_words(table)
-    wanted = [max(map(cell_len, [table.columns[place], *table.iloc[:, place]])) for place in places]
-    for _ in range(width - _width(table)):  # each further character goes where most is wrapped
-        neediest = max(places, key=lambda place: wanted[place] / max(1, widths[place]))
-        widths[neediest] += wanted[neediest] > widths[neediest]
+    """The table in at most `width` characters, which are at least `_width`."""
+    widths = _column_widths(table, width)
     drawn = Table()
     for place, column in enumerate(table.columns):
         is_number = len(table) > 0 and all(map(_is_number, table.iloc[:, place]))
@@ -105,8 +128,24 @@ def _drawn(table: pd.DataFrame, width: int) -> Table:
     return drawn
 
 
+def _column_widths(table: pd.DataFrame, width: int) -> list[int]:
+    """Widths in which no word is broken; rich itself would break words rather than wrap cells.
+
+    Each character that is left goes to the column whose longest cell is wrapped most.
+    """
+    widths = _longest_words(table)
+    wanted = [max(map(cell_len, cells)) for cells in _cells(table)]
+    for _ in range(width - _width(table)):
+        neediest = max(range(len(widths)), key=lambda place: wanted[place] / max(1, widths[place]))
+        if widths[neediest] < wanted[neediest]:
+            widths[neediest] += 1
+    return widths
+
+
 def _is_number(cell: str) -> bool:
-    """A number with its unit or interval; not words that begin with one."""
-    return bool(re.match(r"[<>~ ]*-?[.\d]", cell)) and not re.search(
-        "[a-z]{2}", re.sub(r"\(.*?\)", "", cell)
-    )
+    """Whether a cell is a number, maybe with a unit or an interval, and not a text that begins with
+    one."""
+    without_remarks = re.sub(r"\(.*?\)", "", cell)
+    begins_with_number = re.match(r"[<>~ ]*-?[.\d]", cell) is not None
+    has_word = re.search("[a-z]{2}", without_remarks) is not None
+    return begins_with_number and not has_word

@@ -1,5 +1,8 @@
-"""Runs as the analyses read them: `Run`; `load` gives a frame of a row per run, `curves` their
-losses in long form."""
+"""Runs as the analyses read them.
+
+`Run` is one run's folder, read. `load` gives a frame with a row per run, `curves` a frame with a
+row per run and iteration. `comparable` divides runs into sets whose losses compare.
+"""
 
 import hashlib
 import math
@@ -42,18 +45,21 @@ from brx.runs.slowdown import Series, last_quarter_loss
 
 Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
-RATE, DEPTH = "optimizer.lr", "depth"
+RATE = "optimizer.lr"
+DEPTH = "depth"
 MOST_NAMES = 3  # runs that one line names, out of many
 ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
 """Properties that decide a run's losses in addition to its settings: its data, the version of brx's
 numbers, and its last iteration."""
 
 MOST_BYTES = 2**28
-"""Of runs that stay in memory: 800 of 10,000 iterations."""
+"""The memory for runs that have been read: enough for 800 runs of 10,000 iterations."""
 SETTINGS_BYTES = 20_000
 """About what the settings and the summary of a run take in memory."""
 
 SMOOTHING = 0.02  # the share of a run's iterations over which its training loss is averaged
+PACE_EVERY = 20  # iterations over which a run's pace is measured
+UNDISTURBED = 0.05  # the quantile of the paces that counts as undisturbed
 
 NAMED = {
     "method",
@@ -75,28 +81,38 @@ class Run:
     path: Path
     config: RunConfig
     summary: dict[str, Any]  # empty while the run is under way
-    iterations: Series  # iterations of the training losses, from 1
-    train_loss: Series
-    seconds: Series  # training time at each iteration, without validations and checkpoints
-    val_iterations: Series
-    val_loss: Series
+    iterations: Series  # (n,): iterations of the training losses, from 1
+    train_loss: Series  # (n,)
+    seconds: Series  # (n,): training time up to each iteration, without validations and checkpoints
+    val_iterations: Series  # (m,)
+    val_loss: Series  # (m,)
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a run's folder; UserError where it is none, or has no training loss yet."""
+    def load(cls, path: Path, states: tuple[FileState, ...] | None = None) -> Self:
+        """Read a run's folder.
+
+        Args:
+            path: the folder.
+            states: of its files, if they have just been taken (`brx.runs.cache.file_states`).
+
+        Raises:
+            UserError: it is not a run's folder, is damaged, or has no training loss yet.
+        """
         config_path = path / "config.yaml"
         if not config_path.is_file():
             raise UserError(f"{path}: not a run's folder (it has no config.yaml)")
-        parsed = read_parsed(path)
+        parsed = read_parsed(path, states)
         config = config_of(parsed.settings, str(config_path))
         return cls(path, config, parsed.summary, *parsed.curves)
 
     @property
     def delays(self) -> list[StageDelay]:
-        """The delay of each stage; of a function of the user's own, what the run has noted of it.
+        """The delay of each stage.
+
+        If a function of the user's own gives the delays, these are the ones that the run recorded.
 
         Raises:
-            UserError: the run is older than such notes, and its function may not run.
+            UserError: the run is older than such records, and its function may not run.
         """
         pipeline = self.config.pipeline
         if isinstance(pipeline.delay, DelayCode) and pipeline.delay.facts is not None:
@@ -106,8 +122,7 @@ class Run:
 
     @property
     def largest_delay(self) -> float:
-        """The largest delay of a stage, in updates; 0 without delay, NaN where it is not known (see
-        `delays`)."""
+        """The largest delay of a stage, in updates: 0 without delay, NaN if `delays` fails."""
         try:
             return max(delay.tau_updates for delay in self.delays)
         except UserError:
@@ -115,14 +130,14 @@ class Run:
 
     @property
     def architecture(self) -> str:
-        """The model in a few words; of a recorded run the task."""
+        """The model in a few words; the task if the run was recorded from a user's own loop."""
         if self.config.is_recorded:
             return self.config.data.source
         return self.config.model.in_words
 
     @property
     def method(self) -> str:
-        """The method with what tells its variants apart, for example `basis-rotation
+        """The method, with its strategy if that is not the usual one: `basis-rotation
         1st/unilateral`."""
         optimizer = self.config.optimizer
         if self.config.is_recorded:
@@ -137,34 +152,40 @@ class Run:
 
     @property
     def variant(self) -> str:
-        """The method, and what else about it differs from its usual form."""
-        optimizer, parts = self.config.optimizer, [self.method, *unusual_settings(self.config)]
+        """The method and everything else about it that differs from its usual form, separated by
+        commas."""
+        optimizer = self.config.optimizer
+        pipeline = self.config.pipeline
+        parts = [self.method, *unusual_settings(self.config)]
         if isinstance(optimizer, BasisRotationConfig) and optimizer.frequency != 10:
             parts.append(f"refresh every {optimizer.frequency}")
         if isinstance(optimizer, DelayCompensationConfig):
             parts.append(f"lambda {optimizer.compensation:g}")
-        if self.config.pipeline.stash != "exact":
-            parts.append(
-                {"none": "no stashing", "predict": "weight prediction"}[self.config.pipeline.stash]
-            )
-        if self.config.pipeline.forecast is not None:
-            parts.append(f"forecast by {self.config.pipeline.forecast.replace('-', ' ')}")
-        delay = self.config.pipeline.delay
-        if delay != "pipeline" and not isinstance(delay, DelayLike):
-            parts.append(f"delay {self.config.pipeline.delay_text}")
-        if self.config.is_recorded and self.config.pipeline.accumulation > 1:
-            parts.append(f"M = {self.config.pipeline.accumulation}")
+        if pipeline.stash == "none":
+            parts.append("no stashing")
+        if pipeline.stash == "predict":
+            parts.append("weight prediction")
+        if pipeline.forecast is not None:
+            parts.append(f"forecast by {pipeline.forecast.replace('-', ' ')}")
+        if pipeline.delay != "pipeline" and not isinstance(pipeline.delay, DelayLike):
+            parts.append(f"delay {pipeline.delay_text}")
+        if self.config.is_recorded and pipeline.accumulation > 1:
+            parts.append(f"M = {pipeline.accumulation}")
         return ", ".join(parts)
 
     @property
     def status(self) -> str:
+        """finished, diverged, failed, interrupted or unfinished (`brx.runs.folder.status_of`)."""
         return status_of(self.summary, self.config)
 
     @cached_property
     def smoothed(self) -> Series:
-        """Means of the training loss over 2 % of the schedule, each of the middle of its window
-        (`centres`)."""
+        """Running means of the training loss, in nats: the window is 2 % of the schedule.
+
+        A mean belongs to the middle of its window: `iterations[centres]`.
+        """
         window = self._window
+        # The mean of losses i+1 .. i+w is (S[i+w] - S[i]) / w, with the sums S[0] = 0, S[1], ...
         sums = np.cumsum(np.concatenate([[0.0], self.train_loss]))
         means: Series = (sums[window:] - sums[:-window]) / window
         return means
@@ -176,49 +197,80 @@ class Run:
 
     @property
     def _window(self) -> int:
-        """An odd number of iterations."""
+        """The length of the window of `smoothed`: an odd number of iterations."""
         longest = min(SMOOTHING * self.config.training.iterations, len(self.iterations))
         return max(1, 2 * math.ceil(longest / 2) - 1)
 
     @property
     def undisturbed_pace(self) -> float:
-        """Seconds per iteration, the 5 % quantile of the pace over 20: other work of a machine only
-        slows runs."""
-        marks = self.seconds[::20]
+        """Seconds per iteration while nothing else used the machine.
+
+        Other work only slows a run, so a low quantile of its paces comes from its quiet moments.
+        """
+        marks = self.seconds[::PACE_EVERY]
         if len(marks) < 2:
             return float(self.seconds[-1] / self.iterations[-1])
-        return float(np.quantile(np.diff(marks) / 20, 0.05))
+        return _quantile(np.diff(marks) / PACE_EVERY, UNDISTURBED)
+
+
+def _quantile(
+    values: Series,  # (n,)
+    share: float,
+) -> float:
+    """What `numpy.quantile` gives, in a tenth of its time: a frame needs one per run."""
+    ordered = np.sort(values)  # NaN at the end
+    if np.isnan(ordered[-1]):
+        return math.nan
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    low = float(ordered[below])
+    high = float(ordered[min(below + 1, len(ordered) - 1)])
+    part = place - below
+    # From the nearer end, as numpy does.
+    return high - (high - low) * (1 - part) if part >= 0.5 else low + (high - low) * part
 
 
 def load(folders: Folders) -> pd.DataFrame:
-    """All runs of some folders (runs, or folders that hold some) that have losses or diverged, a
-    row per run.
+    """Read all runs of some folders that have losses or diverged: a row per run.
 
-    The index `run` is the path of its folder. Columns are all settings and all of summary.json by
-    their dotted keys (`pipeline.stages`, `optimizer.method`, `versions.torch`; NaN where a run has
-    no such key), and:
+    A damaged run is left out and named on stderr (`brx.runs.folder.read_each`).
 
-    - `name` of the run's folder (texts are without control characters: `brx.names.shown`);
-      `architecture`, `method`, `variant`: the settings in a few words; `architecture` is equal for
-      runs of one model only; `experiment`: equal for runs that differ only in learning rate and
-      seed.
-    - `depth`: P, the stages of the pipeline whose delays it has (`pipeline.stages`, or
-      `pipeline.delay.like`); `largest_delay` of its stages, in updates; `examples_per_update`, of
-      all its micro-batches together.
-    - `status`: finished, diverged, failed, interrupted, or unfinished where there is no summary of
-      the whole run yet; `iteration`: the newest.
-    - `train_loss`: the final training loss in nats, a mean over the last 2 % of the schedule;
-      `last_quarter_loss` (see docs/slowdown.md); `val_loss`: the newest, infinite before the first.
-      NaN where a run has no losses.
-    - `seconds` of training; `seconds_per_iteration` while nothing else used the machine
-      (`Run.undisturbed_pace`).
+    Args:
+        folders: one or several; each is a run's folder, or a folder that holds some.
 
-    A damaged run is left out, and named on stderr (`brx.runs.folder.read_each`). UserError where
-    one of them is no folder, or there is no readable run in any."""
+    Returns:
+        A frame whose index `run` is the path of the run's folder. Columns are all settings and all
+        of summary.json by their dotted keys (`pipeline.stages`, `optimizer.method`,
+        `versions.torch`; NaN where a run has no such key), and:
+
+        - `name` of the run's folder. Like all texts, it has no control characters
+          (`brx.names.shown`).
+        - `architecture`, `method`, `variant`: the settings in a few words. Runs with one
+          `architecture` have one model.
+        - `experiment`: equal for runs that differ only in learning rate and seed.
+        - `depth`: P, the stages of the pipeline whose delays the run has (`pipeline.stages`, or
+          `pipeline.delay.like`).
+        - `largest_delay` of a stage, in updates.
+        - `examples_per_update`, in all micro-batches of an update together.
+        - `status`: finished, diverged, failed, interrupted, or unfinished while there is no summary
+          of the whole run.
+        - `iteration`: the newest.
+        - `train_loss`: the final training loss in nats, a mean over the last 2 % of the schedule;
+          NaN for a run without losses, as the next.
+        - `last_quarter_loss` in nats (docs/slowdown.md).
+        - `val_loss`: the newest, in nats; infinite before the first.
+        - `seconds` of training.
+        - `seconds_per_iteration` while nothing else used the machine (`Run.undisturbed_pace`).
+
+    Raises:
+        UserError: one of `folders` is no folder, or none has a readable run.
+    """
     paths = find_runs([folders] if isinstance(folders, str | os.PathLike) else folders)
     found = read_each(paths, _run_and_row)
-    _note_unknown_delays([run for _, (run, _) in found])
-    frame = pd.json_normalize([row for _, (_, row) in found])
+    runs = [run for _, (run, _) in found]
+    rows = [row for _, (_, row) in found]
+    _note_unknown_delays(runs)
+    frame = pd.json_normalize(rows)
     frame["trajectory_version"] = _common_versions(frame)
     frame["architecture"] = _distinct_architectures(frame)
     return frame.set_index(pd.Index([path_text(path) for path, _ in found], name="run"))
@@ -233,7 +285,7 @@ def _distinct_architectures(runs: pd.DataFrame) -> pd.Series:
         differing = [key for key in settings if alike[key].map(_as_text).nunique() > 1]
         for key in differing:
             values = alike[key].map(_as_text)
-            parts = values.map(lambda value, key=key: f", {key.partition('.')[2]} {value}")
+            parts = f", {key.removeprefix('model.')} " + values
             architectures[alike.index] += parts.where(values != "", "")
     return architectures
 
@@ -245,27 +297,45 @@ def _as_text(value: Any) -> str:
 
 
 def _common_versions(runs: pd.DataFrame) -> pd.Series:
-    """The trajectory version of each run, such that runs with equal ones may be compared.
+    """A trajectory version for each run, such that the losses of runs with equal ones compare.
 
-    A version that changed one method alone left the others as they were. So a run of another
-    method has the numbers of several versions, from an oldest to a newest. It gets the one that
-    most other runs can have, too: the newest version that some run has alone, or the end of its own
-    range that is nearest to it. Where no run has one version alone, it is the newest of all.
+    A version may have changed one method alone. Then the other methods compute the same in it as in
+    the version before, and a run of theirs fits several versions: a range, from an oldest to a
+    newest. One version of the range has to be chosen, and it should be one that the other runs
+    have, too.
 
-    For example, version 5 changed basis rotation alone. Then AdamW has the numbers of versions 4
-    and 5, whichever of them recorded a run. Next to basis rotation of version 5 its runs get 5.
-    Next to basis rotation of version 4 alone they get 4. Next to both they get 5, and basis
-    rotation of version 4 compares with none of the others.
+    The choice: runs that fit one version alone have no choice. The newest of their versions is the
+    `anchor`, and every other run gets the version of its range that is nearest to the anchor.
+
+    For example, version 5 changed basis rotation alone, so that AdamW's runs fit 4 and 5:
+
+    =========================  =========================  ==============
+    runs of basis rotation     anchor                     AdamW's runs
+    =========================  =========================  ==============
+    of version 5               5                          5
+    of version 4               4                          4
+    of versions 4 and 5        5                          5
+    none                       5, the newest of a range   5
+    =========================  =========================  ==============
+
+    In the third case, basis rotation of version 4 keeps its 4 and compares with none of the others.
     """
-    oldest = runs["trajectory_version"]
-    newest_of_runs = []
-    for version, method in zip(oldest, runs["optimizer.method"], strict=True):
-        newest_of_runs.append(version if pd.isna(version) else newest_alike(int(version), method))
-    newest = pd.Series(newest_of_runs, runs.index)
-    only_one = oldest[oldest == newest]
-    common = only_one.max() if len(only_one) else newest.max()
-    nearest = oldest.where(oldest >= common, common)
-    return newest.where(newest <= common, nearest)
+    oldest = runs["trajectory_version"]  # NaN while a run is under way
+    newest = _newest_versions(runs)
+    fits_one = oldest == newest
+    anchor = oldest[fits_one].max() if fits_one.any() else newest.max()
+    # min(max(anchor, oldest), newest); a run under way, which has no range, gets the anchor.
+    raised = oldest.where(oldest >= anchor, anchor)
+    return newest.where(newest <= anchor, raised)
+
+
+def _newest_versions(runs: pd.DataFrame) -> pd.Series:
+    """The newest version in which each run's method computes what it computed in the run."""
+    newest = []
+    for version, method in zip(runs["trajectory_version"], runs["optimizer.method"], strict=True):
+        is_under_way = pd.isna(version)
+        newest.append(version if is_under_way else newest_alike(int(version), method))
+    return pd.Series(newest, runs.index)
 
 
 def _run_and_row(path: Path) -> tuple[Run, dict[str, Any]]:
@@ -274,7 +344,7 @@ def _run_and_row(path: Path) -> tuple[Run, dict[str, Any]]:
 
 
 def _note_unknown_delays(runs: Sequence[Run]) -> None:
-    """Say which runs are older than what brx notes of delay functions, and what to do."""
+    """Say which runs of a delay function do not have its delays on record, and what to do."""
     unknown = []
     for run in runs:
         delay = run.config.pipeline.delay
@@ -290,11 +360,16 @@ def _note_unknown_delays(runs: Sequence[Run]) -> None:
 
 
 def curves(runs: pd.DataFrame | Folders) -> pd.DataFrame:
-    """The losses of runs (rows of `load`, or folders) in long form: a row per run and iteration.
+    """The losses of runs in long form: a row per run and iteration.
 
-    Columns: `run` (the index of `load`), `iteration` from 1, `train_loss` and `val_loss` in nats
-    (NaN where there was no validation), `smoothed` (see `Run.smoothed`; NaN within half a window of
-    either end), `seconds` of training."""
+    Args:
+        runs: rows of `load`, or folders.
+
+    Returns:
+        A frame with the columns `run` (the index of `load`), `iteration` from 1, `train_loss`,
+        `smoothed` (`Run.smoothed`; NaN within half a window of either end) and `val_loss` in nats
+        (NaN where there was no validation), `seconds` of training.
+    """
     paths = (runs if isinstance(runs, pd.DataFrame) else load(runs)).index
     # Arrays, not a frame per run: pandas takes milliseconds for each.
     columns: dict[str, list[Series]] = {name: [] for name in _SERIES}
@@ -332,11 +407,13 @@ def _at(
 
 
 def smoothed_loss(run: str) -> pd.Series:
+    """The smoothed training losses of a run (of the index of `load`), in nats, by iteration."""
     read = read_run(Path(run))
     return pd.Series(read.smoothed, read.iterations[read.centres])
 
 
 def validation_loss(run: str) -> pd.Series:
+    """The validation losses of a run (of the index of `load`), in nats, by iteration."""
     read = read_run(Path(run))
     return pd.Series(read.val_loss, read.val_iterations)
 
@@ -349,22 +426,30 @@ def side_by_side(
 
 
 def same_but_for(runs: pd.DataFrame, *settings: str) -> pd.Series:
-    """A label per run. Runs with one origin have equal labels if their settings that decide numbers
-    agree, except for the named ones.
+    """Label runs so that equal labels mean: equal except for the named settings.
 
-    Named are dotted keys (`training.seed`) or whole sections (`optimizer`).
+    What counts are the origin (`ORIGIN`) and all other settings that decide numbers.
+
+    Args:
+        runs: rows of `load`.
+        settings: dotted keys (`training.seed`) or whole sections (`optimizer`).
+
+    Returns:
+        An integer per run.
     """
-    left_out = tuple(f"{setting}." for setting in settings)
-    kept = [
-        key
-        for key in runs.columns
-        if decides_trajectory(key) and not f"{key}.".startswith(left_out)
-    ]
-    # As texts: pandas takes milliseconds to group by a hundred columns, and some hold lists. NaN is
-    #     no value.
+    ignored = tuple(f"{setting}." for setting in settings)
+    decisive = [key for key in runs.columns if decides_trajectory(key)]
+    kept = [key for key in decisive if not f"{key}.".startswith(ignored)]
+    # Each run's values as one text: pandas takes milliseconds to group by a hundred columns, and
+    # some of them hold lists.
     rows = zip(*(runs[key].tolist() for key in (*ORIGIN, *kept)), strict=True)
-    texts = [repr([None if value != value else value for value in row]) for row in rows]
+    texts = [repr([_without_nan(value) for value in row]) for row in rows]
     return pd.Series(pd.factorize(pd.Series(texts, dtype=object))[0], runs.index)
+
+
+def _without_nan(value: Any) -> Any:
+    """The value; None in the place of NaN, by which pandas says that a run has no such setting."""
+    return None if value != value else value
 
 
 def experiment_id(
@@ -373,9 +458,18 @@ def experiment_id(
     trajectory_version: int | None,
     second: str | None = None,
 ) -> str:
-    """The `experiment` of runs with these settings, whatever their learning rate and seed, and of
-    this origin; with `second`, whatever that setting is, too (a dotted key)."""
-    settings = settings_key(config, without=(RATE, SEED, *((second,) if second else ())))
+    """The text that is equal for runs that differ only in learning rate and seed.
+
+    Args:
+        config: the settings of a run.
+        data_fingerprint: of the data that it was trained on.
+        trajectory_version: of the brx that trained it.
+        second: a further setting, as a dotted key, in which the runs may differ.
+    """
+    ignored = [RATE, SEED]
+    if second:
+        ignored.append(second)
+    settings = settings_key(config, without=ignored)
     text = f"{settings} {config.training.last_iteration} {data_fingerprint} {trajectory_version}"
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -388,57 +482,65 @@ def has_pipeline_delays(runs: pd.DataFrame) -> pd.Series:
 
 
 def comparable(runs: pd.DataFrame, *, any_split: bool = False) -> list[pd.DataFrame]:
-    """Sort runs by what makes losses comparable (`_aspects`); most runs first. `any_split`: in any
-    micro-batches.
+    """Divide runs into sets whose losses compare, the largest set first.
 
     Settings shared by every method of a set are dropped from variant names.
+
+    Args:
+        runs: rows of `load`.
+        any_split: compare updates of equal numbers of examples, whatever the micro-batches are.
     """
-    keys = [key for aspect in _aspects(runs, any_split=any_split).values() for key in aspect]
-    sets = [alike for _, alike in runs.groupby(keys, dropna=False, sort=False)]
-    sets = [
-        alike.assign(variant=without_settings(alike["variant"], _shared_settings(alike)))
-        for alike in sets
-    ]
+    keys: list[str] = []
+    for columns in _aspects(runs, any_split=any_split).values():
+        keys += columns
+    sets = []
+    for _, alike in runs.groupby(keys, dropna=False, sort=False):
+        variants = without_settings(alike["variant"], _shared_settings(alike))
+        sets.append(alike.assign(variant=variants))
     return sorted(sets, key=len, reverse=True)
 
 
 def _shared_settings(runs: pd.DataFrame) -> list[str]:
-    """Those of `unusual_settings` that several methods have, and every run whose method has such a
-    setting."""
-    texts = runs["unusual"].str.split(", ")
+    """The unusual settings that all runs share, as far as their methods have such a setting.
+
+    A setting of a single method is not among them: it belongs to the method's name.
+    """
+    texts = runs["unusual"].str.split(", ")  # by run, each as `key value`
     shared = []
     for text in texts.explode().unique():
+        key, _, _ = text.partition(" ")
+        settings = runs.get(f"optimizer.{key}")
+        if settings is None:
+            continue
         has_it = np.array([text in of_run for of_run in texts])
-        settings = runs.get(f"optimizer.{text.split(' ')[0]}")
-        if (
-            settings is not None
-            and (has_it == settings.notna()).all()
-            and runs.loc[has_it, "method"].nunique() > 1
-        ):
+        is_of_all = (has_it == settings.notna()).all()
+        num_methods = runs.loc[has_it, "method"].nunique()
+        if is_of_all and num_methods > 1:
             shared.append(text)
     return shared
 
 
 def without_settings(variants: pd.Series, unusual: Sequence[str]) -> pd.Series:
-    """Names of variants without some of `unusual_settings`."""
-    return variants.map(
-        lambda variant: ", ".join(part for part in variant.split(", ") if part not in unusual)
-    )
+    """Names of variants (`Run.variant`) without some of `unusual_settings`."""
+
+    def shorten(variant: str) -> str:
+        return ", ".join(part for part in variant.split(", ") if part not in unusual)
+
+    return variants.map(shorten)
 
 
 def differences(runs: pd.DataFrame) -> list[str]:
-    """What makes runs incomparable with the first of them: a line per run, none if they compare."""
-    by_run = _differing_aspects(runs).items()
+    """Say what makes runs incomparable with the first of them: a line per such run."""
     first = runs.index[0]
-    return [
-        f"{run} and {first} differ in {aspects}: their losses do not compare"
-        for run, aspects in by_run
-        if aspects
-    ]
+    lines = []
+    for run, aspects in _differing_aspects(runs).items():
+        if aspects:
+            lines.append(f"{run} and {first} differ in {aspects}: their losses do not compare")
+    return lines
 
 
 def _differing_aspects(runs: pd.DataFrame, *, any_split: bool = False) -> pd.Series:
-    """What makes each run incomparable with the first of them, in words; see `comparable`."""
+    """What makes each further run incomparable with the first, in words; empty if they compare."""
     differing: list[list[str]] = [[] for _ in range(len(runs))]
     for aspect, keys in _aspects(runs, any_split=any_split).items():
         # A row per run, (keys,): pandas takes a millisecond to compare two rows.
@@ -459,65 +561,74 @@ def _is_same(one: Any, other: Any) -> bool:
 def left_out(
     shown: pd.DataFrame, others: list[pd.DataFrame], *, any_split: bool = False
 ) -> dict[str, pd.DataFrame]:
-    """The runs of other sets of `comparable` by what makes them incomparable with those shown, in
-    words."""
-    rest = pd.concat([shown.iloc[:1], *others])
-    return dict(
-        iter(rest.iloc[1:].groupby(_differing_aspects(rest, any_split=any_split), sort=False))
-    )
+    """The runs of other sets of `comparable`, by what makes them incomparable with those shown.
+
+    Keys are texts, such as `data fingerprint, iterations`.
+    """
+    first_and_others = pd.concat([shown.iloc[:1], *others])
+    aspects = _differing_aspects(first_and_others, any_split=any_split)
+    return dict(iter(first_and_others.iloc[1:].groupby(aspects, sort=False)))
 
 
 def first_names(names: Sequence[str]) -> str:
-    """The first few, and how many more there are."""
+    """The first few names, and how many more there are: `a, b, c and 4 more`."""
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more
 
 
 def _aspects(runs: pd.DataFrame, *, any_split: bool) -> dict[str, list[str]]:
-    """The columns that must be equal for losses to compare, by what they are about."""
-    whole = {"examples per update": ["examples_per_update"]}
-    split = {
-        "batch size": ["training.batch_size"],
-        "micro-batches per update": ["pipeline.accumulation"],
-    }
-    return {
+    """The columns that must be equal for losses to compare, by the words for what they are."""
+    aspects = {
         "data fingerprint": ["data_fingerprint"],
         "trajectory version": ["trajectory_version"],
         "model": [key for key in runs.columns if key.startswith("model.")],
         "iterations": ["training.iterations", "last_iteration"],
-        **(whole if any_split else split),
     }
+    if any_split:
+        aspects["examples per update"] = ["examples_per_update"]
+    else:
+        aspects["batch size"] = ["training.batch_size"]
+        aspects["micro-batches per update"] = ["pipeline.accumulation"]
+    return aspects
 
 
 def read_run(path: Path) -> Run:
-    """A run, read again only after one of its files has changed (`brx.runs.cache.file_states`).
+    """Read a run's folder; it is read again only after one of its files has changed.
 
     Args:
-        path: its folder, also as a frame's index has it (`brx.names.path_text`).
+        path: the folder, also as a frame's index has it (`brx.names.path_text`).
+
+    Raises:
+        UserError: as `Run.load`.
     """
     path = path_of_text(path)
     return _recent.run(path, file_states(path))
 
 
 def unusual_settings(config: RunConfig) -> list[str]:
-    """The optimizer's settings that are not defaults, and that `method` and `variant` do not name,
-    as `key value`."""
+    """The optimizer's settings that are not defaults, as `key value`.
+
+    Settings that `Run.method` or `Run.variant` names in its own words are left out.
+    """
     optimizer = config.optimizer
     unusual = {key: getattr(optimizer, key) for key in optimizer.model_dump(exclude_defaults=True)}
-    unusual |= unusual.pop("arguments", {})
-    named = NAMED | ({"frequency"} if isinstance(optimizer, BasisRotationConfig) else set())
-    return [
-        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in unusual.items()
-        if key not in named
-    ]
+    unusual |= unusual.pop("arguments", {})  # the arguments of an optimizer of the user's choice
+    named = NAMED
+    if isinstance(optimizer, BasisRotationConfig):
+        named = NAMED | {"frequency"}
+    texts = []
+    for key, value in unusual.items():
+        if key not in named:
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            texts.append(f"{key} {text}")
+    return texts
 
 
 class _RecentRuns:
-    """The runs that were read last, as many as `MOST_BYTES` of curves.
+    """The runs that were read last, as many as fit into `MOST_BYTES`.
 
-    Commands read all runs several times in the same order. A limit on their number would make each
-    pass parse them again as soon as there is one more.
+    Commands read all runs several times in the same order. With room for n runs, a folder of n + 1
+    would be parsed anew in each pass, so the room is large and counted in bytes.
     """
 
     def __init__(self) -> None:
@@ -525,12 +636,12 @@ class _RecentRuns:
         self._num_bytes = 0
 
     def run(self, path: Path, states: tuple[FileState, ...]) -> Run:
-        """The run whose files have these states."""
+        """The run in a folder whose files have these states: kept, or read now."""
         known = self._runs.get(path)
         if known is not None and known[0] == states:
             self._runs.move_to_end(path)
             return known[1]
-        run = Run.load(path)
+        run = Run.load(path, states)
         self._drop(path)
         self._runs[path] = (states, run)
         self._num_bytes += _size(run)
@@ -545,7 +656,8 @@ class _RecentRuns:
 
 
 def _size(run: Run) -> int:
-    """The bytes of a run's series, smoothed losses among them, and about the bytes of the rest."""
+    """About the bytes that a run takes in memory."""
+    # iterations, train_loss, seconds and smoothed; val_iterations and val_loss
     num_values = 4 * len(run.iterations) + 2 * len(run.val_iterations)
     return 8 * num_values + SETTINGS_BYTES
 
@@ -554,21 +666,11 @@ _recent = _RecentRuns()
 
 
 def _row(run: Run) -> dict[str, Any]:
-    """Nested as the files are: `json_normalize` makes dotted keys of it."""
-    has_losses = len(run.train_loss) > 0
+    """The row of `load`. It is nested as the files are: `json_normalize` makes dotted keys."""
     fingerprint = run.summary.get("data_fingerprint")
-    method = run.config.optimizer.method
-    # Versions that left the method alone count as one.
-    version = oldest_alike(recorded_version(run.summary), method) if run.summary else None
-    settings = run.config.model_dump(mode="json")
-    if run.config.is_recorded:  # None for settings that are unknown for a user's own loop
-        known = run.config.model_dump(mode="json", exclude_unset=True)
-        settings = {
-            name: dict.fromkeys(section) | known.get(name, {}) for name, section in settings.items()
-        }
-    for section in sections_of_code(settings):
-        section.pop("facts", None)  # no setting: it tells no runs apart
-    batch_size = settings["training"]["batch_size"]
+    version = _oldest_version(run)
+    settings = _settings(run.config)
+    batch_size = settings["training"]["batch_size"]  # None if it is not known
     row = {
         "name": run.path.name,
         "experiment": experiment_id(run.config, fingerprint, version),
@@ -579,18 +681,53 @@ def _row(run: Run) -> dict[str, Any]:
         "depth": depth(run.config.pipeline),
         "largest_delay": run.largest_delay,
         "examples_per_update": batch_size and batch_size * run.config.pipeline.accumulation,
-        "train_loss": float(run.smoothed[-1]) if has_losses else math.nan,
-        "last_quarter_loss": last_quarter_loss(run.train_loss) if has_losses else math.nan,
-        "val_loss": float(run.val_loss[-1]) if len(run.val_loss) else math.inf,
-        "seconds": float(run.seconds[-1]) if has_losses else math.nan,
-        "seconds_per_iteration": run.undisturbed_pace if has_losses else math.nan,
+        **_numbers(run),
         **run.summary,
-        "iteration": int(run.iterations[-1]) if has_losses else 0,
+        "iteration": int(run.iterations[-1]) if len(run.iterations) else 0,
         "status": run.status,
         "data_fingerprint": fingerprint,
         "trajectory_version": version,
         "last_iteration": run.config.training.last_iteration,
     }
-    # Names and texts are somebody's, maybe of a damaged file; tables and terminals show them.
+    # Somebody else chose the names and texts, and a damaged file may hold anything; terminals show
+    # them.
     texts = {key: shown(value) for key, value in row.items() if isinstance(value, str)}
     return row | texts | settings
+
+
+def _oldest_version(run: Run) -> int | None:
+    """The oldest trajectory version in which the run's method computes what it computed in the run;
+    None while the run is under way."""
+    if not run.summary:
+        return None
+    return oldest_alike(recorded_version(run.summary), run.config.optimizer.method)
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """The settings by section and key; None where a recorded run, from a user's own loop, does not
+    tell them."""
+    settings = config.model_dump(mode="json")
+    if config.is_recorded:
+        known = config.model_dump(mode="json", exclude_unset=True)
+        for name, section in settings.items():
+            settings[name] = dict.fromkeys(section) | known.get(name, {})
+    for section in sections_of_code(settings):
+        section.pop("facts", None)  # follow from the settings, and tell no runs apart
+    return settings
+
+
+def _numbers(run: Run) -> dict[str, float]:
+    """What `load` says of a run's losses and times; NaN for a run without training losses."""
+    numbers = {
+        "train_loss": math.nan,
+        "last_quarter_loss": math.nan,
+        "val_loss": float(run.val_loss[-1]) if len(run.val_loss) else math.inf,
+        "seconds": math.nan,
+        "seconds_per_iteration": math.nan,
+    }
+    if len(run.train_loss):
+        numbers["train_loss"] = float(run.smoothed[-1])
+        numbers["last_quarter_loss"] = last_quarter_loss(run.train_loss)
+        numbers["seconds"] = float(run.seconds[-1])
+        numbers["seconds_per_iteration"] = run.undisturbed_pace
+    return numbers

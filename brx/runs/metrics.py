@@ -1,9 +1,10 @@
-"""A run's series on disk: metrics.jsonl while it trains, and curves.npz in its place where results
-are kept or shared.
+"""A run's series on disk: metrics.jsonl while it trains, curves.npz where results are kept or
+shared.
 
-metrics.jsonl has one JSON object per line, in order of iteration, flushed as it is written.
-curves.npz holds its losses in a hundredth of the space, and staleness.jsonl its measures of
-staleness."""
+metrics.jsonl has one JSON object per line, in order of iteration, flushed as it is written. An
+export replaces it by curves.npz, which holds the losses in a hundredth of the space, and
+staleness.jsonl, which holds the measures of staleness.
+"""
 
 import contextlib
 import json
@@ -23,17 +24,19 @@ from brx.files import (
     replacing,
     sync,
     sync_folder,
-    temporary_beside,
+    temporary_for,
     write_text,
 )
 from brx.readers import Damaged, lines_of, parse_json, read_arrays
 from brx.runs.folder import CACHE, ENDED, RunFolder, find_runs, read_each, status_of, telling
 
 Record = dict[str, Any]
-"""`iteration`, then either a training step (`train_loss` in nats, `lr`, `grad_norm`, `tokens`,
-`seconds`) or a validation (`val_loss` in nats). A step at a log point has more: `stage_grad_norms`,
-`stage_update_norms`, those of `MEASURED`, and `failed_refreshes`, the number so far of bases that
-stayed as they were, once there has been one."""
+"""A line of metrics.jsonl: `iteration`, and either a training step or a validation.
+
+- a step: `train_loss` in nats, `lr`, `grad_norm`, `tokens`, `seconds`;
+- a step at a log point, in addition: `stage_grad_norms`, `stage_update_norms`, the keys of
+  `MEASURED`, and `failed_refreshes`, how many refreshes of a basis have failed so far, if any has;
+- a validation: `val_loss` in nats."""
 
 MEASURED = frozenset(
     {
@@ -48,13 +51,14 @@ MEASURED = frozenset(
 """Keys whose values are times, rates and memory: the only ones that differ between two runs of one
 configuration."""
 
-COMPACT, STALENESS = "curves.npz", "staleness.jsonl"
-# The last file tells a sweep that a diverged run has ended.
+COMPACT = "curves.npz"
+STALENESS = "staleness.jsonl"
 KEPT = (
     "config.yaml",
     "summary.json",
-    "failed.txt",
+    "failed.txt",  # tells a sweep that a diverged run has ended
 )
+"""The files that an export copies as they are."""
 STALENESS_MEASURES = (
     "stage_gradient_cosine",
     "stage_update_cosine",
@@ -63,13 +67,15 @@ STALENESS_MEASURES = (
     "stage_rotated_sign_changes",
     "stage_basis_angle",
 )
-# of the iterations may be missing from a damaged file without changing what is read off it
+"""Keys of a record with measures of staleness: a number per stage each."""
 MOST_LACKING = 0.01
-SECONDS_EVERY = 20  # iterations, between which training time is interpolated
-# per nat in an export: a 280th of the noise of the loss of 128 tokens, and two fifths fewer bytes
+"""The share of the iterations that a damaged file may lack and still be read."""
+SECONDS_EVERY = 20
+"""An export holds the training time of every 20th iteration; it is interpolated in between."""
 LOSS_STEPS = 1024
-# iterations, over which an export averages the training losses of a tuning run
+"""An export rounds losses to 1/1024 nat: a 280th of the noise of the loss of 128 tokens."""
 TUNING_BLOCK = 100
+"""Iterations over which an export averages the training losses of a tuning run."""
 
 
 class MetricsWriter:
@@ -81,13 +87,14 @@ class MetricsWriter:
             self._file = path.open("a", encoding="utf-8")
 
     def write(self, records: Iterable[Record]) -> None:
+        """Append the records and flush them to the operating system."""
         with telling(self.path):
             self._file.writelines(json.dumps(record) + "\n" for record in records)
             self._file.flush()
 
     def sync(self) -> None:
-        """Let what was written survive a power cut; before a checkpoint that continues from it is
-        complete."""
+        """Make what was written survive a power cut: a checkpoint must not be newer than its
+        metrics."""
         with telling(self.path):
             sync(self._file.fileno(), self.path)
             sync_folder(self.path.parent)
@@ -102,33 +109,55 @@ class MetricsWriter:
 
 
 def garbled_lines(path: Path) -> list[int]:
-    """Numbers of the lines of a metrics file, from 1, that are no records but are followed by
-    some."""
-    are_records = [record is not None for _, record in _lines(path)]
-    return [
-        n
-        for n, is_record in enumerate(are_records, start=1)
-        if not is_record and any(are_records[n:])
-    ]
+    """Numbers of the lines of a metrics file, from 1, that are no records.
+
+    Garbled lines after the last record do not count: a crash cuts the last line off.
+    """
+    garbled = []
+    pending = []  # not followed by a record yet
+    for number, (_, record) in enumerate(_lines(path), start=1):
+        if record is None:
+            pending.append(number)
+        else:
+            garbled += pending
+            pending = []
+    return garbled
 
 
 def missing_iterations(
     path: Path, iteration: int, is_validated: Callable[[int], bool]
 ) -> list[int]:
-    """The iterations up to this one that lack a record (of their step, or of their validation): an
-    entry each."""
-    records = list(read_metrics(path))
-    trained, validated = (
-        {r["iteration"] for r in records if key in r} for key in ("train_loss", "val_loss")
-    )
-    lacking = [t for t in range(1, iteration + 1) if t not in trained]
-    lacking += [t for t in range(1, iteration + 1) if is_validated(t) and t not in validated]
-    return sorted(lacking)
+    """The iterations of a metrics file that lack a record, rising.
+
+    An iteration that lacks both the record of its step and of its validation is there twice.
+
+    Args:
+        path: the file.
+        iteration: the last iteration that should be there; the first is 1.
+        is_validated: whether an iteration should have a validation.
+    """
+    trained = set()
+    validated = set()
+    for record in read_metrics(path):
+        if "train_loss" in record:
+            trained.add(record["iteration"])
+        if "val_loss" in record:
+            validated.add(record["iteration"])
+    lacking = []
+    for t in range(1, iteration + 1):
+        if t not in trained:
+            lacking.append(t)
+        if is_validated(t) and t not in validated:
+            lacking.append(t)
+    return lacking
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
-    """The records of a metrics file, without lines that are none; a UserError where two processes
-    have written it."""
+    """The records of a metrics file; lines that are no records are left out.
+
+    Raises:
+        UserError: the file cannot be read, or two processes have written it.
+    """
     return (record for _, record in _lines(path) if record is not None)
 
 
@@ -141,27 +170,22 @@ def truncate_metrics(path: Path, iteration: int) -> None:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Record | None]]:
-    """Each line with its record: steps once each in order, validations likewise, after their
-    iteration's step."""
-    newest = {"train_loss": 0, "val_loss": 0}
+    """Each line of a metrics file with its record, or None for a line that is none; no line if the
+    file does not exist.
+
+    Raises:
+        UserError: the file cannot be read, or its iterations do not rise as one process writes them
+            (`_OrderCheck`).
+    """
     if path.exists() and not path.is_file():  # reading a pipe might never end
         raise UserError(f"{path}: not an ordinary file")
+    order = _OrderCheck(path)
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for number, line in enumerate(lines_of(file), start=1):
                 record = _parse(line)
                 if record is not None:
-                    kind, iteration = (
-                        "val_loss" if "val_loss" in record else "train_loss",
-                        record["iteration"],
-                    )
-                    if iteration <= newest[kind] or iteration < newest["train_loss"]:
-                        raise UserError(
-                            f"{path}: line {number}: iteration {iteration} after iteration "
-                            f"{max(newest.values())}: two"
-                            " processes have written here; train the run again in another folder"
-                        )
-                    newest[kind] = iteration
+                    order.check(record, number)
                 yield line, record
     except FileNotFoundError:
         return
@@ -171,15 +195,47 @@ def _lines(path: Path) -> Iterator[tuple[str, Record | None]]:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
+class _OrderCheck:
+    """Whether the records of a file come from one process: each step once, in order, and each
+    validation once, in order, after the step of its iteration."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._newest_step = 0
+        self._newest_validation = 0
+
+    def check(self, record: Record, number: int) -> None:
+        """UserError if the record of line `number` does not follow those before."""
+        iteration = record["iteration"]
+        if "val_loss" in record:
+            is_next = iteration > self._newest_validation and iteration >= self._newest_step
+        else:
+            is_next = iteration > self._newest_step
+        if not is_next:
+            newest = max(self._newest_step, self._newest_validation)
+            raise UserError(
+                f"{self._path}: line {number}: iteration {iteration} after iteration {newest}: two "
+                f"processes have written here; train the run again in another folder"
+            )
+        if "val_loss" in record:
+            self._newest_validation = iteration
+        else:
+            self._newest_step = iteration
+
+
 def _parse(line: str) -> Record | None:
+    """The record of a line; None if the line is cut off, garbled, or lacks a key of records."""
+    if not line.endswith("\n"):
+        return None
     try:
-        record = parse_json(line) if line.endswith("\n") else None
+        record = parse_json(line)
     except Damaged:
         return None
     if not isinstance(record, dict) or type(record.get("iteration")) is not int:
         return None
     needed = ("val_loss",) if "val_loss" in record else ("train_loss", "seconds")
-    return record if all(isinstance(record.get(key), int | float) for key in needed) else None
+    is_complete = all(isinstance(record.get(key), int | float) for key in needed)
+    return record if is_complete else None
 
 
 def exact(value: float) -> float:
@@ -188,25 +244,30 @@ def exact(value: float) -> float:
 
 
 class Curves(NamedTuple):
-    """A run's series, float64: `iterations` from 1, `train_loss` and `val_loss` in nats, `seconds`
-    of training."""
+    """A run's series, as float64."""
 
-    iterations: NDArray[np.float64]
-    train_loss: NDArray[np.float64]
-    seconds: NDArray[np.float64]
-    val_iterations: NDArray[np.float64]
-    val_loss: NDArray[np.float64]
+    iterations: NDArray[np.float64]  # (n,): of the training losses, rising from 1
+    train_loss: NDArray[np.float64]  # (n,), in nats
+    seconds: NDArray[np.float64]  # (n,), of training up to the iteration
+    val_iterations: NDArray[np.float64]  # (m,), rising
+    val_loss: NDArray[np.float64]  # (m,), in nats
 
 
 def read_curves(folder: Path) -> Curves:
-    """The series of a run's folder; of one that diverged, maybe empty.
+    """The series of a run's folder; they may be empty for a run that diverged.
 
-    A line on stderr says that a few are missing; UserError where all are, or over 1 %, or two
-    processes wrote them."""
-    path, read = folder / "metrics.jsonl", _from_metrics
-    if (folder / COMPACT).is_file() and not path.is_file():
-        path, read = folder / COMPACT, _from_compact
-    curves, summary = read(path), RunFolder(folder).read_summary()
+    If up to 1 % of the training losses are missing, a line on stderr says so.
+
+    Raises:
+        UserError: the file is damaged, has no training losses or lacks more, or two processes have
+            written it.
+    """
+    path = folder / "metrics.jsonl"
+    is_compact = (folder / COMPACT).is_file() and not path.is_file()
+    if is_compact:
+        path = folder / COMPACT
+    curves = _from_compact(path) if is_compact else _from_metrics(path)
+    summary = RunFolder(folder).read_summary()
     if len(curves.iterations) == 0:
         if summary.get("status") == "diverged":
             return curves
@@ -225,7 +286,7 @@ def read_curves(folder: Path) -> Curves:
 
 
 def num_lacking(curves: Curves, summary: Mapping[str, Any]) -> int:
-    """The number of iterations that a run has made and whose training loss is not there."""
+    """How many iterations a run has made whose training loss is missing."""
     made = int(curves.iterations[-1]) if len(curves.iterations) else 0
     if summary.get("status") == "finished":
         made = summary.get("iteration", made)
@@ -233,19 +294,24 @@ def num_lacking(curves: Curves, summary: Mapping[str, Any]) -> int:
 
 
 def read_staleness(folder: Path) -> list[Record]:
-    """The records of the iterations at which staleness was measured: of the measures, a number per
-    stage each."""
-    metrics = folder / "metrics.jsonl"
+    """The records of the iterations at which a run measured staleness.
+
+    They have the keys `iteration`, `train_loss`, `seconds` and some of `STALENESS_MEASURES`.
+    """
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        path = folder / STALENESS
     kept = ("iteration", "train_loss", "seconds", *STALENESS_MEASURES)
-    return [
-        {name: record[name] for name in kept if name in record}
-        for record in read_metrics(metrics if metrics.is_file() else folder / STALENESS)
-        if any(name in record for name in STALENESS_MEASURES)
-    ]
+    found = []
+    for record in read_metrics(path):
+        if any(name in record for name in STALENESS_MEASURES):
+            found.append({name: record[name] for name in kept if name in record})
+    return found
 
 
 def _from_metrics(path: Path) -> Curves:
-    steps, validations = [], []
+    steps = []
+    validations = []
     for record in read_metrics(path):
         if "train_loss" in record:
             steps.append((record["iteration"], record["train_loss"], record["seconds"]))
@@ -257,35 +323,21 @@ def _from_metrics(path: Path) -> Curves:
 
 
 def _from_compact(path: Path) -> Curves:
-    pairs = (
-        ("iterations", "train_loss"),
-        ("second_places", "seconds"),
-        ("val_iterations", "val_loss"),
-    )
+    """The curves of a file that `export` wrote, here or in an older brx."""
     try:
         arrays = read_arrays(path)
-        # Bytes of losses in steps, first the low bytes, then the high ones
         if arrays["train_loss"].ndim == 2:
-            arrays["train_loss"] = (
-                np.ascontiguousarray(arrays["train_loss"].T).view("<i2")[:, 0] / LOSS_STEPS
-            )
+            arrays["train_loss"] = _loss_of_bytes(arrays["train_loss"])
         arrays = {name: values.astype(np.float64) for name, values in arrays.items()}
-        # Steps take a quarter less space than iterations, which older exports have.
+        # Steps take a quarter less space than the iterations that older exports have.
         if "steps" in arrays:
             arrays["iterations"] = np.cumsum(arrays["steps"])
-        for places, values in pairs:  # curves that are functions of the iteration
-            if not arrays[places].ndim == arrays[values].ndim == 1 or len(arrays[places]) != len(
-                arrays[values]
-            ):
-                raise ValueError(f"{places} and {values} must be two lists of one length")
-            if (np.diff(arrays[places]) <= 0).any():
-                raise ValueError(f"{places} must rise")
-        indices = np.arange(len(arrays["iterations"]), dtype=np.float64)
-        seconds = (
-            np.interp(indices, arrays["second_places"], arrays["seconds"])
-            if len(indices)
-            else indices
-        )
+        _check_curve(arrays, "iterations", "train_loss")
+        _check_curve(arrays, "second_places", "seconds")
+        _check_curve(arrays, "val_iterations", "val_loss")
+        seconds = np.arange(len(arrays["iterations"]), dtype=np.float64)
+        if len(seconds):
+            seconds = np.interp(seconds, arrays["second_places"], arrays["seconds"])
         return Curves(
             arrays["iterations"],
             arrays["train_loss"],
@@ -297,14 +349,61 @@ def _from_compact(path: Path) -> Curves:
         raise UserError(f"{path}: not readable: {error}") from None
 
 
+def _check_curve(arrays: Mapping[str, NDArray[np.float64]], places: str, values: str) -> None:
+    """Refuse arrays that are not a function of the iteration: a ValueError."""
+    x = arrays[places]
+    y = arrays[values]
+    if x.ndim != 1 or y.ndim != 1 or len(x) != len(y):
+        raise ValueError(f"{places} and {values} must be two lists of one length")
+    if (np.diff(x) <= 0).any():
+        raise ValueError(f"{places} must rise")
+
+
+def _bytes_of_loss(
+    train_loss: NDArray[np.float64],  # (n,), in nats
+) -> NDArray[Any]:
+    """The losses for an export, rounded to `LOSS_STEPS`.
+
+    Each takes two bytes, (2, n): first all low bytes, then all high ones. Similar bytes are thus
+    next to each other, and the file is a quarter smaller than with float32. If a loss does not fit
+    into two bytes, as after a divergence, all stay float64 (n,).
+    """
+    steps = (train_loss * LOSS_STEPS).round()
+    fits = (abs(steps) < 2**15).all()
+    if not fits:
+        return np.asarray(steps / LOSS_STEPS)
+    return steps.astype("<i2").view(np.uint8).reshape(-1, 2).T
+
+
+def _loss_of_bytes(
+    train_loss: NDArray[np.uint8],  # (2, n)
+) -> NDArray[np.float64]:
+    """The losses that `_bytes_of_loss` packed, (n,)."""
+    steps = np.ascontiguousarray(train_loss.T).view("<i2")[:, 0]
+    return np.asarray(steps / LOSS_STEPS)
+
+
 def export_runs(
     folders: Sequence[Path], target: Path, *, unfinished: bool = False
 ) -> tuple[int, int]:
-    """Export runs that have ended, each to a folder of its name below `target`; how many were, and
-    how many not."""
+    """Export runs that have ended, each to a folder of its name below `target`.
+
+    Runs that diverged are exported, too: they count when learning rates are chosen, and bound
+    slowdowns.
+
+    Args:
+        folders: runs, or folders that hold some.
+        target: the folder for the exports.
+        unfinished: export runs that have not ended as well.
+
+    Returns:
+        How many runs were exported, and how many were not.
+
+    Raises:
+        UserError: two runs have one name, or an export would replace what is not an export.
+        RunError: an export cannot be written.
+    """
     found = read_each(find_runs(folders), _status_if_readable)
-    # Those that diverged are among them: they count where learning rates are chosen and slowdowns
-    #     bounded.
     chosen = [path for path, status in found if unfinished or status in ENDED]
     sources: dict[str, Path] = {}
     for path in chosen:
@@ -327,9 +426,9 @@ def export_runs(
 
 
 def _status_if_readable(folder: Path) -> str:
-    """The run's status; UserError where its curves, which an export is about, are damaged."""
+    """The run's status; UserError if its curves, which an export is made of, are damaged."""
     read_curves(folder)
-    return _status(folder)
+    return status_of(RunFolder(folder).read_summary(), load_config(folder / "config.yaml"))
 
 
 def _check_no_links(run: Path) -> None:
@@ -352,12 +451,7 @@ def _check_target(target: Path) -> None:
         return
     if not target.is_dir():
         raise UserError(f"--to: {target} is a file; name another folder")
-    known = {*KEPT, COMPACT, STALENESS, "analysis"}
-    strangers = [
-        path
-        for path in target.iterdir()
-        if path.name not in known and not path.name.startswith(CACHE)  # with what a kill left of it
-    ]
+    strangers = [path for path in target.iterdir() if not _is_of_export(path.name)]
     strangers += [path for path in target.glob("analysis/*") if path.suffix != ".json"]
     if strangers:
         raise UserError(
@@ -366,8 +460,10 @@ def _check_target(target: Path) -> None:
         )
 
 
-def _status(folder: Path) -> str:
-    return status_of(RunFolder(folder).read_summary(), load_config(folder / "config.yaml"))
+def _is_of_export(name: str) -> bool:
+    """Whether an export may hold a file or folder of this name."""
+    is_of_cache = name.startswith(CACHE)  # the cache, or what a kill left of it
+    return is_of_cache or name in {*KEPT, COMPACT, STALENESS, "analysis"}
 
 
 def block_means(
@@ -386,13 +482,22 @@ def block_means(
 
 
 def export(folder: Path, target: Path) -> Path:
-    """Replace the folder `target` by a run's compact form: settings, summary, measurements, losses
-    rounded.
+    """Replace the folder `target` by a run's compact form.
 
-    The training losses of a tuning run (`training.for_tuning`) are means over `TUNING_BLOCK`
-    iterations: nothing but its final losses is ever read, and its file is a tenth as large."""
+    It holds the settings, the summary, the measurements in analysis/, the measures of staleness and
+    the curves, with the losses rounded. The training losses of a tuning run (`training.for_tuning`)
+    are means over `TUNING_BLOCK` iterations: only its final losses are ever read, and its file is a
+    tenth as large.
+
+    Returns:
+        `target`.
+
+    Raises:
+        UserError: the run is damaged.
+        RunError: the folder cannot be written.
+    """
     curves = read_curves(folder)
-    temporary = temporary_beside(target)
+    temporary = temporary_for(target)
     try:
         temporary.mkdir(parents=True, exist_ok=True)
         for file in [*(folder / name for name in KEPT), *(folder / "analysis").glob("*.json")]:
@@ -400,32 +505,31 @@ def export(folder: Path, target: Path) -> Path:
                 copy = temporary / file.relative_to(folder)
                 copy.parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, copy)
-        if lines := [json.dumps(record) + "\n" for record in read_staleness(folder)]:
+        lines = [json.dumps(record) + "\n" for record in read_staleness(folder)]
+        if lines:
             write_text(temporary / STALENESS, "".join(lines))
-        train_loss = curves.train_loss
         if load_config(folder / "config.yaml").training.for_tuning:
-            train_loss = block_means(train_loss, TUNING_BLOCK)
-        every, steps = range(len(curves.seconds)), (train_loss * LOSS_STEPS).round()
-        # Two bytes each, alike ones together: a quarter smaller than as float32. A run that
-        #     diverged has larger ones.
-        is_small = (abs(steps) < 2**15).all()
-        losses = (
-            steps.astype("<i2").view(np.uint8).reshape(-1, 2).T if is_small else steps / LOSS_STEPS
-        )
-        kept = sorted({*every[::SECONDS_EVERY], *every[-1:]})
-        with replacing(temporary / COMPACT) as compact:
-            np.savez_compressed(
-                compact,
-                steps=np.diff(curves.iterations, prepend=0).astype(np.int32),
-                train_loss=losses,
-                second_places=np.array(kept, dtype=np.int32),
-                seconds=curves.seconds[kept].astype(np.float32),
-                val_iterations=curves.val_iterations.astype(np.int32),
-                val_loss=curves.val_loss,
-            )
+            means = block_means(curves.train_loss, TUNING_BLOCK)
+            curves = curves._replace(train_loss=means)
+        _write_compact(temporary / COMPACT, curves)
         replace_folder(temporary, target)
     except OSError as error:
         raise RunError(f"{target}: cannot be written: {error.strerror}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target
+
+
+def _write_compact(path: Path, curves: Curves) -> None:
+    places = range(len(curves.seconds))
+    kept = sorted({*places[::SECONDS_EVERY], *places[-1:]})
+    with replacing(path) as file:
+        np.savez_compressed(
+            file,
+            steps=np.diff(curves.iterations, prepend=0).astype(np.int32),
+            train_loss=_bytes_of_loss(curves.train_loss),
+            second_places=np.array(kept, dtype=np.int32),
+            seconds=curves.seconds[kept].astype(np.float32),
+            val_iterations=curves.val_iterations.astype(np.int32),
+            val_loss=curves.val_loss,
+        )

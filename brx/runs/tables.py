@@ -1,4 +1,4 @@
-"""Tables of texts, to be read, from the frames of numbers of `experiments` and `comparison`."""
+"""Tables of texts for readers, from the frames of numbers of `experiments` and `comparison`."""
 
 import math
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from brx.runs.slowdown import geometric_mean
 def loss_table(runs: pd.DataFrame, target: float) -> pd.DataFrame:
     """A row per run: losses, speed, and the iterations to a training loss of `target`."""
     reached = [passage(run, target) for run in runs.index]
+    reached_texts = [_passage_text(iterations) for iterations in reached]
     return pd.DataFrame(
         {
             "method": runs["method"],
@@ -23,82 +24,104 @@ def loss_table(runs: pd.DataFrame, target: float) -> pd.DataFrame:
             "final training loss": runs["train_loss"].map("{:.3f}".format),
             "validation loss": runs["val_loss"].map("{:.3f}".format),
             "iterations/s": (runs["iteration"] / runs["seconds"]).map("{:.1f}".format),
-            f"iterations to {target:.2f}": ["never" if t is None else f"{t:.0f}" for t in reached],
+            f"iterations to {target:.2f}": reached_texts,
         }
     )
+
+
+def _passage_text(iterations: float | None) -> str:
+    return "never" if iterations is None else f"{iterations:.0f}"
 
 
 def slowdown_table(slowdowns: pd.DataFrame) -> pd.DataFrame:
-    """A row per method and number of stages, from the rows of `comparison.slowdowns`."""
-    return pd.DataFrame(
-        {
-            "model": row["model"],
-            "method": row["method"],
-            "P": str(row["stages"]),
-            **(
-                {"of training": str(row["last_iteration"])}
-                if slowdowns["last_iteration"].nunique() > 1
-                else {}
-            ),
-            "slowdown": slowdown_text(row) + (" (early)" if row["is_early"] else ""),
-            "iterations": _iterations_text(row["iterations"], is_censored=row["is_censored"]),
-            "reference P": str(row["reference_stages"]),
-            "its iterations": _iterations_text(
-                row["reference_iterations"], is_censored=row["reference_is_censored"]
-            ),
-            "lr": rate_text(row["lr"], at_edge=row["lr_at_edge"]),
-            "its lr": rate_text(row["reference_lr"], at_edge=row["reference_lr_at_edge"]),
-            "seeds": seeds_text(row),
-            "target loss": "none" if math.isnan(row["target"]) else f"{row['target']:.4f}",
-        }
-        for row in slowdowns.to_dict("records")
-    )
+    """A row per method and number of stages, from the rows of `comparison.slowdowns`.
+
+    The length of training is a column if it differs.
+    """
+    rows = slowdowns.to_dict("records")
+    has_lengths = len({row["last_iteration"] for row in rows}) > 1
+    return pd.DataFrame(_slowdown_cells(row, with_length=has_lengths) for row in rows)
+
+
+def _slowdown_cells(row: Mapping[str, Any], *, with_length: bool) -> dict[str, str]:
+    cells = {"model": row["model"], "method": row["method"], "P": str(row["stages"])}
+    if with_length:
+        cells["of training"] = str(row["last_iteration"])
+    has_target = not math.isnan(row["target"])
+    cells |= {
+        "slowdown": slowdown_text(row) + (" (early)" if row["is_early"] else ""),
+        "iterations": _iterations_text(row["iterations"], is_censored=row["is_censored"]),
+        "reference P": str(row["reference_stages"]),
+        "its iterations": _iterations_text(
+            row["reference_iterations"], is_censored=row["reference_is_censored"]
+        ),
+        "lr": rate_text(row["lr"], at_edge=row["lr_at_edge"]),
+        "its lr": rate_text(row["reference_lr"], at_edge=row["reference_lr_at_edge"]),
+        "seeds": seeds_text(row),
+        "target loss": f"{row['target']:.4f}" if has_target else "none",
+    }
+    return cells
 
 
 def slowdown_text(slowdown: Mapping[str, Any]) -> str:
     """A slowdown as `4.24`, `1.27 [1.21, 1.35]`, or `> 8.1` for a run that never got there.
 
-    Where an interval is finer than the recorded iterations can tell, that resolution: `1.00 (to
-    0.01)`."""
-    ratio, low, high, resolution = (
-        slowdown.get(key, math.nan) for key in ("ratio", "low", "high", "resolution")
-    )
+    If the interval is narrower than the recorded iterations can resolve, the resolution stands in
+    its place: `1.00 (to 0.01)`.
+
+    Args:
+        slowdown: a row of `comparison.slowdowns`.
+    """
+    ratio = slowdown.get("ratio", math.nan)
+    low = slowdown.get("low", math.nan)
+    high = slowdown.get("high", math.nan)
+    resolution = slowdown.get("resolution", math.nan)
     if pd.isna(ratio):
         return "target on a plateau" if slowdown.get("is_plateau") else "reference never reaches it"
     if slowdown["is_censored"]:
         return f"> {ratio:.2f}"
     if pd.isna(low):
         return f"{ratio:.2f}"
-    if high - low < 2 * resolution or f"{low:.2f}" == f"{high:.2f}":
+    is_finer_than_recorded = high - low < 2 * resolution
+    if is_finer_than_recorded or f"{low:.2f}" == f"{high:.2f}":
         return f"{ratio:.2f} (to {np.nanmax([resolution, 0.005]):.1g})"
     return f"{ratio:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def reduction_table(reductions: pd.DataFrame) -> pd.DataFrame:
-    """A row per method and number of stages, from the rows of `comparison.reductions`."""
-    return pd.DataFrame(
-        {
-            "model": reductions["model"],
-            "method": reductions["method"],
-            "P": reductions["stages"].astype(str),
-            **(
-                {"of training": lengths.astype(str)}
-                if (lengths := reductions["last_iteration"]).nunique() > 1
-                else {}
-            ),
-            "best baseline": reductions["baseline"],
-            "its final loss": reductions["baseline_final_loss"].map("{:.3f}".format),
-            "iterations saved": [saved_text(row) for row in reductions.to_dict("records")],
-        }
-    )
+    """A row per method and number of stages, from the rows of `comparison.reductions`.
+
+    The length of training is a column if it differs.
+    """
+    lengths = reductions["last_iteration"]
+    columns: dict[str, Any] = {
+        "model": reductions["model"],
+        "method": reductions["method"],
+        "P": reductions["stages"].astype(str),
+    }
+    if lengths.nunique() > 1:
+        columns["of training"] = lengths.astype(str)
+    columns |= {
+        "best baseline": reductions["baseline"],
+        "its final loss": reductions["baseline_final_loss"].map("{:.3f}".format),
+        "iterations saved": [saved_text(row) for row in reductions.to_dict("records")],
+    }
+    return pd.DataFrame(columns)
 
 
 def experiment_table(chosen: pd.DataFrame) -> pd.DataFrame:
-    """A row per experiment: its final losses at its best rate; of several seeds [range] and
-    (standard error)."""
-    by_size = ["model.blocks", "model.width", "last_iteration", DEPTH, "variant"]
-    return pd.DataFrame(
-        {
+    """A row per experiment: its final losses at its best rate, with [range] and (standard error) if
+    it has several seeds.
+
+    Args:
+        chosen: rows of `experiments.at_best_rates`.
+    """
+    order = ["model.blocks", "model.width", "last_iteration", DEPTH, "variant"]
+    rows = []
+    for seeds in by_experiment(chosen.sort_values(order, kind="stable")):
+        first = seeds.iloc[0]
+        val_loss = seeds["val_loss"]
+        row = {
             "model": first["architecture"],
             "iterations": str(first["last_iteration"]),
             "method": first["variant"],
@@ -106,12 +129,10 @@ def experiment_table(chosen: pd.DataFrame) -> pd.DataFrame:
             "lr": rate_text(first[RATE], at_edge=first["lr_at_edge"]),
             "seeds": str(len(seeds)),
             "final training loss": final_loss_text(seeds),
-            "final validation loss": f"{seeds['val_loss'].mean():.3f}"
-            + _standard_error(seeds["val_loss"]),
+            "final validation loss": f"{val_loss.mean():.3f}{_standard_error(val_loss)}",
         }
-        for seeds in by_experiment(chosen.sort_values(by_size, kind="stable"))
-        for first in [seeds.iloc[0]]
-    )
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def _standard_error(values: pd.Series) -> str:
@@ -119,11 +140,18 @@ def _standard_error(values: pd.Series) -> str:
 
 
 def rate_table(runs: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
-    """A row per experiment of `chosen`: its best learning rate, and the final validation loss of
-    each among `runs`."""
+    """A row per experiment: its best learning rate, and the final validation loss at each rate.
+
+    Args:
+        runs: rows of `load`.
+        chosen: rows of `experiments.at_best_rates` from these.
+    """
     tried = tried_rates(runs).groupby("experiment")
-    return pd.DataFrame(
-        {
+    rows = []
+    for seeds in by_experiment(chosen):
+        first = seeds.iloc[0]
+        scores = tried.get_group(first["experiment"])[[RATE, "score"]].to_numpy()
+        row = {
             "model": first["architecture"],
             "method": first["variant"],
             "P": str(first[DEPTH]),
@@ -134,10 +162,8 @@ def rate_table(runs: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
                 f"{rate:g}: {score:.3f}" for rate, score in scores
             ),
         }
-        for seeds in by_experiment(chosen)
-        for first in [seeds.iloc[0]]
-        for scores in [tried.get_group(first["experiment"])[[RATE, "score"]].to_numpy()]
-    )
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def _edge_text(at_edge: bool, num_rates: int) -> str:
@@ -148,34 +174,39 @@ def _edge_text(at_edge: bool, num_rates: int) -> str:
 
 
 def final_loss_text(seeds: pd.DataFrame) -> str:
-    """Mean final training loss of an experiment's runs, and its range over seeds where there are
-    several."""
+    """The mean final training loss of an experiment's runs; with its range if there are several
+    seeds: `2.876 [2.870, 2.881]`."""
     losses = seeds["train_loss"]
-    return f"{losses.mean():.3f}" + (
-        f" [{losses.min():.3f}, {losses.max():.3f}]" if len(losses) > 1 else ""
-    )
+    if len(losses) == 1:
+        return f"{losses.mean():.3f}"
+    return f"{losses.mean():.3f} [{losses.min():.3f}, {losses.max():.3f}]"
 
 
 def rate_text(rate: float, *, at_edge: bool) -> str:
-    """A chosen learning rate; with a star when it is the lowest or highest of those tried, or the
+    """A chosen learning rate; with a star if it is the lowest or highest that was tried, or the
     only one."""
     return f"{rate:g}{'*' if at_edge else ''}"
 
 
 def saved_text(reduction: Mapping[str, Any]) -> str:
+    """The share of iterations saved, as `71.6%` or `71.6% [65.0%, 78.1%]`; or why there is none.
+
+    Args:
+        reduction: a row of `comparison.reductions`.
+    """
     if pd.isna(reduction["share"]):
         return str(reduction["missing"])
-    interval = (
-        "" if pd.isna(reduction["low"]) else f" [{reduction['low']:.1%}, {reduction['high']:.1%}]"
-    )
-    return f"{reduction['share']:.1%}{interval}"
+    if pd.isna(reduction["low"]):
+        return f"{reduction['share']:.1%}"
+    return f"{reduction['share']:.1%} [{reduction['low']:.1%}, {reduction['high']:.1%}]"
 
 
 def seeds_text(slowdown: Mapping[str, Any]) -> str:
-    """How many seeds it is from; under delay / without where they differ, and there is no
-    interval."""
-    ours, theirs = len(slowdown["iterations"]), len(slowdown["reference_iterations"])
-    return str(ours) if ours == theirs else f"{ours} / {theirs}"
+    """The number of seeds under a slowdown (a row of `comparison.slowdowns`): `3`, or `3 / 2` if
+    the delayed runs and the reference have different numbers."""
+    delayed = len(slowdown["iterations"])
+    reference = len(slowdown["reference_iterations"])
+    return str(delayed) if delayed == reference else f"{delayed} / {reference}"
 
 
 def _iterations_text(iterations: list[float], *, is_censored: bool) -> str:
@@ -183,35 +214,46 @@ def _iterations_text(iterations: list[float], *, is_censored: bool) -> str:
 
 
 def leaderboard_table(board: pd.DataFrame, delays: list[str]) -> pd.DataFrame:
-    """A row per method, from the rows of `comparison.leaderboard`; the first delay is the
-    reference."""
+    """A row per method, from the rows of `comparison.leaderboard`.
+
+    Args:
+        board: the rows.
+        delays: names of delays, from none to the longest; those that are in no row are left out.
+    """
     reference, *others = [delay for delay in delays if delay in set(board["delay"])]
     rows = []
     for _, alike in board.groupby("rank"):
-        first, under = alike.iloc[0], {row["delay"]: row for row in alike.to_dict("records")}
-        losses = {delay: f"{row['loss']:.3f}" for delay, row in under.items()}
-        compared = {
-            delay: row for delay, row in under.items() if isinstance(row.get("is_censored"), bool)
-        }
-        early = {
-            delay: " (early)" if row["is_early"] and row["ratio"] > 0 else ""
-            for delay, row in compared.items()
-        }
-        slowdowns = {delay: slowdown_text(row) + early[delay] for delay, row in compared.items()}
-        rates = {
-            delay: rate_text(row["lr"], at_edge=row["lr_at_edge"]) for delay, row in under.items()
-        }
-        saved = under[others[-1]]["saved"] if others and others[-1] in under else None
-        rows.append(
-            {
-                "method": first["method"],
-                "final loss": losses.get(reference, ""),
-                **{f"with {delay}": losses.get(delay, "") for delay in others},
-                **{f"slowdown, {delay}": slowdowns.get(delay, "") for delay in others},
-                "saved": saved_text(saved) if saved else "",
-                "ms": f"{first['milliseconds']:.1f}",
-                "lr": "/".join(rates.get(delay, "") for delay in (reference, *others)),
-                "seeds": str(first["num_seeds"]),
-            }
-        )
+        by_delay = {row["delay"]: row for row in alike.to_dict("records")}
+        rows.append(_leaderboard_cells(by_delay, reference, others))
     return pd.DataFrame(rows)
+
+
+def _leaderboard_cells(
+    by_delay: Mapping[str, Mapping[str, Any]], reference: str, others: list[str]
+) -> dict[str, str]:
+    """One method's row of `leaderboard_table`, from its rows of the leaderboard; `others` are the
+    delays but `reference`."""
+    losses = {}
+    slowdowns = {}
+    rates = {}
+    for delay, row in by_delay.items():
+        losses[delay] = f"{row['loss']:.3f}"
+        rates[delay] = rate_text(row["lr"], at_edge=row["lr_at_edge"])
+        is_compared = isinstance(row.get("is_censored"), bool)  # else NaN: no reference
+        if is_compared:
+            is_early = row["is_early"] and row["ratio"] > 0
+            slowdowns[delay] = slowdown_text(row) + (" (early)" if is_early else "")
+    saved = None
+    if others and others[-1] in by_delay:
+        saved = by_delay[others[-1]]["saved"]
+    first = next(iter(by_delay.values()))
+    return {
+        "method": first["method"],
+        "final loss": losses.get(reference, ""),
+        **{f"with {delay}": losses.get(delay, "") for delay in others},
+        **{f"slowdown, {delay}": slowdowns.get(delay, "") for delay in others},
+        "saved": saved_text(saved) if saved else "",
+        "ms": f"{first['milliseconds']:.1f}",
+        "lr": "/".join(rates.get(delay, "") for delay in (reference, *others)),
+        "seeds": str(first["num_seeds"]),
+    }

@@ -1,4 +1,5 @@
-"""Iterations to every loss, by method and delay: a folder's results about delay in one small file.
+"""Iterations to every loss, by method and delay: what the runs of a folder say, in one small file.
+
 It is written next to the committed results, so that `brx verdict` need not read two hundred runs.
 """
 
@@ -28,18 +29,16 @@ from brx.runs.frames import (
 )
 from brx.runs.slowdown import Reached
 
-# In nats. Between two stored losses, iterations are interpolated.
-LOSS_STEP, HIGHEST_LOSS = (
-    0.02,
-    4.0,
-)
+HIGHEST_LOSS = 4.0  # nats
+LOSS_STEP = 0.02  # nats; between two stored losses, iterations are interpolated
+ROUNDING = 1e-9  # nats; a loss this much above a stored one is the stored one
 
 
 class Experiment(BaseModel, frozen=True, extra="forbid"):
-    """The seeds of one method (with what tells its variants apart) under one delay, at the rate
-    chosen for them."""
+    """The seeds of one method under one delay, at the learning rate that was chosen for them."""
 
     method: str
+    """The method's variant (`brx.runs.frames.Run.variant`) without its delay."""
     settings: dict[str, Any]
     """The method's settings: the section `optimizer`, and `stash` and `forecast` of `pipeline`.
     """
@@ -47,20 +46,22 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
     """The largest delay of a stage, in updates: 0 without asynchrony."""
     lr: float
     num_rates: int
+    """How many learning rates were tried."""
     seconds: float = Field(gt=0)
     """Per iteration of the fastest seed while nothing else used the machine."""
     micro_batches: int = 1
-    """M of these runs: the pace of runs compares among equal M."""
+    """M of these runs: `seconds` compares among equal M."""
     seeds: list[int] = Field(min_length=1)
     iterations: list[list[float | None]]
-    """Iterations to each loss (rows, as `Measurements.losses`) by each seed (columns); None: it
-    never got there."""
+    """Iterations to each loss (rows, as `Measurements.losses`) by each seed (columns); None if the
+    run never got there."""
 
 
 class Measurements(BaseModel, frozen=True, extra="forbid"):
     """Runs that compare: on the same data, model and budget."""
 
     source: str
+    """The folder of the runs."""
     model: str
     examples: int = Field(gt=0)
     """Per update."""
@@ -74,9 +75,9 @@ class Measurements(BaseModel, frozen=True, extra="forbid"):
         if any(higher <= lower for higher, lower in pairwise(self.losses)):
             raise ValueError("losses: must descend")
         for one in self.experiments:
-            if len(one.iterations) != len(self.losses) or {len(row) for row in one.iterations} != {
-                len(one.seeds)
-            }:
+            has_all_losses = len(one.iterations) == len(self.losses)
+            has_all_seeds = all(len(row) == len(one.seeds) for row in one.iterations)
+            if not has_all_losses or not has_all_seeds:
                 rows = f"a row per loss, {len(self.losses)}, of a number per seed"
                 raise ValueError(
                     f"{one.method} at delay {one.delay:g}: iterations must have {rows}"
@@ -85,7 +86,11 @@ class Measurements(BaseModel, frozen=True, extra="forbid"):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file that `write` made; UserError where it is none."""
+        """Read a file that `write` made.
+
+        Raises:
+            UserError: it is not such a file.
+        """
         try:
             content = read_json(path)
         except ValueError as error:
@@ -93,42 +98,54 @@ class Measurements(BaseModel, frozen=True, extra="forbid"):
         return validate(content, cls, str(path))
 
     def write(self, path: Path) -> None:
+        """Write the file, and its folder if there is none."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, self.model_dump_json(exclude_defaults=True) + "\n")
 
     def reached(self, experiment: Experiment, loss: float) -> dict[int, Reached]:
-        """When each seed passed a loss; UserError where the loss is above those that were
-        measured."""
+        """When each seed of an experiment passed a loss (nats), interpolated between stored losses.
+
+        Raises:
+            UserError: the loss is above all stored ones.
+        """
         if loss > self.losses[0]:
             raise UserError(
                 f"--loss {loss:g}: above {self.losses[0]:g}, where these measurements begin"
             )
         never = Reached(float(self.last_iteration), False)
-        below = next((index for index, kept in enumerate(self.losses) if kept <= loss + 1e-9), None)
+        lower_ones = (row for row, kept in enumerate(self.losses) if kept <= loss + ROUNDING)
+        below = next(lower_ones, None)  # the row of the highest stored loss that is not above
         if below is None:
             return dict.fromkeys(experiment.seeds, never)
         above = max(0, below - 1)
         share = (self.losses[above] - loss) / LOSS_STEP if above < below else 0.0
-        pairs = zip(
-            experiment.seeds,
-            experiment.iterations[above],
-            experiment.iterations[below],
-            strict=True,
-        )
-        return {
-            seed: never
-            if before is None or after is None
-            else Reached(before + share * (after - before), True)
-            for seed, before, after in pairs
-        }
+        reached = {}
+        for column, seed in enumerate(experiment.seeds):
+            before = experiment.iterations[above][column]
+            after = experiment.iterations[below][column]
+            if before is None or after is None:
+                reached[seed] = never
+            else:
+                reached[seed] = Reached(before + share * (after - before), True)
+        return reached
 
 
 def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, list[str]]:
-    """What the largest set of runs that compare says about pipelines' delays, and lines on those
-    that are left out.
+    """What the largest set of runs that compare says about the delays of pipelines.
 
-    Of several experiments of one method and delay (with other moments or decays) the one that ends
-    lowest counts. UserError where runs (rows of `load`, at `source`) say nothing."""
+    If there are several experiments of one method and delay (with other moments or decays), the
+    one that ends lowest counts.
+
+    Args:
+        runs: rows of `load`.
+        source: where they are, for messages and for the file.
+
+    Returns:
+        The measurements, and a line for each kind of run that is left out.
+
+    Raises:
+        UserError: no run can be measured.
+    """
     finished = at_best_rates(runs)
     if finished.empty:
         raise UserError(f"{source}: no run is finished")
@@ -147,27 +164,20 @@ def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, 
         f"Left out: {len(names)} run(s) that {why}: {first_names(names)}."
         for why, names in lacking.items()
     ]
-    first, lowest = measured.iloc[0], measured["train_loss"].min()
+    return _measurements(measured, source), notes
+
+
+def _measurements(measured: pd.DataFrame, source: str) -> Measurements:
+    """The measurements of runs (rows of `at_best_rates`) that compare."""
+    first = measured.iloc[0]
     if pd.isna(first["examples_per_update"]):
         raise UserError(
             f"{source}: how many examples an update takes is not known; record them with "
             f"batch_size="
         )
-    steps = range(round(HIGHEST_LOSS / LOSS_STEP), math.floor(lowest / LOSS_STEP), -1)
-    if not steps:
-        above = (
-            f"a training loss of {HIGHEST_LOSS:g} nats, where measurements begin (the lowest "
-            f"ends at {lowest:.2f})"
-        )
-        raise UserError(f"{source}: no run falls to {above}")
-    losses = [round(step * LOSS_STEP, 4) for step in steps]
-    best: dict[tuple[str, float], pd.DataFrame] = {}
-    for seeds in by_experiment(measured):
-        one = seeds.iloc[0]
-        key = (str(one["variant"]).partition(", delay ")[0], float(one["largest_delay"]))
-        if key not in best or seeds["train_loss"].mean() < best[key]["train_loss"].mean():
-            best[key] = seeds
-    measurements = Measurements(
+    losses = _losses_above(measured["train_loss"].min(), source)
+    best = _best_experiments(measured)
+    return Measurements(
         source=source,
         model=first["architecture"],
         examples=int(first["examples_per_update"]),
@@ -175,13 +185,38 @@ def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, 
         losses=losses,
         experiments=[_experiment(*key, best[key], losses) for key in sorted(best)],
     )
-    return measurements, notes
+
+
+def _losses_above(lowest: float, source: str) -> list[float]:
+    """The losses from `HIGHEST_LOSS` down to the last multiple of `LOSS_STEP` above `lowest`."""
+    steps = range(round(HIGHEST_LOSS / LOSS_STEP), math.floor(lowest / LOSS_STEP), -1)
+    if not steps:
+        raise UserError(
+            f"{source}: no run falls to a training loss of {HIGHEST_LOSS:g} nats, where "
+            f"measurements begin (the lowest ends at {lowest:.2f})"
+        )
+    return [round(step * LOSS_STEP, 4) for step in steps]
+
+
+def _best_experiments(measured: pd.DataFrame) -> dict[tuple[str, float], pd.DataFrame]:
+    """The experiment that ends lowest for each method and delay."""
+    best: dict[tuple[str, float], pd.DataFrame] = {}
+    for seeds in by_experiment(measured):
+        first = seeds.iloc[0]
+        method = str(first["variant"]).partition(", delay ")[0]
+        key = (method, float(first["largest_delay"]))
+        if key not in best or seeds["train_loss"].mean() < best[key]["train_loss"].mean():
+            best[key] = seeds
+    return best
 
 
 def _experiment(
     method: str, delay: float, seeds: pd.DataFrame, losses: Sequence[float]
 ) -> Experiment:
     by_loss = [reached_by_seed(seeds, loss) for loss in losses]
+    iterations = []
+    for by_seed in by_loss:
+        iterations.append([_rounded(run) for run in by_seed.values()])
     config = read_run(Path(str(seeds.index[0]))).config
     optimizer = config.optimizer.model_dump(
         mode="json", exclude_defaults=True, exclude={"lr", "facts"}
@@ -199,8 +234,9 @@ def _experiment(
         seconds=float(np.round(seeds["seconds_per_iteration"].min(), 6)),
         micro_batches=int(seeds["pipeline.accumulation"].iloc[0]),
         seeds=list(by_loss[0]),
-        iterations=[
-            [round(run.iterations, 1) if run.is_reached else None for run in row.values()]
-            for row in by_loss
-        ],
+        iterations=iterations,
     )
+
+
+def _rounded(run: Reached) -> float | None:
+    return round(run.iterations, 1) if run.is_reached else None

@@ -1,8 +1,9 @@
-"""A checkpoint's newest weights as a file for other programs: safetensors, with the settings and
-what decodes the tokens next to it.
+"""Write a checkpoint's newest weights as a file for other programs: safetensors, with the settings
+and the tokenizer next to it.
 
 The format is https://github.com/huggingface/safetensors#format: the length of a JSON header, the
-header, and the numbers one after the other."""
+header, and the numbers one after the other.
+"""
 
 import json
 import re
@@ -17,7 +18,7 @@ from brx.errors import UserError
 from brx.files import replacing, write_json
 from brx.runs.checkpoint import check_stages, read_manifest, read_stage
 
-# Names of number formats, as the format has them.
+# safetensors' names of number formats
 _FORMATS = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -25,7 +26,7 @@ _FORMATS = {
     torch.float16: "F16",
 }
 
-# From the part of a block in brx's `llama` to its name in Hugging Face's LlamaForCausalLM.
+# The parts of a block: the name in brx's `llama`, and in Hugging Face's LlamaForCausalLM.
 _LLAMA_PARTS = {
     "attention.query": "self_attn.q_proj",
     "attention.key": "self_attn.k_proj",
@@ -40,15 +41,16 @@ _LLAMA_PARTS = {
 
 
 def write_weights(run: Path, checkpoint: Path, config: RunConfig, to: Path) -> list[Path]:
-    """Write a checkpoint's newest weights to a file, with what others need next to it.
+    """Write a checkpoint's newest weights to a file, and files that describe them next to it.
 
     A `llama` without a mixture of experts gets the names and the `config.json` of Hugging Face's
     LlamaForCausalLM. Other models keep their own names.
 
     Args:
-        run: the run's folder, noted in brx.json.
+        run: the run's folder; brx.json names it.
         checkpoint: one of the run's checkpoints.
-        to: NAME.safetensors; the other files are in its folder.
+        config: the run's settings.
+        to: NAME.safetensors; the other files go into its folder.
 
     Returns:
         The files.
@@ -59,6 +61,25 @@ def write_weights(run: Path, checkpoint: Path, config: RunConfig, to: Path) -> l
     """
     if to.suffix != ".safetensors":
         raise UserError(f"--to {to}: must end with .safetensors")
+    contents = {
+        to.with_name(name): content
+        for name, content in _descriptions(run, checkpoint, config).items()
+    }
+    for path in (to, *contents):
+        if path.exists():
+            raise UserError(f"{path}: is there already; choose another folder")
+    weights = _newest_weights(checkpoint)
+    if _plain_llama(config) is not None:
+        weights = {_llama_name(name): weight for name, weight in weights.items()}
+    to.parent.mkdir(parents=True, exist_ok=True)
+    _write_safetensors(to, weights)
+    for path, content in contents.items():
+        write_json(path, content)
+    return [to, *contents]
+
+
+def _descriptions(run: Path, checkpoint: Path, config: RunConfig) -> dict[str, Any]:
+    """The JSON files next to the weights, by name."""
     about = {
         "run": run.name,
         "iteration": int(checkpoint.name),
@@ -67,26 +88,22 @@ def write_weights(run: Path, checkpoint: Path, config: RunConfig, to: Path) -> l
         "vocabulary_size": config.data.vocabulary_size,
         "data_fingerprint": read_manifest(checkpoint)["fingerprint"],
     }
-    others: dict[str, Any] = {"brx.json": about}
-    # LlamaForCausalLM has no mixture of experts.
-    is_llama = isinstance(config.model, LlamaConfig) and config.model.moe is None
-    if isinstance(config.model, LlamaConfig) and is_llama:
-        others["config.json"] = _llama_config(config.model, config.data.vocabulary_size)
+    files: dict[str, Any] = {"brx.json": about}
+    llama = _plain_llama(config)
+    if llama is not None:
+        files["config.json"] = _llama_config(llama, config.data.vocabulary_size)
     if config.data.tokenizer == "bytes":
-        others["tokenizer.json"] = _byte_tokenizer()
-        others["tokenizer_config.json"] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    paths = [to, *(to.with_name(name) for name in others)]
-    for path in paths:
-        if path.exists():
-            raise UserError(f"{path}: is there already; choose another folder")
-    weights = _newest_weights(checkpoint)
-    if is_llama:
-        weights = {_llama_name(name): weight for name, weight in weights.items()}
-    to.parent.mkdir(parents=True, exist_ok=True)
-    _write_safetensors(to, weights)
-    for path, content in zip(paths[1:], others.values(), strict=True):
-        write_json(path, content)
-    return paths
+        files["tokenizer.json"] = _byte_tokenizer()
+        files["tokenizer_config.json"] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    return files
+
+
+def _plain_llama(config: RunConfig) -> LlamaConfig | None:
+    """The settings of a model that LlamaForCausalLM can be: one without a mixture of experts."""
+    model = config.model
+    if isinstance(model, LlamaConfig) and model.moe is None:
+        return model
+    return None
 
 
 def _newest_weights(checkpoint: Path) -> dict[str, Tensor]:
@@ -97,23 +114,24 @@ def _newest_weights(checkpoint: Path) -> dict[str, Tensor]:
     for stage in range(num_stages):
         state = read_stage(checkpoint, stage, torch.device("cpu"), is_checked=True)
         for name, weight in state["versions"]["weights"].items():
-            # A stage calls its model's `embed` so.
+            # `embedding` is a stage's name for its model's `embed`.
             weights[re.sub(r"^embedding\.", "embed.", name)] = weight
     return weights
 
 
 def _write_safetensors(path: Path, weights: dict[str, Tensor]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # which transformers asks for
-    end = 0
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
+    start = 0
     for name, weight in weights.items():
-        start, end = end, end + weight.nbytes
+        end = start + weight.nbytes
         header[name] = {
             "dtype": _FORMATS[weight.dtype],
             "shape": list(weight.shape),
             "data_offsets": [start, end],
         }
+        start = end
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the numbers are aligned
+    text += b" " * (-len(text) % 8)  # aligns the numbers
     with replacing(path) as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
@@ -202,7 +220,8 @@ def _letters_of_bytes() -> list[str]:
     """The letter that stands for each byte in GPT-2's vocabulary: itself where it can be printed,
     the others in turn from U+0100."""
     printed = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
-    letters, num_others = [], 0
+    letters = []
+    num_others = 0
     for byte in range(256):
         if byte in printed:
             letters.append(chr(byte))

@@ -1,4 +1,4 @@
-"""The choice of a learning rate, and of a second setting: per combination of everything else, the
+"""Choose a learning rate, and maybe a second setting, for each combination of everything else: the
 best of those tried."""
 
 import math
@@ -12,31 +12,49 @@ from brx.runs.folder import RunFolder, settings_key
 from brx.runs.frames import SEED
 from brx.sweep.spec import Cell, Choice, State, Sweep, cell_name, state_of, value_at
 
-SCORE = "final_val_loss"
+SCORE = "final_val_loss"  # the key of summary.json that decides
 
-
-SECOND = "second"  # the column of the values of a second key; NaN where a cell has none
-NO_SECOND = math.nan
+SECOND = "second"  # the column with the values of a second key
+NO_SECOND = math.nan  # its entry for a cell without a second key
 
 
 def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
-    """Score the values of the chosen keys among cells that otherwise differ only in the seed.
+    """Score the combinations of the chosen keys in each group of cells that differ only in these
+    keys and the seed.
 
-    A row per value of `rule.over` and of the second key (column `second`): those of `score_values`,
-    where `at_edge` is of the values of `rule.over` that were tried with one second value, and
-    `is_best` is true for one combination of a group."""
+    Args:
+        cells: cells that are done, failed or still to run.
+        rule: the keys to choose, `over` and maybe a second one.
+
+    Returns:
+        A row per combination, with the columns of `score_values` (`over`, `score`, `is_best`,
+        `at_edge`) and:
+
+        - `second`: the value of the second key; NaN if there is none.
+        - `group`: the group of the combination; `cells`: its name.
+
+        `is_best` is true for one combination of each group. `at_edge` compares the values of `over`
+        with one second value.
+    """
     rows = []
+    groups: dict[str, str] = {}
+    seconds: dict[str, float] = {}
     names: dict[str, str] = {}
     for cell in cells:
-        group, second = _group(cell, rule), _second_value(cell, rule)
-        # Values of `over` compare where the second value is the same.
+        group = _group(cell, rule)
+        second = _second_value(cell, rule)
+        # Values of `over` are compared among cells with the same second value.
         alike = f"{group} {second}"
-        seed, value = cell.config.training.seed, _value(cell, rule)
-        rows.append({"alike": alike, rule.over: value, SEED: seed, "score": score(cell)})
+        groups[alike] = group
+        seconds[alike] = second
         names.setdefault(alike, _name_of_group(cell, rule))
-    by_alike = {f"{_group(cell, rule)} {_second_value(cell, rule)}": cell for cell in cells}
-    groups = {alike: _group(cell, rule) for alike, cell in by_alike.items()}
-    seconds = {alike: _second_value(cell, rule) for alike, cell in by_alike.items()}
+        row = {
+            "alike": alike,
+            rule.over: _value(cell, rule),
+            SEED: cell.config.training.seed,
+            "score": score(cell),
+        }
+        rows.append(row)
     scored = score_values(pd.DataFrame(rows), "alike", rule.over)
     scored = scored.assign(
         group=scored["alike"].map(groups),
@@ -49,8 +67,8 @@ def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
 
 
 def tried_cells(sweep: Sweep) -> list[Cell]:
-    """The cells of the grid, and those beyond it that the search asks for after the ones that are
-    done: `choose.further` and `choose.second`."""
+    """The cells of the grid, and those beyond it (`choose.further`, `choose.second`) that follow
+    from the results so far."""
     cells = list(sweep.cells)
     while more := _beyond(sweep, cells):
         cells += more
@@ -62,23 +80,19 @@ def _beyond(sweep: Sweep, cells: Sequence[Cell]) -> list[Cell]:
     rule = sweep.spec.choose
     if rule is None or not (rule.further or rule.second):
         return []
-    waiting = {
-        _group(cell, rule) for cell in cells if state_of(cell) not in (State.DONE, State.FAILED)
-    }
+    unfinished = [cell for cell in cells if state_of(cell) not in (State.DONE, State.FAILED)]
+    waiting = {_group(cell, rule) for cell in unfinished}
     scored = choose(cells, rule)
-    tried_folders = {cell.folder for cell in cells}  # one that failed is not tried twice
+    tried_folders = {cell.folder for cell in cells}  # a cell that failed is not tried twice
     more: list[Cell] = []
     for best in _best_cells(cells, scored, rule):
         if _group(best, rule) in waiting or not math.isfinite(score(best)):
             continue
         for settings in _neighbours(best, scored, rule):
-            beyond = [
-                cell
-                for cell in sweep.varied_further((best, each) for each in settings)
-                if cell.folder not in tried_folders
-            ]
-            if beyond:
-                more += beyond
+            neighbours = sweep.varied_further((best, changed) for changed in settings)
+            untried = [cell for cell in neighbours if cell.folder not in tried_folders]
+            if untried:
+                more += untried
                 break
     return more
 
@@ -90,17 +104,23 @@ def _best_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> li
 
 
 def _neighbours(best: Cell, scored: pd.DataFrame, rule: Choice) -> list[list[dict[str, Any]]]:
-    """The neighbours of a group's best combination, in the order in which they are tried: the next
-    values of `over` where the best is the lowest or highest, then the other second values."""
-    value, second_value = _value(best, rule), _second_value(best, rule)
+    """The neighbours of a group's best combination, as the settings that differ from it.
+
+    Two lists at most, in the order in which they are tried: the next values of `over`, if the best
+    is the lowest or highest tried; then the other second values.
+    """
+    value = _value(best, rule)
+    second_value = _second_value(best, rule)
     of_group = scored[scored["group"] == _group(best, rule)]
     tried = of_group.loc[_is_second(of_group, second_value), rule.over]
-    ladder = sorted({*rule.further, *of_group[rule.over]})
+    known = sorted({*rule.further, *of_group[rule.over]})
     nearest: list[dict[str, Any]] = []
     if value == tried.max():
-        nearest += [{rule.over: step} for step in ladder if step > value][:1]
+        higher = [step for step in known if step > value]
+        nearest += [{rule.over: step} for step in higher[:1]]
     if value == tried.min():
-        nearest += [{rule.over: step} for step in ladder if step < value][-1:]
+        lower = [step for step in known if step < value]
+        nearest += [{rule.over: step} for step in lower[-1:]]
     second = rule.second_of(best.config)
     if second is None:
         return [nearest]
@@ -109,8 +129,15 @@ def _neighbours(best: Cell, scored: pd.DataFrame, rule: Choice) -> list[list[dic
 
 
 def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> list[Cell]:
-    """The cells with the best combination of their group, from `choose`. A group whose cells have
-    all failed has none."""
+    """The cells with the best combination of their group, one per seed.
+
+    A group whose cells have all failed has none.
+
+    Args:
+        cells: those that were scored.
+        scored: from `choose`.
+        rule: the keys that were chosen.
+    """
     best = scored[scored["is_best"]].set_index("group")
     not_failed = {_group(cell, rule) for cell in cells if state_of(cell) is not State.FAILED}
     chosen = []
@@ -125,22 +152,24 @@ def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> l
 
 
 def _same(one: float, other: float) -> bool:
+    """Whether two second values are equal; NaN, for none, equals NaN."""
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
 def _is_second(scored: pd.DataFrame, value: float) -> pd.Series:
+    """Which rows have this second value."""
     return scored[SECOND].isna() if math.isnan(value) else scored[SECOND] == value
 
 
 def _group(cell: Cell, rule: Choice) -> str:
-    """Equal for the cells among which one combination is chosen."""
+    """A text that is equal for the cells among which one combination is chosen."""
     second = rule.second_of(cell.config)
     chosen = (rule.over, SEED) if second is None else (rule.over, SEED, second.over)
     return settings_key(cell.config, without=chosen)
 
 
 def _name_of_group(cell: Cell, rule: Choice) -> str:
-    """The settings that the cell varies, without the keys that are chosen; and its second value."""
+    """The settings that the cell varies, in one word, without seed and `over`."""
     chosen = (rule.over, SEED)
     return cell_name({key: value for key, value in cell.varied.items() if key not in chosen})
 
@@ -157,20 +186,28 @@ def _second_value(cell: Cell, rule: Choice) -> float:
 
 
 def score(cell: Cell) -> float:
-    """Infinite where it diverged or is still to run; NaN, which decides nothing, where it failed
-    otherwise."""
+    """The final validation loss of a cell, in nats.
+
+    Infinite if the cell diverged or is still to run. NaN, which decides nothing, if it failed for
+    another reason.
+    """
     summary = RunFolder(cell.folder).read_summary()
-    if summary.get("status") != "diverged" and state_of(cell) is State.FAILED:
+    status = summary.get("status")
+    if status != "diverged" and state_of(cell) is State.FAILED:
         return math.nan
-    value = summary.get(SCORE) if summary.get("status") == "finished" else None
+    value = summary.get(SCORE) if status == "finished" else None
     return value if isinstance(value, float) and math.isfinite(value) else math.inf
 
 
 def choices_and_repetitions(
     sweep: Sweep, tried: Sequence[Cell]
 ) -> tuple[pd.DataFrame | None, list[Cell]]:
-    """What `choose` says of the cells tried so far, and the repetitions that the choices ask
-    for."""
+    """Choose among the cells tried so far.
+
+    Returns:
+        The rows of `choose`, or None if the sweep chooses nothing; and the cells that repeat what
+        was chosen.
+    """
     if sweep.spec.choose is None:
         return None, sweep.repetitions(tried)
     choices = choose(tried, sweep.spec.choose)
@@ -178,17 +215,21 @@ def choices_and_repetitions(
 
 
 def choice_table(choices: pd.DataFrame, rule: Choice) -> pd.DataFrame:
-    """A row per value that was tried, as texts."""
+    """A row per combination that was tried, as texts.
+
+    Args:
+        choices: from `choose`.
+        rule: the keys that were chosen.
+    """
     is_finite = choices["score"].map(math.isfinite)
     is_chosen = choices["is_best"] & is_finite
+    is_at_edge = is_chosen & choices["at_edge"]
     columns = {
         "cells": choices["cells"],
         rule.over: choices[rule.over].map("{:g}".format),
         SCORE: choices["score"].map("{:.4f}".format).where(is_finite, "failed"),
         "chosen": is_chosen.map({True: "yes", False: ""}),
-        "remark": (is_chosen & choices["at_edge"]).map(
-            {True: "at the edge: widen the grid", False: ""}
-        ),
+        "remark": is_at_edge.map({True: "at the edge: widen the grid", False: ""}),
     }
     table = pd.DataFrame(columns)
     if rule.second:

@@ -1,5 +1,4 @@
-"""The protocol of `brx compare`: the same runs for every method (docs/compare.md says why
-these)."""
+"""The protocol of `brx compare`: the same runs for every method. docs/compare.md says why these."""
 
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -21,27 +20,29 @@ from brx.sweep.spec import Sweep, SweepSpec
 
 PRESET = "compare"
 RATES = (1e-3, 3e-3, 3e-4)
-# One after another, as long as the best rate is the lowest or highest tried.
-FURTHER_RATES = (
-    3e-5,
-    1e-4,
-    1e-2,
-    3e-2,
-)
-# Each entry has the delays of a pipeline with this number of stages, on the same eight blocks.
+# Tried one after another, as long as the best rate is the lowest or highest tried.
+FURTHER_RATES = (3e-5, 1e-4, 1e-2, 3e-2)
+# The delays of pipelines with these numbers of stages, all on the same eight blocks.
 DELAYS: dict[str, dict[str, Any]] = {
     "none": {"pipeline.stages": 1},
     "8 stages": {"pipeline.stages": 8},
     "32 stages": {"pipeline.stages": 8, "pipeline.delay.like": 32},
 }
-# Slowdowns are at the loss that it reaches under every delay, so that a new method moves nobody
-# else's.
+# Slowdowns are measured at the loss that this method reaches under every delay, so that a new
+# method changes nobody else's.
 TARGET_METHOD = "pipedream"
 
 
 def protocol(method: str, settings: Mapping[str, Any], num_seeds: int, out: Path) -> Sweep:
-    """The runs of one method: every delay and rate with seed 0, the further seeds at each delay's
-    best rate."""
+    """The runs of one method: every delay and rate with seed 0, and the further seeds at the best
+    rate of each delay.
+
+    Args:
+        method: its name, or FILE.py:NAME.
+        settings: dotted keys of the section `optimizer`, from `parse_settings`.
+        num_seeds: seeds per delay, 0 among them.
+        out: the folder for the runs.
+    """
     content: dict[str, Any] = {
         "base": PRESET,
         "set": {"optimizer.method": method, **settings},
@@ -57,35 +58,55 @@ def protocol(method: str, settings: Mapping[str, Any], num_seeds: int, out: Path
 def take_committed(
     sweeps: Sequence[Sweep], committed: Path, data_fingerprint: str | None = None
 ) -> int:
-    """Copy the committed runs that the sweeps ask for, of this trajectory version and corpus;
-    returns how many."""
+    """Copy the committed runs that sweeps ask for into the folders of their cells.
+
+    Args:
+        sweeps: from `protocol`.
+        committed: the folder of the committed runs.
+        data_fingerprint: copy only runs on this corpus; None: on any.
+
+    Returns:
+        How many runs were copied. Those of another trajectory version are not.
+    """
     if not committed.is_dir():
         return 0
-    kept: dict[str, Path] = {}
+    usable: dict[str, Path] = {}
     for path in sorted(committed.iterdir()):
         summary = RunFolder(path).read_summary()
         is_of_this_corpus = data_fingerprint in (None, summary.get("data_fingerprint"))
         if summary and is_of_this_corpus and _is_of_this_version(path, summary):
-            kept[path.name.rpartition("--")[2]] = path
-    copied: set[Path] = set()
+            usable[_identity(path)] = path
+    num_copied = 0
     for sweep in sweeps:
-        num_before = -1
-        while len(copied) > num_before:  # a kept run may ask for one beyond the grid
-            num_before = len(copied)
-            cells = tried_cells(sweep)
-            for cell in cells + sweep.repetitions(cells):
-                source = kept.get(cell.folder.name.rpartition("--")[2])
-                if source is not None and not cell.folder.exists():
-                    cell.folder.parent.mkdir(parents=True, exist_ok=True)
-                    partial = cell.folder.with_name(f".{cell.folder.name}.tmp")
-                    shutil.rmtree(partial, ignore_errors=True)
-                    shutil.copytree(source, partial).rename(cell.folder)
-                    copied.add(cell.folder)
-    return len(copied)
+        # Again and again: a copied run may ask for one beyond the grid.
+        while copied := _copy_runs(sweep, usable):
+            num_copied += copied
+    return num_copied
+
+
+def _identity(folder: Path) -> str:
+    """The identity of a cell, with which the name of its folder ends (`brx.sweep.spec`)."""
+    return folder.name.rpartition("--")[2]
+
+
+def _copy_runs(sweep: Sweep, usable: Mapping[str, Path]) -> int:
+    """Copy the runs (by identity) that the sweep asks for now and lacks; how many they are."""
+    cells = tried_cells(sweep)
+    num_copied = 0
+    for cell in cells + sweep.repetitions(cells):
+        source = usable.get(_identity(cell.folder))
+        if source is None or cell.folder.exists():
+            continue
+        cell.folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = cell.folder.with_name(f".{cell.folder.name}.tmp")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(source, partial).rename(cell.folder)
+        num_copied += 1
+    return num_copied
 
 
 def _is_of_this_version(path: Path, summary: Mapping[str, Any]) -> bool:
-    """Whether this brx computes what a finished run's method computed."""
+    """Whether this brx computes the same numbers as the one that trained the run."""
     if recorded_version(summary) == TRAJECTORY_VERSION:
         return True
     method = load_config(path / "config.yaml").optimizer.method
@@ -93,54 +114,70 @@ def _is_of_this_version(path: Path, summary: Mapping[str, Any]) -> bool:
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """`optimizer.KEY=VALUE` as dotted keys and values; UserError for any other: the rest is the
-    protocol's."""
+    """Read `--set optimizer.KEY=VALUE` as dotted keys and values.
+
+    Raises:
+        UserError: a text sets something else; the protocol decides that.
+    """
     settings = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if (
-            not equals
-            or not key.startswith("optimizer.")
-            or key in ("optimizer.lr", "optimizer.method")
-        ):
-            right = (
-                "must be optimizer.KEY=VALUE, KEY neither lr nor method: the rest is the protocol's"
+        is_free = key.startswith("optimizer.") and key not in ("optimizer.lr", "optimizer.method")
+        if not equals or not is_free:
+            raise UserError(
+                f"--set {text}: must be optimizer.KEY=VALUE, KEY neither lr nor method: the rest "
+                f"is the protocol's"
             )
-            raise UserError(f"--set {text}: {right}")
         settings[key] = parse_value(value, f"--set {text}")
     return settings
 
 
 def with_delays(runs: pd.DataFrame) -> pd.DataFrame:
-    """Those under one of `DELAYS`, with its name as `delay`."""
-    names = runs[DEPTH].map(lambda stages: "none" if stages == 1 else f"{stages} stages")
+    """The runs under one of `DELAYS`, with its name in the column `delay`."""
+    names = runs[DEPTH].map(_name_of_delay)
     return runs.assign(delay=names)[names.isin(DELAYS) & has_pipeline_delays(runs)]
 
 
-class Board(NamedTuple):  # a leaderboard (`brx.runs.comparison`)
-    rows: pd.DataFrame
-    runs: str
-    notes: list[str]
+def _name_of_delay(stages: int) -> str:
+    return "none" if stages == 1 else f"{stages} stages"
+
+
+class Board(NamedTuple):
+    """A leaderboard, as `brx compare` shows it."""
+
+    rows: pd.DataFrame  # from `brx.runs.comparison.leaderboard`
+    runs: str  # which runs they come from, in words
+    notes: list[str]  # what is left out
 
 
 def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
-    """The leaderboard of the set of runs that compare with most of the methods `asked` for, then
-    with most runs."""
+    """Make the leaderboard of the runs in some folders.
+
+    If not all of them compare, the set that has most runs of the methods `asked` for is shown; of
+    equal ones, the set with most runs.
+
+    Args:
+        folders: folders of runs; those that do not exist or are empty are left out.
+        asked: names of methods, as in the settings.
+
+    Raises:
+        UserError: no run is there, or none is finished under one of `DELAYS`.
+    """
     there = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
     if not there:
         raise UserError(f"METHOD: needed, since no run is in {' or '.join(map(str, folders))}")
     runs = load(there)
-    runs = runs[~runs["name"].duplicated()]  # a kept run that was copied
+    runs = runs[~runs["name"].duplicated()]  # a committed run and its copy
     chosen = with_delays(at_best_rates(runs))
     if chosen.empty:
         raise UserError(
             f"{', '.join(map(str, there))}: no run is finished under delays of {', '.join(DELAYS)}"
         )
-    sets = comparable(chosen)
-    sets.sort(
-        key=lambda alike: (alike["optimizer.method"].isin(asked).sum(), len(alike)), reverse=True
-    )
-    shown, *others = sets
+
+    def rank(alike: pd.DataFrame) -> tuple[int, int]:
+        return alike["optimizer.method"].isin(asked).sum(), len(alike)
+
+    shown, *others = sorted(comparable(chosen), key=rank, reverse=True)
     notes = []
     for aspects, alike in left_out(shown, others).items():
         variants = ", ".join(sorted(set(alike["variant"])))
@@ -149,22 +186,20 @@ def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
             f"{variants}"
         )
     seeds = ", ".join(map(str, sorted(shown[SEED].unique())))
-    source = (
-        f"{len(shown)} runs at the best rates in {' and '.join(map(str, there))}, seeds {seeds}"
-    )
+    places = " and ".join(map(str, there))
+    source = f"{len(shown)} runs at the best rates in {places}, seeds {seeds}"
     return Board(leaderboard(shown, list(DELAYS), TARGET_METHOD), source, notes)
 
 
 def board_legend(board: Board) -> list[str]:
+    """The lines below a leaderboard that explain its columns."""
     target = board.rows["target"].iloc[0]
-    reached = (
-        f"of {target:.3f}, which {TARGET_METHOD} reaches under every delay"
-        if pd.notna(target)
-        else "to be set"
-    )
+    loss = "a training loss to be set"
+    if pd.notna(target):
+        loss = f"a training loss of {target:.3f}, which {TARGET_METHOD} reaches under every delay"
     return [
-        f"Of {board.runs}.",
-        f"Slowdown: iterations to a training loss {reached}, over those of the same method without "
+        f"From {board.runs}.",
+        f"Slowdown: iterations to {loss}, divided by the iterations of the same method without "
         f"delay.",
         "Saved: iterations over the best of PipeDream, PipeDream-LR and Nesterov, under the "
         "longest delay.",

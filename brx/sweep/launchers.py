@@ -1,8 +1,9 @@
-"""Where cells run: as processes that share this machine's threads and GPUs, or on a Ray cluster.
+"""Run cells: as processes that share this machine's threads and GPUs, or on a Ray cluster.
 
-Here a server process imports torch once, which takes seconds, and every cell is a fork of it. All
-nodes of a cluster must share the cells' folder, the working folder and the prepared data, at the
-same path, on a file system with locks that hold across nodes (NFS 4, Lustre mounted with `flock`).
+On this machine, a server process imports torch once, which takes seconds, and every cell is a fork
+of it. All nodes of a cluster must share the cells' folder, the working folder and the prepared
+data, at the same path, on a file system with locks that hold across nodes (NFS 4, Lustre mounted
+with `flock`).
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,33 +34,41 @@ from brx.files import write_text
 from brx.runs.folder import RunFolder, hand_down, is_locked, lock
 from brx.sweep.spec import FAILURE, LOG, Cell, State, outcome_of, prepare_folder, state_of
 
-# What macOS has started in its libraries by then does not survive a fork: there, every cell pays
-#     its start.
+# On macOS, libraries have started threads by then, which do not survive a fork. There, every cell
+# imports torch itself.
 START = "forkserver" if sys.platform == "linux" else "spawn"
 SHARED_IMPORTS = ["brx.sweep.launchers", "brx.cli.train", "brx.train.loop", "torch._dynamo"]
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
-MOST_RESTARTS = (
-    3  # how often Ray continues a cell elsewhere after its node or Ray's process there was lost
-)
+MOST_RESTARTS = 3  # how often Ray continues a cell elsewhere after its node was lost
 POLL_S = 0.2
 CONNECT_S = 10.0
 
 
 @dataclass
 class Job:
-    """A cell that runs: its process, what closes at its end (the lock, pipes), and its share of the
-    machine."""
+    """A cell that runs on this machine."""
 
     cell: Cell
     process: BaseProcess
-    resources: ExitStack
-    share: int
+    resources: ExitStack  # closes at its end: the lock and pipes
+    share: int  # 0 to num_jobs - 1: its part of the machine, which no other running cell has
 
 
 class LocalLauncher:
-    """Starts cells in free places: by default one per GPU (or group of them), one per core without
-    GPUs."""
+    """Runs cells as processes of this machine.
+
+    By default there is room for a cell per GPU, or per group of GPUs for cells with several
+    devices; without GPUs, for a cell per core.
+
+    Args:
+        num_jobs: how many cells run at a time, instead.
+        devices_per_cell: the most devices that a cell has.
+        on_gpus: give cells GPUs, if there are any.
+
+    Raises:
+        UserError: a cell has more devices than there are GPUs.
+    """
 
     def __init__(
         self, num_jobs: int | None, devices_per_cell: int, *, on_gpus: bool = True
@@ -78,7 +87,11 @@ class LocalLauncher:
         self.jobs: list[Job] = []
 
     def start(self, cell: Cell) -> bool:
-        """Start or resume a cell; False if another sweep runs it, or has finished it meanwhile."""
+        """Start or resume a cell, for which there must be room.
+
+        Returns:
+            False if another sweep runs the cell, or has finished it meanwhile.
+        """
         with ExitStack() as stack:
             descriptor = stack.enter_context(lock(cell.folder))
             if descriptor is None or state_of(cell) is State.DONE:
@@ -95,10 +108,13 @@ class LocalLauncher:
         failed, why."""
         outcomes = []
         for job in list(self.jobs):
-            if (code := job.process.exitcode) is not None:
-                self.jobs.remove(job)
-                outcomes.append((job.cell, *outcome_of(job.cell, code)))
-                job.resources.close()
+            code = job.process.exitcode
+            if code is None:
+                continue
+            self.jobs.remove(job)
+            state, reason = outcome_of(job.cell, code)
+            outcomes.append((job.cell, state, reason))
+            job.resources.close()
         return outcomes
 
     def interrupt(self) -> None:
@@ -109,41 +125,50 @@ class LocalLauncher:
         for job in self.jobs:
             job.process.join()
 
-    def close(self) -> None:  # nothing is left to end; `RayLauncher` leaves its cluster
-        pass
+    def close(self) -> None:
+        """Nothing: `RayLauncher` leaves its cluster here."""
 
     def _environment(self, share: int) -> dict[str, str]:
+        """The environment of a cell: its threads, and its GPUs."""
         environment = {**child_environment(), "OMP_NUM_THREADS": str(self._threads)}
-        environment.pop("RANK", None)  # only for the sweep's own process, not for its cells
+        # RANK is set for the sweep's own process, not for its cells.
+        environment.pop("RANK", None)
         if self._gpus_per_cell:
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            names = (
-                visible.split(",") if visible else [str(index) for index in range(self._num_gpus)]
-            )
-            first = share % (self._num_gpus // self._gpus_per_cell) * self._gpus_per_cell
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(
-                names[first : first + self._gpus_per_cell]
-            )
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus_of(share))
         return environment
+
+    def _gpus_of(self, share: int) -> list[str]:
+        """The names of a share's GPUs; with more cells than groups of GPUs, cells share a group."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible else list(map(str, range(self._num_gpus)))
+        num_groups = self._num_gpus // self._gpus_per_cell
+        first = (share % num_groups) * self._gpus_per_cell
+        return names[first : first + self._gpus_per_cell]
 
 
 def start_process(
     folder: Path, lock_descriptor: int, environment: Mapping[str, str]
 ) -> BaseProcess:
-    """Start `brx train FOLDER --resume` with this environment; it holds the folder's lock and
-    writes to its log."""
+    """Start `brx train FOLDER --resume`, which writes to the folder's log.
+
+    Args:
+        folder: a cell's.
+        lock_descriptor: of the folder's lock, which the process goes on holding.
+        environment: all environment variables of the process.
+    """
     method = START if has_room_for_sockets() else "spawn"  # a server is reached by a socket
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload(SHARED_IMPORTS)
-    # The server, and a cell until it is in a session of its own, must survive what stops the whole
-    # process group: the sweep tells its cells to stop itself, and waits for them through the
-    # server.
-    resource_tracker.ensure_running()  # by itself it would unblock them
+    # Ctrl-C goes to the whole process group. The server must survive it, and a cell until it is in
+    # a session of its own: the sweep itself tells its cells to stop, and waits for them through the
+    # server. Processes inherit blocked signals; only the resource tracker would unblock them as it
+    # starts, so it has to run before.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
-        # As a Connection, a descriptor is good in the process that it is sent to, too: what is
-        #     locked stays locked.
+        # A descriptor that is sent as a Connection is valid in the other process, too, and keeps
+        # its lock.
         arguments = (
             folder.absolute(),
             Path.cwd(),
@@ -152,7 +177,7 @@ def start_process(
             dict(environment),
         )
         process: BaseProcess = context.Process(target=_train, args=arguments)
-        with _inherited(child_environment()):  # by the server, which loads brx
+        with _inherited(child_environment()):  # the first start starts the server, which loads brx
             process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -161,7 +186,7 @@ def start_process(
 
 @contextlib.contextmanager
 def _inherited(environment: Mapping[str, str]) -> Iterator[None]:
-    """Let processes that are started meanwhile have these environment variables."""
+    """Give these environment variables to processes that are started meanwhile."""
     before = dict(os.environ)
     os.environ.update(environment)
     try:
@@ -178,12 +203,13 @@ def _train(
     import_places: list[str],
     environment: dict[str, str],
 ) -> None:
-    os.setsid()  # Ctrl-C reaches it through `LocalLauncher.interrupt`, once
+    """What the process of a cell does."""
+    os.setsid()  # Ctrl-C reaches it only once, through `LocalLauncher.interrupt`
     with (folder / LOG).open("wb") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.chdir(working_folder)
-    # What its own ranks get; torch, imported already, is told directly.
+    # The environment is for the ranks of this cell. torch has been imported, and read the old one.
     os.environ.clear()
     os.environ.update(environment | hand_down(locked.fileno()))
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
@@ -194,70 +220,86 @@ def _train(
 
 
 class RayLauncher:
-    """Starts cells as tasks of a Ray cluster (None: one started here), with the methods of
-    `LocalLauncher`.
+    """Runs cells as tasks of a Ray cluster.
 
     Each device of a cell asks for a GPU, if the cluster has any, and for `runtime.threads` CPU
-    cores (or one). Cells beyond `num_jobs` wait in Ray's queue. UserError where Ray is missing, or
-    has no node that is large enough."""
+    cores (or one).
+
+    Args:
+        num_jobs: how many cells are handed to Ray at a time, whose queue keeps those without room;
+            by default, as many as the cluster has room for.
+        cells: the cells that will be started; the largest decides how many have room.
+        address: of the cluster; None: one is started on this machine.
+
+    Raises:
+        UserError: Ray is missing, no cluster is at the address, or no node is large enough.
+    """
 
     def __init__(self, num_jobs: int | None, cells: Sequence[Cell], address: str | None) -> None:
-        self._ray = _connect(
-            address, None if num_jobs is None else num_jobs * max(_needs(cell)[1] for cell in cells)
-        )
+        num_cores = None
+        if num_jobs is not None:
+            num_cores = num_jobs * max(_needs(cell, has_gpus=False).cores for cell in cells)
+        self._ray = _connect(address, num_cores)
         self._jobs: dict[Any, Cell] = {}  # by the reference of what `run_cell` returns
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         self._has_gpus = any(node.get("GPU", 0) for node in nodes)
         largest = max(cells, key=lambda cell: _needs(cell, has_gpus=self._has_gpus))
-        gpus, cores = _needs(largest, has_gpus=self._has_gpus)
-        rooms = [
-            min(node.get("CPU", 0) // cores, node.get("GPU", 0) // gpus if gpus else math.inf)
-            for node in nodes
-        ]
-        self.num_jobs = num_jobs or int(sum(rooms))
+        needs = _needs(largest, has_gpus=self._has_gpus)
+        self.num_jobs = num_jobs or sum(_num_places(node, needs) for node in nodes)
         if self.num_jobs == 0:
             self.close()
             raise UserError(
-                f"pipeline.devices: cell {largest.name} needs {cores} CPU cores and {gpus} GPUs on "
-                f"one node, which no"
-                " node of the cluster has; --jobs N queues cells all the same"
+                f"pipeline.devices: cell {largest.name} needs {needs.cores} CPU cores and "
+                f"{needs.gpus} GPUs on one node, which no node of the cluster has; --jobs N queues "
+                f"cells all the same"
             )
 
     def start(self, cell: Cell) -> bool:
+        """Hand a cell to Ray; False if another sweep runs it, or has finished it meanwhile."""
         if state_of(cell) in (State.RUNNING, State.DONE):
             return False
-        gpus, cores = _needs(cell, has_gpus=self._has_gpus)
+        needs = _needs(cell, has_gpus=self._has_gpus)
         task = self._ray.remote(run_cell).options(
-            num_cpus=cores, num_gpus=gpus, max_retries=MOST_RESTARTS
+            num_cpus=needs.cores, num_gpus=needs.gpus, max_retries=MOST_RESTARTS
         )
-        self._jobs[task.remote(replace(cell, folder=cell.folder.absolute()), Path.cwd())] = cell
+        on_any_node = replace(cell, folder=cell.folder.absolute())
+        reference = task.remote(on_any_node, Path.cwd())
+        self._jobs[reference] = cell
         return True
 
     def collect(self) -> list[tuple[Cell, State, str]]:
+        """Take the cells that have ended since the last call: each with its state and, if it
+        failed, why."""
         outcomes = []
         for reference in self._wait(timeout=0):
             cell = self._jobs[reference]
-            try:
-                state, reason = self._ray.get(reference)
-            except self._ray.exceptions.RayError as error:
-                # The node was lost too often, or the task itself failed, which Ray wraps together
-                # with its traceback.
-                cause = getattr(error, "cause", None) or error
-                state, reason = State.FAILED, f"Ray: {str(cause).strip().splitlines()[0]}"
-                cell.folder.mkdir(parents=True, exist_ok=True)
-                write_text(cell.folder / FAILURE, reason + "\n")
+            state, reason = self._outcome(reference)
             # A network file system may show the summary some seconds after the node that wrote it
             # has told us.
-            if (
-                state is State.DONE
-                and RunFolder(cell.folder).read_summary().get("status") != "finished"
-            ):
+            status = RunFolder(cell.folder).read_summary().get("status")
+            if state is State.DONE and status != "finished":
                 continue
             del self._jobs[reference]
             outcomes.append((cell, state, reason))
         return outcomes
 
+    def _outcome(self, reference: Any) -> tuple[State, str]:
+        """The result of `run_cell`, or why Ray has none."""
+        try:
+            state, reason = self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            # The node was lost too often, or the task itself failed, which Ray wraps together with
+            # its traceback.
+            cause = getattr(error, "cause", None) or error
+            state = State.FAILED
+            reason = f"Ray: {str(cause).strip().splitlines()[0]}"
+            folder = self._jobs[reference].folder
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / FAILURE, reason + "\n")
+        return state, reason
+
     def interrupt(self) -> None:
+        """Ask all cells to save and end, and wait until they have."""
         for reference in self._jobs:
             self._ray.cancel(reference)
         self._wait(timeout=None)
@@ -268,11 +310,10 @@ class RayLauncher:
         """The references of the cells that have ended, after at most `timeout` seconds; None waits
         for all."""
         references = list(self._jobs)
-        return (
-            self._ray.wait(references, num_returns=len(references), timeout=timeout)[0]
-            if references
-            else []
-        )
+        if not references:
+            return []
+        ended, _ = self._ray.wait(references, num_returns=len(references), timeout=timeout)
+        return list(ended)
 
     def close(self) -> None:
         """Leave the cluster; end it, if it was started here."""
@@ -283,8 +324,19 @@ Launcher = LocalLauncher | RayLauncher
 
 
 def run_cell(cell: Cell, working_folder: Path) -> tuple[State, str]:
-    """Start or resume a cell where Ray has placed this task, and wait for its end; `ray.cancel`
-    makes it save."""
+    """A task of Ray: start or resume a cell on this node and wait for its end. `ray.cancel` makes
+    it save.
+
+    Args:
+        cell: its folder is an absolute path.
+        working_folder: the sweep's.
+
+    Returns:
+        See `outcome_of`.
+
+    Raises:
+        UserError: a folder is missing on this node.
+    """
     for folder in (cell.folder.parent, working_folder):
         if not folder.is_dir():
             raise UserError(
@@ -317,14 +369,30 @@ def run_cell(cell: Cell, working_folder: Path) -> tuple[State, str]:
         return outcome_of(cell, process.wait())
 
 
-def _needs(cell: Cell, *, has_gpus: bool = False) -> tuple[int, int]:
-    num_devices, runtime = cell.config.pipeline.devices, cell.config.runtime
-    return num_devices if has_gpus and runtime.device != "cpu" else 0, num_devices * (
-        runtime.threads or 1
-    )
+class _Needs(NamedTuple):
+    """What a cell takes of one node. Cells compare by GPUs first."""
+
+    gpus: int
+    cores: int
+
+
+def _needs(cell: Cell, *, has_gpus: bool) -> _Needs:
+    num_devices = cell.config.pipeline.devices
+    runtime = cell.config.runtime
+    uses_gpus = has_gpus and runtime.device != "cpu"
+    return _Needs(num_devices if uses_gpus else 0, num_devices * (runtime.threads or 1))
+
+
+def _num_places(node: Mapping[str, float], needs: _Needs) -> int:
+    """How many cells have room on a node with these resources."""
+    num_places = node.get("CPU", 0) // needs.cores
+    if needs.gpus:
+        num_places = min(num_places, node.get("GPU", 0) // needs.gpus)
+    return int(num_places)
 
 
 def _connect(address: str | None, num_cores: int | None) -> Any:
+    """The module `ray`, connected to a cluster, or to one with `num_cores` that it starts here."""
     try:
         import ray
     except ImportError:
@@ -336,11 +404,8 @@ def _connect(address: str | None, num_cores: int | None) -> Any:
         options |= {"num_cpus": cores, "include_dashboard": False}
     try:
         # Ray itself would wait minutes for a host that does not answer.
-        if address not in (
-            None,
-            "auto",
-        ):
-            host, _, port = str(address).removeprefix("ray://").rpartition(":")
+        if address is not None and address != "auto":
+            host, _, port = address.removeprefix("ray://").rpartition(":")
             if not port.isdecimal():
                 raise ValueError("must be auto, HOST:PORT or ray://HOST:PORT")
             socket.create_connection((host, int(port)), timeout=CONNECT_S).close()

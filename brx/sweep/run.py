@@ -1,5 +1,5 @@
-"""`brx sweep`: skips what is done, resumes what was interrupted, records what fails, and goes
-on."""
+"""Run the cells of a sweep: skip what is done, resume what was interrupted, record what fails, and
+go on."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ from brx.sweep.spec import FAILURE, Cell, State, Sweep, iterations_done, state_o
 from brx.train.build import assemble, check_method
 from brx.train.device import choose_device, set_up
 
-POLL_S, REFRESH_S = 0.5, 2.0
-WARM_UP, MEASURED = 3, 10  # one refresh of the default interval is among them
+POLL_S = 0.5  # between two looks at the cells
+REFRESH_S = 2.0  # between two drawings of the live table
+WARM_UP = 3  # iterations of a calibration that are not measured
+MEASURED = 10  # iterations that are; one refresh of the default interval is among them
 MOST_CALIBRATION_S = 3.0  # per kind of cell; a busy machine gets through fewer iterations
 # EILSEQ: characters that the file system lacks; EEXIST: two names that it takes for one.
 BAD_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EEXIST}
@@ -46,19 +48,27 @@ LARGEST_ON_CPU = 20_000_000  # parameters up to which a calibration on a CPU tak
 
 
 def check_own_methods(sweeps: Sequence[Sweep]) -> None:
-    """Refuse a user's own method or model that cannot train (`check_method`, `check_model_of`),
-    before anything is paid for any run. It is imported, and named on stderr before."""
-    _check_own_models([cell.config for sweep in sweeps for cell in sweep.cells])
-    asked = {}
-    for config in (cell.config for sweep in sweeps for cell in sweep.cells):
-        if isinstance(config.optimizer, CustomConfig):
-            asked[repr((config.optimizer.method, config.optimizer.arguments, config.pipeline))] = (
-                config
-            )
-    for config in asked.values():
+    """Refuse a user's own method or model that cannot train, before any run is paid for.
+
+    The user's file is imported, after it was named on stderr.
+
+    Raises:
+        UserError: `check_method` or `check_model_of` refuses a cell.
+    """
+    configs: list[RunConfig] = []
+    for sweep in sweeps:
+        configs += [cell.config for cell in sweep.cells]
+    _check_own_models(configs)
+    to_check: dict[str, RunConfig] = {}  # one of each kind
+    for config in configs:
+        optimizer = config.optimizer
+        if isinstance(optimizer, CustomConfig):
+            kind = repr((optimizer.method, optimizer.arguments, config.pipeline))
+            to_check[kind] = config
+    for config in to_check.values():
         try:
             device = choose_device(config.runtime.device)[0]
-        except UserError:  # a machine without it may start the sweep of others
+        except UserError:  # the sweep may be started on a machine that lacks the cells' device
             device = torch.device("cpu")
         with allowed():
             check_method(config, device)
@@ -67,17 +77,19 @@ def check_own_methods(sweeps: Sequence[Sweep]) -> None:
 def _check_own_models(configs: Sequence[RunConfig]) -> None:
     checked = set()
     for config in configs:
-        vocabulary_size, num_stages = config.data.vocabulary_size, config.pipeline.stages
-        key = repr((config.model, vocabulary_size, num_stages))
-        if key not in checked:
-            checked.add(key)
-            with allowed():
-                check_model_of(config)
+        kind = repr((config.model, config.data.vocabulary_size, config.pipeline.stages))
+        if kind in checked:
+            continue
+        checked.add(kind)
+        with allowed():
+            check_model_of(config)
 
 
 def check_names(sweeps: Sequence[Sweep]) -> None:
-    """Try the names of all cells and repetitions on the file system that they will be on, before
-    anything is paid for any run. It may have a limit on lengths, fewer characters, or no case.
+    """Try the names of all cells and repetitions on the file system where they will be, before any
+    run is paid for.
+
+    A file system may limit the length of names, lack characters, or ignore case.
 
     Raises:
         UserError: a name cannot be used there; the line names the cell.
@@ -93,7 +105,7 @@ def check_names(sweeps: Sequence[Sweep]) -> None:
 
 
 def _try_name(folder: Path, sweep: Sweep) -> None:
-    """Make a cell's folder, and one that is as deep as a run's deepest."""
+    """Make a folder with the name of a cell, and in it a checkpoint's, the deepest of a run."""
     try:
         folder.mkdir()
         checkpoint_folder(folder, sweep.cells[0].config.training.iterations).mkdir(parents=True)
@@ -107,8 +119,13 @@ def _try_name(folder: Path, sweep: Sweep) -> None:
 
 
 def list_cells(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> None:
-    """Print every cell with its state, and about how long the rest will take in the launcher's
-    places."""
+    """Print every cell with its state, and about how long the rest will take.
+
+    Args:
+        sweep: the sweep.
+        launcher: tells how many cells would run at a time; it is closed.
+        retry_failed: count the time of failed cells, too.
+    """
     cells = tried_cells(sweep)
     _, repetitions = choices_and_repetitions(sweep, cells)
     states = {cell.name: state_of(cell) for cell in cells}
@@ -118,14 +135,11 @@ def list_cells(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> None:
     launcher.close()
     say = Console(stderr=True, highlight=False).print
     left = remaining_seconds([*cells, *repetitions], num_jobs, say, retry_failed=retry_failed)
-    counts = ", ".join(
-        f"{count} {state.value}" for state, count in Counter(states.values()).items()
-    )
-    time = (
-        "too large to time without a GPU"
-        if left is None
-        else f"about {duration(left)} with {num_jobs} at a time"
-    )
+    counted = Counter(states.values()).items()
+    counts = ", ".join(f"{count} {state.value}" for state, count in counted)
+    time = "too large to time without a GPU"
+    if left is not None:
+        time = f"about {duration(left)} with {num_jobs} at a time"
     more = f" and {len(repetitions)} repetitions of the chosen ones" if repetitions else ""
     print(f"{sweep.path}: {len(states)} cells{more} in {sweep.out}: {counts}; {time}")
 
@@ -133,6 +147,17 @@ def list_cells(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> None:
 def make_launcher(
     kind: Literal["local", "ray"], sweep: Sweep, jobs: int | None, address: str | None
 ) -> Launcher:
+    """The launcher for a sweep's cells.
+
+    Args:
+        kind: on this machine, or on a Ray cluster.
+        sweep: its cells decide what a place needs.
+        jobs: how many cells run at a time; None: as many as the machine or cluster has room for.
+        address: of the Ray cluster; None: one that is started here.
+
+    Raises:
+        UserError: a cell needs more than the machine or cluster has.
+    """
     if kind == "ray":
         return RayLauncher(jobs, sweep.cells, address)
     configs = [cell.config for cell in sweep.cells]
@@ -141,30 +166,39 @@ def make_launcher(
 
 
 def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bool:
-    """Run the grid, what lies beyond it where the choice falls on an end, and the repetitions of
-    what is chosen.
+    """Run the grid, the cells beyond it that its results ask for, and the repetitions of what is
+    chosen. What was chosen and what failed is printed.
 
-    What was chosen and what failed is printed; False if a cell failed. KeyboardInterrupt comes
-    after every running cell has saved; the same call continues."""
+    Args:
+        sweep: the sweep.
+        launcher: runs the cells; it is closed.
+        retry_failed: run cells that failed before once more.
+
+    Returns:
+        False if a cell failed.
+
+    Raises:
+        KeyboardInterrupt: after every running cell has saved; the same call continues.
+    """
     with telling(sweep.out):
         sweep.out.mkdir(parents=True, exist_ok=True)
     failures: dict[str, str] = {}
     with closing(launcher), closing(SweepDisplay()) as display:
-        # From a terminal, a scheduler, or to a job in the background. After the launcher: Ray has a
-        # handler of its own.
+        # Signals from a terminal, a scheduler, or to a job in the background. They are handled
+        # after the launcher was made: Ray has a handler of its own.
         for stop in stop_signals():
             signal.signal(stop, signal.default_int_handler)
         cells: list[Cell] = []
         while len(tried := tried_cells(sweep)) > len(cells):
-            more, cells = tried[len(cells) :], tried
-            failures |= _run_cells(more, launcher, display, retry_failed)
+            new = tried[len(cells) :]
+            cells = tried
+            failures |= _run_cells(new, launcher, display, retry_failed)
         choices, repetitions = choices_and_repetitions(sweep, cells)
         failures |= _run_cells(repetitions, launcher, display, retry_failed)
-    if (rule := sweep.spec.choose) is not None and choices is not None:
-        table, path = (
-            choice_table(choices, rule),
-            sweep.out / f"choice-{sweep.path.name.removesuffix('.yaml')}.csv",
-        )
+    rule = sweep.spec.choose
+    if rule is not None and choices is not None:
+        table = choice_table(choices, rule)
+        path = sweep.out / f"choice-{sweep.path.name.removesuffix('.yaml')}.csv"
         print(f"chosen by the lowest {SCORE}", format_table(table, "table"), path, sep="\n")
         write_text(path, format_table(table, "csv") + "\n")
     for name, reason in failures.items():
@@ -177,18 +211,22 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
 
 def remaining_seconds(
     cells: Sequence[Cell], num_jobs: int, say: Callable[[str], None], *, retry_failed: bool = False
-) -> float | None:  # None if it cannot be told here
+) -> float | None:
+    """About how long cells will take that are not done yet, in seconds.
+
+    The pace comes from finished cells of the same kind (`cost_kind`), or else from a calibration.
+
+    Args:
+        cells: all cells.
+        num_jobs: how many run at a time.
+        say: is told which cell is calibrated.
+        retry_failed: count failed cells, too.
+
+    Returns:
+        None if a cell is too large to be calibrated here.
+    """
     ended = (State.DONE,) if retry_failed else (State.DONE, State.FAILED)
-    seconds = defaultdict(list)  # per iteration of the finished cells, by kind
-    for cell in cells:
-        summary = RunFolder(cell.folder).read_summary()
-        if summary.get("status") == "finished" and summary.get("training_seconds"):
-            seconds[cost_kind(cell.config)].append(
-                summary["training_seconds"] / summary["iteration"]
-            )
-    rates: dict[str, float | None] = {
-        kind: statistics.fmean(values) for kind, values in seconds.items()
-    }
+    rates = _known_rates(cells)
     total = 0.0
     for cell in cells:
         if state_of(cell) in ended:
@@ -197,15 +235,29 @@ def remaining_seconds(
         if kind not in rates:
             say(f"calibrating {cell.name}, for at most about {MOST_CALIBRATION_S:g} s ...")
             rates[kind] = calibrate(cell.config)
-        if (rate := rates[kind]) is None:
+        rate = rates[kind]
+        if rate is None:
             return None
         total += (cell.config.training.last_iteration - iterations_done(cell.folder)) * rate
     return total / num_jobs
 
 
+def _known_rates(cells: Sequence[Cell]) -> dict[str, float | None]:
+    """The mean seconds per iteration of finished cells, by `cost_kind`."""
+    seconds = defaultdict(list)
+    for cell in cells:
+        summary = RunFolder(cell.folder).read_summary()
+        if summary.get("status") == "finished" and summary.get("training_seconds"):
+            per_iteration = summary["training_seconds"] / summary["iteration"]
+            seconds[cost_kind(cell.config)].append(per_iteration)
+    return {kind: statistics.fmean(values) for kind, values in seconds.items()}
+
+
 def cost_kind(config: RunConfig) -> str:
-    """What an iteration's time depends on: everything but the number of stages, rates, seeds and
-    budget."""
+    """A text that is equal for runs whose iterations take equally long.
+
+    Their settings may differ in the number of stages, the learning rate, the seed and the budget.
+    """
     content = config.model_dump(mode="json", include={"model", "optimizer", "runtime"})
     content["optimizer"].pop("lr")
     batch = config.training.batch_size, config.pipeline.accumulation
@@ -215,11 +267,14 @@ def cost_kind(config: RunConfig) -> str:
 
 
 def calibrate(config: RunConfig) -> float | None:
-    """Seconds per iteration on this machine, with random tokens; None where one iteration would
-    take too long.
+    """Measure the seconds per iteration of a run on this machine, with random tokens.
 
-    After MOST_CALIBRATION_S it stops at the end of an iteration. The estimate is then from fewer
-    iterations, with those of the warm-up if no other was made."""
+    After `MOST_CALIBRATION_S` it stops at the end of an iteration. Then fewer iterations are
+    measured, and iterations of the warm-up if there are no others.
+
+    Returns:
+        None if one iteration would take too long.
+    """
     device, _ = choose_device(config.runtime.device, 0)
     num_parameters, _ = count_parameters(config.model, config.data.vocabulary_size)
     if device.type == "cpu" and num_parameters > LARGEST_ON_CPU:
@@ -227,11 +282,14 @@ def calibrate(config: RunConfig) -> float | None:
     set_up(config.runtime, device, 1)
     shape = (config.training.batch_size, config.model.sequence_length + 1)
     tokens = torch.randint(config.data.vocabulary_size, shape, device=device)
+
+    def batch(iteration: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return tokens[:, :-1], tokens[:, 1:]
+
     with allowed():
-        engine = assemble(
-            config, lambda iteration: (tokens[:, :-1], tokens[:, 1:]), device=device
-        ).engine
-    begun = started = time.perf_counter()
+        engine = assemble(config, batch, device=device).engine
+    begun = time.perf_counter()
+    started = begun  # when the iterations that are measured began
     num_before = 0  # iterations before `started`
     for result in engine.run(1, lambda: WARM_UP + MEASURED):
         is_out_of_time = time.perf_counter() - begun > MOST_CALIBRATION_S
@@ -241,7 +299,8 @@ def calibrate(config: RunConfig) -> float | None:
             result.loss.item()  # waits for a GPU
             now = time.perf_counter()
             seconds = (now - started) / (result.iteration - num_before)
-            started, num_before = now, result.iteration
+            started = now
+            num_before = result.iteration
         if is_last:
             break
     return seconds
@@ -250,46 +309,79 @@ def calibrate(config: RunConfig) -> float | None:
 def _run_cells(
     cells: Sequence[Cell], launcher: Launcher, display: SweepDisplay, retry_failed: bool
 ) -> dict[str, str]:
-    """Run what is not done yet; returns why cells failed, by name."""
-    failures = {}
-
-    def ended(cell: Cell, state: State, reason: str = "") -> None:
-        if state is State.FAILED:
-            reason = failures[cell.name] = (
-                reason or (cell.folder / FAILURE).read_text(encoding="utf-8").strip()
-            )
-        display.changed(cell, state, reason)
-
+    """Run the cells that are not done yet; gives why cells failed, by name."""
     display.begin(cells)
-    waiting, num_running = list(cells), 0
-    elsewhere: set[str] = set()  # have been run by another sweep
+    in_progress = _CellsInProgress(cells, launcher, display, retry_failed=retry_failed)
     try:
-        while waiting or num_running:
-            for cell in list(waiting):
-                state = state_of(cell)
-                is_tried = cell.name in elsewhere or not retry_failed
-                if state is State.DONE or (state is State.FAILED and is_tried):
-                    waiting.remove(cell)
-                    ended(cell, state)
-                elif num_running < launcher.num_jobs and launcher.start(cell):
-                    waiting.remove(cell)
-                    num_running += 1
-                    display.changed(cell, State.RUNNING)
-                elif state is State.RUNNING:
-                    elsewhere.add(cell.name)
-            for cell, state, reason in launcher.collect():
-                num_running -= 1
-                if state is State.INTERRUPTED:
-                    raise KeyboardInterrupt  # somebody has asked the cell itself to stop
-                ended(cell, state, reason)
+        while not in_progress.are_done:
+            in_progress.start_waiting()
+            in_progress.collect_ended()
             display.refresh()
-            if waiting or num_running:
+            if not in_progress.are_done:
                 time.sleep(POLL_S)
     except BaseException:
         # Ctrl-C, or a folder that cannot be written to: leave no process running unnoticed.
         launcher.interrupt()
         raise
-    return failures
+    return in_progress.failures
+
+
+class _CellsInProgress:
+    """Which cells wait, run and have failed."""
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        launcher: Launcher,
+        display: SweepDisplay,
+        *,
+        retry_failed: bool,
+    ) -> None:
+        self._launcher = launcher
+        self._display = display
+        self._retry_failed = retry_failed
+        self._waiting = list(cells)
+        self._num_running = 0
+        self._elsewhere: set[str] = set()  # cells that another sweep has run
+        self.failures: dict[str, str] = {}
+
+    @property
+    def are_done(self) -> bool:
+        return not self._waiting and not self._num_running
+
+    def start_waiting(self) -> None:
+        """Start the waiting cells for which there is room; take out those that have ended."""
+        for cell in list(self._waiting):
+            state = state_of(cell)
+            has_failed = state is State.FAILED
+            is_to_be_retried = self._retry_failed and cell.name not in self._elsewhere
+            if state is State.DONE or (has_failed and not is_to_be_retried):
+                self._waiting.remove(cell)
+                self._note_end(cell, state)
+            elif self._num_running < self._launcher.num_jobs and self._launcher.start(cell):
+                self._waiting.remove(cell)
+                self._num_running += 1
+                self._display.changed(cell, State.RUNNING)
+            elif state is State.RUNNING:
+                self._elsewhere.add(cell.name)
+
+    def collect_ended(self) -> None:
+        """Note the cells that have ended since the last call.
+
+        Raises:
+            KeyboardInterrupt: somebody has asked a cell itself to stop.
+        """
+        for cell, state, reason in self._launcher.collect():
+            self._num_running -= 1
+            if state is State.INTERRUPTED:
+                raise KeyboardInterrupt
+            self._note_end(cell, state, reason)
+
+    def _note_end(self, cell: Cell, state: State, reason: str = "") -> None:
+        if state is State.FAILED:
+            reason = reason or (cell.folder / FAILURE).read_text(encoding="utf-8").strip()
+            self.failures[cell.name] = reason
+        self._display.changed(cell, state, reason)
 
 
 class SweepDisplay:
@@ -302,16 +394,19 @@ class SweepDisplay:
         self._states: dict[str, State] = {}
         self._cells: dict[str, Cell] = {}
         self._started: dict[str, tuple[float, int]] = {}  # when, and at which iteration
-        self._begun, self._last_refresh = time.monotonic(), 0.0
+        self._begun = time.monotonic()
+        self._last_refresh = 0.0
         if self._console.is_terminal:
             self._live.start()
 
     def begin(self, cells: Sequence[Cell]) -> None:
+        """Follow further cells."""
         self._cells |= {cell.name: cell for cell in cells}
-        self._states = dict.fromkeys((cell.name for cell in cells), State.WAITING) | self._states
+        waiting = dict.fromkeys((cell.name for cell in cells), State.WAITING)
+        self._states = waiting | self._states
 
     def changed(self, cell: Cell, state: State, reason: str = "") -> None:
-        """Note a cell's state, and say so where there is no live table."""
+        """Note a cell's state, and print it if there is no live table."""
         was_running = self._states[cell.name] is State.RUNNING
         self._states[cell.name] = state
         if state is State.RUNNING:
@@ -323,12 +418,14 @@ class SweepDisplay:
             self._console.print(line, soft_wrap=True, markup=False)
 
     def refresh(self) -> None:
+        """Draw the live table again, every `REFRESH_S` at most."""
         now = time.monotonic()
         if self._console.is_terminal and now - self._last_refresh > REFRESH_S:
             self._last_refresh = now
             self._live.update(self._render(), refresh=True)
 
     def close(self) -> None:
+        """Leave the table as it is now on the terminal."""
         if self._console.is_terminal:
             self._live.update(self._render(), refresh=True)
             self._live.stop()
@@ -338,27 +435,31 @@ class SweepDisplay:
         table = Table("running", "iteration", "of", "s / iteration", box=None)
         for cell in self._cells.values():
             if self._states[cell.name] is State.RUNNING:
-                (since, first), done = self._started[cell.name], iterations_done(cell.folder)
-                pace = f"{(time.monotonic() - since) / (done - first):.3f}" if done > first else ""
+                since, first = self._started[cell.name]
+                done = iterations_done(cell.folder)
+                pace = ""
+                if done > first:
+                    pace = f"{(time.monotonic() - since) / (done - first):.3f}"
                 table.add_row(cell.name, str(done), str(cell.config.training.last_iteration), pace)
         line = ", ".join(f"{counts[state]} {state.value}" for state in State if counts[state])
         return Group(Text(line + self._left()), table)
 
     def _left(self) -> str:
-        """The time that is left at the pace of all cells together so far."""
+        """The time that is left at the pace of all cells together so far: `, 12 min left`."""
         done = {name: iterations_done(cell.folder) for name, cell in self._cells.items()}
         done_here = sum(done[name] - first for name, (_, first) in self._started.items())
-        remaining = sum(
-            self._cells[name].config.training.last_iteration - done[name]
-            for name, state in self._states.items()
-            if state in (State.RUNNING, State.WAITING)
-        )
+        remaining = 0
+        for name, state in self._states.items():
+            if state in (State.RUNNING, State.WAITING):
+                remaining += self._cells[name].config.training.last_iteration - done[name]
         if done_here <= 0 or not remaining:
             return ""
-        return f", {duration((time.monotonic() - self._begun) / done_here * remaining)} left"
+        per_iteration = (time.monotonic() - self._begun) / done_here
+        return f", {duration(per_iteration * remaining)} left"
 
 
 def duration(seconds: float) -> str:
+    """A time for people: `40 s`, `12 min`, `3.5 h` or `2.1 days`."""
     for unit, size in (("days", 86400.0), ("h", 3600.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

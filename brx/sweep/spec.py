@@ -1,5 +1,7 @@
-"""Sweep files, the cells that they expand into, and a cell's state, from its folder alone: all
-sweeps agree on it."""
+"""Sweep files, the cells that they expand into, and the state of a cell.
+
+A cell's state is read from its folder alone, so that all sweeps agree on it.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,11 @@ from brx.runs.folder import (
 )
 
 Value = bool | int | float | str | None
-LOG, FAILURE = "log.txt", "failed.txt"
+LOG = "log.txt"
+FAILURE = "failed.txt"
+TAIL_BYTES = 16_384  # the end of metrics.jsonl that holds its last complete line
 
-# How a key is written in a cell's name; other keys are written as they end.
+# What stands before a key's value in a cell's name; for other keys it is the key's last part.
 SHORT_NAMES = {
     "model.blocks": "b",
     "model.width": "d",
@@ -59,8 +63,13 @@ SHORT_NAMES = {
     "training.seed": "s",
 }
 SILENT_KEYS = {
-    f"optimizer.{key}" for key in ("method", "source", "geometry", "refresh_schedule")
-} | {"model.class", "pipeline.stash"}
+    "model.class",
+    "optimizer.geometry",
+    "optimizer.method",
+    "optimizer.refresh_schedule",
+    "optimizer.source",
+    "pipeline.stash",
+}
 """Keys whose values speak for themselves in a name."""
 
 
@@ -92,7 +101,7 @@ class Choice(Section):
     combination, in either key, is left to try. Needs `seed`."""
 
     def second_of(self, config: RunConfig) -> Second | None:
-        """The second key that is chosen for a cell."""
+        """The second key that is chosen for a cell with these settings; None if there is none."""
         return next((second for second in self.second if matches(config, second.where)), None)
 
 
@@ -131,16 +140,19 @@ class SweepSpec(Section, allow_inf_nan=True):
     @classmethod
     def _has_dotted_keys(cls, content: Any) -> Any:
         """Refuse settings that are nested, as in a run's file, where a dotted key belongs."""
-        if isinstance(content, dict):
-            _refuse_nested(content)
-            for values in content.values():
-                for entry in values if isinstance(values, list) else []:
-                    if isinstance(entry, dict):
-                        _refuse_nested(entry)
+        if not isinstance(content, dict):
+            return content
+        _refuse_nested(content)
+        for values in content.values():
+            entries = values if isinstance(values, list) else []
+            for entry in entries:
+                if isinstance(entry, dict):
+                    _refuse_nested(entry)
         return content
 
 
 def _refuse_nested(settings: Mapping[Any, Any]) -> None:
+    """ValueError if a value is itself a mapping."""
     for key, value in settings.items():
         if isinstance(value, dict):
             inner = next(iter(value), "KEY")
@@ -149,46 +161,56 @@ def _refuse_nested(settings: Mapping[Any, Any]) -> None:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep; `varied` are the dotted keys that it sets in addition to the sweep's
-    base."""
+    """One run of a sweep."""
 
     name: str
     varied: Mapping[str, Any]
+    """The dotted keys that the cell sets in addition to the sweep's base, with their values."""
     config: RunConfig
     folder: Path
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep file, read and checked; `out` is the folder of its cells, `cells` are the grid's,
-    without repetitions."""
+    """A sweep file, read and checked."""
 
     path: Path
     spec: SweepSpec
     out: Path
+    """The folder of the cells' folders."""
     cells: list[Cell]
+    """The cells of the grid, without repetitions."""
 
     @classmethod
     def load(cls, path: Path, out: Path | None = None) -> Sweep:
-        """Read a sweep file, or the one of that name that comes with brx (`laptop/main`), and
-        expand its grid."""
+        """Read a sweep file and expand its grid.
+
+        Args:
+            path: the file, or the name of one that comes with brx (`laptop/main`).
+            out: the folder for the cells, instead of the one that the file names.
+
+        Raises:
+            UserError: there is no such file, or it holds a mistake.
+        """
         if not path.exists():
-            folder = PRESETS / "sweeps"
-            shipped = {
-                str(file.relative_to(folder).with_suffix("")): file
-                for file in sorted(folder.rglob("*.yaml"))
-            }
-            if str(path) not in shipped:
-                raise UserError(f"{path}: no such sweep file{did_you_mean(str(path), shipped)}")
-            path = shipped[str(path)]
+            path = _shipped_file(path)
         spec = load_yaml_as(path, SweepSpec)
-        return cls.expand(
-            path, spec, out or (user_path(spec.out) if spec.out else Path("runs") / path.stem)
-        )
+        if out is None:
+            out = user_path(spec.out) if spec.out else Path("runs") / path.stem
+        return cls.expand(path, spec, out)
 
     @classmethod
     def expand(cls, path: Path, spec: SweepSpec, folder: Path) -> Sweep:
-        """A sweep from its content; messages say that it is from `path`."""
+        """Make the cells of a sweep.
+
+        Args:
+            path: the sweep's file, for messages.
+            spec: its content.
+            folder: the folder for the cells.
+
+        Raises:
+            UserError: the grid, or a cell, repetition or choice that it leads to, cannot be made.
+        """
         base = new_content(find_config(spec.base))
         _check_tuning_seed(path, spec)
         cells = [
@@ -196,72 +218,105 @@ class Sweep:
             for varied in _combinations(path, spec)
         ]
         _check_keys(path, spec, cells)
-        included = [
-            cell for cell in cells if not any(matches(cell.config, entry) for entry in spec.exclude)
-        ]
+        included = [cell for cell in cells if not _is_excluded(cell, spec)]
         if not included:
             raise UserError(f"{path}: exclude: leaves no cell of the grid's {len(cells)}")
-        # Equal cells keep the name of the first one
+        # Equal cells are one, with the name of the first.
         distinct = {identity(cell.config): cell for cell in reversed(included)}
         sweep = cls(path, spec, folder, _named_apart(reversed(distinct.values())))
-        # Values beyond the grid that make no run are refused before the grid has been paid for.
-        if spec.choose is not None:
-            sweep.varied_further(
-                (sweep.cells[0], {spec.choose.over: value}) for value in spec.choose.further
-            )
-            for cell in sweep.cells:
-                second = spec.choose.second_of(cell.config)
-                if second is not None:
-                    sweep.varied_further((cell, {second.over: value}) for value in second.values)
-        if spec.repeat is not None:
-            repeated = [cell for cell in sweep.cells if matches(cell.config, spec.repeat.where)]
-            if not repeated and (spec.choose is None or spec.choose.over not in spec.repeat.where):
-                raise UserError(f"{path}: repeat.where: matches no cell")
-            sweep.repetitions(repeated[:1])
+        sweep._check_beyond_grid()
         return sweep
 
+    def _check_beyond_grid(self) -> None:
+        """Refuse further values and repetitions that make no run, before the grid is paid for."""
+        choose = self.spec.choose
+        if choose is not None:
+            first = self.cells[0]
+            self.varied_further((first, {choose.over: value}) for value in choose.further)
+            for cell in self.cells:
+                second = choose.second_of(cell.config)
+                if second is not None:
+                    self.varied_further((cell, {second.over: value}) for value in second.values)
+        repeat = self.spec.repeat
+        if repeat is not None:
+            repeated = [cell for cell in self.cells if matches(cell.config, repeat.where)]
+            is_of_chosen_value = choose is not None and choose.over in repeat.where
+            if not repeated and not is_of_chosen_value:
+                raise UserError(f"{self.path}: repeat.where: matches no cell")
+            self.repetitions(repeated[:1])
+
     def varied_further(self, variations: Iterable[tuple[Cell, Settings]]) -> list[Cell]:
-        """Cells beyond the grid: each equals a cell of the grid except for some dotted keys."""
+        """Cells beyond the grid.
+
+        Args:
+            variations: for each, a cell that it equals, and the dotted keys in which it differs.
+        """
         base = new_content(find_config(self.spec.base))
         return [
-            _cell(self.path, self.spec, base, self.out, {**of.varied, **more})
-            for of, more in variations
+            _cell(self.path, self.spec, base, self.out, {**cell.varied, **changed})
+            for cell, changed in variations
         ]
 
     def repetitions(self, chosen: Sequence[Cell]) -> list[Cell]:
+        """The cells that repeat chosen ones, usually with other seeds; none that is among them."""
         repeat = self.spec.repeat
         if repeat is None:
             return []
-        combinations = [
-            {**dict(zip(repeat.set, values, strict=True)), **_reported(self.spec)}
-            for values in itertools.product(*repeat.set.values())
-        ]
+        changes = []
+        for values in itertools.product(*repeat.set.values()):
+            changed = dict(zip(repeat.set, values, strict=True))
+            changes.append({**changed, **_reported(self.spec)})
         matching = [cell for cell in chosen if matches(cell.config, repeat.where)]
-        repeated = self.varied_further(itertools.product(matching, combinations))
-        tried = {cell.folder for cell in chosen}  # the grid may have some of the seeds
-        return list({cell.folder: cell for cell in repeated if cell.folder not in tried}.values())
+        repeated = self.varied_further(itertools.product(matching, changes))
+        chosen_folders = {cell.folder for cell in chosen}  # the grid may have some of the seeds
+        distinct = {cell.folder: cell for cell in repeated if cell.folder not in chosen_folders}
+        return list(distinct.values())
+
+
+def _shipped_file(name: Path) -> Path:
+    """The sweep file that comes with brx under this name; UserError if there is none."""
+    folder = PRESETS / "sweeps"
+    files = sorted(folder.rglob("*.yaml"))
+    shipped = {str(file.relative_to(folder).with_suffix("")): file for file in files}
+    if str(name) not in shipped:
+        raise UserError(f"{name}: no such sweep file{did_you_mean(str(name), shipped)}")
+    return shipped[str(name)]
+
+
+def _is_excluded(cell: Cell, spec: SweepSpec) -> bool:
+    return any(matches(cell.config, entry) for entry in spec.exclude)
 
 
 def matches(config: RunConfig, condition: Mapping[str, Any]) -> bool:
+    """Whether settings fulfil a condition (`where`, `exclude`).
+
+    Args:
+        config: the settings.
+        condition: dotted keys; each must have the given value, or one of a list of values.
+    """
     content = config.model_dump(mode="json")
-    options = {
-        key: wanted if isinstance(wanted, list) else [wanted] for key, wanted in condition.items()
-    }
-    return all(value_at(content, key) in values for key, values in options.items())
+    for key, wanted in condition.items():
+        values = wanted if isinstance(wanted, list) else [wanted]
+        if value_at(content, key) not in values:
+            return False
+    return True
 
 
 def value_at(content: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key of nested settings; None if there is no such key."""
     value: Any = content
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
 
 
-def identity(config: RunConfig) -> str:  # of what decides a run's trajectory
+def identity(config: RunConfig) -> str:
+    """Eight hexadecimal digits that are equal for runs with the same trajectory."""
     return hashlib.sha256(settings_key(config).encode()).hexdigest()[:8]
 
 
 def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
+    """The dotted keys and values of each cell of the grid: the product of its axes."""
     axes: list[list[Settings]] = []
     for axis, values in spec.grid.items():
         if not values:
@@ -271,25 +326,35 @@ def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
             raise UserError(
                 f"{path}: grid.{axis}: either all values or all mappings of dotted keys, not both"
             )
-        axes.append([dict(value) if isinstance(value, dict) else {axis: value} for value in values])
+        axes.append([_settings_of(axis, value) for value in values])
     for combination in itertools.product(*axes):
-        yield {key: value for settings in combination for key, value in settings.items()}
+        varied: dict[str, Any] = {}
+        for settings in combination:
+            varied.update(settings)
+        yield varied
+
+
+def _settings_of(axis: str, value: Any) -> Settings:
+    """What a value of an axis sets: a mapping its own keys, another value the axis as a key."""
+    if isinstance(value, dict):
+        return dict(value)
+    return {axis: value}
 
 
 def _tuning(spec: SweepSpec) -> Settings:
-    """What all cells have that are compared by a tuning seed."""
+    """What a tuning seed sets in every cell of the grid."""
     if spec.choose is None or spec.choose.seed is None:
         return {}
     return {SEED: spec.choose.seed, FOR_TUNING: True}
 
 
 def _reported(spec: SweepSpec) -> Settings:
-    """What takes the mark of a tuning run from a repetition."""
+    """What a repetition sets in addition: it is reported, even if its cell was for tuning."""
     return {FOR_TUNING: False} if _tuning(spec) else {}
 
 
 def _check_tuning_seed(path: Path, spec: SweepSpec) -> None:
-    """Refuse a tuning seed that would be reported, or after which nothing would be."""
+    """Refuse a tuning seed that is among the reported ones, or without any reported ones."""
     rule = spec.choose
     if rule is None:
         return
@@ -300,10 +365,7 @@ def _check_tuning_seed(path: Path, spec: SweepSpec) -> None:
                 f"are compared"
             )
         return
-    axes: list[str] = [*spec.set, *spec.grid]
-    for values in spec.grid.values():
-        axes += [key for value in values if isinstance(value, dict) for key in value]
-    if SEED in axes:
+    if SEED in _keys_set_by(spec):
         raise UserError(
             f"{path}: choose.seed: sets {SEED} of all cells that are compared; leave {SEED} out of "
             f"set and grid"
@@ -321,9 +383,19 @@ def _check_tuning_seed(path: Path, spec: SweepSpec) -> None:
         )
 
 
+def _keys_set_by(spec: SweepSpec) -> set[str]:
+    """The dotted keys that `set` and `grid` set (and the names of axes of mappings)."""
+    keys = {*spec.set, *spec.grid}
+    for values in spec.grid.values():
+        for value in values:
+            if isinstance(value, dict):
+                keys |= value.keys()
+    return keys
+
+
 def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
-    """Refuse axes that make no cells, conditions that cannot hold, choices that cannot be made:
-    before days of runs."""
+    """Refuse axes that make no cells, conditions that no cell fulfils and choices that cannot be
+    made, before days of runs."""
     contents = [cell.config.model_dump(mode="json") for cell in cells]
     for key, values in spec.grid.items():
         if "." in key and len(values) > 1 and not decides_trajectory(key):
@@ -333,10 +405,10 @@ def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
             )
     for entry in spec.exclude:
         if not any(matches(cell.config, entry) for cell in cells):
-            raise UserError(
-                f"{path}: exclude: no cell has {', '.join(f'{key}={entry[key]}' for key in entry)}"
-            )
-    for key in {} if spec.repeat is None else spec.repeat.where:
+            wanted = ", ".join(f"{key}={entry[key]}" for key in entry)
+            raise UserError(f"{path}: exclude: no cell has {wanted}")
+    condition = {} if spec.repeat is None else spec.repeat.where
+    for key in condition:
         if all(value_at(content, key) is None for content in contents):
             raise UserError(f"{path}: repeat.where: '{key}' is set in no cell")
     if spec.choose is not None:
@@ -348,13 +420,14 @@ def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
 
 
 def _check_is_number(path: Path, where: str, key: str, content: Mapping[str, Any]) -> None:
+    """UserError if a key of a cell's settings is no number; `where` names the key of the sweep."""
     value = value_at(content, key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"{path}: {where}: needs a key of numbers, {key} is {value!r}")
 
 
 def _check_seconds(path: Path, rule: Choice, cells: Sequence[Cell]) -> None:
-    """Refuse second keys that are of no cell, of no number, or two of one cell."""
+    """Refuse a second key that no cell has or that is not a number, and two of them in one cell."""
     for number, second in enumerate(rule.second):
         where = f"choose.second[{number}]"
         matching = [cell for cell in cells if matches(cell.config, second.where)]
@@ -375,18 +448,20 @@ def _check_seconds(path: Path, rule: Choice, cells: Sequence[Cell]) -> None:
 def _cell(
     path: Path, spec: SweepSpec, base: Mapping[str, Any], out: Path, varied: Settings
 ) -> Cell:
+    """One cell. Its folder ends with its identity, by which another sweep's folder is found."""
     content = set_values(base, {**spec.set, **varied}, f"{path}:")
     name = cell_name(varied)
     config = validate(content, RunConfig, f"{path}: cell {name}")
     if SEED not in varied:
         name += f"-s{config.training.seed}"
     digest = identity(config)
-    folder = next(iter(sorted(out.glob(f"*--{digest}"))), None)
-    return Cell(name, varied, config, folder or out / f"{name}--{digest}")
+    there = sorted(out.glob(f"*--{digest}"))
+    folder = there[0] if there else out / f"{name}--{digest}"
+    return Cell(name, varied, config, folder)
 
 
 def _named_apart(cells: Iterable[Cell]) -> list[Cell]:
-    """The cells, with the hash of its folder in the name of each that has another's name."""
+    """The cells; those that share a name get their identity added to it."""
     cells = list(cells)
     count = Counter(cell.name for cell in cells)
     named = []
@@ -401,17 +476,22 @@ def cell_name(varied: Mapping[str, Any]) -> str:
     """The varied values in one word, for example `basis-rotation-p32-lr0.001-s0`."""
     parts = []
     for key, value in varied.items():
-        if value is not None and key != FOR_TUNING:
-            numbers = value if isinstance(value, list) else [value]
-            shown = ".".join(
-                f"{part:g}" if isinstance(part, float) else str(part) for part in numbers
-            )
-            short = SHORT_NAMES.get(key, "" if key in SILENT_KEYS else key.rpartition(".")[2])
-            parts.append(short + shown)
+        if value is None or key == FOR_TUNING:
+            continue
+        entries = value if isinstance(value, list) else [value]
+        shown = ".".join(_in_name(entry) for entry in entries)
+        prefix = "" if key in SILENT_KEYS else SHORT_NAMES.get(key, key.rpartition(".")[2])
+        parts.append(prefix + shown)
     return file_name(*parts)
 
 
+def _in_name(value: Value) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 class State(Enum):
+    """What has become of a cell so far."""
+
     WAITING = "waiting"
     INTERRUPTED = "interrupted"
     RUNNING = "running"
@@ -420,15 +500,16 @@ class State(Enum):
 
 
 def state_of(cell: Cell) -> State:
-    """The cell's state; UserError where a default of brx or the trajectory version has changed
-    since it was done."""
+    """The cell's state, by its folder.
+
+    Raises:
+        UserError: it is done, but a default of brx or the trajectory version has changed since.
+    """
     summary = RunFolder(cell.folder).read_summary()
-    # A run that finished at an earlier training.stop_after is the same run, cut short: there is
-    # more of it to do.
-    if (
-        summary.get("status") == "finished"
-        and summary.get("iteration", 0) >= cell.config.training.last_iteration
-    ):
+    # A run that finished at an earlier training.stop_after is the same run, cut short: more of it
+    # is to be done.
+    has_all_iterations = summary.get("iteration", 0) >= cell.config.training.last_iteration
+    if summary.get("status") == "finished" and has_all_iterations:
         _check_same_run(cell)
         check_trajectory_version(summary, cell.folder, cell.config.optimizer.method)
         return State.DONE
@@ -443,7 +524,7 @@ def iterations_done(folder: Path) -> int:
     """The newest iteration in the folder's metrics, read from the file's end."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             lines = file.read().split(b"\n")
     except OSError:
         return 0
@@ -454,44 +535,56 @@ def iterations_done(folder: Path) -> int:
 
 
 def prepare_folder(cell: Cell) -> None:
-    """Write what `brx train FOLDER --resume` starts from; UserError where the folder holds another
-    run."""
+    """Write the config.yaml from which `brx train FOLDER --resume` starts.
+
+    Raises:
+        UserError: the folder holds another run.
+    """
     cell.folder.mkdir(parents=True, exist_ok=True)
     (cell.folder / FAILURE).unlink(missing_ok=True)
     path = RunFolder(cell.folder).config
     if path.exists():
         _check_same_run(cell)
-    # Anew for a run to be continued, too: it may have been told to stop earlier than the sweep asks
-    #     for.
+    # Also for a run that is continued: it may have been told to stop earlier than the sweep asks.
     write_text(path, dump_config(cell.config))
 
 
 def outcome_of(cell: Cell, code: int) -> tuple[State, str]:
-    """The state of a cell whose run ended with an exit code, and why it failed, which its folder
-    then says, too."""
-    is_out_of_time = (
-        code == 0 and RunFolder(cell.folder).read_summary().get("status") == "interrupted"
-    )
+    """What became of a cell whose run has ended.
+
+    Args:
+        cell: the cell.
+        code: the exit code of its process; negative for a signal.
+
+    Returns:
+        Its state; and why it failed, if it did, which is also written into its folder.
+    """
+    status = RunFolder(cell.folder).read_summary().get("status")
+    is_out_of_time = code == 0 and status == "interrupted"
     if code == 130 or is_out_of_time:
         return State.INTERRUPTED, ""
     if code == 0:
         return State.DONE, ""
-    try:
-        lines = (
-            (cell.folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        )
-    except OSError:
-        lines = []
-    said = next(
-        (line for line in reversed(lines) if line.startswith("brx: ")), lines[-1] if lines else ""
-    )
     how = f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
-    told = f"{how}: {said.removeprefix('brx: ')}"
-    write_text(cell.folder / FAILURE, told + "\n")
-    return State.FAILED, told
+    reason = f"{how}: {_last_message(cell.folder / LOG)}"
+    write_text(cell.folder / FAILURE, reason + "\n")
+    return State.FAILED, reason
+
+
+def _last_message(log: Path) -> str:
+    """The last message of brx in a log; without one, the last line."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        if line.startswith("brx: "):
+            return line.removeprefix("brx: ")
+    return lines[-1] if lines else ""
 
 
 def _check_same_run(cell: Cell) -> None:
+    """UserError if the run in the cell's folder has other settings than the cell."""
     config = RunFolder(cell.folder).config
     if trajectory_of(load_config(config)) != trajectory_of(cell.config):
         raise UserError(

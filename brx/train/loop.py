@@ -463,8 +463,7 @@ class Trainer:
         if not manifest.get("rings", True):
             self._say(
                 f"{newest}: has no older weight versions (checkpoint.rings: false); the newest "
-                f"weights take their place, so that losses differ from those of a run that was "
-                f"not interrupted"
+                f"weights take their place, so losses differ from a run without interruption"
             )
         self.training_seconds = manifest["training_seconds"]
 

@@ -104,7 +104,7 @@ def test_a_model_gives_memory_updates_transfers(with_model):
 def test_caption_names_the_models_limits(with_model):
     _, caption = with_model
     for told in (
-        "transfers beside the computation",
+        "transfers that overlap with computation",
         "Without what needs more memory",
         "Blank: the model has fewer than P blocks",
     ):

@@ -109,19 +109,40 @@ def test_every_window_is_equally_likely():
     assert (counts - 1000).abs().max() < 5 * 1000**0.5
 
 
-@given(sequence_length=st.integers(1, 30), spare=st.integers(0, 500), examples=st.integers(1, 50))
-def test_validation_windows_are_evenly_spread(sequence_length, spare, examples):
+sizes = given(
+    sequence_length=st.integers(1, 30), spare=st.integers(0, 500), examples=st.integers(1, 50)
+)
+"""Of validation windows: how many, how long, and how far the first can lie from the last."""
+
+
+def validation_windows(sequence_length, spare, examples):
+    """Batches of at most 8 windows from a file in which each token is its own index."""
     file = counting_file(sequence_length + 1 + spare)
-    made = validation_set(file, sequence_length=sequence_length, examples=examples, batch_size=8)
-    assert [len(inputs) for inputs, _ in made[:-1]] == [8] * (len(made) - 1)
-    inputs, targets = (torch.cat(parts) for parts in zip(*made, strict=True))
-    assert inputs.shape == (examples, sequence_length)
-    assert torch.equal(inputs, inputs[:, :1] + torch.arange(sequence_length))
-    assert torch.equal(targets, inputs + 1)
-    gaps = inputs[:, 0].diff()
-    assert inputs[0, 0] == 0
+    return validation_set(file, sequence_length=sequence_length, examples=examples, batch_size=8)
+
+
+@sizes
+def test_validation_batches_are_full_but_the_last(sequence_length, spare, examples):
+    made = validation_windows(sequence_length, spare, examples)
+    full, rest = divmod(examples, 8)
+    assert [len(inputs) for inputs, _ in made] == [8] * full + [rest] * (rest > 0)
+
+
+@sizes
+def test_validation_targets_are_the_next_tokens(sequence_length, spare, examples):
+    for inputs, targets in validation_windows(sequence_length, spare, examples):
+        assert torch.equal(inputs, inputs[:, :1] + torch.arange(sequence_length))
+        assert torch.equal(targets, inputs + 1)
+
+
+@sizes
+def test_validation_windows_are_evenly_spread(sequence_length, spare, examples):
+    made = validation_windows(sequence_length, spare, examples)
+    starts = torch.cat([inputs[:, 0] for inputs, _ in made])
+    gaps = starts.diff()
+    assert starts[0] == 0
     if examples > 1:
-        assert inputs[-1, 0] == spare
+        assert starts[-1] == spare
         assert gaps.max() - gaps.min() <= 1
 
 

@@ -25,6 +25,7 @@ from brx.data.token_file import (
 )
 from brx.errors import RunError, UserError
 from tests.data.helpers import local_config, run_python, texts, write_rows
+from tests.train.helpers import files_of_at_most
 
 DOCUMENTS = texts(300)
 
@@ -67,23 +68,33 @@ def test_few_documents_are_in_memory():
     pairs.close()
 
 
-@pytest.mark.parametrize("tokens", [1000, 5001])
-def test_budget_is_met_exactly(tmp_path, tokens, monkeypatch):
-    config = local_config(tmp_path, DOCUMENTS, tokens=tokens, validation_fraction=0.5)
-    data = prepare(config.model_copy(update={"directory": str(tmp_path / "elsewhere")}))
-    train, validation = naive(DOCUMENTS, fraction=0.5)
-    assert data.train.tokens.tolist() == train[:tokens]
-    assert 0 < data.validation.num_tokens < len(validation)
-    assert data.validation.tokens.tolist() == validation[: data.validation.num_tokens]
-    monkeypatch.setattr(preparing, "sha256", None)
-    with pytest.raises(TypeError):
-        prepare(config)
-    monkeypatch.undo()  # started again after its last document it takes no further one
-    again = prepare(config)
-    assert (again.train.sidecar, again.validation.sidecar) == (
-        data.train.sidecar,
-        data.validation.sidecar,
-    )
+@pytest.fixture(params=[1000, 5001])
+def limited(request, tmp_path):
+    """Settings with a budget of tokens."""
+    return local_config(tmp_path, DOCUMENTS, tokens=request.param, validation_fraction=0.5)
+
+
+def test_budget_is_met_exactly(limited):
+    train, _ = naive(DOCUMENTS, fraction=0.5)
+    assert prepare(limited).train.tokens.tolist() == train[: limited.tokens]
+
+
+def test_validation_ends_with_the_budget(limited):
+    _, validation = naive(DOCUMENTS, fraction=0.5)
+    found = prepare(limited).validation
+    assert 0 < found.num_tokens < len(validation)
+    assert found.tokens.tolist() == validation[: found.num_tokens]
+
+
+def test_preparation_stopped_at_its_end_takes_nothing_further(limited, tmp_path, monkeypatch):
+    expected = prepare(limited.model_copy(update={"directory": str(tmp_path / "elsewhere")}))
+    with monkeypatch.context() as patch:
+        patch.setattr(preparing, "sha256", None)  # after the last document
+        with pytest.raises(TypeError):
+            prepare(limited)
+    found = prepare(limited)
+    assert found.train.sidecar == expected.train.sidecar
+    assert found.validation.sidecar == expected.validation.sidecar
 
 
 def test_preparation_says_that_it_is_done(tmp_path, capsys):
@@ -115,27 +126,45 @@ def test_damaged_files_are_told(tmp_path):
         prepare(config)
 
 
-def test_folder_stands_for_the_content(
-    tmp_path,
-):
+CHANGES = (
+    {},
+    {"tokenizer": "gpt2"},
+    {"tokens": 5000},
+    {"validation_fraction": 0.2},
+    {"split_seed": 1},
+    {"sample_fraction": 0.5},
+    {"sample_fraction": 0.5, "sample_seed": 1},
+)
+"""Of settings: each gives other tokens."""
+
+
+def test_every_change_of_the_tokens_has_its_folder(tmp_path):
     config = local_config(tmp_path, DOCUMENTS)
-    changes = (
-        {},
-        {"tokenizer": "gpt2"},
-        {"tokens": 5000},
-        {"validation_fraction": 0.2},
-        {"split_seed": 1},
-    )
-    changes += ({"sample_fraction": 0.5}, {"sample_fraction": 0.5, "sample_seed": 1})
-    changed = [config.model_copy(update=change) for change in changes]
-    found = [prepare(one).fingerprint for one in changed]
-    assert len({*map(token_folder, changed)}) == len({*found}) == len(changes)
+    folders = {token_folder(config.model_copy(update=change)) for change in CHANGES}
+    assert len(folders) == len(CHANGES)
+
+
+def test_every_change_of_the_tokens_has_its_fingerprint(tmp_path):
+    config = local_config(tmp_path, DOCUMENTS)
+    found = {prepare(config.model_copy(update=change)).fingerprint for change in CHANGES}
+    assert len(found) == len(CHANGES)
+
+
+def test_changed_source_is_prepared_anew(tmp_path):
+    config = local_config(tmp_path, DOCUMENTS)
+    before = prepare(config).fingerprint
     write_rows(tmp_path / "corpus.parquet", DOCUMENTS[:250])
     after = prepare(config)
-    assert after.fingerprint not in found
+    assert after.fingerprint != before
     assert ids(after) == naive(DOCUMENTS[:250])
-    (tmp_path / "elsewhere").mkdir()
-    assert prepare(local_config(tmp_path / "elsewhere", DOCUMENTS)).fingerprint == found[0]
+
+
+def test_fingerprint_does_not_depend_on_the_place(tmp_path):
+    found = set()
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        found.add(prepare(local_config(tmp_path / name, DOCUMENTS)).fingerprint)
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize(
@@ -208,8 +237,10 @@ prepare.prepare(config, workers=2)
 """
 
 
-def test_killed_preparation_ends_with_the_same_files(tmp_path, monkeypatch):
-    config = local_config(tmp_path, DOCUMENTS, tokenizer="gpt2")
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """Settings whose preparation was killed after 100 documents."""
+    config = local_config(tmp_path_factory.mktemp("killed"), DOCUMENTS, tokenizer="gpt2")
     process = run_python(STEPWISE, config.source, config.directory, "gpt2")
     assert process.stdout.readline() == "committed\n"
     for _ in range(4):
@@ -217,16 +248,39 @@ def test_killed_preparation_ends_with_the_same_files(tmp_path, monkeypatch):
         assert process.stdout.readline() == "committed\n"
     process.kill()  # while it waits
     process.wait()
-    assert not token_folder(config).exists()
-    read = []
+    return config
+
+
+@pytest.fixture
+def killed_copy(killed, tmp_path):
+    """Such settings of a test's own."""
+    directory = shutil.copytree(killed.directory, tmp_path / "data")
+    return killed.model_copy(update={"directory": str(directory)})
+
+
+def test_killed_preparation_has_no_folder(killed):
+    assert not token_folder(killed).exists()
+
+
+def test_killed_preparation_ends_with_the_same_files(killed_copy):
+    assert ids(prepare(killed_copy)) == naive(DOCUMENTS, "gpt2")
+
+
+def test_killed_preparation_reads_no_document_again(killed_copy, monkeypatch):
+    skipped = []
     documents = preparing.documents
-    monkeypatch.setattr(
-        preparing,
-        "documents",
-        lambda config, skip: read.append(skip) or documents(config, skip=skip),
-    )
-    assert ids(prepare(config)) == naive(DOCUMENTS, "gpt2")
-    assert read == [100]  # it did go on, and did not start afresh
+
+    def watched(config, skip):
+        skipped.append(skip)
+        return documents(config, skip=skip)
+
+    monkeypatch.setattr(preparing, "documents", watched)
+    prepare(killed_copy)
+    assert skipped == [100]
+
+
+def test_finished_preparation_leaves_no_partial_files(killed_copy, tmp_path):
+    prepare(killed_copy)
     assert not list((tmp_path / "data").glob(".*.partial"))
 
 
@@ -245,24 +299,25 @@ def test_second_preparation_waits_for_the_first(tmp_path):
     assert ids(prepare(config)) == naive(DOCUMENTS)
 
 
-FULL = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-from brx.cli.main import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_full_file_system_is_one_line(tmp_path):
+@pytest.fixture
+def filled(tmp_path):
+    """Settings whose preparation has ended because the disk was full, and what it said."""
     config = local_config(tmp_path, DOCUMENTS)
-    arguments = ("data", "prepare", config.source, "--directory", config.directory)
-    process = run_python(FULL, *arguments, PYTHONDONTWRITEBYTECODE="1")
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert err.startswith(
-        f"brx: {token_folder(config)}: cannot be written: File too large; once that is mended"
+    with files_of_at_most(20_000), pytest.raises(RunError) as ended:
+        prepare(config)
+    return config, str(ended.value)
+
+
+def test_full_file_system_is_one_line(filled):
+    config, told = filled
+    assert told.startswith(
+        f"{token_folder(config)}: cannot be written: File too large; once that is mended"
     )
-    assert len(err.splitlines()) == 1
+    assert "\n" not in told
+
+
+def test_preparation_continues_once_there_is_room(filled):
+    config, _ = filled
     assert ids(prepare(config)) == naive(DOCUMENTS)
 
 

@@ -38,13 +38,16 @@ def read(source, **settings):
     return list(documents(DataConfig(source=str(source), **settings)))
 
 
-@as_published
-def test_published_corpus_has_the_published_fingerprint(tmp_path, capsys):
+def test_published_versions_are_the_pinned_ones():
     pinned = dict(line.split("==") for line in CONSTRAINTS.read_text().split())
     assert {name: pinned[name] for name in PUBLISHED_VERSIONS} == PUBLISHED_VERSIONS
+
+
+@as_published
+def test_published_corpus_has_the_published_fingerprint(tmp_path, capsys):
     data = prepare.prepare(DataConfig(directory=str(tmp_path)))
     assert data.fingerprint == sources.PUBLISHED_FINGERPRINT
-    assert "published" not in capsys.readouterr().err
+    assert "published" not in capsys.readouterr().err  # no note about other versions
     assert data.train.num_tokens > 130_000 * 128
 
 
@@ -216,9 +219,14 @@ def test_long_text_file_is_cut_at_line_ends(tmp_path, line):
     pieces = read(tmp_path / "a.txt")
     assert "".join(pieces) == text
     assert len(pieces) > 1
-    assert max(map(len, pieces)) <= 2 * sources.TEXT_PIECE
     if line.endswith("\n"):
         assert all(piece.endswith("\n") for piece in pieces)
+
+
+@pytest.mark.parametrize("line", ["word " * 20 + "\n", "no line ends at all "])
+def test_pieces_of_a_text_file_are_bounded(tmp_path, line):
+    (tmp_path / "a.txt").write_text(line * 3000)
+    assert max(map(len, read(tmp_path / "a.txt"))) <= 2 * sources.TEXT_PIECE
 
 
 LINES = "one\r\ntwo\nthree é"

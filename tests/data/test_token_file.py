@@ -143,20 +143,31 @@ def reword(path, old, new):
 
 
 def test_file_reads_back_as_written(tmp_path):
+    assert np.array_equal(TokenFile.load(write(tmp_path)).tokens, TOKENS)
+
+
+def test_low_byte_comes_first_on_every_machine(tmp_path):
+    assert write(tmp_path).read_bytes()[8:10] == bytes([0x50, 0xC4])  # 50256
+
+
+def test_sidecar_has_counts_with_the_hash(tmp_path):
     path = write(tmp_path)
-    assert path.read_bytes()[8:10] == bytes([0x50, 0xC4])  # 50256, low byte first on every machine
-    file = TokenFile.load(path)
-    assert np.array_equal(file.tokens, TOKENS)
-    kept = {
+    assert json.loads(path.with_suffix(".json").read_text()) == {
         "source": "test",
         "tokenizer": "gpt2",
         "num_tokens": 6,
         "num_documents": 2,
         "sha256": sha256(path),
     }
-    assert json.loads(path.with_suffix(".json").read_text()) == kept
+
+
+def test_tokens_cannot_be_changed(tmp_path):
+    file = TokenFile.load(write(tmp_path))
     with pytest.raises(ValueError, match="read-only"):
         file.tokens[0] = 1
+
+
+def test_file_without_tokens_is_read(tmp_path):
     assert TokenFile.load(write(tmp_path, TOKENS[:0])).num_tokens == 0
 
 

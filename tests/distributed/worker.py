@@ -1,17 +1,8 @@
-"""What each process of the distributed tests runs, under torchrun:
-
-torchrun --nproc-per-node R tests/distributed/worker.py FOLDER JOB...
-
-A job is `few`, `rest` or `all` (the runs of `equality_configs`), `resume` or `stop`. Several jobs
-share one start of the processes, which takes longer than most jobs.
-"""
+"""What each process of the distributed tests runs."""
 
 import json
 import signal
-import sys
 from pathlib import Path
-
-import torch
 
 from brx.distributed.processes import DistributedWorld
 from brx.runs.folder import RunFolder
@@ -133,15 +124,16 @@ def stop(folder, world):
     world.barrier()
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def work(folder, jobs):
+    """Do one job after the other, with the processes that the environment names.
+
+    A job is `few`, `rest` or `all` (the runs of `equality_configs`), `resume` or `stop`."""
     world = DistributedWorld(timeout_s=120)
-    folder, *jobs = sys.argv[1:]
     for job in jobs:
         if job == "stop":
-            stop(Path(folder), world)
+            stop(folder, world)
         elif job == "resume":
-            resume(Path(folder), world)
+            resume(folder, world)
         else:
-            equality(Path(folder), world, job)
+            equality(folder, world, job)
     world.close()

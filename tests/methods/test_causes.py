@@ -110,7 +110,7 @@ def test_transcription_without_a_turn_is_basis_rotation():
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_angle_of_zero_is_basis_rotation_to_the_bit():
+def test_no_turn_is_basis_rotation_bit_for_bit():
     (plain, _), (turned, _) = trained(BasisRotation), trained(TurnedBasisRotation, theta=0.0)
     assert torch.equal(plain[-1], turned[-1])
 

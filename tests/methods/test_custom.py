@@ -1,12 +1,14 @@
 """A user's own methods: the examples do what they say, an edited file is another run, faults name
 file and line."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from brx.cli.main import main
+from brx.config import user_code
 from brx.errors import RunError, UserError
 from brx.methods.updater import MethodUpdater
 from brx.runs.folder import default_folder, settings_key
@@ -161,26 +163,61 @@ PLAIN = "class Mine(Method):\n    pass\n"
 EDITED = "class Mine(Method):\n    pass  # edited\n"
 
 
-def test_edited_file_is_another_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, PLAIN)
+def of_own_file(folder):
+    """The configuration of a run of four iterations with `mine.py`, to be stopped after two."""
     settings = ("optimizer.method=mine.py:Mine", "training.iterations=4", "training.stop_after=2")
-    config = tiny_config(tmp_path, *settings)
-    train(config, tmp_path / "run")
-    assert default_folder(config, "tiny").name == "tiny-mine.Mine-p4-s0"
-    write(tmp_path, EDITED)
-    edited = tiny_config(tmp_path, *settings)
+    return tiny_config(folder, *settings)
+
+
+@pytest.fixture(scope="module")
+def before_the_edit(tmp_path_factory):
+    """A folder with a run of `mine.py`, stopped after two iterations."""
+    folder = tmp_path_factory.mktemp("edited")
+    write(folder, PLAIN)
+    with pytest.MonkeyPatch.context() as patch, user_code.allowed():
+        patch.chdir(folder)
+        train(of_own_file(folder), folder / "run")
+    return folder
+
+
+@pytest.fixture
+def edited(before_the_edit, tmp_path, monkeypatch):
+    """A copy of that folder, to work in, whose file has been edited since."""
+    folder = shutil.copytree(before_the_edit, tmp_path / "edited")
+    write(folder, EDITED)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_run_of_a_file_is_named_after_it(edited):
+    file = edited / "tiny.yaml"
+    file.touch()
+    assert default_folder(of_own_file(edited), file).name == "tiny-mine.Mine-p4-s0"
+
+
+def test_edited_file_does_not_resume(before_the_edit, edited):
+    config = of_own_file(before_the_edit)  # with the data there
     with pytest.raises(UserError, match=r"optimizer\.code_sha256 was '\w+' and is now '\w+'"):
-        train(edited, tmp_path / "run", resume=True)
-    assert main(["train", str(tmp_path / "run"), "--resume", "--set", "training.stop_after=4"]) == 2
-    assert "mine.py:Mine: its file has changed since this run was set up" in capsys.readouterr().err
-    write(
-        tmp_path, PLAIN, "other.py"
-    )  # a new run takes the file as it is; an old run is read without it
-    for out, extra in (("as-it-is", []), ("another", ["--set", "optimizer.method=other.py:Mine"])):
-        assert main(["train", "run", "--out", out, *extra]) == 0
-    (tmp_path / "mine.py").unlink()
-    assert main(["config", "show", str(tmp_path / "run")]) == 0
+        train(config, edited / "run", resume=True)
+
+
+def test_edit_is_told_on_the_command_line(edited, refused):
+    told = refused("train", edited / "run", "--resume", "--set", "training.stop_after=4")
+    assert "mine.py:Mine: its file has changed since this run was set up" in told
+
+
+def test_new_run_takes_the_file_as_it_is(edited, printed):
+    printed("train", "run", "--out", "as-it-is")
+
+
+def test_new_run_takes_another_file(edited, printed):
+    write(edited, PLAIN, "other.py")
+    printed("train", "run", "--out", "another", "--set", "optimizer.method=other.py:Mine")
+
+
+def test_run_is_read_without_its_file(edited, printed):
+    (edited / "mine.py").unlink()
+    printed("config", "show", edited / "run")
 
 
 GROUPS_AND_MOMENTUM = """import torch

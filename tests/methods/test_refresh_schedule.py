@@ -1,6 +1,8 @@
 """Refresh intervals by stage: the paper's numbers, the budget, and what the optimizer makes of
 them."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -12,67 +14,84 @@ from brx.pipeline.delay import StageDelay, pipeline_delays
 RULES = ["stage-aware", "reversed", "stage-aware-exact", "reversed-exact"]
 
 
-def test_the_papers_numbers():
-    by_delay = refresh_intervals(pipeline_delays(32), 10, "stage-aware")[::-1]
-    assert {tau: by_delay[tau] for tau in (31, 16, 15, 2, 1, 0)} == {
-        31: 4,
-        16: 9,
-        15: 10,
-        2: 150,
-        1: None,
-        0: None,
-    }
-    assert refresh_intervals(pipeline_delays(32), 10, "reversed") == by_delay
-    assert refresh_intervals(pipeline_delays(32), 10, "uniform") == [10] * 32
-    assert refreshes_per_iteration(by_delay) == pytest.approx(3.2 * 1.072, rel=1e-3)
-    # Accumulation changes no ratio of delays.
-    assert (
-        refresh_intervals(
-            [StageDelay(delay.tau, 4) for delay in pipeline_delays(32)], 10, "reversed"
-        )
-        == by_delay
-    )
+def of_32_stages(schedule, accumulation=1):
+    """Intervals by stage, with one refresh per 10 iterations on average."""
+    delays = [StageDelay(delay.tau, accumulation) for delay in pipeline_delays(32)]
+    return refresh_intervals(delays, 10, schedule)
 
 
-@pytest.mark.parametrize("num_stages", [4, 6, 24, 32])
-@pytest.mark.parametrize("frequency", [4, 100])
-def test_budget(num_stages, frequency):
+INTERVALS = {31: 4, 16: 9, 15: 10, 2: 150, 1: None, 0: None}
+"""The paper's, by delay."""
+
+
+@pytest.mark.parametrize("tau", INTERVALS)
+def test_interval_is_the_papers(tau):
+    assert of_32_stages("stage-aware")[31 - tau] == INTERVALS[tau]
+
+
+def test_refreshes_add_up_to_the_papers_number():
+    rate = refreshes_per_iteration(of_32_stages("stage-aware"))
+    assert rate == pytest.approx(3.2 * 1.072, rel=1e-3)
+
+
+def test_reversed_schedule_runs_the_other_way():
+    assert of_32_stages("reversed") == of_32_stages("stage-aware")[::-1]
+
+
+def test_uniform_schedule_is_the_same_everywhere():
+    assert of_32_stages("uniform") == [10] * 32
+
+
+def test_accumulation_changes_no_interval():
+    # Nor any ratio of delays.
+    assert of_32_stages("stage-aware", accumulation=4) == of_32_stages("stage-aware")
+
+
+sizes = pytest.mark.parametrize(("num_stages", "frequency"), [*product((4, 6, 24, 32), (4, 100))])
+
+
+@sizes
+def test_rounding_the_papers_rule_costs_little(num_stages, frequency):
     # Without the floor the rule adds up to (P + 1 / mid) / f_0 for even P: n = mid + 1 would have
     # been -1 / mid.
-    budget = num_stages / frequency
     mid = num_stages // 2 - 1
     floored = refresh_intervals(pipeline_delays(num_stages), frequency, "stage-aware")
     unfloored = (num_stages + 1 / mid) / frequency
     # Rounding an interval down costs at most 1 / (f (f - 1)) refreshes per iteration.
     excess = sum(1 / (interval * (interval + 1)) for interval in floored if interval is not None)
     assert unfloored <= refreshes_per_iteration(floored) <= unfloored + excess
-    for schedule in ("uniform", "stage-aware-exact", "reversed-exact"):
-        rate = refreshes_per_iteration(
-            refresh_intervals(pipeline_delays(num_stages), frequency, schedule)
-        )
-        assert rate == pytest.approx(budget, rel=1e-12)
 
 
-def test_profiles_that_the_papers_rule_does_not_cover():
-    def intervals(taus, schedule):
-        return refresh_intervals([StageDelay(tau) for tau in taus], 10, schedule)
+@sizes
+@pytest.mark.parametrize("schedule", ["uniform", "stage-aware-exact", "reversed-exact"])
+def test_exact_schedules_keep_to_the_budget(num_stages, frequency, schedule):
+    found = refresh_intervals(pipeline_delays(num_stages), frequency, schedule)
+    assert refreshes_per_iteration(found) == pytest.approx(num_stages / frequency, rel=1e-12)
 
-    for schedule in RULES:
-        for taus in (
-            [4] * 6,
-            [0] * 6,
-            [0],
-            [1, 0],
-            [2, 1, 0],
-        ):  # up to three stages the rule divides by zero
-            assert intervals(taus, schedule) == [10] * len(taus)
-    assert intervals([0, 5, 0, 0], "stage-aware") == [None, 2, None, None]
-    assert intervals([8, 4, 4, 0], "stage-aware") == [5, 10, 10, None]
-    assert intervals([8, 4, 4, 0], "reversed") == [None, 10, 10, 5]
-    assert intervals([4, 0, 8, 4], "reversed") == [10, 5, None, 10]
-    assert intervals([9, 3, 3, 1], "stage-aware-exact") == pytest.approx(
-        [40 / 9, 40 / 3, 40 / 3, 40]
-    )
+
+def intervals(taus, schedule):
+    return refresh_intervals([StageDelay(tau) for tau in taus], 10, schedule)
+
+
+# With up to three stages the paper's rule divides by zero.
+@pytest.mark.parametrize("taus", [[4] * 6, [0] * 6, [0], [1, 0], [2, 1, 0]], ids=str)
+@pytest.mark.parametrize("schedule", RULES)
+def test_delays_without_a_profile_refresh_alike(taus, schedule):
+    assert intervals(taus, schedule) == [10] * len(taus)
+
+
+@pytest.mark.parametrize(
+    ("taus", "schedule", "expected"),
+    [
+        ([0, 5, 0, 0], "stage-aware", [None, 2, None, None]),
+        ([8, 4, 4, 0], "stage-aware", [5, 10, 10, None]),
+        ([8, 4, 4, 0], "reversed", [None, 10, 10, 5]),
+        ([4, 0, 8, 4], "reversed", [10, 5, None, 10]),
+        ([9, 3, 3, 1], "stage-aware-exact", [40 / 9, 40 / 3, 40 / 3, 40]),
+    ],
+)
+def test_other_profiles_have_intervals_too(taus, schedule, expected):
+    assert intervals(taus, schedule) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("schedule", RULES)

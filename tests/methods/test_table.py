@@ -100,18 +100,39 @@ def test_refused_gradient_ends_the_run_in_one_line():
         updater.step(7)
 
 
-def test_every_method_is_in_the_documentation():
+@pytest.fixture(scope="module")
+def documented():
+    """The rows of the table in docs/methods.md, by method."""
     page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
-    text = page.partition("\n## ")[0]  # up to the first heading: the table of methods
-    rows = {name: row for row in text.splitlines() for name in re.findall(r"^\| `(.+?)` \|", row)}
-    assert list(rows) == list(METHODS)
-    for name, entry in METHODS.items():
-        config = make_config("torch.optim:SGD" if ":" in name else name, 1, "exact")
-        assert type(find_method(config)) is type(entry)
-        assert isinstance(config.optimizer, entry.section)
-        assert all([entry.summary, entry.source, entry.equation, entry.gets, entry.why])
-        for optimizer in entry.gets:
-            assert re.sub(r"SCION, |the class", "", optimizer).lower() in rows[name].lower()
+    table = page.partition("\n## ")[0]  # up to the first heading
+    rows = {}
+    for row in table.splitlines():
+        if name := re.match(r"\| `(.+?)` \|", row):
+            rows[name[1]] = row
+    return rows
+
+
+def test_documentation_lists_the_methods(documented):
+    assert list(documented) == list(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_documentation_names_the_methods_optimizers(name, documented):
+    for optimizer in METHODS[name].gets:
+        assert re.sub(r"SCION, |the class", "", optimizer).lower() in documented[name].lower()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_method_is_found_by_its_name(name):
+    config = make_config("torch.optim:SGD" if ":" in name else name, 1, "exact")
+    assert type(find_method(config)) is type(METHODS[name])
+    assert isinstance(config.optimizer, METHODS[name].section)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_method_explains_itself(name):
+    method = METHODS[name]
+    assert all([method.summary, method.source, method.equation, method.gets, method.why])
 
 
 OPTIONS = {

@@ -3,10 +3,8 @@ out as JSON."""
 
 import copy
 import json
-import sys
 import traceback
 from functools import cache, partial
-from pathlib import Path
 from unittest.mock import patch
 
 import torch
@@ -312,9 +310,8 @@ def cases(folder):
     }
 
 
-def main():
-    torch.set_num_threads(1)
-    out = Path(sys.argv[1])
+def work(out):
+    """Be one of the processes that the environment names; rank 0 writes the results to `out`."""
     dist.init_process_group("gloo")
     results = {}
     for name, run in cases(out.parent / "dcp").items():
@@ -328,7 +325,3 @@ def main():
         out.write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -2,10 +2,11 @@
 can save and load."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.optim.sharded_worker import work
+from tests.processes import start, start_ranks
 
 EXPECTED = {
     "updates of an empty shard": [[3, 3], [3, 3]],  # of ranks without a part of a parameter, too
@@ -23,17 +24,10 @@ EXPECTED = {
 )
 def test_every_case_of_the_worker(num_processes, num_cases, tmp_path, monkeypatch):
     out = tmp_path / "results.json"
-    launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command = [
-        *launcher,
-        f"--nproc-per-node={num_processes}",
-        "-m",
-        "tests.optim.sharded_worker",
-        str(out),
-    ]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # FSDP2 takes a GPU where it sees one
-    done = subprocess.run(command, capture_output=True, timeout=600)
-    assert out.exists(), done.stderr.decode()[-4000:]
+    ranks = start_ranks(num_processes, lambda rank, **place: start(work, out, **place))
+    told = [rank.communicate(timeout=600)[1] for rank in ranks]
+    assert out.exists(), told[0][-4000:]
     results = json.loads(out.read_text())
     different = {
         n: r

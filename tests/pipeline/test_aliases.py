@@ -1,13 +1,29 @@
 """Whatever refers to a weight finds the version of the window: contents move, tensors do not."""
 
+import weakref
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.utils import parametrizations
 
-from tests.pipeline.loops import Layer, assert_same, make, simulate, train
+from brx import delayed
+from brx.errors import UserError
+from tests.pipeline.loops import (
+    Layer,
+    Naive,
+    assert_same,
+    batch,
+    flat,
+    loss_of,
+    make,
+    sgd,
+    simulate,
+    train,
+)
 
 
 class WithAliases(nn.Sequential):
@@ -23,6 +39,8 @@ class WithAliases(nn.Sequential):
             self.calls = [partial(F.linear, weight=x.weight, bias=x.bias) for x in linears]
         elif how == "closure":
             self.calls = [lambda x, linear=linear: linear(x) for linear in linears]
+        elif how == "weakref":
+            self.weights = [(weakref.ref(x.weight), weakref.ref(x.bias)) for x in linears]
         elif how == "view":  # made once, outside of autograd
             self.weights = [(linear.weight.data.view(-1), linear.bias) for linear in linears]
         elif how == "ParameterList":
@@ -34,6 +52,9 @@ class WithAliases(nn.Sequential):
                 x = torch.tanh(self.calls[index](x))
             elif self.how == "list":
                 x = torch.tanh(F.linear(x, *self.weights[index]))
+            elif self.how == "weakref":
+                weight, bias = self.weights[index]
+                x = torch.tanh(F.linear(x, weight(), bias()))
             elif self.how == "ParameterList":
                 x = torch.tanh(F.linear(x, self.held[index], layer.lin.bias))
             elif self.how == "view":  # the value of a view, the gradient of the weight
@@ -49,7 +70,7 @@ class WithAliases(nn.Sequential):
 STAGES = {str(index): index for index in range(4)}
 
 
-@pytest.mark.parametrize("how", ["list", "partial", "closure", "view", "ParameterList"])
+@pytest.mark.parametrize("how", ["list", "partial", "closure", "weakref", "view", "ParameterList"])
 def test_aliases_see_the_version(how):
     stages = STAGES
     if how == "ParameterList":
@@ -154,6 +175,116 @@ def test_functional_call_in_the_forward_pass():
             return x
 
     assert_same(train(Functional(*make()))[0], simulate())
+
+
+def same_as_naive(make_model, updates=8):
+    """An ordinary loop under delay ends where the naive one does. Buffers have no versions."""
+    model, twin = make_model(), make_model()
+    optimizer, naive = sgd(twin.parameters()), Naive(twin)
+    for t in range(updates):
+        naive.begin_update()
+        naive.backward(lambda call, t=t: loss_of(call(batch(t))))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(train(model, updates=updates)[0], flat(twin))
+
+
+@pytest.mark.parametrize(
+    "reparametrized",
+    [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal],
+)
+def test_reparametrized_weights_see_the_version(reparametrized):
+    class Reparametrized(Layer):
+        def __init__(self):
+            super().__init__()
+            reparametrized(self.lin)
+
+    same_as_naive(lambda: make(Reparametrized))
+
+
+def test_flat_parameters_see_the_version():
+    class FlatLayer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.flat = nn.Parameter(0.5 * torch.randn(20))
+
+        def forward(self, x):
+            weight, bias = self.flat.split([16, 4])
+            return torch.tanh(F.linear(x, weight.view(4, 4), bias))
+
+    same_as_naive(lambda: make(FlatLayer))
+
+
+# torch.func, which computes with tensors that it is given
+
+
+def started():
+    model = make()
+    optimizer = sgd(model.parameters())
+    return model, optimizer, delayed(model, optimizer, 4)
+
+
+def test_gradients_per_example_in_the_explicit_form():
+    model, optimizer, pipeline = started()
+
+    def loss(weights, x):
+        return loss_of(functional_call(model, weights, (x[None],)))
+
+    for t in range(12):
+        with pipeline.micro_batch():
+            weights = {name: weight.detach() for name, weight in model.named_parameters()}
+            found = vmap(grad(loss), in_dims=(None, 0))(weights, batch(t))
+        for name, weight in model.named_parameters():
+            weight.grad = found[name].mean(0)
+        optimizer.step()
+    assert_same(flat(model), simulate())
+
+
+def adapted_loss(model, weights, t):
+    """Meta learning: the loss after a step of gradient descent."""
+    loss = loss_of(functional_call(model, weights, (batch(t),)))
+    gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+    adapted = {}
+    for (name, weight), gradient in zip(weights.items(), gradients, strict=True):
+        adapted[name] = weight - 0.1 * gradient
+    return loss_of(functional_call(model, adapted, (batch(50 + t),)))
+
+
+def test_meta_learning_in_the_explicit_form():
+    model, optimizer, pipeline = started()
+    twin = make()
+    twin_optimizer, naive = sgd(twin.parameters()), Naive(twin)
+    for t in range(12):
+        with pipeline.micro_batch():
+            adapted_loss(model, dict(model.named_parameters()), t).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+        naive.begin_update()
+        weights = naive.used()
+        found = torch.autograd.grad(adapted_loss(twin, weights, t), list(weights.values()))
+        for weight, gradient in zip(twin.parameters(), found, strict=True):
+            weight.grad = gradient
+        twin_optimizer.step()
+    assert_same(flat(model), flat(twin))
+
+
+def test_functional_call_outside_a_micro_batch_is_refused():
+    model, _, _ = started()
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    with pytest.raises(UserError, match=r"functional_call within `with pipeline.micro_batch"):
+        functional_call(model, weights, (batch(0),))
+
+
+def test_forward_derivatives_see_the_version():
+    def loss(call, t):
+        x = batch(t)
+        y, slope = torch.func.jvp(call, (x,), (torch.ones_like(x),))
+        return loss_of(y) + slope.square().mean()
+
+    with pytest.warns(UserWarning, match="at most 0 backward passes"):
+        found, _ = train(loss=loss)
+    assert_same(found, simulate(loss=loss))
 
 
 def test_address_of_a_weight_never_changes():

@@ -1,20 +1,22 @@
 """`delayed` against the engine, against a naive simulation, and under other people's trainers."""
 
 import copy
-import subprocess
-import sys
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.func import functional_call
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from brx import delayed
 from brx.errors import UserError
 from brx.model.stage import whole_model
 from brx.train.build import assemble
+from tests import processes
 from tests.pipeline.test_engine import VOCABULARY, make_config, micro_batch
 
 
@@ -297,21 +299,20 @@ def test_recurrent_layers_compute_with_their_version():
         assert net(x).item() == pytest.approx(losses[t], rel=1e-12)
 
 
+def train_under_ddp(rank, folder):
+    """Train with every second batch, as one of two processes; leaves the weights in the folder."""
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    net, optimizer, _ = start()
+    ddp = DistributedDataParallel(net)
+    for t in range(1, 9):
+        step(ddp(data(2 * t - 1 + rank)), optimizer)
+    torch.save(net.state_dict(), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
 def test_two_ddp_processes_equal_one_with_both_batches(tmp_path):
-    program = f"""
-import sys, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from tests.pipeline.test_anywhere import data, start, step
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=rank, world_size=2)
-net, optimizer, _ = start()
-ddp = DistributedDataParallel(net)
-for t in range(1, 9):
-    step(ddp(data(2 * t - 1 + rank)), optimizer)
-torch.save(net.state_dict(), f"{tmp_path}/{{rank}}.pt")
-dist.destroy_process_group()
-"""
-    ranks = [subprocess.Popen([sys.executable, "-c", program, str(rank)]) for rank in range(2)]
+    ranks = [processes.start(train_under_ddp, rank, tmp_path) for rank in range(2)]
     assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
     net, optimizer, _ = start()
     for t in range(1, 9):
@@ -408,6 +409,12 @@ def test_trainers_of_others_are_the_naive_simulation(library, train, tmp_path):
     assert pipeline.updates == 8
     for name, expected in naive([3, 2, 1, 0], 8, 2)[1].items():
         torch.testing.assert_close(net.state_dict()[name], expected, rtol=0, atol=1e-12)
+
+
+def test_whole_numbers_of_numpy():
+    pipeline = start(stages=np.int64(4), accumulation=np.int64(2))[2]
+    assert pipeline.settings()["accumulation"] == 2
+    start(stages=lambda name: np.int64(name.startswith("leave")))
 
 
 def test_print_shows_the_cut():

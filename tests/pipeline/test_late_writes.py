@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from brx import delayed
+from brx.errors import UserError
 from tests.pipeline.loops import (
     Naive,
     assert_same,
@@ -185,3 +186,180 @@ def test_write_without_a_counter_is_kept():
         optimizer.step()
         optimizer.zero_grad()
     assert_same(flat(model), flat(make()) + 12.0)
+
+
+# Steps by hand, without the optimizer
+
+
+def step_by_hand(model):
+    """As before torch had optimizers: autograd's version counters do not see it."""
+    for weight in model.parameters():
+        weight.data.sub_(weight.grad.data, alpha=0.3)
+
+
+@pytest.mark.filterwarnings("ignore:delayed. weights changed without a step")
+@pytest.mark.parametrize("cleared", ["first", "between the passes", "last"])
+def test_step_by_hand_is_an_update(cleared):
+    model = make()
+    pipeline = delayed(model, sgd(model.parameters()), 4)
+    for t in range(12):
+        if cleared == "first":
+            model.zero_grad(set_to_none=False)
+        loss = plain_loss(model, t)
+        if cleared == "between the passes":
+            model.zero_grad()
+        loss.backward()
+        step_by_hand(model)
+        if cleared == "last":
+            model.zero_grad()
+    assert_same(flat(model), simulate())
+    assert pipeline.updates == 12
+
+
+@pytest.mark.filterwarnings("ignore:delayed. weights changed without a step")
+def test_step_by_hand_after_two_micro_batches():
+    model, twin = make(), make()
+    delayed(model, sgd(model.parameters()), 4, accumulation=2)
+    naive = Naive(twin, accumulation=2)
+    for t in range(12):
+        naive.begin_update()
+        for j in (1, 2):
+            plain_loss(model, 2 * t + j).backward()
+            naive.backward(lambda call, n=2 * t + j: plain_loss(call, n), j)
+        for each in (model, twin):
+            step_by_hand(each)
+            each.zero_grad()
+    assert_same(flat(model), flat(twin))
+
+
+def test_step_by_hand_is_told():
+    model = make()
+    delayed(model, sgd(model.parameters()), 4)
+
+    def loop():
+        for t in range(3):
+            plain_loss(model, t).backward()
+            step_by_hand(model)
+            model.zero_grad()
+
+    with pytest.warns(UserWarning, match="changed without a step of the optimizer"):
+        loop()
+
+
+@pytest.mark.filterwarnings("ignore:delayed. an update took 2")
+def test_extra_passes_make_no_update():
+    """Without a delay there is no history to compare with."""
+    model = make()
+    optimizer = sgd(model.parameters())
+    pipeline = delayed(model, optimizer, 1)
+    for t in range(4):
+        for j in (0, 1):
+            plain_loss(model, 2 * t + j).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert pipeline.updates == 4
+
+
+# Weights that differ in the passes from what the optimizer steps from
+
+
+def around_the_pass(change, restore):
+    """A loop that changes weights before the forward pass and takes it back before the step; the
+    version has the change."""
+    model, twin = make(), make()
+    optimizer, twin_optimizer = sgd(model.parameters(), 0.1), sgd(twin.parameters(), 0.1)
+    delayed(model, optimizer, 4)
+    naive = Naive(twin)
+    for t in range(12):
+        kept = change(model, t)
+        plain_loss(model, t).backward()
+        restore(model, kept)
+        twin_kept = change(twin, t)
+        naive.begin_update()
+        naive.backward(lambda call, t=t: plain_loss(call, t))
+        restore(twin, twin_kept)
+        for each in (optimizer, twin_optimizer):
+            each.step()
+            each.zero_grad()
+    assert_same(flat(model), flat(twin))
+
+
+def put_back(model, kept):
+    for weight, before in zip(model.parameters(), kept, strict=True):
+        weight.data.copy_(before)
+
+
+def test_binary_weights_in_the_passes():
+    def binarise(model, t):
+        kept = [weight.data.clone() for weight in model.parameters()]
+        for weight in model.parameters():
+            weight.data = 0.3 * weight.data.sign()
+        return kept
+
+    around_the_pass(binarise, put_back)
+
+
+def test_noise_on_weights_in_the_passes():
+    def disturb(model, t):
+        generator = torch.Generator().manual_seed(t)
+        kept = [weight.data.clone() for weight in model.parameters()]
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            weight.data.add_(noise, alpha=0.1)
+        return kept
+
+    around_the_pass(disturb, put_back)
+
+
+# Writes in a window, or between two passes of one
+
+
+def started(updates=5, lr=0.3):
+    model = make()
+    optimizer = sgd(model.parameters(), lr)
+    delayed(model, optimizer, 4)
+    for t in range(updates):
+        plain_loss(model, t).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+@pytest.mark.filterwarnings("ignore:delayed. weights changed without a step")
+def test_state_loaded_after_a_discarded_pass_is_kept():
+    model, _ = started()
+    state = make().state_dict()
+    plain_loss(model, 99)  # a loss to print: the window is open
+    model.load_state_dict(state)
+    assert torch.equal(flat(model), flat(make()))
+    plain_loss(model, 5).backward()
+    assert torch.equal(flat(model), flat(make()))
+
+
+def test_state_loaded_between_the_passes_is_refused():
+    model, _ = started()
+    loss = plain_loss(model, 5)
+    model.load_state_dict(make().state_dict())
+    with pytest.raises(UserError, match="written between a forward pass and its backward pass"):
+        loss.backward()
+
+
+def test_write_before_a_second_backward_pass_is_refused():
+    model, _ = started()
+    loss = plain_loss(model, 5)
+    loss.backward(retain_graph=True)
+    clamp_data(model)
+    with pytest.raises(UserError, match="written between a forward pass and its backward pass"):
+        loss.backward()
+
+
+def test_averages_swapped_in_within_a_window_are_refused():
+    """The evaluation would be of the newest weights."""
+    model, _ = started()
+    plain_loss(model, 5)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    model.eval()
+    with pytest.raises(UserError, match="write the newest weights, after the optimizer's step"):
+        model(batch(0))

@@ -35,6 +35,7 @@ RETURNED = {
     "data class": lambda y: Output(y, {"again": y}),
     "nested objects": lambda y: SimpleNamespace(inner=SimpleNamespace(prediction=y)),
     "slots": WithSlots,
+    "distribution": lambda y: torch.distributions.Normal(y, 1.0),
     "generator": lambda y: iter([y]),
 }
 TAKEN = {
@@ -44,6 +45,7 @@ TAKEN = {
     "data class": lambda out: out.extra["again"],
     "nested objects": lambda out: out.inner.prediction,
     "slots": lambda out: out.prediction,
+    "distribution": lambda out: out.loc,
     "generator": next,
 }
 

@@ -129,6 +129,22 @@ def test_interrupted_pass_does_not_end_the_delay():
     assert_same(flat(model), simulate())
 
 
+@pytest.mark.parametrize("is_training", [False, True])
+def test_interrupted_evaluation_does_not_end_the_delay(is_training):
+    model, optimizer, _ = started()
+    updates_of(model, optimizer, 0, 4)
+    stop = model[2].register_forward_pre_hook(
+        lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    model.train(is_training)
+    with torch.no_grad(), pytest.raises(KeyboardInterrupt):
+        model(batch(4))
+    stop.remove()
+    model.train()
+    updates_of(model, optimizer, 4, 12)
+    assert_same(flat(model), simulate())
+
+
 def test_failed_pass_leaves_no_trace():
     model, optimizer, _ = started()
     updates_of(model, optimizer, 0, 4)
@@ -165,6 +181,31 @@ def test_autocast_around_the_whole_loop():
         return flat(model)
 
     assert torch.equal(run(True, False), run(False, True))
+
+
+@pytest.mark.filterwarnings("ignore:delayed. an update took 2")
+@pytest.mark.parametrize("fails_in", ["forward", "backward"])
+def test_smaller_batches_after_a_failure(fails_in):
+    """As after an OutOfMemoryError."""
+    model, optimizer, _ = started()
+
+    def fail(*args):
+        raise torch.OutOfMemoryError
+
+    for t in range(12):
+        if fails_in == "forward":
+            hook = model[2].register_forward_pre_hook(fail)
+        else:
+            hook = model[1].lin.weight.register_hook(fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            plain_loss(model, t).backward()
+        hook.remove()
+        optimizer.zero_grad()
+        for half in batch(t).chunk(2):
+            (0.5 * loss_of(model(half))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
 
 
 # Several backward passes
@@ -320,6 +361,110 @@ def test_optimizer_in_the_backward_pass(groups):
     assert updates == 12
 
 
+def test_evaluation_amid_backward_steps_is_refused():
+    model = make()
+    optimizers = {weight: sgd([weight]) for weight in model.parameters()}
+    delayed(model, list(optimizers.values()), 4)
+
+    def step(weight):
+        optimizers[weight].step()
+        optimizers[weight].zero_grad()
+        with torch.no_grad():
+            model(batch(0))
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(step)
+    with pytest.raises(UserError, match="evaluate after the backward pass"):
+        plain_loss(model, 0).backward()
+
+
+class HessianStep(torch.optim.Optimizer):
+    """A product with the Hessian scales the step, as in AdaHessian."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self):
+        weights = self.param_groups[0]["params"]
+        move(weights, [weight.grad for weight in weights], weights)
+        for weight in weights:
+            weight.grad = None
+
+
+def move(weights, gradients, used):
+    """weights -= 0.1 g / (1 + |H 1|), where `gradients` g have a graph that ends at `used`."""
+    ones = [torch.ones_like(gradient) for gradient in gradients]
+    products = torch.autograd.grad(gradients, used, ones)
+    with torch.no_grad():
+        for weight, gradient, product in zip(weights, gradients, products, strict=True):
+            weight -= 0.1 * gradient / (1 + product.abs())
+
+
+@pytest.mark.filterwarnings(
+    "ignore:delayed. the first 3 updates took at most 0", "ignore:Using backward"
+)
+def test_hessian_product_in_the_step():
+    model, twin = make(), make()
+    optimizer, naive = HessianStep(model.parameters()), Naive(twin)
+    pipeline = delayed(model, optimizer, 4)
+    for t in range(10):
+        plain_loss(model, t).backward(create_graph=True)
+        optimizer.step()
+        naive.begin_update()
+        used = naive.used()
+        loss = plain_loss(lambda x, w=used: torch.func.functional_call(twin, w, (x,)), t)
+        gradients = torch.autograd.grad(loss, list(used.values()), create_graph=True)
+        move(list(twin.parameters()), gradients, list(used.values()))
+    assert_same(flat(model), flat(twin))
+    assert pipeline.updates == 10
+
+
+class ExtraGradient(torch.optim.Optimizer):
+    """Steps with the gradient of a point ahead; moves weights by `.data`, which no counter sees."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self, closure):
+        weights = self.param_groups[0]["params"]
+        closure()
+        kept = [weight.data.clone() for weight in weights]
+        for weight in weights:
+            weight.data.sub_(weight.grad, alpha=0.1)
+        closure()
+        for weight, before in zip(weights, kept, strict=True):
+            weight.data = before - 0.1 * weight.grad
+
+
+@pytest.mark.filterwarnings("ignore:delayed. an update took 2")
+def test_closure_after_moves_without_a_counter():
+    """Both passes use one version; the stage without a delay sees the point ahead."""
+    model, twin = make(), make()
+    optimizer, twin_optimizer = (
+        ExtraGradient(model.parameters()),
+        ExtraGradient(twin.parameters()),
+    )
+    delayed(model, optimizer, 4)
+    naive = Naive(twin)
+    for t in range(10):
+        naive.begin_update()
+
+        def closure(t=t):
+            optimizer.zero_grad()
+            plain_loss(model, t).backward()
+
+        def twin_closure(t=t):
+            twin_optimizer.zero_grad()
+            version = naive.versions[-1]
+            naive.versions[-1] = version | dict(twin[3].named_parameters("3"))
+            naive.backward(lambda call: plain_loss(call, t))
+            naive.versions[-1] = version
+
+        optimizer.step(closure)
+        twin_optimizer.step(twin_closure)
+    assert_same(flat(model), flat(twin))
+
+
 @pytest.mark.filterwarnings("error:delayed. the optimizer", "ignore:delayed. an update took")
 def test_closure_that_is_called_several_times():
     """LBFGS moves the newest weights within its step. Its passes all use one version; a stage
@@ -367,6 +512,57 @@ def test_parts_of_a_model_in_the_explicit_form():
     for t in range(12):
         with pipeline.micro_batch():
             loss_of(model.decode(model.encode(batch(t)))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
+
+
+def test_training_in_eval_mode_in_the_explicit_form():
+    model, optimizer, pipeline = started(make().eval())
+    for t in range(12):
+        with pipeline.micro_batch():
+            plain_loss(model, t).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
+
+
+def test_cached_outputs_in_the_explicit_form():
+    """Passes without gradients first, whose outputs get gradients; then passes with them."""
+    model, optimizer, pipeline = started()
+    for t in range(12):
+        chunks = batch(t).chunk(2)
+        with pipeline.micro_batch():
+            with torch.no_grad():
+                cached = torch.cat([model(chunk) for chunk in chunks])
+            loss_of(cached.requires_grad_()).backward()
+            for chunk, gradient in zip(chunks, cached.grad.chunk(2), strict=True):
+                model(chunk).backward(gradient)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
+
+
+def test_evaluation_in_the_explicit_form_sees_the_newest():
+    model, optimizer, pipeline = started()
+    updates_of(model, optimizer, 0, 6)
+    plain = make()
+    plain.load_state_dict(model.state_dict())
+    with pipeline.micro_batch():
+        plain_loss(model, 6).backward()
+        model.eval()
+        with torch.no_grad():
+            found = model(batch(7))
+    assert torch.equal(found, plain(batch(7)))
+
+
+def test_nested_explicit_form_is_one_micro_batch():
+    model, optimizer, pipeline = started(Parts(*make()))
+    for t in range(12):
+        with pipeline.micro_batch():
+            with pipeline.micro_batch():
+                code = model.encode(batch(t))
+            loss_of(model.decode(code)).backward()
         optimizer.step()
         optimizer.zero_grad()
     assert_same(flat(model), simulate())

@@ -1,8 +1,5 @@
 """Sharded weights: each rank keeps the versions of its own shards."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from brx import delayed
 from brx.errors import UserError
 from tests.pipeline.loops import assert_same, batch, loss_of, make, plain_loss, sgd, simulate, train
+from tests.processes import start
 
 
 @pytest.fixture
@@ -150,23 +148,6 @@ def test_fsdp2_in_lower_precision():
     assert_same(whole(model), simulate(), tolerance=1e-5)
 
 
-RANK = """
-import sys, torch, torch.distributed as dist
-from tests.pipeline.loops import *
-from tests.pipeline.test_sharding import *
-rank, folder, kind = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-model = KINDS[kind](make())
-def part(call, t):  # tensor parallelism does not share a batch out
-    x = batch(t) if kind == "tensor" else batch(t).chunk(2)[rank]
-    return newest_in_between(call, x)
-train(model, loss=part)
-found = gathered(model) if kind.startswith("fsdp1") else whole(model)
-if rank == 0: torch.save(found, f"{folder}/found.pt")
-dist.destroy_process_group()
-"""
-
-
 KINDS = {
     "fsdp2": fsdp2,
     "tensor": tensor_parallel,
@@ -177,11 +158,28 @@ KINDS = {
 }
 
 
+def train_one_of_two(rank, folder, kind):
+    """Train as one of two ranks; rank 0 leaves all weights in the folder."""
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    model = KINDS[kind](make())
+
+    def part(call, t):
+        # Tensor parallelism does not share a batch out.
+        x = batch(t) if kind == "tensor" else batch(t).chunk(2)[rank]
+        return newest_in_between(call, x)
+
+    train(model, loss=part)
+    found = gathered(model) if kind.startswith("fsdp1") else whole(model)
+    if rank == 0:
+        torch.save(found, folder / "found.pt")
+    dist.destroy_process_group()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_are_the_naive_simulation(kind, tmp_path):
-    command = [sys.executable, "-c", RANK]
-    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path), kind]) for rank in range(2)]
+    ranks = [start(train_one_of_two, rank, tmp_path, kind) for rank in range(2)]
     assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
 
     def mean(call, t):

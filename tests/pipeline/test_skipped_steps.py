@@ -3,6 +3,7 @@ counted."""
 
 import pytest
 import torch
+from torch import nn
 
 from brx import delayed
 from brx.errors import UserError
@@ -96,6 +97,62 @@ def test_skipped_step_of_two_micro_batches(to_none):
         return flat(model)
 
     assert torch.equal(run({0, 4, 5}), run(set()))
+
+
+def test_loss_that_is_not_finite_is_skipped():
+    """The backward pass is left out: the next pass takes its place."""
+    model = make()
+    optimizer = sgd(model.parameters())
+    pipeline = delayed(model, optimizer, 4, accumulation=2)
+    twin = make()
+    twin_optimizer, naive = sgd(twin.parameters()), Naive(twin, accumulation=2)
+    for t in range(8):
+        naive.begin_update()
+        plain_loss(model, 90 + t)  # not finite, say
+        for j in (1, 2):
+            plain_loss(model, 2 * t + j).backward()
+            naive.backward(lambda call, n=2 * t + j: plain_loss(call, n), j)
+        for each in (optimizer, twin_optimizer):
+            each.step()
+            each.zero_grad()
+    assert_same(flat(model), flat(twin))
+    assert pipeline.updates == 8
+
+
+@pytest.mark.filterwarnings("ignore:delayed. an update took 2")
+@pytest.mark.parametrize("to_none", [True, False])
+def test_sparse_gradients_of_two_passes(to_none):
+    class WithTable(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = make()
+            self.table = nn.Embedding(10, 4, sparse=True)
+
+        def forward(self, rows):
+            return self.layers(self.table(rows))
+
+    def stage_of(name):
+        return 0 if name.startswith("table") else int(name.split(".")[1])
+
+    model, twin = WithTable().double(), WithTable().double()
+    twin.load_state_dict(model.state_dict())
+    optimizer, twin_optimizer = sgd(model.parameters()), sgd(twin.parameters())
+    delayed(model, optimizer, stage_of)
+    naive = Naive(twin, stage_of=stage_of)
+    for t in range(8):
+        rows = torch.arange(4) + t % 6
+        naive.begin_update()
+        used = naive.used()
+        loss = loss_of(torch.func.functional_call(twin, used, (rows,)))
+        gradients = torch.autograd.grad(loss, list(used.values()))
+        for weight, gradient in zip(twin.parameters(), gradients, strict=True):
+            weight.grad = 2 * gradient
+        for _ in range(2):
+            loss_of(model(rows)).backward()
+        for each in (optimizer, twin_optimizer):
+            each.step()
+            each.zero_grad(to_none)
+    assert_same(flat(model), flat(twin))
 
 
 def test_gradients_cleared_too_late_are_refused():

@@ -138,6 +138,38 @@ def test_data_parallel_copies_are_refused():
         replica(batch(0))
 
 
+def test_trunk_under_two_pipelines_is_refused():
+    trunk = make()
+    first = nn.Sequential(trunk, nn.Linear(4, 4).double())
+    second = nn.Sequential(trunk, nn.Linear(4, 2).double())
+    delayed(first, sgd(first.parameters()), 2)
+    with pytest.raises(UserError, match=r"0.0.lin.weight and 7 more are under delay already"):
+        delayed(second, sgd(second.parameters()), 2)
+
+
+def test_trunk_of_a_removed_pipeline_is_free():
+    trunk = make()
+    delayed(trunk, sgd(trunk.parameters()), 2).remove()
+    model = nn.Sequential(trunk, nn.Linear(4, 4).double())
+    delayed(model, sgd(model.parameters()), 2)
+
+
+def test_compiled_model_without_graph_breaks():
+    torch._dynamo.reset()
+    model = make()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert_same(train(compiled, updates=6)[0], simulate(updates=6))
+
+
+def test_compiled_call_without_graph_breaks_says_how():
+    torch._dynamo.reset()
+    model = make()
+    delayed(model, sgd(model.parameters()), 4)
+    model.compile(backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="give it the compiled model"):
+        model(batch(0))
+
+
 def test_training_step_within_the_call_of_the_model():
     """As Lightning runs it under DDP: the outer call is the model's, and calls the model again."""
 
@@ -162,6 +194,40 @@ class Wrapper:
 
     def __getattr__(self, name):
         return getattr(self.optimizer, name)
+
+
+class InTwoSteps(torch.optim.SGD):
+    """A step that is two steps of the base class, after a decay."""
+
+    def step(self, closure=None):
+        with torch.no_grad():
+            for weight in self.param_groups[0]["params"]:
+                weight *= 0.99
+        super().step()
+        super().step()
+
+
+def in_two_steps(parameters):
+    return InTwoSteps(list(parameters), lr=0.1)
+
+
+def test_two_steps_of_the_base_class():
+    found, pipeline = train(optimizer_of=in_two_steps)
+    assert_same(found, simulate(in_two_steps))
+    assert pipeline.updates == 12
+
+
+def test_step_after_one_that_failed():
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+    for t in range(12):
+        plain_loss(model, t).backward()
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step(lambda: 1 / 0)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
 
 
 def test_wrapped_twice():

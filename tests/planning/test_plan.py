@@ -236,7 +236,7 @@ def test_peak_on_a_cpu_holds_the_copy():
     assert on.peak == off.peak + on.checkpoint
 
 
-def test_copy_next_to_a_gpu_is_in_host_memory():
+def test_copy_of_a_gpu_is_in_host_memory():
     on = plan_memory(small("checkpoint.background=true"), "cuda")[0]
     off = plan_memory(small("checkpoint.background=false"), "cuda")[0]
     assert on.peak == off.peak
@@ -262,12 +262,37 @@ def test_graphs_on_several_devices_hold_steps_alone():
     assert [rank.graphs for rank in ranks] == [rank.update for rank in ranks]
 
 
+def bytes_at(name, *overrides, rank=0):
+    """The memory of a rank at a moment."""
+    of_rank = plan_memory(small(*overrides), "cuda")[rank]
+    (found,) = [moment.total for moment in of_rank.times if moment.name == name]
+    return found
+
+
 def test_update_outside_of_graphs_needs_memory_besides():
     (rank,) = plan_memory(small(*GRAPHED), "cuda")
-    (plain,) = plan_memory(small(GRAPHED[0]), "cuda")
-    by_name = {moment.name: moment.total for moment in rank.times}
-    without = {moment.name: moment.total for moment in plain.times}
-    assert by_name["an update outside of graphs"] == without["an update"] + rank.graphs
+    found = bytes_at("an update outside of graphs", *GRAPHED)
+    assert found == bytes_at("an update", GRAPHED[0]) + rank.graphs
+
+
+def test_validation_needs_memory_beside_graphs():
+    (rank,) = plan_memory(small(*GRAPHED), "cuda")
+    always = rank.weights + rank.gradients + rank.moments + rank.rotation + rank.rings
+    assert bytes_at("a validation", *GRAPHED) == always + rank.logits + rank.graphs
+
+
+def test_probe_needs_memory_beside_graphs():
+    (rank,) = plan_memory(small(*GRAPHED), "cuda")
+    probed = [GRAPHED[0], "logging.staleness_every=5"]
+    found = bytes_at("the loss of the probe", *probed, GRAPHED[1])
+    assert found == bytes_at("the loss of the probe", *probed) + rank.graphs
+
+
+def test_passes_of_several_devices_need_memory_beside_graphs():
+    rank = plan_memory(small(*GRAPHED, "pipeline.devices=2"), "cuda")[1]
+    found = bytes_at("the loss", *GRAPHED, "pipeline.devices=2", rank=1)
+    plain = bytes_at("the loss", GRAPHED[0], "pipeline.devices=2", rank=1)
+    assert found == plain + rank.graphs
 
 
 def test_communicators_count_neighbours():
@@ -311,7 +336,7 @@ def test_flops_are_those_that_torch_counts():
     assert counter.get_total_flops() == stage_forward_flops(config, 256, range(4), 2)
 
 
-def test_flops_of_a_mixture_are_of_the_chosen_experts():
+def test_mixture_counts_the_chosen_experts_alone():
     config = small("model.width=32").model
     mixture = config.model_copy(update={"moe": MoEConfig(experts=8, top_k=2, every=1)})
     difference = stage_forward_flops(mixture, 256, range(4), 2) - stage_forward_flops(

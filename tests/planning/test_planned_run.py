@@ -1,21 +1,34 @@
 """A run on its devices: plan and verdict agree; memory against measured peaks; closed forms."""
 
+import io
+import json
 import re
-from dataclasses import replace
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.memory import peak_during
+from brx.cli.main import main
 from brx.config.loading import load_config
+from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.model.stage import make_stage, partition
 from brx.planning.flops import rank_flops
 from brx.planning.margin import MARGIN
 from brx.planning.plan import plan_memory
-from brx.planning.planned_run import PlannedRun, time_lines
+from brx.planning.planned_run import (
+    ASSUMED_LINE,
+    MEASURED_UTILIZATION,
+    PlannedRun,
+    parse_devices,
+    time_lines,
+)
 from brx.planning.schedules import SYNCHRONOUS
-from brx.planning.verdict import Question, answer
+from brx.planning.verdict import Option, Question, answer
 from tests.planning.measurements import MEASURED, experiment
 from tests.planning.test_plan import ASYNCHRONOUS_SETTINGS, small
 
@@ -109,31 +122,67 @@ def always_measured(methods, delay):
     return MEASURED.model_copy(update={"experiments": experiments})
 
 
-def test_verdict_agrees_with_plan_row_by_row(printed):
-    """Each row of a verdict, with its own memory and time, is what `brx plan` prints of that
-    run."""
+@dataclass(frozen=True)
+class Row:
+    """A row of a verdict, its synchronous rival, and what `brx plan` says about that run."""
+
+    num_stages: int
+    run: PlannedRun
+    option: Option
+    rival: Option
+    planned: RunConfig
+    plan: str
+
+
+@pytest.fixture(scope="module", params=[*product(((16, 1), (24, 4)), METHODS)], ids=str)
+def row(request):
+    (num_stages, num_micro_batches), method = request.param
     config = load_config("paper-95m")
-    for num_stages, num_micro_batches in ((16, 1), (24, 4)):
-        run = PlannedRun(config, throughput=1e14, bandwidth=5e9).split(
-            num_stages, num_micro_batches
-        )
-        asked = Question(3.0, num_stages, num_micro_batches, run)
-        verdict = answer(always_measured(METHODS, asked.delay), asked)
-        assert {option.method for option in verdict.asynchronous} == set(METHODS)
-        for option in verdict.asynchronous:
-            overrides = run.overrides(config, METHODS[option.method])
-            asked_plan = ["--throughput", "100T", "--bandwidth", "5GB", "--device-memory", "80GB"]
-            plan = printed("plan", "paper-95m", "--set", *overrides, *asked_plan)
-            planned = load_config("paper-95m", overrides)
-            assert planned.pipeline.stages == num_stages
-            assert planned.optimizer.method in option.method
-            assert option.cut.memory == max(rank.peak for rank in plan_memory(planned, "cuda"))
-            assert f"{run.seconds(option.cut):.3g} s per iteration" in plan
-            rival = next(one for one in verdict.synchronous if one.method == option.method)
-            best = re.search(r"examples, (.+) with (\d+) micro-batches, takes ([\d.]+) times", plan)
-            assert (best[1], int(best[2])) == (rival.cut.schedule, rival.cut.num_micro_batches)
-            assert float(best[3]) == pytest.approx(rival.cut.time / option.cut.time, abs=0.006)
-            assert f", and {rival.cut.memory / 1e9:.1f} GB. Its devices wait" in plan
+    run = PlannedRun(config, throughput=1e14, bandwidth=5e9).split(num_stages, num_micro_batches)
+    asked = Question(3.0, num_stages, num_micro_batches, run)
+    verdict = answer(always_measured(METHODS, asked.delay), asked)
+    (option,) = (one for one in verdict.asynchronous if one.method == method)
+    rival = next(one for one in verdict.synchronous if one.method == method)
+    overrides = run.overrides(config, METHODS[method])
+    devices = ["--throughput", "100T", "--bandwidth", "5GB", "--device-memory", "80GB"]
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert main(["plan", "paper-95m", "--set", *overrides, *devices]) == 0
+    return Row(num_stages, run, option, rival, load_config("paper-95m", overrides), out.getvalue())
+
+
+def test_planned_run_has_the_rows_stages(row):
+    assert row.planned.pipeline.stages == row.num_stages
+
+
+def test_planned_run_has_the_rows_method(row):
+    assert row.planned.optimizer.method in row.option.method
+
+
+def test_row_has_the_planned_memory(row):
+    assert row.option.cut.memory == max(rank.peak for rank in plan_memory(row.planned, "cuda"))
+
+
+def test_row_has_the_planned_time(row):
+    assert f"{row.run.seconds(row.option.cut):.3g} s per iteration" in row.plan
+
+
+RIVAL = r"examples, (.+) with (\d+) micro-batches, takes ([\d.]+) times"
+
+
+def test_plan_names_the_rows_rival(row):
+    schedule, num_micro_batches, _ = re.search(RIVAL, row.plan).groups()
+    rival = row.rival.cut
+    assert (schedule, int(num_micro_batches)) == (rival.schedule, rival.num_micro_batches)
+
+
+def test_plan_has_the_rivals_time(row):
+    *_, times = re.search(RIVAL, row.plan).groups()
+    assert float(times) == pytest.approx(row.rival.cut.time / row.option.cut.time, abs=0.006)
+
+
+def test_plan_has_the_rivals_memory(row):
+    assert f", and {row.rival.cut.memory / 1e9:.1f} GB. Its devices wait" in row.plan
 
 
 def test_transfers_are_those_of_the_cut():
@@ -256,20 +305,31 @@ def test_cut_by_time_is_faster_without_delay(schedule, on_six_devices):
     assert balanced < even
 
 
-def test_cut_by_time_has_the_delays_of_its_devices():
+def test_cut_by_time_has_its_devices_delays():
     run = PlannedRun(load_config("paper-1b", BY_TIME)).split(6, 8)
     delays = run.config.pipeline.delay
     assert len(delays) == run.config.pipeline.stages == 24
     assert sorted(set(delays), reverse=True) == [5, 4, 3, 2, 1, 0]
 
 
-def test_plan_of_a_verdict_by_time_is_the_same(printed):
+def test_verdict_by_time_agrees_with_plan(printed):
     config = load_config("paper-1b", ["pipeline.balance=time"])
     run = PlannedRun(config, throughput=1e14).split(6, 8)
     changed = ["pipeline.balance=time", *run.overrides(config, {})]
     plan = printed("plan", "paper-1b", "--set", *changed, "--throughput", "100T")
     seconds = run.seconds(run.asynchronous({}, None))
     assert f"{seconds:.3g} s per iteration" in plan
+
+
+@pytest.mark.parametrize(("throughput", "is_assumed"), [("H100", True), ("23T", False)])
+def test_plan_says_that_a_rate_is_assumed(throughput, is_assumed):
+    run = parse_devices(load_config("paper-95m", []), None, throughput, None)
+    assert (ASSUMED_LINE in time_lines(run)) == is_assumed
+
+
+def test_named_utilization_is_the_measured_one():
+    summary = json.loads(Path("results/gpu/paper-95m/pipedream-p1/summary.json").read_text())
+    assert round(summary["mfu"], 2) == MEASURED_UTILIZATION
 
 
 def test_blocks_fewer_than_devices_are_refused():

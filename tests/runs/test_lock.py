@@ -13,7 +13,8 @@ from brx.config.loading import dump_config
 from brx.errors import RunError, UserError
 from brx.runs.folder import hand_down, hold, is_locked, lock
 from brx.train.loop import train
-from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
+from tests.processes import start_brx
+from tests.train.helpers import losses, tiny_config, wait_for_lines
 
 HOLDER = (
     "import pathlib, sys, time; from brx.runs.folder import hold\nwith "

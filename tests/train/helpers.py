@@ -1,12 +1,11 @@
 """A run small enough for a second, on a text file of its own."""
 
 import os
-import random
-import socket
-import subprocess
+import resource
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from unittest import mock
 
 from brx.config.loading import apply_overrides
 from brx.runs.metrics import MEASURED, read_metrics
@@ -65,17 +64,17 @@ def steps_of(folder):
     return [record for record in losses(folder) if "train_loss" in record]
 
 
-def start_brx(*arguments, **kwargs):
-    """The real command in a process (and session) of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "brx", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        **kwargs,
-    )
+@contextmanager
+def files_of_at_most(size):
+    """Let no file grow beyond so many bytes, in place of a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Or Python caches modules that are cut to that size, for all to load.
+    with mock.patch.object(sys, "dont_write_bytecode", True):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def wait_for_lines(path, number, process, timeout=300):
@@ -84,16 +83,6 @@ def wait_for_lines(path, number, process, timeout=300):
     while time.monotonic() < end:
         if path.exists() and path.read_text().count("\n") >= number:
             return
-        assert process.poll() is None, process.stderr.read()
+        assert process.poll() is None, process.errors()
         time.sleep(0.01)
     raise AssertionError(f"{path} did not reach {number} lines")
-
-
-def free_port() -> int:
-    """A port below those that systems hand out by themselves: nobody is given it before rank 0
-    binds it."""
-    for port in random.SystemRandom().sample(range(20_000, 32_768), 100):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no free port between 20000 and 32767")

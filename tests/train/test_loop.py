@@ -4,17 +4,16 @@ Also the test of `Assembly` (brx/train/build.py) and of `RunRecorder`."""
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import time
-from functools import partial
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 import yaml
 
+from brx.cli.main import main
 from brx.config.loading import dump_config, load_config
 from brx.data.prepare import prepare, token_folder
 from brx.errors import DivergedError, RunError, UserError
@@ -25,7 +24,14 @@ from brx.runs import checkpoint
 from brx.runs.metrics import read_metrics
 from brx.train.build import check_head
 from brx.train.loop import train
-from tests.train.helpers import losses, start_brx, steps_of, tiny_config, wait_for_lines
+from tests.processes import start_brx
+from tests.train.helpers import (
+    files_of_at_most,
+    losses,
+    steps_of,
+    tiny_config,
+    wait_for_lines,
+)
 
 CUSTOM = {"torch.optim:SGD": "{momentum: 0.9}", "pytorch_optimizer:Lion": "{betas: [0.9, 0.99]}"}
 
@@ -603,20 +609,15 @@ def test_head_that_computes_with_its_weights_is_allowed(stash, tmp_path):
     check_head(tiny_config(tmp_path, f"pipeline.stash={stash}", "pipeline.delay=3"))
 
 
-def test_full_disk_is_one_clear_line(tmp_path, monkeypatch):
-    # A limit on the size of files stands in for a full disk: config and metrics fit, a checkpoint
-    # does not.
+def test_full_disk_is_one_clear_line(tmp_path, capsys):
     config = tiny_config(tmp_path, "training.checkpoint_every=3")
     prepare(config.data)
     path = tmp_path / "tiny.yaml"
     path.write_text(dump_config(config))
-    # Or Python caches modules that are cut to that size, for all to load.
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4000, 4000))
-    process = start_brx("train", path, "--out", tmp_path / "run", preexec_fn=limit)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert re.fullmatch(r"brx: .*stage-000\.pt: cannot be written: .*", stderr.splitlines()[-1])
+    with files_of_at_most(4000):  # config and metrics fit, a checkpoint does not
+        assert main(["train", str(path), "--out", str(tmp_path / "run")]) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"brx: .*stage-000\.pt: cannot be written: .*", told)
     assert names_of_checkpoints(tmp_path / "run") == []
 
 
@@ -720,9 +721,10 @@ def test_custom_step_that_fails_later(tmp_path):
 def test_closed_output_does_not_end_a_run(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(tiny_config(tmp_path)))
-    process = start_brx("train", path, "--out", tmp_path / "run")
-    process.stdout.close()
-    process.stderr.close()  # `2>&1 | head -0`
+    source, target = os.pipe()
+    with os.fdopen(target, "w") as pipe:
+        process = start_brx("train", path, "--out", tmp_path / "run", output=pipe, errors=pipe)
+    os.close(source)  # `2>&1 | head -0`
     assert process.wait(300) == 0
     assert summary_of(tmp_path / "run")["status"] == "finished"
 

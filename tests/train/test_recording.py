@@ -171,11 +171,22 @@ def test_run_does_not_resume_with_another_seed(interrupted):
         write(interrupted, "adam", 1, 1, resume=True)
 
 
-def test_what_delayed_knows_is_filled_in(tmp_path):
+def pipeline_of_four(accumulation=1, forecast=None):
+    """Four layers under a delay of one update: the model, its optimizer and its pipeline."""
     model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    pipeline = delayed(model, optimizer, 4, "2bw", accumulation=2, forecast="last-update")
-    with record(tmp_path / "run", "sgd", pipeline=pipeline, lr=0.01) as run:
+    settings = {"accumulation": accumulation, "forecast": forecast}
+    return model, optimizer, delayed(model, optimizer, 4, "2bw", **settings)
+
+
+@pytest.fixture(scope="module")
+def under_delay(tmp_path_factory):
+    """The row of a run of five updates under `delayed`, recorded without more than `pipeline`; and
+    its configuration after the first update."""
+    folder = tmp_path_factory.mktemp("under_delay")
+    model, optimizer, pipeline = pipeline_of_four(2, "last-update")
+    configurations = []
+    with record(folder / "run", "sgd", pipeline=pipeline, lr=0.01) as run:
         for t in range(1, 6):
             for _ in range(2):
                 loss = model(torch.ones(2, 3)).square().mean()
@@ -183,18 +194,38 @@ def test_what_delayed_knows_is_filled_in(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
             run.log(t, loss)
-            assert (
-                "accumulation: 2" in (tmp_path / "run" / "config.yaml").read_text()
-            )  # it may be killed now
-    row = load(tmp_path).iloc[0]
-    found = [row[f"pipeline.{key}"] for key in ("stages", "delay", "accumulation", "forecast")]
-    assert found == [4, "2bw", 2, "last-update"]
+            configurations.append(yaml.safe_load((folder / "run" / "config.yaml").read_text()))
+    return load(folder).iloc[0], configurations[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [("stages", 4), ("delay", "2bw"), ("accumulation", 2), ("forecast", "last-update")],
+)
+def test_what_delayed_knows_is_filled_in(key, expected, under_delay):
+    row, _ = under_delay
+    assert row[f"pipeline.{key}"] == expected
+
+
+def test_unknown_iterations_are_those_logged(under_delay):
+    row, _ = under_delay
     assert row["training.iterations"] == row["iteration"] == 5
+
+
+def test_task_is_the_name_of_the_script(under_delay):
+    row, _ = under_delay
     assert row["task"].startswith(Path(sys.argv[0]).name)
+
+
+def test_configuration_is_whole_after_one_update(under_delay):
+    _, configuration = under_delay  # the loop may be killed at any time
+    assert configuration["pipeline"]["accumulation"] == 2
+
+
+def test_other_stages_than_the_pipelines_are_refused(tmp_path):
+    _, _, pipeline = pipeline_of_four()
     with pytest.raises(UserError, match="stages is 2, but the pipeline has 4"):
-        record(
-            tmp_path / "other", "sgd", stages=2, pipeline=pipeline, lr=0.01, settings={"lr": 0.01}
-        )
+        record(tmp_path / "run", "sgd", stages=2, pipeline=pipeline, lr=0.01)
 
 
 def log_updates(run, num=3):
@@ -361,18 +392,42 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     assert (row["status"], row["iteration"]) == ("finished", 1)
 
 
-@pytest.mark.parametrize("name", ["mlp", "vision", "gpt2", "gan"])
-def test_examples_end_in_their_slowdown(name, tmp_path, monkeypatch):
+NAMES_OF_EXAMPLES = ["mlp", "vision", "gpt2", "gan"]
+
+
+@pytest.mark.parametrize("name", NAMES_OF_EXAMPLES)
+def test_example_is_short(name):
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
+
+
+@pytest.fixture(scope="module", params=NAMES_OF_EXAMPLES)
+def example(request, tmp_path_factory):
+    """The two runs of an example, without delay and with it."""
+    name = request.param
     if name == "gpt2":
         pytest.importorskip("transformers")
     pytest.importorskip("sklearn")
-    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", "24"])
-    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    runs = load(tmp_path / "runs" / name)
-    assert runs["depth"].iloc[0] == 1
-    first, second = (curves([path])["train_loss"] for path in runs.index)
+    folder = tmp_path_factory.mktemp(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", [f"{name}.py", "24"])
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    return load(folder / "runs" / name)
+
+
+def test_example_begins_without_delay(example):
+    assert example["depth"].iloc[0] == 1
+
+
+def test_runs_of_an_example_begin_alike(example):
+    first, second = (curves([path])["train_loss"] for path in example.index)
     assert first[0] == second[0]
+
+
+def test_delay_changes_the_losses_of_an_example(example):
+    first, second = (curves([path])["train_loss"] for path in example.index)
     assert not first.equals(second)
-    assert brx.__version__ == runs["versions.brx"].iloc[0]
+
+
+def test_runs_of_an_example_have_our_version(example):
+    assert example["versions.brx"].iloc[0] == brx.__version__

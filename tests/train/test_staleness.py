@@ -1,9 +1,13 @@
 """Staleness measures against snapshots of the weights and the whole model's gradients; nothing else
 changes."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
+from brx.config import user_code
+from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.model.stage import whole_model
 from brx.plot.any_runs import draw_staleness
@@ -61,42 +65,82 @@ are behind the newest, counted in the tables of docs/semantics.md (M = 4) and in
 hand."""
 
 
-@pytest.mark.parametrize(
-    ("accumulation", "delay", "mode"),
-    [
-        *((*case, "stash=exact") for case in AGES),
-        (1, "pipeline", "stash=predict"),
-        (2, "pipeline", "stash=none"),
-        (2, "2bw", "rings=host"),
-    ],
-)
-def test_measures_are_those_of_all_versions(accumulation, delay, mode):
+CASES = [
+    *((*case, "stash=exact") for case in AGES),
+    (1, "pipeline", "stash=predict"),
+    (2, "pipeline", "stash=none"),
+    (2, "2bw", "rings=host"),
+]
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A run of 12 updates with staleness measured at every fourth."""
+
+    config: RunConfig
+    ages: tuple[list[int], ...]  # by stage: see `AGES`
+    versions: list[list[dict[str, torch.Tensor]]]  # after each update, by stage
+    measures: list[dict[str, list[float]]]  # of each update
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def probed(request):
+    accumulation, delay, mode = request.param
     settings = [
         f"pipeline.accumulation={accumulation}",
         f"pipeline.delay={delay}",
         f"pipeline.{mode}",
         *PLAIN_SGD,
     ]
-    config = make_config("torch.optim:SGD", 4, "exact", 24, "logging.staleness_every=4", *settings)
-    versions, measures = run_with_snapshots(config, 12)
-    assert [t for t, measure in enumerate(measures) if measure] == [4, 8, 12]
-    t = 8
-    newest = versions[t - 1]
-    fresh = fresh_gradients(config, newest, range((t - 1) * accumulation + 1, t * accumulation + 1))
-    for k, ages in enumerate(AGES[accumulation, delay]):
-        update, oldest = update_of(versions, k, t), max(ages)
-        # Without momentum, decay and clipping, the update is the delayed gradient times -lr.
-        gradient_cosine = cosine(-update, flat(fresh[name] for name in newest[k]))
-        assert measures[t]["stage_gradient_cosine"][k] == pytest.approx(gradient_cosine, abs=1e-4)
-        update_cosine = cosine(update, update_of(versions, k, t - oldest)) if oldest else None
-        assert measures[t]["stage_update_cosine"][k] == pytest.approx(update_cosine, abs=1e-4)
-        used = [flat(versions[t - 1 - age][k].values()) for age in ages]
-        at = flat(newest[k].values())
-        distances = [float((at - weights).norm() / at.norm()) for weights in used]
-        assert measures[t]["stage_weight_distance"][k] == pytest.approx(
-            sum(distances) / len(ages), rel=1e-3, abs=1e-9
+    with user_code.allowed():
+        config = make_config(
+            "torch.optim:SGD", 4, "exact", 24, "logging.staleness_every=4", *settings
         )
-        assert (measures[t]["stage_weight_distance"][k] > 0) == (oldest > 0)
+        versions, measures = run_with_snapshots(config, 12)
+    return Probed(config, AGES[accumulation, delay], versions, measures)
+
+
+def test_staleness_is_measured_when_due(probed):
+    assert [t for t, measure in enumerate(probed.measures) if measure] == [4, 8, 12]
+
+
+T = 8
+"""The update whose measures are compared."""
+
+
+def test_gradient_cosine_is_to_the_fresh_gradient(probed):
+    newest, accumulation = probed.versions[T - 1], probed.config.pipeline.accumulation
+    own = range((T - 1) * accumulation + 1, T * accumulation + 1)
+    fresh = fresh_gradients(probed.config, newest, own)
+    for k, measured in enumerate(probed.measures[T]["stage_gradient_cosine"]):
+        # Without momentum, decay and clipping, the update is the delayed gradient times -lr.
+        delayed_gradient = -update_of(probed.versions, k, T)
+        expected = cosine(delayed_gradient, flat(fresh[name] for name in newest[k]))
+        assert measured == pytest.approx(expected, abs=1e-4)
+
+
+def test_update_cosine_is_to_the_oldest_update(probed):
+    measures = probed.measures[T]["stage_update_cosine"]
+    for k, ages in enumerate(probed.ages):
+        expected = None
+        if max(ages) > 0:
+            oldest = update_of(probed.versions, k, T - max(ages))
+            expected = cosine(update_of(probed.versions, k, T), oldest)
+        assert measures[k] == pytest.approx(expected, abs=1e-4)
+
+
+def test_weight_distance_is_the_mean_over_micro_batches(probed):
+    measures = probed.measures[T]["stage_weight_distance"]
+    for k, ages in enumerate(probed.ages):
+        newest = flat(probed.versions[T - 1][k].values())
+        used = [flat(probed.versions[T - 1 - age][k].values()) for age in ages]
+        distances = [float((newest - weights).norm() / newest.norm()) for weights in used]
+        assert measures[k] == pytest.approx(sum(distances) / len(ages), rel=1e-3, abs=1e-9)
+
+
+def test_weights_are_distant_where_they_are_old(probed):
+    are_distant = [distance > 0 for distance in probed.measures[T]["stage_weight_distance"]]
+    assert are_distant == [max(ages) > 0 for ages in probed.ages]
 
 
 def fresh_gradients(config, weights, micro_batches):

@@ -1,0 +1,224 @@
+"""The command `brx` in processes that start in milliseconds.
+
+Loading torch and brx takes some three seconds of processor time. On Linux a server does that once,
+as for the cells of a sweep, and each process is a fork of it; ranks are forks of their launcher.
+All that follows is real: signals, locks, messages, exit codes. Tests of the start itself use
+`brx.environment.brx_command`, or torchrun.
+"""
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import random
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import IO, Any
+from unittest import mock
+
+import torch
+
+from brx.distributed import launch
+from brx.environment import child_environment, stop_signals
+from brx.sweep.launchers import SHARED_IMPORTS, START
+
+LOADED = [*SHARED_IMPORTS, "brx.distributed.processes", "tests.processes"]
+
+
+class Started:
+    """A process of multiprocessing, with the methods of `subprocess.Popen` that are used.
+
+    Args:
+        process: has been started, or is about to be.
+        output, errors: the files that its standard output and error go to.
+        stdin: the end of a pipe to its standard input, if there is one.
+    """
+
+    def __init__(
+        self,
+        process: BaseProcess,
+        output: IO[str] | None = None,
+        errors: IO[str] | None = None,
+        stdin: IO[bytes] | None = None,
+    ) -> None:
+        self._process, self._files, self.stdin = process, (output, errors), stdin
+        atexit.register(self._end)  # or the tests would wait for it
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self.returncode is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired("brx", timeout)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for its end; gives what it has written to its standard output and error."""
+        self.wait(timeout)
+        output, errors = map(_content, self._files)
+        return output, errors
+
+    def errors(self) -> str:
+        """What it has written to its standard error so far."""
+        return _content(self._files[1])
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _end(self) -> None:
+        self.kill()
+        self._process.join()
+
+
+def _content(file: IO[str] | None) -> str:
+    assert file is not None
+    file.seek(0)
+    return file.read()
+
+
+def start(
+    function: Callable[..., None],  # at the top of a module
+    *arguments: Any,
+    environment: Mapping[str, str] = {},
+    output: IO[str] | None = None,
+    errors: IO[str] | None = None,
+) -> Started:
+    """Call a function in a process, and session, of its own, with one thread.
+
+    Args:
+        environment: variables besides ours.
+        output, errors: take its standard output and error; by default files for `communicate`.
+    """
+    output, errors = output or _new_file(), errors or _new_file()
+    context: Any = multiprocessing.get_context(START)
+    if START == "forkserver":
+        context.set_forkserver_preload(LOADED)
+    # As a Connection, a descriptor is good in the process that it is sent to.
+    streams = [Connection(os.dup(stream.fileno())) for stream in (output, errors)]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    process = context.Process(target=_call, args=(function, arguments, variables, streams))
+    # The server, which the first process starts, finds brx and the tests as we do.
+    with mock.patch.dict(os.environ, {**child_environment(), "OMP_NUM_THREADS": "1"}):
+        process.start()
+    return Started(process, output, errors)
+
+
+def _new_file() -> IO[str]:
+    return tempfile.TemporaryFile("a+")
+
+
+def start_brx(*arguments: Any, **options: Any) -> Started:
+    """The command `brx ARGUMENTS` in a process of its own; the options are those of `start`."""
+    return start(_brx, list(map(str, arguments)), **options)
+
+
+def start_ranks(num_ranks: int, start_one: Callable[..., Started]) -> list[Started]:
+    """Processes that find each other, as those of torchrun do.
+
+    `start_one` is called with a rank and the `environment` of its process.
+    """
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    meeting["WORLD_SIZE"] = str(num_ranks)
+    return [
+        start_one(rank, environment={**meeting, "RANK": str(rank)}) for rank in range(num_ranks)
+    ]
+
+
+def free_port() -> int:
+    """A port below those that systems hand out by themselves: nobody is given it before rank 0
+    binds it."""
+    for port in random.SystemRandom().sample(range(20_000, 32_768), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port between 20000 and 32767")
+
+
+def _call(
+    function: Callable[..., None],
+    arguments: Sequence[Any],
+    variables: Mapping[str, str],
+    streams: Sequence[Connection],
+) -> None:
+    os.setsid()
+    # A server that was started for a sweep has them blocked.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
+    for descriptor, stream in enumerate(streams, start=1):
+        os.dup2(stream.fileno(), descriptor)
+        stream.close()
+    _set_environment(variables)
+    torch.set_num_threads(1)
+    function(*arguments)
+
+
+def _set_environment(variables: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+def _brx(arguments: Sequence[str]) -> None:
+    """Be `python -m brx ARGUMENTS`."""
+    if START == "forkserver":
+        # Only of this module: others start git with theirs.
+        launch.subprocess = mock.Mock(Popen=fork_rank, PIPE=subprocess.PIPE)
+    sys.argv[1:] = arguments
+    runpy.run_module("brx", run_name="__main__")
+
+
+_writers: list[IO[bytes]] = []
+"""In a launcher: the pipes to its ranks' standard inputs."""
+
+
+def fork_rank(command: Sequence[str], *, env: Mapping[str, str], **options: Any) -> Started:
+    """Start a rank as a fork of its launcher, in place of `subprocess.Popen`."""
+    assert options["start_new_session"]
+    assert options["stdin"] == subprocess.PIPE
+    source, target = os.pipe()
+    _writers.append(os.fdopen(target, "wb"))
+    arguments = command[command.index("brx") + 1 :]
+    process = multiprocessing.get_context("fork").Process(
+        target=_be_rank, args=(arguments, env, source)
+    )
+    process.start()
+    os.close(source)
+    return Started(process, stdin=_writers[-1])
+
+
+def _be_rank(arguments: Sequence[str], environment: Mapping[str, str], source: int) -> None:
+    os.setsid()
+    os.dup2(source, 0)
+    for writer in _writers:  # or this rank, or another one, would not see the launcher's end
+        with contextlib.suppress(OSError):
+            os.close(writer.fileno())
+    # As in a new program.
+    for number in stop_signals():
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _set_environment(environment)
+    sys.argv[1:] = arguments
+    runpy.run_module("brx", run_name="__main__")
