@@ -37,10 +37,11 @@ from brx.pipeline.delay import StageDelay, delays_of
 from brx.pipeline.forecasts import FORECAST_RULES, Forecast, StashMode
 from brx.pipeline.history import History, StageHistory, contents
 from brx.pipeline.hooks import (
+    CALL,
     Hook,
-    is_called_within_itself,
     is_in_autograd_function,
     is_in_backward,
+    num_running,
     tensors_with_gradient,
     warn_user,
 )
@@ -119,6 +120,8 @@ class DelayedPipeline:
                 "delayed: a scripted module takes no hooks; give nn.Sequential(model), and call it"
             )
         _check_settings(accumulation, stash, forecast, rings)
+        if _is_whole(stages):
+            stages = int(stages)  # type: ignore[arg-type]
         self.model = model
         self._optimizers = _optimizers_in(optimizer)
         self._num_optimized = len(_optimized(self._optimizers))
@@ -134,7 +137,7 @@ class DelayedPipeline:
         self._stages = stages
         self._profile = delay
         self._seed = seed
-        self._accumulation = accumulation
+        self._accumulation = accumulation = int(accumulation)
         self._stash = stash
         self._forecast = forecast
         self._on_host = rings == "host"
@@ -226,8 +229,9 @@ class DelayedPipeline:
                 loss.backward()
             optimizer.step()
 
-        All passes within use the versions of one micro-batch, those of `functional_call` with the
-        model's weights, too. Its end closes the window, as does an optimizer's step."""
+        All passes within use the versions of one micro-batch: in training mode or with gradients,
+        and those of `functional_call` with the model's weights. Its end closes the window, as does
+        an optimizer's step. An evaluation (neither) has the newest weights."""
         if self._stash != "exact":
             raise UserError(f"delayed: micro_batch() needs stash exact, got {self._stash}")
         if self._windows.is_in_explicit:  # within another one, whose window goes on
@@ -414,19 +418,26 @@ class DelayedPipeline:
             if getattr(module, "_is_replica", False):
                 raise UserError("delayed: DataParallel computes with copies; use DDP")
             return
-        if self._depth and not is_called_within_itself(self.model):
+        if self._depth and num_running(CALL, self.model) < 2:
             self._depth = 0  # the last pass was interrupted (Ctrl-C), which no hook sees
         self._depth += 1
         if self._depth > 1:
             return
-        comes_again = not torch.is_grad_enabled() and module.training and is_in_autograd_function()
-        self._is_training_pass = module.training and (torch.is_grad_enabled() or comes_again)
+        self._is_training_pass = self._is_of_micro_batch(module)
         if not self._is_training_pass:
             self._windows.peek()
         elif is_in_backward():
             self._windows.recompute()
         else:
             self._open()
+
+    def _is_of_micro_batch(self, module: nn.Module) -> bool:
+        """Whether a call of the model is a pass of a micro-batch, and no evaluation."""
+        has_gradients = torch.is_grad_enabled()
+        if self._windows.is_in_explicit:
+            # Also training in eval mode, and passes without gradients that come again with them.
+            return module.training or has_gradients
+        return module.training and (has_gradients or is_in_autograd_function())
 
     def _open(self, *, is_explicit: bool = False) -> Window:
         """A micro-batch begins, or goes on."""
@@ -653,8 +664,13 @@ def _load_stage(stage: StageHistory, saved: Mapping[str, Any]) -> None:
     stage.slots.forget()
 
 
+def _is_whole(value: Any) -> bool:
+    """Whether a value is a whole number (numpy's, too)."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def _check_settings(accumulation: Any, stash: Any, forecast: Any, rings: Any) -> None:
-    if type(accumulation) is not int or accumulation < 1:
+    if not _is_whole(accumulation) or accumulation < 1:
         raise UserError(
             f"delayed: accumulation must be a whole number from 1, got {accumulation!r}"
         )

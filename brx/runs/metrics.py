@@ -24,7 +24,7 @@ from brx.files import (
     replacing,
     sync,
     sync_folder,
-    temporary_beside,
+    temporary_for,
     write_text,
 )
 from brx.readers import Damaged, lines_of, parse_json, read_arrays
@@ -478,7 +478,7 @@ def export(folder: Path, target: Path) -> Path:
         RunError: the folder cannot be written.
     """
     curves = read_curves(folder)
-    temporary = temporary_beside(target)
+    temporary = temporary_for(target)
     try:
         temporary.mkdir(parents=True, exist_ok=True)
         for file in [*(folder / name for name in KEPT), *(folder / "analysis").glob("*.json")]:

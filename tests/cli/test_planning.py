@@ -62,6 +62,15 @@ def test_optimizer_lists_its_arguments(printed):
     assert "  momentum: float = 0" in printed("methods", "torch.optim:SGD")
 
 
+def test_memory_alone_is_the_papers_table(printed):
+    """2nd/bilateral keeps 2 (m^2 + n^2) numbers of 4 bytes: U and V, and both covariances."""
+    text = printed("memory")
+    row = next(row for row in rows_of(text) if row[:2] == ["2nd", "bilateral"])
+    attention = 2 * 4 * (4096**2 + 4096**2) / 2**30
+    mlp = 2 * 4 * (4096**2 + 14336**2) / 2**30
+    assert row[4:6] == [f"{attention:.2f}", f"{mlp:.2f}"]
+
+
 def test_memory_of_a_model_counts_every_matrix(printed):
     text = printed("memory", "paper-moe-100m")
     # 16 of 32 blocks are mixtures of 8 experts: 4 x 32 attention matrices, 16 + 16 x 8 of each kind

@@ -49,7 +49,8 @@ def path(tmp_path):
 @pytest.fixture(params=[*(text.encode() for text in GARBLED), b"\xff\xfe\x00"])
 def garbled(request, path):
     """Metrics of four iterations, whose third line is no record."""
-    before, after = step(1) + step(2), step(4) + validation(4)
+    before = step(1) + step(2)
+    after = step(4) + validation(4)
     path.write_bytes(before.encode() + request.param + b"\n" + after.encode())
     return path
 
@@ -121,7 +122,7 @@ def test_metrics_of_two_writers_are_not_cut(path):
 
 
 def lacking(path, num_lines):
-    """Metrics of 200 iterations, so many of which are garbled."""
+    """Metrics of 200 iterations, with this number of garbled lines."""
     lines = [step(t) for t in range(1, 201)]
     path.write_text("".join([*lines[:99], "garbage\n" * num_lines, *lines[99 + num_lines :]]))
     return path.parent
