@@ -1,10 +1,10 @@
-"""The `brx` command: finds the subcommand, runs it, and turns what goes wrong into one line and an
-exit code."""
+"""The `brx` command: find the subcommand and run it; errors become one line and an exit code."""
 
 import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from contextvars import copy_context
 from importlib import import_module
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import brx
 from brx.cli.usage import Application, CommandGroup, usage_line
-from brx.environment import OutputStream
+from brx.environment import OutputStream, rare_collections
 from brx.errors import DamagedRunError, RunError, UserError
 from brx.names import shown
 
@@ -88,17 +88,20 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
 }
-COMMANDS = {name: entry for commands in PANELS.values() for name, entry in commands.items()}
+COMMANDS: dict[str, tuple[str, str]] = {}
+for _commands in PANELS.values():
+    COMMANDS |= _commands
 
 # The results of these commands are files: they succeed even if what they print is lost.
 RESULT_IN_FILES = ("train", "sweep")
+# These read many runs, and train none.
+READING = ("slowdown", "plot", "claims", "tables", "report")
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 class _Brx(CommandGroup):
-    """The group of all commands, each taken from the `app` of its module when somebody asks for
-    it."""
+    """The group of all commands. A command comes from the `app` of its module when it is used."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -111,7 +114,8 @@ class _Brx(CommandGroup):
         module, summary = COMMANDS[cmd_name]
         command = typer.main.get_group(import_module(f"brx.cli.{module}").app).commands[cmd_name]
         assert isinstance(command, TyperCommand | TyperGroup)
-        command.name, command.help = cmd_name, summary
+        command.name = cmd_name
+        command.help = summary
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -180,9 +184,17 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code (0 done, 1 failed run, 2 usage, 130 interrupted)."""
-    code = _run(arguments)
+    """Run one command.
+
+    Args:
+        arguments: of the command line, without `brx`; by default those of this process.
+
+    Returns:
+        The exit code: 0 done, 1 failed run or lost output, 2 wrong usage, 130 interrupted.
+    """
     command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+    with rare_collections() if command in READING else nullcontext():
+        code = _run(arguments)
     if code == 0 and command not in RESULT_IN_FILES and (problem := _lost_output()):
         print(f"brx: standard output: {problem}", file=sys.stderr)
         return FAILED
@@ -202,9 +214,9 @@ def _lost_output() -> str:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        # Without Typer's standalone mode, errors come here, and a typer.Exit becomes the value that
-        # is returned.
-        # What a command allows of a user's code (brx.config.user_code) ends with it.
+        # Without Typer's standalone mode, errors come here, and the code of a typer.Exit is
+        # returned. The context ends with the command, and with it what the command allows a user's
+        # code to do (brx.config.user_code).
         context = copy_context()
         return int(context.run(app, arguments, prog_name="brx", standalone_mode=False) or 0)
     except typer.TyperException as error:

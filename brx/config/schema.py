@@ -281,9 +281,16 @@ class OwnModelConfig(ModelSection):
         return ", ".join([name_without_folder(self.name), super().in_words, *options])
 
 
+DEFAULT_MODEL = "gpt"
+"""The class of a model whose section names none."""
+
+
 def model_tag(value: Any) -> str:
     """The section of a model, or of a mapping that names one: `own` for `FILE.py:CLASS`."""
-    name = value.get("class", "gpt") if isinstance(value, dict) else getattr(value, "name", value)
+    if isinstance(value, dict):
+        name = value.get("class", DEFAULT_MODEL)
+    else:
+        name = getattr(value, "name", value)
     return "own" if isinstance(name, str) and ":" in name else str(name)
 
 

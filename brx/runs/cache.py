@@ -86,13 +86,18 @@ def _state_of(file: str) -> FileState:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
-def read_parsed(run: Path) -> Parsed:
+def read_parsed(run: Path, states: tuple[FileState, ...] | None = None) -> Parsed:
     """The content of the files in a run's folder, as they are now.
+
+    Args:
+        run: the folder.
+        states: of its files (`file_states`), if they have just been taken.
 
     Raises:
         UserError: a file is damaged, or there is no training loss yet.
     """
-    states = file_states(run)
+    if states is None:
+        states = file_states(run)
     kept = _read(run, states)
     if kept is not None:
         return kept

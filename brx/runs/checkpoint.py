@@ -6,6 +6,7 @@ Each stage has its own file, so that a run may resume on another number of devic
 where a run may continue is decided before any data are prepared (`check_request`).
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -193,6 +194,18 @@ def finish(
         if iteration_of(old) not in keep_at:
             _remove(old)
     return final
+
+
+def discard(run: Path, iteration: int, stages: Iterable[int]) -> None:
+    """Remove the files of some stages of a checkpoint that will not be complete, and its folder if
+    nothing else is in it: a full disk has room again. What cannot be removed stays (`recover`)."""
+    temporary = _temporary(run, iteration)
+    leftovers = [temporary / MANIFEST, *(temporary / _stage_file(stage) for stage in stages)]
+    for path in leftovers:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    with contextlib.suppress(OSError):  # other ranks have files there
+        temporary.rmdir()
 
 
 def _wrong_stages(stages: list[Content], num_stages: int) -> str:

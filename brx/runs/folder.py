@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 from filelock import lock_descriptor
 
-from brx.config.loading import dump_config, load_config, sections_of_code
-from brx.config.schema import DelayCode, RunConfig
+from brx.config.loading import dump_config, load_config, read_mapping, sections_of_code
+from brx.config.schema import DEFAULT_MODEL, DelayCode, RunConfig
 from brx.config.user_code import name_without_folder
 from brx.errors import DamagedRunError, UserError
 from brx.files import cannot_write, write_text
@@ -229,11 +229,14 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> list[tuple[Pa
 
 def _without_links(paths: Sequence[Path]) -> list[Path]:
     """The paths, without links to others among them such as `latest`; these are named on stderr."""
-    places = {path.resolve() for path in paths if not path.is_symlink()}
+    links = {path for path in paths if path.is_symlink()}
+    if not links:
+        return list(paths)
+    places = {path.resolve() for path in paths if path not in links}
     kept = []
     for path in paths:
         place = path.resolve()
-        if path.is_symlink() and place in places:
+        if path in links and place in places:
             note = f"{shown(str(path))}: left out, a link to {place.name} in the same folder"
             print(f"brx: note: {note}", file=sys.stderr)
         else:
@@ -323,10 +326,21 @@ def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:
     return json.dumps(filled, sort_keys=True)
 
 
-def default_folder(config: RunConfig, name: str) -> Path:
-    """runs/<preset>-<method>-p<stages>-s<seed>; of a file's method, without the file's folder."""
-    method = name_without_folder(config.optimizer.method)
-    parts = (name, method, f"p{config.pipeline.stages}", f"s{config.training.seed}")
+def default_folder(config: RunConfig, file: Path) -> Path:
+    """runs/<preset>-<method>-p<stages>-s<seed>; of a file's method, without the file's folder.
+
+    Behind the preset's name stands the class of the model, where it is not the preset's own.
+
+    Args:
+        config: the settings of the run.
+        file: the preset or other configuration file that they come from.
+    """
+    parts = [file.stem]
+    section = read_mapping(file).get("model") or {}
+    if config.model.name != section.get("class", DEFAULT_MODEL):
+        parts.append(name_without_folder(config.model.name))
+    parts.append(name_without_folder(config.optimizer.method))
+    parts += [f"p{config.pipeline.stages}", f"s{config.training.seed}"]
     return Path("runs") / file_name(*parts)
 
 

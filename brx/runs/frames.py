@@ -88,8 +88,12 @@ class Run:
     val_loss: Series  # (m,)
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: Path, states: tuple[FileState, ...] | None = None) -> Self:
         """Read a run's folder.
+
+        Args:
+            path: the folder.
+            states: of its files, if they have just been taken (`brx.runs.cache.file_states`).
 
         Raises:
             UserError: it is not a run's folder, is damaged, or has no training loss yet.
@@ -97,7 +101,7 @@ class Run:
         config_path = path / "config.yaml"
         if not config_path.is_file():
             raise UserError(f"{path}: not a run's folder (it has no config.yaml)")
-        parsed = read_parsed(path)
+        parsed = read_parsed(path, states)
         config = config_of(parsed.settings, str(config_path))
         return cls(path, config, parsed.summary, *parsed.curves)
 
@@ -206,7 +210,24 @@ class Run:
         marks = self.seconds[::PACE_EVERY]
         if len(marks) < 2:
             return float(self.seconds[-1] / self.iterations[-1])
-        return float(np.quantile(np.diff(marks) / PACE_EVERY, UNDISTURBED))
+        return _quantile(np.diff(marks) / PACE_EVERY, UNDISTURBED)
+
+
+def _quantile(
+    values: Series,  # (n,)
+    share: float,
+) -> float:
+    """What `numpy.quantile` gives, in a tenth of its time: a frame needs one per run."""
+    ordered = np.sort(values)  # NaN at the end
+    if np.isnan(ordered[-1]):
+        return math.nan
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    low = float(ordered[below])
+    high = float(ordered[min(below + 1, len(ordered) - 1)])
+    part = place - below
+    # From the nearer end, as numpy does.
+    return high - (high - low) * (1 - part) if part >= 0.5 else low + (high - low) * part
 
 
 def load(folders: Folders) -> pd.DataFrame:
@@ -620,7 +641,7 @@ class _RecentRuns:
         if known is not None and known[0] == states:
             self._runs.move_to_end(path)
             return known[1]
-        run = Run.load(path)
+        run = Run.load(path, states)
         self._drop(path)
         self._runs[path] = (states, run)
         self._num_bytes += _size(run)

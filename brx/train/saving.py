@@ -7,6 +7,7 @@ long as any rank makes progress, however slow the storage is: `timeout_s` limits
 progress.
 """
 
+import contextlib
 import json
 import threading
 import time
@@ -30,6 +31,7 @@ TELL_EVERY_S = 1.0  # shortest time after which a rank tells again how much it h
 _PROGRESS = "bytes written by"
 _SAVED = "stages saved by"
 _COMPLETE = "complete checkpoint"
+_ABANDONED = "checkpoint that will not be complete"
 
 _StageStates = Iterable[tuple[int, dict[str, Any]]]
 """The index of each stage, and the content of its file."""
@@ -49,6 +51,7 @@ class CheckpointWriter:
         self._config = config
         self._world = world
         self._thread: threading.Thread | None = None
+        self._stages: list[int] = []  # of this rank
         self._iteration = 0  # the iteration of the checkpoint that is being written
         self._error: BaseException | None = None
         self._is_given_up = False
@@ -75,6 +78,7 @@ class CheckpointWriter:
             # The training goes on and changes the originals.
             states = [(stage, _copied(state)) for stage, state in states]
         self._iteration = iteration
+        self._stages = [stage.index for stage in assembly.stages]
         self._thread = threading.Thread(
             target=self._write, args=(iteration, states, content), daemon=True
         )
@@ -147,8 +151,35 @@ class CheckpointWriter:
             if world.rank == 0:
                 self._finish(iteration, content)
                 world.announce(_COMPLETE, str(iteration))
+            elif self._is_abandoned(iteration):
+                checkpoint.discard(self._run, iteration, self._stages)
         except BaseException as error:  # raised again by `check`, in the main thread
             self._error = error
+            self._discard(iteration)
+
+    def _is_abandoned(self, iteration: int) -> bool:
+        """Whether rank 0 has said that it will not put this checkpoint in place."""
+        # A rank that does not hear rank 0 leaves its files: they may be put in place right now.
+        with contextlib.suppress(NeighbourLostError):
+            return self._world.announced(_ABANDONED) == str(iteration)
+        return False
+
+    def _discard(self, iteration: int) -> None:
+        """After an error in `_write`: remove the files, which nobody will put in place.
+
+        Rank 0 also removes the files of ranks that have saved their stages. It announces first
+        that it has given up. Other ranks look for this after they have announced that they have
+        saved. Whichever comes first, one of the two removes the files.
+        """
+        world = self._world
+        stages = list(self._stages)
+        if world.rank == 0:
+            with contextlib.suppress(NeighbourLostError):
+                world.announce(_ABANDONED, str(iteration))
+                for rank in range(world.num_ranks):
+                    if self._has_saved(rank, iteration):
+                        stages += [entry["stage"] for entry in self._saved_by(rank)["stages"]]
+        checkpoint.discard(self._run, iteration, stages)
 
     def _finish(self, iteration: int, content: checkpoint.Content) -> None:
         """On rank 0: wait for all ranks, and put the checkpoint in place."""

@@ -190,7 +190,9 @@ def edited(before_the_edit, tmp_path, monkeypatch):
 
 
 def test_run_of_a_file_is_named_after_it(edited):
-    assert default_folder(of_own_file(edited), "tiny").name == "tiny-mine.Mine-p4-s0"
+    file = edited / "tiny.yaml"
+    file.touch()
+    assert default_folder(of_own_file(edited), file).name == "tiny-mine.Mine-p4-s0"
 
 
 def test_edited_file_does_not_resume(before_the_edit, edited):

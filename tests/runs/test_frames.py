@@ -11,7 +11,7 @@ import pytest
 
 import brx.runs
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.runs.frames import comparable, differences, same_but_for
+from brx.runs.frames import _quantile, comparable, differences, same_but_for
 from tests.runs.helpers import ITERATIONS, write_run
 
 
@@ -89,7 +89,7 @@ def test_run_that_has_changed_is_read_again(run):
     ],
 )
 def test_runs_are_alike_but_for_what_is_named(left_out, labels, runs):
-    # Of these, d has another seed, e other stages, f another optimizer.
+    # d has another seed than c, e other stages, f another optimizer.
     assert same_but_for(runs.loc[["c", "d", "e", "f"]], *left_out).tolist() == labels
 
 
@@ -169,3 +169,14 @@ def test_both_versions_of_a_changed_method_differ(tmp_path):
 def test_seeds_of_an_unchanged_method_are_one_experiment(tmp_path):
     versions(tmp_path, pipedream1=4, pipedream2=5)
     assert brx.runs.load(tmp_path / "runs")["experiment"].nunique() == 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 20, 41])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 0.5, 0.95, 1.0])
+def test_quantile_is_numpys(size, share):
+    values = np.random.default_rng(size).exponential(size=size)
+    assert _quantile(values, share) == float(np.quantile(values, share))
+
+
+def test_quantile_with_a_damaged_time_is_nan():
+    assert np.isnan(_quantile(np.array([0.1, np.nan, 0.2, 0.3]), 0.5))

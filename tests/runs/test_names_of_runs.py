@@ -3,6 +3,7 @@
 import pytest
 
 from brx.cli.main import main
+from brx.config.loading import find_config
 from brx.runs.folder import default_folder, find_runs
 from brx.runs.frames import curves, load
 from tests.runs.helpers import ITERATIONS, write_run
@@ -48,7 +49,19 @@ def test_export_under_way_is_no_run(folder):
 def test_default_folder_of_an_odd_method_is_visible(tmp_path):
     (tmp_path / "..odd name.py").write_text("")
     config = tiny_config(tmp_path, f"optimizer.method='{tmp_path}/..odd name.py:Mine'")
-    assert default_folder(config, "quick").name.startswith("quick-..odd-name.Mine-p4-s0-")
+    folder = default_folder(config, find_config("quick"))
+    assert folder.name.startswith("quick-..odd-name.Mine-p4-s0-")
+
+
+def test_default_folder_names_another_model_class(tmp_path):
+    config = tiny_config(tmp_path, "model.class=llama")
+    assert default_folder(config, find_config("quick")).name == "quick-llama-pipedream-p4-s0"
+
+
+def test_default_folder_leaves_out_the_presets_own_model_class(tmp_path):
+    config = tiny_config(tmp_path, "model.class=llama")
+    folder = default_folder(config, find_config("similar-llama"))
+    assert folder.name == "similar-llama-pipedream-p4-s0"
 
 
 def test_link_to_another_run_is_left_out(folder, capsys):

@@ -1,5 +1,6 @@
 """Checkpoints beside the training: copies of the right moment, complete or told, however slow."""
 
+import errno
 import time
 
 import pytest
@@ -95,6 +96,73 @@ def test_what_fails_in_the_background_ends_the_run(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="No space left"):
         train(tiny_config(tmp_path, "training.iterations=1000"), tmp_path / "run")
     assert steps_of(tmp_path / "run")[-1]["iteration"] < 1000
+
+
+def fill_disk(monkeypatch, stage):
+    """Let the disk be full when a stage's file is written."""
+    write = checkpoint._SteadyWriter.write
+
+    def full(self, data):
+        if f"stage-{stage:03d}" in self._file.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, data)
+
+    monkeypatch.setattr(checkpoint._SteadyWriter, "write", full)
+
+
+@pytest.mark.parametrize("background", ["true", "false"])
+def test_full_disk_gets_its_room_back(tmp_path, monkeypatch, background):
+    fill_disk(monkeypatch, stage=2)
+    config = tiny_config(tmp_path, f"checkpoint.background={background}")
+    with pytest.raises(RunError, match="No space left"):
+        train(config, tmp_path / "run")
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
+class SharedWorld(World):
+    """One of two ranks that are threads, or take turns, in one process."""
+
+    num_ranks = 2
+
+    def __init__(self, rank, announced):
+        self.rank = rank
+        self._announced = announced
+
+
+@pytest.fixture
+def two_ranks(tmp_path):
+    """The writers of two ranks with a stage each."""
+    config, announced = tiny_config(tmp_path), {}
+    writers = [CheckpointWriter(tmp_path, config, SharedWorld(r, announced)) for r in range(2)]
+    for stage, writer in enumerate(writers):
+        writer._stages = [stage]
+    return writers
+
+
+def no_states():
+    raise RunError("no space")
+    yield
+
+
+def test_files_of_a_rank_that_saved_first_go(tmp_path, two_ranks):
+    first, second = two_ranks
+    second._write(7, [(1, {})], {})
+    first._write(7, no_states(), {})
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_files_of_a_rank_that_saves_last_go(tmp_path, two_ranks):
+    first, second = two_ranks
+    first._write(7, no_states(), {})
+    second._write(7, [(1, {})], {})
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_files_of_a_rank_that_still_writes_stay(tmp_path, two_ranks):
+    temporary = tmp_path / "checkpoints" / ".00000007.tmp"
+    checkpoint.write_stage(tmp_path, 7, 1, {})
+    two_ranks[0]._write(7, no_states(), {})
+    assert [path.name for path in temporary.iterdir()] == ["stage-001.pt"]
 
 
 def test_checkpoints_without_rings_are_smaller(tmp_path):
