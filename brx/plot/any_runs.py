@@ -275,7 +275,7 @@ class _Series(NamedTuple):
     """One metric of one run."""
 
     iterations: Array  # (T,)
-    by_stage: Array  # (T, stages), of the stages with delay; NaN where there is no number
+    by_stage: Array  # (T, stages), of the stages with delay; NaN for a missing number
 
 
 def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
