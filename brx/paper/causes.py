@@ -86,6 +86,9 @@ ADAN = "Adan"
 PACI = "PACI"
 ACCUMULATED = "AdamW, accumulated"
 BASES = tuple(turned(theta) for theta in THETAS)
+SAME = (EIGENBASIS, with_momentum("basis-rotation", MOMENTUM_KEYS["basis-rotation"][1]))
+"""Two arms with the same numbers, bit for bit: bases that are turned by 0 are basis rotation's.
+Runs of either serve for both."""
 
 
 def _arms() -> dict[str, Settings]:
@@ -161,6 +164,7 @@ class Study:
             found[arm, delay] = _with_lost(seeds)
         if not found:
             raise UserError(f"{folder}: no runs of the study; make them with brx sweep {SWEEPS}")
+        _share_equal_arms(found)
         return cls({**found, **_scion()})
 
     def has(self, arm: str, delay: str) -> bool:
@@ -217,6 +221,14 @@ class Study:
                 if space in measured:
                     norms[arm][int(row[SEED])] = measured[space].normalized
         return pd.DataFrame(norms).reindex(columns=list(arms)).dropna()
+
+
+def _share_equal_arms(found: dict[tuple[str, str], pd.DataFrame]) -> None:
+    """Give each arm of `SAME` the runs of the other, where it has none of its own."""
+    for arm, other in (SAME, SAME[::-1]):
+        for delay in (NONE, *DELAYED):
+            if (other, delay) in found:
+                found.setdefault((arm, delay), found[other, delay])
 
 
 def _with_lost(seeds: pd.DataFrame) -> pd.DataFrame:
@@ -617,7 +629,7 @@ PANELS = (
     Panel("bases", BASES, _draw_bases),
     Panel(
         "momentum",
-        [arm for arm in ARMS if "momentum" in arm and arm not in (ADAMW, MUON)],
+        [arm for arm in ARMS if "momentum" in arm and arm not in (ADAMW, MUON, SAME[1])],
         _draw_momenta,
     ),
     Panel("geometry", [LION, ROTATED_LION, SCION], _draw_rows(GEOMETRIES, "(c) geometry")),

@@ -182,8 +182,13 @@ def final_loss(seeds: pd.DataFrame, loss: str = "val_loss") -> float:
 
 def margin(ours: pd.DataFrame, theirs: pd.DataFrame, loss: str = "val_loss") -> Margin:
     """How many nats ours ends below theirs, seed by seed."""
-    losses, their_losses = (seeds.set_index(SEED)[loss] for seeds in shared_seeds(ours, theirs))
+    losses, their_losses = (losses_by_seed(seeds, loss) for seeds in shared_seeds(ours, theirs))
     return Margin(their_losses - losses)
+
+
+def losses_by_seed(seeds: pd.DataFrame, loss: str = "val_loss") -> pd.Series:
+    """A loss of the runs of an experiment, by seed."""
+    return pd.Series(seeds[loss].to_numpy(), pd.Index(seeds[SEED]))
 
 
 def ends_below(name: str, ours: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> Evidence:
@@ -333,7 +338,7 @@ def deeper_ends_lower(experiments: Experiments, method: str, holds: bool) -> Evi
         for count in BLOCKS
     ]
     runs = shared_seeds(*of_depths)
-    by_seed = [seeds.set_index(SEED)["val_loss"] for seeds in runs]
+    by_seed = [losses_by_seed(seeds) for seeds in runs]
     losses = pd.DataFrame(dict(zip(BLOCKS, by_seed, strict=True)))
     rise = strict.trend(-losses if holds else losses)
     shallowest, *_, deepest = runs

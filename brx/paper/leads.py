@@ -9,12 +9,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from brx.errors import UserError
-from brx.paper.evidence import runs_of
+from brx.paper.evidence import losses_by_seed, runs_of
 from brx.paper.scales import DEEPEST, MAIN, PRECONDITIONED, Experiments
 from brx.paper.strict import FEWEST_SEEDS, Interval, interval_of
 from brx.plot.style import finish_panel, look_of
 from brx.runs.comparison import BASELINES, best_by_seed, saved_ratio, shared_seeds
-from brx.runs.frames import SEED
 
 OURS = MAIN[-1]
 BEST_BASELINE = "best baseline"
@@ -84,7 +83,7 @@ def _rival_runs(experiments: Experiments, rival: str, stages: int) -> pd.DataFra
 
 def _lead(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
     """How many nats ours ends below theirs, by seed."""
-    return theirs.set_index(SEED)["val_loss"] - ours.set_index(SEED)["val_loss"]
+    return losses_by_seed(theirs) - losses_by_seed(ours)
 
 
 def _share_saved(ours: pd.DataFrame, theirs: pd.DataFrame) -> float:

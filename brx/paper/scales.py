@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import numpy as np
 import pandas as pd
 
-from brx.config.loading import PRESETS, Settings, preset_with
+from brx.config.loading import PRESETS, Settings, find_config, preset_with
 from brx.errors import UserError
 from brx.runs.comparison import common_target
 from brx.runs.experiments import at_best_rates, main_origin, notes, tried_rates
@@ -297,6 +297,11 @@ def _name_without(variant: str, second: str | None) -> str:
     return ", ".join(part for part in variant.split(", ") if not part.startswith(f"{key} "))
 
 
+# The ids of experiments by what was asked for. Claims ask for the same ones hundreds of times, and
+# to check a configuration takes a millisecond.
+_IDS: dict[Hashable, str] = {}
+
+
 class Experiments:
     """Finds a scale's experiments among its runs, and remembers which ones were asked for.
 
@@ -323,7 +328,9 @@ class Experiments:
         self.scale = scale
         self.runs = runs
         self.folder = folder
-        self.chosen = at_best_rates(runs)
+        # A copy keeps columns of a kind in one block, which makes it quicker to take out the small
+        # frames that claims are judged from.
+        self.chosen = at_best_rates(runs).copy()
         self._origin = main_origin(self.chosen)
         self._by_experiment = dict(iter(self.chosen.groupby("experiment")))
         with_diverged_runs = set(runs.loc[runs["status"] == "diverged", "experiment"])
@@ -435,9 +442,14 @@ class Experiments:
     def _id_of(self, method: str, stages: int, preset: str, settings: Settings) -> str:
         """The `experiment` of runs with these settings in place of the preset's."""
         delays = depth_settings(stages, settings.get("model.blocks") or _blocks(preset))
-        config = preset_with(preset, {**delays, **VARIANTS[method], **settings})
-        second = self.scale.seconds.get(config.optimizer.method)
-        return experiment_id(config, *self._origin, second)
+        changed = {**delays, **VARIANTS[method], **settings}
+        seconds = tuple(self.scale.seconds.items())
+        asked = (find_config(preset), repr(sorted(changed.items())), self._origin, seconds)
+        if asked not in _IDS:
+            config = preset_with(preset, changed)
+            second = self.scale.seconds.get(config.optimizer.method)
+            _IDS[asked] = experiment_id(config, *self._origin, second)
+        return _IDS[asked]
 
     def _maker_of(self, method: str, stages: int, sweep: str, settings: Settings) -> str:
         """The file of the sweep that makes an experiment, or ""; an empty `sweep` means the usual
@@ -490,6 +502,10 @@ class Experiments:
         It is the lowest loss that these methods all reach: the baselines except PipeDream, and the
         strategies of basis rotation. (The paper compares their slowdowns in more than one place.)
         None if none of them has runs at both ends."""
+        target: float | None = self.once("slowdown target", self._find_target)
+        return target
+
+    def _find_target(self) -> float | None:
         quietly = self.fresh()
         pairs = [quietly.find_ends(method) for method in BASELINES_AND_STRATEGIES[1:]]
         return max((common_target(pair) for pair in pairs if pair is not None), default=None)

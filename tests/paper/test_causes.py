@@ -76,6 +76,19 @@ def test_delays_are_told_apart(delay):
     assert causes.delay_of(preset_with("similar", DELAYS[delay]).pipeline) == delay
 
 
+def test_runs_of_basis_rotation_serve_for_no_turn(tmp_path):
+    write_arm(tmp_path, causes.SAME[1], {causes.DEEPEST: 0.2})
+    cost = Study.load(tmp_path).cost(EIGENBASIS, causes.DEEPEST)
+    assert cost.tolist() == pytest.approx([0.2 + shift for shift in NOISE])
+
+
+def test_runs_of_no_turn_stay_their_own(tmp_path):
+    write_arm(tmp_path, causes.SAME[1], {causes.DEEPEST: 0.2})
+    write_arm(tmp_path, EIGENBASIS, {causes.DEEPEST: 0.1})
+    cost = Study.load(tmp_path).cost(EIGENBASIS, causes.DEEPEST)
+    assert cost.tolist() == pytest.approx([0.1 + shift for shift in NOISE])
+
+
 def test_cost_is_a_difference_by_seed(tmp_path):
     write_arm(tmp_path, LION, {causes.DEEPEST: 0.2})
     cost = Study.load(tmp_path).cost(LION, causes.DEEPEST)
