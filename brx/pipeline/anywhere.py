@@ -156,7 +156,8 @@ class DelayedPipeline:
         self._is_training_pass = False  # the outermost of them
         self._saving: nn.Module | None = None  # the module whose state dict is being made
         self._hooks: list[Any] = []
-        self._gradient_hooks: list[Any] = []  # until the order of use is known
+        self._gradient_hooks: list[Any] = []
+        self._has_delay = any(delay.tau for delay in self._delays)
         self._add_hooks()
         _DELAYED[model] = list(self._trained.values())
 
@@ -342,6 +343,12 @@ class DelayedPipeline:
         return self._by_stage is not None or self._order.is_known(self._trained)
 
     def _decide_cut(self) -> None:
+        if not is_known_before_use(self._stages) and self._order.is_empty:
+            warn_user(
+                "the passes have not shown in which order the model uses its parameters, and the "
+                "cut follows the order of their definition; give example=(inputs of a forward "
+                "pass,), or stages as a mapping"
+            )
         self._by_stage = cut(self.model, list(self._trained), self._stages, self._order.positions())
 
     def _take_over_cut(self, by_stage: list[list[str]]) -> None:
@@ -408,10 +415,6 @@ class DelayedPipeline:
         for each in self._optimizers:
             self._hooks.append(each.register_step_pre_hook(disable(self._before_step)))
             self._hooks.append(each.register_step_post_hook(disable(self._after_step)))
-
-    @property
-    def _has_delay(self) -> bool:
-        return any(delay.tau for delay in self._delays)
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         if module is not self.model:  # a copy that torch makes has the hooks, too
@@ -485,7 +488,8 @@ class DelayedPipeline:
         self._windows.after_step(optimizer)
 
     def _watch_gradients(self) -> None:
-        """During the first updates: in which order gradients arrive, and whether in a window."""
+        """See whether gradients arrive in a window; in the first updates also which, and in which
+        order."""
         for name, parameter in self._trained.items():
             if parameter.requires_grad:
                 action = partial(self._see_gradient, name)
@@ -505,14 +509,17 @@ class DelayedPipeline:
             )
 
     def _stop_watching(self) -> None:
-        if self._gradient_hooks and not self._check.is_on:
+        """Without a delay, a gradient from outside of a window is as good as any."""
+        if self._gradient_hooks and not self._has_delay and not self._check.is_on:
             for hook in self._gradient_hooks:
                 hook.remove()
             self._gradient_hooks = []
 
     def _see_gradient(self, name: str, parameter: Tensor) -> None:
-        is_in_window = self._windows.current is not None or not self._has_delay
-        self._check.see_gradient(name, is_in_window=is_in_window)
+        if self._has_delay and self._windows.current is None:
+            self._check.see_stray_gradient(name)
+        if self._check.is_on:
+            self._check.see_gradient(name)
         if self._by_stage is None:
             self._order.see_gradient(name)
 

@@ -85,6 +85,18 @@ def test_gradient_from_outside_of_a_window_is_refused():
         model(batch(0))
 
 
+def test_later_gradient_from_outside_of_a_window_is_refused():
+    """A penalty on a part of the model that begins after a while."""
+
+    def loss(call, t):
+        if t == 8:
+            loss_of(call[3](call[2](batch(0)))).backward()
+        return plain_loss(call, t)
+
+    with pytest.raises(UserError, match=r"a gradient reached 2.lin.bias by a pass outside"):
+        train(loss=loss)
+
+
 def test_cleared_gradient_from_outside_is_allowed():
     """An attack in eval mode, before the pass that trains."""
 
@@ -103,6 +115,25 @@ def test_training_in_eval_mode_is_refused():
     model = make().eval()
     with pytest.raises(UserError, match="in training mode"):
         train(model)
+
+
+def test_unknown_order_of_use_is_told():
+    """Gradients that are computed apart from the model, and assigned."""
+    model = make()
+    optimizer = sgd(model.parameters())
+    pipeline = delayed(model, optimizer, 4)
+
+    def update():
+        with pipeline.micro_batch():
+            weights = {name: weight.detach() for name, weight in model.named_parameters()}
+            x = torch.vmap(lambda row: torch.func.functional_call(model, weights, (row,)))(batch(0))
+        for weight in model.parameters():
+            weight.grad = torch.full_like(weight, x.mean().item())
+        optimizer.step()
+
+    update()
+    with pytest.warns(UserWarning, match="follows the order of their definition; give example="):
+        update()
 
 
 def test_warning_names_the_line_of_the_loop():
@@ -130,8 +161,9 @@ class Renormalised(nn.Module):
         return self.rest(self.embed(i))
 
 
+@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
 @pytest.mark.parametrize("how", ["max_norm", "data"])
-def test_weights_written_in_the_forward_pass_are_refused(how):
+def test_weights_written_in_the_forward_pass_are_refused(how, stash):
     model = Renormalised(how).double()
     rows = torch.arange(4)
 
@@ -139,7 +171,7 @@ def test_weights_written_in_the_forward_pass_are_refused(how):
         return loss_of(model(rows + t % 6))
 
     with pytest.raises(UserError, match=r"embed.weight is written during a training forward pass"):
-        train(model, loss=loss, stages={"embed": 0, "rest": 3})
+        train(model, loss=loss, stages={"embed": 0, "rest": 3}, stash=stash)
 
 
 def test_weights_written_in_the_explicit_form_are_refused():
