@@ -1,22 +1,28 @@
-"""How orthogonal a refreshed basis is, by method, on the matrices of a training.
+"""How orthogonal a refreshed basis is, by method, and what a refresh's orthonormalisation costs.
 
-A power iteration ends with the QR decomposition of C Q. Here that matrix is taken at every refresh
-of a short training of `quick` at width 128 (both sides of all attention and MLP matrices), its
-columns scaled to length 1, and orthonormalised in several ways. The exact factor is Householder's
-in float64.
+A power iteration ends with two QR decompositions: of its columns by size, and of what each column
+keeps along the directions found so. `factors` takes both matrices at every refresh of a short
+training of `quick` at width 128 (both sides of all attention and MLP matrices), scales their
+columns to length 1, and orthonormalises them in several ways. The exact factor is Householder's in
+float64.
 
-    python -m benchmarks.orthonormal [--iterations 60]
+`times` compares what brx does with one QR decomposition, and with the same mathematics written out.
+The variants take turns in one process.
+
+    python -m benchmarks.orthonormal factors [--iterations 60]
+    python -m benchmarks.orthonormal times [--rounds 15]
 """
 
-import argparse
+import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.report import Table
+from benchmarks.report import Table, parser_of, take_turns
 from brx.config.loading import load_config
 from brx.optim import eigenbasis
 from brx.train.loop import train
@@ -54,6 +60,9 @@ METHODS: dict[str, Callable[[Tensor], Tensor]] = {
     "CholeskyQR, float64": lambda c: cholesky_qr(c.double(), 1).to(c.dtype),
     "CholeskyQR, float32": lambda c: cholesky_qr(c, 1),
     "CholeskyQR twice, float32": lambda c: cholesky_qr(c, 2),
+    "CholeskyQR twice, the first shifted, float32": lambda c: cholesky_qr(
+        c, 2, 10 * c.shape[-1] * torch.finfo(c.dtype).eps
+    ),
     "CholeskyQR three times, the first shifted, float32": lambda c: cholesky_qr(
         c, 3, 10 * c.shape[-1] * torch.finfo(c.dtype).eps
     ),
@@ -61,23 +70,25 @@ METHODS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def matrices_of_a_training(iterations: int) -> list[Tensor]:
-    """The columns (b, m, m) that were orthonormalised, of length 1."""
+def matrices_of_a_training(iterations: int) -> tuple[list[Tensor], list[Tensor]]:
+    """The columns (b, m, m) of each refresh, of length 1: by size, and what is kept of them."""
     seen: list[Tensor] = []
-    usual = eigenbasis.orthonormalize
+    usual = eigenbasis._decompose
 
-    def watched(matrices: Tensor) -> Tensor:
-        seen.append(matrices / torch.linalg.vector_norm(matrices, dim=-2, keepdim=True))
-        return usual(matrices)
+    def watched(padded: Tensor) -> Tensor:
+        if padded.dtype == torch.float32:  # first bases are computed in float64
+            columns = padded[:, : padded.shape[-1]]
+            seen.append(columns / torch.linalg.vector_norm(columns, dim=-2, keepdim=True))
+        return usual(padded)
 
-    eigenbasis.orthonormalize = watched
+    eigenbasis._decompose = watched
     try:
         with tempfile.TemporaryDirectory() as folder:
             settings = [*SETTINGS, f"training.iterations={iterations}"]
             train(load_config("quick", settings), Path(folder) / "run")
     finally:
-        eigenbasis.orthonormalize = usual
-    return seen
+        eigenbasis._decompose = usual
+    return seen[0::2], seen[1::2]
 
 
 def positive_diagonal(basis: Tensor, columns: Tensor) -> Tensor:
@@ -86,44 +97,161 @@ def positive_diagonal(basis: Tensor, columns: Tensor) -> Tensor:
     return basis * signs
 
 
-def measure(name: str, columns: list[Tensor]) -> list[str]:
-    """A row of the table."""
+def exact_factors(columns: list[Tensor]) -> list[Tensor]:
+    """Householder's factors in float64."""
+    return [positive_diagonal(torch.linalg.qr(one.double()).Q, one) for one in columns]
+
+
+def measure(name: str, columns: list[Tensor], exact: list[Tensor]) -> list[str]:
+    """What a row of the table says of a method."""
     losses: list[Tensor] = []
     errors: list[Tensor] = []
-    for one in columns:
+    for one, exact_factor in zip(columns, exact, strict=True):
         basis = positive_diagonal(METHODS[name](one), one).double()
-        exact = positive_diagonal(torch.linalg.qr(one.double()).Q, one)
         identity = torch.eye(basis.shape[-1], dtype=torch.float64)
         losses.append((basis.mT @ basis - identity).abs().amax(dim=(1, 2)))
-        errors.append((basis - exact).norm(dim=-2).amax(dim=-1))
+        errors.append((basis - exact_factor).norm(dim=-2).amax(dim=-1))
     loss, error = torch.cat(losses), torch.cat(errors)
     failed = int(loss.isnan().sum())
     loss, error = loss[~loss.isnan()], error[~error.isnan()]
     return [name, *(f"{x:.0e}" for x in (loss.median(), loss.max(), error.max())), str(failed)]
 
 
-def main() -> None:
-    """Train, measure and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--iterations", type=int, default=60)
-    iterations = parser.parse_args().iterations
-    columns = matrices_of_a_training(iterations)
+def conditions_of(columns: list[Tensor]) -> str:
+    """The sentence on the condition numbers."""
     conditions = torch.cat([torch.linalg.cond(one.double()) for one in columns])
-    sizes = sorted({one.shape[-1] for one in columns})
+    return (
+        f"median {conditions.median():.3g}, 99 of 100 below {conditions.quantile(0.99):.3g}, "
+        f"largest {conditions.max():.3g}"
+    )
+
+
+def factors(iterations: int) -> None:
+    """Train, measure and write the table of orthonormal factors."""
+    by_size, kept = matrices_of_a_training(iterations)
     table = Table(
         "orthonormal",
-        ["method", "off identity: median", "largest", "off the exact factor: largest", "failed"],
+        [
+            "columns",
+            "method",
+            "off identity: median",
+            "largest",
+            "off the exact factor: largest",
+            "failed",
+        ],
     )
-    for name in METHODS:
-        table.add(*measure(name, columns))
+    for label, columns in (("by size", by_size), ("what is kept", kept)):
+        exact = exact_factors(columns)
+        for name in METHODS:
+            table.add(label, *measure(name, columns, exact))
+    num_matrices = sum(len(one) for one in by_size)
+    sizes = sorted({one.shape[-1] for one in by_size})
     table.write(
-        f"Orthonormal factors of {len(conditions):,} matrices of {sizes[0]} and {sizes[-1]} "
+        f"Orthonormal factors of {num_matrices:,} matrices of {sizes[0]} and {sizes[-1]} "
         f"columns, refreshed in {iterations} iterations",
-        f"Condition numbers of the columns, scaled to length 1: median {conditions.median():.3g}, "
-        f"99 of 100 below {conditions.quantile(0.99):.3g}, largest {conditions.max():.3g}. "
-        "Newton-Schulz gives the polar factor, and that of C Q is Q itself: it cannot take the "
-        "place of QR in a power iteration.",
+        f"Condition numbers of the columns, scaled to length 1. By size: {conditions_of(by_size)}. "
+        f"What is kept: {conditions_of(kept)}. "
+        "Newton-Schulz gives the polar factor, and the polar factor of C Q is Q itself: it cannot "
+        "take the place of QR in a power iteration.",
     )
+
+
+SHAPES = ((24, 128), (12, 384), (4, 768), (1, 1536))
+"""Matrices that are orthonormalised together, and their columns."""
+
+
+def one_qr(columns: Tensor, _: Tensor) -> Tensor:
+    """In the order in which columns stand: trajectory version 5."""
+    return eigenbasis._householder_qr(columns)
+
+
+def written_out(
+    columns: Tensor,  # (b, m, m)
+    sizes: Tensor,  # (b, m)
+) -> Tensor:
+    """The mathematics of brx, with every factor as a matrix."""
+    order = sizes.argsort(dim=-1, descending=True, stable=True)
+    by_size = eigenbasis._householder_qr(eigenbasis.select_columns(columns, order))
+    directions = eigenbasis.select_columns(by_size, order.argsort(dim=-1))
+    parts = directions.mT @ columns
+    kept = (eigenbasis.FAR_LARGER * sizes[:, None, :] / sizes[:, :, None]).clamp_(max=1).square_()
+    return eigenbasis._householder_qr(directions @ parts.mul_(kept))
+
+
+def in_brx(columns: Tensor, sizes: Tensor) -> Tensor:
+    return eigenbasis._orthonormalize_without_order(columns, sizes)
+
+
+TIMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "one QR": one_qr,
+    "two QR, written out": written_out,
+    "two QR, as in brx": in_brx,
+}
+
+
+def timed_case(num: int, size: int) -> tuple[Tensor, Tensor]:
+    """Columns (num, size, size) near those of a random basis, and their sizes, neighbours in any
+    order."""
+    generator = torch.Generator().manual_seed(0)
+    disorder = torch.randn(num, size, generator=generator)
+    sizes = torch.logspace(0, -4, size) * disorder.mul(0.5).exp()
+    noise = torch.randn(num, size, size, generator=generator) / size
+    basis = eigenbasis._householder_qr(torch.randn(num, size, size, generator=generator))
+    columns = basis @ (torch.eye(size) + noise) * sizes[:, None, :]
+    return columns.mT.contiguous().mT, sizes
+
+
+def times(rounds: int) -> None:
+    """Time the variants and write their table."""
+    table = Table("orthonormal_times", ["matrices", *TIMED, "as in brx / one QR", "/ written out"])
+    for num, size in SHAPES:
+        columns, sizes = timed_case(num, size)
+        torch.testing.assert_close(
+            written_out(columns, sizes), in_brx(columns, sizes), rtol=0, atol=1e-4
+        )
+
+        def repeat(
+            variant: Callable[[Tensor, Tensor], Tensor],
+            columns: Tensor = columns,
+            sizes: Tensor = sizes,
+        ) -> Callable[[int], None]:
+            def run(num_times: int) -> None:
+                for _ in range(num_times):
+                    variant(columns, sizes)
+
+            return run
+
+        variants = {name: repeat(variant) for name, variant in TIMED.items()}
+        # Processor time: other work on the machine does not count.
+        turns = take_turns(variants, rounds, clock=time.process_time)
+        medians = {name: 1000 * statistics.median(seconds) for name, seconds in turns.items()}
+        ours = medians["two QR, as in brx"]
+        ratios = [ours / medians["one QR"], ours / medians["two QR, written out"]]
+        table.add(
+            f"{num} of {size} x {size}",
+            *(f"{median:.1f}" for median in medians.values()),
+            *(f"{ratio:.2f}" for ratio in ratios),
+        )
+        print(*table.rows[-1], sep=" | ", flush=True)
+    table.write(
+        "Milliseconds of processor time of the orthonormalisation in a refresh, float32, one "
+        f"thread, median of {rounds} turns",
+        "One QR is what trajectory version 5 did. Two QR are of the columns by size and of what "
+        "they keep; written out, with both factors and two products as matrices.",
+    )
+
+
+def main() -> None:
+    """Write the tables that are asked for; all by default."""
+    parser = parser_of(__doc__, iterations=60, rounds=15)
+    parser.add_argument("parts", nargs="*", metavar="PART", help="factors, times")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    parts = options.parts or ["factors", "times"]
+    if "factors" in parts:
+        factors(options.iterations)
+    if "times" in parts:
+        times(options.rounds)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 NEWTON_SCHULZ_STEPS = 5  # in torch's Muon and pytorch-optimizer's Scion
-QR_OPERATIONS = 7  # per cube of the side: a Householder QR with its Q takes about 7 m^3
+QR_OPERATIONS = 7
+"""Per cube of a side: a Householder QR with its Q takes about 7 m^3."""
+TWO_QR_OPERATIONS = 17
+"""The same of a new basis of BasisRotation on a GPU: 2 for the product with the covariance, 31/12
+for each of five passes of CholeskyQR, and 5/4 for each of two products between them."""
 
 
 class Products(NamedTuple):
@@ -34,6 +38,7 @@ def rotation_products(
     *,
     covariance_interval: float,
     refresh_interval: float,
+    refresh_operations: int = QR_OPERATIONS,
 ) -> Products:
     """The products of a method that keeps U and V up to date by power iterations.
 
@@ -42,6 +47,7 @@ def rotation_products(
         sides: the lengths of the sides that are rotated: m for U, n for V.
         covariance_interval: updates from one gradient that enters the covariances to the next.
         refresh_interval: updates from one refresh to the next.
+        refresh_operations: of a new basis, per cube of the side.
     """
     *lead, m, n = shape
     count = math.prod(lead)
@@ -49,9 +55,8 @@ def rotation_products(
     product = 2 * m * n * sum(sides)
     # The gradient into the basis, the update out of it.
     rotations = 2 * product
-    # The momentum out of the old basis and into the new one; for each side a product with its
-    # covariance, and a QR decomposition.
-    refresh = 2 * product + QR_OPERATIONS * sum(side**3 for side in sides)
+    # The momentum out of the old basis and into the new one, and a new basis for each side.
+    refresh = 2 * product + refresh_operations * sum(side**3 for side in sides)
     return Products(
         count * rotations, count * product / covariance_interval, count * refresh / refresh_interval
     )

@@ -25,7 +25,12 @@ from brx.methods.groups import (
     stage_groups,
 )
 from brx.methods.method import Method, Stages, adam_options
-from brx.methods.products import Products, newton_schulz_products, rotation_products
+from brx.methods.products import (
+    TWO_QR_OPERATIONS,
+    Products,
+    newton_schulz_products,
+    rotation_products,
+)
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.options import Group
 from brx.optim.parameter_state import state_shapes
@@ -156,6 +161,7 @@ class BasisRotationMethod(Method):
             self.rotated_sides(shape),
             covariance_interval=1 if at_every_step else settings.frequency,
             refresh_interval=settings.frequency,
+            refresh_operations=TWO_QR_OPERATIONS,
         )
 
 

@@ -20,6 +20,10 @@ delay or the order of the data computes, and say here what changed:
    with it its second moment. Before, rounding chose the order of some columns. A first basis for
    which LAPACK's `eigh` fails comes from singular vectors. Every other method computes what it
    computed in version 4.
+6. Basis rotation alone. In a refresh a column gives way to directions more than twice as large,
+   wherever they stand, and keeps 0.1 |C q| of its old direction. The noise floor of rotated
+   gradients is 140 times as high, and there is one for their momentum. Every other method computes
+   what it computed in version 5.
 """
 
 from collections.abc import Mapping
@@ -28,9 +32,9 @@ from typing import Any
 
 from brx.errors import UserError
 
-TRAJECTORY_VERSION = 5
+TRAJECTORY_VERSION = 6
 
-CHANGED_ALONE = {5: "basis-rotation"}
+CHANGED_ALONE = {5: "basis-rotation", 6: "basis-rotation"}
 """Versions that changed the numbers of one built-in method alone; every other version counts for
 all methods."""
 NEVER_OURS = ("torch.optim:", "pytorch_optimizer:")

@@ -31,6 +31,7 @@ from .matrix_batch import (
     MatrixBatch,
     for_each,
     rotate,
+    squared_mean,
     unless_bad,
 )
 from .member import Member, Place
@@ -502,7 +503,8 @@ class BasisRotation(Optimizer):
         fused_adamw([update], [gradient], [state], numbers.lr, options, batch.bad)
         if len(steps) > 1:  # the kernel counts one step for the whole batch
             steps[1:] += 1 if batch.bad is None else ~batch.bad
-        return update.mul_(above_noise(second_moment, rounding)).flatten(0, -3)
+        damping = above_noise(second_moment, rounding, squared_mean(batch))
+        return update.mul_(damping).flatten(0, -3)
 
     def _describe(self, parameter: Tensor) -> str:
         name = next(named.name for named in self._named() if named.parameter is parameter)

@@ -1,11 +1,10 @@
 """Eigenbasis estimation: the mathematics of algorithm 2 for a batch of matrices, without any
-optimizer around it.
+optimizer.
 
-Every function takes a batch (b, m, n) and treats its matrices independently. The basis of the rows
-of a factor F is an orthogonal matrix Q (m, m) whose columns approximate the eigenvectors of F F^T,
-the first basis's by falling eigenvalue; the basis of the columns is that of F^T. Bases and products
-are kept column by column in memory (as the transpose of a contiguous tensor), as LAPACK and
-cuSOLVER want them, so that a refresh transposes nothing."""
+Every function takes a batch (b, m, n) and treats its matrices independently. The basis of a factor
+F is an orthogonal matrix Q (m, m) whose columns approximate the eigenvectors of F F^T. In the first
+basis they stand by falling eigenvalue. Bases and products are stored by columns (as the transpose
+of a contiguous tensor), as LAPACK and cuSOLVER need them, so that a refresh transposes nothing."""
 
 from __future__ import annotations
 
@@ -22,27 +21,31 @@ from torch.nn.functional import pad
 # / (1 - beta2^2)) of an entry), products of matrices a few more. What lies below is noise, and
 # noise must not choose a direction.
 NOISE_ROUNDINGS = 64
-# What the power iteration adds to an eigenvalue, as a share of that eigenvalue itself. Where a new
+# What the power iteration keeps of each column, as a share of the length of C q. Where a new
 # direction of energy appears in a subspace that had none, all columns of that subspace are sent to
 # this one direction; what is left of each after orthonormalisation would be rounding. The share
 # keeps each near where it was.
 SELF_SHIFT = 0.1
-# Elements of the covariances that a GPU decomposes together, whose solvers take batches: 512 MiB in
-# float64, and as much again for the vectors. LAPACK takes one at a time.
+# How many times as large as a column's own eigenvalue another one must be for the column to give
+# way to its direction, wherever the two stand.
+FAR_LARGER = 2
+# Elements of the covariances that a GPU decomposes together, since its solvers take batches: 512
+# MiB in float64, and as much again for the vectors. LAPACK takes one at a time.
 DECOMPOSED_AT_ONCE = 2**26
-# Passes of CholeskyQR, the first with a shift.
-CHOLESKY_PASSES = 3
-# Eigenvalues that differ by no more than this share of their mean count as equal when eigenvectors
-# are computed. Rounding moves them by some 1e-7, and turns their vectors by that over their
-# distance.
+# Rows of zeros below the matrices that LAPACK decomposes.
+PADDING = 8
+# Blocks of columns in a product that counts only in a triangle, or that has a triangular factor.
+NUM_BLOCKS = 4
+# Eigenvalues that differ by at most this share of their mean count as equal when eigenvectors are
+# computed. Rounding moves them by some 1e-7, and turns their vectors by that over their distance.
 TIE = 1e-5
-# The share of the largest value from which on the first one is taken instead: far from any simple
-# fraction.
+# Instead of the largest value the first one with at least this share of it is taken. The share is
+# far from any simple fraction, so that rounding decides nothing.
 LEADING = (5**0.5 - 1) / 2
 
 
 class Refreshed(NamedTuple):
-    """What became of a batch of bases."""
+    """The new bases of a batch."""
 
     basis: Tensor  # (b, m, m); the old one where the decomposition failed
     valid: Tensor  # (b,): where the decomposition did not fail
@@ -55,29 +58,108 @@ def power_iteration(
     """`Power` of algorithm 2: one power iteration from the current basis, orthonormalised.
 
     Where the covariance does not decide, the basis does: a column q with eigenvalue q^T C q = l
-    becomes a C q + ((1 - a) floor + SELF_SHIFT l) q before orthonormalisation, with a = l^2 / (l^2
-    + floor^2). So a direction without energy stays where it was, up to what the others take from
-    it.
+    becomes a C q + ((1 - a) floor + SELF_SHIFT |C q|) q before orthonormalisation, with a = l^2 /
+    (l^2 + floor^2). So a direction without energy stays where it was, up to what the others take
+    from it.
 
-    Columns are not sorted by eigenvalue: each keeps its place, and with it its second moment. In
-    the orthonormalisation a column gives way to those before it. If the eigenvalues chose the
-    order, rounding would choose it where two of them cross, and turn both columns by any angle. The
-    iteration itself brings the largest eigenvalues to the front."""
+    Each column keeps its place, and with it its second moment, whatever its eigenvalue.
+    """
     # The Rayleigh quotients q^T C q come from the product that the iteration needs anyway.
-    eigenvalues = (basis * product).sum(dim=-2).clamp(min=0)  # (b, m)
-    largest = eigenvalues.amax(dim=-1, keepdim=True)
-    floor = resolution(basis.dtype) * largest
-    # From 0 below the floor to 1 above it; 0 where the covariance is zero, whose basis stays.
+    eigenvalues = (basis * product).sum(dim=-2).clamp_(min=0)  # (b, m)
     # Gradients' fourth powers would leave fp32's range: in units of a power of two, which rounds
-    # nothing.
-    unit = largest.frexp().exponent
-    squared, squared_floor = eigenvalues.ldexp(-unit).square(), floor.ldexp(-unit).square()
+    # nothing. Beyond 2^126 such a power would itself be infinite.
+    unit = eigenvalues.amax(dim=-1, keepdim=True).frexp().exponent.clamp_(-126, 126)  # (b, 1)
+    eigenvalues.ldexp_(-unit)
+    product.ldexp_(-unit[:, :, None])
+    floor = resolution(basis.dtype) * eigenvalues.amax(dim=-1, keepdim=True)
+    # From 0 below the floor to 1 above it; 0 where the covariance is zero, whose basis stays.
+    squared, squared_floor = eigenvalues.square(), floor.square()
     decided = torch.where(floor > 0, squared / (squared + squared_floor), 0.0)
-    stays = torch.where(floor > 0, (1 - decided) * floor + SELF_SHIFT * eigenvalues, 1.0)
+    lengths = torch.linalg.vector_norm(product, dim=-2)  # (b, m)
+    stays = torch.where(floor > 0, (1 - decided) * floor + SELF_SHIFT * lengths, 1.0)
     columns = product.mul_(decided[:, None, :]).addcmul_(basis, stays[:, None, :])
-    orthonormal = orthonormalize(columns)
+    sizes = torch.where(floor > 0, eigenvalues + floor, 1.0)
+    orthonormal = _orthonormalize_without_order(columns, sizes)
     valid = orthonormal.sum(dim=(1, 2)).isfinite()  # of entries up to 1: only NaN can make it so
     return Refreshed(torch.where(valid[:, None, None], orthonormal, basis), valid)
+
+
+def _orthonormalize_without_order(
+    columns: Tensor,  # (b, m, m)
+    sizes: Tensor,  # z (b, m), positive: the columns' eigenvalues
+) -> Tensor:
+    """Orthonormal columns (b, m, m), each near its own, that depend smoothly on columns and sizes.
+
+    In QR a column gives way to those before it. By the order in which they stand, a column with
+    little energy would give way to none of the large ones behind it, and a leak of a large
+    direction into it would grow at each refresh by the quotient of the two eigenvalues. By
+    eigenvalue, rounding would choose who gives way where two eigenvalues cross, and turn both
+    columns by any angle. So both: QR by size finds the new directions, each column loses what it
+    has along directions that are more than `FAR_LARGER` times as large, and QR in the order in
+    which columns stand does the rest. At a crossing the two directions are treated alike, so it
+    does not matter which of them came first.
+    """
+    order = sizes.argsort(dim=-1, descending=True, stable=True)
+    by_size, falling = select_columns(columns, order), sizes.gather(-1, order)
+    places = order.argsort(dim=-1)
+    # LAPACK's Householder is the faster on a CPU; on a GPU everything is products, and the host
+    # waits for nothing.
+    is_on_gpu = columns.device.type == "cuda"
+    orthonormalize = _reduced_by_cholesky if is_on_gpu else _reduced_by_householder
+    return orthonormalize(by_size, falling, places)
+
+
+def _reduced_by_householder(
+    columns: Tensor,  # C (b, m, m), by falling size
+    sizes: Tensor,  # (b, m), falling
+    places: Tensor,  # (b, m): of these columns, which stands in each place
+) -> Tensor:
+    """The orthonormal factor of D R' with columns in their places, where C = D R, and R' is what is
+    kept of R.
+
+    D is never written out: LAPACK multiplies by its reflections.
+    """
+    reflections = _padded(columns)
+    scales = _decompose(reflections)
+    triangle = reflections.mT[:, :, : columns.shape[-1]].tril().mT  # R
+    kept = select_columns(_kept(triangle, sizes), places)
+    reduced = torch.ormqr(reflections, scales, _padded(kept))
+    return _factor_of_padded(reduced)
+
+
+def _reduced_by_cholesky(
+    columns: Tensor,  # C (b, m, m), by falling size
+    sizes: Tensor,  # (b, m), falling
+    places: Tensor,  # (b, m)
+) -> Tensor:
+    """The same by products alone; NaN where it is not orthogonal."""
+    # `_reduced` is a function of its own so that its matrices, which can take gigabytes on a GPU,
+    # are freed before the last factor.
+    return _cholesky_qr(select_columns(_reduced(columns, sizes), places))
+
+
+def _reduced(
+    columns: Tensor,  # C = D R (b, m, m), by falling size
+    sizes: Tensor,  # (b, m), falling
+) -> Tensor:
+    """D R' (b, m, m), by products alone.
+
+    D may be orthogonal to less than rounding: the factor of D R' is orthogonal anyway.
+    """
+    directions = _nearly_orthonormal(columns)  # D
+    triangle = _lower_product(columns, directions).mT  # R = D^T C
+    return _product_with_upper(directions, _kept(triangle, sizes))
+
+
+def _kept(
+    triangle: Tensor,  # R (b, m, m), overwritten: what each column has along each direction
+    sizes: Tensor,  # z (b, m), falling
+) -> Tensor:
+    """What each column keeps along each direction: of entry (i, j), the share (FAR_LARGER z_j /
+    z_i)^2, at most 1."""
+    shares = FAR_LARGER * sizes[:, :, None] / sizes[:, None, :]  # (b, j, i)
+    triangle.mT.mul_(shares.clamp_(max=1).square_())
+    return triangle
 
 
 def factor_product(factor: Tensor, basis: Tensor) -> Tensor:
@@ -93,57 +175,128 @@ def covariance_product(covariance: Tensor, basis: Tensor) -> Tensor:
     return (basis.mT @ covariance).mT
 
 
-def orthonormalize(
+def _householder_qr(
     matrices: Tensor,  # (b, m, m)
 ) -> Tensor:
-    """The orthogonal factor of the QR decomposition whose R has a positive diagonal (and so is
-    unique); NaN where it cannot be had."""
-    # LAPACK's Householder is the faster on a CPU; on a GPU everything is products, and the host
-    # waits for nothing.
-    return _cholesky_qr(matrices) if matrices.device.type == "cuda" else _householder_qr(matrices)
+    """The orthogonal factor of the QR decomposition whose R has a positive diagonal, and so is
+    unique."""
+    return _factor_of_padded(_padded(matrices))
 
 
-def _householder_qr(matrices: Tensor) -> Tensor:
-    # LAPACK is slow on columns that lie a power of two apart in memory, as widths of models do:
-    # rows of zeros help.
-    padded = pad(matrices.mT, (0, 8)).mT
+def _padded(
+    matrices: Tensor,  # (b, m, m)
+) -> Tensor:
+    """The matrices above rows of zeros (b, m + PADDING, m), stored by columns."""
+    # LAPACK is slow on columns that lie a power of two apart in memory, as widths of models do.
+    return pad(matrices.mT, (0, PADDING)).mT
+
+
+def _decompose(
+    padded: Tensor,  # (b, m + PADDING, m), overwritten: R above the diagonal, reflections below
+) -> Tensor:
+    """LAPACK's QR decomposition in place; gives the scales (b, m) of the reflections."""
     scales = padded.new_empty(len(padded), padded.shape[-1])
-    # In place, as what follows: these matrices outgrow the caches.
     torch.geqrf(padded, out=(padded, scales))
+    return scales
+
+
+def _factor_of_padded(
+    padded: Tensor,  # (b, m + PADDING, m), overwritten
+) -> Tensor:
+    """As `_householder_qr`."""
+    scales = _decompose(padded)
     diagonal = padded.diagonal(dim1=-2, dim2=-1)
     signs = torch.ones_like(diagonal).copysign(diagonal)  # never 0
+    # In place: these matrices outgrow the caches.
     torch.linalg.householder_product(padded, scales, out=padded)
-    return padded[:, : matrices.shape[-2]].mul_(signs[:, None, :])
+    return padded[:, : padded.shape[-1]].mul_(signs[:, None, :])
 
 
-def _cholesky_qr(matrices: Tensor) -> Tensor:
-    """CholeskyQR, three times, of columns scaled to length 1; NaN where it is not orthogonal.
-
-    A pass takes X to X L^-T with X^T X = L L^T, and loses orthogonality by the rounding error times
-    the square of the condition number (arXiv:1401.5171, section 2): of 128 and 512 columns that
-    number is up to 2e4 (benchmarks/orthonormal.py), too much for a first pass in float32. A shift
-    of X^T X makes the first pass possible and its result well-conditioned (arXiv:1809.11085), the
-    second makes that nearly orthogonal, the third orthogonal to rounding.
-    """
-    columns = matrices / torch.linalg.vector_norm(matrices, dim=-2, keepdim=True)
-    is_right = torch.ones(len(matrices), dtype=torch.bool, device=matrices.device)
-    for number in range(CHOLESKY_PASSES):
-        gram = columns.mT @ columns
-        if number == 0:
-            shift = 10 * gram.shape[-1] * torch.finfo(gram.dtype).eps
-            gram.diagonal(dim1=-2, dim2=-1).add_(shift)
-        if number == CHOLESKY_PASSES - 1:  # its own result is orthogonal if this is about so
-            off_identity = gram.square().sum(dim=(1, 2)) - gram.shape[-1]
-            is_right &= off_identity < 0.1
-        lower, info = torch.linalg.cholesky_ex(gram)
-        is_right &= info == 0
-        columns = torch.linalg.solve_triangular(lower, columns.mT, upper=False).mT
-    result: Tensor = columns.masked_fill_(~is_right[:, None, None], torch.nan)
+def _cholesky_qr(
+    matrices: Tensor,  # (b, m, m)
+) -> Tensor:
+    """The orthogonal factor by three passes of CholeskyQR; NaN where it is not orthogonal."""
+    columns = _nearly_orthonormal(matrices)
+    gram = _lower_product(columns, columns)
+    # If the Gram matrix is close to the identity, this pass is orthogonal to rounding.
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    squares = 2 * gram.tril().square().sum(dim=(1, 2)) - diagonal.square().sum(dim=-1)
+    is_close = squares - gram.shape[-1] < 0.1  # not so for NaN
+    result: Tensor = _cholesky_pass(columns, gram).masked_fill_(~is_close[:, None, None], torch.nan)
     return result
 
 
+def _nearly_orthonormal(
+    matrices: Tensor,  # (b, m, m)
+) -> Tensor:
+    """The same by two passes: orthogonal to rounding where columns are far from dependent.
+
+    A pass loses orthogonality by the rounding error times the square of the condition number
+    (arXiv:1401.5171, section 2), whatever the columns' lengths. A shift of X^T X makes the first
+    pass possible, and its result well-conditioned (arXiv:1809.11085). The second makes that nearly
+    orthogonal, and a third would make it orthogonal. benchmarks/orthonormal.py has the condition
+    numbers of a training.
+    """
+    columns = matrices / torch.linalg.vector_norm(matrices, dim=-2, keepdim=True)
+    gram = _lower_product(columns, columns)
+    shift = 10 * gram.shape[-1] * torch.finfo(gram.dtype).eps
+    gram.diagonal(dim1=-2, dim2=-1).add_(shift)
+    columns = _cholesky_pass(columns, gram)
+    return _cholesky_pass(columns, _lower_product(columns, columns))
+
+
+def _cholesky_pass(
+    columns: Tensor,  # X (b, m, m)
+    gram: Tensor,  # X^T X (b, m, m), perhaps with a shift; only its lower triangle is read
+) -> Tensor:
+    """X L^-T with X^T X = L L^T; NaN where there is no such L."""
+    lower, info = torch.linalg.cholesky_ex(gram)
+    columns = torch.linalg.solve_triangular(lower, columns.mT, upper=False).mT
+    result: Tensor = columns.masked_fill_((info != 0)[:, None, None], torch.nan)
+    return result
+
+
+def _lower_product(
+    left: Tensor,  # (b, m, m)
+    right: Tensor,  # (b, m, m)
+) -> Tensor:
+    """left^T right (b, m, m) in its lower triangle, with 5/8 of the operations; what is above
+    counts for nothing."""
+    blocks = []
+    for start, stop in _blocks(right.shape[-1]):
+        below = left[:, :, start:].mT @ right[:, :, start:stop]
+        blocks.append(pad(below, (0, 0, start, 0)))
+    return torch.cat(blocks, dim=-1)
+
+
+def _product_with_upper(
+    left: Tensor,  # (b, m, m)
+    upper: Tensor,  # (b, m, m), triangular
+) -> Tensor:
+    """left upper (b, m, m), with 5/8 of the operations."""
+    blocks = []
+    for start, stop in _blocks(upper.shape[-1]):
+        blocks.append(left[:, :, :stop] @ upper[:, :stop, start:stop])
+    return torch.cat(blocks, dim=-1)
+
+
+def _blocks(size: int) -> list[tuple[int, int]]:
+    """The bounds of `NUM_BLOCKS` blocks of columns."""
+    bounds = [size * number // NUM_BLOCKS for number in range(NUM_BLOCKS + 1)]
+    return list(pairwise(bounds))
+
+
+def select_columns(
+    matrices: Tensor,  # (b, m, n)
+    order: Tensor,  # (b, n)
+) -> Tensor:
+    """The columns of each matrix in its own order."""
+    batch = torch.arange(len(order), device=order.device)[:, None]
+    return matrices.mT[batch, order].mT
+
+
 def resolution(dtype: torch.dtype) -> float:
-    """The smallest share of a largest value that is told from rounding."""
+    """The smallest share of the largest value that is more than rounding."""
     return NOISE_ROUNDINGS * torch.finfo(dtype).eps
 
 
@@ -151,8 +304,8 @@ def exact_factor_eigenbasis(
     factor: Tensor,  # (b, m, n)
     on_done: Callable[[int], None] = lambda num: None,
 ) -> Refreshed:
-    """Exact eigenvectors of F F^T, whose eigenvalues are squares of F's singular values; as
-    `exact_eigenbasis`."""
+    """Exact eigenvectors of F F^T, as in `exact_eigenbasis`; the eigenvalues are the squares of F's
+    singular values."""
     smallest = max(resolution(factor.dtype) ** 2, resolution(torch.float64))
     return exact_eigenbasis(factor.double() @ factor.mT.double(), smallest, on_done)
 
@@ -164,16 +317,16 @@ def exact_eigenbasis(
 ) -> Refreshed:
     """Exact eigenvectors, largest eigenvalue first.
 
-    An eigenspace whose eigenvalues rounding cannot tell apart gets the projections of some axes,
-    orthonormalised in turn: those depend on the space alone, whatever vectors of it the
-    decomposition returns. So does the space without energy; for a zero matrix that is the identity.
-    Of a single eigenvector this decides the sign. In float64, as it happens once.
+    Where rounding cannot distinguish eigenvalues, their common eigenspace gets the projections of
+    some axes, orthonormalised in turn. These depend on the space alone, not on the vectors that the
+    decomposition returns. The same holds for the space without energy (for a zero matrix this gives
+    the identity), and it decides the sign of a single eigenvector. Computed in float64.
 
     Args:
-        smallest: the share of the largest eigenvalue below which one has no energy; None: what
+        smallest: eigenvalues up to this share of the largest have no energy; None: the share that
             rounding leaves.
-        on_done: called with a number of matrices when so many more are done: 10,752 columns take
-            seconds each.
+        on_done: called with the number of further matrices that are done; one of 10,752 columns
+            takes seconds.
     """
     num_matrices, size = covariance.shape[:2]
     smallest = resolution(covariance.dtype) if smallest is None else smallest
@@ -198,20 +351,20 @@ def exact_eigenbasis(
 def _decompositions(
     covariance: Tensor,  # (b, m, m), in float64
 ) -> list[tuple[Tensor, Tensor] | None]:
-    """Eigenvalues (m,), largest first, and eigenvectors (m, m) of each; None where none are
-    found."""
+    """Eigenvalues (m,), largest first, and eigenvectors (m, m) of each matrix; None where LAPACK
+    finds none."""
     try:
         values, vectors = torch.linalg.eigh(covariance)
     except RuntimeError:  # torch.linalg.LinAlgError is one
-        if len(covariance) > 1:  # one that fails must not take the others with it
+        if len(covariance) > 1:  # one failure must not affect the others
             return [_decompositions(matrix[None])[0] for matrix in covariance]
         return [_from_singular_vectors(covariance[0])]
     return list(zip(values.flip(-1), vectors.flip(-1), strict=True))
 
 
 def _from_singular_vectors(covariance: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The same of one covariance (m, m), from another algorithm: LAPACK's eigh fails now and then
-    where many rows are zero."""
+    """The same for one covariance (m, m), by another algorithm: LAPACK's eigh sometimes fails if
+    many rows are zero."""
     try:
         vectors, values, _ = torch.linalg.svd(covariance)
     except RuntimeError:
@@ -224,13 +377,14 @@ def _projected_axes(
     vectors: Tensor,  # (m, m), the eigenvectors in its columns
     smallest: float,
 ) -> Tensor:
-    """For each eigenspace (neighbouring columns with like eigenvalues) as many axes, projected into
-    it."""
+    """For each eigenspace (neighbouring columns with about equal eigenvalues), as many axes as it
+    has dimensions, projected into it."""
     decided = eigenvalues > smallest * eigenvalues[0]
     apart = -eigenvalues.diff() > TIE * eigenvalues.clamp(min=0).mean()
     starts = torch.where(decided[1:], apart, decided[:-1]).nonzero().flatten() + 1
     leading = (vectors.abs() > LEADING * vectors.abs().amax(dim=0)).int().argmax(dim=0)
-    projected = vectors * vectors.gather(0, leading[None])  # right for spaces of one dimension
+    # For spaces of one dimension: q q^T e.
+    projected = vectors * vectors.gather(0, leading[None])
     bounds = [0, *starts.tolist(), len(eigenvalues)]
     for start, stop in pairwise(bounds):
         if stop - start > 1:
@@ -245,7 +399,7 @@ def _axes_of_space(vectors: Tensor, start: int, stop: int) -> list[int]:
     size = len(vectors)
     if 2 * (stop - start) <= size:
         return _leading_axes(vectors[:, start:stop])
-    # Cheaper: the axes that the other columns' space leaves.
+    # Cheaper: the axes that the complement does not take.
     others = _leading_axes(torch.cat([vectors[:, :start], vectors[:, stop:]], dim=1))
     return sorted(set(range(size)) - set(others))
 
@@ -253,10 +407,10 @@ def _axes_of_space(vectors: Tensor, start: int, stop: int) -> list[int]:
 def _leading_axes(
     space: Tensor,  # (m, k)
 ) -> list[int]:
-    """As many axes as the space has dimensions, whose projections into it are far from dependent.
+    """As many axes as the space has dimensions, with projections that are far from dependent.
 
-    In turn the first axis with about as much left as any, outside the span of those before it: a
-    choice that ties, which rounding would decide, do not change.
+    Each is the first axis of which about as much is left as of any, outside the span of those
+    before it. So rounding does not decide between axes that tie.
     """
     rest, axes = space.clone(), []
     for _ in range(space.shape[1]):

@@ -1,9 +1,8 @@
-"""The elementwise part of a step: AdamW, what keeps rounding noise from taking full steps, and the
-limit of a step.
+"""The elementwise part of a step: AdamW, the damping of rounding noise, and the limit of a step.
 
 Between its matrix products a step reads and writes every entry. On the CPU torch's fused kernel
-does most of it; on a GPU `torch.compile` can make one pass of `rotated_update` and one of
-`add_updates` (`Kernels`)."""
+does most of this. On a GPU `torch.compile` can turn `rotated_update` and `add_updates` into one
+pass each (`Kernels`)."""
 
 from __future__ import annotations
 
@@ -22,18 +21,24 @@ from .member import Member, State
 from .options import Group
 from .parameter_state import arithmetic
 
+NOISE_FLOOR = 1000
+"""An entry of a rotated gradient does not move if it has at most so many roundings, relative to the
+root mean square of its row, column and matrix."""
+MOMENTUM_FLOOR = 16
+"""An entry does not move either if its momentum is so many times below that floor."""
+
 
 def update_elementwise(
     members: Sequence[Member],  # all in one group, dtype and device; each has a gradient
     lr: float | Tensor,
     bad: Tensor | None,
 ) -> None:
-    """One step of AdamW; of sharded parameters, for the part that lies here. With the flag `bad` it
-    changes nothing."""
+    """One step of AdamW, for this rank's part of sharded parameters. With the flag `bad` it changes
+    nothing."""
     parameters = [local(member.parameter) for member in members]
     dtype = arithmetic(parameters[0])
-    # Half-precision weights are rounded once, after the update. The kernel goes through memory from
-    # end to end.
+    # Half-precision weights are rounded once, after the update. The kernel needs tensors without
+    # gaps.
     weights = [parameter.to(dtype).contiguous() for parameter in parameters]
     gradients = []
     for member in members:
@@ -53,8 +58,8 @@ def fused_adamw(
     options: Group,
     bad: Tensor | None,
 ) -> None:
-    """One AdamW step with torch's kernel, which counts it, too; if the flag `bad` is set, it
-    changes nothing."""
+    """One AdamW step with torch's kernel, which also counts it. With the flag `bad` it changes
+    nothing."""
     beta1, beta2 = options["betas"]
     adamw(
         weights,
@@ -76,7 +81,7 @@ def fused_adamw(
 
 
 def _usable_eps(eps: float, dtype: torch.dtype) -> float:
-    # Below this, squares of gradients are zero, and a zero over a zero would be NaN.
+    # Squares of smaller gradients are zero, and zero over zero would be NaN.
     return max(eps, math.sqrt(torch.finfo(dtype).tiny))
 
 
@@ -92,10 +97,10 @@ def rotated_update(
     eps: float,
     rounding: float,  # relative rounding of the rotations' factors, for the noise floor
 ) -> Tensor:
-    """The moments' recursions, and -lr m^ / (sqrt(v^) + eps) without rounding noise, of the
+    """Update the moments, and give -lr m^ / (sqrt(v^) + eps) without rounding noise, in the
     gradient's shape.
 
-    In plain operations, for `torch.compile`; `steps` is not counted on.
+    In plain operations, for `torch.compile`. The caller increases `steps`.
     """
     is_good = 1.0 if bad is None else (~bad).to(gradient.dtype)
     count = steps.to(gradient.dtype) + 1
@@ -105,7 +110,8 @@ def rotated_update(
     correction2 = 1 - beta2**count
     denominator = (second_moment / correction2).sqrt() + _usable_eps(eps, gradient.dtype)
     update = momentum / (correction1 * denominator) * (-lr * is_good)
-    return update * above_noise(second_moment, rounding)
+    mean_square = momentum.square() * (correction2 / correction1**2)
+    return update * above_noise(second_moment, rounding, mean_square)
 
 
 def add_updates(
@@ -114,17 +120,19 @@ def add_updates(
     decay: Tensor,  # ()
     limit: float | Tensor,  # the largest change of an entry
 ) -> None:
-    """W <- decay W + update, entries of the update limited; in plain operations, for
-    `torch.compile`."""
+    """W <- decay W + update, with the entries of the update limited.
+
+    In plain operations, for `torch.compile`.
+    """
     for weight, update in zip(weights, updates, strict=True):
         weight.mul_(decay).add_(limited(update.clone(), limit))
 
 
 def limited(
     updates: Tensor,  # overwritten
-    limit: float | Tensor,  # or () on the device; infinite for none
+    limit: float | Tensor,  # a number, or a tensor () on the device; infinite for none
 ) -> Tensor:
-    """Updates with no entry larger than the limit."""
+    """The updates, with every entry clamped to the limit."""
     if isinstance(limit, Tensor):
         return updates.clamp_(-limit, limit)
     return updates.clamp_(-limit, limit) if limit < math.inf else updates
@@ -132,7 +140,7 @@ def limited(
 
 @dataclass(frozen=True)
 class Kernels:
-    """The functions of a step, compiled or as they are."""
+    """The functions of a step's elementwise part."""
 
     rotated_update: Callable[..., Tensor]
     add_updates: Callable[..., None]
@@ -140,44 +148,52 @@ class Kernels:
 
 @cache
 def compiled_kernels(**options: Any) -> Kernels:
-    """`rotated_update` and `add_updates` as one kernel each, except for sums over rows and columns.
-    The first call takes seconds."""
-    # With sizes left open, so that a model of many shapes does not compile for each.
+    """`rotated_update` and `add_updates`, compiled to one kernel each, except for sums over rows
+    and columns. The first call takes seconds."""
+    # With sizes left open: otherwise it would compile for each shape of the model.
     options = {"dynamic": True, **options}
     return Kernels(torch.compile(rotated_update, **options), torch.compile(add_updates, **options))
 
 
 def above_noise(
-    second_moment: Tensor,  # (*, m, n)
+    second_moment: Tensor,  # v (*, m, n)
     rounding: float = 0.0,
+    mean_square: Tensor | None = None,  # the square of the mean (*, m, n), in the units of v
 ) -> Tensor:
-    """A factor (*, m, n) from 0, for entries of rotated gradients that are rounding noise, to 1.
+    """The factor (*, m, n) of each entry's step, from 0 for rounding noise to 1.
 
-    Adam would scale noise to full steps. Rounding of the basis leaves up to 4 eps of the matrix in
-    a whole row or column that should be zero; their floor is 16 eps. What is 4 times below a floor
-    moves by 1.5e-5 of its step.
+    Adam would scale noise to full steps. An entry does not move in three cases: v is at most the
+    noise floor; its whole row or column has at most the energy that rounding of the basis leaves in
+    one that should be zero; or its momentum is at most noise. In the last case v may be large from
+    other gradients.
 
     Args:
-        rounding: of the rotations' factors (`products.factor_rounding`). It leaves 0.3 of itself in
-            such a row or column; 2 are added to the floor.
+        rounding: the rounding of the rotations' factors (`products.factor_rounding`). It leaves 0.3
+            of itself in such a row or column, and the floor adds twice its size.
+        mean_square: m^2 (1 - beta2^t) / (1 - beta1^t)^2; None: far above noise.
     """
     of_row = second_moment.mean(dim=-1, keepdim=True)  # (*, m, 1)
     of_column = second_moment.mean(dim=-2, keepdim=True)  # (*, 1, n)
     m, n, number = of_row.shape[-2], of_column.shape[-1], torch.finfo(second_moment.dtype)
-    share = (16 * number.eps) ** 2 + (2 * rounding) ** 2
+    share = (NOISE_FLOOR * number.eps) ** 2 + (2 * rounding) ** 2
     tilt = of_row.mean(dim=-2, keepdim=True) * share + number.tiny  # (*, 1, 1)
     floor = noise_floor(of_row, of_column, rounding)
-    # In place: one array of the matrices' size, as the memory of a second would cost the CPU more
-    # than the arithmetic.
+    of_mean = None
+    if mean_square is not None:
+        of_mean = (floor / mean_square).mul_(1 / MOMENTUM_FLOOR**2)
+    # In place, with as few arrays of the matrices' size as possible: on the CPU their memory costs
+    # more than the arithmetic.
     damping = _fourth_power(floor.div_(second_moment)).add_(1)
     damping.add_(_fourth_power(m * tilt / of_row))
     damping.add_(_fourth_power(n * tilt / of_column))
+    if of_mean is not None:
+        damping.add_(of_mean.clamp_(min=1e-10).square_())
     return damping.reciprocal_()
 
 
 def _fourth_power(ratio: Tensor) -> Tensor:
-    """In place, of ratios that one is added to: what is below 1e-5 counts as that, as subnormal
-    numbers are slow."""
+    """The fourth power, in place, of ratios that are added to 1. Ratios below 1e-5 become 1e-5,
+    because subnormal numbers are slow."""
     return ratio.clamp_(min=1e-5).square_().square_()
 
 
@@ -186,12 +202,13 @@ def noise_floor(
     of_column: Tensor,  # (*, 1, n): the mean squares of the columns
     rounding: float = 0.0,  # as in `above_noise`
 ) -> Tensor:
-    """The square of what counts as rounding noise in each entry of a rotated gradient (*, m, n).
+    """The square of the noise floor of each entry of a rotated gradient (*, m, n).
 
-    Measured (`benchmarks/first_steps`), sums leave 0.2 to 0.4 eps (m + n)^(1/4) of the mean
-    squares' root, not 7, and the factors' rounding 0.4 to 0.6 of itself, not 2.
+    Measured noise (`benchmarks/first_steps`) is 0.2 to 0.4 eps (m + n)^(1/4) times the root of the
+    mean squares, and from the factors' rounding 0.4 to 0.6 of it. The floor is far higher, because
+    an entry with a thousand times its noise still has a step that rounding changes by a thousandth.
     """
     m, n, number = of_row.shape[-2], of_column.shape[-1], torch.finfo(of_row.dtype)
     mean_squares = (of_row + of_column).add_(of_row.mean(dim=-2, keepdim=True))
-    share = math.sqrt(m + n) * (7 * number.eps) ** 2 + (2 * rounding) ** 2
+    share = math.sqrt(m + n) * (NOISE_FLOOR * number.eps) ** 2 + (2 * rounding) ** 2
     return mean_squares.mul_(share).add_(number.tiny)

@@ -163,6 +163,19 @@ def rotate(
     return matrices
 
 
+def squared_mean(batch: MatrixBatch) -> Tensor:
+    """m^2 (1 - beta2^t) / (1 - beta1^t)^2 (members, *lead, m, n), for comparison with v.
+
+    It is the square of the mean gradient, with the bias that v has.
+    """
+    beta1, beta2 = batch.options["betas"]
+    momentum = batch.state["exp_avg"]
+    steps = batch.state["step"].view(-1, *[1] * (momentum.ndim - 1)).to(momentum.dtype)
+    steps = steps.clamp(min=1)  # 0 where a bad gradient has kept the first update from counting
+    ratio = (1 - beta2**steps) / (1 - beta1**steps).square()
+    return momentum.square().mul_(ratio)
+
+
 def seen_from(side: Side, matrices: Tensor) -> Tensor:
     """The matrices with a side's dimension first; a view."""
     return matrices if side == "left" else matrices.mT

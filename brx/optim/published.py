@@ -1,11 +1,13 @@
-"""An update as the authors take it (github.com/LOG-postech/basis-rotation), for comparison;
-docs/methods.md has the differences."""
+"""The update of the authors' code (github.com/LOG-postech/basis-rotation), for comparison.
+
+docs/methods.md lists the differences."""
 
 import math
 
 import torch
 from torch import Tensor
 
+from .eigenbasis import select_columns
 from .matrix_batch import MatrixBatch, rotate, seen_from
 from .parameter_state import Side
 
@@ -15,9 +17,9 @@ def published_update(
     gradient: Tensor,  # (b, m, n)
     is_due: bool,  # whether a refresh is due
 ) -> Tensor:
-    """What to add to the weights (b, m, n).
+    """Update the state, and give the change of the weights (b, m, n).
 
-    Brings the state up to date, too. `exp_avg` is in the original space here.
+    `exp_avg` is in the original space here.
     """
     t = batch.members[0].num_updates + 1
     options = batch.options
@@ -74,7 +76,7 @@ def _basis_of_covariance(
     product = covariance @ basis
     order = (basis * product).sum(dim=-2).argsort(dim=-1, descending=True)  # (b, m)
     _reorder(side, second_moment, order)
-    renewed: Tensor = torch.linalg.qr(_columns(product, order)).Q
+    renewed: Tensor = torch.linalg.qr(select_columns(product, order)).Q
     return renewed
 
 
@@ -91,7 +93,7 @@ def _basis_of_momentum(
     # These are the other side's columns, and they reorder its second moments.
     order = product.square().sum(dim=-2).argsort(dim=-1, descending=True)
     _reorder(other, second_moment, order)
-    renewed: Tensor = torch.linalg.qr(_columns(product, order), mode="complete").Q
+    renewed: Tensor = torch.linalg.qr(select_columns(product, order), mode="complete").Q
     return renewed
 
 
@@ -101,15 +103,6 @@ def _reorder(
     order: Tensor,  # (b, m) for the left side's rows, (b, n) for the right side's columns
 ) -> None:
     if side == "left":
-        matrices.copy_(_columns(matrices.mT, order).mT)
+        matrices.copy_(select_columns(matrices.mT, order).mT)
     else:
-        matrices.copy_(_columns(matrices, order))
-
-
-def _columns(
-    matrices: Tensor,  # (b, m, n)
-    order: Tensor,  # (b, n)
-) -> Tensor:
-    """The columns of each matrix in its own order."""
-    batch = torch.arange(len(order), device=order.device)[:, None]
-    return matrices.mT[batch, order].mT
+        matrices.copy_(select_columns(matrices, order))

@@ -1,4 +1,4 @@
-"""A refresh of a batch's bases: covariances, algorithm 2, and what becomes of the moments."""
+"""A refresh of a batch's bases: covariances, algorithm 2, and the moments in the new bases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .eigenbasis import (
     power_iteration,
     resolution,
 )
-from .matrix_batch import MatrixBatch, rotate, seen_from, unless_bad
+from .matrix_batch import MatrixBatch, rotate, seen_from, squared_mean, unless_bad
 from .parameter_state import Side
 from .products import add_product
 
@@ -24,19 +24,19 @@ from .products import add_product
 def accumulate_covariances(
     batch: MatrixBatch,
     gradient: Tensor,  # (b, m, n)
-    num: int,  # of updates for which it stands
+    num: int,  # of updates that it counts for
 ) -> None:
     """L <- beta2^num L + (1 - beta2^num) G G^T, and R likewise with G^T G.
 
-    In TF32 only G is rounded: the result is the exact covariance of a gradient close by. Where G
-    has a null space, the rounding puts energy there, up to 2^-22 of the whole (2^-20 if a GPU cuts
-    bits off). The noise floor of `resolution` is higher, unless thirty eigenvalues are as large as
-    the largest.
+    In TF32 only G is rounded: the result is the exact covariance of a gradient nearby. If G has a
+    null space, the rounding puts energy into it, up to 2^-22 of the whole (2^-20 if a GPU cuts bits
+    off). The noise floor of `resolution` is higher, unless thirty eigenvalues are as large as the
+    largest.
     """
     beta2 = batch.options["betas"][1] ** num
     decay = beta2
     decay_unless_bad = None
-    if batch.bad is not None:  # which only the device knows; the gradient is zero then
+    if batch.bad is not None:  # only the device knows its value; a bad gradient is zero here
         decay_unless_bad = unless_bad(beta2, gradient.dtype, batch.bad)
         decay = 1.0
     for side in batch.sides:
@@ -60,7 +60,7 @@ def estimate_eigenbasis(
     exact: bool,  # whether it is the first basis
     on_done: Callable[[int], None] = lambda num: None,  # called as exact bases are done
 ) -> None:
-    """Algorithm 2; carries the moments over into the new bases."""
+    """Algorithm 2. Takes the moments over into the new bases."""
     before = None if batch.bad is None else _copies(batch)
     # M = U (U^T M V) V^T, in the old bases.
     momentum = rotate(batch, batch.matrices("exp_avg"), back=True)
@@ -80,7 +80,7 @@ def estimate_eigenbasis(
 def _refreshed(
     batch: MatrixBatch,
     side: Side,
-    momentum: Tensor,  # in the original space, before this update (b, m, n)
+    momentum: Tensor,  # M before this update, in the original space (b, m, n)
     gradient: Tensor,  # (b, m, n)
     on_exact: Callable[[int], None] | None,  # None for a power iteration
 ) -> Refreshed:
@@ -91,7 +91,7 @@ def _refreshed(
         if on_exact is not None:
             return exact_eigenbasis(covariance, on_done=on_exact)
         return power_iteration(covariance_product(covariance, basis), basis)
-    # M of this update, one ahead of `momentum`.
+    # M of this update, which `momentum` is not yet.
     factor = seen_from(side, momentum.lerp(gradient, 1 - batch.options["betas"][0]))
     if on_exact is not None:
         return exact_factor_eigenbasis(factor, on_exact)
@@ -99,12 +99,11 @@ def _refreshed(
 
 
 def share_out_second_moment(batch: MatrixBatch) -> None:
-    """v_ij <- (share of row i) (share of column j) sum(v), in the first basis, where v holds second
-    moments along the axes of W.
+    """v_ij <- (share of row i) (share of column j) sum(v), in the first basis.
 
-    A rotated side's shares are what v's would be if entries were uncorrelated; where a covariance
-    tells more than rounding its eigenvalues, which are the second moment's own sums over the other
-    side.
+    Before, v holds second moments along the axes of W. The shares of a rotated side are the
+    eigenvalues of its covariance, which are sums of the true second moment over the other side.
+    Where a covariance tells no more than rounding, they are the shares of uncorrelated entries.
     """
     second_moment = batch.matrices("exp_avg_sq")
     of_rows = _shares(batch, "left", second_moment.sum(dim=-1))  # (b, m)
@@ -116,9 +115,9 @@ def share_out_second_moment(batch: MatrixBatch) -> None:
 def _shares(
     batch: MatrixBatch,
     side: Side,
-    energies: Tensor,  # (b, m): of the rows in the old basis, or of the columns
+    energies: Tensor,  # (b, m): the sums of v's rows in the old basis, or of its columns
 ) -> Tensor:
-    """How the sum of v is shared among a side's columns of the new basis."""
+    """The share (b, m) of each column of a side's new basis in the sum of v."""
     if side in batch.sides:
         basis = batch.matrices(f"{side}_basis")
         energies = (energies[:, None, :] @ basis.square())[:, 0]
@@ -134,26 +133,23 @@ def _shares(
 def raise_second_moment(batch: MatrixBatch) -> None:
     """v^ <- max(v^, m^2) in new bases.
 
-    A mean square is never below the square of the mean (Jensen). The momentum has been rotated, the
-    second moment stays with its columns: where it has seen nothing of what now enters its entry,
-    the quotient would be a step of any size.
+    A mean square is never below the square of the mean (Jensen). The momentum has been rotated, but
+    the second moment stays with its columns. If a column turns to where it has seen no gradients,
+    v is too small for the momentum, and a step could have any size.
     """
-    beta1, beta2 = batch.options["betas"]
-    momentum, second_moment = batch.state["exp_avg"], batch.state["exp_avg_sq"]
-    steps = batch.state["step"].view(-1, *[1] * (momentum.ndim - 1)).to(momentum.dtype)
-    # Of the bias corrections of v and m^2.
-    ratio = (1 - beta2**steps) / (1 - beta1**steps).square()
-    torch.maximum(second_moment, momentum.square().mul_(ratio), out=second_moment)
+    second_moment = batch.state["exp_avg_sq"]
+    torch.maximum(second_moment, squared_mean(batch), out=second_moment)
 
 
 def _copies(batch: MatrixBatch) -> dict[str, Tensor]:
-    """What a refresh changes, as it was."""
+    """Copies of all that a refresh changes."""
     names = ["exp_avg", "exp_avg_sq", "num_failed_refreshes"]
     names += [f"{side}_basis" for side in batch.sides]
     return {name: batch.state[name].clone() for name in names}
 
 
 def _put_back_if_bad(batch: MatrixBatch, before: dict[str, Tensor]) -> None:
+    """Undo a refresh on the device if the flag `bad` is set."""
     assert batch.bad is not None
     for name, value in before.items():
         batch.state[name].copy_(torch.where(batch.bad, value, batch.state[name]))

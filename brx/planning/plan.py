@@ -548,9 +548,10 @@ def rotation_update_bytes(config: RunConfig, sizes: Sizes, device_type: str) -> 
         members = min(all_matrices.count(shape), capacity)
         side = math.prod(shape[:-2]) * max(sides, default=0) ** 2
         # For the side under way: the product with its basis, and what its columns are
-        # orthonormalised in: on the CPU a padded copy; elsewhere the columns, their products, the
-        # triangular factor and the solution, in float64.
-        orthonormalisation = 1 if device_type == "cpu" else 7
+        # orthonormalised in. On the CPU: the columns by size, their reflections, the triangle, what
+        # is kept of it, and the factor. Elsewhere: the columns by size and the reduced ones; and in
+        # a pass the columns, the Gram matrix, its factor, the solution and a copy of it.
+        orthonormalisation = 5 if device_type == "cpu" else 7
         # Gradients, momentum, both moments anew, their way through the products with the bases.
         per_member = (3 + 2 * len(sides)) * size + (1 + orthonormalisation) * side
         largest = max(largest, FP32 * members * per_member)

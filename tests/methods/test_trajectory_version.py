@@ -23,6 +23,15 @@ def test_version_5_changed_basis_rotation():
     assert oldest_alike(5, "basis-rotation") == 5
 
 
+def test_version_6_changed_basis_rotation():
+    assert newest_alike(5, "basis-rotation") == 5
+    assert oldest_alike(6, "basis-rotation") == 6
+
+
+def test_version_6_left_adamw_alone():
+    assert newest_alike(5, "pipedream") == TRAJECTORY_VERSION
+
+
 def test_version_4_changed_every_method():
     assert newest_alike(3, "pipedream") == 3
     assert oldest_alike(4, "pipedream") == 4

@@ -56,7 +56,7 @@ def naive_basis_rotation(
             v = torch.maximum(v, (1 - beta2 ** (t - 1)) * mean**2)
         v = beta2 * v + (1 - beta2) * (U.T @ G @ V) ** 2
         step = (U.T @ M @ V) / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + eps)
-        step = step * above_noise(v)
+        step = step * above_noise(v, (1 - beta2**t) * (U.T @ M @ V / (1 - beta1**t)) ** 2)
         in_m = [(1 - beta1) * beta1**k / (1 - beta1**t) for k in range(t)]
         in_v = [(1 - beta2) * beta2**k / (1 - beta2**t) for k in range(t)]
         largest = 1.8 * math.sqrt(sum(a**2 / b for a, b in zip(in_m, in_v, strict=True)))
@@ -66,19 +66,22 @@ def naive_basis_rotation(
     return weights
 
 
-def above_noise(v):
-    """From 0 for what rounding leaves in an entry, or in a whole row or column, to 1."""
+def above_noise(v, mean_square):
+    """From 0 for what rounding leaves in an entry, its momentum, or a whole row or column, to 1."""
     (m, n), eps, factor = v.shape, torch.finfo(torch.float64).eps, torch.zeros_like(v)
     for i in range(m):
         for j in range(n):
-            if v[i, j] > 0:
+            if v[i, j] > 0 and mean_square[i, j] > 0:
                 noise = (
-                    math.sqrt(m + n) * (7 * eps) ** 2 * (v[i].mean() + v[:, j].mean() + v.mean())
+                    math.sqrt(m + n) * (1000 * eps) ** 2 * (v[i].mean() + v[:, j].mean() + v.mean())
                 )
                 of_row, of_column = (
-                    (16 * eps) ** 2 * v.sum() / part.sum() for part in (v[i], v[:, j])
+                    (1000 * eps) ** 2 * v.sum() / part.sum() for part in (v[i], v[:, j])
                 )
-                factor[i, j] = 1 / (1 + (noise / v[i, j]) ** 4 + of_row**4 + of_column**4)
+                of_mean = noise / 256 / mean_square[i, j]
+                factor[i, j] = 1 / (
+                    1 + (noise / v[i, j]) ** 4 + of_row**4 + of_column**4 + of_mean**2
+                )
     return factor
 
 
@@ -137,11 +140,32 @@ def power_iteration(S, Q):
     """One step towards the eigenvectors of S, column by column, where S decides."""
     eigenvalues = torch.diag(Q.T @ S @ Q).clamp(min=0)
     floor = NOISE * eigenvalues.max()
+    if floor == 0:
+        return Q
     columns = []
     for q, eigenvalue in zip(Q.T, eigenvalues, strict=True):
-        decided = eigenvalue**2 / (eigenvalue**2 + floor**2) if floor > 0 else 0.0
-        columns.append(
-            decided * S @ q + ((1 - decided) * floor + 0.1 * eigenvalue if floor > 0 else 1.0) * q
-        )
-    basis, triangle = torch.linalg.qr(torch.stack(columns, dim=1))
-    return basis * torch.where(triangle.diagonal() < 0, -1.0, 1.0)
+        decided = eigenvalue**2 / (eigenvalue**2 + floor**2)
+        own = (1 - decided) * floor + 0.1 * (S @ q).norm()
+        columns.append(decided * S @ q + own * q)
+    sizes = [float(eigenvalue + floor) for eigenvalue in eigenvalues]
+    by_size = sorted(range(len(sizes)), key=lambda k: -sizes[k])
+    directions = dict(zip(by_size, gram_schmidt([columns[k] for k in by_size]), strict=True))
+    reduced = []
+    for column, size in zip(columns, sizes, strict=True):
+        rest = column.clone()
+        for k, direction in directions.items():
+            rest -= (1 - min(1, 2 * size / sizes[k]) ** 2) * direction.dot(column) * direction
+        reduced.append(rest)
+    return torch.stack(gram_schmidt(reduced), dim=1)
+
+
+def gram_schmidt(columns):
+    done = []
+    for column in columns:
+        rest = column
+        for _ in "ab":  # the second time for the sake of rounding
+            for other in done:
+                rest = rest - other.dot(rest) * other
+            rest = rest / rest.norm()
+        done.append(rest)
+    return done

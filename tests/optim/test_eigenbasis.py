@@ -10,13 +10,15 @@ from brx.optim.eigenbasis import (
     _cholesky_qr,
     _decompositions,
     _householder_qr,
+    _reduced_by_cholesky,
+    _reduced_by_householder,
     exact_eigenbasis,
     exact_factor_eigenbasis,
     factor_product,
-    orthonormalize,
     power_iteration,
 )
 from tests.optim.helpers import random
+from tests.optim.naive_basis_rotation import gram_schmidt
 
 
 def covariances(num, n):
@@ -115,7 +117,7 @@ def test_factor_product_is_its_covariances(columns):
 
 def test_triangle_of_qr_has_a_positive_diagonal():
     matrices = torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(2)).double()
-    triangular = orthonormalize(matrices).mT @ matrices
+    triangular = _householder_qr(matrices).mT @ matrices
     assert (triangular.diagonal(dim1=-2, dim2=-1) > 0).all()
     torch.testing.assert_close(triangular, triangular.triu(), rtol=0, atol=1e-12)
 
@@ -127,15 +129,24 @@ def test_columns_keep_their_places():
     torch.testing.assert_close(refreshed.basis, identity)
 
 
-def test_largest_eigenvalue_comes_to_the_front():
+def test_columns_converge_where_they_stand():
+    # The smallest eigenvalue in front: its column gives way to the large ones behind it.
     matrices, expected, _ = covariances(2, 5)
-    basis = expected.flip(-1) + 0.01 * torch.randn(
-        2, 5, 5, generator=torch.Generator().manual_seed(3)
-    )
-    basis = orthonormalize(basis.double())
+    expected = expected.flip(-1)
+    noise = torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(3))
+    basis = _householder_qr(expected + 0.01 * noise.double())
     for _ in range(300):
         basis = power_iteration(matrices @ basis, basis).basis
     assert_same_up_to_sign(basis, expected)
+
+
+def test_leak_of_a_large_direction_does_not_grow():
+    # A column with 1e-4 of the energy, in front, which holds 1e-6 of the large direction.
+    covariance = torch.diag(torch.tensor([1e-4, 1.0])).double()
+    leak = 1e-6
+    basis = torch.tensor([[1.0, -leak], [leak, 1.0]]).double()
+    [refreshed] = power_iteration((covariance @ basis)[None], basis[None]).basis
+    assert abs(refreshed[1, 0]) < 2 * leak
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -167,6 +178,39 @@ def test_cholesky_finds_householders_factor(condition):
     assert (found - exact).norm(dim=-2).max() < condition * 1e-6
 
 
+@pytest.mark.parametrize("orthonormalize", [_reduced_by_householder, _reduced_by_cholesky])
+@pytest.mark.parametrize(
+    ("sizes", "places"),
+    [
+        ([9.0, 8.0, 3.0, 1.0, 0.2], [4, 3, 2, 1, 0]),
+        ([4.0, 1.0, 0.6, 0.5, 0.5], [3, 1, 4, 0, 2]),
+        ([4.0, 1.0], [1, 0]),
+    ],
+)
+def test_reduced_columns_are_gram_schmidts(orthonormalize, sizes, places):
+    columns = random(len(sizes), len(sizes), dtype=torch.float64)
+    falling = torch.tensor([sizes], dtype=torch.float64)
+    found = orthonormalize(columns[None], falling, torch.tensor([places]))
+    directions = gram_schmidt(columns.T)
+    reduced = []
+    for j in places:
+        rest = torch.zeros(len(sizes)).double()
+        for i, direction in enumerate(directions):
+            share = min(1, 2 * sizes[j] / sizes[i]) ** 2
+            rest += share * direction.dot(columns[:, j]) * direction
+        reduced.append(rest)
+    expected = torch.stack(gram_schmidt(reduced), dim=1)
+    torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 1e-41), (torch.float64, 1e-60)])
+def test_tiny_covariance_renews_the_basis(dtype, scale):
+    covariance = scale * torch.tensor([[2, 1], [1, 2]], dtype=dtype)
+    refreshed = power_iteration(covariance[None].clone(), torch.eye(2, dtype=dtype)[None])
+    assert refreshed.valid.all()
+    assert refreshed.basis[0, 1, 0] > 0.3
+
+
 def test_cholesky_of_dependent_columns_is_told():
     matrices = random(3, 8, 8)
     matrices[1, :, 3] = 0
@@ -174,7 +218,7 @@ def test_cholesky_of_dependent_columns_is_told():
 
 
 def test_failed_orthonormalisation_keeps_the_basis(monkeypatch):
-    monkeypatch.setattr("brx.optim.eigenbasis.orthonormalize", _cholesky_qr)
+    monkeypatch.setattr("brx.optim.eigenbasis._reduced_by_householder", _reduced_by_cholesky)
     basis = torch.eye(6).repeat(2, 1, 1)
     product = random(2, 6, 6)
     product = product @ product.mT

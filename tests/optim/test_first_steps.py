@@ -105,31 +105,31 @@ def test_perturbations_stay_about_as_small_as_adamws(gradients, source, first_re
     assert moved < bound * of_adamw
 
 
-@pytest.mark.parametrize(("source", "seed"), [("2nd", 1), ("1st", 0)])
-def test_threads_do_not_move_sparse_rows(source, seed):
-    # With the seeds that had moved most when rounding chose the order of columns: 0.04 and 2.6
-    # learning rates. AdamW's weights are equal here.
+# The seeds that moved most when rounding chose the order of columns: by 0.04 and 2.6 learning
+# rates. AdamW's weights are equal here.
+@pytest.mark.parametrize(("source", "seed", "bound"), [("2nd", 1, 0.005), ("1st", 0, 0.1)])
+def test_threads_do_not_move_sparse_rows(source, seed, bound):
     make = first_steps.basis_rotation(source=source)
     ends = []
     for num_threads in (1, 4):
         with threads(num_threads):
             series = first_steps.weights(make, GRADIENTS["four rows"], (256, 64), 60, seed=seed)
         ends.append(series[-1])
-    torch.testing.assert_close(*ends, rtol=0, atol=0.005)
+    torch.testing.assert_close(*ends, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize(
     ("shape", "rank"), [((16, 48), None), ((64, 64), 1), ((128, 512), None), ((128, 512), 1)]
 )
 def test_noise_lies_far_below_the_floor(shape, rank):
-    assert 5 < first_steps.floor_over_noise(shape, rank) < 50
+    assert 1000 < first_steps.floor_over_noise(shape, rank) < 10_000
 
 
 def test_trained_entries_are_above_the_floor():
     # Second moments spread as widely as in a trained model: their median is 0.02 of the mean, some
     # are 1e-7 of it.
     spread = (2.8 * torch.randn(512, 2048, generator=torch.Generator().manual_seed(0))).exp()
-    assert (above_noise(spread) < 0.9).float().mean() < 1e-4
+    assert (above_noise(spread) < 0.9).float().mean() < 2e-3
 
 
 def test_leftovers_of_rank_one_do_not_move():
@@ -139,3 +139,10 @@ def test_leftovers_of_rank_one_do_not_move():
     factor = above_noise(matrix)
     assert factor[0, 0] == 1
     assert factor.flatten()[1:].max() < 1e-4
+
+
+def test_momentum_of_noise_does_not_move():
+    # Much second moment from other gradients, and a mean of a few roundings.
+    second_moment = torch.ones(64, 64)
+    mean_square = torch.full((64, 64), (10 * torch.finfo(torch.float32).eps) ** 2)
+    assert above_noise(second_moment, mean_square=mean_square).max() < 1e-4

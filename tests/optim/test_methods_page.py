@@ -51,7 +51,7 @@ def weights_by_the_page(gradients, source, geometry):
         v = BETA2 * v + (1 - BETA2) * (U.T @ G @ V) ** 2
         M = M_new
         s = U.T @ M @ V / (1 - BETA1**t) / (np.sqrt(v / (1 - BETA2**t)) + EPS)
-        s *= damping(v)
+        s *= damping(v, (1 - BETA2**t) * (U.T @ M @ V / (1 - BETA1**t)) ** 2)
         p = BETA1**2 / BETA2
         A = (1 - BETA2**t) / (1 - BETA2) * ((1 - BETA1) / (1 - BETA1**t)) ** 2
         A = np.sqrt(A * (1 - p**t) / (1 - p))
@@ -119,13 +119,21 @@ def orthonormalised(columns):
 def iterated(S, Q):
     if not S.any():
         return Q
-    quotients = [max(0.0, q @ S @ q) for q in Q.T]
-    F = 64 * U64 * max(quotients)
+    quotients = np.array([max(0.0, q @ S @ q) for q in Q.T])
+    F = 64 * U64 * quotients.max()
     columns = []
     for q, own in zip(Q.T, quotients, strict=True):
         a = own**2 / (own**2 + F**2)
-        columns.append(a * (S @ q) + ((1 - a) * F + 0.1 * own) * q)
-    return orthonormalised(columns)
+        columns.append(a * (S @ q) + ((1 - a) * F + 0.1 * np.linalg.norm(S @ q)) * q)
+    sizes = quotients + F
+    falling = np.argsort(-sizes, kind="stable")
+    directions = np.empty_like(Q)
+    directions[:, falling] = orthonormalised([columns[k] for k in falling])
+    reduced = []
+    for column, size in zip(columns, sizes, strict=True):
+        parts = directions.T @ column
+        reduced.append(directions @ (np.minimum(1, 2 * size / sizes) ** 2 * parts))
+    return orthonormalised(reduced)
 
 
 def shares(sums, Q, C, source):
@@ -136,16 +144,18 @@ def shares(sums, Q, C, source):
     return np.where(quotients > 64 * U64 * quotients.max(), quotients, uncorrelated)
 
 
-def damping(v):
+def damping(v, mean_square):
     m, n = v.shape
     row_sums, column_sums, factor = v.sum(axis=1), v.sum(axis=0), np.zeros_like(v)
     for i, j in itertools.product(range(m), range(n)):
-        if v[i, j] == 0:
+        if v[i, j] == 0 or mean_square[i, j] == 0:
             continue
         means = row_sums[i] / n + column_sums[j] / m + v.mean()
-        noise = (7 * U64) ** 2 * np.sqrt(m + n) * means
-        tilts = [(16 * U64) ** 2 * v.sum() / part for part in (row_sums[i], column_sums[j])]
-        factor[i, j] = 1 / (1 + (noise / v[i, j]) ** 4 + tilts[0] ** 4 + tilts[1] ** 4)
+        noise = (1000 * U64) ** 2 * np.sqrt(m + n) * means
+        tilts = [(1000 * U64) ** 2 * v.sum() / part for part in (row_sums[i], column_sums[j])]
+        ratios = [noise / v[i, j], *tilts]
+        of_mean = noise / 256 / mean_square[i, j]
+        factor[i, j] = 1 / (1 + sum(ratio**4 for ratio in ratios) + of_mean**2)
     return factor
 
 

@@ -370,7 +370,7 @@ def test_products_of_one_rotated_side():
     product = 2 * 32_768 * 8192 * 8192
     assert found.rotations == pytest.approx(2 * product)
     assert found.covariances == pytest.approx(product)
-    assert found.refreshes == pytest.approx((2 * product + 7 * 8192**3) / 10)
+    assert found.refreshes == pytest.approx((2 * product + 17 * 8192**3) / 10)
 
 
 def test_products_of_covariances_at_refreshes_are_fewer():

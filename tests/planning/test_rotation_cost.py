@@ -30,7 +30,8 @@ def seconds_by_hand(rotations, others):
     update = 0.0
     for m, n in matrices:
         product = 2 * m * n * (m + n)
-        refresh = 2 * product + 7 * (m**3 + n**3)
+        # A product, five passes of CholeskyQR, and two products with triangles.
+        refresh = 2 * product + 17 * (m**3 + n**3)
         update += 2 * product / rotations + (product + refresh / 10) / others
     weights = sum(m * n for m, n in matrices) + 50257 * WIDTH
     attention = BLOCKS * 4 * 512 * WIDTH * TOKENS  # Q K^T, and its product with V
