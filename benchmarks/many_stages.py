@@ -63,11 +63,10 @@ def measure(num_stages: int, background: str) -> Cost:
     before = peak()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        trainer, start = timed(
-            lambda: Trainer(
-                config_of(num_stages, background, Path(folder)), RunFolder(run), World()
-            )
-        )
+        config = config_of(num_stages, background, Path(folder))
+        started = time.process_time()
+        trainer = Trainer(config, RunFolder(run), World())
+        start = time.process_time() - started
         ended: list[float] = []
         trainer._after_iteration = lambda: ended.append(time.process_time())
         trainer.run(resume=False)
