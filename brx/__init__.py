@@ -1,7 +1,7 @@
 """brx: GPT training under asynchronous pipeline parallelism, and basis rotation against gradient
 delay.
 
-`from brx import delayed, record` puts anybody's model and loop under delay (docs/own-model.md).
+`from brx import delayed, record` trains any model in any loop under delay (docs/own-model.md).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ _ELSEWHERE = {"delayed": "brx.pipeline.anywhere", "record": "brx.train.recording
 
 
 def __getattr__(name: str) -> Any:
-    # Late: `import brx` needs nothing, `delayed` torch alone.
+    # Imported when asked for: `import brx` itself needs nothing, and `delayed` only torch.
     if name in _ELSEWHERE:
         import importlib
 

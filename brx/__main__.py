@@ -1,4 +1,4 @@
-"""`brx` and `python -m brx`: the command, in a process that ends cleanly on Ctrl-C from its first
+"""`brx` and `python -m brx`: start the command. Ctrl-C ends the process cleanly from its first
 moment on."""
 
 import os
@@ -10,10 +10,11 @@ from brx.environment import OutputStream
 
 
 def start() -> None:
-    # The parent process may have chosen to ignore Ctrl-C.
+    """Run the command line of this process, and exit."""
+    # The parent process may have made us ignore Ctrl-C, which then stays so.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
-    # None where it was closed before we began
+    # A stream is None if it was closed before we began.
     if sys.stdout is not None:
         sys.stdout = OutputStream(sys.stdout)
     if sys.stderr is not None:
@@ -24,8 +25,8 @@ def start() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """KeyboardInterrupt; while a module is imported, the end: some libraries swallow the exception
-    then."""
+    """Raise KeyboardInterrupt; but exit at once while a module is imported, as some libraries
+    swallow the exception there."""
     while frame is not None:
         if "importlib._bootstrap" in frame.f_code.co_filename:
             os.write(2, b"brx: interrupted\n")

@@ -1,4 +1,4 @@
-"""What accelerators compute per second: their makers' data sheets, and rates measured on one."""
+"""Peak rates of accelerators, from data sheets, and rates that we measured."""
 
 from typing import Literal, NamedTuple
 
@@ -33,8 +33,12 @@ PEAKS = {
 
 
 def peak_flops(name: str, precision: Literal["fp32", "bf16"]) -> float | None:
-    """Peak FLOP/s of the device that calls itself `name` (for example "NVIDIA A100-SXM4-80GB");
-    None if unknown."""
+    """The peak rate of a device in FLOP/s, by its data sheet; None if it is not known.
+
+    Args:
+        name: as the device gives it, for example "NVIDIA A100-SXM4-80GB".
+        precision: of the matrix products.
+    """
     words = name.lower().replace("-", " ")
     for known, peak in PEAKS.items():
         # As a whole word: an L40 is no L4, an A1000 no A100.

@@ -21,9 +21,10 @@ _SOCKET_NAME_LENGTH = len("/pymp-") + len("/listener-") + 2 * 8
 
 
 def stop_signals() -> list[signal.Signals]:
-    """The signals that ask for a stop: Ctrl-C, a scheduler's, a lost terminal's.
+    """The signals that ask a process to stop: from Ctrl-C, a scheduler or a lost terminal.
 
-    SIGHUP is not among them where `nohup` made this process ignore it."""
+    SIGHUP is not among them if `nohup` made this process ignore it.
+    """
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signals.append(signal.SIGHUP)
@@ -39,9 +40,9 @@ def signal_name(number: int) -> str:
 
 
 class OutputStream(io.TextIOWrapper):
-    """A standard stream that falls silent when its output can no longer be written: the reader of
-        the pipe has ended (`| head`), the terminal is
-    closed, or the disk is full. Long work continues."""
+    """A standard stream that drops its output when it can no longer be written: the reader of the
+    pipe has ended (`| head`), the terminal is closed, or the disk is full. Long work continues.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._original = stream  # which would close the descriptor if it were let go
@@ -56,11 +57,13 @@ class OutputStream(io.TextIOWrapper):
 
     @property
     def lost(self) -> OSError | None:
-        """Why something that was written has not arrived, the first time."""
+        """The first error with which output was dropped; None if all was written."""
         return self._sink.lost
 
 
 class _Sink(io.RawIOBase):
+    """A file descriptor for writing that drops what cannot be written."""
+
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.lost: OSError | None = None
@@ -98,16 +101,19 @@ def rare_collections() -> Iterator[None]:
 
 
 def brx_command(*arguments: str) -> list[str]:
-    """The command line of another `brx` process, whatever folder called `brx` lies in the working
-    folder; start it with `child_environment`."""
+    """The command line of another `brx` process, to be started with `child_environment`.
+
+    It finds this brx even if the working folder has a folder called `brx`.
+    """
     return [sys.executable, "-P", "-m", "brx", *arguments]
 
 
 def child_environment() -> dict[str, str]:
     """Our environment, for Python processes that import from the same places as this one.
 
-    Python looks into the working folder first when it is started with `-m` or `-c`; a child looks
-    there only if this process does, too."""
+    Python looks into the working folder first when it is started with `-m` or `-c`. A child looks
+    there only if this process does, too.
+    """
     # An empty entry is the working folder (of `python -c`), and might become another one.
     places = [place or os.getcwd() for place in sys.path]
     return {
@@ -118,12 +124,12 @@ def child_environment() -> dict[str, str]:
 
 
 def variable(name: str) -> str | None:
-    """An environment variable; None where it is not set, or empty, as schedulers leave some."""
+    """An environment variable; None if it is not set, or empty, as schedulers leave some."""
     return os.environ.get(name) or None
 
 
 def whole_number(name: str, *, least: int = 0) -> int | None:
-    """An environment variable's number; None where it is not set, or empty.
+    """The whole number in an environment variable; None if it is not set, or empty.
 
     Raises:
         UserError: it is something else, or less than `least`.
@@ -137,17 +143,20 @@ def whole_number(name: str, *, least: int = 0) -> int | None:
 
 
 def environment_for_git() -> dict[str, str]:
-    """Our environment without the variables that point git to a repository: within a hook, GIT_DIR
-    and its like name the hook's own, wherever git is asked to look. What configures git stays."""
-    return {
-        name: text
-        for name, text in os.environ.items()
-        if not name.startswith("GIT_") or name.startswith("GIT_CONFIG")
-    }
+    """Our environment without the variables that name a repository.
+
+    Within a hook, GIT_DIR and the like name the hook's repository, and git would look there.
+    Variables that configure git stay.
+    """
+    kept = {}
+    for name, text in os.environ.items():
+        if not name.startswith("GIT_") or name.startswith("GIT_CONFIG"):
+            kept[name] = text
+    return kept
 
 
 def temporary_folder() -> str:
-    """Where temporary files go.
+    """The folder for temporary files.
 
     Raises:
         RunError: no folder for them can be written to.

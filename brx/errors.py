@@ -1,4 +1,4 @@
-"""The ways in which a command fails on purpose; each becomes one line and an exit code."""
+"""Exceptions for expected failures; each becomes one line and an exit code."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ SYNONYMS = {
     "nadam": ("nesterov", "which is NAdam"),
     "micro_batches": ("accumulation", "the micro-batches per update"),
 }
-"""What users call a method or a key, its name here, and what that is."""
+"""By what users call a method or a key: its name here, and an explanation."""
 
 
 class UserError(Exception):
@@ -28,7 +28,9 @@ class RunError(Exception):
 class DamagedRunError(Exception):
     """A run cannot be read, and `--strict` asked to stop there: exit code 2.
 
-    It is no UserError, so nothing catches it that leaves out what has no runs, as figures do."""
+    It is no UserError: code that leaves out a figure without runs catches these, and must not catch
+    this one.
+    """
 
 
 class DivergedError(RunError):
@@ -37,23 +39,28 @@ class DivergedError(RunError):
 
 
 class NeighbourLostError(RunError):
-    """Another device (rank `peer`, None if it could be any) closed its connection or stopped
-    answering (`problem`)."""
+    """Another rank is lost.
+
+    Args:
+        peer: the rank; None if it could be any.
+        problem: what it did, such as `closed its connection`.
+    """
 
     def __init__(self, peer: int | None, problem: str) -> None:
-        super().__init__(f"{'a rank' if peer is None else f'rank {peer}'} {problem}")
+        who = "a rank" if peer is None else f"rank {peer}"
+        super().__init__(f"{who} {problem}")
         self.peer = peer
         self.problem = problem
 
 
 def some(names: Sequence[str]) -> str:
-    """`head.weight is`, or `head.weight and 3 more are`."""
+    """The beginning of a sentence about some things: `head.weight is`, or `head.weight and 3 more
+    are`."""
     return f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`, did you mean 'quick'?`, to follow a word that is not among those known; empty if none is
-    near it."""
+    """A hint for an unknown word: `, did you mean 'quick'?`; empty if no known one is similar."""
     by_lower = {name.lower(): name for name in known}
     name, why = SYNONYMS.get(word.lower(), ("", ""))
     if name in by_lower:

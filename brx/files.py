@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old content or the new one, never half of either."""
+"""Write files so that a crash leaves the old content or the new one, never half of either."""
 
 import contextlib
 import errno
@@ -15,14 +15,14 @@ from brx.errors import RunError, UserError
 from brx.names import file_name
 
 _NO_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
-"""What file systems answer that cannot sync folders (FUSE, SMB, some of WSL)."""
+"""Errors of file systems that cannot sync folders (FUSE, SMB, some of WSL)."""
 
 
 def user_path(text: str | os.PathLike[str]) -> Path:
     """A path as a user writes it, in settings or on the command line: `~` is the home folder.
 
     Raises:
-        UserError: nobody knows where that is.
+        UserError: `~NAME` names a user that does not exist.
     """
     try:
         return Path(text).expanduser()
@@ -30,20 +30,23 @@ def user_path(text: str | os.PathLike[str]) -> Path:
         raise UserError(f"{text}: unknown user; write the whole path") from None
 
 
-def temporary_beside(path: Path) -> Path:
-    """A hidden path of this process in the folder of `path`. Its name fits the file system even if
-    the name of `path` has the largest length."""
+def temporary_for(path: Path) -> Path:
+    """A hidden name in the folder of `path` for what will be renamed to `path`.
+
+    Other processes have other names. The name fits the file system even if the name of `path` has
+    the largest length.
+    """
     return path.with_name(f".{file_name(path.name)}.{os.getpid()}.tmp")
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to that takes the place of `path` at the end (temporary name, fsync, rename).
+    """A file that takes the place of `path` when it is complete (temporary name, fsync, rename).
 
     Raises:
         RunError: the folder cannot be written to, or the disk is full.
     """
-    temporary = temporary_beside(path)
+    temporary = temporary_for(path)
     try:
         with temporary.open("wb") as file:
             yield file
@@ -54,7 +57,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise cannot_write(path, error) from None
     except RuntimeError as error:
-        if "inline_container" not in str(error):  # torch.save's word for a short write
+        if "inline_container" not in str(error):  # torch.save has written less than it wanted
             raise
         raise cannot_write(path, OSError(0, "no space, or a short write")) from None
     finally:
@@ -73,12 +76,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replace a JSON file's content in one step."""
+    """Replace a JSON file's content in one step, as `write_text` does."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Put a complete folder, on the same disk, in the place of another one, if there is one."""
+    """Rename a folder to `path`, and remove the folder that was there, if any.
+
+    Both are on one disk. If this fails, the old folder is there again.
+    """
     old = new.with_name(new.name + ".old")
     if path.exists():
         path.rename(old)
@@ -102,7 +108,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync(descriptor: int, path: Path) -> None:
-    """Let what was written to a file or folder survive a power cut, where its file system can."""
+    """Make what was written to a file or folder survive a power cut.
+
+    A file system that cannot do that is named on stderr, once.
+
+    Args:
+        descriptor: of the file or folder.
+        path: its path, for the note.
+    """
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -122,7 +135,7 @@ def _tell_no_sync(folder: Path) -> None:
 
 
 def cannot_write(path: Path, error: OSError) -> RunError:
-    """The one line for a full disk, a read-only folder and their like."""
+    """The error for a full disk, a read-only folder and the like."""
     return RunError(
         f"{path}: cannot be written: {error.strerror}; what was there before is unchanged"
     )

@@ -1,7 +1,7 @@
-"""Names that somebody chose, made safe for where they go: a file's name, a terminal, a figure.
+"""Make names that somebody chose safe for the name of a file, a terminal or a figure.
 
 Run folders, files of methods, text sources and settings have names that brx did not choose. On disk
-they may hold anything but `/` and zero bytes; each place has its own characters that do harm.
+they may hold anything but `/` and zero bytes, and in each place other characters do harm.
 """
 
 import hashlib
@@ -18,11 +18,12 @@ _ESCAPED_BYTE = re.compile(r"\\x([89a-f][0-9a-f])")
 
 
 def file_name(*values: str, joint: str = "-") -> str:
-    """A file's name made of values, such as methods and sources.
+    """Make a file's name of values, such as methods and sources.
 
     It has letters, digits and `._+=,@%-`, does not begin with a dot or a hyphen, and has at most
     `LONGEST_FILE_NAME` bytes of UTF-8. `folder/my_method.py:Mine` becomes `folder.my_method.Mine`.
-    Where characters are lost otherwise, or the end, a hash keeps two names apart."""
+    If other characters or the end are lost, a hash is added, so that two names stay different.
+    """
     whole = joint.join(values)
     plain = joint.join(_plain(value) for value in values)
     kept = re.sub(r"[^\w.+=,@%-]+", "-", plain).lstrip(".-").rstrip(".")
@@ -36,7 +37,7 @@ def file_name(*values: str, joint: str = "-") -> str:
 
 
 def _plain(value: str) -> str:
-    """A value without what marks a path or a class in a file."""
+    """A value without the characters that mark a path, or a class in a file."""
     value = re.sub(r"^(\.*/)+", "", value)
     return value.replace(".py:", ".").replace(":", ".").replace("/", ".")
 
@@ -44,8 +45,9 @@ def _plain(value: str) -> str:
 def shown(text: str) -> str:
     r"""A text for a terminal or a page: one line, without control characters.
 
-    Characters that are not visible (escape sequences, U+FEFF, marks that turn the direction of
-    writing) and bytes that are no UTF-8 are written as `\x1b`, `\ufeff` or `\xe9`."""
+    Characters that are not visible (escape sequences, U+FEFF, marks that change the direction of
+    writing) and bytes that are no UTF-8 are written as `\x1b`, `\ufeff` or `\xe9`.
+    """
     if text.isprintable():
         return text
     return "".join(map(_shown_character, text))
@@ -70,8 +72,8 @@ def figure_label(text: str) -> str:
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """A path as text that tables can hold, which have no place for bytes that are no UTF-8:
-    `caf\\xe9`; see `path_of_text`."""
+    """A path as a text for tables, which cannot hold bytes that are no UTF-8: these become
+    `\\xe9`. `path_of_text` is the reverse."""
     return re.sub("[\udc80-\udcff]", lambda match: _shown_character(match[0]), os.fspath(path))
 
 

@@ -1,4 +1,4 @@
-"""What the user sees of long work, on stderr: a live bar on a terminal, plain lines otherwise."""
+"""Show the progress of long work on stderr: a live bar on a terminal, plain lines otherwise."""
 
 import time
 from typing import Self
@@ -10,10 +10,15 @@ PLAIN_LINE_EVERY_S = 10.0
 
 
 class ProgressBar:
-    """Shows how much is done, what the work says of itself, and the time left.
+    """Shows how much is done, a text, and the time left.
 
-    `done` of the `total` (None: nobody knows) units were there before this session. `quiet` shows
-    nothing."""
+    Args:
+        label: what is done, for example `training`.
+        unit: what is counted, for example `iteration`.
+        total: how many units there are; None if that is not known.
+        done: how many of them were done before this session.
+        quiet: show nothing.
+    """
 
     def __init__(
         self, label: str, unit: str, total: int | None, done: int = 0, *, quiet: bool = False
@@ -38,28 +43,33 @@ class ProgressBar:
         self._task = self._bar.add_task(label, total=total, completed=done, text=self._count(done))
 
     def update(self, done: int, text: str) -> None:
+        """Show that `done` units are done now, with a text. Plain lines come every ten seconds at
+        most, and at the end."""
         self._bar.update(self._task, completed=done, text=f"{self._count(done)}  {text}")
-        now = time.monotonic()
-        if self._console.is_terminal or (
-            now - self._last_line < PLAIN_LINE_EVERY_S and done != self._total
-        ):
+        if self._console.is_terminal:
             return
-        self._last_line = now
-        left = ""
-        if self._total is not None and done > self._first:
-            left = (
-                f"  {(now - self._start) / (done - self._first) * (self._total - done):.0f} s left"
-            )
-        self.say(f"{self._unit} {self._count(done)}  {text}{left}")
+        now = time.monotonic()
+        is_due = now - self._last_line >= PLAIN_LINE_EVERY_S or done == self._total
+        if is_due:
+            self._last_line = now
+            self.say(f"{self._unit} {self._count(done)}  {text}{self._left(done, now)}")
+
+    def _left(self, done: int, now: float) -> str:
+        """The time left at the pace of this session: `  12 s left`; empty if it is not known."""
+        if self._total is None or done <= self._first:
+            return ""
+        per_unit = (now - self._start) / (done - self._first)
+        return f"  {per_unit * (self._total - done):.0f} s left"
 
     def say_at_times(self, message: str) -> None:
-        """Say what a long step is at, every ten seconds at most and nothing of short ones."""
+        """Print how far a long step is, every ten seconds at most; nothing about short steps."""
         now = time.monotonic()
         if now - self._last_line >= PLAIN_LINE_EVERY_S:
             self._last_line = now
             self.say(message)
 
     def say(self, message: str, label: str | None = None) -> None:
+        """Print a line, above the bar if there is one; `label` replaces the bar's."""
         self._console.print(f"{label or self._label}: {message}", soft_wrap=True, markup=False)
 
     def _count(self, done: int) -> str:

@@ -1,10 +1,12 @@
-"""One reader per format of the files that somebody else may have made, cut short or damaged.
+"""Read files that somebody else may have made, cut short or damaged: one function per format.
 
-Whatever a library raises on the way becomes `Damaged`, a ValueError with one line; the caller names
-the file and what would help. Memory is bounded by `most_bytes`, whatever a file says that it holds,
-and nothing but ordinary files is read: a pipe or a device may never end.
-YAML is read by `brx.config.parsing.parse_yaml`, which keeps the same promises.
-`python -m benchmarks.flipped_files` tries each reader on thousands of damaged files.
+- Any error of a library becomes `Damaged`, a ValueError with one line. The caller adds the name of
+  the file, and what would help.
+- Memory is bounded, whatever a file says that it holds.
+- Only ordinary files are read: a pipe or a device may never end.
+
+`brx.config.parsing.parse_yaml` keeps the same promises for YAML. `python -m
+benchmarks.flipped_files` tries each function on thousands of damaged files.
 """
 
 import ast
@@ -24,6 +26,8 @@ MOST_LINE = 64 * 2**20
 """The longest line of a JSONL file, in characters."""
 MOST_ARRAY_BYTES = 256 * 2**20
 """The most that all arrays of an .npz file hold: millions of iterations."""
+MOST_HEADER_BYTES = 10_000
+"""The longest header of an array."""
 MOST_DIGITS = 300
 """The most digits of an integer: more do not fit into a float."""
 
@@ -51,7 +55,7 @@ def read_text(path: Path, *, most_bytes: int = MOST_TEXT_BYTES) -> str:
 
 
 def lines_of(file: TextIO, *, most: int = MOST_LINE) -> Iterator[str]:
-    """The lines of a text file with their ends.
+    """The lines of a text file, each with its line break.
 
     Raises:
         Damaged: a line has more than `most` characters.
@@ -121,9 +125,10 @@ def read_arrays(path: Path, *, most_bytes: int = MOST_ARRAY_BYTES) -> dict[str, 
             held = sum(entry.file_size for entry in file.infolist())
             if held > most_bytes:
                 raise Damaged(f"holds {held:,} bytes, more than {most_bytes:,}")
-            return {
-                name.removesuffix(".npy"): _parse_array(file.read(name)) for name in file.namelist()
-            }
+            arrays = {}
+            for name in file.namelist():
+                arrays[name.removesuffix(".npy")] = _parse_array(file.read(name))
+            return arrays
     except Damaged:
         raise
     # zipfile, zlib and numpy raise a dozen kinds, among them NotImplementedError (encryption),
@@ -135,23 +140,34 @@ def read_arrays(path: Path, *, most_bytes: int = MOST_ARRAY_BYTES) -> dict[str, 
 def _parse_array(content: bytes) -> NDArray[Any]:
     """The array of an .npy file.
 
-    numpy's own reader would make room for whatever shape the header says."""
-    start = len(np.lib.format.MAGIC_PREFIX)
-    if content[:start] != np.lib.format.MAGIC_PREFIX or content[start : start + 1] not in b"\1\2\3":
+    The format is https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html: a magic
+    text, two bytes of version, the length of the header (two bytes in version 1, else four), the
+    header as a Python dictionary, and the numbers. numpy's own reader would reserve memory for any
+    shape that the header says.
+    """
+    magic = np.lib.format.MAGIC_PREFIX
+    version = content[len(magic) : len(magic) + 1]
+    if not content.startswith(magic) or version not in b"\1\2\3":
         raise Damaged("not an array of numpy's")
-    length_bytes = 2 if content[start : start + 1] == b"\1" else 4
-    begin = start + 2 + length_bytes
-    end = begin + int.from_bytes(content[start + 2 : begin], "little")
-    header = ast.literal_eval(content[begin : min(end, begin + 10_000)].decode("latin-1").strip())
-    dtype, shape = np.dtype(header["descr"]), header["shape"]
+    length_at = len(magic) + 2
+    begin = length_at + (2 if version == b"\1" else 4)
+    end = begin + int.from_bytes(content[length_at:begin], "little")
+    text = content[begin : min(end, begin + MOST_HEADER_BYTES)].decode("latin-1")
+    header = ast.literal_eval(text.strip())
+    dtype = np.dtype(header["descr"])
     if dtype.hasobject:
         raise Damaged("holds Python objects")
     values = np.frombuffer(content[end:], dtype)
-    return values.reshape(shape, order="F" if header["fortran_order"] else "C")
+    return values.reshape(header["shape"], order="F" if header["fortran_order"] else "C")
 
 
 def read_tensors(path: Path, device: Any = "cpu") -> Any:
-    """What `torch.save` wrote: tensors and plain values, nothing that would be executed.
+    """The content of a file that `torch.save` wrote: tensors and plain values. No code of the file
+    is executed.
+
+    Args:
+        path: the file.
+        device: the device for the tensors, a name or a torch.device.
 
     Raises:
         Damaged: it is no such file, or this version of torch cannot read it.
@@ -168,5 +184,6 @@ def read_tensors(path: Path, device: Any = "cpu") -> Any:
 
 
 def _in_one_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

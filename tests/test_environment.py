@@ -18,7 +18,7 @@ from brx.environment import (
 from brx.errors import UserError
 
 
-def test_child_finds_brx_beside_a_folder_of_that_name(tmp_path):
+def test_child_finds_brx_despite_a_folder_brx(tmp_path):
     (tmp_path / "brx").mkdir()
     told = subprocess.check_output(
         brx_command("--version"), cwd=tmp_path, env=child_environment(), text=True

@@ -13,15 +13,17 @@ def test_built_package_finds_its_presets(tmp_path):
         [*build, "--build-lib", str(tmp_path / "lib")], cwd=ROOT, check=True, capture_output=True
     )
     assert (tmp_path / "lib" / "brx" / "report" / "template" / "page.html").is_file()
-    show, environment = (
-        [sys.executable, "-m", "brx", "config", "show", "quick"],
-        {"PYTHONPATH": str(tmp_path / "lib")},
-    )
     found = subprocess.run(
-        show, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "brx", "config", "show", "quick"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "lib")},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert found.stdout.startswith("model:")
-    built, source = tmp_path / "lib" / "brx" / "presets", ROOT / "configs"
+    built = tmp_path / "lib" / "brx" / "presets"
+    source = ROOT / "configs"
     assert {path.relative_to(built) for path in built.rglob("*.yaml")} == {
         path.relative_to(source) for path in source.rglob("*.yaml")
     }

@@ -1,10 +1,12 @@
 """The progress bar's plain lines, as they are without a terminal."""
 
+import pytest
+
 from brx import progress as progress_module
 from brx.progress import ProgressBar
 
 
-def test_plain_lines_tell_count_text_and_the_time_left(capsys, monkeypatch):
+def test_plain_lines_tell_the_time_left(capsys, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
     with ProgressBar("run", "iteration", 4000, 1000) as progress:
@@ -20,12 +22,17 @@ def test_plain_lines_tell_count_text_and_the_time_left(capsys, monkeypatch):
     ]
 
 
-def test_without_a_total_quiet_and_on_a_terminal(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("quiet", "lines"), [(False, ["preparing x: training tokens 5  1 document"]), (True, [])]
+)
+def test_plain_line_without_a_total(quiet, lines, capsys, monkeypatch):
     monkeypatch.setattr(progress_module, "PLAIN_LINE_EVERY_S", 0.0)
-    for quiet in (False, True):
-        with ProgressBar("preparing x", "training tokens", None, quiet=quiet) as progress:
-            progress.update(5, "1 document")
-    assert capsys.readouterr().err.splitlines() == ["preparing x: training tokens 5  1 document"]
+    with ProgressBar("preparing x", "training tokens", None, quiet=quiet) as progress:
+        progress.update(5, "1 document")
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_terminal_has_a_bar(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     monkeypatch.setenv("COLUMNS", "120")
     with ProgressBar("run", "iteration", 4000, 1000) as progress:

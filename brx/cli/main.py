@@ -1,5 +1,4 @@
-"""The `brx` command: finds the subcommand, runs it, and turns what goes wrong into one line and an
-exit code."""
+"""The `brx` command: find the subcommand and run it; errors become one line and an exit code."""
 
 import errno
 import os
@@ -89,7 +88,9 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
 }
-COMMANDS = {name: entry for commands in PANELS.values() for name, entry in commands.items()}
+COMMANDS: dict[str, tuple[str, str]] = {}
+for _commands in PANELS.values():
+    COMMANDS |= _commands
 
 # The results of these commands are files: they succeed even if what they print is lost.
 RESULT_IN_FILES = ("train", "sweep")
@@ -100,8 +101,7 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 class _Brx(CommandGroup):
-    """The group of all commands, each taken from the `app` of its module when somebody asks for
-    it."""
+    """The group of all commands. A command comes from the `app` of its module when it is used."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -114,7 +114,8 @@ class _Brx(CommandGroup):
         module, summary = COMMANDS[cmd_name]
         command = typer.main.get_group(import_module(f"brx.cli.{module}").app).commands[cmd_name]
         assert isinstance(command, TyperCommand | TyperGroup)
-        command.name, command.help = cmd_name, summary
+        command.name = cmd_name
+        command.help = summary
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -183,7 +184,14 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code (0 done, 1 failed run, 2 usage, 130 interrupted)."""
+    """Run one command.
+
+    Args:
+        arguments: of the command line, without `brx`; by default those of this process.
+
+    Returns:
+        The exit code: 0 done, 1 failed run or lost output, 2 wrong usage, 130 interrupted.
+    """
     command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
     with rare_collections() if command in READING else nullcontext():
         code = _run(arguments)
@@ -206,9 +214,9 @@ def _lost_output() -> str:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        # Without Typer's standalone mode, errors come here, and a typer.Exit becomes the value that
-        # is returned.
-        # What a command allows of a user's code (brx.config.user_code) ends with it.
+        # Without Typer's standalone mode, errors come here, and the code of a typer.Exit is
+        # returned. The context ends with the command, and with it what the command allows a user's
+        # code to do (brx.config.user_code).
         context = copy_context()
         return int(context.run(app, arguments, prog_name="brx", standalone_mode=False) or 0)
     except typer.TyperException as error:

@@ -99,7 +99,7 @@ def _parse_pipeline(stages: int, devices: int, accumulation: int, delay: str) ->
   brx plan paper-95m
   # does it fit, and on how few devices would it?
   brx plan paper-1b --devices 6 --device-memory 80GB
-  # with the time, at 40 % of the peak in the data sheet (too short for small models)
+  # with the time at 40 % of the data sheet's peak (too short for small models)
   brx plan paper-1b --devices 6 --throughput A100
   # at a rate that was measured: model_flops_per_second in a run's summary.json
   brx plan paper-95m --throughput 23T

@@ -1,4 +1,4 @@
-"""What runs say: `brx slowdown`, and `brx export`, which keeps them small."""
+"""Results of runs: `brx slowdown`; `brx export` and `brx weights`, which copy them for others."""
 
 from __future__ import annotations
 
@@ -104,27 +104,31 @@ def slowdown(
 
 
 def _print(comparison: Comparison, format: TableFormat, target_rule: str) -> None:
-    """The slowdowns, and in the formats that hold more than a table the savings too."""
-    from brx.runs.comparison import EARLY
-    from brx.runs.tables import reduction_table, slowdown_table
+    """Print the slowdowns; for readers and as JSON also the iterations saved."""
+    from brx.runs.tables import slowdown_table
 
-    slowdowns, reductions = comparison.slowdowns, comparison.reductions
     if format == "json":
-        both = {"slowdowns": slowdowns, "reductions": reductions}
-        print(
-            json.dumps(
-                {key: json.loads(frame.to_json(orient="records")) for key, frame in both.items()},
-                indent=2,
-            )
-        )
+        content = {
+            "slowdowns": json.loads(comparison.slowdowns.to_json(orient="records")),
+            "reductions": json.loads(comparison.reductions.to_json(orient="records")),
+        }
+        print(json.dumps(content, indent=2))
         return
     title = (
         f"Iterations until the training loss falls to the target ({target_rule}); 95 % "
         f"intervals over seeds"
     )
-    print_table(slowdown_table(slowdowns), format, title)
-    if format != "table":
-        return
+    print_table(slowdown_table(comparison.slowdowns), format, title)
+    if format == "table":
+        _print_for_readers(comparison)
+
+
+def _print_for_readers(comparison: Comparison) -> None:
+    """Print what explains the table of slowdowns, and the table of iterations saved."""
+    from brx.runs.comparison import EARLY
+    from brx.runs.tables import reduction_table
+
+    slowdowns = comparison.slowdowns
     if slowdowns["is_early"].any():
         print(
             f"(early): without delay, training passes the target in its first {EARLY:.0%}: a ratio "
@@ -138,12 +142,12 @@ def _print(comparison: Comparison, format: TableFormat, target_rule: str) -> Non
     if slowdowns[["lr_at_edge", "reference_lr_at_edge"]].any(axis=None):
         print("*: the lowest or highest rate tried, or the only one")
     print("Slowdowns depend on the target, the runs, the rates and the seeds (docs/slowdown.md)")
-    if len(reductions):
+    if len(comparison.reductions):
         saved = (
             "Iterations saved over the best of PipeDream, PipeDream-LR and Nesterov, at its "
             "final loss"
         )
-        print_table(reduction_table(reductions), title=saved)
+        print_table(reduction_table(comparison.reductions), title=saved)
 
 
 @app.add("""\
@@ -179,8 +183,11 @@ def weights(
     *,
     to: Annotated[Path, option("FILE", "NAME.safetensors, in a folder without such a file")],
 ) -> None:
-    """The newest checkpoint's weights, unless one is named. Settings (brx.json) and tokenizer are
-    written next to them; for the model `llama` also what Transformers needs."""
+    """Write the weights of the newest checkpoint, unless one is named.
+
+    The settings (brx.json) and the tokenizer are written next to them; for the model `llama` also
+    what Transformers needs.
+    """
     from brx.config.loading import load_config
     from brx.runs.checkpoint import list_checkpoints, run_and_iteration
     from brx.runs.weights import write_weights

@@ -162,7 +162,8 @@ def _start_ranks(config: RunConfig, folder: Path, arguments: list[str], *, resum
     from brx.runs.folder import RunFolder, hand_down, hold
     from brx.train.device import choose_device
 
-    runtime, num_devices = config.runtime, config.pipeline.devices
+    runtime = config.runtime
+    num_devices = config.pipeline.devices
     # Refuses more devices than there are.
     choose_device(runtime.device, num_devices - 1, share_gpus=runtime.share_gpus)
     with hold(folder) as lock:
@@ -314,15 +315,18 @@ def compare(
         refuse(given and len(methods or []) != 1, f"{name}: needs exactly one METHOD")
     asked = [name for name in METHODS if name != CUSTOM] if all_builtin else list(methods or [])
     settings = comparison.parse_settings(overrides or [])
-    variants = [settings, *({**settings, "optimizer.rest_lr": rate} for rate in rest_lr or [])]
-    sweeps = [
-        comparison.protocol(method, variant, seeds, out) for method in asked for variant in variants
-    ]
+    variants = [settings]
+    for rate in rest_lr or []:
+        variants.append({**settings, "optimizer.rest_lr": rate})
+    sweeps = []
+    for method in asked:
+        for variant in variants:
+            sweeps.append(comparison.protocol(method, variant, seeds, out))
     # The slowdowns need the runs of this method.
     if asked and (comparison.TARGET_METHOD not in asked or settings):
         sweeps.insert(0, comparison.protocol(comparison.TARGET_METHOD, {}, seeds, out))
     check_own_methods(sweeps)
-    # Prepared first: committed runs of another corpus do not count.
+    # Data are prepared first: committed runs on another corpus do not count.
     corpus = prepare(sweeps[0].cells[0].config.data).fingerprint if sweeps else None
     comparison.take_committed(sweeps, committed, corpus)
     if dry_run:
@@ -334,9 +338,8 @@ def compare(
     succeeded = [
         run_and_print(sweep, launching, retry_failed=retry_failed) for sweep, launching in launches
     ]
-    board = comparison.read_board(
-        [out, committed], [sweep.cells[0].config.optimizer.method for sweep in sweeps]
-    )
+    compared = [sweep.cells[0].config.optimizer.method for sweep in sweeps]
+    board = comparison.read_board([out, committed], compared)
     print_table(leaderboard_table(board.rows, list(comparison.DELAYS)), format)
     comments = sys.stdout if format == "table" else sys.stderr
     print(*comparison.board_legend(board), sep="\n", file=comments)

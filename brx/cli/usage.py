@@ -1,5 +1,5 @@
-"""How brx differs from Typer's defaults: wrong usage is one line, an option may have several
-values, help is plain."""
+"""Changes to Typer's defaults: wrong usage is one line, an option may have several values, and help
+is plain text."""
 
 from __future__ import annotations
 
@@ -39,14 +39,12 @@ class _PlainHelp:
             if record is None:
                 continue
             name, text = record
-            is_argument = parameter.param_type_name == "argument"
-            panel = getattr(parameter, "rich_help_panel", None) or (
-                "Arguments" if is_argument else "Options"
-            )
-            # An argument has its type behind its name: `CONFIG <str>`.
-            panels.setdefault(panel, []).append(
-                (name.partition(" <")[0] if is_argument else name, text)
-            )
+            panel = "Options"
+            if parameter.param_type_name == "argument":
+                panel = "Arguments"
+                name = name.partition(" <")[0]  # without its type: `CONFIG <str>`
+            panel = getattr(parameter, "rich_help_panel", None) or panel
+            panels.setdefault(panel, []).append((name, text))
         for title, records in panels.items():
             with formatter.section(title):
                 formatter.write_dl(records)
@@ -79,8 +77,8 @@ class Command(_PlainHelp, TyperCommand):
         return found
 
     def _refuse_missing_value(self, ctx: Any, args: list[str]) -> None:
-        """Refuse `--out --resume`, which has forgotten a folder: the parser itself would call the
-        folder `--resume`."""
+        """Refuse `--out --resume`, where a folder was forgotten: the parser itself would take
+        `--resume` for its name."""
         options = self._options_by_flag()
         for word, following in pairwise([*args, "--"]):
             if word == "--":
@@ -93,7 +91,7 @@ class Command(_PlainHelp, TyperCommand):
         """The arguments with the flag of a list option before each of its values."""
         options = self._options_by_flag()
         written: list[str] = []
-        list_flag: str | None = None  # of the list option whose values are being read
+        list_flag: str | None = None  # the flag of the list option whose values are being read
         needs_flag = False  # its next value has no flag before it
         for position, word in enumerate(args):
             if word == "--":
@@ -119,8 +117,7 @@ class CommandGroup(_PlainHelp, TyperGroup):
 
 
 class Application(typer.Typer):
-    """A Typer application in which wrong usage is left to `brx.cli.main`: no boxes, no tracebacks,
-    no markup."""
+    """A Typer application without boxes, tracebacks and markup. `brx.cli.main` prints errors."""
 
     def __init__(self, cls: type[CommandGroup] = CommandGroup, **settings: Any) -> None:
         super().__init__(
@@ -137,19 +134,20 @@ class Application(typer.Typer):
 
 
 def refuse(is_wrong: object, message: str) -> None:
-    """Refuse options that contradict each other, or an impossible value."""
+    """Raise a UserError with this message if something is wrong, such as two options that
+    contradict each other."""
     if is_wrong:
         raise UserError(message)
 
 
 def print_note(*lines: str) -> None:
-    """Print what the user should know on stderr, since it is not part of the result."""
+    """Print lines on stderr that the user should know, but that are not part of the result."""
     for line in lines:
         print(f"brx: note: {shown(line)}", file=sys.stderr)
 
 
 def print_table(table: pd.DataFrame, format: TableFormat = "table", title: str = "") -> None:
-    """Print a table of texts on stdout. Only the format `table` has the title; the others are for
+    """Print a table of texts on stdout. Only the format `table` has a title, as the others are for
     programs."""
     from brx.runs.formats import format_table
 
@@ -175,8 +173,8 @@ def usage_line(error: typer.TyperException) -> str:
 
 
 def _what_is_wrong(error: typer.TyperException) -> str:
-    """The complaint about one parameter, to be read behind its name; empty if it is missing."""
-    # Pydantic's, which checks the values for Typer
+    """The complaint about one parameter, to follow its name; empty if the parameter is missing."""
+    # Pydantic checks the values for Typer, and its error has the details.
     details = getattr(error.__cause__, "errors", None)
     if details is None:
         return error.message and f" {error.message}"
@@ -187,8 +185,8 @@ def _what_is_wrong(error: typer.TyperException) -> str:
 
 
 def _without_tilde(value: Any) -> Any:
-    """A parameter's value; in paths `~` is the home folder, also where the shell leaves it (after
-    `=`, in quotes)."""
+    """A parameter's value. In paths `~` is the home folder, also where the shell does not replace
+    it (after `=`, in quotes)."""
     if isinstance(value, Path):
         return user_path(value)
     if isinstance(value, list):

@@ -89,11 +89,14 @@ def allow_for_reading() -> None:
 
 
 def code_file(name: str) -> Path | None:
-    """The file of `FILE.py:NAME` or `package.module:NAME`; None for an installed package: that has
-    a version."""
+    """The file of `FILE.py:NAME` or `package.module:NAME`; None for an installed package, and for
+    brx itself: these have versions."""
     module, _, _ = name.rpartition(":")
     if module.endswith(".py"):
         return user_path(module)
+    # Whether brx is found as a package depends on how it was started, which must not count.
+    if module.partition(".")[0] == "brx":
+        return None
     spec = _find_spec(module)
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return None

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError
+from torch import Tensor
 
 from brx.curvature.hessian import Bases, Basis, Vectors
 from brx.data.batches import Batches
@@ -32,11 +33,15 @@ from brx.runs.frames import Run
 from brx.train.build import training_batches
 from brx.train.device import choose_device
 
-# how far from the middle, as a share of the iterations, a checkpoint still counts as midway
+# A checkpoint counts as midway within this distance of the middle, as a share of all iterations.
 MIDWAY = 0.1
 
 
-class Measured(BaseModel, frozen=True):  # at one checkpoint
+class Measured(BaseModel, frozen=True):
+    """A measurement at one checkpoint; subclasses add the numbers.
+
+    Its file is RUN/analysis/NAME-ITERATION.json."""
+
     command: ClassVar[str]  # the brx command that makes it
 
     run: str  # the run's folder, where it was measured
@@ -45,39 +50,52 @@ class Measured(BaseModel, frozen=True):  # at one checkpoint
     iteration: int  # the checkpoint's
 
     @property
-    def name(self) -> str:  # NAME of its file
+    def name(self) -> str:
+        """NAME in the file's name."""
         return self.command
 
     def path_in(self, run: Path) -> Path:
+        """The file of this measurement in a run's folder."""
         return run / "analysis" / f"{self.name}-{self.iteration:08d}.json"
 
     def write(self, run: Path) -> None:
-        """Write it into a run's folder, a line per field."""
+        """Write the measurement into a run's folder, one line per field."""
+        path = self.path_in(run)
+        path.parent.mkdir(parents=True, exist_ok=True)
         lines = [
             f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in self.model_dump().items()
         ]
-        self.path_in(run).parent.mkdir(parents=True, exist_ok=True)
-        write_text(self.path_in(run), "{\n" + ",\n".join(lines) + "\n}\n")
+        write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
     @classmethod
     def all_of(cls, run: Path, iteration: int | None = None, name: str = "") -> list[Self]:
-        """Those of a run by their NAME, in the order of the checkpoints, or at one; UserError for a
-        damaged file."""
-        # What follows the iteration in a file's name tells settings apart.
+        """All measurements in a run's folder, ordered by checkpoint.
+
+        Args:
+            run: the run's folder.
+            iteration: only measurements at this checkpoint; None for all checkpoints.
+            name: NAME in the files' names; by default the command.
+
+        UserError for a damaged file."""
         at = "" if iteration is None else f"{iteration:08d}"
+        # A file's name may go on after the iteration, with settings that are not the usual ones.
         paths = (run / "analysis").glob(f"{name or cls.command}-{at}*.json")
         return [cls.read(path) for path in sorted(paths)]
 
     @classmethod
     def read(cls, path: Path) -> Self:
+        """Read one file; UserError if it is damaged or holds something else."""
         try:
             return cls.model_validate(read_json(path))
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            fault = f"{field}: {first['msg'].lower()}"
         except ValueError as error:
-            first = error.errors()[0] if isinstance(error, ValidationError) else None
-            what = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}" if first else error
-            raise UserError(
-                f"{path}: not a result of {cls.command} ({what}); remove it and measure again"
-            ) from None
+            fault = str(error)
+        raise UserError(
+            f"{path}: not a result of {cls.command} ({fault}); remove it and measure again"
+        )
 
 
 Result = TypeVar("Result", bound=Measured)
@@ -89,14 +107,19 @@ def measured_in(
     of_run: Callable[[Path, int | None], Iterable[Result]],
     command: str,
 ) -> list[Result]:
-    """Results of `command` for runs (also runs in folders) at `iteration` (None: any), or at
-    checkpoints."""
-    places = [run_and_iteration(path) for path in runs_in_place(paths)]
-    results = [
-        result
-        for run, named in places
-        for result in of_run(run, iteration if named is None else named)
-    ]
+    """Read the results of `brx COMMAND` for several runs.
+
+    Args:
+        paths: runs, folders of runs, or checkpoints; a checkpoint gives its own results only.
+        iteration: only results at this iteration; None for all.
+        of_run: reads the results of one run, at an iteration or (None) at all.
+        command: the command with its options, for the message.
+
+    UserError if there are no results at all."""
+    results: list[Result] = []
+    for path in runs_in_place(paths):
+        run, named = run_and_iteration(path)
+        results += of_run(run, iteration if named is None else named)
     if not results:
         at = "" if iteration is None else f" at iteration {iteration}"
         raise UserError(
@@ -106,6 +129,7 @@ def measured_in(
 
 
 def refuse_two_checkpoints(paths: Iterable[Path], checkpoint: int | None) -> None:
+    """UserError if `--checkpoint` is given and a path is a checkpoint already."""
     for path in paths:
         if checkpoint is not None and run_and_iteration(path)[1] is not None:
             raise UserError(
@@ -114,8 +138,9 @@ def refuse_two_checkpoints(paths: Iterable[Path], checkpoint: int | None) -> Non
 
 
 def runs_in_place(paths: Iterable[Path]) -> list[Path]:
-    """The paths, of runs or checkpoints; in place of what is neither, the runs in that folder (or a
-    UserError)."""
+    """The paths, with each folder of runs replaced by the runs in it.
+
+    Runs and checkpoints stay as they are. UserError for a folder without runs."""
     places: list[Path] = []
     for path in paths:
         run, _ = run_and_iteration(path)
@@ -125,6 +150,8 @@ def runs_in_place(paths: Iterable[Path]) -> list[Path]:
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """A checkpoint with its weights, bases and batches, on one device."""
+
     run: Run
     path: Path
     iteration: int
@@ -135,39 +162,80 @@ class Checkpoint:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What every `Measured` of it begins with."""
-        of_run = {
+        """The fields that every `Measured` at this checkpoint begins with."""
+        return {
             "run": str(self.run.path),
             "method": self.run.method,
             "num_stages": depth(self.run.config.pipeline),
+            "iteration": self.iteration,
         }
-        return of_run | {"iteration": self.iteration}
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return next(iter(self.parameters.values())).device
 
-    def micro_batch(self, number: int) -> MicroBatch:  # by its number in the training
+    def micro_batch(self, number: int) -> MicroBatch:
+        """Token ids and next tokens, each (B, S), by the micro-batch's number in the training."""
         inputs, targets = self._batches.batch(number)
         return inputs.to(self.device), targets.to(self.device)
 
     def batches(self, numbers: Iterable[int]) -> Iterator[tuple[int, MicroBatch]]:
-        """Batches by number: 1 would have followed the run's last one, so it has not trained on
-        those from 1 on."""
-        return ((number, self.micro_batch(num_trained_on(self.run) + number)) for number in numbers)
+        """Micro-batches with their numbers, counted from the end of the training.
+
+        Number 1 is the first micro-batch that the run would have used next, so the run has not
+        trained on numbers from 1 on. Numbers up to 0 are the training's last micro-batches."""
+        trained_on = num_trained_on(self.run)
+        return ((number, self.micro_batch(trained_on + number)) for number in numbers)
 
     @property
-    def num_parameters(self) -> int:  # d, the dimension of the Hessian
+    def num_parameters(self) -> int:
+        """d, the dimension of the Hessian."""
         return sum(parameter.numel() for parameter in self.parameters.values())
 
 
-def num_trained_on(run: Run) -> int:  # micro-batches of the whole training
+def num_trained_on(run: Run) -> int:
+    """How many micro-batches the whole training uses."""
     return run.config.training.last_iteration * run.config.pipeline.accumulation
 
 
-def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", "midway"]) -> Path:
-    """The folder of an iteration, or the default; UserError where there is none such, or the run
-    goes on."""
+Default = Literal["newest", "midway"]
+"""Which checkpoint a command takes if none is named."""
+
+
+def find_checkpoint(run: Run, iteration: int | None, default: Default) -> Path:
+    """The folder of the checkpoint at `iteration`, or of the default one.
+
+    UserError if there is no such checkpoint, or if none is named and the run is not finished."""
+    available = _available_checkpoints(run)
+    listed = ", ".join(map(str, available))
+    if iteration is not None:
+        if iteration not in available:
+            raise UserError(
+                f"{run.path}, iteration {iteration}: there is no such checkpoint; there are: "
+                f"{listed}"
+            )
+        return available[iteration]
+
+    last = run.config.training.last_iteration
+    if run.status != "finished":
+        raise UserError(
+            f"{run.path}: the run {_why_unfinished(run)}name a checkpoint with --checkpoint: "
+            f"{listed}"
+        )
+    wanted = last if default == "newest" else last // 2
+    nearest = min(available, key=lambda candidate: abs(candidate - wanted))
+    if default == "midway" and abs(nearest - wanted) > MIDWAY * last:
+        raise UserError(
+            f"{run.path}: has no checkpoint near the middle of its {last} iterations; name one "
+            f"with --checkpoint"
+            f" ({listed}), or train with training.keep_at=[{wanted}]"
+        )
+    return available[nearest]
+
+
+def _available_checkpoints(run: Run) -> dict[int, Path]:
+    """The run's checkpoints by iteration; UserError if there are none."""
     if run.config.is_recorded:
         raise UserError(
             f"{run.path}: was recorded from a loop of your own, so brx has no checkpoint of it"
@@ -177,83 +245,91 @@ def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", 
         raise UserError(
             f"{run.path}: has no checkpoint (checkpoints/ is empty or missing); train it again"
         )
-    listed = ", ".join(map(str, available))
-    last = run.config.training.last_iteration
-    if iteration is None and run.status != "finished":
-        is_lost = run.status == "diverged"
-        finish = "" if is_lost else f"finish it with `brx train {run.path} --resume`, or "
-        raise UserError(
-            f"{run.path}: the run {'diverged' if is_lost else 'is not finished'} (iteration "
-            f"{run.iterations[-1]:.0f} of"
-            f" {last}); {finish}name a checkpoint with --checkpoint: {listed}"
-        )
-    wanted = iteration if iteration is not None else last if default == "newest" else last // 2
-    nearest = min(available, key=lambda candidate: abs(candidate - wanted))
-    if iteration not in (None, nearest):
-        raise UserError(
-            f"{run.path}, iteration {wanted}: there is no such checkpoint; there are: {listed}"
-        )
-    if iteration is None and default == "midway" and abs(nearest - wanted) > MIDWAY * last:
-        raise UserError(
-            f"{run.path}: has no checkpoint near the middle of its {last} iterations; name one "
-            f"with --checkpoint"
-            f" ({listed}), or train with training.keep_at=[{wanted}]"
-        )
-    return available[nearest]
+    return available
+
+
+def _why_unfinished(run: Run) -> str:
+    """The beginning of the message about a run that diverged or was interrupted."""
+    at = f"(iteration {run.iterations[-1]:.0f} of {run.config.training.last_iteration})"
+    if run.status == "diverged":
+        return f"diverged {at}; "
+    return f"is not finished {at}; finish it with `brx train {run.path} --resume`, or "
 
 
 def load_checkpoint(
     run_path: Path,
     iteration: int | None = None,
     *,
-    default: Literal["newest", "midway"] = "newest",
+    default: Default = "newest",
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> Checkpoint:
-    """Read a checkpoint (`find_checkpoint`); UserError if it is damaged or of another model or
-    other data."""
+    """Read a run's checkpoint (`find_checkpoint` chooses it).
+
+    Args:
+        dtype: dtype of weights and bases.
+        device: their device; by default the one that the run's configuration asks for.
+
+    UserError if the checkpoint is damaged or belongs to another model or other data."""
     run = Run.load(run_path)
     device = device or choose_device(run.config.runtime.device)[0]
     path = find_checkpoint(run, iteration, default)
     manifest = read_manifest(path)
-    weights: Vectors = {}
-    bases: Bases = {}
-    check_stages(path, range(manifest["num_stages"]))
-    for stage in range(manifest["num_stages"]):
-        state = read_stage(path, stage, device, is_checked=True)
-        weights |= {name: tensor.to(dtype) for name, tensor in state["versions"]["weights"].items()}
-        for name, kept in (item for entry in state["optimizer"] for item in entry["state"].items()):
-            left, right = kept.get("left_basis"), kept.get("right_basis")
-            if left is not None or right is not None:
-                bases[name] = Basis(
-                    *(None if side is None else side.to(dtype) for side in (left, right))
-                )
+    weights, bases = _read_stages(path, manifest["num_stages"], dtype, device)
+
     model = whole_model(run.config.model, run.config.data.vocabulary_size, seed=None)
+    # The parameters stay on the meta device, but buffers are constants that a forward pass reads.
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
     check_same_model(weights, model, path)
+
     data = prepare(run.config.data, fingerprint=manifest["fingerprint"])
     check_data(manifest, path, data.fingerprint)
-    parameters = {name: weights[name] for name, _ in model.named_parameters()}
     return Checkpoint(
-        run,
-        path,
-        manifest["iteration"],
-        model,
-        parameters,
-        bases,
-        training_batches(run.config, data),
+        run=run,
+        path=path,
+        iteration=manifest["iteration"],
+        model=model,
+        parameters={name: weights[name] for name, _ in model.named_parameters()},
+        bases=bases,
+        _batches=training_batches(run.config, data),
     )
 
 
+def _read_stages(
+    path: Path, num_stages: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Vectors, Bases]:
+    """The newest weights and the optimizer's bases of all stages, by parameter name."""
+    weights: Vectors = {}
+    bases: Bases = {}
+    check_stages(path, range(num_stages))
+    for stage in range(num_stages):
+        state = read_stage(path, stage, device, is_checked=True)
+        for name, weight in state["versions"]["weights"].items():
+            weights[name] = weight.to(dtype)
+        for optimizer in state["optimizer"]:
+            for name, kept in optimizer["state"].items():
+                left = kept.get("left_basis")
+                right = kept.get("right_basis")
+                if left is not None or right is not None:
+                    bases[name] = Basis(_in_dtype(left, dtype), _in_dtype(right, dtype))
+    return weights, bases
+
+
+def _in_dtype(side: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if side is None else side.to(dtype)
+
+
 def check_same_model(weights: Vectors, model: Stage, where: Path) -> None:
-    """Refuse other names or shapes than the model's: a UserError names the first difference."""
+    """UserError if the weights' names or shapes are not the model's; it names the first difference.
+
+    Args:
+        where: the checkpoint that the weights are from, for the message."""
     expected = dict(model.named_parameters())
     for name in sorted(expected.keys() | weights.keys()):
-        found, wanted = (
-            tuple(of[name].shape) if name in of else "missing" for of in (weights, expected)
-        )
+        found = tuple(weights[name].shape) if name in weights else "missing"
+        wanted = tuple(expected[name].shape) if name in expected else "missing"
         if found != wanted:
             raise UserError(
                 f"{where}: is a checkpoint of another model: {name} is {found} in it and {wanted} "

@@ -1,12 +1,13 @@
-"""Products of the training loss's Hessian with vectors, without the Hessian, in the weights' or
-rotated coordinates.
+"""Products of the training loss's Hessian with vectors, in the weights' or in rotated coordinates.
+The Hessian itself is never built.
 
-H z is the gradient of g . z, where g is the gradient: reverse mode over reverse mode. Forward over
-reverse takes longer and more memory here, as the forward-mode rules of layer norm and GELU are not
-fused (benchmarks/hessian.py).
+H z is the gradient of g . z, where g is the gradient: reverse mode over reverse mode. Forward mode
+over reverse mode takes longer and more memory here, because the forward-mode rules of layer norm
+and GELU are not fused (benchmarks/hessian.py).
 
-Basis rotation's coordinates are W = U W~ V^T for each rotated matrix, the identity for all else.
-With w = Q w~, the Hessian there is Q^T H Q: multiply by Q, then by H, then by Q^T."""
+Basis rotation's coordinates are W = U W~ V^T for each rotated matrix, and the identity for all
+other parameters. With w = Q w~, the Hessian in these coordinates is Q^T H Q: multiply by Q, then by
+H, then by Q^T."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,28 +32,31 @@ Geometry = Literal["bilateral", "unilateral"]
 
 Vectors = dict[str, Tensor]  # one tensor per parameter, by its name and in its shape
 
-# A batch of more tokens is split: attention that can be differentiated twice keeps its (S, S)
-#     matrices.
+# A batch with more tokens is split, because attention that can be differentiated twice keeps its
+# (S, S) matrices.
 TOKENS_PER_PASS = {"cpu": 512, "cuda": 2**15}
-# Elements of the residual stream: a pass of fewer spends its time on the overhead of its many small
-#     operations.
+# A pass over fewer elements of the residual stream spends its time on the overhead of many small
+# operations.
 WORTH_A_PASS = 2**14
 
 
 def training_loss(model: Stage, parameters: Vectors, batch: MicroBatch) -> Tensor:
-    """What training minimises: mean cross-entropy in nats plus the mixtures' auxiliary losses."""
+    """The loss that training minimises: mean cross-entropy in nats plus the mixtures' auxiliary
+    losses."""
     output = functional_call(model, parameters, batch)
-    total: Tensor = (
-        output.loss if output.auxiliary_loss is None else output.loss + output.auxiliary_loss
-    )
-    return total
+    loss: Tensor = output.loss
+    if output.auxiliary_loss is not None:
+        loss = loss + output.auxiliary_loss
+    return loss
 
 
 def _leaves(parameters: Vectors) -> Vectors:
+    """The same numbers as leaves of a new graph."""
     return {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
 
 
 def gradient(model: Stage, parameters: Vectors, batch: MicroBatch) -> Vectors:
+    """The gradient of `training_loss` on one batch, in the parameters' shapes and dtype."""
     leaves = _leaves(parameters)
     gradients = torch.autograd.grad(training_loss(model, leaves, batch), list(leaves.values()))
     return dict(zip(leaves, gradients, strict=True))
@@ -61,18 +65,25 @@ def gradient(model: Stage, parameters: Vectors, batch: MicroBatch) -> Vectors:
 def hessian_vector_product(
     model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vectors
 ) -> Vectors:
-    """H z for the training loss on one batch, token ids and next tokens, each (B, S); in the
-    parameters' dtype."""
+    """H z for `training_loss` on one batch, in the parameters' dtype.
+
+    Args:
+        model: the whole model, in one stage.
+        parameters: its weights, where the Hessian is taken.
+        batch: token ids and next tokens, each (B, S).
+        vector: z, in the parameters' shapes.
+    """
     total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     for part in _parts(model, batch):
         leaves = _leaves(parameters)
-        weights, cotangents = list(leaves.values()), [vector[name] for name in leaves]
+        weights = list(leaves.values())
+        cotangents = [vector[name] for name in leaves]
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
-            gradients = torch.autograd.grad(
-                training_loss(model, leaves, part), weights, create_graph=True
-            )
+            loss = training_loss(model, leaves, part)
+            gradients = torch.autograd.grad(loss, weights, create_graph=True)
             product = torch.autograd.grad(gradients, weights, cotangents, materialize_grads=True)
-        torch._foreach_add_(list(total.values()), product, alpha=len(part[0]) / len(batch[0]))
+        share = len(part[0]) / len(batch[0])  # of the batch's examples
+        torch._foreach_add_(list(total.values()), product, alpha=share)
     return total
 
 
@@ -83,18 +94,27 @@ def mean_product(
     vector: Vectors,
     where: str,
 ) -> Vectors:
-    """H z for the mean loss over numbered batches of one size; RunError where it is not finite says
-    `where`."""
+    """H z for the mean of `training_loss` over several batches, in the parameters' dtype.
+
+    Args:
+        model: the whole model, in one stage.
+        parameters: its weights, where the Hessian is taken.
+        batches: batches of one size, each with its number.
+        vector: z, in the parameters' shapes.
+        where: the checkpoint and what is computed there, for the message.
+
+    Raises:
+        RunError: a product is not finite; the message names its batches.
+    """
     total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     num_batches = 0
     for numbers, batch in _joined(model, batches):
         product = list(hessian_vector_product(model, parameters, batch, vector).values())
-        if not torch.stack([part.abs().max() for part in product]).isfinite().all():
-            which = (
-                f"batch {numbers[0]}"
-                if len(numbers) == 1
-                else f"batches {numbers[0]} to {numbers[-1]}"
-            )
+        largest = torch.stack([part.abs().max() for part in product])
+        if not largest.isfinite().all():
+            which = f"batch {numbers[0]}"
+            if len(numbers) > 1:
+                which = f"batches {numbers[0]} to {numbers[-1]}"
             raise RunError(f"{where}: the Hessian-vector product of {which} is not finite")
         torch._foreach_add_(list(total.values()), product, alpha=len(numbers))
         num_batches += len(numbers)
@@ -105,38 +125,46 @@ def mean_product(
 def _joined(
     model: Stage, batches: Iterable[tuple[int, MicroBatch]]
 ) -> Iterator[tuple[list[int], MicroBatch]]:
-    """Batches with their numbers; small ones are joined, so that a pass is worth it."""
+    """Batches with their numbers; small batches are joined, so that each pass has enough work."""
     numbered = iter(batches)
     for number, first in numbered:
-        count = (
-            1
-            if model.has_auxiliary_loss
-            else max(1, _examples_per_pass(model, first)[0] // len(first[0]))
-        )
+        count = 1
+        # An auxiliary loss is not a mean over examples, so such batches cannot be joined.
+        if not model.has_auxiliary_loss:
+            count = max(1, _examples_per_pass(model, first).least // len(first[0]))
         group = [(number, first), *itertools.islice(numbered, count - 1)]
-        inputs, targets = (torch.cat([batch[side] for _, batch in group]) for side in (0, 1))
+        inputs = torch.cat([inputs for _, (inputs, _) in group])
+        targets = torch.cat([targets for _, (_, targets) in group])
         yield [number for number, _ in group], (inputs, targets)
 
 
 def _parts(model: Stage, batch: MicroBatch) -> list[MicroBatch]:
-    """The batch in parts, whose mean loss, weighted by examples, is the batch's."""
-    if model.has_auxiliary_loss:  # which is no mean over examples
+    """The batch in parts that fit into memory.
+
+    The mean of the parts' losses, weighted by their examples, is the batch's loss."""
+    if model.has_auxiliary_loss:  # it is not a mean over examples
         return [batch]
-    least, most = _examples_per_pass(model, batch)
-    # A pass keeps about five times what a gradient of its tokens keeps: in halves, less than three
-    #     times the batch's.
-    examples = min(most, max(least, math.ceil(len(batch[0]) / 2)))
-    return list(zip(*(torch.split(side, examples) for side in batch), strict=True))
+    inputs, targets = batch
+    # A pass keeps about five times as much as a gradient of the same tokens. With the batch in
+    # halves, that is less than three times as much as the batch's gradient.
+    half = math.ceil(len(inputs) / 2)
+    per_pass = _examples_per_pass(model, batch)
+    examples = min(per_pass.most, max(per_pass.least, half))
+    return list(zip(torch.split(inputs, examples), torch.split(targets, examples), strict=True))
 
 
-def _examples_per_pass(model: Stage, batch: MicroBatch) -> tuple[int, int]:
-    """Fewer examples than the first number are not worth a pass, more than the second do not
-    fit."""
-    assert model.embedding is not None, "products are of the whole model"
+class _ExamplesPerPass(NamedTuple):
+    least: int  # fewer are not worth a pass
+    most: int  # more do not fit into memory
+
+
+def _examples_per_pass(model: Stage, batch: MicroBatch) -> _ExamplesPerPass:
+    assert model.embedding is not None, "products need the whole model"
     tokens = batch[0]  # (B, S)
-    most = max(1, TOKENS_PER_PASS.get(tokens.device.type, 512) // tokens.shape[1])
-    elements = tokens.shape[1] * model.width  # an example's residual stream
-    return min(most, math.ceil(WORTH_A_PASS / elements)), most
+    sequence_length = tokens.shape[1]
+    most = max(1, TOKENS_PER_PASS.get(tokens.device.type, 512) // sequence_length)
+    elements = sequence_length * model.width  # an example's residual stream
+    return _ExamplesPerPass(least=min(most, math.ceil(WORTH_A_PASS / elements)), most=most)
 
 
 @dataclass(frozen=True)
@@ -149,23 +177,32 @@ class Basis:
 
     @property
     def transposed(self) -> Basis:
-        return Basis(*(None if side is None else side.mT for side in (self.left, self.right)))
+        """U^T and V^T."""
+        return Basis(
+            left=None if self.left is None else self.left.mT,
+            right=None if self.right is None else self.right.mT,
+        )
 
 
 Bases = dict[str, Basis]  # by parameter name; a parameter that is absent is not rotated
 
 
 def to_weights(bases: Bases, vectors: Vectors) -> Vectors:
-    """Rotated vectors in the weights' coordinates: Q z, for each rotated matrix U A V^T."""
+    """From rotated coordinates to the weights': Q z, which is U A V^T for each rotated matrix A."""
     turned = dict(vectors)
     for name, basis in bases.items():
-        product = turned[name] if basis.left is None else basis.left @ turned[name]
-        turned[name] = product if basis.right is None else product @ basis.right.mT
+        matrix = turned[name]  # A (*, m, n)
+        if basis.left is not None:
+            matrix = basis.left @ matrix
+        if basis.right is not None:
+            matrix = matrix @ basis.right.mT
+        turned[name] = matrix
     return turned
 
 
 def from_weights(bases: Bases, vectors: Vectors) -> Vectors:
-    """Vectors in rotated coordinates: Q^T z, for each rotated matrix U^T A V."""
+    """From the weights' coordinates to rotated ones: Q^T z, which is U^T A V for each rotated
+    matrix A."""
     return to_weights({name: basis.transposed for name, basis in bases.items()}, vectors)
 
 
@@ -176,36 +213,45 @@ def estimate_bases(
     source: Source = "2nd",
     geometry: Geometry = "bilateral",
 ) -> Bases:
-    """A strategy's exact bases of the parameters named in `matrices` at fixed weights, as theorem
-    3.1 has them, from gradients G of different batches.
+    """A strategy's exact bases at fixed weights, as theorem 3.1 defines them.
 
-    They are eigenvectors of the means of G G^T and G^T G (`2nd`), or of the mean of G times its
-    transpose (`1st`)."""
+    `2nd`: eigenvectors of E[G G^T] and E[G^T G]. `1st`: of E[G] E[G]^T and E[G]^T E[G].
+
+    Args:
+        matrices: names of the parameters to rotate.
+        parameters: all parameters, for their shapes.
+        gradients: gradients G of different batches at the same weights.
+        source: which matrices' eigenvectors to take.
+        geometry: both sides, or the smaller one, as in the optimizer.
+    """
+    rotated = [name for name in parameters if name in matrices]
     sums: dict[str, list[Tensor]] = {}
     for gradient in gradients:
-        for name in parameters:
-            if name not in matrices:
-                continue
+        for name in rotated:
             G = gradient[name]  # (*, m, n)
             terms = [G, G.mT] if source == "1st" else [G @ G.mT, G.mT @ G]
             known = sums.setdefault(name, [torch.zeros_like(term) for term in terms])
             for total, term in zip(known, terms, strict=True):
                 total += term
-    # Eigenvectors do not see that these are sums in place of means.
-    exact = exact_factor_eigenbasis if source == "1st" else exact_eigenbasis
+
+    # A sum has the same eigenvectors as the mean.
     bases = {}
-    for name, totals in sums.items():
+    for name, (left, right) in sums.items():
         m, n = parameters[name].shape[-2:]
-        sides: list[Tensor | None] = []
-        for total, size, is_smaller in zip(totals, (m, n), (m < n, m >= n), strict=True):
-            # (k, size, size); of `1st` E[G] or its transpose
-            stack = total.reshape(-1, *total.shape[-2:])
-            # Unilateral: the smaller side, as in the optimizer
-            is_rotated = geometry == "bilateral" or is_smaller
-            sides.append(
-                exact(stack).basis.to(total).view(*total.shape[:-2], size, size)
-                if is_rotated
-                else None
-            )
-        bases[name] = Basis(*sides)
+        is_wide = m < n
+        rotates_left = geometry == "bilateral" or is_wide
+        rotates_right = geometry == "bilateral" or not is_wide
+        bases[name] = Basis(
+            left=_exact_basis(left, source) if rotates_left else None,
+            right=_exact_basis(right, source) if rotates_right else None,
+        )
     return bases
+
+
+def _exact_basis(total: Tensor, source: Source) -> Tensor:
+    """Eigenvectors (*, m, m) of a covariance (*, m, m), or (`1st`) of A A^T for a factor A
+    (*, m, n)."""
+    exact = exact_factor_eigenbasis if source == "1st" else exact_eigenbasis
+    m = total.shape[-2]
+    stack = total.reshape(-1, *total.shape[-2:])  # (k, m, m) or (k, m, n)
+    return exact(stack).basis.to(total).view(*total.shape[:-2], m, m)

@@ -1,8 +1,8 @@
-"""The measured (1,1)-norm of a Hessian: its file, and tables.
+"""A measured (1,1)-norm of a Hessian: its file and its tables.
 
-The sums s_i of the rows are kept by Transformer block and by kind of parameter, with their
-covariances, in RUN/analysis/hessian-norm-SPACE-ITERATION.json; those from another sample than the
-usual one are in hessian-norm-SPACE-ITERATION-N-batches.json."""
+A file has the sums of the rows s_i by Transformer block and by kind of parameter, with their
+covariances. It is RUN/analysis/hessian-norm-SPACE-ITERATION.json for the usual number of batches,
+and hessian-norm-SPACE-ITERATION-N-batches.json for another number."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ STRATEGY_SPACES: tuple[Space, ...] = (
     "2nd-unilateral",
     "2nd-bilateral",
 )
-"""The original coordinates, and the ones of each strategy, with bases estimated at the checkpoint's
-weights."""
-NORMAL_95 = 1.96
+"""The original coordinates, and the coordinates of each strategy, with bases estimated at the
+checkpoint's weights."""
+NORMAL_95 = 1.96  # 95 % of a normal distribution lie within this many standard deviations
 
 NORM_TITLE = (
     "(1,1)-norm of the training loss's Hessian, per parameter; in brackets from half the sample, "
@@ -42,27 +42,27 @@ NORM_TITLE = (
     " infinite one, a lower bound (sample: vectors x tokens; each: every vector has its own, whose "
     "noise is not known)"
 )
-# share of rows below the resolution of their vector's largest entry; check these in fp64
+# If more rows than this share may be rounding error only, they are to be checked in fp64.
 NOTABLE_SHARE = 0.01
-# More digits than an estimate has
+# Six digits are more than an estimate has.
 Short = Annotated[float, AfterValidator(lambda value: float(f"{value:.6g}"))]
 
 
 class NormSettings(BaseModel, frozen=True):
+    """Everything that decides the numbers of a measurement, apart from checkpoint and space."""
+
     vectors: int = 200  # n, Cauchy vectors
-    batches_per_vector: int = (
-        160  # the sample whose mean loss has the Hessian; all vectors share it
-    )
+    # The sample: H is the Hessian of its mean loss, for all vectors.
+    batches_per_vector: int = 160
     precision: Literal["fp32", "fp64"] = "fp32"  # dtype of weights and products
     seed: int = 0  # seed of the vectors
-    basis_from: str | None = (
-        None  # a run whose newest checkpoint lends its basis; None for the checkpoint's own
-    )
-    basis_batches: int | None = None  # batches from which the basis is estimated instead
+    # A run whose newest checkpoint lends its basis; None for the checkpoint's own basis.
+    basis_from: str | None = None
+    basis_batches: int | None = None  # estimate the basis from this many batches instead
 
 
 class Groups(BaseModel):
-    """Sums over the rows s_i of groups of parameters, with their covariances."""
+    """Sums of s_i and s_i^2 over the rows of groups of parameters, with their covariances."""
 
     names: list[str]
     num_rows: list[int]
@@ -71,38 +71,45 @@ class Groups(BaseModel):
 
     @classmethod
     def of(cls, sums: Sums) -> Groups:
-        covariances = [sums.covariance(power).tolist() for power in POWERS]
+        """The same sums with covariances in place of deviations."""
         return cls(
             names=sums.names,
             num_rows=sums.num_rows,
             sums=sums.sums.tolist(),
-            covariances=covariances,
+            covariances=[sums.covariance(power).tolist() for power in POWERS],
         )
 
 
 class NormResult(Measured):
+    """The norm at one checkpoint in one space."""
+
     command: ClassVar[str] = "hessian-norm"
 
     space: Space
     settings: NormSettings
     num_parameters: int  # d
     norm: float  # sum |H_ij|
-    # The mean norm of both halves of the sample. None in old results, where each vector had its own
-    # batches.
+    # Mean of the norms of both halves of the sample. None in results of older versions, where each
+    # vector had its own batches.
     norm_of_half: float | None = None
     standard_error: float  # standard error of `norm` from the random vectors
     tokens: int  # in the sample
     below_resolution: float  # mean share of rows that rounding may have drowned
     blocks: Groups  # rows by `block_of`
     kinds: Groups  # rows by `kind_of`
-    num_own_stages: int  # stages that the model is cut into; `num_stages` of them have its delays
+    # The stages that the model is cut into. `num_stages` is larger if the run has the delays of a
+    # deeper pipeline.
+    num_own_stages: int
 
     @property
     def name(self) -> str:
+        """NAME in the file's name."""
         return f"{self.command}-{self.space}"
 
     def path_in(self, run: Path) -> Path:
-        """Its file beside a run; another sample than the usual one has a file of its own."""
+        """The file of this result in a run's folder.
+
+        A result with another number of batches than the usual one gets its own file."""
         usual = super().path_in(run)
         batches = self.settings.batches_per_vector
         if batches == NormSettings().batches_per_vector:
@@ -111,21 +118,24 @@ class NormResult(Measured):
 
     @property
     def place(self) -> tuple[int, int]:
-        """The checkpoint's iteration, and the batches of the sample."""
+        """The checkpoint's iteration and the number of batches."""
         return self.iteration, self.settings.batches_per_vector
 
     @property
-    def normalized(self) -> float:  # per parameter, as the paper states it
+    def normalized(self) -> float:
+        """The norm per parameter, as the paper states it."""
         return self.norm / self.num_parameters
 
     @property
     def norms(self) -> list[float]:
-        """From the sample, from half of it, and extrapolated; the first alone if half is not known.
+        """The norm of the sample, of half the sample, and of an infinite one by extrapolation.
 
-        A sample of b batches has entries H_ij + e_ij / sqrt(b), with noise e of mean zero. The mean
-        of their absolute value is above |H_ij| and convex in 1 / sqrt(b). So the population's norm
-        lies below the sample's, and above the extrapolated one: where a line through the norms of
-        both sizes meets 1 / sqrt(b) = 0."""
+        Only the first if the half's is not known.
+
+        The Hessian of b batches has entries H_ij + e_ij / sqrt(b), with noise e of mean zero. The
+        mean of their absolute values is above |H_ij| and convex in 1 / sqrt(b). So the population's
+        norm lies below the sample's. It lies above the extrapolated norm, where a line through the
+        norms of both sizes meets 1 / sqrt(b) = 0."""
         if self.norm_of_half is None:
             return [self.norm]
         extrapolated = self.norm - (self.norm_of_half - self.norm) / (math.sqrt(2) - 1)
@@ -133,19 +143,23 @@ class NormResult(Measured):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the population's norm per parameter: from the extrapolated to the
-        sampled norm, widened."""
-        # By the chance of the vectors, on the logarithm, since the estimate is positive.
+        """95 % confidence interval of the population's norm per parameter.
+
+        It reaches from the extrapolated norm to the sample's, each widened by the standard error
+        from the random vectors. The error is taken on the logarithm, because norms are positive."""
         factor = math.exp(NORMAL_95 * self.standard_error / self.norm) if self.norm else 1.0
-        return min(self.norms) / self.num_parameters / factor, self.normalized * factor
+        low = min(self.norms) / self.num_parameters / factor
+        high = self.normalized * factor
+        return low, high
 
     @property
     def num_blocks(self) -> int:
+        """Transformer blocks of the model."""
         return sum(name.isdigit() for name in self.blocks.names)
 
 
 def strategy_of(space: Space) -> tuple[Source, Geometry]:
-    """The source and geometry of one of `STRATEGY_SPACES` but the first."""
+    """Source and geometry of a strategy's space (any of `STRATEGY_SPACES` except `original`)."""
     source, _, geometry = space.partition("-")
     return cast(Source, source), cast(Geometry, geometry)
 
@@ -156,16 +170,25 @@ def results_of(
     iteration: int | None = None,
     batches: int | None = None,
 ) -> dict[Space, NormResult]:
-    """A run's measurements at one checkpoint with one sample.
+    """A run's measurements at one checkpoint with one number of batches, by space.
 
-    They are those with the most of these spaces; of several such checkpoints (unless `iteration`
-    names one) the latest counts, and of several samples (unless `batches` does) the largest."""
-    results = [
-        result
-        for space in spaces
-        for result in NormResult.all_of(run, iteration, f"hessian-norm-{space}")
-        if batches in (None, result.settings.batches_per_vector)
-    ]
+    The checkpoint and the number of batches are the ones that were measured in the most of
+    `spaces`; among equals, the latest checkpoint, then the largest number.
+
+    Args:
+        run: the run's folder.
+        spaces: coordinates to look for.
+        iteration: consider only this checkpoint.
+        batches: consider only this number of batches.
+    """
+    results: list[NormResult] = []
+    for space in spaces:
+        measured = NormResult.all_of(run, iteration, f"hessian-norm-{space}")
+        results += [
+            result
+            for result in measured
+            if batches is None or result.settings.batches_per_vector == batches
+        ]
     num_spaces = Counter(result.place for result in results)
     chosen = max(num_spaces, key=lambda place: (num_spaces[place], place), default=None)
     return {result.space: result for result in results if result.place == chosen}
@@ -174,33 +197,39 @@ def results_of(
 def measured_norms(
     runs: Sequence[Path], spaces: Sequence[Space] = SPACES, iteration: int | None = None
 ) -> list[NormResult]:
-    """The measurements of each run (see `results_of` and `measured_in`)."""
+    """The measurements of all runs: `results_of` each.
+
+    UserError if there are none at all."""
     options = {
         SPACES[:1]: " --original",
         SPACES[1:]: " --rotated",
         STRATEGY_SPACES: " --strategies",
     }
     command = NormResult.command + options.get(tuple(spaces), "")
-    return measured_in(
-        runs, iteration, lambda run, at: results_of(run, spaces, at).values(), command
-    )
+
+    def of_run(run: Path, at: int | None) -> list[NormResult]:
+        return list(results_of(run, spaces, at).values())
+
+    return measured_in(runs, iteration, of_run, command)
 
 
 def by_method_and_depth(results: Sequence[NormResult]) -> dict[tuple[str, int], list[NormResult]]:
-    kinds = dict.fromkeys((result.method, result.num_stages) for result in results)
-    return {
-        kind: [one for one in results if (one.method, one.num_stages) == kind] for kind in kinds
-    }
+    """The results by method and P, in order of appearance."""
+    grouped: dict[tuple[str, int], list[NormResult]] = {}
+    for result in results:
+        grouped.setdefault((result.method, result.num_stages), []).append(result)
+    return grouped
 
 
-def block_of(name: str) -> str:  # `embedding`, the block's number, or `head`
+def block_of(name: str) -> str:
+    """The block of a parameter: `embedding`, the block's number, or `head`."""
     first, second, *_ = name.split(".")
     return second if first == "blocks" else first
 
 
 def kind_of(name: str) -> str:
-    """What a parameter is in its block: attention.query, mlp.up, bias, norm, embedding.tokens,
-    ..."""
+    """A parameter's kind, whatever its block: attention.query, mlp.up, bias, norm,
+    embedding.tokens, ..."""
     if "norm" in name:
         return "norm"
     if name.endswith(".bias"):
@@ -211,49 +240,59 @@ def kind_of(name: str) -> str:
 
 def stage_of_block(num_blocks: int, num_stages: int) -> dict[str, int]:
     """The stage k = 0 .. P - 1 that holds each block, the embedding and the head."""
-    parts = partition(num_blocks, num_stages)
-    stages = {str(block): stage for stage, part in enumerate(parts) for block in part}
-    return {"embedding": 0, **stages, "head": num_stages - 1}
+    stages = {"embedding": 0}
+    for stage, blocks in enumerate(partition(num_blocks, num_stages)):
+        for block in blocks:
+            stages[str(block)] = stage
+    stages["head"] = num_stages - 1
+    return stages
 
 
 def norm_table(results: Sequence[NormResult]) -> pd.DataFrame:
-    """A row per measurement, texts; under `NORM_TITLE`."""
-    return pd.DataFrame(
-        {
+    """A row per measurement; all cells are texts. Its title is `NORM_TITLE`."""
+    rows = []
+    for result in results:
+        per_parameter = [norm / result.num_parameters for norm in result.norms]
+        low, high = result.interval
+        row = {
             "run": Path(result.run).name,
             "P": str(result.num_stages),
             "at": str(result.iteration),
             "coordinates": _coordinates(result),
-            "norm": _with_others([norm / result.num_parameters for norm in result.norms], ".4g"),
-            "95 % low": f"{result.interval[0]:.4g}",
-            "95 % high": f"{result.interval[1]:.4g}",
+            "norm": _with_others(per_parameter, ".4g"),
+            "95 % low": f"{low:.4g}",
+            "95 % high": f"{high:.4g}",
             "of original": _with_others(shares_of_original(result, results), ".3f"),
             "sample": _sample(result),
         }
-        for result in results
-    )
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def shares_of_original(result: NormResult, results: Sequence[NormResult]) -> list[float]:
-    """Its `norms` divided by the norms in the original coordinates at the same checkpoint; empty if
-    these were not measured."""
+    """The result's `norms` divided by the norms in the original coordinates at the same checkpoint.
+
+    Empty if `results` has no measurement in the original coordinates there. NaN for a norm of
+    zero."""
     for other in results:
-        if other.space == "original" and (other.run, other.iteration) == (
-            result.run,
-            result.iteration,
-        ):
+        is_same_checkpoint = (other.run, other.iteration) == (result.run, result.iteration)
+        if is_same_checkpoint and other.space == "original":
+            # One of them may lack the last two norms.
             pairs = zip(result.norms, other.norms, strict=False)
             return [norm / original if original else math.nan for norm, original in pairs]
     return []
 
 
 def _with_others(values: Sequence[float], form: str) -> str:
-    first, *others = [f"{value:{form}}" for value in values] or [""]
+    """The first value, and the others in brackets; "" without values."""
+    if not values:
+        return ""
+    first, *others = [f"{value:{form}}" for value in values]
     return f"{first} ({', '.join(others)})" if others else first
 
 
 def _coordinates(result: NormResult) -> str:
-    """Which, and whose basis they are rotated with."""
+    """The coordinates, and for rotated ones whose basis they have."""
     settings = result.settings
     if result.space == "original":
         return "original"
@@ -264,6 +303,7 @@ def _coordinates(result: NormResult) -> str:
 
 
 def _sample(result: NormResult) -> str:
+    """Vectors and tokens, and the precision if it is not fp32."""
     settings = result.settings
     own = " each" if result.norm_of_half is None else ""
     precision = "" if settings.precision == "fp32" else f", {settings.precision}"
@@ -271,16 +311,19 @@ def _sample(result: NormResult) -> str:
 
 
 def breakdown_table(result: NormResult, by: Literal["stage", "kind"]) -> pd.DataFrame:
-    """A row per stage of the run, or per kind of parameter; texts."""
-    groups = result.kinds if by == "kind" else result.blocks
-    stages = stage_of_block(result.num_blocks, result.num_own_stages)
-    names, member = membership(
-        [name if by == "kind" else f"stage {stages[name]}" for name in groups.names]
-    )
+    """A row per stage of the run, or per kind of parameter; all cells are texts."""
+    if by == "kind":
+        groups = result.kinds
+        row_of_group = groups.names
+    else:
+        groups = result.blocks
+        stages = stage_of_block(result.num_blocks, result.num_own_stages)
+        row_of_group = [f"stage {stages[block]}" for block in groups.names]
+    names, member = membership(row_of_group)
     num_rows = np.array(groups.num_rows) @ member
     totals = np.array(groups.sums[0]) @ member
     errors = np.sqrt(np.diag(member.T @ np.array(groups.covariances[0]) @ member))
-    shares = totals / result.norm if result.norm else 0 * totals
+    shares = totals / result.norm if result.norm else np.zeros_like(totals)
     return pd.DataFrame(
         {
             by: names,
@@ -293,6 +336,7 @@ def breakdown_table(result: NormResult, by: Literal["stage", "kind"]) -> pd.Data
 
 
 def resolution_warning(result: NormResult) -> str | None:
+    """A warning if many rows may be rounding error only, else None."""
     if result.below_resolution <= NOTABLE_SHARE:
         return None
     return (

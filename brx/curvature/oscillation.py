@@ -1,14 +1,15 @@
 """How updates move along the Hessian's dominant eigenvector, and along a random direction
 orthogonal to it.
 
-The paper's figure "oscillation": from a checkpoint midway, train on with the run's own delay and
-method, and project each update w(t) - w(t - 1) on the two directions, which stay fixed."""
+This is the paper's figure "oscillation". Training goes on from a checkpoint midway, with the run's
+own delay and method. Each update w(t) - w(t - 1) is projected on the two directions, which stay
+fixed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,15 +31,15 @@ class Track(BaseModel, frozen=True):
     """Projections of the updates on one direction, one per iteration."""
 
     projections: list[float]
-    # Mean square of the projections over that of the updates' norms: how much of the motion is
-    # along the direction, whatever the methods' step sizes.
+    # The share of the motion that is along the direction: the sum of the squared projections over
+    # the sum of the updates' squared norms. It does not depend on the method's step size.
     share: float
     sign_changes: float  # share of updates that go the other way than the one before
     variance: float  # of the projections
 
     @classmethod
     def of(cls, projections: list[float], total: float) -> Track:
-        """From the projections of updates, whose squared norms have a sum."""
+        """From the projections, and the sum of the squared norms of the updates."""
         signs = np.sign(projections)
         return cls(
             projections=projections,
@@ -49,6 +50,8 @@ class Track(BaseModel, frozen=True):
 
 
 class Oscillation(Measured):
+    """The updates after one checkpoint along both directions."""
+
     command: ClassVar[str] = "oscillation"
 
     eigenvalue: float
@@ -69,79 +72,114 @@ def measure_oscillation(
     seed: int = 0,
     report: Callable[[str], None] = lambda line: None,
 ) -> Oscillation:
-    """Find the directions at a checkpoint, train on from it, and project; the run's folder gets the
-    result.
+    """Find both directions at a checkpoint, train on from it, and project the updates.
 
-    It is the Hessian of the mean loss over `num_batches` at the checkpoint of `iteration` (None:
-    the one nearest to the middle). UserError where there is none, or the run's schedule ends before
-    the iterations do."""
+    The result is written into the run's folder.
+
+    Args:
+        run_path: the run's folder.
+        iteration: the checkpoint; by default the one nearest to the middle of the run.
+        num_iterations: iterations to train on.
+        num_batches: the Hessian is the one of the mean loss over this many batches.
+        tolerance: stop the power iteration at this residual (`dominant_eigenvector`),
+        max_power_iterations: or after this many iterations.
+        seed: seed of the first vector of the power iteration, and of the random direction.
+        report: called with a line about the eigenvalue.
+
+    Raises:
+        UserError: there is no such checkpoint, this version of brx would train differently from it,
+            or the run's learning-rate schedule ends before the iterations do.
+    """
     checkpoint = load_checkpoint(run_path, iteration, default="midway")
-    method = checkpoint.run.config.optimizer.method
-    check_trajectory_version(read_manifest(checkpoint.path), checkpoint.path, method)
-    last = checkpoint.run.config.training.last_iteration
+    _check_training(checkpoint, num_iterations)
+    # A folder that cannot be written to is found out before the work.
+    (run_path / "analysis").mkdir(exist_ok=True)
+    batches = list(checkpoint.batches(range(1, num_batches + 1)))
+    where = str(checkpoint.path)
+
+    def product(vector: Vectors) -> Vectors:
+        return mean_product(checkpoint.model, checkpoint.parameters, batches, vector, where)
+
+    generator = torch.Generator().manual_seed(seed)
+    start = _random_like(checkpoint.parameters, generator)
+    found = dominant_eigenvector(product, start, tolerance, max_power_iterations)
+    limits = f"stop at {tolerance:g} or {max_power_iterations} iterations"
+    report(
+        f"{checkpoint.path}: eigenvalue {found.value:.4g}, residual {found.residual:.2g} after "
+        f"{found.num_iterations} power iterations ({limits})"
+    )
+    other = orthogonal_to(found.vector, _random_like(checkpoint.parameters, generator))
+    dominant, random = track_updates(checkpoint, [found.vector, other], num_iterations)
+    result = Oscillation(
+        **checkpoint.about,
+        eigenvalue=found.value,
+        residual=found.residual,
+        num_power_iterations=found.num_iterations,
+        dominant=dominant,
+        random=random,
+    )
+    result.write(run_path)
+    return result
+
+
+def _check_training(checkpoint: Checkpoint, num_iterations: int) -> None:
+    """UserError if the training cannot go on as the run did, or not for so many iterations."""
+    config = checkpoint.run.config
+    manifest = read_manifest(checkpoint.path)
+    check_trajectory_version(manifest, checkpoint.path, config.optimizer.method)
+    last = config.training.last_iteration
     if checkpoint.iteration + num_iterations > last:
         raise UserError(
             f"{checkpoint.path}: {num_iterations} iterations from here pass the run's last one, "
             f"{last}; name an earlier"
             " checkpoint with --checkpoint, or fewer --iterations"
         )
-    # A folder that cannot be written to is found out before the work
-    (run_path / "analysis").mkdir(exist_ok=True)
-    batches = list(checkpoint.batches(range(1, num_batches + 1)))
-
-    def product(vector: Vectors) -> Vectors:
-        return mean_product(
-            checkpoint.model, checkpoint.parameters, batches, vector, str(checkpoint.path)
-        )
-
-    generator = torch.Generator().manual_seed(seed)
-    start = _random_like(checkpoint.parameters, generator)
-    value, vector, residual, number = dominant_eigenvector(
-        product, start, tolerance, max_power_iterations
-    )
-    report(
-        f"{checkpoint.path}: eigenvalue {value:.4g}, residual {residual:.2g} after {number}"
-        f" power iterations (stop at {tolerance:g} or {max_power_iterations} iterations)"
-    )
-    other = orthogonal_to(vector, _random_like(checkpoint.parameters, generator))
-    dominant, random = track_updates(checkpoint, [vector, other], num_iterations)
-    oscillation = Oscillation(
-        **checkpoint.about,
-        eigenvalue=value,
-        residual=residual,
-        num_power_iterations=number,
-        dominant=dominant,
-        random=random,
-    )
-    oscillation.write(run_path)
-    return oscillation
 
 
 def oscillations_in(paths: Sequence[Path], iteration: int | None = None) -> list[Oscillation]:
-    """All measurements of each run (see `measured_in`)."""
+    """All measurements of each run (`measured_in`)."""
     return measured_in(paths, iteration, Oscillation.all_of, Oscillation.command)
 
 
 def representative(results: Sequence[Oscillation]) -> Oscillation:
-    """The one, of several of one method and P, whose projections are shown: the first run's middle
-    checkpoint."""
-    of_run = sorted(
-        (run for run in results if run.run == results[0].run), key=lambda run: run.iteration
-    )
-    return of_run[len(of_run) // 2]
+    """The result whose projections are drawn for several: the first run's middle checkpoint.
+
+    Args:
+        results: results of one method and P.
+    """
+    of_first_run = [result for result in results if result.run == results[0].run]
+    of_first_run.sort(key=lambda result: result.iteration)
+    return of_first_run[len(of_first_run) // 2]
+
+
+class DominantEigenvector(NamedTuple):
+    """What the power iteration found."""
+
+    value: float  # v . H v
+    vector: Vectors  # v, of norm 1
+    residual: float  # |H v - value v| / |value|
+    num_iterations: int
 
 
 def dominant_eigenvector(
     product: Callable[[Vectors], Vectors], start: Vectors, tolerance: float, max_iterations: int
-) -> tuple[float, Vectors, float, int]:
-    """The largest |eigenvalue| of a symmetric H, by power iteration with `product`, z to H z.
+) -> DominantEigenvector:
+    """The eigenvector of the largest |eigenvalue| of a symmetric H, by power iteration.
 
-    Gives value = v . H v, the vector v, the residual |H v - value v| / |value|, and the number of
-    iterations."""
+    Args:
+        product: gives H z for z.
+        start: the first vector.
+        tolerance: stop at this residual,
+        max_iterations: or after this many iterations.
+
+    Raises:
+        RunError: H times a vector is zero.
+    """
     vector = _scaled(start, 1 / _dot(start, start) ** 0.5)
     for number in range(1, max_iterations + 1):
         image = product(vector)
-        value, norm = _dot(vector, image), _dot(image, image) ** 0.5
+        value = _dot(vector, image)
+        norm = _dot(image, image) ** 0.5
         if norm == 0:
             raise RunError(
                 "the Hessian times a vector is zero: there is no dominant direction here"
@@ -151,12 +189,11 @@ def dominant_eigenvector(
         if residual <= tolerance or number == max_iterations:
             break
         vector = _scaled(image, 1 / norm)
-    return value, vector, residual, number
+    return DominantEigenvector(value, vector, residual, number)
 
 
-def orthogonal_to(
-    direction: Vectors, vector: Vectors
-) -> Vectors:  # the part of a vector that is, scaled to norm 1
+def orthogonal_to(direction: Vectors, vector: Vectors) -> Vectors:
+    """The part of `vector` that is orthogonal to `direction` (of norm 1), scaled to norm 1."""
     along = _dot(direction, vector)
     rest = {name: value - along * direction[name] for name, value in vector.items()}
     return _scaled(rest, 1 / _dot(rest, rest) ** 0.5)
@@ -165,19 +202,20 @@ def orthogonal_to(
 def track_updates(
     checkpoint: Checkpoint, directions: list[Vectors], num_iterations: int
 ) -> list[Track]:
-    """Train on from the checkpoint exactly as the run did, and project each update on each
-    direction."""
+    """Train on from the checkpoint exactly as the run did, and project the updates.
+
+    Gives one track per direction, with a projection per iteration."""
     assembly = assemble(checkpoint.run.config, checkpoint.micro_batch, device=checkpoint.device)
     assembly.restore(checkpoint.path)
-    newest: Vectors = {
-        name: weight for stage in assembly.engine.stages for name, weight in stage.newest.items()
-    }
-    before = {name: weight.detach().clone() for name, weight in newest.items()}
+    newest: Vectors = {}  # the tensors that the engine updates in place
+    for stage in assembly.engine.stages:
+        newest.update(stage.newest)
+    before = _copies(newest)
     projections: list[list[float]] = [[] for _ in directions]
     squared_norms = []
     last = checkpoint.iteration + num_iterations
     for _ in assembly.engine.run(checkpoint.iteration + 1, lambda: last):
-        now = {name: weight.detach().clone() for name, weight in newest.items()}
+        now = _copies(newest)
         update = {name: weight - before[name] for name, weight in now.items()}
         squared_norms.append(_dot(update, update))
         for direction, series in zip(directions, projections, strict=True):
@@ -186,7 +224,12 @@ def track_updates(
     return [Track.of(series, sum(squared_norms)) for series in projections]
 
 
+def _copies(vector: Vectors) -> Vectors:
+    return {name: value.detach().clone() for name, value in vector.items()}
+
+
 def _random_like(parameters: Vectors, generator: torch.Generator) -> Vectors:
+    """Standard normal entries, drawn on the CPU."""
     return {
         name: torch.randn(value.shape, generator=generator).to(value)
         for name, value in parameters.items()
@@ -197,24 +240,33 @@ def _scaled(vector: Vectors, factor: float) -> Vectors:
     return {name: factor * value for name, value in vector.items()}
 
 
-def _dot(left: Vectors, right: Vectors) -> float:  # summed in float64
+def _dot(left: Vectors, right: Vectors) -> float:
+    """The dot product, computed in float64."""
     parts: list[Tensor] = [(left[name].double() * right[name].double()).sum() for name in left]
     return float(torch.stack(parts).sum())
 
 
 def oscillation_table(results: Sequence[Oscillation]) -> pd.DataFrame:
-    """Two rows per checkpoint: along the dominant eigenvector, and along a random direction;
-    texts."""
-    return pd.DataFrame(
-        {
-            "run": Path(result.run).name,
-            "at": str(result.iteration),
-            "direction": direction,
-            "eigenvalue": f"{result.eigenvalue:.4g}" if direction == "dominant" else "",
-            "sign changes": f"{track.sign_changes:.0%}",
-            "variance": f"{track.variance:.3g}",
-            "share": f"{track.share:.2g}",
-        }
-        for result in results
-        for direction, track in zip(DIRECTIONS, (result.dominant, result.random), strict=True)
-    )
+    """Two rows per checkpoint: along the dominant eigenvector, and along a random direction.
+
+    All cells are texts."""
+    rows = []
+    for result in results:
+        eigenvalue = f"{result.eigenvalue:.4g}"
+        rows.append(_track_row(result, "dominant", eigenvalue, result.dominant))
+        rows.append(_track_row(result, "random", "", result.random))
+    return pd.DataFrame(rows)
+
+
+def _track_row(
+    result: Oscillation, direction: str, eigenvalue: str, track: Track
+) -> dict[str, str]:
+    return {
+        "run": Path(result.run).name,
+        "at": str(result.iteration),
+        "direction": direction,
+        "eigenvalue": eigenvalue,
+        "sign changes": f"{track.sign_changes:.0%}",
+        "variance": f"{track.variance:.3g}",
+        "share": f"{track.share:.2g}",
+    }

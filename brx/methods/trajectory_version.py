@@ -35,6 +35,8 @@ CHANGED_ALONE = {5: "basis-rotation"}
 all methods."""
 NEVER_OURS = ("torch.optim:", "pytorch_optimizer:")
 """Classes of these packages compute the same whatever changes in a method of brx."""
+WITHOUT_ROTATION = ("brx.methods.causes:Lion", "brx.methods.causes:Adan")
+"""Classes of brx that build on none of the built-in methods."""
 
 
 def recorded_version(content: Mapping[str, Any]) -> int:
@@ -47,7 +49,8 @@ def changes(version: int, method: str) -> bool:
     if changed is None or method == changed:
         return True
     # A class of a user's own may build on the method that changed.
-    return ":" in method and not method.startswith(NEVER_OURS)
+    is_own = ":" in method
+    return is_own and method not in WITHOUT_ROTATION and not method.startswith(NEVER_OURS)
 
 
 def oldest_alike(version: int, method: str) -> int:

@@ -23,6 +23,7 @@ from brx.paper.evidence import (
     Evidence,
     beats_baselines,
     lead_grows,
+    losses_by_seed,
     margin,
     runs_of,
     slows_down_less,
@@ -31,7 +32,6 @@ from brx.paper.leads import BEST_BASELINE, draw_leads
 from brx.paper.scales import DEEPEST, ENDS, SCALES, Experiments
 from brx.plot.style import finish_panel, look_of, new_figure, save, say_not_run
 from brx.runs.comparison import BASELINES, slowdowns
-from brx.runs.frames import SEED
 from brx.runs.tables import slowdown_text
 
 OURS = "basis-rotation"
@@ -82,7 +82,7 @@ class Study:
         if experiments is None:
             return None
         try:
-            return runs_of(experiments, method, stages).set_index(SEED)["val_loss"]
+            return losses_by_seed(runs_of(experiments, method, stages))
         except UserError:
             return None
 

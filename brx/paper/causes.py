@@ -1,15 +1,18 @@
-"""What makes an optimizer stand delay? The study of docs/protocol.md, section 12: what delay costs
-by the angle of the bases, by momentum, by the geometry of the step and with corrections, and the
-verdicts on its six predictions.
+"""Why do some optimizers tolerate delay better than others? The study of docs/protocol.md,
+section 12, and the verdicts on its six predictions.
 
-The *cost* of a delay is the final validation loss with it minus the one without, seed by seed, in
-nats. An *arm* is a method with its settings."""
+It measures what delay costs with bases turned by an angle, with different momenta, with different
+geometries of the step, and with corrections for delay.
+
+The *cost* of a delay is the final validation loss with the delay minus the one without, seed by
+seed, in nats. An *arm* is a method with its settings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,12 +45,15 @@ RUNS = Path("results/causes")
 SWEEPS = "configs/sweeps/causes/*.yaml"
 
 # Delays, as section 12 names them.
-NONE, ONE_UPDATE, EIGHT, DEEPEST = "none", "one update", "8 stages", "32 stages"
+NONE = "none"
+ONE_UPDATE = "one update"
+EIGHT = "8 stages"
+DEEPEST = "32 stages"
 DELAYED = (ONE_UPDATE, EIGHT, DEEPEST)
 
-THETAS = (0.0, 0.1, 0.3, 1.0, "random")
+THETAS = (0.0, 0.1, 0.3, 1.0, "random")  # angles by which the bases are turned, in radians
 MOMENTA = (0.9, 0.95, 0.99)
-# By method: the setting that is its momentum, and the value that other panels compare.
+# For each method the setting that is its momentum, and the value that other panels compare.
 MOMENTUM_KEYS = {
     "pipedream": ("optimizer.beta1", 0.9),
     "basis-rotation": ("optimizer.beta1", 0.9),
@@ -68,16 +74,25 @@ def with_momentum(method: str, value: float) -> str:
     return f"{NAMES[method]}, momentum {value:g}"
 
 
+# Arms.
 ADAMW = with_momentum("pipedream", MOMENTUM_KEYS["pipedream"][1])
 MUON = with_momentum("muon", MOMENTUM_KEYS["muon"][1])
-EIGENBASIS, RANDOM = turned(THETAS[0]), turned(THETAS[-1])
-LION, ROTATED_LION, SCION = "Lion", "Lion in the eigenbasis", "scion"
-ADAN, PACI, ACCUMULATED = "Adan", "PACI", "AdamW, accumulated"
+EIGENBASIS = turned(THETAS[0])
+RANDOM = turned(THETAS[-1])
+LION = "Lion"
+ROTATED_LION = "Lion in the eigenbasis"
+SCION = "scion"
+ADAN = "Adan"
+PACI = "PACI"
+ACCUMULATED = "AdamW, accumulated"
 BASES = tuple(turned(theta) for theta in THETAS)
+SAME = (EIGENBASIS, with_momentum("basis-rotation", MOMENTUM_KEYS["basis-rotation"][1]))
+"""Two arms with the same numbers, bit for bit: bases that are turned by 0 are basis rotation's.
+Runs of either serve for both."""
 
 
 def _arms() -> dict[str, Settings]:
-    """By arm, the settings that tell its runs."""
+    """The settings by which the runs of each arm are recognized."""
     study = "brx.methods.causes:"
     usual: Settings = {"pipeline.accumulation": 1, "pipeline.stash": "exact"}
     accumulated: Settings = {"optimizer.method": "pipedream", "pipeline.accumulation": 4}
@@ -102,19 +117,21 @@ ARMS = _arms()
 
 
 def arm_of(config: RunConfig) -> str | None:
-    """The arm that a run is of; None for one that is no part of the study."""
+    """The arm of a run; None if the run does not belong to the study."""
     return next((arm for arm, settings in ARMS.items() if matches(config, settings)), None)
 
 
 def delay_of(pipeline: PipelineConfig) -> str | None:
-    """The study's name of a run's delay; None for a delay that is no part of it."""
+    """The study's name of a run's delay; None for a delay that the study does not have."""
     if pipeline.stages == 1:
         return NONE
     if pipeline.delay == "2bw":
         return ONE_UPDATE
     if getattr(pipeline.delay, "like", None) == 32:
         return DEEPEST
-    return EIGHT if pipeline.stages == 8 and pipeline.delay == "pipeline" else None
+    if pipeline.stages == 8 and pipeline.delay == "pipeline":
+        return EIGHT
+    return None
 
 
 class Study:
@@ -125,16 +142,18 @@ class Study:
 
     @classmethod
     def load(cls, folder: Path) -> Study:
-        """Read the runs in a folder, and Scion's from the scale `tuned`, where it was searched.
+        """Read the runs in a folder, and Scion's from the scale `tuned`, where its settings were
+        searched.
 
-        Raises UserError where the folder has no run of the study, or two experiments of one arm
-        and delay."""
+        UserError if the folder has no run of the study, or two experiments of one arm and
+        delay."""
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; make the runs with brx sweep {SWEEPS}")
         found: dict[tuple[str, str], pd.DataFrame] = {}
         for seeds in by_experiment(at_best_rates(load([folder]), with_diverged=True)):
             config = read_run(Path(str(seeds.index[0]))).config
-            arm, delay = arm_of(config), delay_of(config.pipeline)
+            arm = arm_of(config)
+            delay = delay_of(config.pipeline)
             if arm is None or delay is None:
                 continue
             if (arm, delay) in found:
@@ -145,6 +164,7 @@ class Study:
             found[arm, delay] = _with_lost(seeds)
         if not found:
             raise UserError(f"{folder}: no runs of the study; make them with brx sweep {SWEEPS}")
+        _share_equal_arms(found)
         return cls({**found, **_scion()})
 
     def has(self, arm: str, delay: str) -> bool:
@@ -152,7 +172,7 @@ class Study:
         return (arm, delay) in self.runs_by_place and (arm, NONE) in self.runs_by_place
 
     def pair(self, arm: str, delay: str) -> list[pd.DataFrame]:
-        """The runs without delay and with it, on the seeds that both have; UserError where one is
+        """The runs without delay and with it, on the seeds that both have; UserError if either is
         missing."""
         for place in ((arm, NONE), (arm, delay)):
             if place not in self.runs_by_place:
@@ -160,7 +180,8 @@ class Study:
         return shared_seeds(self.runs_by_place[arm, NONE], self.runs_by_place[arm, delay])
 
     def cost(self, arm: str, delay: str) -> pd.Series:
-        """What a delay costs an arm, in nats, by seed; infinite where it made the run diverge."""
+        """The cost of a delay for an arm, in nats, by seed; infinite if the run diverged with the
+        delay."""
         without, delayed = (runs.set_index(SEED)["val_loss"] for runs in self.pair(arm, delay))
         with np.errstate(invalid="ignore"):  # infinity minus infinity: both diverged
             return delayed - without
@@ -170,11 +191,10 @@ class Study:
         return pd.DataFrame({arm: self.cost(arm, delay) for arm in arms}).dropna()
 
     def log_slowdowns(self, arms: Sequence[str], delay: str) -> pd.DataFrame:
-        """Logarithms of the slowdowns to one target, the loss that all of these arms reach: a row
-        per seed, a column per arm, infinite where a run never gets there."""
+        """Logarithms of the slowdowns to one target, the lowest loss that all of these arms reach:
+        a row per seed, a column per arm. Infinite if a run never reaches the target."""
         pairs = {arm: self.pair(arm, delay) for arm in arms}
-        all_runs = pd.concat([runs for pair in pairs.values() for runs in pair])
-        target = common_target(all_runs)
+        target = common_target(pd.concat(list(chain.from_iterable(pairs.values()))))
         logs = {}
         for arm, pair in pairs.items():
             without, delayed = (reached_by_seed(runs, target) for runs in pair)
@@ -187,8 +207,9 @@ class Study:
         return pd.DataFrame(logs).dropna()
 
     def norms(self, arms: Sequence[str], delay: str) -> pd.DataFrame:
-        """The Hessian's (1,1)-norm per parameter in each arm's coordinates at half of the training:
-        a row per seed, a column per arm. AdamW's coordinates are the original ones."""
+        """The Hessian's (1,1)-norm per parameter at half of the training, in each arm's
+        coordinates: a row per seed, a column per arm. AdamW's coordinates are the original
+        ones."""
         norms: dict[str, dict[int, float]] = {}
         for arm in arms:
             space = SPACES[0] if arm == ADAMW else SPACES[1]
@@ -202,6 +223,14 @@ class Study:
         return pd.DataFrame(norms).reindex(columns=list(arms)).dropna()
 
 
+def _share_equal_arms(found: dict[tuple[str, str], pd.DataFrame]) -> None:
+    """Give each arm of `SAME` the runs of the other, where it has none of its own."""
+    for arm, other in (SAME, SAME[::-1]):
+        for delay in (NONE, *DELAYED):
+            if (other, delay) in found:
+                found.setdefault((arm, delay), found[other, delay])
+
+
 def _with_lost(seeds: pd.DataFrame) -> pd.DataFrame:
     """The runs of an experiment with those that diverged, at an infinite loss."""
     if (seeds["status"] == "finished").any():
@@ -210,16 +239,20 @@ def _with_lost(seeds: pd.DataFrame) -> pd.DataFrame:
 
 
 def _scion() -> dict[tuple[str, str], pd.DataFrame]:
-    """Scion's runs at both ends, whose rates and momentum were searched for the scale `tuned`; none
-    where that has no runs here."""
+    """Scion's runs without delay and with the delays of 32 stages, as far as there are any.
+
+    They belong to the scale `tuned`, for which Scion's learning rates and momentum were
+    searched."""
     scale = SCALES["tuned"]
     if not scale.runs.is_dir():
         return {}
     experiments = Experiments.load(scale)
-    found = {NONE: experiments.find(SCION, 1), DEEPEST: experiments.find(SCION, 32)}
-    return {
-        (SCION, delay): with_diverged(seeds) for delay, seeds in found.items() if seeds is not None
-    }
+    found = {}
+    for delay, num_stages in ((NONE, 1), (DEEPEST, 32)):
+        seeds = experiments.find(SCION, num_stages)
+        if seeds is not None:
+            found[SCION, delay] = with_diverged(seeds)
+    return found
 
 
 # The predictions of section 12.
@@ -229,7 +262,7 @@ Outcome = Literal["holds", "refuted", "open", "not tried"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What the runs say of a prediction."""
+    """The verdict on a prediction."""
 
     outcome: Outcome
     text: str
@@ -237,7 +270,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One prediction of section 12. `judge` raises UserError where runs are missing."""
+    """One prediction of section 12. `judge` raises UserError if runs are missing."""
 
     name: str
     statement: str
@@ -337,7 +370,7 @@ def _by_arm(table: pd.DataFrame) -> str:
 
 
 def _mean_text(by_seed: pd.Series) -> str:
-    """A mean with its interval, where there are seeds enough for one."""
+    """A mean, with its interval if there are enough seeds for one."""
     values = by_seed.tolist()
     if len(values) < strict.FEWEST_SEEDS or not np.isfinite(values).all():
         return f"{by_seed.mean():+.3f}"
@@ -390,7 +423,8 @@ PREDICTIONS = (
 
 
 def prediction_table(folder: Path) -> pd.DataFrame:
-    """A row per prediction, texts; UserError where the folder has no runs of the study."""
+    """A row per prediction; all cells are texts. UserError if the folder has no runs of the
+    study."""
     study = Study.load(folder)
     rows = []
     for prediction in PREDICTIONS:
@@ -409,7 +443,7 @@ def prediction_table(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-# The figure: a panel per question, of those that have runs.
+# The figure: a panel per question that has runs.
 
 COST_LABEL = "cost of delay (nats)"
 CAPTION = (
@@ -421,18 +455,27 @@ CAPTION = (
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel draws where `arms` has one whose cost is known at one of its delays."""
+    """A panel of the figure. It is drawn if the cost of any delay is known for one of `arms`."""
 
     title: str
     arms: Sequence[str]
     draw: Callable[[Study, Axes], None]
 
     def has_runs(self, study: Study) -> bool:
-        return any(study.has(arm, delay) for arm in self.arms for delay in DELAYED)
+        """Whether there is anything to draw."""
+        return any(study.has(arm, delay) for arm, delay in product(self.arms, DELAYED))
 
 
 def draw_causes(folder: Path, path: Path) -> list[Path]:
-    """Draw the panels that have runs; the caption names the others. Returns the files written."""
+    """Draw the panels that have runs; the caption names the others. Gives the files written.
+
+    Args:
+        folder: of the study's runs.
+        path: the figure's path without suffix.
+
+    Raises:
+        UserError: no panel has runs.
+    """
     study = Study.load(folder)
     shown = [panel for panel in PANELS if panel.has_runs(study)]
     left_out = [panel.title for panel in PANELS if panel not in shown]
@@ -442,7 +485,7 @@ def draw_causes(folder: Path, path: Path) -> list[Path]:
             f"{SWEEPS}"
         )
     columns = min(2, len(shown))
-    rows = -(-len(shown) // columns)
+    rows = math.ceil(len(shown) / columns)
     with new_figure(width=3.5, height=2.9 * rows, columns=columns) as figure:
         places = figure.subplots(rows, columns, squeeze=False).ravel()
         for panel, axes in zip(shown, places, strict=False):
@@ -457,22 +500,21 @@ def draw_causes(folder: Path, path: Path) -> list[Path]:
 
 
 def cost_records(study: Study) -> list[dict[str, Any]]:
-    """What each delay costs each arm, by seed."""
+    """The known costs of each delay for each arm, by seed."""
     records = []
-    for arm in (*ARMS, SCION):
-        for delay in DELAYED:
-            if study.has(arm, delay):
-                by_seed = {
-                    str(seed): round(cost, 4) for seed, cost in study.cost(arm, delay).items()
-                }
-                records.append({"arm": arm, "delay": delay, "cost by seed": by_seed})
+    for arm, delay in product((*ARMS, SCION), DELAYED):
+        if study.has(arm, delay):
+            costs = study.cost(arm, delay)
+            by_seed = {str(seed): round(cost, 4) for seed, cost in costs.items()}
+            records.append({"arm": arm, "delay": delay, "cost by seed": by_seed})
     return records
 
 
 @dataclass(frozen=True)
 class Point:
-    """An arm's mean cost over seeds with the ends of its interval; with fewer than three seeds both
-    ends are the mean. Infinite where a seed diverged."""
+    """An arm's mean cost over seeds, and the ends of its interval.
+
+    With fewer than three seeds both ends are the mean. The mean is infinite if a seed diverged."""
 
     mean: float
     low: float
@@ -480,6 +522,7 @@ class Point:
 
     @classmethod
     def of(cls, study: Study, arm: str, delay: str) -> Point:
+        """The cost of a delay for an arm; it must be known."""
         costs = study.cost(arm, delay).dropna()
         mean = float(costs.mean())
         if len(costs) < strict.FEWEST_SEEDS or not np.isfinite(costs).all():
@@ -491,12 +534,13 @@ class Point:
 def _draw_costs(
     axes: Axes,
     study: Study,
-    places: Mapping[str, float],  # by arm, its x
+    places: Mapping[str, float],  # x of each arm
     delay: str,
     look: Look,
     **style: Any,
 ) -> list[float]:
-    """Draw the known costs of some arms; their means."""
+    """Draw the known costs of some arms; gives their means. Arms that diverged are crosses at the
+    top."""
     points = {arm: Point.of(study, arm, delay) for arm in places if study.has(arm, delay)}
     finite = {arm: point for arm, point in points.items() if math.isfinite(point.mean)}
     lost = [places[arm] for arm in points if arm not in finite]
@@ -511,7 +555,7 @@ def _draw_costs(
 
 
 def _draw_bases(study: Study, axes: Axes) -> None:
-    """Dose and response: the cost against the angle, AdamW at the end."""
+    """The cost against the angle of the bases, and AdamW at the right end."""
     places = {arm: float(place) for place, arm in enumerate(BASES)}
     places[ADAMW] = len(BASES) + 0.2  # apart: it has no basis
     for index, delay in enumerate(DELAYED):
@@ -523,8 +567,9 @@ def _draw_bases(study: Study, axes: Axes) -> None:
     axes.set_xticks(list(places.values()), [*labels, "AdamW"], fontsize=7)
     title = "(a) bases turned away"
     if study.has(EIGENBASIS, DEEPEST) and study.has(RANDOM, DEEPEST):
-        ends = [study.cost(arm, DEEPEST).mean() for arm in (EIGENBASIS, RANDOM)]
-        title += f": {ends[0]:.2f} nats in the eigenbasis,\n{ends[1]:.2f} in a random basis"
+        in_eigenbasis = study.cost(EIGENBASIS, DEEPEST).mean()
+        in_random = study.cost(RANDOM, DEEPEST).mean()
+        title += f": {in_eigenbasis:.2f} nats in the eigenbasis,\n{in_random:.2f} in a random basis"
     finish_panel(axes, "angle theta of the turn (radians)", COST_LABEL, title)
 
 
@@ -548,7 +593,9 @@ def _draw_momenta(study: Study, axes: Axes) -> None:
 
 
 def _draw_rows(arms: Sequence[str], question: str) -> Callable[[Study, Axes], None]:
-    """A panel with a row per arm that is there, under the delays of 32 stages."""
+    """A panel with a row per arm whose cost is known, with the delays of 32 stages.
+
+    The arm that loses least is at the top."""
 
     def draw(study: Study, axes: Axes) -> None:
         points = {arm: Point.of(study, arm, DEEPEST) for arm in arms if study.has(arm, DEEPEST)}
@@ -572,7 +619,7 @@ def _draw_rows(arms: Sequence[str], question: str) -> Callable[[Study, Axes], No
     return draw
 
 
-# Method whose look an arm has, and its name on an axis.
+# The method whose look an arm has, and the arm's name on an axis.
 LOOKS = {ADAMW: "pipedream", EIGENBASIS: "basis-rotation", MUON: "muon"}
 LABELS = {ADAMW: "AdamW", EIGENBASIS: "Basis rotation", MUON: "Muon", SCION: "Scion"}
 GEOMETRIES = (ADAMW, LION, ROTATED_LION, MUON, SCION, EIGENBASIS)
@@ -582,7 +629,7 @@ PANELS = (
     Panel("bases", BASES, _draw_bases),
     Panel(
         "momentum",
-        [arm for arm in ARMS if "momentum" in arm and arm not in (ADAMW, MUON)],
+        [arm for arm in ARMS if "momentum" in arm and arm not in (ADAMW, MUON, SAME[1])],
         _draw_momenta,
     ),
     Panel("geometry", [LION, ROTATED_LION, SCION], _draw_rows(GEOMETRIES, "(c) geometry")),

@@ -28,14 +28,14 @@ from brx.plot.style import GROUP_COLORS
 from brx.runs.comparison import BASELINES
 from brx.runs.frames import SEED
 
-# Our number is reproduced up to this factor above or below the paper's (docs/protocol.md, 5).
+# A number is reproduced if ours is within this factor of the paper's (docs/protocol.md, section 5).
 FACTOR = 2.0
-# By unit: a slowdown, and a share that is saved, where there is no effect.
+# The number of a claim without any effect: a slowdown of 1, or 0 % saved.
 NO_EFFECT: dict[str, float] = {"times": 1.0, "percent": 0.0}
 GROUPS = ("as in the paper", "not as in the paper", "not tried")
 ROW_IN = 0.2  # height of a row in the figure
 LINE_CHARACTERS = 64  # of a line of a statement in the figure; two lines fit into a row
-WIDEST = 8.0  # ratios are drawn up to this factor either way; those beyond sit at the edge
+WIDEST = 8.0  # ratios are drawn up to this factor either way; larger ones are drawn at the edge
 RATIO_TICKS = {
     0.125: "1/8",
     0.25: "1/4",
@@ -45,7 +45,7 @@ RATIO_TICKS = {
     4.0: "4",
     8.0: "8",
 }
-# Headings of the figure's texts, and where they begin, in widths of the axes.
+# Headings of the columns of text in the figure, and their x in widths of the axes.
 COLUMNS = {"paper": 1.02, "here [95 %]": 1.145}
 
 Question = Callable[[Experiments], Evidence]
@@ -70,11 +70,16 @@ VERDICT_COLORS: dict[StrictOrUntried, str] = {
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of the paper, in our words, and the rule of its verdict (docs/protocol.md, 5).
+    """One statement of the paper, in our words, and the rule of its verdict (docs/protocol.md,
+    section 5).
 
-    The rules: `number` is within `FACTOR` of the paper's number (for a share, 1 - share is), and
-    surely an effect: a slowdown above 1, a share above 0. `at least` is no smaller than the paper's
-    number. `closed form` is equal as printed. For the others, the evidence says whether it holds.
+    The rules:
+
+    - `number`: within `FACTOR` of the paper's number (for a share, 1 - share is), and surely an
+      effect: a slowdown above 1, a share above 0;
+    - `at least`: not smaller than the paper's number;
+    - `closed form`: equal as printed;
+    - `direction`, `order of norms`: the evidence says whether it holds.
     """
 
     name: str
@@ -84,30 +89,33 @@ class Claim:
     paper: float | None = None  # the printed number; None for a direction
     unit: Unit = "plain"
     rule: Rule = "direction"
-    # Makes what no sweep makes; `{curvature}` stands for the scale's folder of measured runs.
+    # The command for whatever no sweep makes; `{curvature}` stands for the scale's folder of
+    # measured runs.
     command: str = ""
 
-    def is_reproduced(self, ours: Evidence, num_seeds: int | None) -> bool:
-        """The verdict by docs/protocol.md, section 5. `num_seeds` are the fewest of an experiment,
-        None for a claim without seeds."""
+    def is_reproduced(self, evidence: Evidence, num_seeds: int | None) -> bool:
+        """The verdict by docs/protocol.md, section 5.
+
+        `num_seeds` is the number of seeds of the experiment that has the fewest; None for a claim
+        without seeds."""
         if self.rule == "direction" or self.paper is None:
-            return bool(ours.holds)
-        surely = ours.decisive(num_seeds)
+            return bool(evidence.holds)
+        surely = evidence.decisive(num_seeds)
         if self.rule == "at least":
             # A bound of a share is an upper bound.
-            is_at_most = ours.is_bound and self.unit == "percent"
+            is_at_most = evidence.is_bound and self.unit == "percent"
             return surely >= self.paper and not is_at_most
         if self.rule == "closed form":
-            return number_text(ours.value, self.unit) == number_text(self.paper, self.unit)
-        if ours.is_bound or pd.isna(ours.value) or ours.holds is False:
+            return number_text(evidence.value, self.unit) == number_text(self.paper, self.unit)
+        if evidence.is_bound or pd.isna(evidence.value) or evidence.holds is False:
             return False
         no_effect = NO_EFFECT.get(self.unit)
         if no_effect is not None and not surely > no_effect:
             return False
         if self.unit == "percent":
-            factor = (1 - ours.value) / (1 - self.paper)
+            factor = (1 - evidence.value) / (1 - self.paper)
         else:
-            factor = ours.value / self.paper
+            factor = evidence.value / self.paper
         return 1 / FACTOR <= factor <= FACTOR
 
     def strictly(self, evidence: Evidence, num_seeds: int | None) -> Strict:
@@ -139,43 +147,45 @@ class Outcome:
     """A claim, compared with our runs."""
 
     claim: Claim
-    evidence: Evidence | None  # None where it was not tried, for a `reason`
-    reason: str
+    evidence: Evidence | None  # None if it was not tried
+    reason: str  # why it was not tried
     runs: Sequence[str]  # names of the runs behind the evidence
     num_seeds: int | None = None  # fewest seeds of an experiment; None if the claim uses no runs
-    sweeps: Sequence[str] = ()  # the files that make the runs, also runs that are missing
+    sweeps: Sequence[str] = ()  # the files that make the runs, including runs that are missing
 
     @property
     def command(self) -> str:
-        """What makes everything that the claim rests on."""
+        """The commands that make everything that the claim rests on."""
         sweeps = f"brx sweep {' '.join(self.sweeps)}" if self.sweeps else ""
         return "; ".join(filter(None, (sweeps, self.claim.command)))
 
     @property
     def verdict(self) -> Literal["yes", "no", "not tried"]:
+        """By docs/protocol.md, section 5."""
         if self.evidence is None:
             return "not tried"
         return "yes" if self.claim.is_reproduced(self.evidence, self.num_seeds) else "no"
 
     @property
     def strict_verdict(self) -> StrictOrUntried:
+        """By docs/protocol.md, section 11."""
         if self.evidence is None:
             return "not tried"
         return self.claim.strictly(self.evidence, self.num_seeds)
 
 
 def in_groups(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    """Claims by how they came out, in the order of GROUPS."""
-    groups = zip(GROUPS, ("yes", "no", "not tried"), strict=True)
-    return {
-        name: [outcome for outcome in outcomes if outcome.verdict == verdict]
-        for name, verdict in groups
-    }
+    """The claims by verdict; the keys are GROUPS, in this order."""
+    groups = {}
+    for name, verdict in zip(GROUPS, ("yes", "no", "not tried"), strict=True):
+        groups[name] = [outcome for outcome in outcomes if outcome.verdict == verdict]
+    return groups
 
 
 def judge(experiments: Experiments, claims: Sequence[Claim]) -> list[Outcome]:
-    """Claims, compared with the runs of a scale. Experiments that they ask for count as asked for
-    here."""
+    """Compare claims with the runs of a scale.
+
+    `experiments` records all experiments that the claims ask for as used or missing."""
     outcomes = []
     for claim in claims:
         outcome, asked = experiments.once(claim, partial(_judge_alone, claim, experiments))
@@ -186,25 +196,29 @@ def judge(experiments: Experiments, claims: Sequence[Claim]) -> list[Outcome]:
 
 
 def _judge_alone(claim: Claim, experiments: Experiments) -> tuple[Outcome, Experiments]:
-    """With the experiments that the claim has asked for."""
+    """A claim's outcome, and the experiments with the ones that the claim asked for."""
     asked = experiments.fresh()
     return _judge(claim, asked), asked
 
 
 def _judge(claim: Claim, experiments: Experiments) -> Outcome:
+    """One claim; `experiments` must not have been asked for anything yet."""
     try:
         evidence = claim.evidence(experiments)
     except UserError as error:
         return Outcome(claim, None, str(error), [], sweeps=experiments.makers)
-    runs = [name for seeds in experiments.used.values() for name in seeds["name"]]
-    counts = [seeds[SEED].nunique() for seeds in experiments.used.values()]
+    runs: list[str] = []
+    seed_counts = []
+    for seeds in experiments.used.values():
+        runs += seeds["name"].tolist()
+        seed_counts.append(seeds[SEED].nunique())
     if evidence.num_seeds is not None:
-        counts.append(evidence.num_seeds)
-    return Outcome(claim, evidence, "", runs, min(counts, default=None), experiments.makers)
+        seed_counts.append(evidence.num_seeds)
+    return Outcome(claim, evidence, "", runs, min(seed_counts, default=None), experiments.makers)
 
 
 def verdict_counts(outcomes: Sequence[Outcome]) -> list[str]:
-    """Two lines: how many claims have which strict verdict, and which first verdict."""
+    """Two lines: how many claims have each strict verdict, and each first verdict."""
     strict_verdicts = Counter(outcome.strict_verdict for outcome in outcomes)
     verdicts = Counter(outcome.verdict for outcome in outcomes)
     strict_counts = [f"{strict_verdicts[name]} {name}" for name in get_args(StrictOrUntried)]
@@ -216,8 +230,9 @@ def verdict_counts(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:
-    """A row of texts per claim: the paper's number, ours, both verdicts, and the command that
-    makes it."""
+    """A row per claim: the paper's number, ours, both verdicts, and the commands that make ours.
+
+    All cells are texts."""
     rows = []
     for outcome in outcomes:
         claim = outcome.claim
@@ -239,64 +254,69 @@ def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:
 
 def evidence_text(outcome: Outcome) -> str:
     """Our number with its interval, our finding, or why there is none."""
-    claim, ours = outcome.claim, outcome.evidence
-    if ours is None:
+    claim = outcome.claim
+    evidence = outcome.evidence
+    if evidence is None:
         return outcome.reason
     if claim.rule == "direction" or claim.paper is None:
-        return ours.text
-    text = measured_text(claim, ours)
-    if not few_seeds(outcome) and ours.low <= claim.paper <= ours.high:
+        return evidence.text
+    text = measured_text(claim, evidence)
+    if not few_seeds(outcome) and evidence.low <= claim.paper <= evidence.high:
         text += ", around the paper's"
-    if ours.text:
-        text += f" ({ours.text})"
+    if evidence.text:
+        text += f" ({evidence.text})"
     return text
 
 
 def verdict_text(outcome: Outcome) -> str:
     """The verdict and why, for example `yes, one seed` or `no (within chance)`."""
-    if why := why_not(outcome):
+    why = why_not(outcome)
+    if why:
         return f"{outcome.verdict} ({why})"
     return outcome.verdict + few_seeds(outcome)
 
 
 def few_seeds(outcome: Outcome) -> str:
-    """Say that there are too few seeds for an interval, for example `, one seed`; else empty."""
+    """`, one seed` or `, two seeds` if these are too few for an interval; else empty."""
     return {1: ", one seed", 2: ", two seeds"}.get(outcome.num_seeds or 0, "")
 
 
 def why_not(outcome: Outcome) -> str:
-    """Say in a few words why the first verdict is no, as far as the evidence tells; empty for
-    nothing."""
-    claim, ours = outcome.claim, outcome.evidence
-    if ours is None or outcome.verdict == "yes":
+    """In a few words, why the first verdict is no; empty if it is yes, or if the evidence does not
+    tell why."""
+    claim = outcome.claim
+    evidence = outcome.evidence
+    if evidence is None or outcome.verdict == "yes":
         return ""
     paper = None if claim.rule == "direction" else claim.paper
-    printed = paper or 0.0  # a direction's margin has a sign alone
-    is_within = ours.low <= printed <= ours.high
-    is_apart = ours.low > printed or ours.high < printed
+    printed = paper or 0.0  # for a direction, only the sign of the margin matters
+    is_within = evidence.low <= printed <= evidence.high
+    is_apart = evidence.low > printed or evidence.high < printed
     reasons = []
-    if paper is None and ours.value < 0 and not is_within:
+    if paper is None and evidence.value < 0 and not is_within:
         reasons.append("the other way round")
     if is_within:
         reasons.append("within chance")
-    if is_apart and not ours.is_bound:
+    if is_apart and not evidence.is_bound:
         reasons.append("apart by more than chance")
     if outcome.num_seeds in (1, 2):
         reasons.append(few_seeds(outcome).removeprefix(", "))
-    if ours.is_bound:
+    if evidence.is_bound:
         reasons.append("a bound alone")
     return ", ".join(reasons)
 
 
-def measured_text(claim: Claim, ours: Evidence) -> str:
-    """Our number with its interval. A bound is marked: a lower one of a slowdown, an upper one of a
-    share."""
-    text = number_text(ours.value, claim.unit)
-    if ours.is_bound:
+def measured_text(claim: Claim, evidence: Evidence) -> str:
+    """Our number with its interval.
+
+    Bounds are marked: `>` is a lower bound of a slowdown, `<` is an upper bound of a share."""
+    text = number_text(evidence.value, claim.unit)
+    if evidence.is_bound:
         sign = "<" if claim.unit == "percent" else ">"
         text = f"{sign} {text}"
-    if not pd.isna(ours.low):
-        low, high = number_text(ours.low, claim.unit), number_text(ours.high, claim.unit)
+    if not pd.isna(evidence.low):
+        low = number_text(evidence.low, claim.unit)
+        high = number_text(evidence.high, claim.unit)
         text += f" [{low}, {high}]"
     return text
 
@@ -313,8 +333,10 @@ def number_text(value: float, unit: Unit) -> str:
 
 
 def fill_claims(figure: Figure, outcomes: Sequence[Outcome]) -> None:
-    """Draw the claims into an empty figure: above, how many of each kind have which strict verdict;
-    below, a row per number of the paper that our runs have, too."""
+    """Draw the claims into an empty figure.
+
+    Above: for each kind of claim, how many have each strict verdict. Below: a row per number that
+    both the paper and our runs have."""
     numbers = [outcome for outcome in outcomes if ratio_of(outcome) is not None]
     numbers.sort(key=lambda outcome: list(VERDICT_COLORS).index(outcome.strict_verdict))
     figure.set_size_inches(9.5, 2.6 + ROW_IN * len(numbers))
@@ -354,14 +376,14 @@ def _draw_counts(axes: Axes, outcomes: Sequence[Outcome]) -> None:
 def _draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     """Our number divided by the paper's, a row per claim, with both numbers."""
     paper_x, ours_x = COLUMNS.values()
-    beside_axes: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "fontsize": 7}
+    right_of_axes: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "fontsize": 7}
     for place, outcome in enumerate(outcomes):
         _draw_ratio(axes, outcome, place, VERDICT_COLORS[outcome.strict_verdict])
         text = our_text(outcome).removesuffix(few_seeds(outcome))  # hollow points say that
-        axes.text(paper_x, place, paper_text(outcome), va="center", **beside_axes)
-        axes.text(ours_x, place, text, va="center", **beside_axes)
+        axes.text(paper_x, place, paper_text(outcome), va="center", **right_of_axes)
+        axes.text(ours_x, place, text, va="center", **right_of_axes)
     for heading, x in COLUMNS.items():
-        axes.text(x, -1.0, heading, weight="bold", **beside_axes)
+        axes.text(x, -1.0, heading, weight="bold", **right_of_axes)
     labels = [textwrap.fill(outcome.claim.statement, LINE_CHARACTERS) for outcome in outcomes]
     axes.set_yticks(range(len(outcomes)), labels, fontsize=7, linespacing=0.9)
     axes.set_ylim(len(outcomes) - 0.4, -0.6)
@@ -376,22 +398,24 @@ def _draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
 
 
 def ratio_of(outcome: Outcome) -> tuple[float, float, float] | None:
-    """Our number over the paper's, with the ends of its interval (NaN for none). For shares saved,
-    what is left over what the paper has left."""
-    claim, ours = outcome.claim, outcome.evidence
-    if ours is None or claim.paper is None or pd.isna(ours.value):
+    """Our number divided by the paper's, and the ends of its interval (NaN for none).
+
+    For a share saved, the remaining shares are divided: ours by the paper's."""
+    claim = outcome.claim
+    evidence = outcome.evidence
+    if evidence is None or claim.paper is None or pd.isna(evidence.value):
         return None
     is_share = claim.unit == "percent" and claim.rule != "closed form"
     if is_share:
         left = 1 - claim.paper
-        # The fewer iterations are left, the more are saved: the ends change places.
-        return (1 - ours.value) / left, (1 - ours.high) / left, (1 - ours.low) / left
-    return ours.value / claim.paper, ours.low / claim.paper, ours.high / claim.paper
+        # The more iterations are saved, the fewer are left: the ends change places.
+        return (1 - evidence.value) / left, (1 - evidence.high) / left, (1 - evidence.low) / left
+    return evidence.value / claim.paper, evidence.low / claim.paper, evidence.high / claim.paper
 
 
 def paper_text(outcome: Outcome) -> str:
-    """The paper's number with its unit; `direction` or `numbers` where the claim has no single
-    one."""
+    """The paper's number with its unit; `direction` or `numbers` if the claim does not have a
+    single number."""
     claim = outcome.claim
     if claim.paper is None:
         return "numbers" if claim.rule == "closed form" else "direction"
@@ -401,20 +425,22 @@ def paper_text(outcome: Outcome) -> str:
 
 def our_text(outcome: Outcome) -> str:
     """Our number with its interval, or whether a direction holds."""
-    claim, ours = outcome.claim, outcome.evidence
-    if ours is None:
+    claim = outcome.claim
+    evidence = outcome.evidence
+    if evidence is None:
         return ""
     if claim.paper is not None:
-        text = measured_text(claim, ours)
+        text = measured_text(claim, evidence)
     elif claim.rule == "closed form":
-        text = "as printed" if ours.holds else "not all as printed"
+        text = "as printed" if evidence.holds else "not all as printed"
     else:
-        text = "holds" if ours.holds else "does not hold"
+        text = "holds" if evidence.holds else "does not hold"
     return text + few_seeds(outcome)
 
 
 def _draw_ratio(axes: Axes, outcome: Outcome, place: float, color: str) -> None:
-    """A point with its interval. Hollow: few seeds; an arrow: a bound, or beyond the axis."""
+    """A point with its interval. A hollow one has few seeds. An arrow is a bound, or a point beyond
+    the axis."""
     ratios = ratio_of(outcome)
     if ratios is None or outcome.evidence is None:
         return
@@ -436,6 +462,42 @@ oscillation = partial(Claim, command="brx oscillation {curvature} --measured")
 closed_form = partial(Claim, rule="closed form")
 
 
+def slowdowns() -> list[Claim]:
+    """A claim about the slowdown of each method in the paper's tables but PipeDream."""
+    claims = []
+    for method, printed in SLOWDOWNS.items():
+        if method == "pipedream":
+            continue
+        claim = number(
+            f"slowdown-{_in_name(method)}",
+            "Figure 8a" if method in STRATEGY_NAMES else "Table 3",
+            f"slowdown of {method}",
+            partial(ours.slowdown_of, method=method),
+            printed,
+            "times",
+        )
+        claims.append(claim)
+    return claims
+
+
+def by_depth(methods: Sequence[str], change: Literal["lower", "higher"]) -> list[Claim]:
+    """A claim about each method: whether deeper models end lower or higher with it."""
+    return [
+        Claim(
+            f"depth-{_in_name(method)}",
+            "Figure 14",
+            f"one block per stage: deeper models end {change} with {method}",
+            partial(ours.deeper_ends_lower, method=method, holds=change == "lower"),
+        )
+        for method in methods
+    ]
+
+
+def _in_name(method: str) -> str:
+    """A method as part of a claim's name."""
+    return re.sub("[ /]", "-", method)
+
+
 def saved(name: str, where: str, statement: str, model: str) -> Claim:
     """A claim about the iterations that basis rotation saves over a model's best baseline."""
     return number(
@@ -448,7 +510,8 @@ def saved(name: str, where: str, statement: str, model: str) -> Claim:
     )
 
 
-# Name, place in the paper, statement; then ours, and the paper's number with its unit.
+# Each has a name, the place in the paper, the statement, and the function that evaluates our runs;
+# a number also has the paper's number and its unit.
 CLAIMS = (
     Claim(
         "toy-quadratic",
@@ -504,18 +567,7 @@ CLAIMS = (
         "basis rotation's lead without delay is amplified by delay",
         partial(ours.lead_grows, method="basis-rotation", others=BASELINES, from_stages=1),
     ),
-    *(
-        number(
-            f"slowdown-{re.sub('[ /]', '-', method)}",
-            "Figure 8a" if method in STRATEGY_NAMES else "Table 3",
-            f"slowdown of {method}",
-            partial(ours.slowdown_of, method=method),
-            printed,
-            "times",
-        )
-        for method, printed in SLOWDOWNS.items()
-        if method != "pipedream"
-    ),
+    *slowdowns(),
     Claim(
         "slowdown-order",
         "Figure 5e",
@@ -582,17 +634,8 @@ CLAIMS = (
         "SOAP slows down about as basis rotation does: nearer to it than Muon and Scion",
         ours.soap_is_close,
     ),
-    *(
-        Claim(
-            f"depth-{re.sub('[ /]', '-', method)}",
-            "Figure 14",
-            f"one block per stage: deeper models end {'lower' if is_ours else 'higher'} with "
-            f"{method}",
-            partial(ours.deeper_ends_lower, method=method, holds=is_ours),
-        )
-        for methods, is_ours in ((BASELINES, False), (STRATEGY_NAMES, True))
-        for method in methods
-    ),
+    *by_depth(BASELINES, "higher"),
+    *by_depth(STRATEGY_NAMES, "lower"),
     saved("width-smaller", "Figure 7a", "iterations saved at P = 24, the smaller model", "smaller"),
     saved(
         "width-larger", "Figure 7b", "iterations saved at P = 24, the larger model (1B)", "larger"

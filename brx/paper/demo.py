@@ -1,4 +1,4 @@
-"""The paper's point in a few minutes: two methods, with and without delay."""
+"""`brx demo`: the paper's point in a few minutes, with two methods, with and without delay."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +16,15 @@ COMPARED = ("pipedream", "basis-rotation")
 
 
 def run_demo(out: Path, overrides: Sequence[str]) -> Literal["finished", "interrupted"]:
-    """Train the preset `quick` with each method at P = 1 and at its own P; draw the curves and
+    """Train the preset `quick` with each method at P = 1 and at the preset's P; draw the curves and
     print the table.
 
-    Runs that are finished already are taken as they are; `overrides` replace settings of the preset
-    (`KEY=VALUE`)."""
+    Finished runs are not trained again.
+
+    Args:
+        out: the folder of the runs and the figure.
+        overrides: settings in place of the preset's, `KEY=VALUE`.
+    """
     delayed = load_config("quick", overrides).pipeline.stages
     folders = []
     for stages in (1, delayed):

@@ -1,16 +1,16 @@
 """Evidence of our runs on the paper's claims, compared seed by seed: which method ends lower, and
 which needs longer.
 
-Every question is a function from a scale's `Experiments` to `Evidence`. It raises UserError where
-runs are missing, and says which. The rules are in docs/protocol.md, sections 4 to 6 and 11; the
-words are in `brx.paper.evidence_text`."""
+Every question is a function from a scale's `Experiments` to `Evidence`. It raises a UserError that
+names the runs if any are missing. The rules are in docs/protocol.md, sections 4 to 6 and 11; the
+sentences are in `brx.paper.evidence_text`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations, islice, product
 from typing import Any
 
 import numpy as np
@@ -57,48 +57,52 @@ FINER_THAN = (
     ("basis-rotation 2nd/unilateral", LEAST_ACCURATE),
 )
 """Estimation strategies, each with one that is coarser in geometry or in source."""
-DELAYS_OF_COMPENSATION = (8, 16, 32)
+DELAYS_OF_COMPENSATION = (8, 16, 32)  # P at which delay compensation is compared
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Our runs' answer to a claim: a number, `value` with its 95 % interval, or a direction, which
-    `holds` or not."""
+    """Our runs' answer to a claim: a number with its 95 % interval, or whether a direction
+    holds."""
 
     value: float = math.nan
     low: float = math.nan
     high: float = math.nan
-    # `value` is a bound: a lower one of a slowdown, an upper one of a share that is saved.
+    # `value` is a bound: a lower bound of a slowdown, or an upper bound of a share saved.
     is_bound: bool = False
     holds: bool | None = None
     text: str = ""
     num_seeds: int | None = None  # None: as many as the runs that were asked for have
-    # By docs/protocol.md, section 11; None where that follows from the other fields.
+    # By docs/protocol.md, section 11; None if it follows from the other fields.
     strict: strict.Strict | None = None
 
     def decisive(self, num_seeds: int | None) -> float:
         """The number that decides: the lower end of the interval from three seeds on, else the
-        value."""
-        has_interval = not math.isnan(self.low) and (
-            num_seeds is None or num_seeds >= SEEDS_FOR_AN_INTERVAL
-        )
-        return self.low if has_interval else self.value
+        value. `num_seeds` is None for a claim without seeds."""
+        enough_seeds = num_seeds is None or num_seeds >= SEEDS_FOR_AN_INTERVAL
+        has_interval = not math.isnan(self.low)
+        return self.low if has_interval and enough_seeds else self.value
 
 
 class Margin:
-    """A difference by seed, positive where a run agrees with the paper.
+    """A difference by seed, positive if it agrees with the paper.
 
-    It is infinite where one side diverged. Where both did it is NaN, and the seed is left out.
-    UserError where no seed is left."""
+    It is infinite if one side diverged. If both did, it is NaN, and the seed is left out.
+    UserError if no seed is left.
+
+    Attributes:
+        mean: over the seeds.
+        interval: the mean's 95 % interval; None with fewer than three seeds, or if a seed diverged.
+        least: the number that decides. It is the lower end of the interval; without an interval,
+            the mean, or if a seed diverged, the smallest difference.
+        holds: whether it agrees by more than chance, as far as the number of seeds allows."""
 
     def __init__(self, by_seed: pd.Series) -> None:
         self.by_seed = by_seed.dropna()
         if self.by_seed.empty:
             raise UserError("no seed in common that did not diverge on both sides")
         self.mean = float(self.by_seed.mean())
-        self.interval: tuple[float, float] | None = None  # 95 % interval of the mean
-        # The number that decides is the lower end of the interval. Without one it is the mean, or
-        # where a seed diverged the smallest number of any seed.
+        self.interval: tuple[float, float] | None = None
         self.least = self.mean if math.isfinite(self.mean) else float(self.by_seed.min())
         count = len(self.by_seed)
         if count >= SEEDS_FOR_AN_INTERVAL and math.isfinite(self.mean):
@@ -106,7 +110,7 @@ class Margin:
             half = quantile * float(self.by_seed.sem())
             self.interval = self.mean - half, self.mean + half
             self.least = self.interval[0]
-        self.holds = self.least > 0  # by more than chance, as far as the seeds can say
+        self.holds = self.least > 0
 
     @property
     def strictly(self) -> strict.Strict:
@@ -116,8 +120,10 @@ class Margin:
     def evidence(
         self, text: str, *, holds: bool | None = None, strictly: strict.Strict | None = None
     ) -> Evidence:
-        """Make Evidence of a direction, with mean and interval; this margin decides it unless
-        `holds` and `strictly`, the strict verdict, are given."""
+        """Evidence on a direction, with mean and interval.
+
+        This margin alone decides it, unless `holds` or `strictly` (the strict verdict) are
+        given."""
         low, high = self.interval or (math.nan, math.nan)
         return Evidence(
             self.mean,
@@ -145,19 +151,23 @@ def runs_of(
     sweep: str = "",
     **options: Any,
 ) -> pd.DataFrame:
-    """The runs that `Experiments.find` finds, those that diverged among them (`with_diverged`)."""
+    """The runs of an experiment (`Experiments.find`), including the ones that diverged
+    (`with_diverged`).
+
+    UserError if there are none, or if all diverged."""
     seeds = experiments.find(method, stages, sweep, **options)
-    if seeds is None:
-        what, _, why = list(experiments.missing)[-1].rpartition(": ")
-        raise UserError(
-            f"every run of {what} diverged" if "diverged" in why else f"no runs of {what} yet"
-        )
-    return with_diverged(seeds)
+    if seeds is not None:
+        return with_diverged(seeds)
+    what, _, why = list(experiments.missing)[-1].rpartition(": ")
+    if "diverged" in why:
+        raise UserError(f"every run of {what} diverged")
+    raise UserError(f"no runs of {what} yet")
 
 
 def _paired(
     experiments: Experiments, methods: Iterable[str], stages: int | None = None, **options: Any
 ) -> list[Any]:
+    """The runs of each method, on the seeds that all of them have."""
     return shared_seeds(*(runs_of(experiments, method, stages, **options) for method in methods))
 
 
@@ -165,13 +175,19 @@ def _paired(
 
 
 def final_loss(seeds: pd.DataFrame, loss: str = "val_loss") -> float:
+    """The mean over seeds, in nats."""
     return float(seeds[loss].mean())
 
 
 def margin(ours: pd.DataFrame, theirs: pd.DataFrame, loss: str = "val_loss") -> Margin:
-    """How many nats ours ends below theirs."""
-    losses, their_losses = (seeds.set_index(SEED)[loss] for seeds in shared_seeds(ours, theirs))
+    """How many nats ours ends below theirs, seed by seed."""
+    losses, their_losses = (losses_by_seed(seeds, loss) for seeds in shared_seeds(ours, theirs))
     return Margin(their_losses - losses)
+
+
+def losses_by_seed(seeds: pd.DataFrame, loss: str = "val_loss") -> pd.Series:
+    """A loss of the runs of an experiment, by seed."""
+    return pd.Series(seeds[loss].to_numpy(), pd.Index(seeds[SEED]))
 
 
 def ends_below(name: str, ours: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> Evidence:
@@ -190,19 +206,24 @@ def ends_below(name: str, ours: pd.DataFrame, others: Mapping[str, pd.DataFrame]
 def _leads(
     experiments: Experiments, method: str, others: Sequence[str], *depths: int
 ) -> list[Margin]:
-    """How many nats a method ends below the lowest of others, seed by seed, at each P, over the
-    seeds of all there."""
-    names = method, *others
-    runs = shared_seeds(*(runs_of(experiments, name, P) for P in depths for name in names))
-    of_depths = (runs[first : first + len(names)] for first in range(0, len(runs), len(names)))
-    return [margin(ours, best_by_seed(theirs, "val_loss")) for ours, *theirs in of_depths]
+    """How many nats a method ends below the lowest of others, seed by seed: a margin per P.
+
+    All margins are over the same seeds, the ones that every experiment has."""
+    names = (method, *others)
+    places = product(depths, names)
+    runs = iter(shared_seeds(*(runs_of(experiments, name, P) for P, name in places)))
+    leads = []
+    for _ in depths:
+        ours, *theirs = islice(runs, len(names))
+        leads.append(margin(ours, best_by_seed(theirs, "val_loss")))
+    return leads
 
 
 def ends_below_at_every_depth(
     experiments: Experiments, pairs: Sequence[tuple[str, str | Sequence[str]]], from_stages: int
 ) -> Evidence:
-    """In every pair the first method ends below the other, or the lowest of the others, from a
-    number of stages on."""
+    """In every pair, the first method ends below the second (or below the lowest of several), from
+    a number of stages on."""
     leads: dict[int, list[Margin]] = {}
     for P in DEPTHS:
         if from_stages > P:
@@ -211,14 +232,14 @@ def ends_below_at_every_depth(
         for method, others in pairs:
             rivals = (others,) if isinstance(others, str) else others
             leads[P] += _leads(experiments, method, rivals, P)
-    of_all_depths = [lead for of_depth in leads.values() for lead in of_depth]
+    of_all_depths = list(chain.from_iterable(leads.values()))
     closest = min(of_all_depths, key=lambda lead: lead.least)
     shown = {P: _smallest_lead(of_depth) for P, of_depth in leads.items()}
     return closest.evidence(texts.leads_by_depth_text(shown), strictly=strictly_all(of_all_depths))
 
 
 def _smallest_lead(leads: Sequence[Margin]) -> texts.LeadAtDepth:
-    """What is told of the leads at one number of stages."""
+    """A summary of the leads at one number of stages, for the text."""
     smallest = min(leads, key=lambda lead: lead.mean)
     within_chance = [lead.interval for lead in leads if lead.interval and not lead.holds]
     return texts.LeadAtDepth(smallest.mean, len(smallest.by_seed), within_chance)
@@ -226,12 +247,15 @@ def _smallest_lead(leads: Sequence[Margin]) -> texts.LeadAtDepth:
 
 def lead_widens(experiments: Experiments, method: str, others: Sequence[str]) -> Evidence:
     """A method ends below the lowest of others at the deepest pipeline, and its lead rises with the
-    number of stages: by the ends alone, and strictly by the rank test over all of them."""
-    first, *_ = depths = DEPTHS[1:]
-    ends = lead_grows(experiments, method, others, first)
+    number of stages.
+
+    The usual verdict compares the ends; the strict one is a rank test over all numbers of
+    stages."""
+    depths = DEPTHS[1:]
+    ends = lead_grows(experiments, method, others, depths[0])
     try:
         leads = _leads(experiments, method, others, *depths)
-    except UserError:  # between the ends there are no runs
+    except UserError:  # there are no runs between the ends
         return replace(ends, strict="open")
     table = pd.DataFrame({P: lead.by_seed for P, lead in zip(depths, leads, strict=True)})
     rise = strict.trend(table)
@@ -243,8 +267,8 @@ def lead_widens(experiments: Experiments, method: str, others: Sequence[str]) ->
 def lead_grows(
     experiments: Experiments, method: str, others: Sequence[str], from_stages: int
 ) -> Evidence:
-    """A method ends below the lowest of others at the deepest pipeline, and by more than at a
-    number of stages."""
+    """A method ends below the lowest of others at the deepest pipeline, and its lead is larger
+    there than at `from_stages`."""
     small, large = _leads(experiments, method, others, from_stages, DEEPEST)
     difference = large - small
     text = texts.growth_text(small.mean, from_stages, large.mean, DEEPEST, len(difference.by_seed))
@@ -262,32 +286,42 @@ def beats_baselines(
     own: Settings | None = None,
     model: str = "main",
 ) -> Evidence:
-    """Basis rotation ends below all baselines at the deepest pipeline; `own` are settings that
-    these do not have."""
+    """Basis rotation ends below all baselines at the deepest pipeline.
+
+    Args:
+        experiments: the runs.
+        sweep: the sweep that makes the runs; with `own`, only basis rotation's.
+        shared: settings of all methods.
+        own: settings of basis rotation alone.
+        model: a name of the scale's models.
+    """
     settings = {**(shared or {}), **(own or {})}
     ours = runs_of(experiments, "basis-rotation", sweep=sweep, model=model, settings=settings)
-    usual = "" if own else sweep
+    their_sweep = "" if own else sweep
     theirs = {
-        name: runs_of(experiments, name, sweep=usual, model=model, settings=shared)
+        name: runs_of(experiments, name, sweep=their_sweep, model=model, settings=shared)
         for name in BASELINES
     }
     return ends_below("basis-rotation", ours, theirs)
 
 
 def few_refreshes_cost_little(experiments: Experiments) -> Evidence:
-    """Refreshes every 100 iterations lose less than a tenth of the lead over the best baseline (the
-    paper: little)."""
+    """Refreshes every 100 iterations lose less than a tenth of the lead over the best baseline.
+
+    (The paper says: little.)"""
     usual, *baselines = (runs_of(experiments, name) for name in ("basis-rotation", *BASELINES))
     few = runs_of(
         experiments, "basis-rotation", sweep="frequency", settings={"optimizer.frequency": 100}
     )
     usual, few, *baselines = shared_seeds(usual, few, *baselines)
-    cost, lead = margin(usual, few), margin(usual, best_by_seed(baselines, "val_loss"))
+    cost = margin(usual, few)
+    lead = margin(usual, best_by_seed(baselines, "val_loss"))
     text = f"{cost.mean:.3f} of a lead of {lead.mean:.3f} nats over the best baseline"
     return Margin(lead.by_seed / 10 - cost.by_seed).evidence(text)
 
 
 def reversed_is_worse(experiments: Experiments) -> Evidence:
+    """Equal refresh intervals end below intervals shared the other way round."""
     settings = {"optimizer.refresh_schedule": "reversed"}
     reversed_ = runs_of(experiments, "basis-rotation", sweep="stage-aware", settings=settings)
     return ends_below(
@@ -296,17 +330,17 @@ def reversed_is_worse(experiments: Experiments) -> Evidence:
 
 
 def deeper_ends_lower(experiments: Experiments, method: str, holds: bool) -> Evidence:
-    """From the shallowest to the deepest model, one block per stage, the final loss falls; or not
-    `holds`: it rises."""
+    """With one block per stage, the final loss falls from the shallowest to the deepest model; or
+    rises, if `holds` is False."""
     of_depths = [
         runs_of(experiments, method, count, model=PER_BLOCK, settings={"model.blocks": count})
         for count in BLOCKS
     ]
     runs = shared_seeds(*of_depths)
-    by_seed = [seeds.set_index(SEED)["val_loss"] for seeds in runs]
+    by_seed = [losses_by_seed(seeds) for seeds in runs]
     losses = pd.DataFrame(dict(zip(BLOCKS, by_seed, strict=True)))
     rise = strict.trend(-losses if holds else losses)
-    shallowest, deepest = runs[0], runs[-1]
+    shallowest, *_, deepest = runs
     of_ends = margin(deepest, shallowest) if holds else margin(shallowest, deepest)
     text = texts.by_blocks_text(losses.mean(), rise)
     return of_ends.evidence(text, strictly=rise.verdict)
@@ -328,11 +362,13 @@ def loses_less_without_stashing(experiments: Experiments) -> Evidence:
 
 
 def _compensated(experiments: Experiments, stages: int) -> tuple[pd.DataFrame, float]:
-    """Delay compensation in the strength that ends lowest on the seeds that all strengths have, and
-    that strength."""
+    """Delay compensation's runs with the best strength, and this strength.
+
+    The best strength ends lowest on the seeds that all strengths have."""
     name = "delay-compensation"
     settings = [{"optimizer.compensation": strength} for strength in COMPENSATIONS]
-    tried = experiments.fresh()  # as with rates, only seeds of the chosen one count
+    # Only the runs with the best strength count as used, as with learning rates.
+    tried = experiments.fresh()
     try:
         runs = [runs_of(tried, name, stages, name, settings=each) for each in settings]
     finally:
@@ -343,7 +379,8 @@ def _compensated(experiments: Experiments, stages: int) -> tuple[pd.DataFrame, f
 
 
 def beats_delay_compensation(experiments: Experiments) -> Evidence:
-    """Basis rotation ends below the best strength at each number of stages."""
+    """Basis rotation ends below delay compensation with the best strength, at each number of
+    stages."""
     leads = []
     lines = []
     for P in DELAYS_OF_COMPENSATION:
@@ -357,13 +394,16 @@ def beats_delay_compensation(experiments: Experiments) -> Evidence:
 
 
 def delay_compensation_is_like_pipedream(experiments: Experiments) -> Evidence:
-    """The best strength ends nearer to PipeDream than to basis rotation."""
+    """Delay compensation with the best strength ends nearer to PipeDream than to basis rotation."""
     nearer = []
     lines = []
     for P in DELAYS_OF_COMPENSATION:
-        others = (runs_of(experiments, name, P) for name in ("pipedream", "basis-rotation"))
-        compensated, pipedream, ours = shared_seeds(_compensated(experiments, P)[0], *others)
-        below_pipedream, above_ours = margin(compensated, pipedream), margin(ours, compensated)
+        compensated, _ = _compensated(experiments, P)
+        pipedream = runs_of(experiments, "pipedream", P)
+        ours = runs_of(experiments, "basis-rotation", P)
+        compensated, pipedream, ours = shared_seeds(compensated, pipedream, ours)
+        below_pipedream = margin(compensated, pipedream)
+        above_ours = margin(ours, compensated)
         nearer.append(above_ours - Margin(below_pipedream.by_seed.abs()))
         lines.append(
             f"P = {P}: {below_pipedream.mean:.3f} below PipeDream, {above_ours.mean:.3f} above "
@@ -374,14 +414,15 @@ def delay_compensation_is_like_pipedream(experiments: Experiments) -> Evidence:
 
 
 def validation_follows_training(experiments: Experiments) -> Evidence:
-    """If the training losses of two main methods surely differ, so do their validation losses, in
-    the same direction."""
+    """For each pair of main methods whose training losses surely differ, the validation losses
+    surely differ in the same direction."""
     runs = dict(zip(MAIN, _paired(experiments, MAIN), strict=True))
     training = {method: final_loss(seeds, "train_loss") for method, seeds in runs.items()}
     by_training = sorted(runs, key=training.__getitem__)
     pairs = list(combinations(by_training, 2))
-    sure_pairs = []  # margins of validation losses
-    strictly_sure = []  # where training tells the pair apart as one of so many pairs
+    # Margins of validation losses, of the pairs that training losses tell apart.
+    sure_pairs = []
+    strictly_sure = []  # the strict rule corrects for the number of pairs
     for lower, higher in pairs:
         by_training_loss = margin(runs[lower], runs[higher], "train_loss")
         by_validation_loss = margin(runs[lower], runs[higher])
@@ -389,24 +430,23 @@ def validation_follows_training(experiments: Experiments) -> Evidence:
             sure_pairs.append(by_validation_loss)
         if strict.direction(by_training_loss.by_seed.tolist(), len(pairs)) == "yes":
             strictly_sure.append(by_validation_loss)
-    ordered = [pair.holds for pair in sure_pairs]
+    confirmed = [pair for pair in sure_pairs if pair.holds]
     text = texts.validation_text(
         {method: training[method] for method in by_training},
         {method: final_loss(runs[method]) for method in by_training},
-        sum(ordered),
-        len(ordered),
+        len(confirmed),
+        len(sure_pairs),
     )
-    return Evidence(
-        holds=bool(ordered) and all(ordered), text=text, strict=strictly_all(strictly_sure)
-    )
+    holds = bool(sure_pairs) and len(confirmed) == len(sure_pairs)
+    return Evidence(holds=holds, text=text, strict=strictly_all(strictly_sure))
 
 
-# How many iterations methods need: slowdowns, iterations saved, and the time that these are.
+# How many iterations methods need: slowdowns, iterations saved, and time saved.
 
 
 def slowdown_of(experiments: Experiments, method: str) -> Evidence:
-    """A method's slowdown to the one target of the scale; PipeDream's to its own: it sets none for
-    the others."""
+    """A method's slowdown to the scale's target; for PipeDream, to a target of its own, because
+    PipeDream does not count for the scale's (`Experiments.slowdown_target`)."""
     ends = pd.concat([runs_of(experiments, method, P) for P in ENDS])
     target = common_target(ends) if method == "pipedream" else _target(experiments)
     row = _slowdown(ends, target)
@@ -417,7 +457,7 @@ def slowdown_of(experiments: Experiments, method: str) -> Evidence:
 
 
 def _slowdown(ends: pd.DataFrame, target: float) -> dict[str, Any]:
-    """One method's row of `slowdowns`, where that gives a ratio."""
+    """One method's row of `slowdowns`; UserError if it has no ratio."""
     row: dict[str, Any] = slowdowns(ends, target).iloc[0].to_dict()
     if pd.isna(row["ratio"]):
         why = "is on a plateau for" if row["is_plateau"] else "is never reached without delay by"
@@ -426,6 +466,7 @@ def _slowdown(ends: pd.DataFrame, target: float) -> dict[str, Any]:
 
 
 def _target(experiments: Experiments) -> float:
+    """The scale's target; UserError if there is none yet."""
     target = experiments.slowdown_target()
     if target is None:
         raise UserError("no method has runs both without delay and at the deepest pipeline yet")
@@ -433,11 +474,11 @@ def _target(experiments: Experiments) -> float:
 
 
 def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) -> Evidence:
-    """In every pair, the first method slows down less than the second, all to the one target, seed
-    by seed."""
-    methods = list(dict.fromkeys(method for pair in pairs for method in pair))
+    """In every pair, the first method slows down less than the second, seed by seed; all to the
+    scale's target."""
+    methods = list(dict.fromkeys(chain.from_iterable(pairs)))
     logs, bounds, basis = _log_slowdowns(experiments, methods)
-    # A bound shows only which method is slower. It counts like a seed that diverged.
+    # A lower bound shows only which method is slower. It counts like a seed that diverged.
     sure = {}
     for better, worse in pairs:
         by_seed = logs[worse] - logs[better]
@@ -465,20 +506,21 @@ def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) 
 def _log_slowdowns(
     experiments: Experiments, methods: Sequence[str]
 ) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-    """A row per seed that all have, a column per method; which of them are bounds; a text of target
-    and seeds."""
+    """Logarithms of the slowdowns to the scale's target, whether they are lower bounds, and a text
+    about target and seeds.
+
+    Both tables have a row per seed that all methods have, and a column per method."""
     target = _target(experiments)
-    runs = shared_seeds(*(runs_of(experiments, method, P) for method in methods for P in ENDS))
-    ends = zip(methods, runs[::2], runs[1::2], strict=True)
-    rows = {method: _slowdown(pd.concat(pair), target) for method, *pair in ends}
-    logs, bounds = pd.DataFrame(), pd.DataFrame()
-    for method, row in rows.items():
-        logs[method] = pd.Series(
-            np.log(np.divide(row["iterations"], row["reference_iterations"])), row["shared_seeds"]
-        )
-        bounds[method] = pd.Series(
-            np.equal(row["iterations"], row["last_iteration"]), row["shared_seeds"]
-        )
+    places = product(methods, ENDS)
+    runs = iter(shared_seeds(*(runs_of(experiments, method, P) for method, P in places)))
+    logs = pd.DataFrame()
+    bounds = pd.DataFrame()
+    for method in methods:
+        row = _slowdown(pd.concat(list(islice(runs, len(ENDS)))), target)
+        seeds = row["shared_seeds"]
+        ratios = np.divide(row["iterations"], row["reference_iterations"])
+        logs[method] = pd.Series(np.log(ratios), seeds)
+        bounds[method] = pd.Series(np.equal(row["iterations"], row["last_iteration"]), seeds)
     return logs, bounds, f"to {target:.3f} nats, seeds: {len(logs)}"
 
 
@@ -487,12 +529,13 @@ def soap_is_close(experiments: Experiments) -> Evidence:
     logs, bounds, basis = _log_slowdowns(experiments, ("basis-rotation", "soap", "muon", "scion"))
     above = logs.drop(columns="basis-rotation").sub(logs["basis-rotation"], axis="index")
     text = ", ".join(f"{method} {np.exp(above[method].abs().mean()):.2f}" for method in above)
-    distances = above.abs().mask(bounds[above.columns] & (above > 0), math.inf)
+    is_bound = bounds[above.columns]
+    distances = above.abs().mask(is_bound & (above > 0), math.inf)
     nearer = [Margin(distances[method] - distances["soap"]) for method in ("muon", "scion")]
     closest = min(nearer, key=lambda margin: margin.least)
-    # What is only known to be slower than a bound may be near, unless the bound is above basis
-    # rotation.
-    is_unsure = (bounds[above.columns] & (above < 0)).any(axis=None)
+    # A method with a lower bound may be near to basis rotation, unless its bound is above basis
+    # rotation's slowdown.
+    is_unsure = (is_bound & (above < 0)).any(axis=None)
     is_known = not (is_unsure or bounds[["soap", "basis-rotation"]].any(axis=None))
     return closest.evidence(
         f"a factor from basis rotation's slowdown: {text}; {basis}",
@@ -504,11 +547,13 @@ def soap_is_close(experiments: Experiments) -> Evidence:
 def _saved(
     ours: pd.DataFrame, other: pd.DataFrame, times: Mapping[str, float] | None = None
 ) -> Evidence:
-    """The share of another experiment's iterations (or of their `times`) that ours saves to its
-    final loss."""
+    """The share of another experiment's iterations that ours saves on the way to its final loss.
+
+    With `times`, the time of an iteration by method, it is the share of time."""
     ours, other = shared_seeds(ours, other)
     ratio = saved_ratio(ours, other, times)
-    name, num_seeds = variants_text(other), other[SEED].nunique()
+    name = variants_text(other)
+    num_seeds = other[SEED].nunique()
     if ratio is None:
         raise UserError(
             f"{name} diverged, or ends above the loss that it has in the mean of its last quarter"
@@ -516,15 +561,16 @@ def _saved(
     if ratio.is_lower_bound:
         text = f"over {name}, whose final loss is never reached"
         return Evidence(1 - ratio.ratio, is_bound=True, text=text, num_seeds=num_seeds)
-    low, high = (math.nan if end is None else 1 - end for end in (ratio.high, ratio.low))
+    # The more iterations are needed, the fewer are saved: the ends change places.
+    low = math.nan if ratio.high is None else 1 - ratio.high
+    high = math.nan if ratio.low is None else 1 - ratio.low
     return Evidence(1 - ratio.ratio, low, high, text=f"over {name}", num_seeds=num_seeds)
 
 
 def _with_best_baseline(
     experiments: Experiments, method: str, baselines: Sequence[str], model: str = "main"
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A method's runs, and of each seed the baseline's of the lowest training loss: iterations are
-    saved to that."""
+    """A method's runs, and for each seed the run of the baseline with the lowest training loss."""
     ours, *others = _paired(experiments, (method, *baselines), model=model)
     return ours, best_by_seed(others, "train_loss")
 
@@ -535,26 +581,30 @@ def saved_over_baselines(
     baselines: Sequence[str] = BASELINES,
     model: str = "main",
 ) -> Evidence:
+    """The share of the best baseline's iterations that a method saves."""
     return _saved(*_with_best_baseline(experiments, method, baselines, model))
 
 
 def saved_by_stage_aware(experiments: Experiments) -> Evidence:
+    """The share of iterations that stage-aware refresh intervals save over equal ones."""
     settings = {"optimizer.refresh_schedule": "stage-aware"}
     stage_aware = runs_of(experiments, "basis-rotation", sweep="stage-aware", settings=settings)
     return _saved(stage_aware, runs_of(experiments, "basis-rotation"))
 
 
 def saves_more(experiments: Experiments, larger: str, smaller: str) -> Evidence:
-    """One model saves more than another; by their means, since the models have no seed in common
-    but in name."""
-    ours, theirs = (saved_over_baselines(experiments, model=model) for model in (larger, smaller))
-    text = f"smaller {theirs.value:.1%}, larger {ours.value:.1%}"
-    # What is left of the iterations, as logarithms: less of the larger model's.
-    of_larger, of_smaller = (_log_left(experiments, model) for model in (larger, smaller))
+    """Basis rotation saves more with the larger model than with the smaller one.
+
+    The means are compared, because equal seeds mean nothing for different models."""
+    of_larger = saved_over_baselines(experiments, model=larger)
+    of_smaller = saved_over_baselines(experiments, model=smaller)
+    # The more is saved, the smaller is the share that is left.
+    left_of_larger = _log_left(experiments, larger)
+    left_of_smaller = _log_left(experiments, smaller)
     return Evidence(
-        holds=ours.value > theirs.value and not ours.is_bound,
-        text=text,
-        strict=strict.welch(of_smaller, of_larger),
+        holds=of_larger.value > of_smaller.value and not of_larger.is_bound,
+        text=f"smaller {of_smaller.value:.1%}, larger {of_larger.value:.1%}",
+        strict=strict.welch(left_of_smaller, left_of_larger),
     )
 
 
@@ -563,7 +613,8 @@ def _log_left(experiments: Experiments, model: str) -> list[float]:
     loss, divided by the baseline's. It is infinite if one of them never reaches this loss."""
     ours, other = _with_best_baseline(experiments, "basis-rotation", BASELINES, model)
     target = common_target(other)
-    passed, their_passed = reached_by_seed(ours, target), reached_by_seed(other, target)
+    passed = reached_by_seed(ours, target)
+    their_passed = reached_by_seed(other, target)
     logs = []
     for seed in sorted(passed.keys() & their_passed.keys()):
         is_known = passed[seed].is_reached and their_passed[seed].is_reached
@@ -573,8 +624,11 @@ def _log_left(experiments: Experiments, model: str) -> list[float]:
 
 
 def time_saved(experiments: Experiments) -> Evidence:
-    """The share of time saved: iterations times the measured time of one, as the runs' own clocks
-    shared a machine. The times are a CPU's, which decide nothing on GPU hours: strictly open."""
+    """The share of time saved over the best baseline.
+
+    Time is iterations times the benchmark's time of an iteration, because the runs shared their
+    machine with others. It is a CPU's time, which cannot decide a claim about GPU hours, so the
+    strict verdict is open."""
     ours, baseline = _with_best_baseline(experiments, "basis-rotation", BASELINES)
     times = {
         method: _relative_time(experiments, method)
@@ -593,19 +647,18 @@ def time_saved(experiments: Experiments) -> Evidence:
 
 
 def _relative_time(experiments: Experiments, method: str) -> float:
-    """An iteration of the scale's main model over AdamW's, from the benchmark's table."""
-    path, model = experiments.scale.times, preset_with(experiments.scale.preset, {}).model
+    """The time of an iteration of the scale's main model, divided by AdamW's, from the benchmark's
+    table."""
+    path = experiments.scale.times
+    model = preset_with(experiments.scale.preset, {}).model
     size = (str(model.width), str(model.blocks), str(model.blocks))  # one block per stage
     if not path.is_file():
         raise UserError("the time of an iteration has not been measured at this scale yet")
     try:
         content = read_json(path)
         table = pd.DataFrame(content["rows"], columns=content["columns"])
-        return float(
-            table.set_index(["width", "blocks", "stages", "method"]).loc[
-                (*size, method), "ratio to AdamW"
-            ]
-        )
+        by_size = table.set_index(["width", "blocks", "stages", "method"])
+        return float(by_size.loc[(*size, method), "ratio to AdamW"])
     except (KeyError, TypeError, ValueError):
         raise UserError(
             f"{path} has no single row of {method} at width, blocks, stages {', '.join(size)}"

@@ -1,4 +1,4 @@
-"""What the evidence says in words: texts from numbers that `brx.paper.evidence` computes."""
+"""The evidence in words: texts from numbers that `brx.paper.evidence` computes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Ends = tuple[float, float]  # of a 95 % interval
 
 
 def seeds_suffix(num_seeds: int) -> str:
-    """How many seeds, in brackets, where there are several."""
+    """The number of seeds in brackets; empty for one seed."""
     return f" ({num_seeds} seeds)" if num_seeds > 1 else ""
 
 
 def trend_text(rise: Trend) -> str:
-    """The chances of the rank test, in brackets."""
+    """The rank test's p-values, in brackets."""
     return (
         f"(rank test: chance {rise.chance:.2g}, without the last point "
         f"{rise.chance_without_last:.2g})"
@@ -31,9 +31,9 @@ def ends_below_text(
     loss: float,  # nats
     closest: str,
     their_loss: float,  # nats
-    lead: Ends | None,
+    lead: Ends | None,  # of theirs minus ours
 ) -> str:
-    """Two final losses, and the interval of ours minus theirs; `lead` is of theirs minus ours."""
+    """Two final losses, and the interval of ours minus theirs."""
     text = f"{name} {loss:.3f}, {closest} {their_loss:.3f} nats"
     if lead is None:
         return text
@@ -52,7 +52,7 @@ class LeadAtDepth:
 
 
 def leads_by_depth_text(leads: Mapping[int, LeadAtDepth]) -> str:
-    """The smallest lead at each P, then what is within chance."""
+    """The smallest lead at each P, and the intervals that contain zero."""
     parts = [f"P = {P}: {lead.mean:.3f}{seeds_suffix(lead.num_seeds)}" for P, lead in leads.items()]
     text = f"nats below: {', '.join(parts)}"
     for P, lead in leads.items():
@@ -62,7 +62,8 @@ def leads_by_depth_text(leads: Mapping[int, LeadAtDepth]) -> str:
 
 
 def widening_text(of_ends: str, means: pd.Series, rise: Trend) -> str:
-    """The lead at each P (the index of `means`) behind the text on its ends."""
+    """The text about the leads at both ends, followed by the lead at each P (the index of
+    `means`)."""
     depths = ", ".join(map(str, means.index))
     of_each = ", ".join(f"{mean:.3f}" for mean in means)
     return f"{of_ends}; at P = {depths}: {of_each} {trend_text(rise)}"
@@ -79,7 +80,7 @@ def growth_text(
 
 
 def difference_text(interval: Ends | None) -> str:
-    """The interval of a difference, to be put behind the two numbers."""
+    """The interval of a difference, to follow the two numbers; empty without one."""
     if interval is None:
         return ""
     low, high = interval
@@ -93,7 +94,8 @@ def by_blocks_text(means: pd.Series, rise: Trend) -> str:
 
 
 def rises_text(rises: Mapping[str, float], closest: str, interval: Ends | None) -> str:
-    """How much each method's loss rises; the interval of the closest baseline's rise above ours."""
+    """The rise of each method's loss, and the interval of the closest baseline's rise minus basis
+    rotation's."""
     of_each = ", ".join(f"{method} {rise:+.3f}" for method, rise in rises.items())
     text = f"rise: {of_each} nats"
     if interval is None:
@@ -103,12 +105,13 @@ def rises_text(rises: Mapping[str, float], closest: str, interval: Ends | None) 
 
 
 def validation_text(
-    training: Mapping[str, float],  # nats, in their order
+    training: Mapping[str, float],  # nats, from the lowest to the highest
     validation: Mapping[str, float],
     num_ordered: int,
     num_pairs: int,
 ) -> str:
-    """Both final losses of each method, and how many sure pairs have one order by both."""
+    """Both final losses of each method, and how many sure pairs are in the same order by both
+    losses."""
     finals = ", ".join(
         f"{method} {loss:.3f} / {validation[method]:.3f}" for method, loss in training.items()
     )
@@ -116,15 +119,16 @@ def validation_text(
 
 
 def slowdowns_text(ratios: Mapping[str, float], has_bounds: Mapping[str, bool]) -> str:
-    """The slowdown of each method, a lower bound where a run never got there."""
-    return ", ".join(
-        f"{method} {'> ' if has_bounds[method] else ''}{ratio:.2f}"
-        for method, ratio in ratios.items()
-    )
+    """The slowdown of each method, with `>` for lower bounds."""
+    texts = []
+    for method, ratio in ratios.items():
+        bound = "> " if has_bounds[method] else ""
+        texts.append(f"{method} {bound}{ratio:.2f}")
+    return ", ".join(texts)
 
 
 def ratio_interval_text(worse: str, better: str, log_interval: Ends | None) -> str:
-    """The interval of one slowdown over another, from its logarithm's."""
+    """The interval of the ratio of two slowdowns, from the interval of its logarithm."""
     if log_interval is None:
         return ""
     low, high = map(math.exp, log_interval)
@@ -136,5 +140,6 @@ def time_text(
     over: str,
     times: Mapping[str, float],  # time of an iteration by method, over AdamW's
 ) -> str:
+    """The share of time saved, and the times that it is computed with."""
     of_each = ", ".join(f"{method} {time:.2f}" for method, time in times.items())
     return f"{share} {over}; time of an iteration: {of_each} x AdamW's"

@@ -1,8 +1,8 @@
-"""The paper's figures (`FIGURES`, at the end), as panels over the runs of a scale: each asks for
-runs and draws them.
+"""The paper's figures (`FIGURES`, at the end). Most are grids of panels; each panel asks for the
+runs of a scale and draws them.
 
-Figures that need no sweep (timelines, toys, the Hessian) have a function that draws them at the
-paper's settings."""
+Figures that are not from a sweep (pipelines over time, toys, the Hessian) have a function that
+draws them with the paper's settings."""
 
 import math
 import textwrap
@@ -80,8 +80,9 @@ from brx.runs.slowdown import geometric_mean
 from brx.runs.tables import rate_text, slowdown_text
 from brx.toy.run import run_toy
 
-PANEL_IN, HEIGHT_IN = 2.3, 2.5
-TITLE_CHARACTERS = 34  # that fit over a panel
+PANEL_IN = 2.3  # width of a panel
+HEIGHT_IN = 2.5  # and its height
+TITLE_CHARACTERS = 34  # of a line of a panel's title
 LEVEL = 0.005  # nats; smaller differences are 0.00 in a title
 ALONE_IN = (COLUMN_WIDTH_IN, 2.9)  # width and height of a figure with one panel
 READING = (
@@ -95,12 +96,11 @@ Panel = Callable[[Experiments, Axes], None]
 
 
 class Line(NamedTuple):
-    """An experiment that a panel draws, where it is there; by default in its method's name and
-    colour."""
+    """An experiment that a panel draws if it has runs."""
 
     wanted: Mapping[str, Any]  # arguments of `Experiments.find`
-    label: str | None = None
-    style: Mapping[str, Any] = MappingProxyType({})  # of matplotlib's lines
+    label: str | None = None  # by default the method's
+    style: Mapping[str, Any] = MappingProxyType({})  # of matplotlib's lines; the method's colour
 
 
 def by_method(
@@ -110,7 +110,14 @@ def by_method(
     style: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> list[Line]:
-    """A line per method in a style of matplotlib, with options of `Experiments.find`."""
+    """A line per method.
+
+    Args:
+        methods: labels in VARIANTS.
+        stages: P, as in `Experiments.find`.
+        style: keyword arguments of matplotlib's lines.
+        options: further arguments of `Experiments.find`.
+    """
     return [
         Line({"method": method, "stages": stages, **options}, style=style) for method in methods
     ]
@@ -130,14 +137,32 @@ def refresh_schedule(schedule: str, label: str) -> Line:
 
 def ordered(method: str, wanted_by_label: Mapping[str, Mapping[str, Any]]) -> list[Line]:
     """A line per experiment of a method, from light to dark."""
-    shades = [
-        shade(look_of(method).color, index, len(wanted_by_label))
-        for index in range(len(wanted_by_label))
-    ]
-    return [
-        Line({"method": method, **wanted}, label, {"color": color})
-        for (label, wanted), color in zip(wanted_by_label.items(), shades, strict=True)
-    ]
+    lines = []
+    for index, (label, wanted) in enumerate(wanted_by_label.items()):
+        color = shade(look_of(method).color, index, len(wanted_by_label))
+        lines.append(Line({"method": method, **wanted}, label, {"color": color}))
+    return lines
+
+
+def by_frequency() -> list[Line]:
+    """A line for basis rotation per number of iterations between refreshes."""
+    wanted = {}
+    for n in FREQUENCIES:
+        label = f"refresh every {n}" if n > 1 else "refresh in each"
+        wanted[label] = {"sweep": "frequency", "settings": {"optimizer.frequency": n}}
+    return ordered("basis-rotation", wanted)
+
+
+def by_strength(stages: int) -> list[Line]:
+    """A line for delay compensation per strength, at P stages."""
+    wanted = {}
+    for strength in COMPENSATIONS:
+        wanted[rf"DC, $\lambda$ = {strength:g}"] = {
+            "stages": stages,
+            "sweep": "delay-compensation",
+            "settings": {"optimizer.compensation": strength},
+        }
+    return ordered("delay-compensation", wanted)
 
 
 def by_depth(method: str, *, per_block: bool = False) -> list[Line]:
@@ -152,7 +177,7 @@ def by_depth(method: str, *, per_block: bool = False) -> list[Line]:
 
 
 def in_even_lines(text: str) -> str:
-    """As few lines as fit over a panel, of about the same length."""
+    """The text in as few lines as fit over a panel, all of about the same length."""
     num_lines = len(textwrap.wrap(text, TITLE_CHARACTERS))
     width = TITLE_CHARACTERS
     while width > 1 and len(textwrap.wrap(text, width - 1)) == num_lines:
@@ -161,7 +186,7 @@ def in_even_lines(text: str) -> str:
 
 
 def lowest(shown: Sequence[losses.Curve], loss: str) -> str:
-    """Which curve ends lowest, and its lead over the next one."""
+    """The curve that ends lowest, and its lead over the next one."""
     finals = finals_of(shown, loss)
     best, second = sorted(finals, key=finals.__getitem__)[:2]
     lead = finals[second] - finals[best]
@@ -171,12 +196,13 @@ def lowest(shown: Sequence[losses.Curve], loss: str) -> str:
 
 
 def change(shown: Sequence[losses.Curve], loss: str) -> str:
-    """How much higher the last of some ordered curves ends than the first, for example `P = 1 to
-    32: +0.40 nats`."""
+    """The difference between the final losses of the last and the first curve, for example
+    `P = 1 to 32: +0.40 nats`."""
     (first, before), (last, after) = finals_of([shown[0], shown[-1]], loss).items()
-    start, end = _first_part(first), _first_part(last)
+    start = _first_part(first)
+    end = _first_part(last)
     unit = end.rpartition(" ")[2]
-    # Where both are, say, "4 blocks", the unit stands once.
+    # `4 blocks to 32 blocks` becomes `4 to 32 blocks`.
     return f"{start.removesuffix(f' {unit}')} to {end}: {after - before:+.2f} nats"
 
 
@@ -186,27 +212,26 @@ def _first_part(label: str) -> str:
 
 
 def against_the_last(shown: Sequence[losses.Curve], loss: str) -> str:
-    """How the last curve but one ends compared with the last."""
+    """Whether the second to last curve ends above or below the last curve, and the difference."""
     (ours, own), (last, other) = finals_of(shown[-2:], loss).items()
     side = "below" if own < other else "above"
     return f"{ours} ends {abs(own - other):.2f} nats {side} {last}"
 
 
 def costs_of_delay(shown: Sequence[losses.Curve], loss: str) -> str:
-    """What delay costs two methods; the curves are theirs with delay, then theirs without."""
+    """The cost of delay for two methods; `shown` are both with delay, then both without."""
     if len(shown) < 4:
         return ""
-    delayed, without = shown[:2], shown[2:4]
     costs = []
-    for curve, undelayed in zip(delayed, without, strict=True):
+    for curve, undelayed in zip(shown[:2], shown[2:4], strict=True):
         before, after = finals_of([undelayed, curve], loss).values()
         costs.append(f"{curve.label} {after - before:.2f}")
     return f"delay costs {' and '.join(costs)} nats"
 
 
 def finals_of(shown: Sequence[losses.Curve], loss: str) -> dict[str, float]:
-    """The mean final loss of each curve, by label, over the seeds that all curves have. Where they
-    share none, over each curve's own."""
+    """The mean final loss of each curve, by label, over the seeds that all curves have; if they
+    share none, over each curve's own seeds."""
     shared = set[int].intersection(*(set(curve.runs[SEED]) for curve in shown))
     finals = {}
     for curve in shown:
@@ -224,8 +249,13 @@ def curves(
 ) -> Panel:
     """Make a panel of loss curves.
 
-    `draw` draws the curves that have runs, under a title. `says` gives its second line from the
-    curves, where there are several, and the column of their final losses, `loss`."""
+    Args:
+        title: the first line of the panel's title.
+        lines: the experiments; ones without runs are left out.
+        draw: draws curves under a title.
+        says: gives the title's second line from the curves, if there are several, and `loss`.
+        loss: the column of the final losses.
+    """
 
     def panel(experiments: Experiments, axes: Axes) -> None:
         shown = []
@@ -243,9 +273,11 @@ def curves(
 
 
 def deeper_models(method: str) -> Panel:
-    """Curves of a method from light to dark. The legend, which several methods share, has grey
-    lines: labels that begin with an underscore stay out of it."""
+    """Make a panel with a method's curves by depth of the model, from light to dark.
+
+    Panels of several methods share a legend, so its lines are grey."""
     lines = by_depth(method, per_block=True)
+    # Labels that begin with an underscore stay out of the legend.
     hidden = [line._replace(label=f"_{line.label}") for line in lines]
     draw_curves = curves(look_of(method).label, *hidden, says=change)
 
@@ -271,9 +303,15 @@ def final_losses(
     per_block: bool = False,
     best_of: Sequence[str] = (),
 ) -> None:
-    """Draw the final training loss of methods against the number of stages, or (`per_block`)
-    against the model's depth, one block per stage. The methods in `best_of` are one line, the best
-    of them."""
+    """A panel: the final training losses of methods against the number of stages.
+
+    Args:
+        experiments: the runs.
+        axes: the panel.
+        methods: labels in VARIANTS.
+        per_block: against the model's depth, with one block per stage.
+        best_of: methods that are drawn as one line, the best of them.
+    """
     wanted = []
     for method in methods:
         wanted += [line.wanted for line in by_depth(method, per_block=per_block)]
@@ -289,8 +327,8 @@ def final_losses(
 
 
 def lowest_by_depth(runs: pd.DataFrame) -> str:
-    """Which variant has the lowest final training loss at the most numbers of stages, or one that
-    is level with the lowest: for example `PipeDream lowest at 3 of 6 P`."""
+    """The variant that is lowest in final training loss, or level with the lowest, at the most
+    numbers of stages P: for example `PipeDream lowest at 3 of 6 P`."""
     finals = runs.groupby([DEPTH, "variant"])["train_loss"].mean().unstack()
     leads = finals.sub(finals.min(axis="columns"), axis="index")
     is_level = leads < LEVEL
@@ -303,8 +341,8 @@ def lowest_by_depth(runs: pd.DataFrame) -> str:
 
 
 def slowdown(experiments: Experiments, axes: Axes, method: str, letter: str = "") -> None:
-    """Draw a method at P = 1 and at the deepest pipeline, and the iterations of each to the target
-    of the scale. The title has the slowdown."""
+    """A panel: a method at P = 1 and at the deepest pipeline, and the iterations that each needs to
+    the scale's target. The title has the slowdown; `letter` goes before it."""
     target = experiments.slowdown_target()
     look = look_of(method)
     ends = experiments.find_all({"method": method, "stages": P} for P in ENDS)
@@ -314,8 +352,9 @@ def slowdown(experiments: Experiments, axes: Axes, method: str, letter: str = ""
     shown = []
     for runs, style in zip(ends, ("-", "--"), strict=True):
         label = f"P = {runs[DEPTH].iloc[0]}"
+        # In the legend, which panels share, the lines are black. Labels that begin with an
+        # underscore stay out of it.
         axes.plot([], [], color="black", linestyle=style, label=label)
-        # Labels that begin with an underscore stay out of legends, in which either line is black.
         shown.append(losses.curve_of(runs, f"_{label}", linestyle=style))
     (row,) = slowdowns(pd.concat(ends), target).to_dict("records")
     ratio = "" if pd.isna(row["ratio"]) else f"\nslowdown {slowdown_text(row)}"
@@ -326,8 +365,8 @@ def slowdown(experiments: Experiments, axes: Axes, method: str, letter: str = ""
 
 
 def rates(experiments: Experiments, axes: Axes, method: str) -> None:
-    """Draw the final validation loss against the learning rate, a line per number of stages. The
-    title names those whose best rate is at an edge of the rates tried."""
+    """A panel: a method's final validation loss against the learning rate, a line per number of
+    stages P. The title names the P whose best rate is at an edge of the rates tried."""
     tried = experiments.tried
     title = look_of(method).label
     at_edge = []
@@ -350,39 +389,41 @@ def rates(experiments: Experiments, axes: Axes, method: str) -> None:
 
 @dataclass(frozen=True)
 class PaperFigure(Entry):
-    """One figure. It has one of four sources: `panels` or `fill`, from the runs of a scale;
-    `draw_to`, from no runs of a sweep; or `draw_study`, from the runs of a study.
+    """One figure. It is drawn in one of four ways:
 
-    `draw_to` and `draw_study` take a path without suffix and return the files written."""
+    - `panels` or `fill` draw the runs of a scale;
+    - `draw_to` draws something else: a toy, a pipeline over time, a scale's measurements;
+    - `draw_study` draws the runs of a study, which have a folder of their own.
+
+    `draw_to` and `draw_study` take a path without suffix and give the files written."""
 
     caption: str
-    # Row by row; the legend is in the place of a None.
+    # Row by row; the legend takes the place of a None.
     panels: Sequence[Panel | None] = ()
-    # Draws the whole figure, where it is no grid of panels.
+    # Draws the whole figure, if it is not a grid of panels.
     fill: Callable[[Experiments, Figure], None] | None = None
     draw_to: Callable[[Path, Scale], list[Path]] | None = None
-    # `draw_to` draws measurements of a scale: the figure differs between scales.
-    is_measured: bool = False
-    # From a folder of runs, at a path.
-    draw_study: Callable[[Path, Path], list[Path]] | None = None
+    is_measured: bool = False  # `draw_to` draws a scale's measurements
+    draw_study: Callable[[Path, Path], list[Path]] | None = None  # folder of runs, figure's path
     study: Path | None = None  # the study's folder, unless --runs names another
     across: int = 1  # panels in a row
     height: float | None = None  # in inches; by default HEIGHT_IN per row
-    # The first of the panels that share one vertical axis; None: each has its own.
+    # From this panel on, all share one vertical axis; None: each has its own.
     shares_y: int | None = 0
-    legend: bool = True  # one under all panels, instead of one under each
-    reading: str = READING  # the caption's second sentence: how to read it
-    # The sweep without whose runs the figure would show other experiments only, and is not drawn.
-    # Empty: any runs will do.
+    legend: bool = True  # one legend for all panels, instead of one under each
+    reading: str = READING  # the caption's second sentence: how to read the figure
+    # The figure is drawn only if there are runs of this sweep: without them it would show other
+    # experiments only. Empty: any runs will do.
     sweep: str = ""
 
     @property
     def is_from_runs_of_scale(self) -> bool:
+        """Whether it is drawn from the runs of a scale's sweeps."""
         return self.draw_to is None and self.draw_study is None
 
     @property
     def num_rows(self) -> int:
-        """Of panels; 1 for a figure without panels."""
+        """Rows of panels; 1 for a figure without panels."""
         return max(1, math.ceil(len(self.panels) / self.across))
 
     @property
@@ -396,9 +437,9 @@ class PaperFigure(Entry):
 def draw_paper_figure(
     figure: PaperFigure, experiments: Experiments, folder: Path
 ) -> tuple[list[Path], Experiments]:
-    """Draw a figure that is from the runs of a scale into a folder.
+    """Draw a figure from the runs of a scale into a folder.
 
-    Returns the files written, and the experiments with those that the figure used and missed.
+    Gives the files written, and the experiments that the figure asked for: `used` and `missing`.
 
     Raises:
         UserError: none of its runs are there.
@@ -428,7 +469,7 @@ def draw_paper_figure(
 
 
 def _runs_by_experiment(asked: Experiments) -> dict[str, list[str]]:
-    """The names of the runs used, by a text that says which experiment they are of."""
+    """The names of the runs used, by a text about their experiment."""
     runs = {}
     for seeds in asked.used.values():
         first = seeds.iloc[0]
@@ -447,8 +488,9 @@ def draw_figures(
         wanted: a name, a place in the paper (`Figure 5`), or `all`.
         scale: the name of the scale.
         runs: the folder of the runs, instead of the scale's.
-        out: a folder; by default figures/SCALE, or figures for those that are from no scale.
-        note: tells the user which figures of several could not be drawn, or not wholly.
+        out: a folder; by default figures/SCALE, or figures/ if the figure is the same for all
+            scales.
+        note: tells the user which figures of several could not be drawn, or not completely.
 
     Raises:
         UserError: there is no such figure, or it is the only one and cannot be drawn.
@@ -465,7 +507,7 @@ def draw_figures(
         if figure.draw_to is not None:
             return figure.draw_to(folder / figure.name, SCALES[scale])[0]
         if figure.draw_study is not None and figure.study is not None:
-            # Among several figures --runs names the scale's folder.
+            # If several figures are drawn, --runs names the scale's folder.
             named = runs if len(chosen) == 1 else None
             return figure.draw_study(named or figure.study, folder / figure.name)[0]
         assert experiments is not None
@@ -503,11 +545,13 @@ def _join_legends(
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handle_by_label[label] = handle
-        if legend := axes.get_legend():
+        legend = axes.get_legend()
+        if legend is not None:
             legend.remove()
     if not handle_by_label:
         return
-    handles, labels = list(handle_by_label.values()), list(handle_by_label)
+    labels = list(handle_by_label)
+    handles = list(handle_by_label.values())
     if free is None:
         drawn.legend(handles, labels, loc="outside lower center", ncols=columns)
         return
@@ -516,7 +560,7 @@ def _join_legends(
 
 
 def _oscillation(path: Path, scale: Scale) -> list[Path]:
-    """Only the least and the largest P that were measured."""
+    """Oscillation at the smallest and the largest P that were measured."""
     measured = oscillations_in([scale.curvature])
     depths = [result.num_stages for result in measured]
     ends = min(depths), max(depths)
@@ -524,7 +568,7 @@ def _oscillation(path: Path, scale: Scale) -> list[Path]:
 
 
 def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
-    """With the slowdowns of the scale's runs to its target, where there are such runs."""
+    """Norms in each strategy's coordinates, with the strategies' slowdowns if there are any."""
     norms = measured_norms([scale.curvature], STRATEGY_SPACES)
     results = list(chain.from_iterable(delays.complete_measurements(norms)))
     if not results:
@@ -544,11 +588,13 @@ def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
 
 
 def _effective_delays(path: Path, scale: Scale) -> list[Path]:
+    """The effective delay at every usual number of stages, and slowdowns against it."""
     measured = measured_norms([scale.curvature])
     stages = delays.usual_stages(measured)
-    curves_of_runs = [
-        (result, [delays.effective_delay(result, count) for count in stages]) for result in measured
-    ]
+    curves_of_runs = []
+    for result in measured:
+        by_stages = [delays.effective_delay(result, count) for count in stages]
+        curves_of_runs.append((result, by_stages))
     points, _ = delays.measured_points(load([scale.curvature]), measured)
     return draw_effective_delay(curves_of_runs, points, path)
 
@@ -560,13 +606,14 @@ WITHOUT_DELAY = tuple(
 )
 STRATEGIES = ("pipedream-lr", *STRATEGY_NAMES)
 SHORT_DASHES = (0, (1.0, 2.0))  # a dash and a gap, in widths of the line
+# Basis rotation's curve, and SOAP's on top of it, dashed because the two cover each other.
 COVERING = (
     Line({"method": "basis-rotation"}),
-    # Dashed and on top: the two curves cover each other.
     Line({"method": "soap"}, style={"linestyle": (0, (2, 2))}),
 )
 
-# Name, place in the paper, caption; then what is in it.
+# Each has a name, its place in the paper and a caption; then its panels, or the function that draws
+# it.
 FIGURES = {
     figure.name: figure
     for figure in (
@@ -730,16 +777,7 @@ FIGURES = {
                 curves(
                     "(b) P = 32",
                     *by_method(("pipedream-lr",)),
-                    *ordered(
-                        "basis-rotation",
-                        {
-                            f"refresh every {n}" if n > 1 else "refresh in each": {
-                                "sweep": "frequency",
-                                "settings": {"optimizer.frequency": n},
-                            }
-                            for n in FREQUENCIES
-                        },
-                    ),
+                    *by_frequency(),
                 ),
                 curves(
                     "(c) intervals, P = 32",
@@ -849,17 +887,7 @@ FIGURES = {
                 curves(
                     f"P = {P}",
                     *by_method(MAIN, P),
-                    *ordered(
-                        "delay-compensation",
-                        {
-                            rf"DC, $\lambda$ = {strength:g}": {
-                                "stages": P,
-                                "sweep": "delay-compensation",
-                                "settings": {"optimizer.compensation": strength},
-                            }
-                            for strength in COMPENSATIONS
-                        },
-                    ),
+                    *by_strength(P),
                 )
                 for P in (8, 16, 32)
             ],

@@ -1,10 +1,11 @@
-"""The ladder: what delay costs against the relative delay tau / T, from trainings of several
+"""The ladder: the cost of delay against the relative delay tau / T, from trainings of several
 lengths T.
 
-A laptop cannot train as long as the paper, but it can show how the cost falls with the length, and
-extrapolate: a power law in the relative delay, fitted to slowdown - 1 and to the share of the best
-baseline's iterations that are left. Where the model grows with the training (docs/protocol.md,
-section 9), it is fitted to the slowdown, and to each seed."""
+A laptop cannot train as long as the paper did, but it can show how the cost falls with the length,
+and extrapolate. Power laws in the relative delay are fitted to slowdown - 1, and to the share of
+the best baseline's iterations that basis rotation needs. If the model grows with the training
+(docs/protocol.md, section 9), the first law is fitted to the slowdown itself, and both to each
+seed."""
 
 from __future__ import annotations
 
@@ -50,32 +51,36 @@ PAPER_RELATIVE_DELAY = 31 / 244_000
 """The paper's largest delay over its training: 1 B tokens at 4,096 per iteration."""
 OURS = "basis-rotation"
 EXTRAPOLATED = "244000, extrapolated"
-"""Length of the training in the rows at PAPER_RELATIVE_DELAY."""
-LEAST_LENGTHS = 3  # for a law
-LARGEST_END = 100  # of an interval; a larger one is printed as "> 100"
-# Factor between the x of neighbouring methods: their intervals must not cover each other.
+"""The length of the training in rows at PAPER_RELATIVE_DELAY."""
+LEAST_LENGTHS = 3  # a law needs as many lengths
+LARGEST_END = 100  # a larger end of an interval is printed as "> 100"
+# Factor between the x of neighbouring methods, so that their intervals do not cover each other.
 SIDEWAYS = 1.03
-# Of the relative delay: 0.001 % to 30 %.
+# Ticks of the relative delay: 0.001 % to 30 %.
 TICKS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 
 
 class Ladder(NamedTuple):
     """Results of the complete lengths, shortest first.
 
-    A length is complete if every method has its runs at P = 1 and 32. Rows of both frames have
-    `iterations_of_training` (T), `relative_delay` (tau / T), `num_seeds` (the fewest of any of the
-    ladder's methods at this length), and `of_seeds` (the seeds, as a text). Where the model grows,
-    each seed has its own rows."""
+    A length is complete if every method of the ladder has runs at P = 1 and 32. If the model grows,
+    each seed has its own rows. Both frames have these columns:
 
-    # Rows of `brx.runs.comparison.slowdowns`; `finals` are the final training losses at P = 1 and
-    # 32, as texts.
+    - `iterations_of_training`: T;
+    - `relative_delay`: tau / T;
+    - `num_seeds`: the seeds of the method that has the fewest at this length;
+    - `of_seeds`: the seeds, as a text."""
+
+    # Rows of `brx.runs.comparison.slowdowns`. The column `finals` has the final training losses at
+    # P = 1 and 32, as texts.
     slowdowns: pd.DataFrame
     savings: pd.DataFrame  # rows of `brx.runs.comparison.reductions` at P = 32
     slowdown: Quantity  # the law of `slowdowns`
 
     def up_to(self, longest: int) -> Ladder:
-        """The lengths of at most so many iterations."""
-        slowed, saved = self.slowdowns, self.savings
+        """Only the lengths of at most `longest` iterations."""
+        slowed = self.slowdowns
+        saved = self.savings
         if len(slowed):
             slowed = slowed[slowed["iterations_of_training"] <= longest]
         if len(saved):
@@ -84,9 +89,10 @@ class Ladder(NamedTuple):
 
 
 def read_ladder(experiments: Experiments) -> Ladder:
-    """Slowdowns and iterations saved at each length, to the target of the ladder's methods.
+    """Slowdowns and iterations saved at each length.
 
-    Other methods have slowdowns, too, if they were trained as long.
+    Each length has a target of its own, the lowest loss that all of the ladder's methods reach.
+    Other methods also have slowdowns if they were trained for as many iterations.
 
     Raises:
         UserError: the scale has no ladder.
@@ -96,14 +102,15 @@ def read_ladder(experiments: Experiments) -> Ladder:
         raise UserError(
             "the ladder: only at the scale of a laptop: brx sweep configs/sweeps/laptop/ladder.yaml"
         )
-    slowed, saved = [], []
+    slowed = []
+    saved = []
     for T, further in scale.ladder.items():
         runs = _runs_of_length(experiments, {"training.iterations": T, **further})
         if runs is None:
             continue
-        target = common_target(runs[runs["variant"].isin(LADDER_METHODS)])
+        target = common_target(_of_ladder(runs))
         for compared in _each_seed(runs) if scale.grows else [runs]:
-            of_ladder = compared[compared["variant"].isin(LADDER_METHODS)]
+            of_ladder = _of_ladder(compared)
             labels = {
                 "iterations_of_training": T,
                 "relative_delay": (DEEPEST - 1) / T,
@@ -117,8 +124,13 @@ def read_ladder(experiments: Experiments) -> Ladder:
     return Ladder(concat(slowed), concat(saved), slowdown)
 
 
+def _of_ladder(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs of the ladder's methods."""
+    return runs[runs["variant"].isin(LADDER_METHODS)]
+
+
 def _each_seed(runs: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """The runs of one seed after another, if every experiment has it."""
+    """The runs of one seed after another; every experiment has to have each seed."""
     for _, of_seed in runs.groupby(SEED):
         yield pd.concat(shared_seeds(*by_experiment(of_seed)))
 
@@ -135,7 +147,7 @@ def _with_finals(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _runs_of_length(experiments: Experiments, settings: Settings) -> pd.DataFrame | None:
-    """The runs of one length; None where one of the ladder's methods lacks its own."""
+    """The runs of one length; None if one of the ladder's methods has none."""
     at_rate = experiments.at_rate(settings[RATE]) if RATE in settings else experiments
     runs = at_rate.find_ends(*LADDER_METHODS, sweep="ladder", settings=settings)
     if runs is None:
@@ -143,7 +155,7 @@ def _runs_of_length(experiments: Experiments, settings: Settings) -> pd.DataFram
     if experiments.scale.grows:
         return _runs_of_shared_seeds(runs)
     parts = [runs]
-    quietly = at_rate.fresh()  # other methods are not missed where they are not there
+    quietly = at_rate.fresh()  # other methods do not count as missing
     for name in (*STRATEGY_NAMES[1:], *PRECONDITIONED):
         pair = quietly.find_ends(name, settings=settings)
         if pair is not None:
@@ -152,13 +164,21 @@ def _runs_of_length(experiments: Experiments, settings: Settings) -> pd.DataFram
 
 
 def _runs_of_shared_seeds(runs: pd.DataFrame) -> pd.DataFrame | None:
-    """The runs of the seeds that all experiments have, diverged ones among them; None where they
-    share none."""
+    """The runs of the seeds that all experiments have, including diverged ones; None if they share
+    no seed."""
     sides = [with_diverged(seeds.assign(variant=seeds["method"])) for seeds in by_experiment(runs)]
     try:
         return pd.concat(shared_seeds(*sides))
     except UserError:
         return None
+
+
+class Predicted(NamedTuple):
+    """A value with its 95 % prediction interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 class PowerLaw(NamedTuple):
@@ -169,30 +189,33 @@ class PowerLaw(NamedTuple):
     deviation: float  # standard deviation of log y from the line, with n - 2 degrees of freedom
     log_x: NDArray[np.float64]  # (n,)
 
-    def at(self, x: float) -> tuple[float, float, float]:
-        """y at x, and the ends of the 95 % prediction interval of one more point there.
+    def at(self, x: float) -> Predicted:
+        """y at x, with the prediction interval of one more point there.
 
-        The half-width of the interval of log y is t s sqrt(1 + 1/n + (log x - m)^2 / S), where s is
-        the deviation, m the mean of log x, and S the sum of squares around it."""
+        The half-width of the interval of log y is t s sqrt(1 + 1/n + (log x - m)^2 / S), where t is
+        the quantile of Student's t, s the deviation, m the mean of log x, and S the sum of squares
+        around it."""
         n = len(self.log_x)
-        centre = self.log_x.mean()
-        sum_of_squares = float(((self.log_x - centre) ** 2).sum())
-        from_centre = math.log(x) - float(centre)
-        leverage = 1 + 1 / n + from_centre**2 / sum_of_squares
-        quantile = float(stdtrit(n - 2, (1 + CONFIDENCE) / 2))  # of Student's t
-        width = quantile * self.deviation * math.sqrt(leverage)
-        value = self.intercept + self.slope * math.log(x)
-        return math.exp(value), math.exp(value - width), math.exp(value + width)
+        m = self.log_x.mean()
+        S = float(((self.log_x - m) ** 2).sum())
+        t = float(stdtrit(n - 2, (1 + CONFIDENCE) / 2))
+        from_mean = math.log(x) - float(m)
+        half_width = t * self.deviation * math.sqrt(1 + 1 / n + from_mean**2 / S)
+        log_y = self.intercept + self.slope * math.log(x)
+        return Predicted(
+            math.exp(log_y), math.exp(log_y - half_width), math.exp(log_y + half_width)
+        )
 
 
 def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
-    """Fit a power law to points (x, y), all of them positive.
+    """Fit a power law to points (x, y).
 
-    None with fewer than LEAST_LENGTHS different x, and where a y is not above zero: such points
-    follow no power law."""
+    None for fewer than LEAST_LENGTHS different x, or if a y is not above zero: such points follow
+    no power law."""
     if len(set(x)) < LEAST_LENGTHS or min(y) <= 0:
         return None
-    log_x, log_y = np.log(x), np.log(y)
+    log_x = np.log(x)
+    log_y = np.log(y)
     centred = log_x - log_x.mean()
     slope = float((centred * log_y).sum() / float((centred**2).sum()))
     intercept = float(log_y.mean() - slope * log_x.mean())
@@ -202,13 +225,13 @@ def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
 
 
 class Quantity(NamedTuple):
-    """A column of a frame of `Ladder`, and its law: `shift` + `factor` times a power law of the
+    """A column of a frame in `Ladder`, and its law: `shift` + `factor` times a power law of the
     relative delay."""
 
     column: str
     shift: float
     factor: float
-    form: str  # of its texts: what follows the colon in a format string
+    form: str  # the format of its texts, as after the colon in a format string
 
     def law(self, rows: pd.DataFrame) -> PowerLaw | None:
         """Fit the power law to the rows of one method, without bounds and unknown values; None as
@@ -219,14 +242,14 @@ class Quantity(NamedTuple):
         y = (known[self.column] - self.shift) / self.factor
         return fit_power_law(known["relative_delay"].tolist(), y.tolist())
 
-    def predicted(self, law: PowerLaw, relative_delay: float) -> tuple[float, float, float]:
-        """The quantity at a relative delay, and the ends of its 95 % prediction interval: the lower
-        end last where `factor` is negative."""
-        value, low, high = law.at(relative_delay)
-        return self._from_law(value), self._from_law(low), self._from_law(high)
-
-    def _from_law(self, y: float) -> float:
+    def from_law(self, y: float) -> float:
+        """The quantity for a value of its power law."""
         return self.shift + self.factor * y
+
+    def predicted(self, law: PowerLaw, relative_delay: float) -> Predicted:
+        """The quantity at a relative delay, with its prediction interval."""
+        value, *ends = map(self.from_law, law.at(relative_delay))
+        return Predicted(value, min(ends), max(ends))
 
     def prediction_text(
         self, law: PowerLaw | None, relative_delay: float = PAPER_RELATIVE_DELAY
@@ -234,25 +257,23 @@ class Quantity(NamedTuple):
         """The prediction as a text such as `1.27 [1.21, 1.35]`; `no law` without one."""
         if law is None:
             return "no law"
-        value, *ends = self.predicted(law, relative_delay)
-        low, high = sorted(ends)
+        value, low, high = self.predicted(law, relative_delay)
         low_text = f"{low:{self.form}}" if low >= 0 else f"< {0:{self.form}}"
         high_text = f"{high:{self.form}}" if high <= LARGEST_END else f"> {LARGEST_END}"
         return f"{value:{self.form}} [{low_text}, {high_text}]"
 
 
 SLOWDOWN = Quantity("ratio", 1, 1, ".2f")  # slowdown - 1 follows a power law
-SLOWDOWN_OF_GROWING = Quantity("ratio", 0, 1, ".2f")  # where the model grows, the slowdown does
-SAVING = Quantity("share", 1, -1, ".0%")  # the share that is left follows a power law
+SLOWDOWN_OF_GROWING = Quantity("ratio", 0, 1, ".2f")  # if the model grows, the slowdown itself does
+SAVING = Quantity("share", 1, -1, ".0%")  # 1 - share saved follows a power law
 
 
 def ladder_table(experiments: Experiments) -> pd.DataFrame:
-    """Slowdowns and iterations saved by the length of the training, as texts, with a target loss
-    for each length that the ladder's methods reach.
+    """Slowdowns and iterations saved by the length of the training; all cells are texts.
 
     The last rows extrapolate to the paper's relative delay, 0.013 %, with 95 % prediction
-    intervals. Where the model grows, the rows before them predict the longest length from the
-    shorter ones.
+    intervals. If the model grows, the rows before them predict the longest length from the shorter
+    ones.
 
     Raises:
         UserError: the scale has no ladder.
@@ -269,7 +290,7 @@ def ladder_table(experiments: Experiments) -> pd.DataFrame:
 
 
 def _measured_rows(ladder: Ladder, *, with_seed: bool) -> list[dict[str, str]]:
-    """A row of texts per slowdown, with the iterations that the same runs save."""
+    """A row per slowdown, with the iterations that the same runs save."""
     saved = {}
     for saving in ladder.savings.to_dict("records"):
         saved[_method_and_length(saving)] = f"{saved_text(saving)} (over {saving['baseline']})"
@@ -295,12 +316,13 @@ def _measured_rows(ladder: Ladder, *, with_seed: bool) -> list[dict[str, str]]:
 
 
 def _method_and_length(row: Mapping[Hashable, Any]) -> tuple[str, int, str]:
+    """A key that a slowdown shares with the iterations saved by the same runs."""
     return row["method"], row["iterations_of_training"], row["of_seeds"]
 
 
 def _predicted_rows(ladder: Ladder, label: str, relative_delay: float) -> list[dict[str, str]]:
-    """A row per method with what its laws predict at a relative delay; none where there are too few
-    lengths for a law."""
+    """A row per method with the predictions of its laws at a relative delay; no rows if there are
+    too few lengths for a law."""
     columns = []
     if len(ladder.slowdowns):
         columns.append(("slowdown", ladder.slowdown, ladder.slowdowns))
@@ -323,18 +345,21 @@ def _predicted_rows(ladder: Ladder, label: str, relative_delay: float) -> list[d
 
 
 def rate_texts(slowdown: Mapping[Hashable, Any], heading: str) -> dict[str, str]:
-    """The learning rates of both sides, a star where one is at the edge of the rates tried.
+    """The learning rates of both sides, with a star for one at the edge of the rates tried.
 
-    `slowdown` is a row of `brx.runs.comparison.slowdowns`; `heading` is the column of the rate
-    under delay."""
+    Args:
+        slowdown: a row of `brx.runs.comparison.slowdowns`.
+        heading: the column of the rate with delay.
+    """
     reference = rate_text(slowdown["reference_lr"], at_edge=slowdown["reference_lr_at_edge"])
     delayed = rate_text(slowdown["lr"], at_edge=slowdown["lr_at_edge"])
     return {"lr at P = 1": reference, heading: delayed}
 
 
 def fill_ladder(experiments: Experiments, figure: Figure) -> None:
-    """Draw slowdown and iterations saved against the relative delay into an empty figure. The
-    legends give the extrapolations.
+    """Draw slowdown and iterations saved against the relative delay into an empty figure.
+
+    The legends give the extrapolations.
 
     Raises:
         UserError: the scale has no ladder.
@@ -365,25 +390,28 @@ def fill_ladder(experiments: Experiments, figure: Figure) -> None:
 
 
 def _draw_fixed_width(experiments: Experiments, left: Axes, right: Axes) -> None:
-    """Basis rotation on the ladder of the scale `laptop`, whose model does not grow, in grey. Its
-    runs count among those used."""
+    """Basis rotation on the ladder of the scale `laptop`, whose model does not grow, in grey.
+
+    Its runs also count as used."""
     laptop = Experiments.load(SCALES["laptop"])
     of_fixed_width = read_ladder(laptop)
     experiments.used |= laptop.used
-    for axes, rows, column in (
-        (left, of_fixed_width.slowdowns, "ratio"),
-        (right, of_fixed_width.savings, "share"),
-    ):
-        if rows.empty:
-            continue
-        points = rows[rows["method"] == OURS]
-        label = "Basis rotation, model of fixed width"
-        axes.plot(points["relative_delay"], points[column], ".:", color="grey", label=label)
+    _draw_in_grey(left, of_fixed_width.slowdowns, "ratio")
+    _draw_in_grey(right, of_fixed_width.savings, "share")
+
+
+def _draw_in_grey(axes: Axes, rows: pd.DataFrame, column: str) -> None:
+    """Basis rotation's points."""
+    if rows.empty:
+        return
+    points = rows[rows["method"] == OURS]
+    label = "Basis rotation, model of fixed width"
+    axes.plot(points["relative_delay"], points[column], ".:", color="grey", label=label)
 
 
 def _by_length(rows: pd.DataFrame, quantity: Quantity, verb: str) -> str:
-    """A title: basis rotation's number after the shortest training and after the longest."""
-    of_ours = rows[(rows["method"] == OURS) & rows[quantity.column].notna()]
+    """A title: basis rotation's number after the shortest and after the longest training."""
+    of_ours = _known(rows, OURS, quantity)
     if of_ours.empty:
         return ""
     columns = [quantity.column]
@@ -398,19 +426,24 @@ def _by_length(rows: pd.DataFrame, quantity: Quantity, verb: str) -> str:
     return f"Basis rotation: {verb} {short}\niterations, {long}"
 
 
+def _known(rows: pd.DataFrame, method: str, quantity: Quantity) -> pd.DataFrame:
+    """The rows of a method in which the quantity is known."""
+    of_method = rows[rows["method"] == method]
+    return of_method[of_method[quantity.column].notna()]
+
+
 def _draw_quantity(
     axes: Axes, rows: pd.DataFrame, quantity: Quantity, printed: Mapping[str, float], form: str
 ) -> list[float]:
-    """Draw the points of each method, its law down to the paper's delay, and the paper's number
-    there.
+    """Draw the points of each method, its law down to the paper's delay, and the paper's number.
 
-    `printed` are the paper's numbers by method, `form` is the format of their texts. Returns all
-    values drawn as points."""
+    `printed` has the paper's numbers by method, `form` is the format of their texts. Gives all
+    values that are drawn as points."""
     methods = rows["method"].unique()
     values = []
     for index, method in enumerate(methods):
         look = look_of(method)
-        points = rows[(rows["method"] == method) & rows[quantity.column].notna()]
+        points = _known(rows, method, quantity)
         values += [printed[method], *points[quantity.column]]
         law = quantity.law(points)
         label = f"{look.label}: {quantity.prediction_text(law)} / {printed[method]:{form}}"
@@ -433,8 +466,9 @@ def _draw_quantity(
 def _draw_measured(
     axes: Axes, points: pd.DataFrame, quantity: Quantity, look: Look, offset: float, label: str
 ) -> None:
-    """Points of a method with their intervals, at `offset` times their relative delay. Hollow: one
-    seed; an arrow: a lower bound."""
+    """Points of a method with their intervals, at `offset` times their relative delay.
+
+    A hollow point has one seed. An arrow is a lower bound."""
     for point in points.to_dict("records"):
         draw_points(
             axes,
@@ -453,14 +487,14 @@ def _draw_measured(
 def _draw_law(
     axes: Axes, law: PowerLaw, quantity: Quantity, largest_delay: float, look: Look, offset: float
 ) -> None:
-    """The law from the paper's relative delay up to the largest one measured, and its prediction
+    """The law from the paper's relative delay to the largest measured one, and its prediction
     interval at the paper's."""
     delays = np.geomspace(PAPER_RELATIVE_DELAY, largest_delay, 60)
-    line = [quantity.predicted(law, float(delay))[0] for delay in delays]
+    line = [quantity.predicted(law, float(delay)).value for delay in delays]
     axes.plot(delays, line, color=look.color, linewidth=1.0, linestyle=(0, (4, 1.5)))
-    _, low, high = quantity.predicted(law, PAPER_RELATIVE_DELAY)
+    _, *ends = map(quantity.from_law, law.at(PAPER_RELATIVE_DELAY))
     left_of_the_star = PAPER_RELATIVE_DELAY / offset**4 / 1.15
-    axes.plot([left_of_the_star] * 2, [low, high], color=look.color, linewidth=2.5, alpha=0.5)
+    axes.plot([left_of_the_star] * 2, ends, color=look.color, linewidth=2.5, alpha=0.5)
 
 
 def _finish(axes: Axes, title: str) -> None:

@@ -9,12 +9,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from brx.errors import UserError
-from brx.paper.evidence import runs_of
+from brx.paper.evidence import losses_by_seed, runs_of
 from brx.paper.scales import DEEPEST, MAIN, PRECONDITIONED, Experiments
 from brx.paper.strict import FEWEST_SEEDS, Interval, interval_of
 from brx.plot.style import finish_panel, look_of
 from brx.runs.comparison import BASELINES, best_by_seed, saved_ratio, shared_seeds
-from brx.runs.frames import SEED
 
 OURS = MAIN[-1]
 BEST_BASELINE = "best baseline"
@@ -25,25 +24,33 @@ Find = Callable[[str, int], pd.DataFrame]  # the runs of a method at P stages
 
 @dataclass(frozen=True)
 class LeadParts:
-    """How far basis rotation ends below a rival, in nats of final validation loss, by seed.
+    """Basis rotation's lead over a rival and its two parts, in nats of final validation loss, by
+    seed.
 
-    With L the loss of a method at P stages on a seed: `total` is L(rival, 32) - L(ours, 32),
-    `without_delay` is L(rival, 1) - L(ours, 1), and `from_delay` is their difference."""
+    With L(method, P) the loss at P stages on a seed:
+
+        total         = L(rival, 32) - L(ours, 32)
+        without_delay = L(rival, 1) - L(ours, 1)
+        from_delay    = total - without_delay"""
 
     rival: str
     without_delay: pd.Series  # index: seed
-    total: pd.Series
-    saved_without_delay: float  # share of the rival's iterations that ours needs not
-    saved: float
+    total: pd.Series  # index: seed
+    # The share of the rival's iterations that ours saves to the rival's final training loss; NaN if
+    # it is not known.
+    saved_without_delay: float
+    saved: float  # the same at 32 stages
 
     @property
     def from_delay(self) -> pd.Series:
+        """The part of the lead that delay adds, by seed."""
         return self.total - self.without_delay
 
 
 def lead_parts(experiments: Experiments, rivals: Sequence[str] = RIVALS) -> list[LeadParts]:
-    """The leads over the rivals that have runs without delay and at the deepest pipeline, on the
-    seeds that both methods have at both."""
+    """The leads over each rival that has runs without delay and at the deepest pipeline.
+
+    They are over the seeds that both methods have at both ends."""
     parts = []
     for rival in rivals:
         try:
@@ -53,23 +60,21 @@ def lead_parts(experiments: Experiments, rivals: Sequence[str] = RIVALS) -> list
                 runs_of(experiments, OURS, DEEPEST),
                 _rival_runs(experiments, rival, DEEPEST),
             )
-        except UserError:  # noted among the experiments that are missing
+        except UserError:  # the experiments remember that they are missing
             continue
-        parts.append(
-            LeadParts(
-                rival,
-                _lead(ours, theirs),
-                _lead(ours_delayed, theirs_delayed),
-                _share_saved(ours, theirs),
-                _share_saved(ours_delayed, theirs_delayed),
-            )
+        lead = LeadParts(
+            rival,
+            without_delay=_lead(ours, theirs),
+            total=_lead(ours_delayed, theirs_delayed),
+            saved_without_delay=_share_saved(ours, theirs),
+            saved=_share_saved(ours_delayed, theirs_delayed),
         )
+        parts.append(lead)
     return parts
 
 
 def _rival_runs(experiments: Experiments, rival: str, stages: int) -> pd.DataFrame:
-    """The runs of a method; for the best baseline, each seed's run of the baseline that ends
-    lowest."""
+    """The runs of a method; for the best baseline, the run that ends lowest on each seed."""
     if rival != BEST_BASELINE:
         return runs_of(experiments, rival, stages)
     baselines = shared_seeds(*(runs_of(experiments, name, stages) for name in BASELINES))
@@ -77,8 +82,8 @@ def _rival_runs(experiments: Experiments, rival: str, stages: int) -> pd.DataFra
 
 
 def _lead(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
-    losses, their_losses = (runs.set_index(SEED)["val_loss"] for runs in (ours, theirs))
-    return their_losses - losses
+    """How many nats ours ends below theirs, by seed."""
+    return losses_by_seed(theirs) - losses_by_seed(ours)
 
 
 def _share_saved(ours: pd.DataFrame, theirs: pd.DataFrame) -> float:
@@ -88,7 +93,8 @@ def _share_saved(ours: pd.DataFrame, theirs: pd.DataFrame) -> float:
 
 
 def lead_table(experiments: Experiments) -> pd.DataFrame:
-    """A row per rival: the lead under delay, its two parts, and the iterations saved, as texts."""
+    """A row per rival: the lead with delay, its two parts, and the iterations saved; all cells are
+    texts."""
     rows = []
     for parts in lead_parts(experiments):
         rows.append(
@@ -111,7 +117,7 @@ def _percent(share: float) -> str:
 
 
 def _nats(by_seed: pd.Series) -> str:
-    """A mean with its interval; without one where there are fewer than three seeds."""
+    """A mean with its interval, or without one for fewer than three seeds."""
     interval = _interval(by_seed)
     if interval is None:
         return f"{by_seed.mean():.3f}"
@@ -119,7 +125,7 @@ def _nats(by_seed: pd.Series) -> str:
 
 
 def _finding(by_seed: pd.Series) -> str:
-    """Whether a lead is more than chance."""
+    """Whether a lead is larger than chance."""
     interval = _interval(by_seed)
     if interval is None:
         return "too few seeds"
@@ -127,6 +133,7 @@ def _finding(by_seed: pd.Series) -> str:
 
 
 def _interval(by_seed: pd.Series) -> Interval | None:
+    """The interval of the mean; None for fewer than three seeds, or if a seed diverged."""
     values = by_seed.tolist()
     if len(values) < FEWEST_SEEDS or not np.isfinite(values).all():
         return None
@@ -134,8 +141,12 @@ def _interval(by_seed: pd.Series) -> Interval | None:
 
 
 def draw_leads(experiments: Experiments, axes: Axes, rivals: Sequence[str] = RIVALS) -> None:
-    """A bar per rival: the part of the lead without delay, and on its end the part from delay with
-    its interval."""
+    """A panel with a bar per rival: the part of the lead without delay, and at its end the part
+    from delay. A line is the interval of the whole lead.
+
+    Raises:
+        UserError: no rival has runs at both ends.
+    """
     parts = lead_parts(experiments, rivals)
     if not parts:
         raise UserError(f"no rival of {OURS} has runs at both ends")
@@ -151,12 +162,14 @@ def draw_leads(experiments: Experiments, axes: Axes, rivals: Sequence[str] = RIV
             axes.plot([interval.low, interval.high], [place, place], color="black", linewidth=1.0)
     axes.axvline(0.0, color="black", linewidth=0.6)
     axes.set_yticks(places, [_label(each.rival) for each in parts])
-    ahead = sum(_finding(each.total) == "ahead" for each in parts)
+    ahead = [each for each in parts if _finding(each.total) == "ahead"]
     title = (
-        f"lead of {look_of(OURS).label} at P = {DEEPEST}\nsurely ahead of {ahead} of {len(parts)}"
+        f"lead of {look_of(OURS).label} at P = {DEEPEST}\n"
+        f"surely ahead of {len(ahead)} of {len(parts)}"
     )
     finish_panel(axes, "nats of final validation loss", "", title)
 
 
 def _label(rival: str) -> str:
+    """A rival's name in the figure."""
     return rival if rival == BEST_BASELINE else look_of(rival).label

@@ -1,15 +1,15 @@
-"""Evidence on the paper's claims that needs no sweep of runs: measurements at checkpoints, the toy
-problems' files, formulas.
+"""Evidence on the paper's claims that is not from sweeps: measurements at checkpoints, the toy
+problems' files, and formulas.
 
-As in `brx.paper.evidence`, every question is a function from a scale's `Experiments` to `Evidence`,
-and raises UserError where something has not been measured."""
+As in `brx.paper.evidence`, every question is a function from a scale's `Experiments` to `Evidence`.
+It raises a UserError if something has not been measured."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +43,15 @@ from brx.runs.slowdown import geometric_mean
 
 TOYS = Path("results/toy")
 MOST_CHANCE = 0.05  # p-value up to which a correlation counts
-# Below this slowdown, delay "hardly" slows: by less than a tenth (docs/protocol.md, 6).
+# A smaller slowdown counts as "hardly any" (docs/protocol.md, section 6).
 HARDLY = 1.1
-APPROXIMATELY = 0.01  # relative error that the paper's "about" allows
-SMALLEST = 1e-300  # in place of zero under a logarithm
+APPROXIMATELY = 0.01  # the relative error that the paper's "about" allows
+SMALLEST = 1e-300  # takes the place of zero in a logarithm
 
 
 def _folders(experiments: Experiments) -> list[Path]:
-    """The folders of the scale's runs that may have been measured: those at the best rate of their
-    experiment."""
+    """The folders of the scale's runs that may have been measured, at the best learning rate of
+    each experiment."""
     folder = experiments.scale.curvature
     chosen = experiments.once(("measured", folder), lambda: at_best_rates(load([folder])))
     return [Path(run) for run in chosen.index]
@@ -60,10 +60,10 @@ def _folders(experiments: Experiments) -> list[Path]:
 def _norms(
     experiments: Experiments, spaces: Sequence[Space], batches: int | None = None
 ) -> list[NormResult]:
-    """The norms that were measured, with each run's largest sample unless `batches` names another.
+    """The norms that were measured, each run's from its largest sample, or from `batches` batches.
 
-    `run` is set to the folder in which the file lies: exported files name the one where they were
-    made."""
+    Their `run` is the folder in which the file is. (A file that was exported still names the folder
+    where it was made.)"""
     norms = []
     for folder in _folders(experiments):
         measured = results_of(folder, spaces, batches=batches)
@@ -72,14 +72,16 @@ def _norms(
 
 
 def _seed(run: str | Path) -> int:
+    """The seed of the run in a folder."""
     return read_run(Path(run)).config.training.seed
 
 
 def norm_ratio(experiments: Experiments) -> Evidence:
-    """Rotated over original norm, at checkpoints of basis rotation with the largest delay.
+    """The ratio of rotated norm to original norm, at checkpoints of basis rotation with the largest
+    delay.
 
-    Where half of the sample was measured, the interval also holds the ratio extrapolated to an
-    infinite sample. Where there are several samples, the largest decides."""
+    If half of the sample was measured, the interval also contains the ratio extrapolated to an
+    infinite sample. If there are several samples, the largest decides."""
     original, rotated = _deepest_pairs(experiments)
     if not original:
         raise UserError("not measured in both coordinates at one checkpoint yet")
@@ -91,7 +93,8 @@ def norm_ratio(experiments: Experiments) -> Evidence:
         half = _log_ratios(rotated, original, which=1)
         extrapolated = _log_ratios(rotated, original, which=2)
         ends = extrapolated.interval or (extrapolated.mean,)
-        low, high = min(low, *ends), max(high, *ends)
+        low = min(low, *ends)
+        high = max(high, *ends)
         text += (
             f"{math.exp(half.mean):.3g} from half the sample, "
             f"{math.exp(extrapolated.mean):.3g} extrapolated"
@@ -99,16 +102,20 @@ def norm_ratio(experiments: Experiments) -> Evidence:
     else:
         text += "raised by the noise of the batches, to an unknown extent"
     text += _smaller_samples(experiments, original[0].settings.batches_per_vector)
-    low, high = math.exp(low), math.exp(high)
     return Evidence(
-        math.exp(rise.mean), low, high, holds=high < 1, text=text, num_seeds=len(rise.by_seed)
+        math.exp(rise.mean),
+        math.exp(low),
+        math.exp(high),
+        holds=math.exp(high) < 1,
+        text=text,
+        num_seeds=len(rise.by_seed),
     )
 
 
 def _range_of_intervals(
     norms: Sequence[NormResult], others: Sequence[NormResult]
 ) -> tuple[float, float]:
-    """The lowest and highest end of the intervals of each pair, as logarithms of ratios."""
+    """The lowest and the highest end of the intervals of all pairs, as logarithms of ratios."""
     intervals = [_log_interval(norm, other) for norm, other in zip(norms, others, strict=True)]
     return min(low for low, _ in intervals), max(high for _, high in intervals)
 
@@ -120,8 +127,8 @@ def _has_extrapolation(norm: NormResult) -> bool:
 def _deepest_pairs(
     experiments: Experiments, batches: int | None = None
 ) -> tuple[list[NormResult], list[NormResult]]:
-    """Original and rotated norms at the same checkpoints of basis rotation, with its largest delay;
-    empty where there are none."""
+    """Original and rotated norms at the same checkpoints of basis rotation with the largest delay;
+    empty if there are none."""
     measured = _norms(experiments, SPACES, batches)
     of_ours = [norm for norm in measured if norm.method == "basis-rotation"]
     pairs = complete_measurements(of_ours, SPACES)
@@ -131,13 +138,11 @@ def _deepest_pairs(
 
 
 def _smaller_samples(experiments: Experiments, largest: int) -> str:
-    """What samples of fewer batches said, and what their extrapolation promised of larger ones."""
-    sizes = {
-        norm.settings.batches_per_vector
-        for folder in _folders(experiments)
-        for space in SPACES
-        for norm in NormResult.all_of(folder, name=f"hessian-norm-{space}")
-    }
+    """A text about samples of fewer batches: their ratios, and these ratios extrapolated."""
+    sizes = set()
+    for folder, space in product(_folders(experiments), SPACES):
+        for norm in NormResult.all_of(folder, name=f"hessian-norm-{space}"):
+            sizes.add(norm.settings.batches_per_vector)
     text = ""
     for batches in sorted(size for size in sizes if size < largest):
         original, rotated = _deepest_pairs(experiments, batches)
@@ -152,17 +157,17 @@ def _smaller_samples(experiments: Experiments, largest: int) -> str:
 
 
 def theorem_order(experiments: Experiments, source: str) -> Evidence:
-    """Wherever all coordinates were measured, the bilateral norm is below the unilateral one, and
-    that is below the original one.
+    """Wherever all coordinates were measured, the bilateral norm is below the unilateral norm, and
+    the unilateral norm is below the original norm.
 
     `source` is the strategies' source, `1st` or `2nd`. From three seeds on, intervals over the
-    seeds decide: both for the samples' norms and for the extrapolated ones. With fewer seeds, the
+    seeds decide, both of the samples' norms and of the extrapolated ones. With fewer seeds, the
     intervals of the single measurements must not overlap."""
     measured = complete_measurements(_norms(experiments, STRATEGY_SPACES))
     if not measured:
         raise UserError("norms by strategy have not been measured on one checkpoint yet")
     falling = ("original", f"{source}-unilateral", f"{source}-bilateral")
-    of_all = [norm for of_run in measured for norm in of_run]
+    of_all = list(chain.from_iterable(measured))
     orders = []
     for (method, num_stages), of_seeds in sorted(by_method_and_depth(of_all).items()):
         norms = [[norm for norm in of_seeds if norm.space == space] for space in falling]
@@ -184,13 +189,13 @@ class _NormOrder:
     """Whether the norms of one method at one number of stages fall as the theorem says."""
 
     text: str
-    holds: bool  # each is below the one before, by more than chance
-    is_reversed: bool  # each is above the one before, by more than chance
+    holds: bool  # each norm is below the one before by more than chance
+    is_reversed: bool  # each norm is above the one before by more than chance
     num_seeds: int
 
     @classmethod
     def of(cls, name: str, norms: Sequence[Sequence[NormResult]]) -> _NormOrder:
-        """From the norms of all seeds, by coordinates, in the order in which they should fall."""
+        """From the norms of all seeds in each space, in the order in which they should fall."""
         unsure = []
         steps_back = []
         for higher, lower in pairwise(norms):
@@ -217,8 +222,8 @@ def _log_ratios(
 ) -> Margin:
     """log(norm / other) of the pairs, by seed.
 
-    `which` is an index of `NormResult.norms`: from the sample (0), from half of it (1), or
-    extrapolated (2)."""
+    `which` is an index into `NormResult.norms`: the sample's (0), half the sample's (1), or the
+    extrapolated norm (2)."""
     by_seed = {}
     for norm, other in zip(norms, others, strict=True):
         by_seed[_seed(norm.run)] = _log(norm.norms[which]) - _log(other.norms[which])
@@ -226,19 +231,20 @@ def _log_ratios(
 
 
 def _log(norm: float) -> float:
+    """The logarithm of a norm that may be zero."""
     return math.log(max(norm, SMALLEST))
 
 
 def _log_interval(norm: NormResult, other: NormResult) -> tuple[float, float]:
-    """The interval of log(norm / other) of one run, from the intervals of both."""
+    """The interval of log(norm / other) for one run, from the intervals of both."""
     low, high = norm.interval
     other_low, other_high = other.interval
     return math.log(max(low, SMALLEST) / other_high), math.log(high / max(other_low, SMALLEST))
 
 
 def _surely_above(norms: Sequence[NormResult], others: Sequence[NormResult]) -> bool:
-    """Whether the norms of all seeds are above the others by more than chance, the extrapolated
-    ones, too, where all are known."""
+    """Whether the norms of all seeds are above the others by more than chance; the extrapolated
+    norms, too, if all are known."""
     ratios = [_log_ratios(norms, others)]
     if all(len(norm.norms) > 1 for norm in (*norms, *others)):
         ratios.append(_log_ratios(norms, others, which=2))
@@ -249,8 +255,10 @@ def _surely_above(norms: Sequence[NormResult], others: Sequence[NormResult]) -> 
 
 
 def _variances(folders: Sequence[Path]) -> pd.DataFrame:
-    """A row per checkpoint of basis rotation and PipeDream, with the logarithms of the variances of
-    its updates along the dominant and a random direction."""
+    """A row per checkpoint of basis rotation and PipeDream.
+
+    `dominant` and `random` are the logarithms of the variances of its updates along the dominant
+    and along a random direction."""
     rows = []
     for folder in folders:
         for measured in Oscillation.all_of(folder):
@@ -273,11 +281,12 @@ def _variances(folders: Sequence[Path]) -> pd.DataFrame:
 
 
 def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
-    """Basis rotation's updates vary less along the dominant eigenvector than PipeDream's, at the
-    same checkpoints: at P = 1, or (`delayed`) at the largest P measured.
+    """At the same checkpoints, basis rotation's updates vary less along the dominant eigenvector
+    than PipeDream's: at P = 1, or (`delayed`) at the largest P that was measured.
 
-    An update is as long as its learning rate. So the strict verdict is on runs at one common
-    learning rate; while there are none, it is on the variances over the square of the rate."""
+    Updates are proportional to the learning rate. So the strict verdict compares runs at one common
+    learning rate; if there are none, it compares the variances divided by the square of the
+    rate."""
     table = _variances(_folders(experiments))
     P = table["P"].max() if delayed else 1
     if delayed and P == 1:
@@ -286,26 +295,25 @@ def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
     if both.empty:
         raise UserError(f"not measured with both methods at P = {P} yet")
 
-    # Logarithms: of PipeDream's variance over basis rotation's, and of the rates' ratio squared.
+    # Logarithms of PipeDream's variance over basis rotation's; and the same for the variances
+    # divided by the square of the learning rate.
     differences = both["dominant_of_pipedream"] - both["dominant"]
-    of_squares = 2 * np.log(both["rate"] / both["rate_of_pipedream"])
+    rate_terms = 2 * np.log(both["rate"] / both["rate_of_pipedream"])
     less = Margin(differences.groupby("seed").mean())
-    less_per_square = Margin((differences + of_squares).groupby("seed").mean())
-    has_other_rates = bool((of_squares != 0).any())
+    less_per_square = Margin((differences + rate_terms).groupby("seed").mean())
+    has_other_rates = bool((rate_terms != 0).any())
 
     text = _variances_text(both, P)
     if less.interval:
         text += f", basis rotation over PipeDream {_ratio_interval(less)}"
     text += f" ({_counted(len(less.by_seed), 'seed')}, {_counted(len(both), 'checkpoint')})"
     if has_other_rates:
-        ratio = np.exp(-less_per_square.mean)
-        text += f"; over the square of the learning rate, basis rotation {ratio:.2g} of PipeDream's"
-        if less_per_square.interval:
-            text += f" {_ratio_interval(less_per_square)}"
-    plateaus = int((both["eigenvalue_of_pipedream"] < 0).sum())
-    if plateaus:
+        text += _per_square_text(less_per_square)
+    num_plateaus = int((both["eigenvalue_of_pipedream"] < 0).sum())
+    if num_plateaus:
         text += (
-            f"; at {plateaus} of them PipeDream's dominant eigenvalue is negative, as on a plateau"
+            f"; at {num_plateaus} of them PipeDream's dominant eigenvalue is negative, as on a "
+            f"plateau"
         )
     common_text, at_common_rate = _less_at_common_rate(experiments, P)
     if at_common_rate is None:
@@ -315,9 +323,18 @@ def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
     return less.evidence(text, strictly=at_common_rate.strictly)
 
 
+def _per_square_text(less: Margin) -> str:
+    """The ratio of the variances over the square of the learning rate, from its logarithms."""
+    ratio = np.exp(-less.mean)
+    text = f"; over the square of the learning rate, basis rotation {ratio:.2g} of PipeDream's"
+    if less.interval:
+        text += f" {_ratio_interval(less)}"
+    return text
+
+
 def _at_same_checkpoints(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `_variances` of basis rotation, each with PipeDream's at the same seed and
-    iteration: its columns end in `_of_pipedream`."""
+    """Basis rotation's rows of `_variances`, each with PipeDream's row at the same seed and
+    iteration, whose columns end in `_of_pipedream`."""
     keys = ["seed", "iteration"]
     ours = table[table["method"] == "basis-rotation"].set_index(keys)
     theirs = table[table["method"] == "pipedream"].set_index(keys)
@@ -335,20 +352,21 @@ def _variances_text(both: pd.DataFrame, num_stages: int) -> str:
 
 
 def _ratio_interval(less: Margin) -> str:
-    """The interval of basis rotation's variance over PipeDream's, from the logarithm of the inverse
-    ratio."""
+    """The interval of basis rotation's variance over PipeDream's; `less` is the logarithm of the
+    inverse ratio."""
     assert less.interval is not None
     low, high = np.exp(-np.array(less.interval[::-1]))
     return f"[{low:.2g}, {high:.2g}]"
 
 
 def _counted(count: int, noun: str) -> str:
+    """A number of things, such as `1 seed` or `3 seeds`."""
     return f"{count} {noun}s" if count > 1 else f"{count} {noun}"
 
 
 def _less_at_common_rate(experiments: Experiments, P: int) -> tuple[str, Margin | None]:
-    """Basis rotation's variance against PipeDream's at the common learning rate with the most
-    checkpoints: a text, and the logarithms by seed. None if they share no rate."""
+    """Basis rotation's variance compared with PipeDream's at the common learning rate with the most
+    checkpoints: a text, and the logarithms by seed (None if they share no rate)."""
     runs = load([experiments.scale.curvature])
     finished = runs.index[runs["status"] == "finished"]
     table = _variances([Path(str(run)) for run in finished])
@@ -368,8 +386,8 @@ def _less_at_common_rate(experiments: Experiments, P: int) -> tuple[str, Margin 
 
 
 def stable_elsewhere(experiments: Experiments) -> Evidence:
-    """Along a random direction the updates of both methods vary less than along the dominant one,
-    at every P."""
+    """At every P, the updates of both methods vary less along a random direction than along the
+    dominant one."""
     table = _variances(_folders(experiments))
     if table["method"].nunique() < 2:
         raise UserError("not measured with both methods yet")
@@ -392,7 +410,11 @@ def stable_elsewhere(experiments: Experiments) -> Evidence:
 
 
 def _toy(name: str, take: Callable[[Any], Any]) -> Any:
-    """`take` of the content of a file that `brx toy` writes.
+    """Read a file that `brx toy` writes.
+
+    Args:
+        name: of the landscape's configuration.
+        take: picks the numbers from the file's content.
 
     Raises:
         UserError: the file is missing or damaged.
@@ -407,16 +429,16 @@ def _toy(name: str, take: Callable[[Any], Any]) -> Any:
 
 
 def delay_hurts_where_misaligned(_: Experiments) -> Evidence:
-    """On the quadratic, delay slows Adam with the eigenvectors between the axes, and hardly along
-    them."""
+    """On the quadratic, delay slows Adam if the eigenvectors lie between the axes, and hardly if
+    they are the axes."""
     aligned, misaligned = _toy("quadratic", _slowdowns_of_adam)
     text = f"slowdown of Adam: aligned {aligned:.2f}, misaligned {misaligned:.2f}"
     return Evidence(holds=misaligned > aligned and aligned < HARDLY, text=text)
 
 
 def _slowdowns_of_adam(content: Any) -> tuple[float, float]:
-    """Aligned and misaligned, from the content of `quadratic.json`; infinite if Adam never
-    arrived."""
+    """Adam's slowdowns, aligned and misaligned, from the content of `quadratic.json`; infinite if
+    Adam never arrived."""
     slowdowns = {}
     for case in content["slowdowns"]:
         if case["optimizer"] == "Adam":
@@ -426,8 +448,8 @@ def _slowdowns_of_adam(content: Any) -> tuple[float, float]:
 
 
 def misalignment_slows_on_the_spiral(_: Experiments) -> Evidence:
-    """As the paper sets the spiral up, misalignment and slowdown rise together, on a trajectory
-    that arrives."""
+    """With the paper's settings of the spiral, misalignment and slowdown rise together, on a
+    trajectory that arrives."""
     arrived, correlation, p_value = _toy("spiral", _correlation_on_spiral)
     small_arrived, with_small_steps, _p = _toy("spiral-small-steps", _correlation_on_spiral)
     text = f"rank correlation of misalignment and slowdown {correlation:.2f}"
@@ -439,15 +461,16 @@ def misalignment_slows_on_the_spiral(_: Experiments) -> Evidence:
 
 
 def _correlation_on_spiral(content: Any) -> tuple[bool, float, float]:
-    """Whether Adam arrives, the rank correlation, and its p-value; NaN for None, since a constant
-    has no correlation."""
+    """Whether Adam arrives, the rank correlation, and its p-value.
+
+    A constant has no correlation; the file then has null, which becomes NaN."""
     correlation, p_value = np.array([content["spearman"], content["p_value"]], dtype=float)
     return bool(content["arrived"]), float(correlation), float(p_value)
 
 
 def memory_share(_: Experiments) -> Evidence:
-    """The memory that 1st/unilateral adds for an MLP matrix of Llama-3-8B, over 4 m n as the paper
-    counts; Adam's two moments are 2 m n."""
+    """The memory that 1st/unilateral adds for an MLP matrix of Llama-3-8B, divided by 4 m n, as the
+    paper counts. (Adam's two moments are 2 m n.)"""
     m, n = LLAMA_3_8B["MLP"]
     overhead = overhead_elements((m, n), "1st", "unilateral")
     of_moments = overhead / (2 * m * n)
@@ -459,8 +482,8 @@ def memory_share(_: Experiments) -> Evidence:
 
 
 def llama_overhead() -> pd.DataFrame:
-    """The memory that each strategy of basis rotation adds for one attention matrix and one MLP
-    matrix of Llama-3-8B, as texts."""
+    """A row per strategy of basis rotation: the memory that it adds for one attention matrix and
+    one MLP matrix of Llama-3-8B. All cells are texts."""
     names = {shape: name for name, shape in LLAMA_3_8B.items()}
     return overhead_texts(dict.fromkeys(names, 1), names)[1]
 

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import numpy as np
 import pandas as pd
 
-from brx.config.loading import PRESETS, Settings, preset_with
+from brx.config.loading import PRESETS, Settings, find_config, preset_with
 from brx.errors import UserError
 from brx.runs.comparison import common_target
 from brx.runs.experiments import at_best_rates, main_origin, notes, tried_rates
@@ -41,20 +42,20 @@ VARIANTS: dict[str, Settings] = {
     | {"optimizer.source": "1st", "optimizer.geometry": "unilateral"},
     **{method: {"optimizer.method": method} for method in (*PRECONDITIONED, "delay-compensation")},
 }
-"""By label, the settings of a method, or of a strategy of basis rotation: those that differ from
-2nd/bilateral."""
+"""The settings of each method, and of each strategy of basis rotation, by label. A strategy has the
+settings that differ from 2nd/bilateral."""
 STRATEGY_NAMES = tuple(variant for variant in VARIANTS if variant.startswith("basis-rotation"))
 BASELINES_AND_STRATEGIES = (*MAIN[:3], *reversed(STRATEGY_NAMES))
 # Methods that were trained for several numbers of iterations.
 LADDER_METHODS = ("basis-rotation", "nesterov", "pipedream-lr")
 DEPTHS = (1, 2, 4, 8, 16, 32)  # numbers of stages P of the main comparison
 DEEPEST = 32
-ENDS = (1, DEEPEST)  # those between which a slowdown is taken
+ENDS = (1, DEEPEST)  # a slowdown compares these two
 RUN_AT = {
     **dict.fromkeys((*MAIN, *STRATEGY_NAMES), DEPTHS),
     **dict.fromkeys(PRECONDITIONED, ENDS),
 }
-"""By variant, the numbers of stages of the main comparison at which it was trained."""
+"""For each variant, the numbers of stages P at which the main comparison trains it."""
 PER_BLOCK = "one block per stage"  # the model of the block scaling
 BLOCKS = (4, 8, 16, 32)  # its depths
 COMPENSATIONS = (0.04, 0.1, 0.5, 1.0)
@@ -65,9 +66,9 @@ class Model(NamedTuple):
     """A model of a scale."""
 
     preset: str
-    settings: Settings = MappingProxyType({})  # over the preset
-    sweep: str = ""  # that trains it; empty: the sweep of each method
-    # At which methods are compared; None: the largest number of the main comparison.
+    settings: Settings = MappingProxyType({})  # in place of the preset's
+    sweep: str = ""  # the sweep that trains it; empty: the sweep of each method
+    # P at which methods are compared with this model; None: the largest of the main comparison.
     stages: int | None = None
 
 
@@ -79,22 +80,25 @@ class Scale:
     runs: Path
     curvature: Path  # the runs whose Hessians were measured
     models: Mapping[str, Model]
-    # By number of iterations: further settings in which runs differ from the main model's.
+    # The ladder's lengths in iterations, each with further settings that differ from the main
+    # model's.
     ladder: Mapping[int, Settings] = field(default_factory=dict)
-    # Model and training grow together along the ladder: its law is fitted to each seed.
+    # Model and training grow together along the ladder; its law is fitted to each seed.
     grows: bool = False
-    # By a sweep at both ends: the sweep of the depths between them; empty where there is none.
+    # For a sweep that has runs at both ends only, the sweep of the depths between them; empty if
+    # there is none.
     between: Mapping[str, str] = field(default_factory=dict)
-    # Sweeps of other scales whose runs this one's `main` makes.
+    # Sweeps whose runs are in this scale's sweep `main`.
     in_main: tuple[str, ...] = ()
     # Milliseconds per iteration, by size and method.
     times: Path = Path("benchmarks/results/small_models.json")
-    # By method: the setting that was chosen in addition to the learning rate (docs/protocol.md,
-    # 10).
+    # For each method the setting that was chosen in addition to the learning rate
+    # (docs/protocol.md, section 10).
     seconds: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def preset(self) -> str:
+        """The preset of the main model."""
         return self.models["main"].preset
 
     def sweep(self, name: str) -> str:
@@ -104,14 +108,22 @@ class Scale:
     def maker(self, sweep: str, stages: int) -> str:
         """The sweep file that makes the runs of an experiment at P stages; empty if no sweep of
         the scale does."""
-        name = sweep if stages in ENDS else self.between.get(sweep, sweep)
+        name = sweep
+        if stages not in ENDS:
+            name = self.between.get(sweep, sweep)
         file = PRESETS / "sweeps" / self.name / f"{name}.yaml"
         return self.sweep(name) if name and file.is_file() else ""
 
 
 def _rung(width: int, rate: float, warmup: float, beta2: float, decay: float) -> Settings:
-    optimizer = {RATE: rate, "optimizer.beta2": beta2, "optimizer.weight_decay": decay}
-    return {"model.width": width, "training.warmup_fraction": warmup, **optimizer}
+    """The settings of one length of a ladder whose model grows."""
+    return {
+        "model.width": width,
+        "training.warmup_fraction": warmup,
+        RATE: rate,
+        "optimizer.beta2": beta2,
+        "optimizer.weight_decay": decay,
+    }
 
 
 SIMILAR_MODELS = {
@@ -134,7 +146,8 @@ SECOND_SETTINGS = {
     "muon": "optimizer.momentum",
     "scion": "optimizer.momentum",
 }
-"""By method: what equal tuning chooses in addition to the learning rate (docs/protocol.md, 10)."""
+"""For each method the setting that equal tuning chooses in addition to the learning rate
+(docs/protocol.md, section 10)."""
 
 SCALES = {
     "laptop": Scale(
@@ -200,8 +213,9 @@ SCALES = {
 
 
 def depth_settings(depth: int, blocks: int) -> Settings:
-    """The settings of a pipeline of P stages. Where the model has fewer blocks, each is a stage and
-    they have the delays of P stages."""
+    """The settings of a pipeline of P stages.
+
+    If the model has fewer blocks than P, each block is a stage, with the delays of P stages."""
     if depth <= blocks:
         return {"pipeline.stages": depth}
     return {"pipeline.stages": blocks, "pipeline.delay.like": depth}
@@ -209,6 +223,7 @@ def depth_settings(depth: int, blocks: int) -> Settings:
 
 @cache
 def _blocks(preset: str) -> int:
+    """How many blocks the preset's model has."""
     return preset_with(preset, {}).model.blocks
 
 
@@ -216,19 +231,21 @@ def at_best_seconds(runs: pd.DataFrame, seconds: Mapping[str, str]) -> pd.DataFr
     """Among runs that differ in a second setting, keep those with its best value, as one
     experiment.
 
+    The best value has the lowest loss at its best learning rate, by the rule of `tried_rates`. In
+    the result, `experiment` and `variant` no longer tell values apart. Its column `second` is a
+    text with all values tried and their losses.
+
     Args:
         runs: rows of `brx.runs.load`.
-        seconds: by method, the second setting, a dotted key.
-
-    The best value is the one whose lowest loss over the learning rates is the lowest, by the rule
-    of `tried_rates`. In the result, `experiment` and `variant` no longer tell values apart. Its
-    column `second` is a text with all values tried and their losses."""
+        seconds: the second setting of each method, a dotted key.
+    """
     parts = []
     losses = tried_rates(runs).groupby("experiment")["score"].min()
     groups = _without_seconds(runs, seconds)
     for _, alike in runs.groupby(groups, sort=False):
         second = seconds.get(alike["method"].iloc[0])
-        chosen, text = alike, ""
+        chosen = alike
+        text = ""
         if second is not None:
             best, text = _best_value(alike, second, losses)
             chosen = alike[alike["experiment"] == best]
@@ -243,23 +260,25 @@ def at_best_seconds(runs: pd.DataFrame, seconds: Mapping[str, str]) -> pd.DataFr
 def _best_value(alike: pd.DataFrame, second: str, losses: pd.Series) -> tuple[str, str]:
     """The experiment with the lowest loss, and a text such as `beta1 0.9 (0.9: 1.52, 0.95: 1.6)`.
 
-    `losses` are the lowest of each experiment; one without a loss counts as the worst."""
+    `losses` has the lowest loss of each experiment; an experiment without a loss counts as the
+    worst."""
     values = alike.groupby("experiment")[second].first()
     tried = losses.reindex(values.index).fillna(np.inf)
     best = str(tried.idxmin())
-    shown = [
-        f"{value:g}: {tried[experiment]:.3f}" for experiment, value in values.sort_values().items()
-    ]
+    shown = []
+    for experiment, value in values.sort_values().items():
+        shown.append(f"{value:g}: {tried[experiment]:.3f}")
     name = second.rpartition(".")[2]
     return best, f"{name} {values[best]:g} ({', '.join(shown)})"
 
 
 def _without_seconds(runs: pd.DataFrame, seconds: Mapping[str, str]) -> pd.Series:
-    """The `experiment` of each run, whatever its second setting is."""
+    """The `experiment` of each run, as if runs did not differ in their second setting."""
     ids = []
     for run, row in runs[["data_fingerprint", "trajectory_version"]].iterrows():
         config = read_run(Path(str(run))).config
-        fingerprint, version = row["data_fingerprint"], row["trajectory_version"]
+        fingerprint = row["data_fingerprint"]
+        version = row["trajectory_version"]
         identity = experiment_id(
             config,
             None if pd.isna(fingerprint) else fingerprint,
@@ -278,9 +297,27 @@ def _name_without(variant: str, second: str | None) -> str:
     return ", ".join(part for part in variant.split(", ") if not part.startswith(f"{key} "))
 
 
+# The ids of experiments by what was asked for. Claims ask for the same ones hundreds of times, and
+# to check a configuration takes a millisecond.
+_IDS: dict[Hashable, str] = {}
+
+
 class Experiments:
-    """Finds a scale's experiments among its runs, and remembers which were asked for: those that
-    were there (`used`) and those that were not (`missing`)."""
+    """Finds a scale's experiments among its runs, and remembers which ones were asked for.
+
+    Args:
+        scale: the scale.
+        runs: rows of `brx.runs.load`.
+        folder: where they were read.
+
+    Attributes:
+        runs: with the best value of each method's second setting only.
+        chosen: the runs of each experiment at its best learning rate.
+        used: experiments that were asked for and have runs: their runs by id.
+        sweeps: the files of the sweeps that make `used`.
+        missing: experiments that were asked for and have no runs, or diverged. A line about each,
+            with the file of the sweep that makes it; the one asked for last is at the end.
+    """
 
     def __init__(self, scale: Scale, runs: pd.DataFrame, folder: Path) -> None:
         # Settings that the scale's preset gives to every method do not distinguish methods.
@@ -288,24 +325,24 @@ class Experiments:
         runs = runs.assign(variant=without_settings(runs["variant"], usual))
         if scale.seconds:
             runs = at_best_seconds(runs, scale.seconds)
-        self.scale, self.runs, self.folder = scale, runs, folder
-        self.chosen = at_best_rates(runs)  # of each experiment
+        self.scale = scale
+        self.runs = runs
+        self.folder = folder
+        # A copy keeps columns of a kind in one block, which makes it quicker to take out the small
+        # frames that claims are judged from.
+        self.chosen = at_best_rates(runs).copy()
         self._origin = main_origin(self.chosen)
         self._by_experiment = dict(iter(self.chosen.groupby("experiment")))
-        self._diverged = set(runs.loc[runs["status"] == "diverged", "experiment"]) - set(
-            self._by_experiment
-        )
-        # The runs of each experiment that was asked for and is there, by its id.
+        with_diverged_runs = set(runs.loc[runs["status"] == "diverged", "experiment"])
+        self._diverged = with_diverged_runs - set(self._by_experiment)
         self.used: dict[str, pd.DataFrame] = {}
-        self.sweeps: list[str] = []  # the files that make these
-        # A line for each experiment that is not there or diverged, with the file that makes it. The
-        # one asked for last is at the end.
+        self.sweeps: list[str] = []
         self.missing: dict[str, str] = {}
         self._known: dict[Hashable, Any] = {}  # see `once`
 
     @classmethod
     def load(cls, scale: Scale, folder: Path | None = None) -> Experiments:
-        """Read the runs of a scale, from its own folder by default."""
+        """Read the runs of a scale, by default from its own folder; UserError if there is none."""
         folder = folder or scale.runs
         if not folder.is_dir():
             raise UserError(
@@ -315,46 +352,49 @@ class Experiments:
 
     @property
     def notes(self) -> list[str]:
+        """Lines about runs that are left out, or do not compare."""
         return notes(self.runs, self.chosen)
 
     @cached_property
     def tried(self) -> pd.DataFrame:
+        """The losses at all learning rates (`tried_rates`)."""
         return tried_rates(self.runs)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all runs and what they came to: what was drawn from others has another."""
+        """A hash of all runs and their results. A figure with another one was drawn from other
+        runs."""
         outcome = self.runs[["name", "status", "iteration", "train_loss", "val_loss"]]
         return hashlib.sha256(outcome.to_csv(index=False).encode()).hexdigest()[:16]
 
     def fresh(self) -> Experiments:
         """The same runs, with nothing asked for yet."""
         again = copy.copy(self)
-        again.used, again.sweeps, again.missing = {}, [], {}
+        again.used = {}
+        again.sweeps = []
+        again.missing = {}
         return again
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gives; the first result for this key, where it has been made for these runs
-        before, also for another copy of them (`fresh`)."""
+        """The result of `make`, which is called only once per key for the same runs, also for their
+        copies (`fresh`)."""
         if key not in self._known:
             self._known[key] = make()
         known: T = self._known[key]
         return known
 
     def at_rate(self, rate: float) -> Experiments:
-        """The same runs at one learning rate. Experiments that are asked for there count as asked
+        """The runs at one learning rate. Experiments that are asked for there also count as asked
         for here."""
 
         def make() -> Experiments:
             return Experiments(self.scale, self.runs[self.runs[RATE] == rate], self.folder)
 
         alone = copy.copy(self.once(("at rate", rate), make))
-        alone._origin, alone.used, alone.sweeps, alone.missing = (
-            self._origin,
-            self.used,
-            self.sweeps,
-            self.missing,
-        )
+        alone._origin = self._origin
+        alone.used = self.used
+        alone.sweeps = self.sweeps
+        alone.missing = self.missing
         return alone
 
     def find(
@@ -366,12 +406,12 @@ class Experiments:
         model: str = "main",
         settings: Settings | None = None,
     ) -> pd.DataFrame | None:
-        """The runs of a method at its best learning rate; None where there are none.
+        """The runs of a method at its best learning rate; None if there are none.
 
         Args:
-            method: a label of VARIANTS.
+            method: a label in VARIANTS.
             stages: P; by default the one at which methods are compared with the model.
-            sweep: the sweep that makes the runs, where it is not the usual one.
+            sweep: the sweep that makes the runs, if it is not the usual one.
             model: a name of the scale's models.
             settings: dotted keys whose values differ from the model's.
 
@@ -383,15 +423,9 @@ class Experiments:
         entry = self.scale.models[model]
         stages = stages or entry.stages or DEEPEST
         settings = {**entry.settings, **(settings or {})}
-        sweep = sweep or entry.sweep or self._sweep_of(method, settings)
-        if sweep in self.scale.in_main:
-            sweep = "main"
-        delays = depth_settings(stages, settings.get("model.blocks") or _blocks(entry.preset))
-        wanted = preset_with(entry.preset, {**delays, **VARIANTS[method], **settings})
-        second = self.scale.seconds.get(wanted.optimizer.method)
-        experiment = experiment_id(wanted, *self._origin, second)
+        maker = self._maker_of(method, stages, sweep or entry.sweep, settings)
+        experiment = self._id_of(method, stages, entry.preset, settings)
         seeds = self._by_experiment.get(experiment)
-        maker = self.scale.maker(sweep, stages)
         if seeds is None:
             extra = "".join(f", {key} = {value}" for key, value in settings.items())
             why = "every run diverged, of " if experiment in self._diverged else ""
@@ -405,6 +439,26 @@ class Experiments:
             self.sweeps.append(maker)
         return seeds
 
+    def _id_of(self, method: str, stages: int, preset: str, settings: Settings) -> str:
+        """The `experiment` of runs with these settings in place of the preset's."""
+        delays = depth_settings(stages, settings.get("model.blocks") or _blocks(preset))
+        changed = {**delays, **VARIANTS[method], **settings}
+        seconds = tuple(self.scale.seconds.items())
+        asked = (find_config(preset), repr(sorted(changed.items())), self._origin, seconds)
+        if asked not in _IDS:
+            config = preset_with(preset, changed)
+            second = self.scale.seconds.get(config.optimizer.method)
+            _IDS[asked] = experiment_id(config, *self._origin, second)
+        return _IDS[asked]
+
+    def _maker_of(self, method: str, stages: int, sweep: str, settings: Settings) -> str:
+        """The file of the sweep that makes an experiment, or ""; an empty `sweep` means the usual
+        one."""
+        sweep = sweep or self._sweep_of(method, settings)
+        if sweep in self.scale.in_main:
+            sweep = "main"
+        return self.scale.maker(sweep, stages)
+
     def _refuse_model(self, method: str, model: str) -> NoReturn:
         """Note that runs are missing because this scale lacks their model, and raise UserError."""
         if model == "3B":
@@ -415,7 +469,7 @@ class Experiments:
         raise UserError(f"the scale {self.scale.name} has no model '{model}'")
 
     def find_all(self, wanted: Iterable[Mapping[str, Any]]) -> list[pd.DataFrame]:
-        """The runs of each experiment that is there; `wanted` are arguments of `find`."""
+        """The runs of each experiment that has any; `wanted` are arguments of `find`."""
         found = []
         for options in wanted:
             seeds = self.find(**options)
@@ -424,15 +478,17 @@ class Experiments:
         return found
 
     def find_ends(self, *methods: str, **options: Any) -> pd.DataFrame | None:
-        """The runs of methods without delay and at the deepest pipeline, or None if any is
+        """The runs of methods without delay and at the deepest pipeline; None if any are
         missing."""
-        wanted = [{"method": method, "stages": P, **options} for method in methods for P in ENDS]
+        wanted = [
+            {"method": method, "stages": P, **options} for method, P in product(methods, ENDS)
+        ]
         found = self.find_all(wanted)
         return pd.concat(found) if len(found) == len(wanted) else None
 
     def _sweep_of(self, method: str, settings: Settings) -> str:
-        """The sweep with a method's runs. The sweep of block scaling does not repeat the preset's
-        own depth."""
+        """The usual sweep of a method's runs. Block scaling has a sweep of its own, which leaves
+        out the preset's own number of blocks."""
         usual = _blocks(self.scale.preset)
         if settings.get("model.blocks", usual) != usual:
             return "block-scaling"
@@ -441,23 +497,27 @@ class Experiments:
         return "strategies" if method in STRATEGY_NAMES else "preconditioned"
 
     def slowdown_target(self) -> float | None:
-        """The one target of all the paper's slowdowns at this scale, a training loss in nats.
+        """The target of all slowdowns at this scale, a training loss in nats.
 
-        All methods reach it whose slowdowns the paper compares in more than one place: the
-        baselines but PipeDream, and the strategies. None while none of them has both ends."""
+        It is the lowest loss that these methods all reach: the baselines except PipeDream, and the
+        strategies of basis rotation. (The paper compares their slowdowns in more than one place.)
+        None if none of them has runs at both ends."""
+        target: float | None = self.once("slowdown target", self._find_target)
+        return target
+
+    def _find_target(self) -> float | None:
         quietly = self.fresh()
         pairs = [quietly.find_ends(method) for method in BASELINES_AND_STRATEGIES[1:]]
         return max((common_target(pair) for pair in pairs if pair is not None), default=None)
 
     @property
     def makers(self) -> list[str]:
-        """The files of the sweeps that make what was asked for, there or not."""
+        """The files of the sweeps that make all experiments that were asked for."""
         return list(dict.fromkeys([*self.sweeps, *filter(None, self.missing.values())]))
 
     @property
     def advice(self) -> str:
-        """What to do about the missing runs: the commands that make them, if sweeps of the scale
-        do."""
+        """How to get the missing runs: the commands that make them, if sweeps of the scale do."""
         makers = sorted(set(filter(None, self.missing.values())))
         if not makers:
             return f"no sweep of the scale {self.scale.name} makes them"

@@ -1,15 +1,19 @@
-"""The study of similarity (docs/protocol.md, section 7): which dimensionless numbers decide what
-delay costs.
+"""The study of similarity (docs/protocol.md, section 7): the dimensionless numbers that decide the
+cost of delay.
 
-One factor of the laptop preset is changed at a time; each setting has a target of its own.
+Each setting changes one factor of the preset `laptop`, or two, and has a target of its own.
 """
 
 import math
 from collections.abc import Mapping
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
 
 from brx.config.loading import preset_with
@@ -25,13 +29,14 @@ from brx.runs.tables import slowdown_text
 from brx.sweep.spec import value_at
 
 RUNS = Path("results/similarity")
+OURS = "basis-rotation"
 COMMON_RATE = 1e-3
-WARMUP, BATCH, WIDTH = "training.warmup_fraction", "training.batch_size", "model.width"
-# 31 and 97 tau, as shares of 8,000 iterations.
-SHORT_WARMUP, LONG_WARMUP = (
-    {WARMUP: 0.120125},
-    {WARMUP: 0.375875},
-)
+WARMUP = "training.warmup_fraction"
+BATCH = "training.batch_size"
+WIDTH = "model.width"
+# Warm-ups of 31 tau and 97 tau, as shares of 8,000 iterations.
+SHORT_WARMUP = {WARMUP: 0.120125}
+LONG_WARMUP = {WARMUP: 0.375875}
 
 PRESET = "laptop preset"
 SETTINGS: dict[str, Mapping[str, Any]] = {
@@ -49,7 +54,7 @@ SETTINGS: dict[str, Mapping[str, Any]] = {
     "31 tau, 2,048 tokens": {**SHORT_WARMUP, BATCH: 64},
     "97 tau, 2,048 tokens": {**LONG_WARMUP, BATCH: 64},
 }
-"""By name, how a setting differs from the preset `laptop`."""
+"""The values of each setting that differ from the preset `laptop`."""
 CHOSEN_RATES = "each side's best rate"
 CAPTION = (
     "Which numbers decide what delay costs: the laptop preset with one factor changed at a time, "
@@ -62,69 +67,95 @@ CAPTION = (
 
 
 def study(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per setting and method with runs at both ends: the columns of `slowdowns`, and the
-    share of iterations saved.
+    """A row per setting and method that has runs at P = 1 and at one other P.
 
-    Further columns: `setting`, `seeds` (the least on a side), `val_loss` and `reference_val_loss`
-    (means over seeds), `saved` by basis rotation over the better baseline under delay, with
-    `saved_low` and `saved_high`; `is_changed` where the setting, seed by seed, surely has another
-    slowdown than the preset."""
-    preset = preset_with("laptop", {}).model_dump(mode="json")
-    unchanged = {key: value_at(preset, key) for changed in SETTINGS.values() for key in changed}
+    It has the columns of `slowdowns`, and these:
+
+    - `setting`: its name;
+    - `seeds`: the number of seeds on the side with fewer;
+    - `val_loss`, `reference_val_loss`: final losses with delay and without, means over seeds;
+    - `saved`, `saved_low`, `saved_high`: the share of the better baseline's iterations that basis
+      rotation saves under delay, and its interval;
+    - `is_changed`: whether the setting surely has another slowdown than the preset, seed by seed.
+
+    Args:
+        runs: rows of `brx.runs.load`.
+
+    Raises:
+        UserError: no setting has such runs.
+    """
     frames = []
-    for setting, changed in SETTINGS.items():
-        alike = runs
-        for key, value in {**unchanged, **changed}.items():
-            alike = alike[alike[key] == value]
-        if setting != CHOSEN_RATES:
-            alike = alike[alike[RATE] == COMMON_RATE]
-        elif not (alike[RATE] != COMMON_RATE).any():
-            continue
-        chosen = at_best_rates(alike) if len(alike) else alike
-        of_method = chosen.groupby("method")[DEPTH]
-        chosen = chosen[(of_method.transform("nunique") == 2) & (of_method.transform("min") == 1)]
+    for setting in SETTINGS:
+        chosen = _with_both_ends(_runs_of_setting(runs, setting))
         if len(chosen):
             frames.append(_compared(chosen).assign(setting=setting))
     if not frames:
         raise UserError(
             "no method has runs at P = 1 and at another P, at the settings of the study"
         )
-    rows = concat(frames)
-    usual = {row["method"]: row for row in rows.to_dict("records") if row["setting"] == PRESET}
-    return rows.assign(
-        is_changed=[_is_changed(row, usual.get(row["method"])) for row in rows.to_dict("records")]
-    )
+    table = concat(frames)
+    rows = table.to_dict("records")
+    of_preset = {row["method"]: row for row in rows if row["setting"] == PRESET}
+    return table.assign(is_changed=[_is_changed(row, of_preset.get(row["method"])) for row in rows])
+
+
+def _runs_of_setting(runs: pd.DataFrame, setting: str) -> pd.DataFrame:
+    """The runs of a setting, at the common learning rate or at the best ones; maybe none."""
+    alike = runs
+    for key, value in {**_preset_values(), **SETTINGS[setting]}.items():
+        alike = alike[alike[key] == value]
+    if setting != CHOSEN_RATES:
+        return alike[alike[RATE] == COMMON_RATE]
+    has_other_rates = (alike[RATE] != COMMON_RATE).any()
+    return alike if has_other_rates else alike.iloc[:0]
+
+
+@cache
+def _preset_values() -> dict[str, Any]:
+    """The preset's values of the keys that any setting changes."""
+    preset = preset_with("laptop", {}).model_dump(mode="json")
+    keys = dict.fromkeys(chain.from_iterable(SETTINGS.values()))
+    return {key: value_at(preset, key) for key in keys}
+
+
+def _with_both_ends(runs: pd.DataFrame) -> pd.DataFrame:
+    """At their best rates, the runs of the methods that have runs at P = 1 and at one other P."""
+    if runs.empty:
+        return runs
+    chosen = at_best_rates(runs)
+    depths = chosen.groupby("method")[DEPTH]
+    has_both = (depths.transform("nunique") == 2) & (depths.transform("min") == 1)
+    return chosen[has_both]
 
 
 def _is_changed(row: Mapping[str, Any], usual: Mapping[str, Any] | None) -> bool:
-    """Whether the slowdowns of a setting and of the usual one differ by more than their 95 %
-    interval over seeds."""
+    """Whether the slowdowns of a setting and of the preset differ by more than chance: the 95 %
+    interval of their ratio over seeds does not contain 1."""
     if usual is None or row["is_censored"] or usual["is_censored"]:
         return False
-    by_seed = [
-        {seed: Reached(own / reference, True) for seed, own, reference in zip(*counts, strict=True)}
-        for counts in (
-            (of["shared_seeds"], of["iterations"], of["reference_iterations"])
-            for of in (row, usual)
-        )
-        if counts[0]
-    ]
-    ratio = iteration_ratio(*by_seed) if len(by_seed) == 2 else None
-    return (
-        ratio is not None
-        and ratio.low is not None
-        and ratio.high is not None
-        and not ratio.low <= 1 <= ratio.high
-    )
+    if not row["shared_seeds"] or not usual["shared_seeds"]:
+        return False
+    ratio = iteration_ratio(_ratios_by_seed(row), _ratios_by_seed(usual))
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return False
+    return not ratio.low <= 1 <= ratio.high
+
+
+def _ratios_by_seed(row: Mapping[str, Any]) -> dict[int, Reached]:
+    """The slowdown of each seed, in the form that `iteration_ratio` takes."""
+    ratios = np.divide(row["iterations"], row["reference_iterations"])
+    return {
+        seed: Reached(float(ratio), True)
+        for seed, ratio in zip(row["shared_seeds"], ratios, strict=True)
+    }
 
 
 def _compared(chosen: pd.DataFrame) -> pd.DataFrame:
-    """The columns of `study` but the setting, which is left out of the variants' names."""
-    deepest, chosen = chosen[DEPTH].max(), chosen.assign(variant=chosen["method"])
-    rows, saved = (
-        slowdowns(chosen, common_target(chosen)),
-        reductions(chosen[chosen[DEPTH] == deepest]),
-    )
+    """The columns of `study` for one setting. Variants are named by their methods alone."""
+    deepest = chosen[DEPTH].max()
+    chosen = chosen.assign(variant=chosen["method"])
+    rows = slowdowns(chosen, common_target(chosen))
+    saved = reductions(chosen[chosen[DEPTH] == deepest])
     by_depth = chosen.groupby(["method", DEPTH])
     losses = by_depth["val_loss"].mean().unstack().loc[rows["method"]]
     seeds = by_depth[SEED].nunique().unstack().min(axis="columns").loc[rows["method"]]
@@ -140,7 +171,7 @@ def _compared(chosen: pd.DataFrame) -> pd.DataFrame:
 
 
 def load_study(folder: Path) -> pd.DataFrame:
-    """`study` of the runs in a folder; UserError where there are none."""
+    """`study` of the runs in a folder; UserError if there are none."""
     if not folder.is_dir():
         raise UserError(
             f"{folder}: no such folder, for the study's runs: brx sweep "
@@ -150,28 +181,28 @@ def load_study(folder: Path) -> pd.DataFrame:
 
 
 def study_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per setting: slowdown and final validation losses (P = 1, under delay) of each method,
-    iterations saved.
+    """A row per setting: each method's slowdown and final validation losses (at P = 1, with delay),
+    and the iterations saved. All cells are texts.
 
-    A star stands where the setting is known to change the slowdown.
+    A star marks slowdowns that the setting surely changes.
     """
     table = []
     for setting, of_setting in rows.groupby("setting", sort=False):
         cells = {"setting": str(setting), "seeds": str(of_setting["seeds"].min())}
         for row in of_setting.sort_values("method", ascending=False).to_dict("records"):
-            cells[f"slowdown: {row['method']}"] = slowdown_text(row) + (
-                " *" if row["is_changed"] else ""
-            )
-            cells[f"loss: {row['method']}"] = (
-                f"{row['reference_val_loss']:.3f}, {row['val_loss']:.3f}"
-            )
+            method = row["method"]
+            star = " *" if row["is_changed"] else ""
+            losses = f"{row['reference_val_loss']:.3f}, {row['val_loss']:.3f}"
+            cells[f"slowdown: {method}"] = slowdown_text(row) + star
+            cells[f"loss: {method}"] = losses
         saved = of_setting["saved"].iloc[0]
-        table.append({**cells, "saved": "-" if pd.isna(saved) else f"{saved:.0%}"})
+        cells["saved"] = "-" if pd.isna(saved) else f"{saved:.0%}"
+        table.append(cells)
     return pd.DataFrame(table).fillna("-")
 
 
 def least_slowed_down(rows: pd.DataFrame) -> str:
-    """A title: which method delay slows down least, and in how many of the settings."""
+    """A title: the method that delay slows down least, and in how many of the settings."""
     known = rows.dropna(subset="ratio")
     if known.empty:
         return ""
@@ -182,8 +213,18 @@ def least_slowed_down(rows: pd.DataFrame) -> str:
 
 
 def draw_study(folder: Path, path: Path) -> list[Path]:
-    """A line per setting: the slowdowns of the three methods, and the iterations saved; dashed: the
-    paper's numbers."""
+    """Draw a row per setting and save the figure; gives the files written.
+
+    Left: the slowdowns of three methods. Right: the iterations saved. Dashed lines are the paper's
+    numbers.
+
+    Args:
+        folder: of the runs.
+        path: the figure's path without suffix.
+
+    Raises:
+        UserError: there are no runs of the study in the folder.
+    """
     rows = load_study(folder)
     settings = rows["setting"].unique()
     places = [-place for place in range(len(settings))]
@@ -191,20 +232,7 @@ def draw_study(folder: Path, path: Path) -> list[Path]:
     with new_figure(width=7.0, height=0.9 + 0.27 * len(settings)) as figure:
         left, right = figure.subplots(1, 2)
         for index, method in enumerate(reversed(LADDER_METHODS)):
-            points, color = rows[rows["method"] == method], look_of(method).color
-            y, bounds = points["place"] + 0.2 * (1 - index), points["is_censored"]
-            left.plot(
-                points["ratio"], y, "o", color=color, label=look_of(method).label, markersize=4
-            )
-            left.hlines(
-                y,
-                points["low"].clip(lower=0.5),
-                points["high"].clip(upper=100),
-                color=color,
-                linewidth=1,
-            )
-            left.plot(points["ratio"][bounds] * 1.12, y[bounds], ">", color=color, markersize=3)
-            left.axvline(SLOWDOWNS[method], color=color, linestyle="--", linewidth=0.8)
+            _draw_slowdowns(left, rows[rows["method"] == method], method, 0.2 * (1 - index))
         left.set(xscale="log", xlim=(0.8, 40), xlabel="slowdown", xticks=[1, 2, 5, 10, 20])
         left.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         left.xaxis.set_minor_locator(NullLocator())
@@ -213,21 +241,34 @@ def draw_study(folder: Path, path: Path) -> list[Path]:
         left.set_title(least_slowed_down(rows))
         left.plot([], [], color="black", linestyle="--", linewidth=0.8, label="the paper")
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-        # The loop ends with basis rotation, so `color` is its colour.
         saved = rows.drop_duplicates("setting")
-        right.plot(saved["saved"], saved["place"], "o", color=color, markersize=4)
-        right.hlines(
-            saved["place"],
-            saved["saved_low"].clip(lower=0),
-            saved["saved_high"],
-            color=color,
-            linewidth=1,
-        )
-        right.axvline(SAVED["main"], color=color, linestyle="--", linewidth=0.8)
+        _draw_saved(right, saved)
         right.set(xlim=(0, 1), ylim=left.get_ylim(), xlabel="iterations saved")
         right.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         right.set_yticks(places, [])
-        if saved["saved"].notna().any():
-            low, high = saved["saved"].min(), saved["saved"].max()
-            right.set_title(f"Basis rotation saves {low:.0%} to {high:.0%}")
+        shares = saved["saved"].dropna()
+        if len(shares):
+            right.set_title(f"Basis rotation saves {shares.min():.0%} to {shares.max():.0%}")
         return save(figure, path, CAPTION)
+
+
+def _draw_slowdowns(axes: Axes, points: pd.DataFrame, method: str, shift: float) -> None:
+    """A method's slowdowns, `shift` above their places; arrows are lower bounds."""
+    look = look_of(method)
+    y = points["place"] + shift
+    axes.plot(points["ratio"], y, "o", color=look.color, label=look.label, markersize=4)
+    low = points["low"].clip(lower=0.5)
+    high = points["high"].clip(upper=100)
+    axes.hlines(y, low, high, color=look.color, linewidth=1)
+    is_bound = points["is_censored"]
+    axes.plot(points["ratio"][is_bound] * 1.12, y[is_bound], ">", color=look.color, markersize=3)
+    axes.axvline(SLOWDOWNS[method], color=look.color, linestyle="--", linewidth=0.8)
+
+
+def _draw_saved(axes: Axes, points: pd.DataFrame) -> None:
+    """The iterations that basis rotation saves, a point per setting."""
+    color = look_of(OURS).color
+    axes.plot(points["saved"], points["place"], "o", color=color, markersize=4)
+    low = points["saved_low"].clip(lower=0)
+    axes.hlines(points["place"], low, points["saved_high"], color=color, linewidth=1)
+    axes.axvline(SAVED["main"], color=color, linestyle="--", linewidth=0.8)

@@ -1,6 +1,6 @@
 """Strict verdicts on the paper's claims: the statistics of docs/protocol.md, section 11.
 
-A verdict is *yes* or *no* where at least three seeds decide it by more than chance, else *open*.
+A verdict is *yes* or *no* if at least three seeds decide it by more than chance, else *open*.
 Everything here takes numbers by seed, and knows neither runs nor claims."""
 
 import math
@@ -33,17 +33,19 @@ class Interval:
 
     @property
     def sign(self) -> int:
-        """1 or -1 where zero lies below or above the interval, else 0."""
+        """1 if the whole interval is above zero, -1 if it is below zero, else 0."""
         if self.low > 0:
             return 1
-        return -1 if self.high < 0 else 0
+        if self.high < 0:
+            return -1
+        return 0
 
 
 def interval_of(values: Sequence[float], comparisons: int = 1) -> Interval:
     """Student's t interval of the mean of two or more finite numbers.
 
-    Of several `comparisons` each has a part of the 5 % (Bonferroni), so that all of them together
-    are wrong in at most 5 %."""
+    With several `comparisons`, each gets an equal part of the 5 % (Bonferroni), so that the
+    probability that any of them is wrong is at most 5 %."""
     mean = float(np.mean(values))
     standard_error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     quantile = float(stdtrit(len(values) - 1, 1 - CHANCE / (2 * comparisons)))
@@ -52,8 +54,8 @@ def interval_of(values: Sequence[float], comparisons: int = 1) -> Interval:
 
 
 def welch_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Welch's t interval of the difference of the means of two samples of two or more numbers that
-    have nothing in common."""
+    """Welch's t interval of the difference between the means of two independent samples, of two or
+    more numbers each."""
     variances = [float(np.var(sample, ddof=1)) / len(sample) for sample in (ours, theirs)]
     variance = sum(variances)
     mean = float(np.mean(ours) - np.mean(theirs))
@@ -71,8 +73,9 @@ def direction(by_seed: Sequence[float], comparisons: int = 1) -> Strict:
     """Whether numbers by seed are surely above zero (*yes*) or below it (*no*), as one of several
     `comparisons`.
 
-    An infinite one, of a seed that diverged or only has a bound, says which side, not how far: then
-    all seeds have to agree. NaN, of a seed that diverged on both sides, is left out."""
+    A seed that diverged, or has only a bound, is infinite: its sign is known, but not its size. If
+    there is one, all seeds have to agree. A seed that diverged on both sides is NaN and is left
+    out."""
     known = [value for value in by_seed if not math.isnan(value)]
     if len(known) < FEWEST_SEEDS:
         return "open"
@@ -84,14 +87,14 @@ def direction(by_seed: Sequence[float], comparisons: int = 1) -> Strict:
 
 
 def welch(ours: Sequence[float], theirs: Sequence[float]) -> Strict:
-    """Whether the mean of one sample is surely above the other's, which shares no seed with it."""
+    """Whether the mean of one sample is surely above the mean of another, independent one."""
     if min(len(ours), len(theirs)) < FEWEST_SEEDS or not np.isfinite([*ours, *theirs]).all():
         return "open"
     return _of_sign(welch_interval(ours, theirs).sign)
 
 
 def all_of(verdicts: Iterable[Strict]) -> Strict:
-    """*Yes* if every part of a claim is, *no* if one part is."""
+    """The verdict on a claim of several parts: *yes* if every part is, *no* if any part is."""
     found = set(verdicts)
     if "no" in found:
         return "no"
@@ -110,19 +113,24 @@ def number(
 ) -> Strict:
     """Our number with its interval, compared with the paper's.
 
-    Args: value, low, high, paper: above zero; of a share (`is_share`) that is saved, below 1.
-    num_seeds: those that the interval is from. is_share: factors are of what is left, 1 - x.
-    no_effect: the number where there is no effect; an interval that contains it is no *yes*."""
+    Args:
+        value, low, high: our number and its interval.
+        paper: the paper's number, above zero; for a share, below 1.
+        num_seeds: the seeds behind the interval.
+        is_share: the number is a share saved; then the remaining shares, 1 - x, are compared.
+        no_effect: the number if there were no effect; if the interval contains it, the verdict is
+            not *yes*.
+    """
     if num_seeds < FEWEST_SEEDS or not np.isfinite([value, low, high]).all():
         return "open"
     may_be_nothing = no_effect is not None and low <= no_effect <= high
-    numbers = [1 - x if is_share else x for x in (value, low, high, paper)]
-    ours, one_end, other_end, theirs = numbers
-    bottom, top = min(one_end, other_end), max(one_end, other_end)
-    if not bottom <= theirs <= top:
+    if is_share:
+        # The more is saved, the less remains: the ends change places.
+        value, low, high, paper = 1 - value, 1 - high, 1 - low, 1 - paper
+    if not low <= paper <= high:
         return "no"
-    is_narrow = bottom > 0 and top / bottom <= WIDEST
-    is_close = ours > 0 and 1 / CLOSE <= ours / theirs <= CLOSE
+    is_narrow = low > 0 and high / low <= WIDEST
+    is_close = value > 0 and 1 / CLOSE <= value / paper <= CLOSE
     return "yes" if is_narrow and is_close and not may_be_nothing else "open"
 
 
@@ -132,14 +140,17 @@ def bound(low: float, high: float, paper: float, *, num_seeds: int) -> Strict:
         return "open"
     if low >= paper:
         return "yes"
-    return "no" if high < paper else "open"
+    if high < paper:
+        return "no"
+    return "open"
 
 
 def kendall_s(values: Sequence[float]) -> int:
-    """Kendall's S of numbers in their order: pairs that rise minus pairs that fall."""
+    """Kendall's S of numbers in their order: the number of pairs that rise minus the number of
+    pairs that fall."""
     column = np.asarray(values)[:, np.newaxis]
-    # Row i, column j: value i against value j; below the diagonal i comes after j. Two infinite
-    # values, of runs that diverged, are a tie.
+    # Row i, column j compares value i with value j; below the diagonal, i comes after j. Two
+    # infinite values (of runs that diverged) are a tie.
     rises = np.tril(column > column.T, -1)
     falls = np.tril(column < column.T, -1)
     return int(rises.sum()) - int(falls.sum())
@@ -147,9 +158,10 @@ def kendall_s(values: Sequence[float]) -> int:
 
 @cache
 def chance_of_s(num_points: int, num_seeds: int, at_least: int) -> float:
-    """The probability that the S of seeds add up to so much or more, if on each seed all orders of
+    """The probability that the seeds' S add up to `at_least` or more, if on each seed all orders of
     its points are equally likely."""
-    # Inversions of a random order: a sum of independent uniform numbers on 0 .. k, k < num_points.
+    # The number of inversions of a random order is a sum of independent numbers, which are uniform
+    # on 0 .. k for each k < num_points.
     inversions = np.ones(1)
     for k in range(1, num_points):
         inversions = np.convolve(inversions, np.full(k + 1, 1 / (k + 1)))
@@ -163,7 +175,7 @@ def chance_of_s(num_points: int, num_seeds: int, at_least: int) -> float:
 
 @dataclass(frozen=True)
 class Trend:
-    """Whether numbers rise along some points, by the rank test and the ends."""
+    """The verdict on whether numbers rise along some points, and the chances of the rank test."""
 
     verdict: Strict
     chance: float  # p-value of the sum of S over all points; NaN without seeds
@@ -173,9 +185,10 @@ class Trend:
 def trend(table: pd.DataFrame) -> Trend:
     """Whether numbers rise along the columns of a table with a row per seed.
 
-    *Yes* needs the rank test over all points and without the last one, and the last point minus the
-    first above zero by more than chance. *No* is the same of numbers that fall, but for the last
-    condition of the rank test. Seeds with a missing number are left out."""
+    *Yes*: the rank test finds a rise over all points and also without the last point, and the last
+    point is above the first by more than chance. *No*: the rank test finds a fall over all points,
+    or the last point is below the first by more than chance. Seeds with a missing number are left
+    out."""
     known = table.dropna()
     if known.empty or len(table.columns) < 2:
         return Trend("open", math.nan, math.nan)
@@ -194,7 +207,7 @@ def trend(table: pd.DataFrame) -> Trend:
 
 
 def chance_of_rise(table: pd.DataFrame) -> float:
-    """The rank test's chance of so much of a rise along the columns, with a row per seed; no number
+    """The rank test's p-value of a rise along the columns of a table with a row per seed; no number
     may be missing."""
     total = sum(kendall_s(row) for row in table.to_numpy())
     return chance_of_s(len(table.columns), len(table), total)

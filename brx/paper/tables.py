@@ -1,8 +1,9 @@
-"""The paper's tables, each a frame of texts, and what they share with the figures: how an entry of
-a catalogue is chosen and made.
+"""The paper's tables (`TABLES`, at the end), each a frame of texts; and how entries of a catalogue
+of tables or figures are chosen and made.
 
-Tables come from the runs of a scale, from the runs of a study, or from formulas. What cannot be
-made, or not all of it, is noted; if it was the only thing wanted, it is a UserError."""
+Tables are from the runs of a scale, from the runs of a study, or from formulas. An entry is chosen
+by its name, its place in the paper (`Figure 5`), or `all`. If several are chosen, entries that
+cannot be made are noted. If one is chosen and cannot be made, that is a UserError."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,8 +76,8 @@ Note = Callable[..., None]  # tells the user some lines
 class Entry:
     """An entry of a catalogue of figures or tables."""
 
-    name: str  # on the command line and of the files
-    place: str  # in the paper, such as `Figure 5`; empty where it has none
+    name: str  # on the command line, and of its files
+    place: str  # in the paper, such as `Figure 5`; or empty
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class PaperTable(Entry):
     """A table from the runs of a scale."""
 
     title: str
-    make: Callable[[Experiments], pd.DataFrame]  # texts; empty where no experiment is there
+    make: Callable[[Experiments], pd.DataFrame]  # texts; empty if no experiment has runs
     legend: str = ""
 
 
@@ -97,6 +98,7 @@ class FormulaTable(Entry):
     legend: str = ""
 
     def make(self, _: Experiments) -> pd.DataFrame:
+        """The texts, whatever the runs."""
         return self.compute()
 
 
@@ -110,6 +112,7 @@ class StudyTable(Entry):
     legend: str = ""
 
     def make(self, _: Experiments) -> pd.DataFrame:
+        """The texts, from the study's own folder."""
         return self.make_from(self.study)
 
 
@@ -119,11 +122,15 @@ Made = TypeVar("Made")
 
 
 def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.DataFrame:
-    """Slowdowns with each side at its own best rate; also with both sides at the preset's rate,
-    which have their own target."""
+    """A row per method: its slowdown with each side at its own best learning rate, and also with
+    both sides at the preset's rate.
+
+    The two have different targets."""
     rate = preset_with(experiments.scale.preset, {}).optimizer.lr
     at_rate = experiments.at_rate(rate)
-    target, target_at_rate, rows = experiments.slowdown_target(), at_rate.slowdown_target(), []
+    target = experiments.slowdown_target()
+    target_at_rate = at_rate.slowdown_target()
+    rows = []
     for method in methods:
         ends = experiments.find_ends(method)
         if target is None or ends is None:
@@ -135,36 +142,37 @@ def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.Data
             "seeds": seeds_text(slowdown),
         }
         row |= rate_texts(slowdown, f"lr at P = {DEEPEST}")
-        if target_at_rate is not None and (ends := at_rate.find_ends(method)) is not None:
-            row[f"both at {rate:g}"] = slowdown_text(slowdowns(ends, target_at_rate).iloc[0])
-        rows.append(
-            row
-            | {
-                "the paper's": number_text(SLOWDOWNS[method], "times"),
-                "target loss": f"{target:.3f}",
-            }
-        )
+        if target_at_rate is not None:
+            ends_at_rate = at_rate.find_ends(method)
+            if ends_at_rate is not None:
+                (slowdown,) = slowdowns(ends_at_rate, target_at_rate).to_dict("records")
+                row[f"both at {rate:g}"] = slowdown_text(slowdown)
+        row["the paper's"] = number_text(SLOWDOWNS[method], "times")
+        row["target loss"] = f"{target:.3f}"
+        rows.append(row)
     return pd.DataFrame(rows).fillna("")
 
 
 def final_losses(experiments: Experiments) -> pd.DataFrame:
-    """Final training loss of every method at every number of stages: mean, and range over seeds."""
+    """A row per method: its final training loss at every number of stages, mean and range over
+    seeds."""
     rows = []
     for method, depths in RUN_AT.items():
-        found = {f"P = {P}": experiments.find(method, P) for P in depths}
-        if any(seeds is not None for seeds in found.values()):
-            texts = {
-                title: "" if seeds is None else final_loss_text(seeds)
-                for title, seeds in found.items()
-            }
+        texts = {}
+        for P in depths:
+            seeds = experiments.find(method, P)
+            texts[f"P = {P}"] = "" if seeds is None else final_loss_text(seeds)
+        if any(texts.values()):
             rows.append({"method": method, **texts})
     return pd.DataFrame(rows).fillna("")
 
 
 def chosen_rates(experiments: Experiments) -> pd.DataFrame:
-    present = experiments.find_all(
-        {"method": method, "stages": P} for method, depths in RUN_AT.items() for P in depths
-    )
+    """A row per experiment of the main comparison: its learning rate, and how it was chosen."""
+    wanted = []
+    for method, depths in RUN_AT.items():
+        wanted += [{"method": method, "stages": P} for P in depths]
+    present = experiments.find_all(wanted)
     if not present:
         return pd.DataFrame()
     chosen = pd.concat(present)
@@ -176,10 +184,12 @@ def chosen_rates(experiments: Experiments) -> pd.DataFrame:
 
 
 def paper_reductions(experiments: Experiments) -> pd.DataFrame:
-    """Iterations that basis rotation saves over the best baseline, as the paper's headline numbers
-    put it."""
+    """A row per model: the iterations that basis rotation saves over the best baseline, as in the
+    paper's headline."""
     tables = []
-    for model in [each for each in experiments.scale.models if each in SAVED]:
+    for model in experiments.scale.models:
+        if model not in SAVED:
+            continue
         present = experiments.find_all({"method": method, "model": model} for method in MAIN)
         saved = reductions(pd.concat(present)) if present else pd.DataFrame()
         if len(saved):
@@ -192,13 +202,13 @@ def paper_reductions(experiments: Experiments) -> pd.DataFrame:
 def make_tables(
     wanted: str, scale: str, runs: Path | None, note: Note
 ) -> Iterator[tuple[Table, pd.DataFrame]]:
-    """Make tables; yields each with its texts.
+    """Make tables one by one; each comes with its texts.
 
     Args:
         wanted: a name, a place in the paper (`Table 1`), or `all`.
         scale: the name of the scale.
         runs: the folder of the runs, instead of the scale's or the study's.
-        note: tells the user which tables of several could not be made, or not wholly.
+        note: tells the user which tables of several could not be made, or not completely.
 
     Raises:
         UserError: there is no such table, or it is the only one and cannot be made.
@@ -213,7 +223,7 @@ def make_tables(
         if isinstance(table, FormulaTable):
             return table.compute()
         if isinstance(table, StudyTable):
-            # Among several tables --runs names the scale's folder.
+            # If several tables are made, --runs names the scale's folder.
             named = runs if len(chosen) == 1 else None
             return table.make_from(named or table.study)
         assert experiments is not None
@@ -228,6 +238,7 @@ def make_tables(
 
 
 def write_table(table: Table, texts: pd.DataFrame, folder: Path) -> Path:
+    """Write a table as NAME.csv and NAME.md; gives the path of the latter."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{table.name}.csv", format_table(texts, "csv") + "\n")
     path = folder / f"{table.name}.md"
@@ -239,29 +250,37 @@ def write_table(table: Table, texts: pd.DataFrame, folder: Path) -> Path:
 def entries(
     wanted: str, catalogue: Mapping[str, Wanted], kind: str, others: str = ""
 ) -> list[Wanted]:
-    """All entries of a catalogue, or the one with a name or a place in the paper."""
+    """The chosen entries of a catalogue.
+
+    Args:
+        wanted: `all`, or an entry's name or place in the paper, in any case.
+        catalogue: entries by name.
+        kind: `figure` or `table`, for the message.
+        others: names that the command knows in addition, separated by commas, for the message.
+
+    Raises:
+        UserError: there is no such entry.
+    """
     if wanted == "all":
         return list(catalogue.values())
-    by_name = {
-        name.lower(): entry
-        for entry in catalogue.values()
-        for name in (entry.name, entry.place)
-        if name
-    }
+    by_name = {}
+    for entry in catalogue.values():
+        by_name[entry.name.lower()] = entry
+        if entry.place:
+            by_name[entry.place.lower()] = entry
     if wanted.lower() in by_name:
         return [by_name[wanted.lower()]]
     known = [*filter(None, others.split(", ")), "all", "list", *catalogue]
-    hint = did_you_mean(
-        wanted, [*known, *(entry.place for entry in catalogue.values() if entry.place)]
-    )
+    places = [entry.place for entry in catalogue.values() if entry.place]
+    hint = did_you_mean(wanted, [*known, *places])
     raise UserError(f"{kind.upper()}: unknown {kind} '{wanted}'{hint} (known: {', '.join(known)})")
 
 
 def made(
     chosen: list[Wanted], make: Callable[[Wanted], Made], kind: str, note: Note
 ) -> Iterator[tuple[Wanted, Made]]:
-    """Make the chosen entries one by one; what is a UserError for one alone is a note among
-    several."""
+    """Make the chosen entries one by one. An entry that cannot be made is a note among several, and
+    a UserError if it is the only one."""
     for entry in chosen:
         try:
             yield entry, make(entry)
@@ -273,12 +292,14 @@ def made(
 
 
 def load_noting(scale: str, runs: Path | None, note: Note) -> Experiments:
+    """Read a scale's runs from `runs` or from its own folder, and note runs that are left out."""
     experiments = Experiments.load(SCALES[scale], runs)
     note(*experiments.notes)
     return experiments
 
 
 def note_missing(what: str, asked: Experiments, note: Note) -> None:
+    """Note how many experiments of a figure or table are missing, and the commands for them."""
     if asked.missing:
         note(f"{what}: {len(asked.missing)} experiments not there; {asked.advice}")
 

@@ -37,10 +37,11 @@ from brx.pipeline.delay import StageDelay, delays_of
 from brx.pipeline.forecasts import FORECAST_RULES, Forecast, StashMode
 from brx.pipeline.history import History, StageHistory, contents
 from brx.pipeline.hooks import (
+    CALL,
     Hook,
-    is_called_within_itself,
     is_in_autograd_function,
     is_in_backward,
+    num_running,
     tensors_with_gradient,
     warn_user,
 )
@@ -119,6 +120,8 @@ class DelayedPipeline:
                 "delayed: a scripted module takes no hooks; give nn.Sequential(model), and call it"
             )
         _check_settings(accumulation, stash, forecast, rings)
+        if _is_whole(stages):
+            stages = int(stages)  # type: ignore[arg-type]
         self.model = model
         self._optimizers = _optimizers_in(optimizer)
         self._num_optimized = len(_optimized(self._optimizers))
@@ -134,7 +137,7 @@ class DelayedPipeline:
         self._stages = stages
         self._profile = delay
         self._seed = seed
-        self._accumulation = accumulation
+        self._accumulation = accumulation = int(accumulation)
         self._stash = stash
         self._forecast = forecast
         self._on_host = rings == "host"
@@ -153,7 +156,7 @@ class DelayedPipeline:
         self._is_training_pass = False  # the outermost of them
         self._saving: nn.Module | None = None  # the module whose state dict is being made
         self._hooks: list[Any] = []
-        self._gradient_hooks: list[Any] = []  # until the order of use is known
+        self._has_delay = any(delay.tau for delay in self._delays)
         self._add_hooks()
         _DELAYED[model] = list(self._trained.values())
 
@@ -226,8 +229,9 @@ class DelayedPipeline:
                 loss.backward()
             optimizer.step()
 
-        All passes within use the versions of one micro-batch, those of `functional_call` with the
-        model's weights, too. Its end closes the window, as does an optimizer's step."""
+        All passes within use the versions of one micro-batch: in training mode or with gradients,
+        and those of `functional_call` with the model's weights. Its end closes the window, as does
+        an optimizer's step. An evaluation (neither) has the newest weights."""
         if self._stash != "exact":
             raise UserError(f"delayed: micro_batch() needs stash exact, got {self._stash}")
         if self._windows.is_in_explicit:  # within another one, whose window goes on
@@ -243,7 +247,7 @@ class DelayedPipeline:
     def remove(self) -> None:
         """Take the hooks off: from here on the model trains without delay."""
         self._windows.close()
-        for hook in (*self._hooks, *self._gradient_hooks):
+        for hook in self._hooks:
             hook.remove()
         _DELAYED.pop(self.model, None)
 
@@ -338,6 +342,12 @@ class DelayedPipeline:
         return self._by_stage is not None or self._order.is_known(self._trained)
 
     def _decide_cut(self) -> None:
+        if not is_known_before_use(self._stages) and self._order.is_empty:
+            warn_user(
+                "the passes have not shown in which order the model uses its parameters, and the "
+                "cut follows the order of their definition; give example=(inputs of a forward "
+                "pass,), or stages as a mapping"
+            )
         self._by_stage = cut(self.model, list(self._trained), self._stages, self._order.positions())
 
     def _take_over_cut(self, by_stage: list[list[str]]) -> None:
@@ -405,22 +415,17 @@ class DelayedPipeline:
             self._hooks.append(each.register_step_pre_hook(disable(self._before_step)))
             self._hooks.append(each.register_step_post_hook(disable(self._after_step)))
 
-    @property
-    def _has_delay(self) -> bool:
-        return any(delay.tau for delay in self._delays)
-
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         if module is not self.model:  # a copy that torch makes has the hooks, too
             if getattr(module, "_is_replica", False):
                 raise UserError("delayed: DataParallel computes with copies; use DDP")
             return
-        if self._depth and not is_called_within_itself(self.model):
+        if self._depth and num_running(CALL, self.model) < 2:
             self._depth = 0  # the last pass was interrupted (Ctrl-C), which no hook sees
         self._depth += 1
         if self._depth > 1:
             return
-        comes_again = not torch.is_grad_enabled() and module.training and is_in_autograd_function()
-        self._is_training_pass = module.training and (torch.is_grad_enabled() or comes_again)
+        self._is_training_pass = self._is_of_micro_batch(module)
         if not self._is_training_pass:
             self._windows.peek()
         elif is_in_backward():
@@ -428,12 +433,19 @@ class DelayedPipeline:
         else:
             self._open()
 
+    def _is_of_micro_batch(self, module: nn.Module) -> bool:
+        """Whether a call of the model is a pass of a micro-batch, and no evaluation."""
+        has_gradients = torch.is_grad_enabled()
+        if self._windows.is_in_explicit:
+            # Also training in eval mode, and passes without gradients that come again with them.
+            return module.training or has_gradients
+        return module.training and (has_gradients or is_in_autograd_function())
+
     def _open(self, *, is_explicit: bool = False) -> Window:
         """A micro-batch begins, or goes on."""
         self._drop_gathered()
         if not self._windows.is_in_explicit:  # there, functional_call may have put in other tensors
             self._check_model()
-        self._stop_watching()
         self._tell_lost_versions()
         return self._windows.open(is_explicit=is_explicit)
 
@@ -474,11 +486,12 @@ class DelayedPipeline:
         self._windows.after_step(optimizer)
 
     def _watch_gradients(self) -> None:
-        """During the first updates: in which order gradients arrive, and whether in a window."""
+        """See whether gradients arrive in a window; in the first updates also which, and in which
+        order."""
         for name, parameter in self._trained.items():
             if parameter.requires_grad:
                 action = partial(self._see_gradient, name)
-                self._gradient_hooks.append(
+                self._hooks.append(
                     parameter.register_post_accumulate_grad_hook(action)  # type: ignore[no-untyped-call]
                 )
 
@@ -493,15 +506,11 @@ class DelayedPipeline:
                 "pipeline.state_dict() as well"
             )
 
-    def _stop_watching(self) -> None:
-        if self._gradient_hooks and not self._check.is_on:
-            for hook in self._gradient_hooks:
-                hook.remove()
-            self._gradient_hooks = []
-
     def _see_gradient(self, name: str, parameter: Tensor) -> None:
-        is_in_window = self._windows.current is not None or not self._has_delay
-        self._check.see_gradient(name, is_in_window=is_in_window)
+        if self._has_delay and self._windows.current is None:
+            self._check.see_stray_gradient(name)
+        if self._check.is_on:
+            self._check.see_gradient(name)
         if self._by_stage is None:
             self._order.see_gradient(name)
 
@@ -653,8 +662,13 @@ def _load_stage(stage: StageHistory, saved: Mapping[str, Any]) -> None:
     stage.slots.forget()
 
 
+def _is_whole(value: Any) -> bool:
+    """Whether a value is a whole number (numpy's, too)."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def _check_settings(accumulation: Any, stash: Any, forecast: Any, rings: Any) -> None:
-    if type(accumulation) is not int or accumulation < 1:
+    if not _is_whole(accumulation) or accumulation < 1:
         raise UserError(
             f"delayed: accumulation must be a whole number from 1, got {accumulation!r}"
         )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -76,7 +77,7 @@ def cut(
 
 
 def _is_stage(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
 def stage_map(by_stage: Sequence[Sequence[str]]) -> dict[str, int]:

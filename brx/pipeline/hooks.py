@@ -14,6 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+CALL = "_call_impl"
+"""The function of `nn.Module` in which hooks and forward pass run."""
+STEP = "wrapper"
+"""The function that `torch.optim.Optimizer` puts around each `step`."""
+
 
 class Hook:
     """Calls `action`. A copy of the model, or the model in a file, has `no_hook` in its place: it
@@ -87,15 +92,20 @@ def is_in_autograd_function() -> bool:
     return False
 
 
-def is_called_within_itself(module: torch.nn.Module) -> bool:
-    """Whether the call of a module that runs just now is within another call of the module."""
-    num_calls = 0
+def num_running(function: str, owner: object) -> int:
+    """How many calls of an object's function run just now in this thread, within each other.
+
+    Args:
+        function: its name in the code.
+        owner: its `self`.
+    """
+    count = 0
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
-        if frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module:
-            num_calls += 1
+        if frame.f_code.co_name == function and frame.f_locals.get("self") is owner:
+            count += 1
         frame = frame.f_back
-    return num_calls > 1
+    return count
 
 
 def has_nonzero(gradient: Tensor) -> bool:

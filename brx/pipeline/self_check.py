@@ -11,7 +11,8 @@ CHECKED = 3  # updates
 
 
 class SelfCheck:
-    """Looks at the first `CHECKED` updates of a loop.
+    """Looks at the first `CHECKED` updates of a loop, and in all for gradients from outside of a
+    window.
 
     Args:
         parameters: those that train, by name.
@@ -32,11 +33,13 @@ class SelfCheck:
         """Whether the first `CHECKED` updates are still to be made or under way."""
         return self._num_updates < CHECKED
 
-    def see_gradient(self, name: str, *, is_in_window: bool) -> None:
+    def see_gradient(self, name: str) -> None:
         """A parameter's gradient has arrived."""
         self._with_gradient.add(name)
-        if not is_in_window:
-            self._stray.add(name)
+
+    def see_stray_gradient(self, name: str) -> None:
+        """A parameter's gradient has arrived outside of a window."""
+        self._stray.add(name)
 
     def see_gradients(self) -> None:
         """Before a step: the gradients that are there, however they came."""
@@ -46,6 +49,8 @@ class SelfCheck:
 
     def refuse_stray_gradients(self) -> None:
         """UserError if gradients that arrived outside of a window have not been cleared since."""
+        if not self._stray:
+            return
         stray = sorted(self._stray)
         self._stray.clear()
         for name in stray:

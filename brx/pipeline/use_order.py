@@ -43,6 +43,11 @@ class UseOrder:
         """Whether a pass has shown these parameters: its whole graph, or a backward pass."""
         return bool(self._arrived) or all(name in self._in_graph for name in names)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been seen yet."""
+        return not self._in_graph and not self._arrived
+
     def positions(self) -> dict[str, int]:
         """A position for each parameter, in the order of use. One that was not seen follows the one
         that is defined before it."""

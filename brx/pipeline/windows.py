@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from brx.errors import UserError, some
 from brx.pipeline.history import WINDOW_COUNTERS, History, contents, counters_of
-from brx.pipeline.hooks import at_end_of_backward, has_nonzero
+from brx.pipeline.hooks import STEP, at_end_of_backward, has_nonzero, num_running
 from brx.pipeline.self_check import SelfCheck
 
 
@@ -76,7 +76,8 @@ class Windows:
         self._num_windows = 0  # windows of the current update
         self._num_backward = 0  # windows of it whose backward pass has ended
         self._serial = 0  # number of windows, over all updates
-        self._stepping: set[int] = set()  # ids of the optimizers whose step runs
+        # By id of an optimizer whose step runs: how many within each other (`super().step()`).
+        self._stepping: dict[int, int] = {}
         self._stepped_at: dict[int, int] = {}  # by optimizer: `_serial` at its last step
         self._problem: str | None = None  # found where an error cannot be raised
 
@@ -404,15 +405,15 @@ class Windows:
 
     def before_step(self, optimizer: Optimizer, *, takes_closure: bool) -> None:
         """An optimizer is about to write the newest weights."""
-        if id(optimizer) in self._stepping:  # its last step was broken off
-            self._stepping.clear()
+        if id(optimizer) in self._stepping and num_running(STEP, optimizer) < 2:
+            self._stepping.clear()  # its last step was broken off
         is_outermost = not self._stepping
-        self._stepping.add(id(optimizer))
+        self._stepping[id(optimizer)] = self._stepping.get(id(optimizer), 0) + 1
         window = self.current
         if window is not None and window.is_in_backward:
             own: list[Tensor] = []
             for group in optimizer.param_groups:
-                own += group["params"]
+                own += [weight for weight in group["params"] if id(weight) not in window.stepped]
             if self.history is not None:
                 self.history.show_newest_of(own)
             window.stepped |= {id(parameter) for parameter in own}
@@ -453,7 +454,10 @@ class Windows:
 
     def after_step(self, optimizer: Optimizer) -> None:
         """An optimizer has written the newest weights, unless it has skipped its step."""
-        self._stepping.discard(id(optimizer))
+        num_around = self._stepping.pop(id(optimizer), 1) - 1
+        if num_around:  # a step within the optimizer's own step, which goes on
+            self._stepping[id(optimizer)] = num_around
+            return
         found = getattr(optimizer, "found_inf", None)  # a fused optimizer skips a step by itself
         is_without_window = self._stepped_at.get(id(optimizer), 0) == self._serial
         if (found is not None and bool(found)) or is_without_window:

@@ -1,12 +1,13 @@
-"""Figures of any runs: loss curves, slowdown against the target, the leaderboard, and what delay
-does on the way."""
+"""Figures of any runs: loss curves, slowdown against the target, the leaderboard, and staleness
+during training."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from brx.errors import UserError
@@ -26,29 +27,38 @@ from brx.runs.experiments import by_experiment
 from brx.runs.frames import DEPTH, SMOOTHING, curves, differences, load, read_run, side_by_side
 from brx.runs.metrics import read_staleness
 
-NUM_TARGETS = 40
+Array = NDArray[np.float64]
+
+NUM_TARGETS = 40  # points of a line in `draw_all_targets`
 SMOOTHED = 5  # measurements of staleness in a mean
-# Entries of a legend: more do not fit under the panel, and take longer to draw than the curves.
+# Entries of a legend. More do not fit under the panel, and take longer to draw than the curves.
 MOST_LABELS = 20
 
 
 def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) -> list[Path]:
-    """Smoothed training loss of rows of `brx.runs.load`, dashed with delay.
+    """Draw smoothed training losses, dashed with delay; gives the files written.
 
-    Of more than `MOST_LABELS` runs the legend names those that end lowest.
+    The legend names at most `MOST_LABELS` runs, the ones that end lowest.
+
+    Args:
+        runs: rows of `brx.runs.load`.
+        path: the figure's path without suffix.
+        target: a loss to mark, in nats.
 
     Raises:
         UserError: a run has no loss yet.
     """
-    if len(empty := runs.index[runs["train_loss"].isna()]):
+    empty = runs.index[runs["train_loss"].isna()]
+    if len(empty):
         raise UserError(
             f"{empty[0]}: ended before its first loss was written; there is nothing to draw"
         )
-    by_run = dict(iter(curves(runs).groupby("run", sort=False)))
     is_delayed = runs["largest_delay"] > 0
     labels, colors = _labels_and_colors(runs, is_delayed)
-    finals = runs["train_loss"].sort_values(kind="stable")
-    named = set(finals.index[:MOST_LABELS])
+    by_run = dict(iter(curves(runs).groupby("run", sort=False)))
+    lowest_first = runs["train_loss"].sort_values(kind="stable").index
+    named = set(lowest_first[:MOST_LABELS])
+    notes = differences(runs)
     with new_figure(width=5.0, height=3.6) as figure:
         axes = figure.add_subplot()
         for run, losses in by_run.items():
@@ -56,56 +66,62 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
             if run in named:
                 style["label"] = labels[run]
             axes.plot(losses["iteration"], losses["smoothed"], **style)
-        if len(runs) > len(named):
-            axes.plot([], [], " ", label=f"and {len(runs) - len(named)} that end higher")
+        num_unnamed = len(runs) - len(named)
+        if num_unnamed > 0:
+            axes.plot([], [], " ", label=f"and {num_unnamed} that end higher")
         if target is not None:
-            axes.axhline(
-                target,
-                color="black",
-                linewidth=0.6,
-                linestyle=":",
-                label=f"common target {target:.2f}",
-            )
-        smoothed = [losses["smoothed"].dropna() for losses in by_run.values()]
-        settled = np.concatenate([losses[len(losses) // 20 :] for losses in smoothed])
-        # A spike must not set the scale.
-        axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)
-        axes.set_xlim(0, max(losses["iteration"].max() for losses in by_run.values()))
-        title, notes = "", differences(runs)
-        is_fair = (
-            not notes
-            and (runs["status"] == "finished").all()
-            and runs["last_iteration"].nunique() == 1
-        )
-        if len(finals) > 1 and is_fair:
-            lead = finals.iloc[1] - finals.iloc[0]
-            lowest = f"{labels[finals.index[0]]} ends lowest, by {lead:.2f} nats"
-            title = _costs_of_delay(runs, is_delayed) or lowest
+            label = f"common target {target:.2f}"
+            axes.axhline(target, color="black", linewidth=0.6, linestyle=":", label=label)
+        _limit_to_settled(axes, list(by_run.values()))
+        title = "" if notes else _curves_title(runs, labels, is_delayed)
         finish_panel(axes, "iteration", "training loss (nats)", title, columns=2)
         caption = f"Training loss in nats; lines are means over {SMOOTHING:.0%} of the iterations."
         details: dict[str, Any] = {"runs": {str(run): label for run, label in labels.items()}}
-        details |= {"notes": notes} if notes else {}
+        if notes:
+            details["notes"] = notes
         return save(figure, path, caption, command="brx plot curves RUN...", details=details)
 
 
+def _limit_to_settled(axes: Axes, curves: Sequence[pd.DataFrame]) -> None:
+    """Ranges in which the curves after their first twentieth are seen, without spikes."""
+    smoothed = [losses["smoothed"].dropna() for losses in curves]
+    settled = np.concatenate([losses[len(losses) // 20 :] for losses in smoothed])
+    # A spike must not set the scale.
+    axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)
+    axes.set_xlim(0, max(losses["iteration"].max() for losses in curves))
+
+
+def _curves_title(runs: pd.DataFrame, labels: pd.Series, is_delayed: pd.Series) -> str:
+    """The cost of delay, if the runs are pairs without delay and with it; else the run that ends
+    lowest. Empty if not all runs have finished, with equal lengths."""
+    all_finished = (runs["status"] == "finished").all() and runs["last_iteration"].nunique() == 1
+    if not all_finished or len(runs) < 2:
+        return ""
+    finals = runs["train_loss"].sort_values(kind="stable")
+    lead = finals.iloc[1] - finals.iloc[0]
+    lowest = f"{labels[finals.index[0]]} ends lowest, by {lead:.2f} nats"
+    return _costs_of_delay(runs, is_delayed) or lowest
+
+
 def _labels_and_colors(runs: pd.DataFrame, style: pd.Series) -> tuple[pd.Series, dict[str, Any]]:
-    """By run; with its name, and a colour of its own, where another of its `style` would have the
-    same."""
+    """A label and a colour for each run.
+
+    Runs with equal labels also get their names. Runs with equal colours and an equal `style` get
+    colours of their own."""
     labels = _variant_labels(runs) + ", P = " + runs[DEPTH].astype(str)
     names = runs["name"].map(figure_label)
     labels = labels.where(~labels.duplicated(keep=False), labels + " (" + names + ")")
     colors = runs["variant"].map(lambda variant: look_of(variant).color)
     is_alone = ~pd.concat([colors, style], axis=1).duplicated(keep=False)
-    own = {
-        run: sequence_color(place, len(runs))
-        for place, run in enumerate(runs.index)
-        if not is_alone[run]
-    }
-    return labels, {**colors, **own}
+    own_colors = {}
+    for place, run in enumerate(runs.index):
+        if not is_alone[run]:
+            own_colors[run] = sequence_color(place, len(runs))
+    return labels, {**colors, **own_colors}
 
 
 def _variant_labels(runs: pd.DataFrame) -> pd.Series:
-    """By run, the label of its method and the settings that the variant adds."""
+    """For each run the label of its method, and the settings that the variant adds."""
     methods = runs["method"].map(lambda method: look_of(method).label)
     suffixes = [
         figure_label(variant.removeprefix(method))
@@ -115,9 +131,10 @@ def _variant_labels(runs: pd.DataFrame) -> pd.Series:
 
 
 def _costs_of_delay(runs: pd.DataFrame, is_delayed: pd.Series) -> str:
-    """What delay costs each variant, as a title. Empty unless the runs are pairs, one pair per
+    """The cost of delay for each variant, as a title. Empty unless the runs are pairs, one pair per
     variant: a run without delay, and one with the delay that all others have."""
-    without, delayed = runs[~is_delayed], runs[is_delayed]
+    without = runs[~is_delayed]
+    delayed = runs[is_delayed]
     variants = set(runs["variant"])
     num_pairs = len(variants)
     is_paired = len(without) == len(delayed) == num_pairs
@@ -136,39 +153,31 @@ def _costs_of_delay(runs: pd.DataFrame, is_delayed: pd.Series) -> str:
 def draw_all_targets(
     chosen: pd.DataFrame, path: Path, reference_stages: int = 1, marked: float | None = None
 ) -> list[Path]:
-    """Slowdown at the largest number of stages for every target from an early loss to the best
-    final one.
+    """Draw the slowdown at the largest number of stages against the target; gives the files
+    written.
 
-    `chosen` are rows of `at_best_rates` of one model and budget, some with a reference; `marked` is
-    a target to mark, by default the loss that all of those reach."""
+    The targets go from an early loss to the best final loss.
+
+    Args:
+        chosen: rows of `at_best_rates` of one model and budget; methods without a reference run are
+            left out.
+        path: the figure's path without suffix.
+        reference_stages: P of the reference runs.
+        marked: a target to mark; by default the lowest loss that all runs reach.
+
+    Raises:
+        UserError: no target gives a slowdown.
+    """
     compared = with_reference(chosen, reference_stages)
     most = compared.loc[~is_reference(compared, reference_stages), DEPTH].max()
-    delayed = compared[compared[DEPTH].isin((most, reference_stages))]
-    losses_by_seed = [side_by_side(seeds) for seeds in by_experiment(delayed)]
-    highest = max(float(losses.iloc[len(losses) // 20].mean()) for losses in losses_by_seed)
-    lowest = delayed[delayed[DEPTH] == most].groupby("experiment")["train_loss"].mean().min()
-    targets = np.linspace(highest, lowest, NUM_TARGETS)
-    ratios = pd.concat(
-        [slowdowns(delayed, float(target), reference_stages) for target in targets],
-        ignore_index=True,
-    )
-    ratios = ratios[ratios["ratio"].notna() & ~ratios["is_censored"]]
-    if ratios.empty:
-        raise UserError(
-            f"--all-targets: no target at which runs at P = {most} have a slowdown that is no bound"
-        )
+    ends = compared[compared[DEPTH].isin((most, reference_stages))]
+    ratios = _ratios_by_target(ends, most, reference_stages)
     with new_figure(width=6.6, height=4.6) as figure:
         axes = figure.add_subplot()
         for method, points in ratios.groupby("method", sort=False):
             label, color, marker = look_of(method)
-            axes.plot(
-                points["target"],
-                points["ratio"],
-                label=label,
-                color=color,
-                marker=marker,
-                markersize=3,
-            )
+            style: Any = {"label": label, "color": color, "marker": marker, "markersize": 3}
+            axes.plot(points["target"], points["ratio"], **style)
         label = "common target" if marked is None else "target"
         line = common_target(compared) if marked is None else marked
         axes.axvline(line, color="black", linewidth=0.6, linestyle=":", label=label)
@@ -179,18 +188,43 @@ def draw_all_targets(
             f"{look_of(least.index[0]).label}: least slowed down at {least.iloc[0]} of "
             f"{NUM_TARGETS} targets"
         )
-        finish_panel(
-            axes, "target training loss (nats)", f"slowdown at P = {most}", title, columns=3
-        )
+        y_label = f"slowdown at P = {most}"
+        finish_panel(axes, "target training loss (nats)", y_label, title, columns=3)
         caption = f"Slowdown at P = {most} against the target loss; a line ends where delay wins."
         command = "brx slowdown RUNS --all-targets FIGURE"
-        return save(figure, path, caption, command=command, details={"runs": list(delayed.index)})
+        return save(figure, path, caption, command=command, details={"runs": list(ends.index)})
+
+
+def _ratios_by_target(ends: pd.DataFrame, most: int, reference_stages: int) -> pd.DataFrame:
+    """Slowdowns at each target; without lower bounds. UserError if there are none.
+
+    ends: runs at P = `most` and at the reference."""
+    losses_by_seed = [side_by_side(seeds) for seeds in by_experiment(ends)]
+    early_losses = [float(losses.iloc[len(losses) // 20].mean()) for losses in losses_by_seed]
+    finals = ends[ends[DEPTH] == most].groupby("experiment")["train_loss"].mean()
+    targets = np.linspace(max(early_losses), finals.min(), NUM_TARGETS)
+    tables = [slowdowns(ends, float(target), reference_stages) for target in targets]
+    ratios = pd.concat(tables, ignore_index=True)
+    ratios = ratios[ratios["ratio"].notna() & ~ratios["is_censored"]]
+    if ratios.empty:
+        raise UserError(
+            f"--all-targets: no target at which runs at P = {most} have a slowdown that is no bound"
+        )
+    return ratios
 
 
 def draw_leaderboard(board: pd.DataFrame, delays: Sequence[str], path: Path) -> list[Path]:
-    """A line per method, the best under the longest delay at the top; a point per delay. Returns
-    the files written."""
-    shown = [delay for delay in delays if delay in set(board["delay"])]
+    """Draw final losses, a row per method and a point per delay; gives the files written.
+
+    The method that is best under the longest delay is at the top.
+
+    Args:
+        board: rows with `rank`, `method`, `delay`, `loss` and `num_seeds`.
+        delays: names of the delays, the longest last; ones that `board` lacks are left out.
+        path: the figure's path without suffix.
+    """
+    measured = set(board["delay"])
+    shown = [delay for delay in delays if delay in measured]
     losses = board.pivot(index=["rank", "method"], columns="delay", values="loss")[shown]
     methods = losses.index.get_level_values("method")
     heights = range(len(losses), 0, -1)
@@ -234,39 +268,46 @@ STALENESS_PANELS = {
     "stage_rotated_sign_changes": "share of sign changes of the update\nin the eigenbasis",
     "stage_basis_angle": "angle that the eigenbasis turned\nat a refresh (degrees)",
 }
-"""What each metric of `logging.staleness_every` is, for the title of its panel."""
+"""The title of the panel of each metric that `logging.staleness_every` records."""
+
+
+class _Series(NamedTuple):
+    """One metric of one run."""
+
+    iterations: Array  # (T,)
+    by_stage: Array  # (T, stages), of the stages with delay; NaN where there is no number
 
 
 def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
-    """A panel per measure: the mean over the stages with delay (all, if none has).
+    """Draw a panel per metric of staleness; gives the files written.
 
-    One run alone has the stages' range as a band. Of several, whose bands would cover each other,
-    the lines are means over SMOOTHED measurements, too."""
+    A line is the mean over the stages with delay (over all stages if none has delay). A single run
+    also has the range over its stages as a band. With several runs the bands would cover each
+    other. Their lines are means over `SMOOTHED` measurements, too.
+
+    Args:
+        folders: runs, or folders of runs.
+        path: the figure's path without suffix.
+
+    Raises:
+        UserError: a run has no measurement of staleness.
+    """
     runs = load(folders)
     measured = {run: _staleness_of(Path(str(run))) for run in runs.index}
+    is_alone = len(measured) == 1
     labels, colors = _labels_and_colors(runs, pd.Series("solid", runs.index))
     with new_figure(width=2.6, height=4.6, columns=3) as figure:
-        for axes, (name, title) in zip(
-            figure.subplots(2, 3).flat, STALENESS_PANELS.items(), strict=True
-        ):
-            for run, measures in measured.items():
-                if name in measures:
-                    iterations, numbers = measures[name]
-                    means = np.nanmean(numbers, axis=1)
-                    style: Any = {"color": colors[run], "label": labels[run]}
-                    if len(measured) > 1:
-                        axes.plot(iterations, _smoothed(means), **style)
-                        continue
-                    axes.plot(iterations, means, **style)
-                    low, high = np.nanmin(numbers, axis=1), np.nanmax(numbers, axis=1)
-                    axes.fill_between(
-                        iterations, low, high, color=colors[run], alpha=0.15, linewidth=0
-                    )
+        panels = figure.subplots(2, 3).flat
+        for axes, (name, title) in zip(panels, STALENESS_PANELS.items(), strict=True):
+            for run, metrics in measured.items():
+                if name in metrics:
+                    style = {"color": colors[run], "label": labels[run]}
+                    _draw_metric(axes, metrics[name], style, with_range=is_alone)
             axes.set_title(title)
             axes.set_xlabel("iteration")
         handles, texts = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, texts, loc="outside lower center", ncols=min(4, len(texts)))
-        what = "and their range" if len(measured) == 1 else f"of {SMOOTHED} measurements each"
+        what = "and their range" if is_alone else f"of {SMOOTHED} measurements each"
         caption = (
             f"Mean over the delayed stages, {what}; signs of the attention and MLP matrices. Runs: "
         )
@@ -274,29 +315,41 @@ def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
         return save(figure, path, f"{caption}\nDrawn by: brx plot staleness")
 
 
-def _smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _draw_metric(axes: Axes, series: _Series, style: dict[str, Any], *, with_range: bool) -> None:
+    """The mean over the stages: with the stages' range, or else smoothed."""
+    means = np.nanmean(series.by_stage, axis=1)
+    if not with_range:
+        axes.plot(series.iterations, _smoothed(means), **style)
+        return
+    axes.plot(series.iterations, means, **style)
+    low = np.nanmin(series.by_stage, axis=1)
+    high = np.nanmax(series.by_stage, axis=1)
+    axes.fill_between(series.iterations, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _smoothed(values: Array) -> Array:
     """Centred means over SMOOTHED measurements, over fewer at the ends."""
     rolling = pd.Series(values).rolling(SMOOTHED, center=True, min_periods=1)
     return np.asarray(rolling.mean(), dtype=np.float64)
 
 
-def _staleness_of(folder: Path) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """By measure, iterations (T,) and numbers (T, stages with delay) of a run, NaN for none."""
+def _staleness_of(folder: Path) -> dict[str, _Series]:
+    """A run's metrics of staleness by name; UserError if there are none."""
     run = read_run(folder)
     records = read_staleness(run.path)
     delays = np.array([delay.tau for delay in run.delays])
     is_shown = delays > 0 if delays.any() else delays == 0
     measures = {}
     for name in STALENESS_PANELS:
-        rows = [(record["iteration"], record[name]) for record in records if name in record]
-        rows = [
-            (t, numbers) for t, numbers in rows if any(number is not None for number in numbers)
+        known = [
+            record
+            for record in records
+            if name in record and any(number is not None for number in record[name])
         ]
-        if rows:
-            iterations, numbers = zip(*rows, strict=True)
-            measures[name] = (
-                np.array(iterations, dtype=float),
-                np.array(numbers, dtype=float)[:, is_shown],
+        if known:
+            measures[name] = _Series(
+                iterations=np.array([record["iteration"] for record in known], dtype=float),
+                by_stage=np.array([record[name] for record in known], dtype=float)[:, is_shown],
             )
     if not measures:
         raise UserError(

@@ -1,5 +1,5 @@
-"""Figures of measurements of the Hessian: norms by coordinates, effective delays, updates along an
-eigenvector."""
+"""Figures of measurements of the Hessian: norms by coordinates, effective delays, and updates along
+an eigenvector."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +24,7 @@ from brx.curvature.norm_result import (
     SPACES,
     STRATEGY_SPACES,
     NormResult,
+    Space,
     by_method_and_depth,
     norm_table,
     shares_of_original,
@@ -41,14 +42,14 @@ from brx.plot.style import (
 )
 from brx.runs.slowdown import geometric_mean
 
-# Distance of the points of the original coordinates (left) and the rotated ones (right) from the
-# tick of their method.
-BESIDE = 0.2
+# Points in the original coordinates are this far to the left of their method's tick, points in the
+# rotated ones this far to the right.
+SHIFT = 0.2
 SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
 MARKERS = "osD^v<>P*X"
 BARS = "Bars: 95 % intervals."
-FEWEST_POINTS = 3  # slowdowns that are worth a panel
-MOST_PARTS = 3  # a delay profile of more parts is not put into words
+FEWEST_POINTS = 3  # with fewer slowdowns, there is no panel of them
+MOST_PARTS = 3  # a delay profile with more parts is not put into words
 NORM_LABEL = "Hessian (1,1)-norm / parameter"
 PREDICTORS = {"tau": "effective delay tau' (updates)", "product": "tau' x (1,1)-norm / parameter"}
 """Columns of `profile_points`, each with the label of its axis."""
@@ -62,12 +63,12 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
     """Draw the (1,1)-norm per parameter in both coordinates, with 95 % intervals.
 
     A tick is a method at a number of stages; its seeds are next to each other. `path` is without
-    suffix. Returns the files written."""
+    suffix. Gives the files written."""
     kinds = by_method_and_depth(results)
     with new_figure(width=max(COLUMN_WIDTH_IN, 1.0 * len(kinds) + 0.8)) as figure:
         axes = figure.subplots()
         for place, of_seeds in enumerate(kinds.values()):
-            for space, center in zip(SPACES, (place - BESIDE, place + BESIDE), strict=True):
+            for space, center in zip(SPACES, (place - SHIFT, place + SHIFT), strict=True):
                 _draw_seeds(axes, [one for one in of_seeds if one.space == space], center)
         for space, face in zip(SPACES, ("white", "black"), strict=True):
             style: dict[str, Any] = {"markerfacecolor": face, "linestyle": "none", "label": space}
@@ -86,8 +87,10 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
 
 
 def _share_title(results: Sequence[NormResult]) -> str:
-    """How much of the norm the rotated coordinates leave: the geometric mean over the seeds of each
-    method and number of stages, or the range of these. Empty where nothing was measured in both."""
+    """The share of the norm that is left in rotated coordinates: the geometric mean over the seeds
+    of a method at a number of stages, or the range of these means.
+
+    Empty if nothing was measured in both coordinates."""
     shares = []
     for of_seeds in by_method_and_depth(results).values():
         rotated = [result for result in of_seeds if result.space == "rotated"]
@@ -97,12 +100,15 @@ def _share_title(results: Sequence[NormResult]) -> str:
             shares.append(geometric_mean(of_kind))
     if not shares:
         return ""
-    low, high = f"{min(shares):.2f}", f"{max(shares):.2f}"
-    return f"rotation leaves {low if low == high else f'{low} to {high}'} of the norm"
+    low = f"{min(shares):.2f}"
+    high = f"{max(shares):.2f}"
+    left = low if low == high else f"{low} to {high}"
+    return f"rotation leaves {left} of the norm"
 
 
 def _draw_seeds(axes: Axes, alike: Sequence[NormResult], center: float) -> None:
-    """Norms of one method in the same coordinates, around an x; hollow in the original ones."""
+    """Norms of one method's seeds in the same coordinates, next to each other around x = `center`;
+    hollow in the original coordinates."""
     for index, result in enumerate(alike):
         look = look_of(result.method)
         face = "white" if result.space == "original" else look.color
@@ -113,10 +119,10 @@ def _draw_seeds(axes: Axes, alike: Sequence[NormResult], center: float) -> None:
 def draw_strategy_norms(
     results: Sequence[NormResult], delays: StrategySlowdowns | None, path: Path
 ) -> list[Path]:
-    """Draw the norms in the coordinates of each strategy, and in a second panel the slowdowns
-    against the norms, if `delays` are given.
+    """Draw the norms in the coordinates of each strategy, and with `delays` a second panel: the
+    slowdowns against the norms.
 
-    Bars are 95 % intervals, or the range of several seeds. `path` is without suffix. Returns the
+    Bars are 95 % intervals, or the range over several seeds. `path` is without suffix. Gives the
     files written."""
     columns = 2 if delays else 1
     with new_figure(width=3.4, height=3.1, columns=columns) as figure:
@@ -160,8 +166,8 @@ def _draw_norms_by_strategy(axes: Axes, results: Sequence[NormResult]) -> None:
 
 
 def _over_seeds(of_seeds: Sequence[NormResult]) -> tuple[float, float, float]:
-    """The geometric mean per parameter, and the range over seeds; of one seed, its norm and
-    interval."""
+    """The geometric mean of the norms per parameter, and their lowest and highest; for one seed,
+    its norm and interval."""
     norms = [result.normalized for result in of_seeds]
     if len(norms) == 1:
         low, high = of_seeds[0].interval
@@ -172,36 +178,16 @@ def _over_seeds(of_seeds: Sequence[NormResult]) -> tuple[float, float, float]:
 def _draw_slowdown_by_norm(
     axes: Axes, results: Sequence[NormResult], delays: StrategySlowdowns
 ) -> None:
-    """A point per strategy: its slowdown, against its norm divided by the one in the original
+    """A point per strategy: its slowdown, against its norm divided by the norm in the original
     coordinates (geometric mean over the runs)."""
     for space, row in delays.items():
         shares = []
         for result in results:
-            if result.space == space and (of_result := shares_of_original(result, results)):
-                shares.append(of_result[0])
-        # NaN: the reference never reaches the target.
-        if not shares or pd.isna(row["ratio"]):
-            continue
-        is_bound = row["is_censored"]
-        look = look_of(VARIANT_OF_SPACE[space])
-        point = geometric_mean(shares), row["ratio"]
-        draw_points(
-            axes,
-            *point,
-            (row["low"], row["high"]),
-            look,
-            marker="^" if is_bound else look.marker,
-            markersize=5,
-            linestyle="-",
-        )
-        name = space.replace("-", "/")
-        if is_bound:
-            name += " (more)"
-        # The points of the two sources are close: label them on different sides.
-        side, offset = ("right", -5) if space.startswith("2nd") else ("left", 5)
-        axes.annotate(
-            name, point, xytext=(offset, 4), textcoords="offset points", ha=side, fontsize=7
-        )
+            if result.space == space:
+                shares += shares_of_original(result, results)[:1]
+        # The ratio is NaN if the reference never reaches the target.
+        if shares and not pd.isna(row["ratio"]):
+            _draw_strategy(axes, space, geometric_mean(shares), row)
     axes.axhline(1.0, color="black", linewidth=0.5)
     factor_axis(axes)
     axes.margins(x=0.5, y=0.15)
@@ -212,13 +198,38 @@ def _draw_slowdown_by_norm(
     )
 
 
+def _draw_strategy(axes: Axes, space: Space, share: float, row: Mapping[str, Any]) -> None:
+    """A strategy's point with its name; an arrow upwards is a lower bound.
+
+    `row` is one of `StrategySlowdowns`."""
+    name = space.replace("-", "/")
+    look = look_of(VARIANT_OF_SPACE[space])
+    marker = look.marker
+    if row["is_censored"]:
+        name += " (more)"
+        marker = "^"
+    ends = row["low"], row["high"]
+    style: dict[str, Any] = {"marker": marker, "markersize": 5, "linestyle": "-"}
+    draw_points(axes, share, row["ratio"], ends, look, **style)
+    # The points of the two sources are close: label them on different sides.
+    side, offset = ("right", -5) if space.startswith("2nd") else ("left", 5)
+    axes.annotate(
+        name,
+        (share, row["ratio"]),
+        xytext=(offset, 4),
+        textcoords="offset points",
+        ha=side,
+        fontsize=7,
+    )
+
+
 def draw_effective_delay(
     curves: Sequence[tuple[NormResult, list[EffectiveDelay]]], points: pd.DataFrame, path: Path
 ) -> list[Path]:
     """Draw tau' as a share of the largest delay against P, and measured slowdowns against tau'.
 
-    `curves` has each run's measurement with its tau' by P; `points` are rows of `profile_points`,
-    drawn from FEWEST_POINTS on. `path` is without suffix. Returns the files written."""
+    `curves` has each run's measurement with its tau' by P. `points` are rows of `profile_points`;
+    fewer than FEWEST_POINTS are not drawn. `path` is without suffix. Gives the files written."""
     shown = points if len(points) >= FEWEST_POINTS else points.iloc[:0]
     columns = 2 if len(shown) else 1
     with new_figure(height=3.6, columns=columns) as figure:
@@ -281,20 +292,22 @@ def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDe
     axes.set(xlabel="stages P", ylabel="effective delay $\\tau'$ / (P - 1)", xticks=stages)
     axes.set_ylim(0.0, 1.0)
     if len(table):
-        low, high = table["share"].min(), table["share"].max()
-        axes.set_title(f"effective delay: {low:.0%} to {high:.0%} of the largest")
+        least = table["share"].min()
+        most = table["share"].max()
+        axes.set_title(f"effective delay: {least:.0%} to {most:.0%} of the largest")
     legend_below(axes)
 
 
 def _label(result: NormResult) -> str:
+    """The method, its P, and the coordinates."""
     return f"{look_of(result.method).label} (run at P = {result.num_stages}), {result.space}"
 
 
 def draw_profiles(points: pd.DataFrame, path: Path) -> list[Path]:
-    """Draw slowdowns under delay profiles, a panel per predictor of PREDICTORS.
+    """Draw slowdowns under delay profiles, a panel per predictor in PREDICTORS.
 
     `points` are rows of `profile_points`. Colours are methods, markers are profiles, bars are 95 %
-    intervals. `path` is without suffix. Returns the files written."""
+    intervals. `path` is without suffix. Gives the files written."""
     methods = dict(iter(points.groupby("method", sort=False)))
     groups = {look_of(method).label: of_method for method, of_method in methods.items()}
     if len(methods) > 1:
@@ -331,7 +344,8 @@ def profile_words(profile: str) -> str:
         match = re.fullmatch(r"(\d+)(?: x (\d+))?", part)
         if match is None:
             return profile
-        delay, count = match[1], int(match[2] or 1)
+        delay = match[1]
+        count = int(match[2] or 1)
         last = first + count - 1
         if delay != "0":
             stages = f"stages {first} to {last}" if count > 1 else f"stage {first}"
@@ -341,7 +355,7 @@ def profile_words(profile: str) -> str:
 
 
 def _markers_of(points: pd.DataFrame) -> dict[str, str]:
-    """By profile; from the eleventh on they repeat."""
+    """A marker per profile; from the eleventh profile on they repeat."""
     profiles = points["profile"].unique()
     return {profile: MARKERS[index % len(MARKERS)] for index, profile in enumerate(profiles)}
 
@@ -356,16 +370,18 @@ def _name_profiles(axes: Axes, points: pd.DataFrame) -> None:
 
 
 def _draw_profile_points(axes: Axes, points: pd.DataFrame, predictor: str) -> None:
+    """Slowdowns against a predictor, a column of `points`; arrows are lower bounds."""
     markers = _markers_of(points)
-    # Without a ratio, the reference never reaches the loss.
+    # A point has no ratio if the reference never reaches the loss.
     for point in points[points["ratio"] > 0].to_dict("records"):
-        ratio, low, high = point["ratio"], point["low"], point["high"]
+        ratio = point["ratio"]
+        ends = point["low"], point["high"]
         is_bound = point["is_censored"]
         style = {"marker": markers[point["profile"]], "elinewidth": 0.8, "lolims": is_bound}
-        if is_bound and not low > 0:
-            # A bound has no interval: the length of its arrow says nothing.
-            style |= {"lolims": True, "yerr": 0.15 * ratio}
-        draw_points(axes, point[predictor], ratio, (low, high), look_of(point["method"]), **style)
+        if is_bound and not point["low"] > 0:
+            # A bound without an interval: its arrow has a length that means nothing.
+            style["yerr"] = 0.15 * ratio
+        draw_points(axes, point[predictor], ratio, ends, look_of(point["method"]), **style)
     axes.axhline(1.0, color="black", linewidth=0.5)
     factor_axis(axes)
     axes.set_xlim(0, 1.1 * points[predictor].max())
@@ -375,7 +391,7 @@ def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
     """Draw the updates along the two directions, a row per P.
 
     The first two panels have the projections of one checkpoint per method (`representative`), the
-    third the variances of all checkpoints. `path` is without suffix. Returns the files written."""
+    third the variances of all checkpoints. `path` is without suffix. Gives the files written."""
     stages = sorted({result.num_stages for result in results})
     with new_figure(width=2.6, height=0.9 + 1.5 * len(stages), columns=3) as figure:
         rows = figure.subplots(
@@ -427,7 +443,7 @@ def _draw_oscillation_row(
 
 
 def _oscillation_texts(result: Oscillation) -> tuple[str, dict[str, str]]:
-    """The checkpoint, and what was measured along each direction."""
+    """The checkpoint as a text, and the measurement along each direction as a text."""
     checkpoint = f"{result.run}, iteration {result.iteration}, eigenvalue {result.eigenvalue:.4g}"
     texts = {}
     for direction, title in TITLES.items():
@@ -439,32 +455,37 @@ def _oscillation_texts(result: Oscillation) -> tuple[str, dict[str, str]]:
     return checkpoint, texts
 
 
+def _draw_points_with_mean(
+    axes: Axes, x: float, values: Sequence[float], style: Mapping[str, Any], *, is_above: bool
+) -> None:
+    """Points in a column, with a bar at their geometric mean and its number above or below."""
+    axes.plot([x] * len(values), values, linestyle="none", **style)
+    mean = geometric_mean(values)
+    if len(values) > 1:
+        axes.hlines(mean, x - 0.12, x + 0.12, color="black", linewidth=1.2)
+    axes.annotate(
+        f"{mean:.1e}",
+        (x, max(values) if is_above else min(values)),
+        xytext=(0, 5 if is_above else -5),
+        textcoords="offset points",
+        ha="center",
+        va="bottom" if is_above else "top",
+        fontsize=6,
+    )
+
+
 def _draw_variances(axes: Axes, by_method: Mapping[str, Sequence[Oscillation]]) -> None:
-    """Filled along the dominant eigenvector, hollow along the random one; a bar at the geometric
-    mean of several."""
+    """A point per measurement: filled along the dominant eigenvector, hollow along the random
+    direction. A bar is the geometric mean of several."""
     for index, (method, results) in enumerate(by_method.items()):
         _, color, marker = look_of(method)
         dominant = [result.dominant.variance for result in results]
         random = [result.random.variance for result in results]
-        # Those along the random direction are smaller: their number stands below them.
-        for x, face, variances, end, side in (
-            (index - 0.15, color, dominant, max(dominant), 1),
-            (index + 0.15, "white", random, min(random), -1),
-        ):
-            style: dict[str, Any] = {"color": color, "markerfacecolor": face, "ms": 5}
-            axes.plot([x] * len(variances), variances, marker, **style)
-            mean = geometric_mean(variances)
-            if len(variances) > 1:
-                axes.hlines(mean, x - 0.12, x + 0.12, color="black", linewidth=1.2)
-            axes.annotate(
-                f"{mean:.1e}",
-                (x, end),
-                xytext=(0, 5 * side),
-                textcoords="offset points",
-                ha="center",
-                va="bottom" if side > 0 else "top",
-                fontsize=6,
-            )
+        style: dict[str, Any] = {"color": color, "marker": marker, "ms": 5}
+        # Variances along the random direction are smaller, so their number is below the points.
+        _draw_points_with_mean(axes, index - 0.15, dominant, style, is_above=True)
+        hollow = {**style, "markerfacecolor": "white"}
+        _draw_points_with_mean(axes, index + 0.15, random, hollow, is_above=False)
     axes.set_yscale("log")
     axes.margins(x=0.3, y=0.3)
     labels = [look_of(method).label.replace(" ", "\n") for method in by_method]

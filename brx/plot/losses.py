@@ -1,5 +1,4 @@
-"""How losses are drawn: curves of experiments, their final losses, and what learning rates came
-to."""
+"""Panels of losses: curves of experiments, final losses, and losses against the learning rate."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,23 +10,29 @@ from matplotlib.axes import Axes
 from brx.plot.style import draw_points, finish_panel, look_of, thin
 from brx.runs.frames import DEPTH, RATE, SEED, side_by_side, validation_loss
 
-THIN, THICK = 0.8, 1.5  # widths of curves of one seed, and of several
+THIN = 0.8  # width of the curve of one seed
+THICK = 1.5  # width of the mean over several seeds
 
 
 class Curve(NamedTuple):
+    """One line of a panel."""
+
     runs: pd.DataFrame  # its seeds, rows of `brx.runs.load`
     label: str
     style: dict[str, Any]  # keyword arguments of matplotlib's lines
 
 
 def curve_of(runs: pd.DataFrame, label: str | None = None, **style: Any) -> Curve:
+    """The curve of one method's runs in the method's colour; by default with its label, too."""
     look = look_of(runs["method"].iloc[0])
     return Curve(runs, label or look.label, {"color": look.color, **style})
 
 
 def draw_training_losses(axes: Axes, curves: Sequence[Curve], title: str = "") -> None:
-    """Training loss against iterations: mean over seeds, and their range as a band; thin where
-    there is one seed."""
+    """Training loss against iterations: the mean over seeds, and their range as a band.
+
+    The line is thin if there is one seed. A note in the corner says which curves have one seed or
+    were run at one learning rate."""
     for runs, label, style in curves:
         losses = thin(side_by_side(runs))
         width = THIN if len(losses.columns) == 1 else THICK
@@ -41,18 +46,8 @@ def draw_training_losses(axes: Axes, curves: Sequence[Curve], title: str = "") -
             )
     finish_panel(axes, "iteration", "training loss (nats)", title)
     _limit_losses(axes, curves)
-    num_single = sum(len(curve.runs) == 1 for curve in curves)
-    num_one_rate = sum((curve.runs["num_rates"] == 1).all() for curve in curves)
-    notes = []
-    if num_single:
-        notes.append("one seed" if num_single == len(curves) else "thin: one seed")
-    if num_one_rate:
-        notes.append(
-            "one rate"
-            + ("" if num_one_rate == len(curves) else f": {num_one_rate} of {len(curves)}")
-        )
     axes.annotate(
-        "\n".join(notes),
+        _few_text(curves),
         (1, 1),
         xycoords="axes fraction",
         ha="right",
@@ -62,15 +57,34 @@ def draw_training_losses(axes: Axes, curves: Sequence[Curve], title: str = "") -
     )
 
 
+def _few_text(curves: Sequence[Curve]) -> str:
+    """A line each about curves with one seed and curves with one learning rate; "" if none has."""
+    lines = []
+    num_one_seed = len([curve for curve in curves if len(curve.runs) == 1])
+    if num_one_seed == len(curves):
+        lines.append("one seed")
+    elif num_one_seed:
+        lines.append("thin: one seed")
+    num_one_rate = len([curve for curve in curves if (curve.runs["num_rates"] == 1).all()])
+    if num_one_rate == len(curves):
+        lines.append("one rate")
+    elif num_one_rate:
+        lines.append(f"one rate: {num_one_rate} of {len(curves)}")
+    return "\n".join(lines)
+
+
 def draw_validation(axes: Axes, curves: Sequence[Curve], title: str) -> None:
+    """Validation loss against iterations, the mean over seeds."""
     for runs, label, style in curves:
         axes.plot(side_by_side(runs, validation_loss).mean(axis="columns"), label=label, **style)
     finish_panel(axes, "iteration", "validation loss (nats)", title)
 
 
 def draw_against_time(axes: Axes, curves: Sequence[Curve], title: str) -> None:
-    """The mean training loss over seeds against training time, at the undisturbed pace of the
-    method's fastest seed; the range over seeds is a band."""
+    """Training loss against training time: the mean over seeds, and their range as a band.
+
+    All seeds get the time per iteration of the fastest one, because other work on the machine may
+    have slowed the rest down."""
     for runs, label, style in curves:
         losses = thin(side_by_side(runs))
         minutes = losses.index * runs["seconds_per_iteration"].min() / 60.0
@@ -82,22 +96,32 @@ def draw_against_time(axes: Axes, curves: Sequence[Curve], title: str) -> None:
 
 
 def _limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Leave the first steep fall and spikes out of the range; panels that share theirs all fit
-    in."""
+    """Set a range without the steep fall at the beginning and without spikes.
+
+    If panels share the range, all their curves fit in."""
     losses = [side_by_side(curve.runs).to_numpy() for curve in curves]
     finite = [values[np.isfinite(values)] for values in losses]
-    low = min(float(values.min()) for values in finite)
+    lowest = min(float(values.min()) for values in finite)
     # Spikes are rarer than a quarter of the values.
     usual = max(float(np.quantile(values, 0.75)) for values in finite)
-    low, high = low - 0.05, usual + max(0.1, 0.4 * (usual - low))
+    low = lowest - 0.05
+    high = usual + max(0.1, 0.4 * (usual - lowest))
     if not axes.get_autoscaley_on():  # a panel that shares this range has set it
-        low, high = min(low, axes.get_ylim()[0]), max(high, axes.get_ylim()[1])
+        shared_low, shared_high = axes.get_ylim()
+        low = min(low, shared_low)
+        high = max(high, shared_high)
     axes.set_ylim(low, high)
 
 
 def draw_final_losses(axes: Axes, runs: pd.DataFrame, best_of: Sequence[str]) -> None:
-    """A line per method against P; bars: range over seeds. Of `best_of`, each seed's best at a P,
-    as one line."""
+    """Final training loss against P: a line per method, with bars for the range over seeds.
+
+    Args:
+        axes: the panel.
+        runs: rows of `at_best_rates`.
+        best_of: methods that are drawn as one line: at each P, the mean over seeds of each seed's
+            best loss.
+    """
     is_rival = runs["method"].isin(best_of)
     if is_rival.any():
         best = runs[is_rival].groupby([DEPTH, SEED])["train_loss"].min().groupby(DEPTH).mean()
@@ -121,19 +145,24 @@ def draw_final_losses(axes: Axes, runs: pd.DataFrame, best_of: Sequence[str]) ->
 
 
 def draw_rates(axes: Axes, scores: pd.DataFrame, color: Any) -> None:
-    """Final validation loss by rate (`tried_rates`); the chosen one is filled, crosses at the top
-    diverged."""
-    rates, failed, chosen = scores[RATE], np.isinf(scores["score"]), scores[scores["is_best"]]
+    """Final validation loss against the learning rate.
+
+    The chosen rate is filled; rates at which a run diverged are crosses at the top.
+
+    Args:
+        axes: the panel.
+        scores: rows of `brx.runs.experiments.tried_rates` for one method and P.
+        color: the method's.
+    """
     style: dict[str, Any] = {"color": color, "marker": "o", "markersize": 4}
-    axes.plot(rates[~failed], scores["score"][~failed], fillstyle="none", **style)
+    is_failed = np.isinf(scores["score"])
+    finished = scores[~is_failed]
+    axes.plot(finished[RATE], finished["score"], fillstyle="none", **style)
+    chosen = scores[scores["is_best"]]
     axes.plot(chosen[RATE], chosen["score"], **style)
-    axes.plot(
-        rates[failed],
-        np.full(failed.sum(), 0.97),
-        "x",
-        color=color,
-        transform=axes.get_xaxis_transform(),
-    )
+    failed_rates = scores.loc[is_failed, RATE]
+    near_top = np.full(len(failed_rates), 0.97)  # as a share of the axis
+    axes.plot(failed_rates, near_top, "x", color=color, transform=axes.get_xaxis_transform())
     axes.set_xscale("log")
     # Labels of minor ticks overlap if the axis has less than a decade.
     axes.tick_params(axis="x", which="minor", labelbottom=False)

@@ -1,14 +1,14 @@
-"""Figures of planning: the pipeline over time (`brx schedule`, the paper's first figure), and `brx
-verdict`'s."""
+"""Figures of planning: the pipeline over time (`brx schedule`, the paper's first figure), and
+synchronous against asynchronous training (`brx verdict`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -37,31 +37,45 @@ from brx.runs.time_to_loss import Measurements
 if TYPE_CHECKING:
     from brx.planning.planned_run import PlannedRun
 
-FORWARD_COLOR, BACKWARD_COLOR, UPDATE_COLOR = "#9CC9E8", "#A5D6A7", "#D62728"
-STAGES, MICRO_BATCHES = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32)
-STRONGEST = 2.0  # log2 of the ratio of times at which the colour is full
-# Answers by P and M; None where the model cannot be split up so
+FORWARD_COLOR = "#9CC9E8"
+BACKWARD_COLOR = "#A5D6A7"
+UPDATE_COLOR = "#D62728"
+
+# P and M of the grid of `brx verdict`.
+STAGES = (2, 4, 8, 16, 32)
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+STRONGEST = 2.0  # |log2| of the ratio of times from which on the colour is full
+
 Grid = dict[tuple[int, int], Verdict | None]
+"""A verdict by P and M; None if the model cannot be split in this way."""
 
 
 def draw_schedules(num_ranks: int, num_micro_batches: int, path: Path) -> list[Path]:
-    ranks, last = range(num_ranks), 2 * num_micro_batches + 4 * num_ranks
-    synchronous = timeline(
-        [list(synchronous_1f1b(rank, num_ranks, num_micro_batches, 2)) for rank in ranks]
-    )
-    asynchronous = timeline(
-        [list(asynchronous_1f1b(rank, num_ranks, 1, lambda: last)) for rank in ranks]
-    )
-    window = max(entry.end for rank in synchronous for entry in rank)
-    idle = bubble_share(synchronous), bubble_share(asynchronous, *steady_state(asynchronous))
+    """Draw a synchronous and an asynchronous pipeline over time; gives the files written.
+
+    Args:
+        num_ranks: devices, with one stage each.
+        num_micro_batches: micro-batches per update of the synchronous pipeline.
+        path: the figure's path without suffix.
+    """
+    last = 2 * num_micro_batches + 4 * num_ranks  # micro-batches that fill the window
+    synchronous_actions = []
+    asynchronous_actions = []
+    for rank in range(num_ranks):
+        synchronous_actions.append(list(synchronous_1f1b(rank, num_ranks, num_micro_batches, 2)))
+        asynchronous_actions.append(list(asynchronous_1f1b(rank, num_ranks, 1, lambda: last)))
+    synchronous = timeline(synchronous_actions)
+    asynchronous = timeline(asynchronous_actions)
+    window = max(entry.end for entry in chain.from_iterable(synchronous))
+    idle = bubble_share(synchronous)
+    idle_once_full = bubble_share(asynchronous, *steady_state(asynchronous))
     with new_figure(width=7.0, height=0.36 * num_ranks * 2 + 2.4) as figure:
-        axes = figure.subplots(3, 1, height_ratios=[num_ranks, num_ranks, 2.2])
-        title = f"(a) synchronous 1F1B, {num_micro_batches} micro-batches: idle {idle[0]:.0%}"
-        _draw_devices(axes[0], synchronous, window, title)
-        _draw_devices(
-            axes[1], asynchronous, window, f"(b) asynchronous 1F1B: idle {idle[1]:.0%} once full"
-        )
-        _draw_delay(axes[2], asynchronous[0], num_ranks, window)
+        top, middle, bottom = figure.subplots(3, 1, height_ratios=[num_ranks, num_ranks, 2.2])
+        title = f"(a) synchronous 1F1B, {num_micro_batches} micro-batches: idle {idle:.0%}"
+        _draw_devices(top, synchronous, window, title)
+        title = f"(b) asynchronous 1F1B: idle {idle_once_full:.0%} once full"
+        _draw_devices(middle, asynchronous, window, title)
+        _draw_delay(bottom, asynchronous[0], num_ranks, window)
         _name_colors(figure)
         caption = (
             f"Pipeline of {num_ranks} devices over time; a backward pass takes as long as two "
@@ -88,16 +102,18 @@ def _name_colors(figure: Figure) -> None:
 
 
 def _draw_devices(axes: Axes, timed: Sequence[Sequence[Timed]], window: float, title: str) -> None:
+    """A row per device, the first one at the top."""
     axes.set_title(title, loc="left")
+    num_ranks = len(timed)
     for rank, entries in enumerate(timed):
-        _draw_row(axes, entries, len(timed) - 1 - rank, window)
-    axes.set_yticks(
-        range(len(timed)), [f"stage {rank + 1}" for rank in reversed(range(len(timed)))]
-    )
-    _frame(axes, window, len(timed))
+        _draw_row(axes, entries, num_ranks - 1 - rank, window)
+    labels = [f"stage {rank + 1}" for rank in reversed(range(num_ranks))]
+    axes.set_yticks(range(num_ranks), labels)
+    _frame(axes, window, num_ranks)
 
 
 def _draw_row(axes: Axes, entries: Sequence[Timed], height: float, window: float) -> None:
+    """A device's actions that begin within the window, around y = `height`."""
     for entry in entries:
         if entry.start >= window:
             continue
@@ -128,13 +144,14 @@ def _draw_row(axes: Axes, entries: Sequence[Timed], height: float, window: float
 
 
 def _draw_delay(axes: Axes, entries: Sequence[Timed], num_ranks: int, window: float) -> None:
-    """The first stage's row with its versions, and the arrow from the weights used to the update
-    they lead to."""
+    """The first stage's row with its weight versions, and an arrow from a forward pass to the
+    update that its gradient makes."""
     micro_batch = num_ranks
     tau = updates_between([entry.action for entry in entries], micro_batch)
     _draw_row(axes, entries, 0.0, window)
     by_action = {(entry.action.kind, entry.action.number): entry for entry in entries}
-    forward, update = by_action["F", micro_batch], by_action["U", micro_batch]
+    forward = by_action["F", micro_batch]
+    update = by_action["U", micro_batch]
     for entry in entries:
         if entry.action.kind == "U" and entry.start < window - 0.5:
             number = entry.action.number
@@ -166,6 +183,7 @@ def _draw_delay(axes: Axes, entries: Sequence[Timed], num_ranks: int, window: fl
 
 
 def _frame(axes: Axes, window: float, num_rows: int) -> None:
+    """Ranges, without grid and without a line at the left."""
     axes.set(xlim=(0, window), ylim=(-0.6, num_rows - 0.4))
     axes.grid(False)
     axes.spines["left"].set_visible(False)
@@ -173,8 +191,12 @@ def _frame(axes: Axes, window: float, num_rows: int) -> None:
 
 
 def grid(measurements: Measurements, ask: Callable[[int, int], Question]) -> Grid:
-    """The same question for every P and M; `ask` raises UserError where the model cannot be split
-    up so."""
+    """Answer the same question for every P of `STAGES` and M of `MICRO_BATCHES`.
+
+    Args:
+        measurements: times and slowdowns.
+        ask: the question for P and M; raises UserError if the model cannot be split in this way.
+    """
     cells: Grid = {}
     for shape in product(STAGES, MICRO_BATCHES):
         cells[shape] = None
@@ -186,16 +208,24 @@ def grid(measurements: Measurements, ask: Callable[[int, int], Question]) -> Gri
 def draw_verdict(
     cells: Grid, path: Path, measurements: Measurements, run: PlannedRun | None = None
 ) -> list[Path]:
-    """Left: times against each other, P by M; right: at the largest P, slowdowns and the
-    break-even."""
+    """Draw the verdicts for every P and M; gives the files written.
+
+    Left: the ratio of times, P by M. Right: at the largest P, slowdowns and the slowdowns at which
+    both sides would take equally long.
+
+    Args:
+        cells: of `grid`; at least one verdict.
+        path: the figure's path without suffix.
+        measurements: what the verdicts are from.
+        run: the planned run, if there is one, for its units.
+    """
     verdicts = [verdict for verdict in cells.values() if verdict is not None]
     deepest = max(verdict.question.num_stages for verdict in verdicts)
-    with new_figure(width=3.6, height=3.4, columns=2) as panels:
-        left, right = panels.subplots(1, 2)
+    at_deepest = [verdict for verdict in verdicts if verdict.question.num_stages == deepest]
+    with new_figure(width=3.6, height=3.4, columns=2) as figure:
+        left, right = figure.subplots(1, 2)
         _draw_grid(left, cells)
-        _draw_break_even(
-            right, [verdict for verdict in verdicts if verdict.question.num_stages == deepest]
-        )
+        _draw_break_even(right, at_deepest)
         caption = (
             f"Time to a training loss of {verdicts[0].question.loss:g} nats: the best synchronous "
             "cut and"
@@ -213,18 +243,20 @@ def draw_verdict(
         if any(verdict.question.devices.memory is not None for verdict in verdicts):
             notes.append("Without what needs more memory, at that P and M, than a device has.")
         details = {"runs": measurements.source, "notes": notes}
-        return save(
-            panels, path, caption, command="brx verdict RUNS --figure FIGURE", details=details
-        )
+        command = "brx verdict RUNS --figure FIGURE"
+        return save(figure, path, caption, command=command, details=details)
 
 
 def _draw_grid(axes: Axes, cells: Grid) -> None:
-    stages, micro_batches = (sorted(set(numbers)) for numbers in zip(*cells, strict=True))
-    ratios = np.full((len(stages), len(micro_batches)), np.nan)
+    """A cell per P and M, coloured by the ratio of times."""
+    stages = sorted({num_stages for num_stages, _ in cells})
+    micro_batches = sorted({num_micro_batches for _, num_micro_batches in cells})
+    ratios = np.full((len(stages), len(micro_batches)), np.nan)  # log2; NaN has no colour
     for (num_stages, num_micro_batches), verdict in cells.items():
         if verdict is None:
             continue
-        row, column = stages.index(num_stages), micro_batches.index(num_micro_batches)
+        row = stages.index(num_stages)
+        column = micro_batches.index(num_micro_batches)
         text = _cell(verdict)
         axes.text(column, row, text, ha="center", va="center", fontsize=5 if "\n" in text else 6)
         best = verdict.best_of_each
@@ -236,20 +268,25 @@ def _draw_grid(axes: Axes, cells: Grid) -> None:
     axes.set_yticks(range(len(stages)), [str(count) for count in stages])
     axes.grid(False)
     axes.set(xlabel="micro-batches per update M", ylabel="stages P")
-    verdicts = [verdict for verdict in cells.values() if verdict is not None]
+    axes.set_title(_grid_title([verdict for verdict in cells.values() if verdict is not None]))
+
+
+def _grid_title(verdicts: Sequence[Verdict]) -> str:
+    """How often each side is faster."""
     bests = [verdict.best_of_each for verdict in verdicts]
     decided = [best for best in bests if best is not None and not best.is_open]
-    ties = sum(best.is_tie for best in decided)
-    wins = sum(best.advantage > 1 and not best.is_tie for best in decided)
+    ties = [best for best in decided if best.is_tie]
+    wins = [best for best in decided if best.advantage > 1 and not best.is_tie]
     losses = {verdict.question.loss for verdict in verdicts}
     to_loss = f" to {losses.pop():g} nats" if len(losses) == 1 else ""
-    axes.set_title(
-        f"asynchronous is faster in {wins} of {len(decided)} pipelines, {ties} tie\n"
+    return (
+        f"asynchronous is faster in {len(wins)} of {len(decided)} pipelines, {len(ties)} tie\n"
         f"(synchronous / asynchronous time{to_loss})"
     )
 
 
 def _cell(verdict: Verdict) -> str:
+    """The text of a cell: the ratio of times, or why there is none."""
     best = verdict.best_of_each
     if best is None:
         nothing_fits = bool(verdict.too_large) and not verdict.asynchronous
@@ -260,30 +297,29 @@ def _cell(verdict: Verdict) -> str:
     return f"tie\n({number})" if best.is_tie else number
 
 
+def _break_even_points(verdicts: Sequence[Verdict]) -> pd.DataFrame:
+    """A row per method and M: its slowdown, and the slowdown at which both sides are equally
+    fast."""
+    points = []
+    for verdict in verdicts:
+        num_micro_batches = verdict.question.num_micro_batches
+        for option in verdict.asynchronous:
+            slowdown = option.slowdown
+            if slowdown is not None and not slowdown.is_lower_bound:
+                break_even = verdict.break_even(option)
+                points.append((option.method, num_micro_batches, slowdown.ratio, break_even))
+    return pd.DataFrame(points, columns=["method", "M", "slowdown", "break-even"])
+
+
 def _draw_break_even(axes: Axes, verdicts: Sequence[Verdict]) -> None:
+    """Slowdowns against M at one P, each method with its break-even."""
     verdicts = sorted(verdicts, key=lambda verdict: verdict.question.num_micro_batches)
     counts = [verdict.question.num_micro_batches for verdict in verdicts]
-    points = [
-        (option.method, count, option.slowdown.ratio, verdict.break_even(option))
-        for count, verdict in zip(counts, verdicts, strict=True)
-        for option in verdict.asynchronous
-        if option.slowdown is not None and not option.slowdown.is_lower_bound
-    ]
-    for method, of_method in pd.DataFrame(
-        points, columns=["method", "M", "slowdown", "break-even"]
-    ).groupby("method"):
+    for method, points in _break_even_points(verdicts).groupby("method"):
         label, color, marker = look_of(method)
-        axes.plot(
-            of_method["M"],
-            of_method["slowdown"],
-            color=color,
-            marker=marker,
-            markersize=3,
-            label=label,
-        )
-        axes.plot(
-            of_method["M"], of_method["break-even"], color=color, linestyle=":", linewidth=0.8
-        )
+        style: Any = {"color": color, "marker": marker, "markersize": 3, "label": label}
+        axes.plot(points["M"], points["slowdown"], **style)
+        axes.plot(points["M"], points["break-even"], color=color, linestyle=":", linewidth=0.8)
     if axes.lines:
         factor_axis(axes)
         axes.plot([], [], color="black", linestyle=":", linewidth=0.8, label="its break-even")

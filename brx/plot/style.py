@@ -26,24 +26,20 @@ from brx.names import figure_label
 
 logging.getLogger("fontTools").setLevel(logging.ERROR)  # it warns of the dates of fonts in a PDF
 
-# From the palettes of Okabe & Ito and of Paul Tol, and some that stay apart from these without one
-# kind of cone.
-_BLACK, GREY, _ORANGE, _GREEN, _BLUE, _RED = (
-    "#000000",
-    "#505050",
-    "#E69F00",
-    "#009E73",
-    "#0072B2",
-    "#D55E00",
-)
-_SKY, _PINK, _WINE, _VIOLET, _INDIGO, _BROWN = (
-    "#88CCEE",
-    "#CC79A7",
-    "#7A0019",
-    "#9933FF",
-    "#332288",
-    "#994F00",
-)
+# Most are from the palettes of Okabe & Ito and of Paul Tol. Colour-blind readers can tell all of
+# them apart.
+_BLACK = "#000000"
+GREY = "#505050"
+_ORANGE = "#E69F00"
+_GREEN = "#009E73"
+_BLUE = "#0072B2"
+_RED = "#D55E00"
+_SKY = "#88CCEE"
+_PINK = "#CC79A7"
+_WINE = "#7A0019"
+_VIOLET = "#9933FF"
+_INDIGO = "#332288"
+_BROWN = "#994F00"
 _KHAKI = "#BBBB66"
 
 _PALETTE = (
@@ -61,17 +57,22 @@ _PALETTE = (
     _BLUE,
     GREY,
 )
-"""Colours of methods without a colour of their own, in this order."""
+"""Colours of methods that `METHOD_LOOKS` does not have, in this order."""
 
 GROUP_COLORS = (_BLUE, _RED, GREY)
 """Colours of verdicts on the paper's claims: yes, no, not tried."""
 
-COLUMN_WIDTH_IN = 3.4
+COLUMN_WIDTH_IN = 3.4  # inches
 DPI = 200
-SHORT_LABEL = 10  # characters that leave room for two columns of a legend under a panel
+# The formats of a figure, each with the metadata that would differ from one day, or from one
+# version of matplotlib, to the next.
+VARYING_METADATA = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}
+SHORT_LABEL = 10  # characters; a legend of such labels has room for two columns under a panel
 
 
-class Look(NamedTuple):  # of a method, in all figures
+class Look(NamedTuple):
+    """How a method looks in all figures."""
+
     label: str
     color: str
     marker: str
@@ -95,41 +96,46 @@ METHOD_LOOKS = {
 
 
 def look_of(method: str) -> Look:
+    """A method's look; methods that brx does not know are red circles with their own name."""
     return METHOD_LOOKS.get(method, Look(figure_label(method), _RED, "o"))
 
 
 def method_colors(methods: Iterable[str]) -> dict[str, str]:
-    """A colour per method: known ones have theirs, others those that are left.
+    """A colour per method: a known method's own colour, and for the others the remaining colours.
 
-    The first twelve are all different; a method that brx does not know keeps its colour as long as
-    the methods before it are the same."""
+    The first twelve are all different. A method that brx does not know keeps its colour as long as
+    the methods before it stay the same."""
     methods = list(dict.fromkeys(methods))
     colors = {method: METHOD_LOOKS[method].color for method in methods if method in METHOD_LOOKS}
-    free = [color for color in _PALETTE if color not in colors.values()]
+    remaining = [color for color in _PALETTE if color not in colors.values()]
+    palette = remaining or _PALETTE
     others = [method for method in methods if method not in colors]
     for place, method in enumerate(others):
-        colors[method] = (free or _PALETTE)[place % len(free or _PALETTE)]
+        colors[method] = palette[place % len(palette)]
     return colors
 
 
 def sequence_color(place: int, count: int) -> tuple[float, float, float, float]:
-    """Colour of one of `count` ordered things, light to dark, told apart by colour-blind readers
-    too."""
-    shade: tuple[float, float, float, float] = mpl.colormaps["viridis_r"](
-        0.1 + 0.85 * place / max(1, count - 1)
-    )
-    return shade
+    """The colour of number `place` of `count` ordered things, light to dark.
+
+    Colour-blind readers can tell the colours apart."""
+    position = 0.1 + 0.85 * place / max(1, count - 1)
+    color: tuple[float, float, float, float] = mpl.colormaps["viridis_r"](position)
+    return color
 
 
 def shade(color: str, place: int, count: int) -> tuple[float, float, float]:
-    """The shade of a method's colour for one of `count` ordered things, light to dark."""
-    towards = -0.6 + 1.1 * place / max(1, count - 1)  # from three fifths of white to half of black
+    """The shade of a method's colour for number `place` of `count` ordered things, light to
+    dark."""
+    # From three fifths of white to half of black.
+    towards = -0.6 + 1.1 * place / max(1, count - 1)
     end = 1.0 if towards < 0 else 0.0
     red, green, blue = (part + abs(towards) * (end - part) for part in to_rgb(color))
     return red, green, blue
 
 
 def line_style(*, is_delayed: bool) -> str | tuple[int, tuple[float, float]]:
+    """Dashed for runs with delay, solid for runs without."""
     return (0, (4, 1.2)) if is_delayed else "-"
 
 
@@ -163,15 +169,24 @@ def new_figure(
 
 
 def legend_below(axes: Axes, columns: int = 1) -> None:
-    # Padding in font sizes: room for the ticks and the label.
+    """Put the legend under the panel, below the axis' ticks and label."""
+    # The padding is in font sizes: room for the ticks and the label.
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.0, ncols=columns)
 
 
 def draw_points(
     axes: Axes, x: Any, y: Any, ends: tuple[Any, Any], look: Look, **style: Any
 ) -> None:
-    """One or several points in a method's look, with bars between `ends` (low, high); none where
-    these are NaN."""
+    """Draw one or several points in a method's look, with error bars.
+
+    Args:
+        axes: the panel.
+        x: of the points.
+        y: of the points.
+        ends: low and high ends of the bars; no bars are drawn if a low end is NaN.
+        look: the method's.
+        style: keyword arguments of `Axes.errorbar`, in place of the usual ones.
+    """
     low, high = ends
     bars = None if np.isnan(low).any() else np.reshape([y - low, high - y], (2, -1))
     usual = {
@@ -196,12 +211,16 @@ def factor_axis(axes: Axes) -> None:
 def finish_panel(
     axes: Axes, x_label: str, y_label: str, title: str, *, columns: int | None = None
 ) -> None:
-    """Labels with units, and the legend under them, where it lies on no curve: by default two
-    columns if they fit."""
+    """Set labels (with units) and title, and put a legend below, where it covers no curve.
+
+    By default the legend has two columns if its labels are short."""
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
     _, labels = axes.get_legend_handles_labels()
-    if labels:
-        legend_below(axes, columns=columns or (2 if max(map(len, labels)) <= SHORT_LABEL else 1))
+    if not labels:
+        return
+    if columns is None:
+        columns = 2 if max(map(len, labels)) <= SHORT_LABEL else 1
+    legend_below(axes, columns)
 
 
 def say_not_run(axes: Axes, title: str) -> None:
@@ -212,13 +231,14 @@ def say_not_run(axes: Axes, title: str) -> None:
 
 
 def thin(losses: pd.DataFrame, most: int = 300) -> pd.DataFrame:
-    """Evenly spread rows, both ends among them: 300 points resolve means over 2 % of a run
-    sixfold."""
+    """At most `most` evenly spread rows, including the first and the last.
+
+    Losses are means over 2 % of a run, so 300 points are six per such window."""
     return losses.iloc[thin_rows(len(losses), most)]
 
 
 def thin_rows(num_rows: int, most: int) -> NDArray[np.intp]:
-    """At most `most` evenly spread indices of `num_rows`, both ends among them."""
+    """At most `most` evenly spread indices of `num_rows`, including the first and the last."""
     spread = np.linspace(0, num_rows - 1, min(num_rows, most))
     return np.unique(spread.astype(np.intp))
 
@@ -231,31 +251,49 @@ def save(
     command: str = "",
     details: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Write PATH.png, .pdf, .svg and .txt (caption and command), and with details PATH.json;
-    returned in this order.
+    """Write a figure in several formats; gives the files written.
 
-    The path is without suffix; `details` are what it was drawn from, as JSON has it: the runs, and
-    what was missing."""
+    They are PATH.png, .pdf, .svg, .txt (caption and command), and with details .json, in this
+    order. The same figure gives the same bytes.
+
+    Args:
+        figure: of `new_figure`.
+        path: the path without suffix.
+        caption: a text.
+        command: the command that draws the figure.
+        details: what it was drawn from, such as the runs, and what was missing.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    files = [
-        path.with_name(path.name + suffix) for suffix in (".png", ".pdf", ".svg", ".txt", ".json")
-    ]
-    if layout := figure.get_layout_engine():  # laid out once, for all formats alike
-        layout.execute(figure)
-        with mpl.rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
-            figure.set_layout_engine(None)  # "none" keeps one, for which savefig draws twice
-    for target, nothing in zip(files, ("Software", "CreationDate", "Date"), strict=False):
-        form, buffer = target.suffix[1:], BytesIO()
-        # No date in the file: the same runs give the same bytes.
-        figure.savefig(buffer, format=form, dpi=DPI, metadata={nothing: None})
-        # Two digits behind the point are a hundredth of a pixel; matplotlib writes six.
+    _fix_layout(figure)
+    files = []
+    for form, varying in VARYING_METADATA.items():
+        file = path.with_name(f"{path.name}.{form}")
+        buffer = BytesIO()
+        figure.savefig(buffer, format=form, dpi=DPI, metadata={varying: None})
         content = buffer.getvalue()
         if form == "svg":
+            # Two decimal places are a hundredth of a pixel; matplotlib writes six.
             content = re.sub(rb"(?<=\.\d\d)\d+", b"", content)
-        with replacing(target) as file:
-            file.write(content)
-    write_text(files[3], caption.rstrip() + "\n" + (f"Drawn by: {command}\n" if command else ""))
-    if details is None:
-        return files[:4]
-    write_json(files[4], details)
+        with replacing(file) as target:
+            target.write(content)
+        files.append(file)
+
+    text = caption.rstrip() + "\n"
+    if command:
+        text += f"Drawn by: {command}\n"
+    files.append(path.with_name(f"{path.name}.txt"))
+    write_text(files[-1], text)
+    if details is not None:
+        files.append(path.with_name(f"{path.name}.json"))
+        write_json(files[-1], details)
     return files
+
+
+def _fix_layout(figure: Figure) -> None:
+    """Lay the figure out once, so that all formats have the same layout."""
+    layout = figure.get_layout_engine()
+    if layout is None:
+        return
+    layout.execute(figure)
+    with mpl.rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
+        figure.set_layout_engine(None)  # "none" would keep one, for which savefig draws twice

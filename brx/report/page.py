@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from brx.errors import UserError
 from brx.files import write_text
 from brx.paper.claims import (
     CLAIMS,
+    Outcome,
     claim_table,
     evidence_text,
     in_groups,
@@ -45,22 +47,15 @@ from brx.train.recorder import git_commit
 
 # Runs made by `brx compare --all-builtin`, in the compact form of `brx export`.
 KEPT_COMPARISON = Path("results") / "compare"
-OF_THE_PAPER = ("teaser", "main")  # figures without whose runs a page is not about the paper
+# A page without either of these figures is not about the paper, but about somebody's own runs.
+OF_THE_PAPER = ("teaser", "main")
 MOST_CURVES = 12  # in the figure that a page of somebody's own runs opens with
-HEADLINES = ("teaser", "main", "claims")  # the figures that the page opens with
-MOST_POINTS = (
-    120  # points of a curve: the losses are means over 2 % of a run, which 120 points resolve twice
-)
-# Line styles of a method's variants, which share its colour
-DASHES = (
-    "solid",
-    "dash",
-    "dot",
-    "dashdot",
-    "longdash",
-    "longdashdot",
-)
-# Facets of numbers: by name, their headings and columns.
+HEADLINES = ("teaser", "main", "claims")  # the figures that a page about the paper opens with
+# Points of a curve. The losses are means over 2 % of a run, so 120 points are two per such window.
+MOST_POINTS = 120
+# Line styles of a method's variants, which share its colour.
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+# Facets that are numbers: each with its heading and its column.
 ORDERED = {
     "stages": ("P", DEPTH),
     "length": ("iterations", "last_iteration"),
@@ -70,35 +65,44 @@ ORDERED = {
 
 
 class PageTable(NamedTuple):
-    """A table on the page: its anchor, what it shows, its cells by heading, and experiments that
-    were not there."""
+    """A table on the page."""
 
-    name: str
+    name: str  # its anchor
     title: str
-    texts: pd.DataFrame
-    missing: Sequence[str] = ()
+    texts: pd.DataFrame  # its cells; columns are headings
+    missing: Sequence[str] = ()  # experiments that had no runs
 
 
 class Drawing(NamedTuple):
-    """A figure on the page: its name on the command line, caption, the caption's other lines, and
-    the drawing."""
+    """A figure on the page."""
 
-    name: str
+    name: str  # its name on the command line
     caption: str
-    details: Sequence[str]
+    details: Sequence[str]  # further lines of the caption
     svg: str
     width: int  # in points, 72 per inch
     height: int
 
     @property
-    def across(
-        self,
-    ) -> int:  # panels of the usual width side by side, which decides how small it may be shown
+    def across(self) -> int:
+        """How many panels of the usual width it has in a row; with more, it needs more room."""
         return max(1, round(self.width / (PANEL_IN * 72)))
 
     @property
     def uri(self) -> str:
+        """The drawing as a data URI, for an image element."""
         return "data:image/svg+xml;base64," + base64.b64encode(self.svg.encode()).decode("ascii")
+
+
+class Contents(NamedTuple):
+    """Claims and figures on the page."""
+
+    is_own: bool  # the page is about somebody's own runs, not about the paper
+    opening: Sequence[Drawing]  # figures of somebody's own runs
+    drawings: Sequence[Drawing]  # the paper's figures, and figures of other commands
+    undrawn: Sequence[str]  # a line for each figure that has no runs
+    outcomes: Sequence[Outcome]  # claims to show
+    num_claims: int  # all claims
 
 
 def write_report(experiments: Experiments, figure_folders: list[Path], path: Path) -> None:
@@ -106,9 +110,9 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
 
     Args:
         experiments: the runs.
-        figure_folders: where commands drew figures. Those of the paper are taken from there if
-            they show these runs as they are now, and drawn anew if not; others are shown as they
-            are. The first folder counts where two have a figure of one name.
+        figure_folders: where commands drew figures. The paper's figures are taken from there if
+            they show these runs as they are now, and drawn anew if not. Other figures are shown as
+            they are. If two folders have figures of one name, the first folder's is taken.
         path: of the HTML file.
 
     Raises:
@@ -123,11 +127,26 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
             f"the report needs the package {error.name}: pip install {error.name}"
         ) from None
 
-    runs = experiments.runs
+    environment = Environment(
+        loader=PackageLoader("brx.report", "template"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    values = _template_values(experiments, contents_of(experiments, figure_folders))
+    values["later"]["plotly"] = _packed(get_plotlyjs())
+    page = environment.get_template("page.html").render(values)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, page)
+
+
+def contents_of(experiments: Experiments, figure_folders: Sequence[Path]) -> Contents:
+    """Judge the claims and collect the figures.
+
+    A page about somebody's own runs leaves out the claims and figures that have no runs."""
     outcomes = judge(experiments.fresh(), CLAIMS)
     num_claims = len(outcomes)
     paper, undrawn = paper_drawings(experiments, figure_folders)
-    # Runs of somebody's own have none of the figures that the paper begins with.
     is_own = not any(drawing.name in OF_THE_PAPER for drawing in paper)
     opening: list[Drawing] = []
     if is_own:
@@ -135,60 +154,65 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
         outcomes = [outcome for outcome in outcomes if outcome.verdict != "not tried"]
         undrawn = []
     drawings = [*paper, *other_drawings(figure_folders)]
-    headlines = [drawing for name in HEADLINES for drawing in drawings if drawing.name == name]
-    further = [drawing for drawing in drawings if drawing.name not in HEADLINES]
+    return Contents(is_own, opening, drawings, undrawn, outcomes, num_claims)
 
-    entries = run_entries(runs, experiments.chosen)
-    facets = facets_of(runs)
-    unpacked_later: dict[str, Any] = {
+
+def _template_values(experiments: Experiments, contents: Contents) -> dict[str, Any]:
+    """The values of the template's names. `later` is packed, and unpacked by the browser."""
+    further = [drawing for drawing in contents.drawings if drawing.name not in HEADLINES]
+    sections = sections_of(
+        is_own=contents.is_own,
+        has_opening=bool(contents.opening),
+        has_figures=bool(further),
+        has_findings=bool(contents.outcomes),
+    )
+    claims = claim_table(contents.outcomes, experiments.scale)
+    left_out = ("Left out, or not comparable", experiments.notes)
+    entries = run_entries(experiments.runs, experiments.chosen)
+    facets = facets_of(experiments.runs)
+    later: dict[str, Any] = {
         "facets": {facet.name: dict(facet.colors) for facet in facets},
         "runs": entries,
-        "figures": {drawing.name: drawing.svg for drawing in [*opening, *drawings]},
-        "plotly": get_plotlyjs(),
+        "figures": {
+            drawing.name: drawing.svg for drawing in [*contents.opening, *contents.drawings]
+        },
     }
-    environment = Environment(
-        loader=PackageLoader("brx.report", "template"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    page = environment.get_template("page.html").render(
-        scale=experiments.scale.name,
-        sections=sections_of(
-            is_own=is_own,
-            has_opening=bool(opening),
-            has_figures=bool(further),
-            has_findings=bool(outcomes),
-        ),
-        selection=comparable_selection(experiments.chosen),
-        findings=in_groups(outcomes),
-        is_own=is_own,
-        opening=opening,
-        num_claims=num_claims,
-        num_shown=len(outcomes),
-        paper=paper_text,
-        here=evidence_text,
-        why_not=why_not,
-        headlines=headlines,
-        drawings=further,
-        undrawn=undrawn,
-        tables=page_tables(
-            experiments, claim_table(outcomes, experiments.scale), opens_with_runs=is_own
-        ),
-        facts=[*provenance(runs), ("Left out, or not comparable", experiments.notes)],
-        runs=entries,
-        facets=facets,
-        later={key: _packed(value) for key, value in unpacked_later.items()},
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, page)
+    return {
+        "scale": experiments.scale.name,
+        "sections": sections,
+        "selection": comparable_selection(experiments.chosen),
+        "findings": in_groups(contents.outcomes),
+        "is_own": contents.is_own,
+        "opening": contents.opening,
+        "num_claims": contents.num_claims,
+        "num_shown": len(contents.outcomes),
+        "paper": paper_text,
+        "here": evidence_text,
+        "why_not": why_not,
+        "headlines": _headlines(contents.drawings),
+        "drawings": further,
+        "undrawn": contents.undrawn,
+        "tables": page_tables(experiments, claims, opens_with_runs=contents.is_own),
+        "facts": [*provenance(experiments.runs), left_out],
+        "runs": entries,
+        "facets": facets,
+        "later": {key: _packed(value) for key, value in later.items()},
+    }
+
+
+def _headlines(drawings: Sequence[Drawing]) -> list[Drawing]:
+    """The drawings in `HEADLINES`, in that order."""
+    headlines = [drawing for drawing in drawings if drawing.name in HEADLINES]
+    return sorted(headlines, key=lambda drawing: HEADLINES.index(drawing.name))
 
 
 def sections_of(
     *, is_own: bool, has_opening: bool, has_figures: bool, has_findings: bool
 ) -> dict[str, str]:
-    """The page's sections in order: anchors and titles. A page of somebody's own runs has the
-    paper's part at its end, and only as far as there is one."""
+    """The titles of the page's sections by anchor, in order.
+
+    A page about somebody's own runs begins with the runs; the paper's sections follow if there is
+    anything in them."""
     titles = {
         "opening": "These runs",
         "findings": "Findings",
@@ -206,8 +230,9 @@ def sections_of(
 
 
 def other_drawings(folders: Sequence[Path]) -> list[Drawing]:
-    """The figures that other commands left: each an SVG with its caption in a .txt file next to it.
-    Where two folders have one of the same name, the first folder's."""
+    """Figures that other commands drew: SVG files, each with its caption in a .txt file next to it.
+
+    If two folders have figures of one name, the first folder's is taken."""
     images: dict[str, Path] = {}
     for folder in folders:
         for image in sorted(folder.glob("*.svg")):
@@ -221,6 +246,7 @@ def other_drawings(folders: Sequence[Path]) -> list[Drawing]:
 
 
 def _packed(content: Any) -> str:
+    """As JSON, compressed, in base64."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode("ascii")
 
@@ -228,18 +254,22 @@ def _packed(content: Any) -> str:
 def paper_drawings(
     experiments: Experiments, folders: Iterable[Path]
 ) -> tuple[list[Drawing], list[str]]:
-    """The paper's figures that have runs, and a line for each that has none."""
-    drawn, undrawn = [], []
+    """The paper's figures that have runs, and a line for each figure that has none.
+
+    A figure is taken from `folders` if it shows these runs as they are now, else it is drawn."""
+    drawn = []
+    undrawn = []
     with tempfile.TemporaryDirectory(prefix="brx-report-") as scratch:
-        for figure in [figure for figure in FIGURES.values() if figure.is_from_runs_of_scale]:
+        for figure in FIGURES.values():
+            if not figure.is_from_runs_of_scale:
+                continue
             paths = (folder / f"{figure.name}.svg" for folder in folders)
-            kept = next((path for path in paths if _is_of(path, experiments)), None)
+            svg = next((path for path in paths if _is_of(path, experiments)), None)
             try:
-                drawn.append(
-                    _read_drawing(
-                        kept or draw_paper_figure(figure, experiments, Path(scratch))[0][2]
-                    )
-                )
+                if svg is None:
+                    files, _ = draw_paper_figure(figure, experiments, Path(scratch))
+                    svg = next(file for file in files if file.suffix == ".svg")
+                drawn.append(_read_drawing(svg))
             except UserError as error:
                 undrawn.append(f"figure {figure.name}: {error}")
     return drawn, undrawn
@@ -271,8 +301,13 @@ def _read_drawing(image: Path) -> Drawing:
 
 
 def own_curves(chosen: pd.DataFrame) -> list[Drawing]:
-    """The training losses of the largest set of experiments that compare, at their best rates, of
-    one seed each; nothing where there are none."""
+    """A figure of training losses, one seed per experiment; no figure if there are no losses.
+
+    It shows the largest set of experiments that compare.
+
+    Args:
+        chosen: runs at the best learning rates.
+    """
     if chosen.empty:
         return []
     largest = comparable(chosen)[0]
@@ -286,33 +321,22 @@ def own_curves(chosen: pd.DataFrame) -> list[Drawing]:
 def page_tables(
     experiments: Experiments, claims: pd.DataFrame | None = None, *, opens_with_runs: bool = False
 ) -> list[PageTable]:
-    """The paper's tables, and three of every experiment that has runs; all that have rows.
+    """All tables that have rows: the paper's, three about every experiment, and the leaderboard.
 
     Args:
+        experiments: the runs.
         claims: the table of the paper's claims, if it is to be shown.
         opens_with_runs: the tables of the experiments come first.
     """
     tables = [] if claims is None else [PageTable("claims", TABLES["claims"].title, claims)]
     for name, table in TABLES.items():
+        if name == "claims":
+            continue
         asked = experiments.fresh()
-        if name != "claims":
-            try:
-                tables.append(PageTable(name, table.title, table.make(asked), list(asked.missing)))
-            except UserError:  # there are no rows
-                continue
-    chosen = experiments.chosen
-    title = (
-        "Slowdown of every experiment against P = 1 (target: the loss that all of the same "
-        "model reach)"
-    )
-    of_runs = [PageTable("all-slowdowns", title, slowdown_table(compare(chosen).slowdowns))]
-    if len(chosen):
-        title = "Final losses of every experiment, at its best learning rate"
-        of_runs.append(PageTable("all-final-losses", title, experiment_table(chosen)))
-    rates = rate_table(
-        experiments.runs, chosen.sort_values(["architecture", "variant", DEPTH], kind="stable")
-    )
-    of_runs.append(PageTable("all-learning-rates", "Learning rates of every experiment", rates))
+        with suppress(UserError):  # there are no rows
+            tables.append(PageTable(name, table.title, table.make(asked), list(asked.missing)))
+
+    of_runs = _experiment_tables(experiments)
     tables = [*of_runs, *tables] if opens_with_runs else [*tables, *of_runs]
     with suppress(UserError):  # there are no finished runs
         board = read_board([KEPT_COMPARISON])
@@ -321,12 +345,29 @@ def page_tables(
     return [table for table in tables if len(table.texts)]
 
 
+def _experiment_tables(experiments: Experiments) -> list[PageTable]:
+    """Slowdowns, final losses and learning rates of every experiment that has runs."""
+    chosen = experiments.chosen
+    title = (
+        "Slowdown of every experiment against P = 1 (target: the loss that all of the same "
+        "model reach)"
+    )
+    tables = [PageTable("all-slowdowns", title, slowdown_table(compare(chosen).slowdowns))]
+    if len(chosen):
+        title = "Final losses of every experiment, at its best learning rate"
+        tables.append(PageTable("all-final-losses", title, experiment_table(chosen)))
+    ordered = chosen.sort_values(["architecture", "variant", DEPTH], kind="stable")
+    rates = rate_table(experiments.runs, ordered)
+    tables.append(PageTable("all-learning-rates", "Learning rates of every experiment", rates))
+    return tables
+
+
 def provenance(runs: pd.DataFrame) -> list[tuple[str, list[str]]]:
-    """What is known of how the runs were made: headings, each with a line per distinct value and
-    how many have it."""
+    """How the runs were made: headings, each with a line per distinct value and its number of
+    runs."""
     dates = runs["finished_at"].dropna().sort_values().tolist() if "finished_at" in runs else []
 
-    # Dictionaries: pandas takes tens of microseconds for each value of a row.
+    # A list of dictionaries, because pandas takes tens of microseconds for each value of a row.
     rows = runs.to_dict("records")
     version_columns = [key for key in runs.columns if "versions." in key]
 
@@ -335,24 +376,19 @@ def provenance(runs: pd.DataFrame) -> list[tuple[str, list[str]]]:
         return ", ".join(f"{key.removeprefix('versions.')} {run[key]}" for key in known)
 
     def device(run: dict[str, Any]) -> str:
-        is_known = pd.notna(run.get("device.type"))
-        return (
-            f"{run['device.type']} ({run['device.name']}), threads: {run['device.threads']:g}"
-            if is_known
-            else ""
-        )
+        if pd.isna(run.get("device.type")):
+            return ""
+        return f"{run['device.type']} ({run['device.name']}), threads: {run['device.threads']:g}"
 
     def data(run: dict[str, Any]) -> str:
         fingerprint = "unknown" if pd.isna(run["data_fingerprint"]) else run["data_fingerprint"]
         return f"{run['data.source']}, tokenizer {run['data.tokenizer']}, fingerprint {fingerprint}"
 
+    total = duration(runs["seconds"].sum())
     return [
         ("Runs", _counted(rows, lambda run: run["status"])),
         ("Ended", [f"{dates[0]} to {dates[-1]}"] if dates else []),
-        (
-            "Training time",
-            [f"{duration(runs['seconds'].sum())} in all, without validations and checkpoints"],
-        ),
+        ("Training time", [f"{total} in all, without validations and checkpoints"]),
         ("Versions", _counted(rows, versions)),
         ("Git commits", _counted(rows, lambda run: run.get("git_commit"))),
         ("Devices", _counted(rows, device)),
@@ -370,43 +406,43 @@ def _is_known(value: Any) -> bool:
 def _counted(
     runs: list[dict[str, Any]],
     text: Callable[[dict[str, Any]], object],
-) -> list[str]:  # the most frequent first
+) -> list[str]:
+    """The distinct texts of runs with their numbers of runs, the most frequent first."""
     texts = (
         pd.Series([text(run) for run in runs], dtype=object)
         .fillna("unknown")
         .replace("", "unknown")
     )
-    return [
-        f"{text} ({count} {'run' if count == 1 else 'runs'})"
-        for text, count in texts.value_counts().items()
-    ]
+    lines = []
+    for value, count in texts.value_counts().items():
+        unit = "run" if count == 1 else "runs"
+        lines.append(f"{value} ({count} {unit})")
+    return lines
 
 
-# The runs as the page's browser has them: what can be filtered and sorted by, and thinned loss
-# curves.
+# The runs for the browser: facets to filter and sort by, and thinned loss curves.
 
 
 class Facet(NamedTuple):
+    """Something that runs can be filtered by."""
+
     name: str
     title: str
     colors: Mapping[str, str]  # by value, in order
 
 
 def run_entries(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[dict[str, Any]]:
-    """All runs (rows of `load`) in the page's order, as `_entry` has them; `chosen` are at the best
-    rates."""
+    """All runs in the page's order, as `_entry` gives them.
+
+    Args:
+        runs: rows of `load`.
+        chosen: the ones at the best learning rates.
+    """
     ordered = _by_method(runs)
-    variants = ordered["variant"].drop_duplicates()
-    places = variants.groupby(
-        variants.map(_base)
-    ).cumcount()  # place of a variant among the variants of its method
-    dashes = {
-        variant: DASHES[place % len(DASHES)]
-        for variant, place in zip(variants, places, strict=True)
-    }
+    dashes = _dashes_by_variant(ordered["variant"])
     texts: dict[str, str] = {}
     entries = []
-    # Dictionaries: pandas takes tens of microseconds for each value of a row.
+    # A list of dictionaries, because pandas takes tens of microseconds for each value of a row.
     for path, row in zip(ordered.index, ordered.to_dict("records"), strict=True):
         read = read_run(Path(str(path)))
         settings = _settings_text(read, texts)
@@ -414,12 +450,26 @@ def run_entries(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[dict[str, Any]
     return entries
 
 
+def _dashes_by_variant(variants: pd.Series) -> dict[str, str]:
+    """A line style for each variant; the variants of a method have different ones, as far as there
+    are enough."""
+    dashes: dict[str, str] = {}
+    num_of_method: Counter[str] = Counter()
+    for variant in variants.unique():
+        method = _base(variant)
+        dashes[variant] = DASHES[num_of_method[method] % len(DASHES)]
+        num_of_method[method] += 1
+    return dashes
+
+
 def _settings_text(
     run: Run,
     texts: dict[str, str],  # sections that have been written already, by their content
 ) -> str:
-    """The settings that are no defaults, as YAML. Most sections are equal in many runs, and PyYAML
-    takes milliseconds for those of one."""
+    """The settings that are not defaults, as YAML.
+
+    Most sections are equal in many runs, and PyYAML takes milliseconds for the sections of one
+    run."""
     text = ""
     for section, values in trajectory_of(run.config, with_defaults=False).items():
         content = f"{section} {values!r}"
@@ -430,75 +480,75 @@ def _settings_text(
 
 
 def comparable_selection(chosen: pd.DataFrame) -> dict[str, str]:
-    """What the browser opens with: the deepest pipeline of the model and length that most runs
-    there have."""
+    """The values of facets that are selected when the page opens: the deepest pipeline, and there
+    the most frequent model, and the length and data that most runs of this model have."""
     if chosen.empty:
         return {}
     deepest = chosen[chosen[DEPTH] == chosen[DEPTH].max()]
     model = deepest["architecture"].mode().iloc[0]
     of_model = deepest[deepest["architecture"] == model]
-    length, data = (
-        values.mode().iloc[0] for values in (of_model["last_iteration"], _origins(of_model))
-    )
     return {
         "stages": f"{deepest[DEPTH].max()}",
-        "length": f"{length}",
+        "length": f"{of_model['last_iteration'].mode().iloc[0]}",
         "model": model,
-        "data": data,
+        "data": _origins(of_model).mode().iloc[0],
         "chosen": "yes",
     }
 
 
 def _base(variant: str) -> str:
+    """The method of a variant."""
     return variant.partition(" ")[0]
 
 
 def facets_of(runs: pd.DataFrame) -> list[Facet]:
-    """What runs can be filtered by, with the values that occur."""
+    """Everything that runs can be filtered by, with the values that occur."""
     ordered = _by_method(runs)
     variants = ordered["variant"].unique()
     by_method = method_colors(map(_base, variants))
     colors = {variant: by_method[_base(variant)] for variant in variants}
     facets = [Facet("method", "method", colors)]
     for name, (title, column) in ORDERED.items():
-        facets.append(
-            Facet(name, title, _shades([_text(value) for value in sorted(runs[column].unique())]))
-        )
+        values = [_text(value) for value in sorted(runs[column].unique())]
+        facets.append(Facet(name, title, _shades(values)))
     architectures = runs.sort_values(["model.blocks", "model.width"])["architecture"].unique()
     facets.append(Facet("model", "model", _shades(architectures)))
     return [*facets, Facet("data", "data", _shades(ordered["origin"].unique()))]
 
 
 def _by_method(runs: pd.DataFrame) -> pd.DataFrame:
-    """In the order of the figures' legends, variants after the usual form; then by stages, rate and
-    seed."""
-    order = list(METHOD_LOOKS)
-    rank = runs["method"].map(lambda method: order.index(method) if method in order else len(order))
+    """The runs with a column `origin`, in the page's order.
+
+    Methods are in the order of the figures' legends, and unknown ones at the end. Within a method,
+    runs are ordered by variant, stages, learning rate and seed."""
+    order = {method: place for place, method in enumerate(METHOD_LOOKS)}
+    rank = runs["method"].map(lambda method: order.get(method, len(order)))
     runs = runs.assign(rank=rank, origin=_origins(runs))
     return runs.sort_values(["rank", "variant", DEPTH, RATE, SEED, "name"])
 
 
 def _origins(runs: pd.DataFrame) -> pd.Series:
-    """Data and trajectory version: losses of runs that differ there do not compare."""
-    # A run without a summary has none.
+    """Data and trajectory version; losses of runs that differ in them do not compare."""
+    # A run without a summary has no trajectory version.
     versions = runs["trajectory_version"].astype("Int64").astype(str).fillna("unknown")
     return runs["data_fingerprint"].fillna("unknown").str[:8] + ", version " + versions
 
 
 def _shades(values: Sequence[str]) -> dict[str, str]:
+    """A colour per value, light to dark."""
     return {value: to_hex(sequence_color(index, len(values))) for index, value in enumerate(values)}
 
 
 def _text(value: float) -> str:
+    """A number, without decimals if it is whole."""
     return str(int(value)) if value == int(value) else f"{value:g}"
 
 
 def _entry(
     row: dict[str, Any], run: Run, settings: str, is_chosen: bool, dash: str
 ) -> dict[str, Any]:
+    """A run for the browser: its row of the table, its settings and its curves."""
     ordered = {name: _text(row[column]) for name, (_, column) in ORDERED.items()}
-    losses = {f"{name} loss": f"{row[f'{name}_loss']:.3f}" for name in ("train", "val")}
-    numbers = losses | {"minutes": f"{row['seconds'] / 60:.1f}"}
     return {
         "name": row["name"],
         "facets": {
@@ -507,33 +557,38 @@ def _entry(
             "model": row["architecture"],
             "data": row["origin"],
         },
-        "is_chosen": is_chosen,  # its learning rate is the best of those tried
+        "is_chosen": is_chosen,  # its learning rate is the best one
         "status": row["status"],
         "dash": dash,
-        # The numbers of the run's row in the table, by heading.
+        # The numbers in the run's row of the table, by heading.
         "numbers": {
-            name: text if np.isfinite(float(text)) else "-" for name, text in numbers.items()
+            "train loss": _cell(row["train_loss"], 3),
+            "val loss": _cell(row["val_loss"], 3),
+            "minutes": _cell(row["seconds"] / 60, 1),
         },
         "settings": settings,
         "curves": _curves(run),
     }
 
 
+def _cell(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}" if np.isfinite(value) else "-"
+
+
 def _curves(run: Run) -> dict[str, list[float | None]]:
-    """Series for the chart, rounded; null where a loss is not finite: JSON knows no such
+    """Series for the chart, rounded. A loss that is not finite is null, because JSON has no such
     numbers."""
     iterations = run.iterations[run.centres]
     shown = thin_rows(len(iterations), MOST_POINTS)
-    series = {
-        ("", "train"): (iterations[shown], run.smoothed[shown]),
-        ("val_", "val"): (run.val_iterations, run.val_loss),
+    train_iterations = iterations[shown]
+    return {
+        "iterations": train_iterations.astype(int).tolist(),
+        "minutes": _rounded(_minutes_at(run, train_iterations), 3),
+        "train": _rounded(run.smoothed[shown], 4),
+        "val_iterations": run.val_iterations.astype(int).tolist(),
+        "val_minutes": _rounded(_minutes_at(run, run.val_iterations), 3),
+        "val": _rounded(run.val_loss, 4),
     }
-    chart: dict[str, list[float | None]] = {}
-    for (prefix, name), (places, losses) in series.items():
-        chart[f"{prefix}iterations"] = places.astype(int).tolist()
-        chart[f"{prefix}minutes"] = _rounded(_minutes_at(run, places), 3)
-        chart[name] = _rounded(losses, 4)
-    return chart
 
 
 def _minutes_at(

@@ -24,7 +24,7 @@ from brx.files import (
     replacing,
     sync,
     sync_folder,
-    temporary_beside,
+    temporary_for,
     write_text,
 )
 from brx.readers import Damaged, lines_of, parse_json, read_arrays
@@ -74,6 +74,8 @@ SECONDS_EVERY = 20
 """An export holds the training time of every 20th iteration; it is interpolated in between."""
 LOSS_STEPS = 1024
 """An export rounds losses to 1/1024 nat: a 280th of the noise of the loss of 128 tokens."""
+TUNING_BLOCK = 100
+"""Iterations over which an export averages the training losses of a tuning run."""
 
 
 class MetricsWriter:
@@ -464,11 +466,28 @@ def _is_of_export(name: str) -> bool:
     return is_of_cache or name in {*KEPT, COMPACT, STALENESS, "analysis"}
 
 
+def block_means(
+    values: NDArray[np.float64],  # (n,)
+    length: int,
+) -> NDArray[np.float64]:
+    """Each value replaced by the mean of its block of neighbours, (n,). Blocks are counted from the
+    end, so that the first one may be shorter."""
+    num_blocks = -(-len(values) // length)
+    # Padded at the front to a whole number of blocks.
+    padded = np.full(num_blocks * length, np.nan)
+    padded[len(padded) - len(values) :] = values
+    means = np.nanmean(padded.reshape(num_blocks, length), axis=1)
+    repeated: NDArray[np.float64] = np.repeat(means, length)[len(padded) - len(values) :]
+    return repeated
+
+
 def export(folder: Path, target: Path) -> Path:
     """Replace the folder `target` by a run's compact form.
 
     It holds the settings, the summary, the measurements in analysis/, the measures of staleness and
-    the curves, with the losses rounded.
+    the curves, with the losses rounded. The training losses of a tuning run (`training.for_tuning`)
+    are means over `TUNING_BLOCK` iterations: only its final losses are ever read, and its file is a
+    tenth as large.
 
     Returns:
         `target`.
@@ -478,7 +497,7 @@ def export(folder: Path, target: Path) -> Path:
         RunError: the folder cannot be written.
     """
     curves = read_curves(folder)
-    temporary = temporary_beside(target)
+    temporary = temporary_for(target)
     try:
         temporary.mkdir(parents=True, exist_ok=True)
         for file in [*(folder / name for name in KEPT), *(folder / "analysis").glob("*.json")]:
@@ -489,6 +508,9 @@ def export(folder: Path, target: Path) -> Path:
         lines = [json.dumps(record) + "\n" for record in read_staleness(folder)]
         if lines:
             write_text(temporary / STALENESS, "".join(lines))
+        if load_config(folder / "config.yaml").training.for_tuning:
+            means = block_means(curves.train_loss, TUNING_BLOCK)
+            curves = curves._replace(train_loss=means)
         _write_compact(temporary / COMPACT, curves)
         replace_folder(temporary, target)
     except OSError as error:

@@ -1,12 +1,13 @@
-"""The quadratic over angles and delays: slowdown next to the Hessian's (1,1)-norm.
+"""The quadratic over angles and delays: slowdown and the Hessian's (1,1)-norm.
 
-Theorem 2.3 bounds the cost of delay by tau times that norm, and a rotation of the eigenvectors
-changes nothing else."""
+Theorem 2.3 bounds the cost of delay by tau times this norm. A rotation of the eigenvectors changes
+the norm and nothing else."""
 
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
+from matplotlib.axes import Axes
 from pydantic import Field, model_validator
 
 from brx.plot.style import factor_axis, new_figure, save, sequence_color
@@ -21,12 +22,14 @@ from brx.toy.quadratic import (
 
 
 class SweepConfig(QuadraticSection):
-    # beta1; there is one sweep for each
+    """Adam on the quadratic at every angle, momentum and delay, from many starts."""
+
+    # beta1; each has a sweep over angles and delays.
     momenta: list[Annotated[float, Field(ge=0, lt=1)]] = Field(min_length=1)
     angles_degrees: list[float] = Field(min_length=2)  # between eigenvectors and coordinates
     delays: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)  # tau, in updates
-    distance: float = Field(gt=0)  # distance of the starts from the optimum, in random directions
-    starts: int = Field(ge=1)  # how many
+    distance: float = Field(gt=0)  # of the starts from the optimum, in random directions
+    starts: int = Field(ge=1)  # number of starts
 
     @model_validator(mode="after")
     def _starts_are_above_the_target(self) -> Self:
@@ -35,10 +38,14 @@ class SweepConfig(QuadraticSection):
 
 
 class SweepResult(NamedTuple):
+    """Norms and numbers of updates."""
+
     config: SweepConfig
-    # sum |H_ij| over the sum of the eigenvalues, its minimum over rotations, at each angle (A,)
+    # At each angle sum |H_ij| over its minimum over rotations, which is the sum of the eigenvalues
+    # (angles,).
     norms: Array
-    # to the target (momenta, 1 + delays, angles, starts), first without delay; infinite for never
+    # Updates to the target (momenta, 1 + delays, angles, starts); the first ones are without delay.
+    # Infinite if a start never arrives.
     updates: Array
 
     @property
@@ -46,8 +53,8 @@ class SweepResult(NamedTuple):
         """Median over the starts of updates with delay over updates without (momenta, delays,
         angles).
 
-        Infinite where more than half of the starts never arrive; those that do not even without
-        delay do not count."""
+        Infinite where more than half of the starts never arrive. Starts that do not arrive even
+        without delay are left out."""
         ratios = slowdown_ratios(self.updates[:, :1], self.updates[:, 1:])
         # With an even number of values, take the upper one of the middle two: their mean could be
         # infinite.
@@ -55,8 +62,13 @@ class SweepResult(NamedTuple):
         return medians
 
     def correlation(self, momentum: int, delay: int) -> float | None:
-        """Spearman's correlation of norm and slowdown over the angles, for a momentum and a delay
-        by their index; None where all slowdowns are equal."""
+        """Spearman's correlation of norm and slowdown over the angles; None if all slowdowns are
+        equal.
+
+        Args:
+            momentum: index into `config.momenta`.
+            delay: index into `config.delays`.
+        """
         slowdowns = self.slowdowns[momentum, delay]
         if np.all(slowdowns == slowdowns[0]):
             return None
@@ -82,60 +94,69 @@ class SweepResult(NamedTuple):
 
 def run_sweep(config: SweepConfig) -> SweepResult:
     """Descend the quadratic from every start, at every angle, momentum and delay."""
-    starts = random_starts(config.seed, config.starts, config.distance)
-    curvatures = quadratic_hessians(config.eigenvalues, config.angles_degrees)
-    bases = np.stack([rotation(angle) for angle in config.angles_degrees])
-    # The starts lie alike to the eigenvectors at every angle, so that the landscape alone turns
-    # under the optimizer.
-    points = np.einsum("aij,sj->asi", bases, starts)
+    starts = random_starts(config.seed, config.starts, config.distance)  # (S, 2)
+    curvatures = quadratic_hessians(config.eigenvalues, config.angles_degrees)  # (A, 2, 2)
+    bases = np.stack([rotation(angle) for angle in config.angles_degrees])  # (A, 2, 2)
+    # The starts turn with the eigenvectors, so that at every angle a start has the same place in
+    # the landscape.
+    points = np.einsum("aij,sj->asi", bases, starts)  # (A, S, 2)
+    delays = (0, *config.delays)
     updates = []
     for beta1 in config.momenta:
-        delays = (0, *config.delays)
         updates.append([descend(config, curvatures, points, beta1, delay) for delay in delays])
     norms = np.abs(curvatures).sum((-2, -1)) / sum(config.eigenvalues)
     return SweepResult(config, norms, np.array(updates))
 
 
 def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
-    """Per momentum: slowdown against the angle with the (1,1)-norm (top), and against tau x norm
-    (bottom)."""
-    momenta = result.config.momenta
+    """Draw two panels per momentum and save the figure; gives the files written.
+
+    Top: slowdown and the (1,1)-norm against the angle. Bottom: slowdown against tau x norm.
+
+    Args:
+        result: of `run_sweep`.
+        path: the figure's path without suffix.
+    """
+    num_momenta = len(result.config.momenta)
+    num_lines = len(result.config.delays) + 1
+    with new_figure(width=3.4, height=5.2, columns=num_momenta) as figure:
+        panels = figure.subplots(2, num_momenta, squeeze=False, sharey="row")
+        for column in range(num_momenta):
+            top, bottom = panels[:, column]
+            _draw_momentum(top, bottom, result, column)
+        for axes in panels[:, 0]:
+            axes.set_ylabel("slowdown (median over starts)")
+        handles, labels = panels[0, -1].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=num_lines)
+        return save(figure, path, _sweep_caption(result))
+
+
+def _draw_momentum(top: Axes, bottom: Axes, result: SweepResult, momentum: int) -> None:
+    """Both panels of a momentum, by its index."""
     delays = result.config.delays
     angles = result.config.angles_degrees
     # Lines have gaps where there is no number.
     slowdowns = np.where(np.isfinite(result.slowdowns), result.slowdowns, np.nan)
-    with new_figure(width=3.4, height=5.2, columns=len(momenta)) as figure:
-        panels = figure.subplots(2, len(momenta), squeeze=False, sharey="row")
-        for column, beta1 in enumerate(momenta):
-            top, bottom = panels[:, column]
-            correlations = [result.correlation(column, row) for row in range(len(delays))]
-            known = [correlation for correlation in correlations if correlation is not None]
-            finding = ""
-            if known:
-                finding = f"rank correlation with the norm {min(known):.2f} to {max(known):.2f}"
-            top.set_title(f"Adam with $\\beta_1$ = {beta1:g}\n{finding}")
-            for index, delay in enumerate(delays):
-                look = {"color": sequence_color(index, len(delays)), "marker": "o", "markersize": 3}
-                top.plot(angles, slowdowns[column, index], **look, label=f"$\\tau$ = {delay}")
-                bottom.plot(
-                    delay * result.norms, slowdowns[column, index], **look, linestyle="none"
-                )
-            top.plot(
-                angles, result.norms, color="black", linestyle=":", label="(1,1)-norm / its minimum"
-            )
-            top.set_xlabel("angle of the eigenvectors to the coordinates (degrees)")
-            factor_axis(top)
-            bottom.set(xscale="log", xlabel="$\\tau \\times$ (1,1)-norm / its minimum")
-            bottom.xaxis.set_major_formatter("{x:g}")
-            # Without any finite value, a log scale is impossible.
-            if np.isfinite(slowdowns).any():
-                factor_axis(bottom)
-        for axes in panels[:, 0]:
-            axes.set_ylabel("slowdown (median over starts)")
-        figure.legend(
-            *top.get_legend_handles_labels(), loc="outside lower center", ncols=len(delays) + 1
-        )
-        return save(figure, path, _sweep_caption(result))
+    correlations = [result.correlation(momentum, index) for index in range(len(delays))]
+    known = [correlation for correlation in correlations if correlation is not None]
+    finding = ""
+    if known:
+        finding = f"rank correlation with the norm {min(known):.2f} to {max(known):.2f}"
+    top.set_title(f"Adam with $\\beta_1$ = {result.config.momenta[momentum]:g}\n{finding}")
+    for index, delay in enumerate(delays):
+        own = slowdowns[momentum, index]
+        color = sequence_color(index, len(delays))
+        look: dict[str, Any] = {"color": color, "marker": "o", "markersize": 3}
+        top.plot(angles, own, **look, label=f"$\\tau$ = {delay}")
+        bottom.plot(delay * result.norms, own, **look, linestyle="none")
+    top.plot(angles, result.norms, color="black", linestyle=":", label="(1,1)-norm / its minimum")
+    top.set_xlabel("angle of the eigenvectors to the coordinates (degrees)")
+    factor_axis(top)
+    bottom.set(xscale="log", xlabel="$\\tau \\times$ (1,1)-norm / its minimum")
+    bottom.xaxis.set_major_formatter("{x:g}")
+    # A log scale is impossible without a finite value.
+    if np.isfinite(slowdowns).any():
+        factor_axis(bottom)
 
 
 def _sweep_caption(result: SweepResult) -> str:

@@ -1,4 +1,4 @@
-"""Adam and AdaSGD under delay, on many points at once: the toy landscapes are descended with it."""
+"""Adam and AdaSGD under delay, on many points at once; used by all toy landscapes."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -21,8 +21,9 @@ COLORS = {"AdaSGD": "#0072B2", "Adam": "#E69F00"}
 
 
 class ToySection(Section):
-    """Settings of every set-up. The files in configs/toy say which values are the paper's, and why
-    the others were chosen."""
+    """Settings that every landscape has.
+
+    The files in configs/toy say which values are the paper's, and why the others were chosen."""
 
     lr: float = Field(gt=0)
     beta2: float = Field(ge=0, lt=1)
@@ -31,18 +32,21 @@ class ToySection(Section):
 
 
 class State(NamedTuple):
-    point: Array  # (..., 2), as its moments
+    """Points and their moments after an update, each (..., 2)."""
+
+    point: Array
     exp_avg: Array
     exp_avg_sq: Array
 
 
 @dataclass
 class DelayedAdam:
-    """Adam on many points (..., 2) at once, each by itself: w(t) = w(t-1) -
-    update(gradient(w(t-1-tau))).
+    """Adam on many points (..., 2) at once, which do not affect each other:
 
-    With `one_size` it is AdaSGD (Wang & Wiens 2020, arXiv:2006.16541): the second moment is of the
-    mean squared gradient, so that all coordinates have one step size."""
+        w(t) = w(t-1) - update(gradient(w(t-1-tau)))
+
+    With `one_size` it is AdaSGD (Wang & Wiens 2020, arXiv:2006.16541): the second moment averages
+    the squared gradient's mean over the coordinates, so that all coordinates have one step size."""
 
     gradient: Callable[[Array], Array]
     lr: float
@@ -51,14 +55,16 @@ class DelayedAdam:
     recent: list[Array]  # the last tau + 1 points, the newest last; at first all are the start
     exp_avg: Array | float = 0.0
     exp_avg_sq: Array | float = 0.0
-    step: Array | int = 0  # updates behind the points: one number, or one per point (..., 1)
+    step: Array | int = 0  # updates made so far: one number, or one per point (..., 1)
     one_size: bool = False
-    trace: list[State] | None = None  # every update adds its state
+    trace: list[State] | None = None  # if given, every update appends its state
 
     def update(self) -> Array:
-        """Make one update of every point; returns the new points (..., 2)."""
+        """Update every point once; gives the new points (..., 2)."""
         slope = self.gradient(self.recent[0])  # at the weights of tau updates ago
-        square = (slope**2).mean(-1, keepdims=True) if self.one_size else slope**2
+        square = slope**2
+        if self.one_size:
+            square = square.mean(-1, keepdims=True)
         self.step = self.step + 1
         self.exp_avg = self.beta1 * self.exp_avg + (1.0 - self.beta1) * slope
         self.exp_avg_sq = self.beta2 * self.exp_avg_sq + (1.0 - self.beta2) * square
@@ -70,24 +76,42 @@ class DelayedAdam:
         return self.recent[-1]
 
     def updates_until(self, has_arrived: Callable[[Array], NDArray[np.bool_]], most: int) -> Array:
-        """How many updates each point makes before it first arrives (...); infinite if it has not
-        by `most`."""
+        """Update until all points have arrived; gives the number of updates that each needed (...).
+
+        It is infinite for points that have not arrived after `most` updates.
+
+        Args:
+            has_arrived: whether each of the points (..., 2) has arrived (...).
+            most: the largest number of updates.
+        """
         needed = np.full(self.recent[-1].shape[:-1], np.inf)
         for count in range(1, most + 1):
-            needed[np.isinf(needed) & has_arrived(self.update())] = count
+            arrived = has_arrived(self.update())
+            needed[np.isinf(needed) & arrived] = count
             if np.isfinite(needed).all():
                 break
         return needed
 
 
 def kept(values: Iterable[float | None], digits: int | None) -> list[float | None]:
-    """Numbers as a file keeps them, rounded (no digits: to whole ones); None for one that is not
-    finite."""
-    return [None if x is None or not math.isfinite(x) else round(float(x), digits) for x in values]
+    """Numbers as they are written to a file: rounded, and None if not finite.
+
+    Args:
+        values: numbers, or None.
+        digits: decimal places; None rounds to integers.
+    """
+    written: list[float | None] = []
+    for value in values:
+        if value is None or not math.isfinite(value):
+            written.append(None)
+        else:
+            written.append(round(float(value), digits))
+    return written
 
 
 def slowdown_ratios(plain: Array, delayed: Array) -> Array:
-    """Updates with delay over those without, for each start; NaN where the run without delay never
-    arrives, infinite where only the delayed one does not."""
+    """Updates with delay over updates without, for each start.
+
+    NaN if the start never arrives without delay, infinite if it never arrives with delay only."""
     arrives = np.isfinite(plain)
     return np.where(arrives, delayed / np.where(arrives, plain, 1.0), np.nan)

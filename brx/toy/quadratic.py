@@ -1,7 +1,7 @@
 """A quadratic whose eigenvectors stand at an angle to the coordinates, with and without delay.
 
-Adam's step is a diagonal matrix in the coordinates. So it fits the Hessian where eigenvectors and
-axes agree, and delay costs it more where they do not (the paper's first toy landscape)."""
+This is the paper's first toy landscape. Adam scales the gradient by a diagonal matrix. That fits
+the Hessian if the eigenvectors are the axes. If they are not, delay costs Adam more."""
 
 import math
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 from matplotlib.axes import Axes
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from brx.config.schema import refuse
@@ -35,11 +36,14 @@ COMPARISONS: list[tuple[OptimizerName, bool]] = [
 
 
 class QuadraticSection(ToySection):
+    """Settings of everything that descends a quadratic."""
+
     target: float = Field(gt=0)  # the loss at which a run has converged
-    # The dominant one first
+    # The dominant one first.
     eigenvalues: list[Annotated[float, Field(gt=0)]] = Field(min_length=2, max_length=2)
 
     def check_loss(self, key: str, loss: float) -> None:
+        """Refuse a start whose loss is not above the target; `key` is the setting of the start."""
         refuse(
             loss <= self.target,
             f"{key}: the loss there, {loss:g}, must be above the target, {self.target:g}",
@@ -47,6 +51,8 @@ class QuadraticSection(ToySection):
 
 
 class QuadraticConfig(QuadraticSection):
+    """AdaSGD and Adam on the quadratic, aligned and misaligned, with delay and without."""
+
     beta1: float = Field(ge=0, lt=1)
     delay: int = Field(ge=1)  # tau of the delayed runs
     start: list[float] = Field(min_length=2, max_length=2)  # in coordinates of the eigenvectors
@@ -60,11 +66,14 @@ class QuadraticConfig(QuadraticSection):
         return self
 
     def degrees(self, aligned: bool) -> float:
+        """The angle between eigenvectors and coordinates."""
         return 0.0 if aligned else self.rotation_degrees
 
 
-def rotation(degrees: float) -> Array:  # eigenvectors (2, 2), as columns
-    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+def rotation(degrees: float) -> Array:
+    """The rotation matrix (2, 2) of an angle; its columns are the eigenvectors."""
+    cosine = math.cos(math.radians(degrees))
+    sine = math.sin(math.radians(degrees))
     return np.array([[cosine, -sine], [sine, cosine]])
 
 
@@ -90,8 +99,10 @@ def descend(
     one_size: bool = False,
     trace: list[State] | None = None,
 ) -> Array:
-    """How many updates each start needs to the target loss of its quadratic (A, S); infinite for
-    never."""
+    """Adam (or AdaSGD, with `one_size`) on A quadratics from S starts each.
+
+    Gives the number of updates that each start needs to reach the target loss (A, S); infinite if
+    it never does. A `trace` gets the state after every update."""
     adam = DelayedAdam(
         lambda points: np.einsum("aij,asj->asi", curvatures, points),
         config.lr,
@@ -101,148 +112,172 @@ def descend(
         one_size=one_size,
         trace=trace,
     )
-    return adam.updates_until(
-        lambda points: (
-            0.5 * np.einsum("asi,aij,asj->as", points, curvatures, points) <= config.target
-        ),
-        config.most_updates,
-    )
+
+    def is_at_target(points: Array) -> NDArray[np.bool_]:
+        losses: Array = 0.5 * np.einsum("asi,aij,asj->as", points, curvatures, points)
+        return losses <= config.target
+
+    return adam.updates_until(is_at_target, config.most_updates)
 
 
 class Case(NamedTuple):
-    """What a run on the quadratic is of; `aligned`: whether the eigenvectors are the axes."""
+    """One way to descend the quadratic."""
 
     optimizer: OptimizerName
-    aligned: bool
+    aligned: bool  # whether the eigenvectors are the axes
     delay: int
 
 
 class Trajectory(NamedTuple):
+    """The descent of one case, and its updates from other starts."""
+
     path: Array  # the points (T + 1, 2), in the coordinates in which the optimizer works
     along_dominant: Array  # each update's component along the dominant eigenvector (T,)
-    updates: (
-        Array  # to the target loss, from the start and from the others (1 + N,); infinite for never
-    )
+    # Updates to the target loss from the configured start and from N others (1 + N,); infinite if
+    # they never arrive.
+    updates: Array
 
 
 class QuadraticResult(NamedTuple):
+    """The descents of all cases."""
+
     config: QuadraticConfig
     runs: dict[Case, Trajectory]
 
     def slowdowns(self, optimizer: OptimizerName, aligned: bool) -> tuple[float, float]:
         """Updates with delay over updates without: from the configured start, and the median over
-        the others.
+        the other starts.
 
-        A run that never arrives is infinitely slow; where that without delay does not, NaN, or left
-        out of the others."""
-        plain, delayed = (
-            self.runs[Case(optimizer, aligned, delay)].updates for delay in (0, self.config.delay)
-        )
-        ratios = slowdown_ratios(plain, delayed)
-        others = ratios[1:][~np.isnan(ratios[1:])]
-        return float(ratios[0]), float(np.median(others)) if len(others) else math.nan
+        Infinite if only the delayed run never arrives. If the run without delay never arrives, the
+        first number is NaN; the median leaves such starts out."""
+        plain = self.runs[Case(optimizer, aligned, 0)].updates
+        delayed = self.runs[Case(optimizer, aligned, self.config.delay)].updates
+        first, *others = slowdown_ratios(plain, delayed)
+        known = [ratio for ratio in others if not math.isnan(ratio)]
+        return float(first), float(np.median(known)) if known else math.nan
 
     def numbers(self) -> dict[str, Any]:
-        """What is kept in a file; a slowdown of None: never, or unknown; `sign_changes`: the share
-        that turns back."""
-        runs, slowdowns = [], []
-        for case, run in self.runs.items():
-            signs = np.sign(run.along_dominant)
-            first, *others = kept(run.updates, None)
-            turns = signs[1:] != signs[:-1]
-            # None if it arrives at the first update.
-            sign_changes = round(float(turns.mean()), 4) if len(turns) else None
-            counted = {
-                "updates": first,
-                "sign_changes": sign_changes,
-                "updates_from_other_starts": others,
-            }
-            runs.append(case._asdict() | counted)
+        """The content of the JSON file. A slowdown of None is infinite or unknown."""
+        runs = [_numbers_of(case, run) for case, run in self.runs.items()]
+        slowdowns = []
         for optimizer, aligned in COMPARISONS:
-            ratios = kept(self.slowdowns(optimizer, aligned), 17)
-            names = ("optimizer", "aligned", "slowdown", "median_slowdown_from_other_starts")
-            slowdowns.append(dict(zip(names, (optimizer, aligned, *ratios), strict=True)))
+            first, median = kept(self.slowdowns(optimizer, aligned), 17)
+            slowdowns.append(
+                {
+                    "optimizer": optimizer,
+                    "aligned": aligned,
+                    "slowdown": first,
+                    "median_slowdown_from_other_starts": median,
+                }
+            )
         return {"config": self.config.model_dump(), "runs": runs, "slowdowns": slowdowns}
 
 
+def _numbers_of(case: Case, run: Trajectory) -> dict[str, Any]:
+    """A run's numbers in the file.
+
+    `sign_changes` is the share of updates that go the other way than the one before, along the
+    dominant eigenvector; None if there is only one update."""
+    signs = np.sign(run.along_dominant)
+    turns = signs[1:] != signs[:-1]
+    first, *others = kept(run.updates, None)
+    return case._asdict() | {
+        "updates": first,
+        "sign_changes": round(float(turns.mean()), 4) if len(turns) else None,
+        "updates_from_other_starts": others,
+    }
+
+
 def run_quadratic(config: QuadraticConfig) -> QuadraticResult:
+    """Descend the quadratic in all cases, from the configured start and from the others."""
     others = random_starts(config.seed, config.other_starts, math.hypot(*config.start))
     runs = {}
     for optimizer, aligned in COMPARISONS:
         basis = rotation(config.degrees(aligned))
-        curvature = quadratic_hessians(config.eigenvalues, [config.degrees(aligned)])
-        starts = np.array([config.start, *others]) @ basis.T
+        curvature = quadratic_hessians(config.eigenvalues, [config.degrees(aligned)])  # (1, 2, 2)
+        starts = np.array([config.start, *others]) @ basis.T  # (1 + N, 2)
         for delay in (0, config.delay):
             trace: list[State] = []
             updates = descend(
                 config, curvature, starts[None], config.beta1, delay, optimizer == "AdaSGD", trace
             )[0]
+            # The trace goes on until all starts have arrived; the path ends when the first has.
             last = int(min(updates[0], config.most_updates))
             path = np.stack([starts[0], *(state.point[0, 0] for state in trace[:last])])
-            runs[Case(optimizer, aligned, delay)] = Trajectory(
-                path, np.diff(path, axis=0) @ basis[:, 0], updates
-            )
+            along_dominant = np.diff(path, axis=0) @ basis[:, 0]
+            runs[Case(optimizer, aligned, delay)] = Trajectory(path, along_dominant, updates)
     return QuadraticResult(config, runs)
 
 
 def draw_quadratic(result: QuadraticResult, path: Path) -> list[Path]:
+    """Draw the aligned case (left) and the misaligned one, and save; gives the files written.
+
+    Top: the paths on the landscape. Bottom: Adam's updates along the dominant eigenvector.
+
+    Args:
+        result: of `run_quadratic`.
+        path: the figure's path without suffix.
+    """
     with new_figure(width=3.6, height=4.8, columns=2) as figure:
         panels = figure.subplots(2, 2, height_ratios=[3, 1.5])
         for column, aligned in enumerate((True, False)):
-            top, bottom = panels[0, column], panels[1, column]
-            shown = {case: run for case, run in result.runs.items() if case.aligned == aligned}
-            top.set_title(
-                "eigenbasis aligned with the axes" if aligned else "eigenbasis misaligned"
-            )
-            _draw_landscape(top, result, aligned)
-            for case, run in shown.items():
-                style = {
-                    "color": COLORS[case.optimizer],
-                    "linestyle": line_style(is_delayed=case.delay > 0),
-                }
-                label = (
-                    f"{case.optimizer}, {f'delay {case.delay}' if case.delay else 'no delay'}: "
-                    f"{_count(run)}"
-                )
-                top.plot(*run.path.T, **style, linewidth=1.0, marker="o", markersize=2, label=label)
-                if case.optimizer == "Adam":
-                    bottom.plot(range(1, len(run.path)), run.along_dominant, **style, linewidth=1.0)
-            top.plot(*run.path[0], marker="s", color="black", markersize=4)
-            top.set(xlabel="$w_1$", ylabel="$w_2$" if aligned else None)
-            top.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, fontsize=6)
-            bottom.axhline(0.0, color="black", linewidth=0.5)
-            bottom.set(
-                xlabel="update",
-                ylabel="Adam's update along\nthe dominant eigenvector" if aligned else None,
-            )
+            _draw_paths(panels[0, column], result, aligned)
+            _draw_updates(panels[1, column], result, aligned)
         panels[1, 0].sharey(panels[1, 1])
         panels[1, 0].sharex(panels[1, 1])
         return save(figure, path, _quadratic_caption(result))
 
 
+def _draw_paths(axes: Axes, result: QuadraticResult, aligned: bool) -> None:
+    axes.set_title("eigenbasis aligned with the axes" if aligned else "eigenbasis misaligned")
+    _draw_landscape(axes, result, aligned)
+    for case, run in _runs_where(result, aligned).items():
+        delay = f"delay {case.delay}" if case.delay else "no delay"
+        label = f"{case.optimizer}, {delay}: {_count(run)}"
+        axes.plot(*run.path.T, **_style(case), linewidth=1.0, marker="o", markersize=2, label=label)
+    axes.plot(*run.path[0], marker="s", color="black", markersize=4)
+    axes.set(xlabel="$w_1$", ylabel="$w_2$" if aligned else None)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, fontsize=6)
+
+
+def _draw_updates(axes: Axes, result: QuadraticResult, aligned: bool) -> None:
+    """Adam's updates along the dominant eigenvector."""
+    for case, run in _runs_where(result, aligned).items():
+        if case.optimizer == "Adam":
+            numbers = range(1, len(run.path))
+            axes.plot(numbers, run.along_dominant, **_style(case), linewidth=1.0)
+    axes.axhline(0.0, color="black", linewidth=0.5)
+    axes.set(
+        xlabel="update",
+        ylabel="Adam's update along\nthe dominant eigenvector" if aligned else None,
+    )
+
+
+def _runs_where(result: QuadraticResult, aligned: bool) -> dict[Case, Trajectory]:
+    return {case: run for case, run in result.runs.items() if case.aligned == aligned}
+
+
+def _style(case: Case) -> dict[str, Any]:
+    return {"color": COLORS[case.optimizer], "linestyle": line_style(is_delayed=case.delay > 0)}
+
+
 def _count(run: Trajectory) -> str:
+    """The updates from the configured start, as a text."""
     return f"{run.updates[0]:.0f} updates" if np.isfinite(run.updates[0]) else "never there"
 
 
 def _draw_landscape(axes: Axes, result: QuadraticResult, aligned: bool) -> None:
-    """Level lines around all the points, the one of the target loss thick."""
+    """Level lines around all the points; the level of the target loss is thick."""
     config = result.config
-    points = np.concatenate(
-        [run.path for case, run in result.runs.items() if case.aligned == aligned]
-    )
-    middle, half = (points.min(0) + points.max(0)) / 2, 0.55 * float(np.ptp(points, axis=0).max())
+    points = np.concatenate([run.path for run in _runs_where(result, aligned).values()])
+    middle = (points.min(0) + points.max(0)) / 2
+    half = 0.55 * float(np.ptp(points, axis=0).max())  # half the width of the square that is drawn
     x, y = (np.linspace(center - half, center + half, 200) for center in middle)
     (curvature,) = quadratic_hessians(config.eigenvalues, [config.degrees(aligned)])
     grid = np.stack(np.meshgrid(x, y), axis=-1)
     loss = 0.5 * np.einsum("abi,ij,abj->ab", grid, curvature, grid)
-    axes.contour(
-        x,
-        y,
-        loss,
-        levels=[config.target * 4.0**power for power in range(1, 7)],
-        colors="0.8",
-        linewidths=0.6,
-    )
+    levels = [config.target * 4.0**power for power in range(1, 7)]
+    axes.contour(x, y, loss, levels=levels, colors="0.8", linewidths=0.6)
     axes.contour(x, y, loss, levels=[config.target], colors="0.3", linewidths=1.0)
     axes.set_aspect("equal")
     axes.grid(visible=False)
@@ -260,15 +295,17 @@ def _quadratic_caption(result: QuadraticResult) -> str:
         " the same distance."
     ]
     for optimizer, aligned in COMPARISONS:
-        plain, delayed = (
-            _count(result.runs[Case(optimizer, aligned, delay)]) for delay in (0, config.delay)
-        )
-        slowdown, median = (
-            "unknown" if math.isnan(ratio) else f"{ratio:.2f}".replace("inf", "infinite")
-            for ratio in result.slowdowns(optimizer, aligned)
-        )
+        plain = _count(result.runs[Case(optimizer, aligned, 0)])
+        delayed = _count(result.runs[Case(optimizer, aligned, config.delay)])
+        slowdown, median = map(_ratio_text, result.slowdowns(optimizer, aligned))
         basis = "aligned" if aligned else "misaligned"
         lines.append(
             f"{optimizer}, {basis}: {plain}, with delay {delayed}, slowdown {slowdown} ({median})"
         )
     return "\n".join(lines)
+
+
+def _ratio_text(ratio: float) -> str:
+    if math.isnan(ratio):
+        return "unknown"
+    return "infinite" if math.isinf(ratio) else f"{ratio:.2f}"

@@ -1,8 +1,8 @@
-"""`brx toy`: one landscape by name, from its set-up to figure and numbers."""
+"""`brx toy`: runs one landscape by name, draws it and writes its numbers."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from brx.config.loading import PRESETS, load_yaml_as
 from brx.files import write_json
@@ -10,10 +10,19 @@ from brx.toy.angles import SweepConfig, draw_sweep, run_sweep
 from brx.toy.quadratic import QuadraticConfig, draw_quadratic, run_quadratic
 from brx.toy.spiral import SpiralConfig, draw_spiral, run_spiral
 
-TOYS: dict[str, tuple[type[Any], Callable[[Any], Any], Callable[[Any, Path], list[Path]]]] = {
-    "quadratic": (QuadraticConfig, run_quadratic, draw_quadratic),
-    "spiral": (SpiralConfig, run_spiral, draw_spiral),
-    "sweep": (SweepConfig, run_sweep, draw_sweep),  # the quadratic over angle and delay
+
+class Toy(NamedTuple):
+    """A landscape: the class of its settings, and how it is run and drawn."""
+
+    config: type[Any]
+    run: Callable[[Any], Any]  # from the settings to a result
+    draw: Callable[[Any, Path], list[Path]]  # a result, to a path without suffix
+
+
+TOYS: dict[str, Toy] = {
+    "quadratic": Toy(QuadraticConfig, run_quadratic, draw_quadratic),
+    "spiral": Toy(SpiralConfig, run_spiral, draw_spiral),
+    "sweep": Toy(SweepConfig, run_sweep, draw_sweep),  # the quadratic over angles and delays
 }
 
 
@@ -23,14 +32,21 @@ def run_toy(
     config: Path | None = None,
     numbers: Path | None = None,
 ) -> list[Path]:
-    """Run a landscape's descents, draw them, and keep their numbers.
+    """Run a landscape, draw it, and write its numbers; gives the files written.
 
-    Args: figure: the figure's path without suffix. config: a YAML file (default: the paper's
-    set-up). numbers: a JSON file for the numbers (default: none is written). Returns the files
-    written; UserError for a set-up that cannot be run."""
-    section, run, draw = TOYS[landscape]
-    result = run(load_yaml_as(config or PRESETS / "toy" / f"{landscape}.yaml", section))
-    written = draw(result, figure)
+    Args:
+        landscape: a name in `TOYS`.
+        figure: the figure's path without suffix.
+        config: a YAML file with settings; by default the paper's.
+        numbers: a JSON file for the numbers; by default none is written.
+
+    Raises:
+        UserError: the settings are invalid.
+    """
+    toy = TOYS[landscape]
+    settings = load_yaml_as(config or PRESETS / "toy" / f"{landscape}.yaml", toy.config)
+    result = toy.run(settings)
+    written = toy.draw(result, figure)
     if numbers is not None:
         numbers.parent.mkdir(parents=True, exist_ok=True)
         write_json(numbers, result.numbers())

@@ -1,7 +1,7 @@
-"""A spiral valley whose eigenvectors turn along the way: Adam, and a delay that begins somewhere.
+"""A spiral valley whose eigenvectors turn along the way: what a delay costs Adam at each place.
 
-Where the valley runs along an axis, the Hessian's eigenbasis is aligned with the coordinates. Half
-a right angle further it is misaligned (the paper's second toy landscape)."""
+This is the paper's second toy landscape. Where the valley runs along an axis, the Hessian's
+eigenbasis is aligned with the coordinates. 45 degrees further it is misaligned."""
 
 import math
 from pathlib import Path
@@ -30,58 +30,68 @@ class SpiralConfig(ToySection):
 
     beta1: float = Field(ge=0, lt=1)
     delay: int = Field(ge=1)  # tau, once it is introduced
-    interval_degrees: float = Field(gt=0)  # the angle to be travelled with and without delay
+    interval_degrees: float = Field(gt=0)  # the angle to be travelled with delay and without
     start_radius: float = Field(gt=0)  # the trajectory starts on the valley's floor at this radius,
     end_radius: float = Field(gt=0)  # and ends at this one, or after `most_updates`
-    # Iterations of the trajectory, drawn at random, at which the delay is introduced
+    # The delay is introduced at so many iterations of the trajectory, drawn at random.
     measurements: int = Field(ge=2)
     most_measured: int = Field(ge=1)  # updates after which a measurement gives up
 
     @property
     def first_measured(self) -> int:
-        """By then the second moment has forgotten its start."""
+        """The first iteration at which a delay may begin: the second moment no longer depends on
+        the start."""
         return round(2.0 / (1.0 - self.beta2))
 
     @model_validator(mode="after")
-    def _there_is_a_way(self) -> Self:
-        start, end, least, most = (
-            self.start_radius,
-            self.end_radius,
-            self.first_measured,
-            self.most_updates,
-        )
+    def _trajectory_is_possible(self) -> Self:
+        start = self.start_radius
+        end = self.end_radius
         refuse(end >= start, f"end_radius must be less than start_radius ({start}), got {end}")
+        least = self.first_measured
+        most = self.most_updates
         refuse(
             most < least, f"most_updates: must be at least {least} (2 / (1 - beta2)), got {most}"
         )
         return self
 
 
+class SpecialAngles(NamedTuple):
+    """Angles on the valley's floor, in degrees along the way."""
+
+    aligned: Array  # the dominant eigenvector lies on an axis
+    misaligned: Array  # it lies halfway between two axes
+
+
 class SpiralResult(NamedTuple):
-    """What was measured at N iterations; angles in degrees along the way (unwrapped), falling
-    towards the centre."""
+    """A trajectory without delay, and what a delay costs at N of its iterations.
+
+    Angles are in degrees along the way (unwrapped); they fall towards the centre."""
 
     config: SpiralConfig
     path: Array  # the trajectory without delay (T + 1, 2)
     angles: Array  # where the delay was introduced (N,)
-    plain: Array  # updates for the interval without delay (N,); infinite where it was not travelled
-    delayed: Array  # the same with delay
-    misalignments: Array  # there (N,)
-    # Angles of the valley's floor: the dominant eigenvector lies on an axis; halfway between axes.
-    special_angles: tuple[Array, Array]
+    # Updates for the interval (N,); infinite where the run gave up before its end.
+    plain: Array  # without delay
+    delayed: Array  # with delay
+    misalignments: Array  # at the same places (N,); see `misalignment`
+    special_angles: SpecialAngles
 
     @property
-    def slowdowns(self) -> Array:  # NaN where the interval was not travelled with delay or without
+    def slowdowns(self) -> Array:
+        """Updates with delay over updates without (N,); NaN where one of the runs gave up."""
         ratios = slowdown_ratios(self.plain, self.delayed)
         return np.where(np.isfinite(ratios), ratios, np.nan)
 
     @property
     def arrived(self) -> bool:
+        """Whether the trajectory without delay ends at the configured radius."""
         return bool(np.hypot(*self.path[-1]) <= self.config.end_radius)
 
     def correlation(self) -> tuple[float, float]:
-        """Spearman's, of misalignment and slowdown, with its p-value; NaN if there are not two
-        finished pairs."""
+        """Spearman's correlation of misalignment and slowdown, and its p-value.
+
+        Both are NaN if there are fewer than two slowdowns."""
         finished = np.isfinite(self.slowdowns)
         if finished.sum() < 2:
             return math.nan, math.nan
@@ -90,16 +100,16 @@ class SpiralResult(NamedTuple):
         correlation = spearmanr(self.misalignments[finished], self.slowdowns[finished])
         return float(correlation.statistic), float(correlation.pvalue)
 
-    def median_slowdown(
-        self, low: float, high: float
-    ) -> float | None:  # at misalignments between these
-        chosen = self.slowdowns[(self.misalignments >= low) & (self.misalignments <= high)]
+    def median_slowdown(self, low: float, high: float) -> float | None:
+        """The median over misalignments from `low` to `high`; None if there is no slowdown."""
+        is_inside = (self.misalignments >= low) & (self.misalignments <= high)
+        chosen = self.slowdowns[is_inside]
         return None if np.isnan(chosen).all() else float(np.nanmedian(chosen))
 
     def numbers(self) -> dict[str, Any]:
+        """The content of the JSON file."""
         correlation, p_value = self.correlation()
         way = angles_along(self.path)
-        aligned, misaligned = (kept(angles, 2) for angles in self.special_angles)
         return {
             "config": self.config.model_dump(),
             "updates": len(self.path) - 1,
@@ -109,8 +119,8 @@ class SpiralResult(NamedTuple):
             "p_value": None if math.isnan(p_value) else float(f"{p_value:.2g}"),
             "not_travelled_without_delay": int(np.isinf(self.plain).sum()),
             "not_travelled_with_delay": int(np.isinf(self.delayed).sum()),
-            "aligned_angles": aligned,
-            "misaligned_angles": misaligned,
+            "aligned_angles": kept(self.special_angles.aligned, 2),
+            "misaligned_angles": kept(self.special_angles.misaligned, 2),
             "angles": kept(self.angles, 3),
             "misalignments": kept(self.misalignments, 4),
             "updates_without_delay": kept(self.plain, None),
@@ -120,72 +130,102 @@ class SpiralResult(NamedTuple):
 
 def spiral(point: Tensor) -> Tensor:
     """f = r^2 + (20 sin(4 r - theta) + 1)^2 at a point (x, y)."""
-    radius, angle = torch.linalg.vector_norm(point), torch.atan2(point[1], point[0])
+    radius = torch.linalg.vector_norm(point)
+    angle = torch.atan2(point[1], point[0])
     value: Tensor = radius**2 + (20.0 * torch.sin(4.0 * radius - angle) + 1.0) ** 2
     return value
 
 
-def _radius_and_phase(points: Array) -> tuple[Array, Array]:  # r and 4 r - theta at points (N, 2)
+def _radius_and_phase(points: Array) -> tuple[Array, Array]:
+    """r and 4 r - theta at points (N, 2)."""
     x, y = points.T
     radius = np.hypot(x, y)
     return radius, 4.0 * radius - np.arctan2(y, x)
 
 
 def spiral_gradient(points: Array) -> Array:
-    """At points (N, 2): by hand, since a descent takes a hundred thousand of them."""
+    """The gradient of `spiral` at points (N, 2).
+
+    It is written out because a descent takes a hundred thousand gradients."""
     x, y = points.T
     radius, phase = _radius_and_phase(points)
     by_phase = 2.0 * (20.0 * np.sin(phase) + 1.0) * 20.0 * np.cos(phase)
-    by_radius, by_angle = 2.0 * radius + 4.0 * by_phase, -by_phase
+    by_radius = 2.0 * radius + 4.0 * by_phase
+    by_angle = -by_phase
     by_x = by_radius * x / radius - by_angle * y / radius**2
     by_y = by_radius * y / radius + by_angle * x / radius**2
     return np.stack([by_x, by_y], axis=1)
 
 
-def spiral_hessians(points: Array) -> Tensor:  # at points (N, 2): (N, 2, 2)
+def spiral_hessians(points: Array) -> Tensor:
+    """The Hessians of `spiral` (N, 2, 2) at points (N, 2)."""
     hessians: Tensor = vmap(hessian(spiral))(torch.from_numpy(points))
     return hessians
 
 
 def misalignment(hessians: Tensor) -> Array:
-    """sum |H_ij| of matrices (N, 2, 2) over its minimum over rotations, the sum of |eigenvalues|:
-    from 1 to 2."""
-    ratio: Array = (
-        hessians.abs().sum((-2, -1)) / torch.linalg.eigvalsh(hessians).abs().sum(-1)
-    ).numpy()
+    """sum |H_ij| of matrices (N, 2, 2), over its minimum over rotations.
+
+    The minimum is the sum of |eigenvalues|; the ratio lies between 1 and 2."""
+    norms = hessians.abs().sum((-2, -1))
+    smallest_norms = torch.linalg.eigvalsh(hessians).abs().sum(-1)
+    ratio: Array = (norms / smallest_norms).numpy()
     return ratio
 
 
-def floor_points(radii: Array) -> Array:  # (N, 2) at these radii
+def floor_points(radii: Array) -> Array:
+    """Points on the valley's floor (N, 2) at these radii (N,)."""
     angles = 4.0 * radii - PHASE_OF_FLOOR
     return np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1)
 
 
 def distance_from_floor(points: Array) -> Array:
-    """Signed and to first order, for points (N, 2) in the valley."""
+    """The signed distance of points (N, 2) from the valley's floor, to first order.
+
+    It is the deviation of the phase 4 r - theta, over the norm of the phase's gradient."""
     radius, phase = _radius_and_phase(points)
     return _wrapped(phase - PHASE_OF_FLOOR) / np.sqrt(16.0 + 1.0 / radius**2)
 
 
 def _wrapped(angle: Array) -> Array:
+    """The same angle between -pi and pi."""
     return (angle + math.pi) % (2.0 * math.pi) - math.pi
 
 
-def angles_along(path: Array) -> Array:  # angles of points (T, 2), unwrapped
-    unwrapped: Array = np.degrees(np.unwrap(np.arctan2(path[:, 1], path[:, 0])))
+def _angles_of(points: Array) -> Array:
+    """theta at points (N, 2), between -pi and pi."""
+    x, y = points.T
+    angles: Array = np.arctan2(y, x)
+    return angles
+
+
+def angles_along(path: Array) -> Array:
+    """The angles of points (T, 2) along a path, unwrapped, in degrees."""
+    unwrapped: Array = np.degrees(np.unwrap(_angles_of(path)))
     return unwrapped
 
 
 def adam_at(
     config: SpiralConfig, states: State, iterations: NDArray[np.int64], delay: int
 ) -> DelayedAdam:
-    """Adam at N iterations of a trajectory without delay (T + 1, 2), to go on from there with a
-    delay."""
+    """Adam that goes on with a delay from N iterations of a trajectory, from each one separately.
+
+    Args:
+        config: the optimizer's settings.
+        states: the states of a trajectory without delay, (T + 1, 2).
+        iterations: where to go on from (N,).
+        delay: tau from there on.
+    """
     recent = [states.point[np.maximum(0, iterations - age)] for age in range(delay, -1, -1)]
-    moments = states.exp_avg[iterations], states.exp_avg_sq[iterations]
-    step = iterations[:, None].astype(np.float64)
     return DelayedAdam(
-        spiral_gradient, config.lr, config.beta1, config.beta2, recent, *moments, step
+        spiral_gradient,
+        config.lr,
+        config.beta1,
+        config.beta2,
+        recent,
+        exp_avg=states.exp_avg[iterations],
+        exp_avg_sq=states.exp_avg_sq[iterations],
+        step=iterations[:, None].astype(np.float64),
     )
 
 
@@ -196,61 +236,87 @@ def run_spiral(config: SpiralConfig) -> SpiralResult:
     path = states.point
     candidates = np.arange(min(len(path) - 1, config.first_measured), len(path))
     count = min(config.measurements, len(candidates))
-    chosen = np.sort(
-        np.random.default_rng(config.seed).choice(candidates, size=count, replace=False)
-    )
-    plain, delayed = (
-        updates_for_interval(config, adam_at(config, states, chosen, delay))
-        for delay in (0, config.delay)
-    )
+    drawn = np.random.default_rng(config.seed).choice(candidates, size=count, replace=False)
+    chosen = np.sort(drawn)
+    plain = updates_for_interval(config, adam_at(config, states, chosen, 0))
+    delayed = updates_for_interval(config, adam_at(config, states, chosen, config.delay))
     angles = angles_along(path)
-    misalignments = misalignment(spiral_hessians(path[chosen]))
     return SpiralResult(
-        config, path, angles[chosen], plain, delayed, misalignments, special_angles(config, angles)
+        config=config,
+        path=path,
+        angles=angles[chosen],
+        plain=plain,
+        delayed=delayed,
+        misalignments=misalignment(spiral_hessians(path[chosen])),
+        special_angles=special_angles(config, angles),
     )
 
 
 def spiral_trajectory(config: SpiralConfig) -> State:
-    """Without delay, with the optimizer's state at each iteration t = 0 .. T; arrays (T + 1, 2)."""
+    """Descend without delay; gives the states at iterations t = 0 .. T, arrays (T + 1, 2)."""
     start = State(floor_points(np.array([config.start_radius])), np.zeros((1, 2)), np.zeros((1, 2)))
     adam = adam_at(config, start, np.array([0]), delay=0)
-    adam.trace = trace = [start]
+    trace = [start]
+    adam.trace = trace
     adam.updates_until(lambda points: np.hypot(*points.T) <= config.end_radius, config.most_updates)
-    return State(*(np.concatenate(values) for values in zip(*trace, strict=True)))
+    return State(
+        point=np.concatenate([state.point for state in trace]),
+        exp_avg=np.concatenate([state.exp_avg for state in trace]),
+        exp_avg_sq=np.concatenate([state.exp_avg_sq for state in trace]),
+    )
 
 
 def updates_for_interval(config: SpiralConfig, adam: DelayedAdam) -> Array:
-    """Updates until each point's angle has fallen by the interval (N,); infinite where it has not
-    in time."""
-    angle = np.arctan2(*adam.recent[-1].T[::-1])
-    turned = np.zeros(len(angle))
+    """Updates until each point's angle has fallen by the interval (N,).
+
+    Infinite for points that have not got so far after `most_measured` updates."""
+    angles = _angles_of(adam.recent[-1])
+    turned = np.zeros(len(angles))
 
     def has_arrived(points: Array) -> NDArray[np.bool_]:
-        nonlocal angle
-        before, angle = angle, np.arctan2(*points.T[::-1])
-        turned[:] += _wrapped(angle - before)
+        nonlocal angles
+        before = angles
+        angles = _angles_of(points)
+        turned[:] += _wrapped(angles - before)
         return turned <= -math.radians(config.interval_degrees)
 
     return adam.updates_until(has_arrived, config.most_measured)
 
 
-def special_angles(config: SpiralConfig, angles: Array) -> tuple[Array, Array]:
-    """Where on the floor, as far as the path goes, the dominant eigenvector is on an axis, and
-    half-way."""
+def special_angles(config: SpiralConfig, angles: Array) -> SpecialAngles:
+    """Where the eigenbasis is aligned or misaligned on the valley's floor.
+
+    Args:
+        config: the radii between which the floor is searched.
+        angles: the angles along the path, in degrees; only angles that the path reaches are given.
+    """
     points = floor_points(np.linspace(config.start_radius, config.end_radius, 4000))
     along_floor = angles_along(points)
     along_floor += angles[0] - along_floor[0]
     dominant = torch.linalg.eigh(spiral_hessians(points)).eigenvectors[:, :, -1].numpy()
-    # Four times the eigenvector's direction makes one turn from axis to axis, and does not see its
-    # sign.
-    turns = np.unwrap(4.0 * np.arctan2(dominant[:, 1], dominant[:, 0])) / (2.0 * math.pi)
-    inside = (along_floor >= angles.min()) & (along_floor <= angles.max())
-
-    aligned, misaligned = (np.diff(np.floor(turns - offset)) != 0 for offset in (0.0, 0.5))
-    return along_floor[1:][aligned & inside[1:]], along_floor[1:][misaligned & inside[1:]]
+    # Four times the eigenvector's direction makes one turn from axis to axis. The eigenvector's
+    # sign does not change it.
+    turns = np.unwrap(4.0 * _angles_of(dominant)) / (2.0 * math.pi)
+    is_reached = (along_floor >= angles.min()) & (along_floor <= angles.max())
+    # A whole number of turns is an axis, a half number lies halfway between two axes.
+    passes_axis = np.diff(np.floor(turns)) != 0
+    passes_halfway = np.diff(np.floor(turns - 0.5)) != 0
+    return SpecialAngles(
+        aligned=along_floor[1:][passes_axis & is_reached[1:]],
+        misaligned=along_floor[1:][passes_halfway & is_reached[1:]],
+    )
 
 
 def draw_spiral(result: SpiralResult, path: Path) -> list[Path]:
+    """Draw four panels and save the figure; gives the files written.
+
+    They are the trajectory, its oscillation across the valley, and the slowdown against the angle
+    and against the misalignment.
+
+    Args:
+        result: of `run_spiral`.
+        path: the figure's path without suffix.
+    """
     with new_figure(width=3.2, height=5.4, columns=2) as figure:
         (way, across), (along, against) = figure.subplots(2, 2)
         _draw_way(way, result)
@@ -272,15 +338,18 @@ def draw_spiral(result: SpiralResult, path: Path) -> list[Path]:
 
 
 def _draw_way(axes: Axes, result: SpiralResult) -> None:
-    x, y = result.path[:: max(1, len(result.path) // 20000)].T
+    """The trajectory on the valley's floor, with the special angles."""
+    shown = result.path[:: max(1, len(result.path) // 20000)]  # at most some 20,000 points
     floor = floor_points(np.linspace(result.config.start_radius, result.config.end_radius, 2000))
     axes.plot(*floor.T, color="0.85", linewidth=3.0, zorder=1)
-    axes.plot(x, y, color=COLORS["Adam"], linewidth=0.8, zorder=2, rasterized=True)
+    axes.plot(*shown.T, color=COLORS["Adam"], linewidth=0.8, zorder=2, rasterized=True)
     axes.plot(*result.path[0], marker="s", color="black", markersize=4)
-    along = angles_along(result.path)
+    first_angle = angles_along(result.path)[0]
     for angles, color in zip(result.special_angles, SPECIAL_COLORS, strict=True):
-        radii = result.config.start_radius + np.radians(angles - along[0]) / 4.0
-        points = np.stack([radii * np.cos(np.radians(angles)), radii * np.sin(np.radians(angles))])
+        # On the floor 4 r - theta is constant.
+        radii = result.config.start_radius + np.radians(angles - first_angle) / 4.0
+        radians = np.radians(angles)
+        points = np.stack([radii * np.cos(radians), radii * np.sin(radians)])
         axes.plot(*points, "o", color=color, markersize=4, zorder=3)
     axes.set(
         xlabel="x",
@@ -292,7 +361,8 @@ def _draw_way(axes: Axes, result: SpiralResult) -> None:
 
 
 def _magnify_oscillation(axes: Axes, result: SpiralResult, floor: Array) -> None:
-    distance = distance_from_floor(result.path)  # the inset is where this is largest
+    """An inset around the place where the trajectory is farthest from the floor (N, 2)."""
+    distance = distance_from_floor(result.path)
     center = result.path[int(np.argmax(distance))]
     # Show a little more than the largest distance.
     half = 1.3 * max(float(distance.max()), result.config.lr)
@@ -311,23 +381,27 @@ def _magnify_oscillation(axes: Axes, result: SpiralResult, floor: Array) -> None
 
 
 def _draw_oscillation_across(axes: Axes, result: SpiralResult) -> None:
-    """Root mean square distance from the floor in bins of two degrees, in steps."""
-    turned = angles_along(result.path)
-    bins = np.floor((turned[0] - turned) / 2.0).astype(int)
+    """The root mean square distance from the floor, in steps of lr; averaged over two degrees."""
+    angles = angles_along(result.path)
+    bins = np.floor((angles[0] - angles) / 2.0).astype(int)
     bins -= bins.min()
     counts = np.bincount(bins)
-    visited = counts >= 10
-    centers, squares = (
-        np.bincount(bins, weights=values)[visited] / counts[visited]
-        for values in (turned, distance_from_floor(result.path) ** 2)
+    visited = counts >= 10  # a bin of fewer points has no mean worth drawing
+
+    def mean_by_bin(values: Array) -> Array:
+        return np.bincount(bins, weights=values)[visited] / counts[visited]
+
+    oscillation = np.sqrt(mean_by_bin(distance_from_floor(result.path) ** 2))
+    axes.plot(
+        mean_by_bin(angles), oscillation / result.config.lr, color=COLORS["Adam"], linewidth=1.0
     )
-    axes.plot(centers, np.sqrt(squares) / result.config.lr, color=COLORS["Adam"], linewidth=1.0)
     _mark(axes, result)
     axes.set(ylabel="oscillation across the valley\n(r.m.s. distance, in steps of lr)")
 
 
 def _mark(axes: Axes, result: SpiralResult) -> None:
-    """Green lines at aligned angles, red ones at misaligned; the way is from left to right."""
+    """Green lines at aligned angles and red ones at misaligned angles, on an axis of angles along
+    which the trajectory runs from left to right."""
     for angles, color in zip(result.special_angles, SPECIAL_COLORS, strict=True):
         for angle in angles:
             axes.axvline(float(angle), color=color, linestyle=":", linewidth=1.0)
@@ -340,6 +414,9 @@ def _mark(axes: Axes, result: SpiralResult) -> None:
 def _spiral_caption(result: SpiralResult) -> str:
     config = result.config
     numbers = result.numbers()
+    end = "came to a stop on the way"
+    if result.arrived:
+        end = f"arrived at radius {config.end_radius:g}"
     lines = [
         f"Adam on r^2 + (20 sin(4 r - theta) + 1)^2, lr {config.lr:g}, beta1 {config.beta1:g}, "
         f"beta2 {config.beta2:g};"
@@ -350,12 +427,7 @@ def _spiral_caption(result: SpiralResult) -> str:
         " on the floor of the valley lies along an axis; red: half-way between axes.",
         f"trajectory without delay: from radius {config.start_radius:g}, {numbers['updates']:,} "
         f"updates,"
-        f" {numbers['turned_degrees']:g} degrees; "
-        + (
-            f"arrived at radius {config.end_radius:g}"
-            if result.arrived
-            else "came to a stop on the way"
-        ),
+        f" {numbers['turned_degrees']:g} degrees; {end}",
         f"aligned angles: {numbers['aligned_angles']}; misaligned angles: "
         f"{numbers['misaligned_angles']}",
         f"measurements that did not travel the angle in {config.most_measured:,} updates:"

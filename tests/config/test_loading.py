@@ -2,6 +2,7 @@
 what is right."""
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -182,6 +183,12 @@ def test_tilde_is_the_home_folder_in_every_path(tmp_path, monkeypatch):
     assert code_file(config.pipeline.delay.function) == tmp_path / "mine.py"
     (tmp_path / "mine.txt").write_text("text")
     assert token_folder(config.data).parent == tmp_path / "tokens"
+
+
+def test_own_classes_of_brx_have_no_file(monkeypatch):
+    # As `python -m brx` in the checkout has it.
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    assert code_file("brx.methods.causes:Lion") is None
 
 
 def test_home_that_nobody_knows_is_refused():

@@ -1,3 +1,5 @@
+"""Finished runs that all tests of curvature share."""
+
 import shutil
 from pathlib import Path
 
@@ -8,8 +10,8 @@ from tests.curvature.helpers import finished_run
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
-    """Two finished runs in four stages, pipedream with the delays of eight, and basis-rotation.
-    Read only."""
+    """Two finished runs in four stages: pipedream with the delays of eight stages, and
+    basis-rotation. Read only."""
     folder = tmp_path_factory.mktemp("runs")
     rotation = ("optimizer.method=basis-rotation", "optimizer.frequency=3")
     return {

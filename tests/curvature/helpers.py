@@ -20,17 +20,15 @@ KINDS = {
 
 
 def tiny_model(kind, dtype=torch.float64):
-    """A model of about a thousand parameters, its parameters away from their special initial
+    """A model of about a thousand parameters, parameters that are not at their special initial
     values, and a batch."""
     config = GPTConfig(blocks=2, width=4, heads=2, sequence_length=5, moe=KINDS[kind])
     model = whole_model(config, VOCABULARY, seed=0)
     generator = torch.Generator().manual_seed(1)
-    parameters = {
-        name: (parameter.detach() + 0.5 * torch.randn(parameter.shape, generator=generator)).to(
-            dtype
-        )
-        for name, parameter in model.named_parameters()
-    }
+    parameters = {}
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameters[name] = (parameter.detach() + 0.5 * noise).to(dtype)
     inputs, targets = torch.randint(VOCABULARY, (2, 3, 5), generator=generator)
     return model, parameters, (inputs, targets)
 
@@ -47,9 +45,10 @@ def unflat(vector, like):
 
 
 def full_hessian(model, parameters, batch):
-    """The Hessian (d, d), in forward mode over reverse mode. `torch.func.hessian` runs the backward
-    pass under `vmap`, where torch (2.13) differentiates layer norm's weight gradient wrongly: it is
-    not even symmetric."""
+    """The Hessian (d, d), in forward mode over reverse mode.
+
+    `torch.func.hessian` runs the backward pass under `vmap`, where torch 2.13 differentiates layer
+    norm's weight gradient wrongly: the matrix is not even symmetric."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < (2, 13) and any(isinstance(module, Mixture) for module in model.modules()):
         pytest.skip("torch.func's transforms of this torch hide the numbers of tokens by expert")
@@ -82,20 +81,23 @@ def finished_run(folder, name, *overrides):
 def norm_result(
     run, method, stages, iteration, space, num_parameters, norm, squares, covariance=None, **others
 ):
-    """A made-up measurement of a model with these sums of squared row norms by embedding, blocks
-    and head."""
+    """A made-up measurement.
+
+    `squares` are the sums of the squared row norms of embedding, blocks and head, and `covariance`
+    is theirs; `others` are further fields."""
     count = len(squares)
     names = ["embedding", *map(str, range(count - 2)), "head"]
     zero = [[0.0] * count] * count
-    sums = [[1.0] * count, list(squares)]
     groups = Groups(
-        names=names, num_rows=[1] * count, sums=sums, covariances=[zero, covariance or zero]
+        names=names,
+        num_rows=[1] * count,
+        sums=[[1.0] * count, list(squares)],
+        covariances=[zero, covariance or zero],
     )
-    settings = {"vectors": 5, "batches_per_vector": 2, "basis_batches": 7}
     content = {
         "standard_error": 0.0,
         "below_resolution": 0.0,
-        "settings": settings,
+        "settings": {"vectors": 5, "batches_per_vector": 2, "basis_batches": 7},
         "tokens": 64,
     } | others
     return NormResult(

@@ -1,11 +1,14 @@
-"""Norms: the estimators against exact ones; a measurement resumes to the same numbers, and refuses
-what it cannot."""
+"""Norms: estimates against exact ones; a stopped measurement continues to the same numbers; what
+cannot be measured is refused."""
 
+import io
 import json
 import math
 import os
 import shutil
 import signal
+from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,18 +56,27 @@ def total(sums, power=1):
     return grouped.sums[power - 1, 0], grouped.covariance(power)[0, 0] ** 0.5
 
 
-def test_random_symmetric_matrix():
+@pytest.fixture(scope="module")
+def random_matrix():
+    """The scales of a random symmetric matrix's rows, and estimates of their sums in two
+    tensors."""
     matrix, products = random_products(60, 500)
-    scales = matrix.abs().sum(dim=1)
-    sums = estimate(products, [20, 40])
-    for power in (1, 2):
-        found, error = total(sums, power)
-        assert error < 0.2 * found
-        assert abs(found - (scales**power).sum().item()) < 3 * error
+    return matrix.abs().sum(dim=1), estimate(products, [20, 40])
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_sum_of_powers_is_within_its_error(random_matrix, power):
+    scales, sums = random_matrix
+    found, error = total(sums, power)
+    assert abs(found - (scales**power).sum().item()) < 3 * error
+    assert error < 0.2 * found
+
+
+def test_sums_of_tensors_are_within_their_errors(random_matrix):
+    scales, sums = random_matrix
     errors = np.diag(sums.covariance(1)) ** 0.5
-    assert (
-        abs(sums.sums[0] - [scales[:20].sum().item(), scales[20:].sum().item()]) < 3 * errors
-    ).all()
+    expected = [scales[:20].sum().item(), scales[20:].sum().item()]
+    assert (abs(sums.sums[0] - expected) < 3 * errors).all()
 
 
 def test_intervals_cover_as_often_as_they_say():
@@ -76,7 +88,7 @@ def test_intervals_cover_as_often_as_they_say():
     assert 90 <= covered <= 99
 
 
-def test_the_mean_of_the_geometric_estimate_is_the_scale_in_few_vectors():
+def test_mean_of_few_vectors_is_the_scale():
     # Independent rows of scale 2: the mean over rows is the estimator's expectation.
     like = {"rows": torch.zeros(400_000, dtype=torch.float64)}
     found = GeometricEstimate([400_000], torch.float64)
@@ -87,43 +99,74 @@ def test_the_mean_of_the_geometric_estimate_is_the_scale_in_few_vectors():
     assert sums[1] == pytest.approx(4, rel=0.03)
 
 
-def test_rows_that_are_sometimes_zero_count_with_their_share():
+@pytest.fixture(scope="module")
+def with_zeros():
+    """An estimate for three rows of scale 1: always zero, zero in three of four products, never
+    zero."""
     like = {"rows": torch.zeros(3, dtype=torch.float64)}
     found = GeometricEstimate([3], torch.float64)
     for number in range(2000):
         product = cauchy_vector(like, 0, number)["rows"]
         product[0] = 0.0
-        product[1] *= number % 4 == 0
+        if number % 4:
+            product[1] = 0.0
         found.add(product)
-    never, sometimes, always = found.scales(1).tolist()
+    return found
+
+
+def test_row_counts_with_its_share_of_products(with_zeros):
+    never, sometimes, always = with_zeros.scales(1).tolist()
     assert never == 0.0
     assert sometimes == pytest.approx(0.25, rel=0.2)
     assert always == pytest.approx(1.0, rel=0.1)
-    assert np.isfinite(found.sums(["rows"]).deviations).all()
 
 
-def test_the_extrapolated_norm_is_that_without_the_batches_noise():
-    """Of entries whose mean size is 3 + 2 / sqrt(b) over b batches, here 4 and half of them."""
-    result = norm_result(
-        "r", "m", 1, 1, "original", 1, 3 + 2 / 2, [1.0] * 4, norm_of_half=3 + 2 / math.sqrt(2)
+def test_zero_rows_leave_finite_deviations(with_zeros):
+    assert np.isfinite(with_zeros.sums(["rows"]).deviations).all()
+
+
+def sampled(norm_of_half):
+    """A result whose norm from b = 4 batches is 3 + 2 / sqrt(b)."""
+    return norm_result(
+        "r", "m", 1, 1, "original", 1, 3 + 2 / 2, [1.0] * 4, norm_of_half=norm_of_half
     )
+
+
+def test_extrapolated_norm_is_without_noise():
+    result = sampled(norm_of_half=3 + 2 / math.sqrt(2))
     assert result.norms == pytest.approx([4, 3 + math.sqrt(2), 3])
-    assert result.model_copy(update={"norm_of_half": 9.0}).norms[2] == 0
 
 
-def test_cauchy_vectors_depend_on_seed_and_number_and_not_on_precision():
-    like = {
-        "a": torch.zeros(1000, dtype=torch.float64),
-        "b": torch.zeros(5, 4, dtype=torch.float64),
-    }
-    one = cauchy_vector(like, 0, 3)
-    assert [
-        torch.equal(one["a"], cauchy_vector(like, *at)["a"]) for at in ((0, 3), (0, 4), (1, 3))
-    ] == [1, 0, 0]
-    assert torch.equal(cauchy_vector({"a": like["a"].float()}, 0, 3)["a"], one["a"].float())
-    assert one["a"].abs().median().item() == pytest.approx(1, rel=0.15)
-    product = torch.tensor([1e8, 1.0, 20.0, 0.0])
-    assert (below_resolution(product), below_resolution(product.double())) == (0.25, 0.0)
+def test_extrapolated_norm_is_not_negative():
+    assert sampled(norm_of_half=9.0).norms[2] == 0
+
+
+LIKE = {"a": torch.zeros(1000, dtype=torch.float64), "b": torch.zeros(5, 4, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize(
+    ("seed", "number", "is_equal"), [(0, 3, True), (0, 4, False), (1, 3, False)]
+)
+def test_cauchy_vector_depends_on_both_numbers(seed, number, is_equal):
+    one = cauchy_vector(LIKE, 0, 3)["a"]
+    assert torch.equal(one, cauchy_vector(LIKE, seed, number)["a"]) == is_equal
+
+
+def test_cauchy_vector_is_rounded_to_the_precision():
+    one = cauchy_vector(LIKE, 0, 3)["a"]
+    assert torch.equal(cauchy_vector({"a": LIKE["a"].float()}, 0, 3)["a"], one.float())
+
+
+def test_cauchy_vector_is_standard():
+    # The median of |X| is the scale.
+    one = cauchy_vector(LIKE, 0, 3)["a"]
+    assert one.abs().median().item() == pytest.approx(1, rel=0.15)
+
+
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 0.25), (torch.float64, 0.0)])
+def test_rows_below_the_resolution(dtype, share):
+    product = torch.tensor([1e8, 1.0, 20.0, 0.0], dtype=dtype)
+    assert below_resolution(product) == share
 
 
 SETTINGS = NormSettings(vectors=5, batches_per_vector=2)
@@ -142,43 +185,78 @@ def norm_of(products):
     """The sum of the rows' scales by a naive estimator, from |H z| (n, d)."""
     seen = (products > 0).sum(dim=0)
     mean_log = torch.where(products > 0, products.log(), 0.0).sum(dim=0) / seen.clamp(min=1)
-    corrected = (
-        mean_log.exp()
-        * torch.cos(torch.pi / (2 * seen.clamp(min=1))) ** seen
-        * seen
-        / len(products)
-    )
+    correction = torch.cos(torch.pi / (2 * seen.clamp(min=1))) ** seen
+    corrected = mean_log.exp() * correction * seen / len(products)
     return torch.where(seen > 1, corrected, 0.0).sum().item()
 
 
-@pytest.mark.parametrize(("space", "precision"), [("original", "fp64"), ("rotated", "fp32")])
-def test_result_is_the_estimate_over_the_products_of_one_sample_and_of_its_halves(
-    run, space, precision
-):
+def sizes_of_products(checkpoint, bases, numbers):
+    """|H z| (n, d) of the first five vectors, with the Hessian of these batches."""
+    batches = list(checkpoint.batches(numbers))
+    rows = []
+    for number in range(5):
+        vector = to_weights(bases, cauchy_vector(checkpoint.parameters, 0, number))
+        product = mean_product(checkpoint.model, checkpoint.parameters, batches, vector, "")
+        rows.append(flat(from_weights(bases, product)).double().abs())
+    return torch.stack(rows)
+
+
+@pytest.fixture(scope="module", params=[("original", "fp64"), ("rotated", "fp32")], ids=str)
+def measurement(request, runs, tmp_path_factory):
+    """A result from a sample of four batches, its checkpoint with the bases of these coordinates,
+    and the folder with its file. Read only."""
+    space, precision = request.param
+    run = Path(shutil.copytree(runs["basis-rotation"], tmp_path_factory.mktemp("one") / "run"))
     result = measure(run, space, settings(precision=precision, batches_per_vector=4))
     checkpoint = load_checkpoint(run, dtype=norm_measurement.DTYPES[precision])
     bases = checkpoint.bases if space == "rotated" else {}
+    return result, replace(checkpoint, bases=bases), run
 
-    def products(numbers):
-        """With the Hessian of these batches, the same for all vectors."""
-        batches, rows = list(checkpoint.batches(numbers)), []
-        for number in range(5):
-            vector = to_weights(bases, cauchy_vector(checkpoint.parameters, 0, number))
-            product = mean_product(checkpoint.model, checkpoint.parameters, batches, vector, "")
-            rows.append(flat(from_weights(bases, product)).double().abs())
-        return torch.stack(rows)
 
-    assert result.norm == pytest.approx(norm_of(products(range(1, 5))), rel=1e-4)
-    halves = [norm_of(products(numbers)) for numbers in (range(1, 3), range(3, 5))]
-    assert result.norm_of_half == pytest.approx(sum(halves) / 2, rel=1e-4)
-    assert result.tokens == 4 * 2 * 16
-    assert result.interval[0] < result.normalized < result.interval[1]
-    assert sum(result.blocks.sums[0]) == pytest.approx(result.norm, rel=1e-5)
-    assert sum(result.kinds.num_rows) == checkpoint.num_parameters == result.num_parameters
-    assert results_of(run) == {space: result}
-    assert [path.name for path in (run / "analysis").iterdir()] == [
-        f"hessian-norm-{space}-00000030-4-batches.json"
+def test_norm_is_the_naive_estimate(measurement):
+    result, checkpoint, _ = measurement
+    expected = norm_of(sizes_of_products(checkpoint, checkpoint.bases, range(1, 5)))
+    assert result.norm == pytest.approx(expected, rel=1e-4)
+
+
+def test_norm_of_half_is_the_mean_of_both(measurement):
+    result, checkpoint, _ = measurement
+    halves = [
+        norm_of(sizes_of_products(checkpoint, checkpoint.bases, numbers))
+        for numbers in (range(1, 3), range(3, 5))
     ]
+    assert result.norm_of_half == pytest.approx(sum(halves) / 2, rel=1e-4)
+
+
+def test_result_counts_the_tokens_of_the_sample(measurement):
+    result, _, _ = measurement
+    assert result.tokens == 4 * 2 * 16
+
+
+def test_interval_contains_the_norm(measurement):
+    result, _, _ = measurement
+    assert result.interval[0] < result.normalized < result.interval[1]
+
+
+def test_blocks_add_up_to_the_norm(measurement):
+    result, _, _ = measurement
+    assert sum(result.blocks.sums[0]) == pytest.approx(result.norm, rel=1e-5)
+
+
+def test_kinds_add_up_to_all_parameters(measurement):
+    result, checkpoint, _ = measurement
+    assert sum(result.kinds.num_rows) == checkpoint.num_parameters == result.num_parameters
+
+
+def test_unusual_sample_has_its_own_file(measurement):
+    result, _, run = measurement
+    (file,) = (run / "analysis").iterdir()
+    assert file.name == f"hessian-norm-{result.space}-00000030-4-batches.json"
+
+
+def test_result_is_read_from_its_file(measurement):
+    result, _, run = measurement
+    assert results_of(run) == {result.space: result}
 
 
 def test_larger_sample_leaves_the_usual_one(run):
@@ -200,19 +278,20 @@ def test_largest_sample_of_all_spaces_counts(run):
     assert set(chosen) == {"original", "rotated"}
 
 
-@pytest.mark.parametrize(
-    ("fault", "code", "told", "again"),
-    [
-        (signal.SIGINT, 130, "stopped after 4 of 5 vectors; the same command continues", [4]),
-        (RunError("stopped here"), 1, "stopped here", [3, 4]),
-    ],
-)
-def test_stopped_and_continued_gives_the_same_numbers(
-    run, monkeypatch, capsys, fault, code, told, again
-):
+INTERRUPT = (signal.SIGINT, 130)
+FAILURE = (RunError("stopped here"), 1)
+
+
+@pytest.fixture
+def stopped(run, request, monkeypatch, capsys):
+    """A measurement that was stopped at its fourth product: the command, the printed error, the
+    numbers of all products computed (a list that goes on growing), and the result it should
+    have."""
+    fault, code = request.param
     expected = measure(run, "original")
     shutil.rmtree(run / "analysis")
-    usual, calls = norm_measurement.vector_product, []
+    usual = norm_measurement.vector_product
+    calls = []
 
     def product(checkpoint, settings, number):
         calls.append(number)
@@ -225,13 +304,43 @@ def test_stopped_and_continued_gives_the_same_numbers(
     monkeypatch.setattr(norm_measurement, "vector_product", product)
     if isinstance(fault, Exception):  # an interrupt saves by itself
         monkeypatch.setattr(norm_measurement, "SAVE_EVERY_S", 0.0)
-    arguments = ["hessian-norm", str(run), "--original", *QUICK]
-    assert main(arguments) == code
-    assert told in capsys.readouterr().err
+    command = ["hessian-norm", str(run), "--original", *QUICK]
+    assert main(command) == code
+    return command, capsys.readouterr().err, calls, expected
+
+
+@pytest.mark.parametrize(
+    ("stopped", "told"),
+    [
+        (INTERRUPT, "stopped after 4 of 5 vectors; the same command continues"),
+        (FAILURE, "stopped here"),
+    ],
+    indirect=["stopped"],
+)
+def test_stopped_measurement_says_so(stopped, told):
+    _, printed, _, _ = stopped
+    assert told in printed
+
+
+@pytest.mark.parametrize("stopped", [INTERRUPT, FAILURE], indirect=True)
+def test_stopped_measurement_has_no_result(stopped, run):
     assert results_of(run) == {}
-    assert main(arguments) == 0
+
+
+@pytest.mark.parametrize("stopped", [INTERRUPT, FAILURE], indirect=True)
+def test_continued_measurement_has_the_same_numbers(stopped, run):
+    command, _, _, expected = stopped
+    assert main(command) == 0
     assert results_of(run) == {"original": expected}
-    assert calls == [0, 1, 2, 3, *again]  # what was saved is not done again
+
+
+@pytest.mark.parametrize(
+    ("stopped", "again"), [(INTERRUPT, [4]), (FAILURE, [3, 4])], indirect=["stopped"]
+)
+def test_saved_products_are_not_computed_again(stopped, again):
+    command, _, calls, _ = stopped
+    assert main(command) == 0
+    assert calls == [0, 1, 2, 3, *again]
 
 
 @pytest.mark.slow
@@ -241,84 +350,159 @@ def test_several_processes_give_the_same_numbers(run):
     assert found == measure(run, "original")
 
 
-def test_a_basis_may_be_borrowed_or_estimated(runs, tmp_path):
-    run = Path(shutil.copytree(runs["pipedream"], tmp_path / "run"))
-    borrowed = measure(run, "rotated", settings(basis_from=str(runs["basis-rotation"])))
-    estimated = measure(run, "rotated", settings(basis_batches=4))
+# Bases that are not the checkpoint's own.
+
+
+@pytest.fixture(scope="module")
+def without_basis(runs, tmp_path_factory):
+    """A copy of the pipedream run, which has no basis, to write results into."""
+    return Path(shutil.copytree(runs["pipedream"], tmp_path_factory.mktemp("other") / "run"))
+
+
+@pytest.fixture(scope="module")
+def estimated(without_basis):
+    """Its norm with an estimated basis."""
+    return measure(without_basis, "rotated", settings(basis_batches=4))
+
+
+def test_borrowed_basis_gives_another_norm(without_basis, estimated, runs):
+    borrowed = measure(without_basis, "rotated", settings(basis_from=str(runs["basis-rotation"])))
     assert borrowed.norm != estimated.norm
-    assert (estimated.num_stages, estimated.num_own_stages) == (
-        8,
-        4,
-    )  # P belongs to the pipeline whose delays it has
-    assert list(breakdown_table(estimated, "stage")["stage"]) == [
-        "stage 0",
-        "stage 1",
-        "stage 2",
-        "stage 3",
-    ]
-    checkpoint, lender = load_checkpoint(run), load_checkpoint(runs["basis-rotation"], 14)
-    assert checkpoint.bases == {}
-    assert lender.path == list_checkpoints(runs["basis-rotation"])[1]
-    for bases in (fit_bases(checkpoint, 4), lender.bases):
-        assert len(bases) == 6 * 4
-        for name, basis in bases.items():
-            assert (len(basis.left), len(basis.right)) == checkpoint.parameters[name].shape
-            for side in (basis.left, basis.right):
-                torch.testing.assert_close(side.T @ side, torch.eye(len(side)), atol=1e-5, rtol=0)
 
 
-def test_without_a_choice_both_coordinates_are_measured_where_a_run_has_a_basis(
-    run, runs, tmp_path, capsys
-):
-    other = shutil.copytree(runs["pipedream"], tmp_path / "other")
-    assert (
-        main(["hessian-norm", str(run), str(other), *QUICK, "--format", "markdown", "--by", "kind"])
-        == 0
-    )
-    text = capsys.readouterr().out
-    assert [
-        text.count(what) for what in ("| original |", "| rotated, own basis |", "attention.query")
-    ] == [2, 1, 3]
+def test_depth_is_of_the_delays(estimated):
+    # Four stages with the delays of eight.
+    assert (estimated.num_stages, estimated.num_own_stages) == (8, 4)
 
 
-def test_an_unfinished_runs_checkpoints_are_named_and_must_be_there(run):
+def test_breakdown_is_by_own_stages(estimated):
+    assert list(breakdown_table(estimated, "stage")["stage"]) == [f"stage {k}" for k in range(4)]
+
+
+def test_adamw_has_no_basis(runs):
+    assert load_checkpoint(runs["pipedream"]).bases == {}
+
+
+def test_checkpoint_is_chosen_by_its_iteration(runs):
+    run = runs["basis-rotation"]
+    assert load_checkpoint(run, 14).path == list_checkpoints(run)[1]
+
+
+@pytest.mark.parametrize("source", ["estimated", "kept"])
+def test_bases_are_orthogonal(runs, source):
+    checkpoint = load_checkpoint(runs["pipedream"])
+    bases = fit_bases(checkpoint, 4)
+    if source == "kept":
+        bases = load_checkpoint(runs["basis-rotation"], 14).bases
+    assert len(bases) == 6 * 4
+    for name, basis in bases.items():
+        assert (len(basis.left), len(basis.right)) == checkpoint.parameters[name].shape
+        for side in (basis.left, basis.right):
+            torch.testing.assert_close(side.T @ side, torch.eye(len(side)), atol=1e-5, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def printed(runs, tmp_path_factory):
+    """What the command prints about both runs by kind of parameter, without a choice of
+    coordinates."""
+    folder = tmp_path_factory.mktemp("both")
+    copies = [shutil.copytree(run, folder / name) for name, run in runs.items()]
+    output = io.StringIO()
+    with redirect_stdout(output):
+        arguments = ["hessian-norm", *map(str, copies), *QUICK, "--format", "markdown"]
+        assert main([*arguments, "--by", "kind"]) == 0
+    return output.getvalue()
+
+
+def test_every_run_has_original_coordinates(printed):
+    assert printed.count("| original |") == 2
+
+
+def test_run_with_a_basis_has_rotated_coordinates(printed):
+    assert printed.count("| rotated, own basis |") == 1
+
+
+def test_every_measurement_is_broken_down(printed):
+    assert printed.count("attention.query") == 3
+
+
+# Checkpoints that cannot be measured.
+
+
+def set_status(run, status):
     summary = json.loads((run / "summary.json").read_text())
-    told = {
-        "diverged": r"diverged \(iteration 30 of 30\); ",
-        "interrupted": r"not finished .*finish it with .* or ",
-    }
-    for status, expected in told.items():
-        (run / "summary.json").write_text(json.dumps(summary | {"status": status}))
-        with pytest.raises(
-            UserError, match=f"{expected}name a checkpoint with --checkpoint: 7, 14"
-        ):
-            measure(run, "original")
+    (run / "summary.json").write_text(json.dumps(summary | {"status": status}))
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ("diverged", r"diverged \(iteration 30 of 30\); "),
+        ("interrupted", r"not finished .*finish it with .* or "),
+    ],
+)
+def test_unfinished_run_needs_a_named_checkpoint(run, status, told):
+    set_status(run, status)
+    with pytest.raises(UserError, match=f"{told}name a checkpoint with --checkpoint: 7, 14"):
+        measure(run, "original")
+
+
+def test_unfinished_run_is_measured_where_named(run):
+    set_status(run, "interrupted")
     assert measure(run, "original", iteration=14).iteration == 14
+
+
+def test_run_without_checkpoints_is_refused(run):
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(UserError, match="has no checkpoint"):
         measure(run, "original")
 
 
-def test_checkpoint_of_another_model_or_without_a_basis(run, runs):
-    for without, of_run in (
-        (runs["pipedream"], settings()),
-        (run, settings(basis_from=str(runs["pipedream"]))),
-    ):
-        with pytest.raises(UserError, match=r"has no basis .* give --basis-from"):
-            measure(without, "rotated", of_run)
+def test_rotated_norm_needs_a_basis(runs):
+    with pytest.raises(UserError, match=r"has no basis .* give --basis-from"):
+        measure(runs["pipedream"], "rotated")
+
+
+def test_lender_needs_a_basis(runs):
+    lender = settings(basis_from=str(runs["pipedream"]))
+    with pytest.raises(UserError, match=r"has no basis .* give --basis-from"):
+        measure(runs["basis-rotation"], "rotated", lender)
+
+
+@pytest.fixture
+def wider(run):
+    """A run whose configuration has a wider model than its checkpoints."""
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("width: 8", "width: 16"))
-    with pytest.raises(
-        UserError, match=r"model: blocks.0.attention.key.weight is \(8, 8\) in it and \(16, 16\)"
-    ):
-        measure(run, "original")
+    return run
+
+
+def test_checkpoint_of_another_model_is_refused(wider):
+    refusal = r"model: blocks.0.attention.key.weight is \(8, 8\) in it and \(16, 16\)"
+    with pytest.raises(UserError, match=refusal):
+        measure(wider, "original")
+
+
+def test_lender_of_another_model_is_refused(wider, runs):
     with pytest.raises(UserError, match="another model"):
-        measure(runs["pipedream"], "rotated", settings(basis_from=str(run)))
+        measure(runs["pipedream"], "rotated", settings(basis_from=str(wider)))
 
 
-def test_a_folder_of_runs_stands_for_the_runs_in_it(runs, tmp_path):
-    one, other = runs["basis-rotation"], runs["pipedream"]
-    checkpoint = next((one / "checkpoints").iterdir())
-    assert runs_in_place([one.parent, checkpoint, other]) == [one, other, checkpoint, other]
+# Runs in folders.
+
+
+def test_folder_stands_for_its_runs(runs):
+    one = runs["basis-rotation"]
+    other = runs["pipedream"]
+    assert runs_in_place([one.parent]) == [one, other]
+
+
+def test_checkpoints_stay_in_place(runs):
+    run = runs["basis-rotation"]
+    checkpoint = next((run / "checkpoints").iterdir())
+    assert runs_in_place([checkpoint, run]) == [checkpoint, run]
+
+
+def test_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(UserError, match="no run with losses"):
         runs_in_place([tmp_path])

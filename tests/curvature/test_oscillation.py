@@ -1,6 +1,7 @@
 """Power iteration against eigh, and the tracked updates against the run's own checkpoints."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,48 +18,90 @@ def product_with(matrix):
     return lambda vector: {"x": matrix @ vector["x"]}
 
 
-@pytest.mark.parametrize("largest", [10.0, -10.0])
-def test_dominant_eigenvector_is_that_of_eigh(largest):
+@pytest.fixture(params=[10.0, -10.0], ids=["positive", "negative"])
+def problem(request):
+    """A symmetric matrix, its dominant eigenvalue and eigenvector, and a start."""
     generator = torch.Generator().manual_seed(0)
     basis = torch.linalg.qr(torch.randn(20, 20, generator=generator, dtype=torch.float64)).Q
     values = torch.linspace(-5, 5, 20, dtype=torch.float64)
-    values[7] = largest
+    values[7] = request.param
     matrix = basis @ torch.diag(values) @ basis.T
     start = {"x": torch.randn(20, generator=generator, dtype=torch.float64)}
-    value, vector, residual, num_iterations = oscillation.dominant_eigenvector(
+    return matrix, request.param, basis[:, 7], start
+
+
+def test_dominant_eigenvector_is_found(problem):
+    matrix, value, vector, start = problem
+    found = oscillation.dominant_eigenvector(product_with(matrix), start, 1e-6, 1000)
+    assert found.value == pytest.approx(value)
+    assert abs(found.vector["x"] @ vector).item() == pytest.approx(1)
+
+
+def test_residual_is_the_actual_one(problem):
+    matrix, _, _, start = problem
+    value, vector, residual, _ = oscillation.dominant_eigenvector(
         product_with(matrix), start, 1e-6, 1000
     )
-    assert value == pytest.approx(largest)
-    assert abs(vector["x"] @ basis[:, 7]).item() == pytest.approx(1)
     actual = (matrix @ vector["x"] - value * vector["x"]).norm() / abs(value)
-    assert residual <= 1e-6
     assert residual == pytest.approx(actual.item(), abs=1e-7)
-    assert num_iterations < 100
-    # It stops at its limit, and refuses a Hessian of zero.
-    assert oscillation.dominant_eigenvector(product_with(matrix), start, 1e-12, 5)[3] == 5
+
+
+def test_power_iteration_stops_at_its_tolerance(problem):
+    matrix, _, _, start = problem
+    found = oscillation.dominant_eigenvector(product_with(matrix), start, 1e-6, 1000)
+    assert found.residual <= 1e-6
+    assert found.num_iterations < 100
+
+
+def test_power_iteration_stops_at_its_limit(problem):
+    matrix, _, _, start = problem
+    found = oscillation.dominant_eigenvector(product_with(matrix), start, 1e-12, 5)
+    assert found.num_iterations == 5
+
+
+def test_hessian_of_zero_has_no_dominant_direction():
+    zero = product_with(torch.zeros(3, 3))
     with pytest.raises(RunError, match="no dominant direction"):
-        oscillation.dominant_eigenvector(
-            product_with(torch.zeros(3, 3)), {"x": torch.ones(3)}, 1e-3, 10
-        )
+        oscillation.dominant_eigenvector(zero, {"x": torch.ones(3)}, 1e-3, 10)
+
+
+@pytest.fixture
+def directions(runs):
+    """Two orthogonal directions of norm 1."""
+    parameters = load_checkpoint(runs["pipedream"], 14).parameters
+    vector = flat(random_like(parameters, 1))
+    one = unflat(vector / vector.norm(), parameters)
+    return one, oscillation.orthogonal_to(one, random_like(parameters, 2))
+
+
+def test_second_direction_is_orthogonal(directions):
+    one, other = map(flat, directions)
+    assert (one @ other).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_second_direction_has_norm_one(directions):
+    _, other = directions
+    assert flat(other).norm().item() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("method", ["pipedream", "basis-rotation"])
-def test_tracked_updates_are_those_of_the_run(runs, method):
-    before, after = (load_checkpoint(runs[method], iteration) for iteration in (14, 21))
-    one = unflat(flat(random_like(before.parameters, 1)), before.parameters)
-    one = {name: value / flat(one).norm() for name, value in one.items()}
-    other = oscillation.orthogonal_to(one, random_like(before.parameters, 2))
-    assert (flat(one) @ flat(other)).item() == pytest.approx(0, abs=1e-6)
-    assert flat(other).norm().item() == pytest.approx(1)
-    tracks = oscillation.track_updates(before, [one, other], 7)
+def test_tracked_updates_are_the_runs(runs, directions, method):
+    before = load_checkpoint(runs[method], 14)
+    after = load_checkpoint(runs[method], 21)
     moved = flat(after.parameters) - flat(before.parameters)
-    for track, direction in zip(tracks, (one, other), strict=True):
+    tracks = oscillation.track_updates(before, list(directions), 7)
+    for track, direction in zip(tracks, directions, strict=True):
         assert len(track.projections) == 7
         assert sum(track.projections) == pytest.approx((moved @ flat(direction)).item(), rel=1e-3)
-    (track,) = oscillation.track_updates(
-        before, [unflat(moved / moved.norm(), before.parameters)], 7
-    )
-    assert 0.5 < track.share <= 1 + 1e-6  # of the motion, along its own direction
+
+
+def test_motion_is_mostly_along_its_own_direction(runs):
+    before = load_checkpoint(runs["pipedream"], 14)
+    after = load_checkpoint(runs["pipedream"], 21)
+    moved = flat(after.parameters) - flat(before.parameters)
+    own = unflat(moved / moved.norm(), before.parameters)
+    (track,) = oscillation.track_updates(before, [own], 7)
+    assert 0.5 < track.share <= 1 + 1e-6
 
 
 def test_numbers_of_a_track():
@@ -66,48 +109,115 @@ def test_numbers_of_a_track():
     assert (track.share, track.sign_changes, track.variance) == pytest.approx((0.5, 2 / 3, 2.5))
 
 
-def test_measured_and_drawn_and_shown_again_without_checkpoints(runs, tmp_path, capsys):
-    run = shutil.copytree(runs["pipedream"], tmp_path / "run")
+# The command.
 
-    def shown(*arguments, expected=0):
-        assert main(["oscillation", *map(str, arguments)]) == expected
-        streams = capsys.readouterr()
-        return " ".join((streams.err if expected else streams.out).split())
 
-    assert "has no measured oscillation; run `brx oscillation" in shown(
-        run, "--measured", expected=2
-    )
-    paths = [run / "checkpoints" / name for name in ("00000007", "00000014", "00000021")]
+def printed(capsys, *arguments):
+    """The output of a command that ends well."""
+    assert main(["oscillation", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def refusal(capsys, *arguments):
+    """The message of a command that is refused, in one line."""
+    assert main(["oscillation", *map(str, arguments)]) == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+@pytest.fixture(scope="module")
+def measured(runs, tmp_path_factory):
+    """A run that was measured at iterations 7 and 14, and drawn. Read only."""
+    folder = tmp_path_factory.mktemp("oscillation")
+    run = Path(shutil.copytree(runs["pipedream"], folder / "run"))
+    paths = [str(run / "checkpoints" / name) for name in ("00000007", "00000014")]
     quick = ["--iterations", "9", "--batches", "1", "--power-iterations", "3"]
-    assert shown(*paths[:2], *quick, "--out", tmp_path / "figure").count("dominant") == 2
-    results = oscillation.Oscillation.all_of(run)
+    assert main(["oscillation", *paths, *quick, "--out", str(folder / "figure")]) == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def results(measured):
+    return oscillation.Oscillation.all_of(measured)
+
+
+def test_every_named_checkpoint_is_measured(results):
     assert [result.iteration for result in results] == [7, 14]
+
+
+def test_middle_checkpoint_is_the_representative(results):
     assert oscillation.representative(results) == results[1]
-    assert (results[1].num_stages, len(results[1].dominant.projections)) == (8, 9)
-    assert all(
-        f"variance {one.dominant.variance:.3g}" in (tmp_path / "figure.json").read_text()
-        for one in results
-    )
+
+
+def test_result_has_the_depth_of_the_delays(results):
+    assert results[1].num_stages == 8
+
+
+def test_result_has_a_projection_per_iteration(results):
+    assert len(results[1].dominant.projections) == 9
+
+
+def test_figure_has_the_variances_in_its_details(measured, results):
+    details = (measured.parent / "figure.json").read_text()
+    for result in results:
+        assert f"variance {result.dominant.variance:.3g}" in details
+
+
+@pytest.mark.parametrize(("place", "count"), [("", 2), ("..", 2), ("checkpoints/00000007", 1)])
+def test_measurements_are_shown_again(measured, capsys, place, count):
+    assert printed(capsys, measured / place, "--measured").count("dominant") == count
+
+
+def test_measurements_are_shown_without_checkpoints(measured, tmp_path, capsys):
+    run = Path(shutil.copytree(measured, tmp_path / "run"))
     shutil.rmtree(run / "checkpoints")
-    for place, count in ((run, 2), (run.parent, 2), (paths[0], 1)):
-        assert shown(place, "--measured").count("dominant") == count
-    assert "00000021: has no measured oscillation" in shown(paths[2], "--measured", expected=2)
-    assert "is a checkpoint already" in shown(paths[0], "--checkpoint", "14", expected=2)
-    shown(run, "--iterations", "1", expected=2)
+    assert printed(capsys, run, "--measured").count("dominant") == 2
+
+
+def test_unmeasured_run_names_the_command(runs, capsys):
+    told = refusal(capsys, runs["pipedream"], "--measured")
+    assert "has no measured oscillation; run `brx oscillation" in told
+
+
+def test_unmeasured_checkpoint_is_named(measured, capsys):
+    checkpoint = measured / "checkpoints" / "00000021"
+    told = refusal(capsys, checkpoint, "--measured")
+    assert "00000021: has no measured oscillation" in told
+
+
+def test_two_checkpoints_are_refused(measured, capsys):
+    checkpoint = measured / "checkpoints" / "00000007"
+    assert "is a checkpoint already" in refusal(capsys, checkpoint, "--checkpoint", "14")
+
+
+def test_one_iteration_is_refused(measured, capsys):
+    assert "--iterations" in refusal(capsys, measured, "--iterations", "1")
+
+
+def test_damaged_result_is_named(measured, tmp_path):
+    run = Path(shutil.copytree(measured, tmp_path / "run"))
     (run / "analysis" / "oscillation-00000014.json").write_text("{}")
     with pytest.raises(UserError, match=r"not a result of oscillation \(run: field required\)"):
         oscillation.Oscillation.all_of(run)
 
 
-def test_checkpoints_too_late_or_not_midway_or_of_other_numerics(run, monkeypatch):
+# Checkpoints from which training cannot go on.
+
+
+def test_other_numerics_are_refused(run, monkeypatch):
     trained = trajectory_version.TRAJECTORY_VERSION
     monkeypatch.setattr(trajectory_version, "TRAJECTORY_VERSION", 99)
-    refusal = f"14: trained at trajectory version {trained}, this brx computes version 99"
-    with pytest.raises(UserError, match=refusal):
+    told = f"14: trained at trajectory version {trained}, this brx computes version 99"
+    with pytest.raises(UserError, match=told):
         oscillation.measure_oscillation(run, num_iterations=5)
-    monkeypatch.undo()
+
+
+def test_too_many_iterations_are_refused(run):
+    # The checkpoint nearest to the middle.
     with pytest.raises(UserError, match="14: 100 iterations from here pass the run's last one, 30"):
-        oscillation.measure_oscillation(run)  # at the checkpoint nearest to the middle
+        oscillation.measure_oscillation(run)
+
+
+def test_run_needs_a_checkpoint_midway(run):
     for path in (run / "checkpoints").iterdir():
         if int(path.name) < 28:
             shutil.rmtree(path)

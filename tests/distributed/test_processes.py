@@ -91,9 +91,10 @@ def two_ranks(equality_folder):
 def check_trajectories(folder, num_ranks, which):
     """Assert that several devices have trained as one has."""
     for name in equality_configs(folder, which):
-        expected, found = folder / "r1" / name, folder / f"r{num_ranks}" / name
-        # AdamW: to the last bit. Basis rotation batches the matrices of a device: the product's
-        #     rounding may differ.
+        expected = folder / "r1" / name
+        found = folder / f"r{num_ranks}" / name
+        # AdamW: to the last bit. Basis rotation batches the matrices of a device, so that the
+        # products may be rounded differently.
         tolerance = 0.0 if name.startswith("pipedream") else 1e-5
         for one, other in zip(losses(expected), losses(found), strict=True):
             assert one.keys() == other.keys()
@@ -120,7 +121,7 @@ def test_two_devices_train_as_one(two_ranks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_ranks", "which"), [(2, "rest"), (3, "all"), (4, "all")])
-def test_trajectory_does_not_depend_on_the_number_of_devices(num_ranks, which, equality_folder):
+def test_trajectory_is_equal_on_more_devices(num_ranks, which, equality_folder):
     train_on_one_device(equality_folder, which)
     run_workers(num_ranks, equality_folder, which)
     check_trajectories(equality_folder, num_ranks, which)
@@ -131,7 +132,7 @@ def check_stopped(folder, num_ranks):
     (saved,) = checkpoint.list_checkpoints(folder / "stopped")
     iteration = int(saved.name)
     # A segment ends on the way to the stop. Rank 0 chooses an iteration 2 R - 1 after its own when
-    #     it sees the request, which may be a few updates after the request was made.
+    # it sees the request, which may be a few updates after the request was made.
     assert 21 < iteration <= 20 + 2 * num_ranks - 1 + num_ranks
     for rank in range(num_ranks):
         found = json.loads((folder / f"stop-{rank}.json").read_text())
@@ -229,7 +230,7 @@ class Lost:
 def lost_rank(tmp_path_factory):
     path = write_long(tmp_path_factory.mktemp("lost"))
     process, ranks = running(path, lines=12)
-    listened = {address for rank in ranks for address in listening(rank)}
+    listened = set().union(*map(listening, ranks))
     os.kill(ranks[2], signal.SIGKILL)
     told = finish(process, 1)
     left = [rank for rank in ranks if not gone([rank])]
@@ -265,7 +266,7 @@ def test_ranks_listen_on_the_loopback_interface_alone(lost_rank):
         (1, signal.SIGSTOP, "did not answer for 5 s"),
     ],
 )
-def test_rank_that_is_lost_is_named_and_takes_the_others_down(rank, number, expected, long_config):
+def test_lost_rank_ends_the_run(rank, number, expected, long_config):
     timeout_s = 5 if number == signal.SIGSTOP else 300
     # After twelve lines the first checkpoint is in its place.
     process, ranks = running(long_config, "--set", f"pipeline.timeout_s={timeout_s}", lines=12)
@@ -284,7 +285,7 @@ def test_rank_that_is_lost_is_named_and_takes_the_others_down(rank, number, expe
         (2, signal.SIGTERM, True),  # as Slurm does
     ],
 )
-def test_a_signal_saves_and_ends_all_ranks(devices, number, to_ranks, long_config):
+def test_signal_ends_all_ranks_with_a_checkpoint(devices, number, to_ranks, long_config):
     process, ranks = running(long_config, devices=devices)
     for rank in ranks if to_ranks else []:
         os.kill(rank, number)
@@ -305,7 +306,7 @@ def test_a_signal_saves_and_ends_all_ranks(devices, number, to_ranks, long_confi
     ("num_kills", "overrides"),
     [(1, ["pipeline.delay=2bw", "pipeline.accumulation=3", "pipeline.stash=predict"]), (6, [])],
 )
-def test_killed_at_random_and_resumed_equals_never_killed(num_kills, overrides, tmp_path):
+def test_run_killed_at_random_resumes_exactly(num_kills, overrides, tmp_path):
     overrides = [f"training.iterations={60 + 20 * num_kills}", "training.log_every=1", *overrides]
     path = written(tmp_path, *overrides)
     train(tiny_config(tmp_path, *overrides), tmp_path / "straight")
@@ -321,7 +322,7 @@ def test_killed_at_random_and_resumed_equals_never_killed(num_kills, overrides, 
 @has_proc
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 1.5])
-def test_ctrl_c_before_the_ranks_have_met_ends_all_of_them(long_config, seconds):
+def test_ctrl_c_ends_ranks_before_they_met(long_config, seconds):
     process = command(long_config, long_config.parent, 2)
     while len(ranks := children(process)) < 2:
         time.sleep(0.01)
@@ -349,7 +350,7 @@ def ended(folder, *programs):
     ]
 
 
-def test_aborted_rank_is_told_with_the_one_that_hangs(tmp_path, monkeypatch):
+def test_aborted_rank_is_told_with_the_hanging(tmp_path, monkeypatch):
     """As where NCCL's watchdog ends a rank that waits for one which was stopped."""
     monkeypatch.setattr("brx.distributed.launch.GRACE_S", 0.5)
     ranks = ended(tmp_path, "import os; os.abort()", "import time; time.sleep(60)")
@@ -369,7 +370,7 @@ def test_rank_that_others_lost_by_abort_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_stop_is_no_failure_of_those_that_have_lost_rank_0(first, tmp_path):
+def test_stopped_rank_is_no_failure_of_others(first, tmp_path):
     (tmp_path / "1").write_text('{"brx": {"text": "the 2 processes cannot meet"}}')
     ends = [
         f"import time; time.sleep({rank != first}); exit({code})"
@@ -395,7 +396,7 @@ def test_a_stop_is_no_failure_of_those_that_have_lost_rank_0(first, tmp_path):
         ),
     ],
 )
-def test_what_ends_the_last_rank_is_in_the_summary(settings, status, error, tmp_path):
+def test_error_of_the_last_rank_is_in_summary(settings, status, error, tmp_path):
     """Rank 0, which writes it, sees no more of it than a lost neighbour."""
     failing = (
         "class Failing(Method):\n    def lr_divisor(self, tau, t, T):\n        return 1 / (t "

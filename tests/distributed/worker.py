@@ -50,7 +50,7 @@ def equality_configs(folder, which="all"):
     for stages, modes in ((4, ("none", "predict", "exact")), (8, ("exact", "none", "predict"))):
         for (name, method), stash in zip(OVERRIDES.items(), modes, strict=True):
             settings = [f"pipeline.stages={stages}", f"pipeline.stash={stash}", *method]
-            runs[f"{name}-p{stages}-{stash}"] = [*settings, f"training.iterations={4 * stages + 3}"]
+            runs[f"{name}-p{stages}-{stash}"] = [*settings, f"training.iterations={2 * stages + 5}"]
     split = ["training.iterations=9", "pipeline.accumulation=3"]
     for stash in ("exact", "none", "predict"):
         common = [*split, f"pipeline.stash={stash}"]

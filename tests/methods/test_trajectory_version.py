@@ -29,7 +29,14 @@ def test_version_4_changed_every_method():
 
 
 @pytest.mark.parametrize(
-    ("method", "newest"), [("mine.py:Mine", 4), ("torch.optim:SGD", TRAJECTORY_VERSION)]
+    ("method", "newest"),
+    [
+        ("mine.py:Mine", 4),
+        ("torch.optim:SGD", TRAJECTORY_VERSION),
+        ("brx.methods.causes:TurnedRotation", 4),
+        ("brx.methods.causes:LionInEigenbasis", 4),
+        ("brx.methods.causes:Lion", TRAJECTORY_VERSION),
+    ],
 )
 def test_own_class_may_build_on_what_changed(method, newest):
     assert newest_alike(4, method) == newest

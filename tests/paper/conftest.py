@@ -14,35 +14,30 @@ ENDS = [{"pipeline.stages": P} for P in (1, 32)]
 
 
 def experiments_of_the_paper():
-    """Method and settings of every experiment at the scale of a laptop but for the mixture."""
-    deep, most = {"pipeline.stages": 32}, scales.BASELINES_AND_STRATEGIES
+    """Method and settings of every experiment at the scale `laptop`, except for the mixture."""
+    deep = {"pipeline.stages": 32}
+    most = scales.BASELINES_AND_STRATEGIES
     yield from product(most, [{"pipeline.stages": P} for P in scales.DEPTHS])
     yield from product(scales.PRECONDITIONED, ENDS)
     yield from product(most, [{"pipeline.stages": n, "model.blocks": n} for n in scales.BLOCKS])
     widths = [LAPTOP.models[model].settings for model in ("smaller", "larger")]
     yield from product(scales.MAIN, [{"pipeline.stages": 24, **width} for width in widths])
-    yield from product(
-        scales.MAIN, [{**deep, "pipeline.stash": stash} for stash in ("none", "predict")]
-    )
+    stashes = [{**deep, "pipeline.stash": stash} for stash in ("none", "predict")]
+    yield from product(scales.MAIN, stashes)
     refreshes = [{"optimizer.frequency": frequency} for frequency in scales.FREQUENCIES]
     refreshes += [
         {"optimizer.refresh_schedule": schedule} for schedule in ("stage-aware", "reversed")
     ]
     yield from product(["basis-rotation"], [deep | refresh for refresh in refreshes])
-    yield from product(
-        scales.LADDER_METHODS,
-        [end | {"training.iterations": T} for T in LAPTOP.ladder for end in ENDS],
-    )
-    strengths = [{"optimizer.compensation": strength} for strength in scales.COMPENSATIONS]
-    yield from product(
-        ["delay-compensation"],
-        [{"pipeline.stages": P, **s} for P in (8, 16, 32) for s in strengths],
-    )
+    for T, end in product(LAPTOP.ladder, ENDS):
+        yield from product(scales.LADDER_METHODS, [end | {"training.iterations": T}])
+    for P, strength in product((8, 16, 32), scales.COMPENSATIONS):
+        yield "delay-compensation", {"pipeline.stages": P, "optimizer.compensation": strength}
 
 
 @pytest.fixture(scope="session")
 def complete(tmp_path_factory):
-    """Made-up runs of those; slower with more delay."""
+    """A folder with made-up runs of all these experiments; with more delay they are slower."""
     folder = tmp_path_factory.mktemp("results") / "laptop"
     for method, settings in experiments_of_the_paper():
         seeds = (0, 1, 2) if settings in ENDS else (0,)
@@ -60,14 +55,14 @@ def experiments(complete):
 
 @pytest.fixture(scope="session")
 def outcomes(experiments):
-    """All claims beside those runs, by name."""
+    """All claims by name, compared with those runs."""
     return {outcome.claim.name: outcome for outcome in judge(experiments.fresh(), CLAIMS)}
 
 
 @pytest.fixture(scope="session")
 def drawn(complete, tmp_path_factory):
-    """A folder with all figures that are from those runs, as `brx plot all` draws them: laid out,
-    but not rendered."""
+    """A folder with all figures from those runs, as `brx plot all` draws them: laid out, but not
+    rendered."""
     folder = tmp_path_factory.mktemp("figures")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

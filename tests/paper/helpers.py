@@ -1,4 +1,4 @@
-"""Made-up runs of the presets, as compact results."""
+"""Made-up runs of the presets, in compact form."""
 
 import numpy as np
 
@@ -13,9 +13,10 @@ LAPTOP = SCALES["laptop"]
 
 
 def row(folder, name, scale=LAPTOP):
-    """A claim beside the runs in a folder."""
+    """A claim, compared with the runs in a folder."""
     (claim,) = [claim for claim in CLAIMS if claim.name == name]
-    return judge(Experiments.load(scale, folder), [claim])[0]
+    (outcome,) = judge(Experiments.load(scale, folder), [claim])
+    return outcome
 
 
 def write_method(folder, method, stages=32, settings=None, **options):
@@ -27,20 +28,21 @@ def write_method(folder, method, stages=32, settings=None, **options):
 def write_experiment(
     folder, preset, settings, *, seeds=(0,), val_loss=None, slowness=None, status="finished"
 ):
-    """Runs whose loss falls as 3 / (1 + t / (100 slowness)); slowness: P unless given. More stages
-    than the model has blocks are made up by their delays, as in the sweeps."""
-    stages, blocks = (settings.get(key) for key in ("pipeline.stages", "model.blocks"))
-    settings = settings | depth_settings(
-        stages or 1, blocks or preset_with(preset, {}).model.blocks
-    )
+    """Runs whose training loss falls as 3 / (1 + t / (100 slowness)), a run per seed.
+
+    slowness: P by default. val_loss: the final validation loss, by default the training loss. If
+    there are more stages than the model has blocks, the blocks get the stages' delays, as in the
+    sweeps."""
+    stages = settings.get("pipeline.stages") or 1
+    blocks = settings.get("model.blocks") or preset_with(preset, {}).model.blocks
+    settings = settings | depth_settings(stages, blocks)
     for seed in seeds:
         config = preset_with(preset, {**settings, "training.seed": seed})
         last = config.training.last_iteration
-        loss = (
-            3.0 / (1.0 + np.arange(1, last + 1) / (100.0 * (slowness or depth(config.pipeline))))
-            + 0.001 * seed
-        )
-        val_losses = {last // 2: loss[last // 2], last: loss[-1] if val_loss is None else val_loss}
+        steps = np.arange(1, last + 1)
+        loss = 3.0 / (1.0 + steps / (100.0 * (slowness or depth(config.pipeline)))) + 0.001 * seed
+        final = loss[-1] if val_loss is None else val_loss
+        val_losses = {last // 2: loss[last // 2], last: final}
         summary = {"status": status, "data_fingerprint": "f"}
         write_compact(folder / identity(config), config, loss, val_losses, 100.0, summary)
 

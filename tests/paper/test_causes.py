@@ -1,5 +1,4 @@
-"""The study of causes, from made-up final losses: costs, the verdicts on the predictions, and which
-panels are drawn."""
+"""The study of causes, from made-up final losses: costs, verdicts on predictions, and panels."""
 
 import json
 import math
@@ -28,26 +27,32 @@ NOISE = (0.0, 0.004, -0.003)  # nats, of the three seeds with delay
 
 
 def write_arm(folder, arm, costs, noise=NOISE, without=1.3, *, slowness=None):
-    """Runs of an arm without delay, and with delays of so many nats; with more delay the loss falls
-    more slowly."""
-    of_delays = {causes.NONE: 0.0, **costs}
-    for delay, cost in of_delays.items():
+    """Runs of an arm without delay, and with delays that cost so many nats.
+
+    With delay the loss also falls more slowly, by a factor of 1 + slowness (by default 1 + the
+    cost)."""
+    for seed in range(len(noise)):
+        write_arm_run(folder, arm, causes.NONE, seed, without + 0.01 * seed, slow=1)
+    for delay, cost in costs.items():
+        slow = 1 + (cost if slowness is None else slowness)
         for seed, shift in enumerate(noise):
-            settings = {
-                **ARMS[arm],
-                **DELAYS[delay],
-                "training.seed": seed,
-                "training.iterations": LENGTH,
-                "training.warmup_fraction": 0.1,
-            }
-            config = preset_with("similar", settings)
-            steps = np.arange(1, LENGTH + 1)
-            slow = 1 + (cost if slowness is None else slowness) * (delay != causes.NONE)
-            losses = 3.0 / (1 + steps / (5 * slow))
-            final = without + cost + 0.01 * seed + shift * (delay != causes.NONE)
-            summary = {"status": "finished", "data_fingerprint": "f"}
-            run = folder / identity(config)
-            write_compact(run, config, losses, {LENGTH: final}, 10.0, summary)
+            final = without + cost + 0.01 * seed + shift
+            write_arm_run(folder, arm, delay, seed, final, slow)
+
+
+def write_arm_run(folder, arm, delay, seed, final, slow):
+    """A run whose training loss falls as 3 / (1 + t / (5 slow)), with a final validation loss."""
+    settings = {
+        **ARMS[arm],
+        **DELAYS[delay],
+        "training.seed": seed,
+        "training.iterations": LENGTH,
+        "training.warmup_fraction": 0.1,
+    }
+    config = preset_with("similar", settings)
+    losses = 3.0 / (1 + np.arange(1, LENGTH + 1) / (5 * slow))
+    summary = {"status": "finished", "data_fingerprint": "f"}
+    write_compact(folder / identity(config), config, losses, {LENGTH: final}, 10.0, summary)
 
 
 def finding(folder, name):
@@ -69,6 +74,19 @@ def test_arms_of_all_sweeps_are_known():
 @pytest.mark.parametrize("delay", DELAYS)
 def test_delays_are_told_apart(delay):
     assert causes.delay_of(preset_with("similar", DELAYS[delay]).pipeline) == delay
+
+
+def test_runs_of_basis_rotation_serve_for_no_turn(tmp_path):
+    write_arm(tmp_path, causes.SAME[1], {causes.DEEPEST: 0.2})
+    cost = Study.load(tmp_path).cost(EIGENBASIS, causes.DEEPEST)
+    assert cost.tolist() == pytest.approx([0.2 + shift for shift in NOISE])
+
+
+def test_runs_of_no_turn_stay_their_own(tmp_path):
+    write_arm(tmp_path, causes.SAME[1], {causes.DEEPEST: 0.2})
+    write_arm(tmp_path, EIGENBASIS, {causes.DEEPEST: 0.1})
+    cost = Study.load(tmp_path).cost(EIGENBASIS, causes.DEEPEST)
+    assert cost.tolist() == pytest.approx([0.1 + shift for shift in NOISE])
 
 
 def test_cost_is_a_difference_by_seed(tmp_path):
@@ -178,7 +196,7 @@ def test_momentum_is_judged_at_one_update(costs, outcome, tmp_path):
     ("lion", "muon", "outcome"),
     [(0.1, 0.1, "holds"), (0.05, 0.1, "holds"), (0.2, 0.1, "refuted"), (0.1, 0.2, "refuted")],
 )
-def test_geometry_needs_both_lion_and_muon(lion, muon, outcome, tmp_path):
+def test_geometry_needs_both_methods(lion, muon, outcome, tmp_path):
     write_arm(tmp_path, EIGENBASIS, {causes.DEEPEST: 0.1})
     write_arm(tmp_path, LION, {causes.DEEPEST: lion}, noise=(0.003, 0.0, -0.002))
     write_arm(tmp_path, MUON, {causes.DEEPEST: muon}, noise=(0.002, 0.001, -0.001))

@@ -1,5 +1,5 @@
-"""The paper's claims beside made-up runs: each is judged, a changed run changes its row, and the
-figure shows them."""
+"""The paper's claims, compared with made-up runs: each is judged, a changed run changes its row,
+and the figure shows them."""
 
 import math
 
@@ -174,19 +174,27 @@ def test_command(complete, capsys, monkeypatch):
     assert "unknown claim 'memory'" in capsys.readouterr().err
 
 
-def test_the_command_makes_all_that_a_claim_rests_on(outcomes):
-    commands = {
-        name: outcomes[name].command
-        for name in ("main-every-depth", "depth-nesterov", "cpu-time", "3b")
-    }
-    files = {
-        name: {word.rpartition("/")[2] for word in command.split()[2:]}
-        for name, command in commands.items()
-    }
-    assert files["main-every-depth"] == {"main.yaml", "depths.yaml"}
-    assert files["depth-nesterov"] == {"block-scaling.yaml", "depths.yaml"}
-    assert commands["cpu-time"] == "brx sweep configs/sweeps/laptop/main.yaml; make bench"
-    assert commands["3b"] == "brx sweep configs/sweeps/paper/3b.yaml"
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("main-every-depth", {"main.yaml", "depths.yaml"}),
+        ("depth-nesterov", {"block-scaling.yaml", "depths.yaml"}),
+    ],
+)
+def test_command_makes_all_runs_of_a_claim(outcomes, name, files):
+    _, _, *paths = outcomes[name].command.split()
+    assert {path.rpartition("/")[2] for path in paths} == files
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("cpu-time", "brx sweep configs/sweeps/laptop/main.yaml; make bench"),
+        ("3b", "brx sweep configs/sweeps/paper/3b.yaml"),
+    ],
+)
+def test_command_makes_what_no_sweep_makes(outcomes, name, command):
+    assert outcomes[name].command == command
 
 
 @pytest.mark.parametrize(
@@ -194,7 +202,7 @@ def test_the_command_makes_all_that_a_claim_rests_on(outcomes):
     [
         (outcome(Evidence(3.0, 2.0, 5.0)), "2.00x", "3.00x [2.00x, 5.00x]", (1.5, 1.0, 2.5)),
         (outcome(Evidence(8.0, is_bound=True)), "2.00x", "> 8.00x", (4.0, math.nan, math.nan)),
-        # Of shares, what is left is compared.
+        # For shares saved, the remaining shares are compared.
         (
             outcome(Evidence(0.4, 0.2, 0.8), 0.6, "percent", "at least"),
             "≥ 60.0%",
@@ -222,7 +230,7 @@ def test_the_command_makes_all_that_a_claim_rests_on(outcomes):
         (outcome(None), "2.00x", "", None),
     ],
 )
-def test_texts_and_ratio_of_a_row(shown, paper, ours, ratio):
+def test_row_has_both_numbers(shown, paper, ours, ratio):
     assert (claims.paper_text(shown), claims.our_text(shown)) == (paper, ours)
     assert claims.ratio_of(shown) == (ratio and pytest.approx(ratio, nan_ok=True))
 

@@ -1,5 +1,5 @@
-"""Which method ends lower, slowdowns in order, iterations saved and the time that they are, from
-made-up runs."""
+"""Evidence from made-up runs: which method ends lower, which slows down less, and how much
+is saved."""
 
 import json
 from dataclasses import replace
@@ -28,7 +28,8 @@ from brx.runs.comparison import BASELINES
 from brx.sweep.spec import identity
 from tests.paper.helpers import LAPTOP, row, write_method
 
-NO_STASH, FEW = {"pipeline.stash": "none"}, {"optimizer.frequency": 100}
+NO_STASH = {"pipeline.stash": "none"}
+FEW = {"optimizer.frequency": 100}
 REVERSED = {"optimizer.refresh_schedule": "reversed"}
 
 
@@ -39,110 +40,162 @@ def write_finals(folder, method, finals, stages=32, settings=None):
 
 
 def write_slowness(folder, method, by_seed):
-    """Runs at P = 1 and 32; those at 32 are so many times as slow, by seed."""
+    """Runs at P = 1 and 32; the ones at 32 are slower by a factor for each seed."""
     for seed, slowness in by_seed.items():
-        for stages, times in ((1, 1.0), (32, slowness)):
-            write_method(folder, method, stages, seeds=(seed,), slowness=times)
+        write_method(folder, method, 1, seeds=(seed,), slowness=1.0)
+        write_method(folder, method, 32, seeds=(seed,), slowness=slowness)
 
 
 def write_pair(folder, ours, theirs, diverged="", seed=None):
-    """Basis rotation and Nesterov, a seed of one of which may have diverged; both as `runs_of`
-    finds them."""
-    for method, finals in (("basis-rotation", ours), ("nesterov", theirs)):
-        write_finals(folder, method, finals)
+    """Runs of basis rotation and of Nesterov, as `runs_of` finds them. A seed of the method
+    `diverged` has diverged."""
+    write_finals(folder, "basis-rotation", ours)
+    write_finals(folder, "nesterov", theirs)
     if diverged:
         settings = {**depth_settings(32, 8), **VARIANTS[diverged], "training.seed": seed}
         run = folder / identity(preset_with(LAPTOP.preset, settings))
         write_json(run / "summary.json", {"status": "diverged", "data_fingerprint": "f"})
-    return [
-        runs_of(Experiments.load(LAPTOP, folder), method)
-        for method in ("basis-rotation", "nesterov")
-    ]
+    experiments = Experiments.load(LAPTOP, folder)
+    return runs_of(experiments, "basis-rotation"), runs_of(experiments, "nesterov")
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "diverged", "holds"),
     [
         ({0: 1.0}, {0: 1.1}, "", True),
-        (
-            {0: 1.0, 1: 1.2, 2: 1.4},
-            {0: 1.1, 1: 1.31, 2: 1.5},
-            "",
-            True,
-        ),  # seed by seed, however far seeds differ
-        (
-            {0: 1.0, 1: 1.2, 2: 1.4},
-            {0: 1.1, 1: 1.3, 2: 1.3},
-            "",
-            False,
-        ),  # lower in the mean, not by more than chance
-        ({0: 1.2, 1: 0.1}, {0: 1.1}, "", False),  # of the seed that both have
-        (
-            {0: 1.0, 1: 1.0},
-            {0: 1.1, 1: 1.1},
-            "basis-rotation",
-            False,
-        ),  # what diverged ends above everything
+        # Seed by seed, however far seeds differ.
+        ({0: 1.0, 1: 1.2, 2: 1.4}, {0: 1.1, 1: 1.31, 2: 1.5}, "", True),
+        # Lower in the mean, but not by more than chance.
+        ({0: 1.0, 1: 1.2, 2: 1.4}, {0: 1.1, 1: 1.3, 2: 1.3}, "", False),
+        # Only the seed that both have counts.
+        ({0: 1.2, 1: 0.1}, {0: 1.1}, "", False),
+        # A run that diverged ends above everything.
+        ({0: 1.0, 1: 1.0}, {0: 1.1, 1: 1.1}, "basis-rotation", False),
         ({0: 1.0, 1: 1.0}, {0: 1.1, 1: 1.1}, "nesterov", True),
     ],
 )
 def test_ends_below(ours, theirs, diverged, holds, tmp_path):
-    found = write_pair(tmp_path, ours, theirs, diverged, 1)
-    judged = ends_below("ours", found[0], {"nesterov": found[1]})
-    assert judged.holds == holds
-    assert ("difference [" in judged.text) == (len(theirs) > 2)
+    own, other = write_pair(tmp_path, ours, theirs, diverged, 1)
+    assert ends_below("ours", own, {"nesterov": other}).holds == holds
 
 
-def test_margin_is_by_seed_and_one_that_diverged_does_not_outvote_the_others():
+@pytest.mark.parametrize("num_seeds", [2, 3])
+def test_text_has_an_interval_from_three_seeds_on(num_seeds, tmp_path):
+    ours = {seed: 1.0 + 0.1 * seed for seed in range(num_seeds)}
+    theirs = {seed: 1.1 + 0.11 * seed for seed in range(num_seeds)}
+    own, other = write_pair(tmp_path, ours, theirs)
+    text = ends_below("ours", own, {"nesterov": other}).text
+    assert ("difference [" in text) == (num_seeds >= 3)
+
+
+def test_margin_has_students_interval():
     values = [0.1, 0.3, 0.2, 0.25]
     expected = ttest_1samp(values, 0.0).confidence_interval(0.95)
     assert Margin(pd.Series(values)).interval == pytest.approx((expected.low, expected.high))
-    assert Margin(pd.Series(values[:2])).interval is None
-    assert not Margin(pd.Series([np.inf, -0.5, -0.4, -0.6])).holds
-    assert Margin(pd.Series([np.inf, 0.5, 0.4])).holds
-    assert not Margin(pd.Series([-np.inf, 0.5, 0.4])).holds
-    of_two = Margin(pd.Series([np.inf, 0.5, 0.4]) - pd.Series([np.inf, 0.0, 0.0]))
-    assert (of_two.interval, of_two.mean) == (None, pytest.approx(0.45))
 
 
-def test_seeds_without_a_partner_are_forgotten(
-    tmp_path,
-):
-    found = write_pair(
-        tmp_path / "some",
-        dict.fromkeys(range(2), 1.0),
-        dict.fromkeys((0, 1, 4), 1.1),
-        "nesterov",
-        4,
-    )
-    pair = shared_seeds(*found)
-    assert [sorted(seeds["training.seed"]) for seeds in pair] == [[0, 1], [0, 1]]
-    assert not any(lost for seeds in pair for lost in seeds["diverged_seeds"])
+def test_margin_of_two_seeds_has_no_interval():
+    assert Margin(pd.Series([0.1, 0.3])).interval is None
+
+
+@pytest.mark.parametrize(
+    ("values", "holds"),
+    [([np.inf, -0.5, -0.4, -0.6], False), ([np.inf, 0.5, 0.4], True), ([-np.inf, 0.5, 0.4], False)],
+)
+def test_margin_with_a_diverged_seed_needs_all(values, holds):
+    assert Margin(pd.Series(values)).holds == holds
+
+
+def test_seed_that_diverged_twice_is_left_out():
+    margin = Margin(pd.Series([np.inf, 0.5, 0.4]) - pd.Series([np.inf, 0.0, 0.0]))
+    assert margin.mean == pytest.approx(0.45)
+    assert margin.interval is None
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """Two methods with two seeds in common; a further seed of one has diverged."""
+    ours = dict.fromkeys((0, 1), 1.0)
+    theirs = dict.fromkeys((0, 1, 4), 1.1)
+    return shared_seeds(*write_pair(tmp_path, ours, theirs, "nesterov", 4))
+
+
+def test_only_shared_seeds_are_compared(shared):
+    assert [sorted(seeds["training.seed"]) for seeds in shared] == [[0, 1], [0, 1]]
+
+
+def test_diverged_seed_without_partner_is_forgotten(shared):
+    for seeds in shared:
+        assert not any(seeds["diverged_seeds"])
+
+
+def test_method_whose_runs_all_diverged_is_named(tmp_path):
     with pytest.raises(UserError, match="every run of nesterov at P = 32 diverged"):
-        write_pair(tmp_path / "diverged", 1.0, 1.0, "nesterov", 0)
+        write_pair(tmp_path, 1.0, 1.0, "nesterov", 0)
+
+
+def test_methods_without_a_common_seed_are_refused(tmp_path):
     with pytest.raises(UserError, match="no seed in common"):
-        shared_seeds(*write_pair(tmp_path / "apart", {0: 1.0}, {1: 1.1}))
+        shared_seeds(*write_pair(tmp_path, {0: 1.0}, {1: 1.1}))
 
 
-def test_a_lead_at_every_depth_needs_every_depth(tmp_path):
+# Leads at every depth.
+
+
+def write_main(folder, losses, stages=32):
+    """Runs of the main methods with final losses, or with one per seed."""
+    for method, loss in zip(MAIN, losses, strict=True):
+        write_finals(folder, method, loss, stages)
+
+
+@pytest.fixture
+def but_the_deepest(tmp_path):
+    """A lead of 1 nat at every P but the largest."""
     for stages in DEPTHS[1:-1]:
-        for method, loss in zip(MAIN, (2.0, 2.0, 2.0, 1.0), strict=True):
-            write_finals(tmp_path, method, loss, stages)
-    assert row(tmp_path, "main-every-depth").reason == "no runs of basis-rotation at P = 32 yet"
-    for method, loss in zip(MAIN, (2.0, 2.0, 2.0, 0.5), strict=True):
-        write_finals(tmp_path, method, loss)
-    assert row(tmp_path, "main-every-depth").verdict == "yes"
-    assert row(tmp_path, "main-gap-widens").verdict == "yes"
-    text = row(tmp_path, "main-gap-widens").evidence.text
+        write_main(tmp_path, (2.0, 2.0, 2.0, 1.0), stages)
+    return tmp_path
+
+
+@pytest.fixture
+def every_depth(but_the_deepest):
+    """A lead of 1.5 nats at the largest P, too."""
+    write_main(but_the_deepest, (2.0, 2.0, 2.0, 0.5))
+    return but_the_deepest
+
+
+def test_lead_at_every_depth_needs_every_depth(but_the_deepest):
+    reason = row(but_the_deepest, "main-every-depth").reason
+    assert reason == "no runs of basis-rotation at P = 32 yet"
+
+
+def test_lead_at_every_depth_holds(every_depth):
+    assert row(every_depth, "main-every-depth").verdict == "yes"
+
+
+def test_one_depth_without_a_lead_is_a_no(every_depth):
+    write_finals(every_depth, "nesterov", 0.9, 4)
+    assert row(every_depth, "main-every-depth").verdict == "no"
+
+
+def test_larger_lead_at_the_deepest_widens(every_depth):
+    assert row(every_depth, "main-gap-widens").verdict == "yes"
+
+
+def test_text_has_the_lead_at_each_depth(every_depth):
+    text = row(every_depth, "main-gap-widens").evidence.text
     assert text.startswith("lead 1.000 nats at P = 2, 1.500 at P = 32; at P = 2, 4, 8, 16, 32: ")
-    # The best baseline of the seeds that are compared: on seed 0 the lead shrinks, whoever is
-    #     lowest on further ones.
-    for method, by_seed in zip(MAIN, ((9.0, 9.0), (2.0, 1.0), (1.2, 3.0), (0.5, 0.5)), strict=True):
-        write_finals(tmp_path, method, dict(enumerate(by_seed)))
-    text = row(tmp_path, "main-gap-widens").evidence.text
+
+
+def test_best_baseline_is_of_the_compared_seeds(every_depth):
+    # On seed 0, the one that all depths have, the lead shrinks, whatever seed 1 says.
+    write_main(
+        every_depth, ({0: 9.0, 1: 9.0}, {0: 2.0, 1: 1.0}, {0: 1.2, 1: 3.0}, {0: 0.5, 1: 0.5})
+    )
+    text = row(every_depth, "main-gap-widens").evidence.text
     assert text.startswith("lead 1.000 nats at P = 2, 0.700 at P = 32")
-    write_finals(tmp_path, "nesterov", 0.9, 4)
-    assert row(tmp_path, "main-every-depth").verdict == "no"
+
+
+# Claims on final losses: each case is a list of (method, losses, stages, settings).
 
 
 def finals(losses, stages=32, **settings):
@@ -151,27 +204,34 @@ def finals(losses, stages=32, **settings):
 
 
 def by_blocks(*losses):
-    """Basis rotation and Nesterov, whose final loss depends on the depth of the model alike."""
-    pairs = list(zip(BLOCKS, losses, strict=True))
-    return [
-        (name, loss, n, {"model.blocks": n})
-        for name in ("basis-rotation", "nesterov")
-        for n, loss in pairs
-    ]
+    """Basis rotation and Nesterov, whose final losses depend on the model's depth in the same
+    way."""
+    runs = []
+    for method in ("basis-rotation", "nesterov"):
+        for n, loss in zip(BLOCKS, losses, strict=True):
+            runs.append((method, loss, n, {"model.blocks": n}))
+    return runs
 
 
-def compensated(best, further=()):
-    """PipeDream ends at 2, ours at 1, delay compensation at `best` and above; `further`: of seed 1
-    at the best."""
+def compensated(best, second_seed=None):
+    """PipeDream ends at 2, basis rotation at 1, delay compensation at `best` with the first
+    strength and above it with the others.
+
+    `second_seed` has the losses of seed 1: PipeDream's, basis rotation's, and the first
+    strength's."""
+    first, *others = COMPENSATIONS
     runs = []
     for P in (8, 16, 32):
-        for n, name in enumerate(("pipedream", "basis-rotation")):
-            runs.append((name, dict(enumerate((2.0 - n, *further[n : n + 1]))), P, {}))
-        for s in COMPENSATIONS:
-            by_seed = (best + s - COMPENSATIONS[0], *further[2:] * (s == COMPENSATIONS[0]))
-            runs.append(
-                ("delay-compensation", dict(enumerate(by_seed)), P, {"optimizer.compensation": s})
-            )
+        losses = [{0: 2.0}, {0: 1.0}, {0: best}]
+        if second_seed is not None:
+            for by_seed, loss in zip(losses, second_seed, strict=True):
+                by_seed[1] = loss
+        pipedream, ours, compensation = losses
+        runs += [("pipedream", pipedream, P, {}), ("basis-rotation", ours, P, {})]
+        runs.append(("delay-compensation", compensation, P, {"optimizer.compensation": first}))
+        for strength in others:
+            settings = {"optimizer.compensation": strength}
+            runs.append(("delay-compensation", best + strength - first, P, settings))
     return runs
 
 
@@ -185,19 +245,15 @@ STASHED = [*finals((2.0, 2.0, 2.0, 1.0)), *finals((2.5, 2.4, 2.3, 1.1), **NO_STA
     [
         ([*ROTATED, ("basis-rotation", 1.1, 32, REVERSED)], {"reversed": "yes"}),
         ([*ROTATED, ("basis-rotation", 0.9, 32, REVERSED)], {"reversed": "no"}),
-        (
-            [*REFRESHES, ("basis-rotation", 1.05, 32, FEW)],
-            {"frequency-100-little": "yes"},
-        ),  # a tenth may be lost
+        # A tenth of the lead may be lost.
+        ([*REFRESHES, ("basis-rotation", 1.05, 32, FEW)], {"frequency-100-little": "yes"}),
         (
             [*REFRESHES, ("basis-rotation", 1.2, 32, FEW)],
             {"frequency-100-little": "no", "frequency-100": "yes"},
         ),
         (STASHED, {"no-stashing-robust": "yes"}),
-        (
-            [*STASHED, ("nesterov", 2.05, 32, NO_STASH)],
-            {"no-stashing-robust": "no"},
-        ),  # one baseline suffices
+        # One baseline that loses less is enough for a no.
+        ([*STASHED, ("nesterov", 2.05, 32, NO_STASH)], {"no-stashing-robust": "no"}),
         (by_blocks(2.0, 1.9, 1.8, 1.7), {"depth-basis-rotation": "yes", "depth-nesterov": "no"}),
         (by_blocks(1.7, 1.8, 1.9, 2.0), {"depth-basis-rotation": "no", "depth-nesterov": "yes"}),
         (compensated(1.9)[:-1], {"delay-compensation": "not tried"}),  # a strength is missing
@@ -229,128 +285,197 @@ def test_claims_on_final_losses(runs, verdicts, tmp_path):
     assert {name: row(tmp_path, name).verdict for name in verdicts} == verdicts
 
 
-def test_validation_follows_training_in_pairs_that_training_does_not_leave_open(tmp_path):
+@pytest.fixture
+def one_seed(tmp_path):
+    """The main methods in one order by training and validation loss."""
     for method, final in zip(MAIN, (2.0, 1.9, 1.8, 1.0), strict=True):
-        write_method(tmp_path / "one seed", method, slowness=final, val_loss=final)
-    assert row(tmp_path / "one seed", "validation").verdict == "yes"
-    write_finals(tmp_path / "one seed", "nesterov", 1.95)
-    assert row(tmp_path / "one seed", "validation").verdict == "no"
-    by_method = zip(MAIN, ((2.0, 2.2, 2.1), (2.2, 2.0, 2.1), (1.8,) * 3, (1.0,) * 3), strict=True)
-    for method, by_seed in by_method:
-        for seed, slowness in enumerate(by_seed):
-            final = 5.0 if method == "pipedream-lr" else slowness
-            write_method(tmp_path / "3", method, seeds=(seed,), slowness=slowness, val_loss=final)
-    judged = row(tmp_path / "3", "validation")
+        write_method(tmp_path, method, slowness=final, val_loss=final)
+    return tmp_path
+
+
+def test_same_order_by_validation_is_a_yes(one_seed):
+    assert row(one_seed, "validation").verdict == "yes"
+
+
+def test_other_order_by_validation_is_a_no(one_seed):
+    write_finals(one_seed, "nesterov", 1.95)
+    assert row(one_seed, "validation").verdict == "no"
+
+
+def write_losses(folder, by_method, **val_losses):
+    """Runs with training losses by seed; validation losses are the same, unless they are given by
+    method (with `_` for `-`)."""
+    for method, losses in by_method.items():
+        for seed, loss in enumerate(losses):
+            final = val_losses.get(method.replace("-", "_"), loss)
+            write_method(folder, method, seeds=(seed,), slowness=loss, val_loss=final)
+
+
+def test_pair_that_training_leaves_open_does_not_count(tmp_path):
+    losses = dict(
+        zip(MAIN, ((2.0, 2.2, 2.1), (2.2, 2.0, 2.1), (1.8,) * 3, (1.0,) * 3), strict=True)
+    )
+    # By validation PipeDream-LR is surely worse than PipeDream, by training it is level.
+    write_losses(tmp_path, losses, pipedream_lr=5.0)
+    judged = row(tmp_path, "validation")
     assert judged.verdict == "yes"
     assert "5 of 5 sure pairs" in judged.evidence.text
 
 
-def test_pairs_that_are_sure_by_chance_leave_validation_open(tmp_path):
+def test_pair_sure_by_chance_is_strictly_open(tmp_path):
     # By training Nesterov surely ends below PipeDream as one pair alone, not as one of six.
-    by_method = {
+    losses = {
         "pipedream": (2.0, 2.0, 2.0),
         "pipedream-lr": (2.1, 1.9, 2.0),
         "nesterov": (1.99, 1.985, 1.98),
         "basis-rotation": (2.2, 1.8, 2.0),
     }
-    for method, losses in by_method.items():
-        for seed, loss in enumerate(losses):
-            write_method(tmp_path, method, seeds=(seed,), slowness=loss, val_loss=loss)
+    write_losses(tmp_path, losses)
     judged = row(tmp_path, "validation")
     assert (judged.verdict, judged.strict_verdict) == ("yes", "open")
+
+
+# Slowdowns in order.
+
+
+def judge_slowdowns(folder, ours, theirs):
+    """Whether basis rotation slows down less than PipeDream, from slownesses by seed."""
+    write_slowness(folder, "basis-rotation", ours)
+    write_slowness(folder, "pipedream", theirs)
+    write_slowness(folder, "nesterov", dict.fromkeys(ours, 9))  # sets the target
+    return slows_down_less(Experiments.load(LAPTOP, folder), [("basis-rotation", "pipedream")])
+
+
+NEVER = 1e9
+THREE = {0: 1.5, 1: 2.0, 2: 2.5}
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "holds"),
     [
         ({0: 3.0}, {0: 1.5}, False),
-        ({0: 1.5, 1: 2.0, 2: 2.5}, {0: 3.0, 1: 4.1, 2: 5.2}, True),  # twice as slow, seed by seed
-        (
-            {0: 1.5, 1: 2.0, 2: 9.0},
-            {0: 3.0, 1: 4.1, 2: 5.2},
-            False,
-        ),  # by chance, as far as three seeds can say
-        ({0: 1.5, 1: 9.0}, {0: 3.0}, True),  # of the seed that both have
-        (
-            {0: 1.5, 1: 2.0, 2: 2.5},
-            {0: 3.0, 1: 1e9, 2: 5.2},
-            True,
-        ),  # one never gets there: every seed has to agree
-        ({0: 1.5, 1: 2.0, 2: 2.5}, {0: 1.2, 1: 1e9, 2: 5.2}, False),
+        # Twice as slow on each seed.
+        (THREE, {0: 3.0, 1: 4.1, 2: 5.2}, True),
+        # By chance, as far as three seeds can say.
+        ({0: 1.5, 1: 2.0, 2: 9.0}, {0: 3.0, 1: 4.1, 2: 5.2}, False),
+        # Only the seed that both have counts.
+        ({0: 1.5, 1: 9.0}, {0: 3.0}, True),
+        # One never reaches the target: every seed has to agree.
+        (THREE, {0: 3.0, 1: NEVER, 2: 5.2}, True),
+        (THREE, {0: 1.2, 1: NEVER, 2: 5.2}, False),
     ],
 )
-def test_order_of_slowdowns_is_judged_seed_by_seed(ours, theirs, holds, tmp_path):
-    for method, slowness in {
-        "basis-rotation": ours,
-        "pipedream": theirs,
-        "nesterov": dict.fromkeys(ours, 9),
-    }.items():
-        write_slowness(tmp_path, method, slowness)
-    judged = slows_down_less(Experiments.load(LAPTOP, tmp_path), [("basis-rotation", "pipedream")])
-    assert judged.holds == holds
-    is_bound = 1e9 in theirs.values()
-    assert ("pipedream over basis-rotation [" in judged.text) == (len(theirs) > 2 and not is_bound)
-    assert (
-        f"pipedream over basis-rotation {'in' if holds else 'not in'} every seed" in judged.text
-    ) == is_bound
+def test_slowdowns_are_compared_seed_by_seed(ours, theirs, holds, tmp_path):
+    assert judge_slowdowns(tmp_path, ours, theirs).holds == holds
 
 
-def test_a_method_that_never_gets_there_is_not_the_faster_one(tmp_path, monkeypatch):
+def test_text_has_the_interval_of_the_ratio(tmp_path):
+    text = judge_slowdowns(tmp_path, THREE, {0: 3.0, 1: 4.1, 2: 5.2}).text
+    assert "pipedream over basis-rotation [" in text
+
+
+@pytest.mark.parametrize(("first", "told"), [(3.0, "in"), (1.2, "not in")])
+def test_text_with_a_bound_tells_every_seed(first, told, tmp_path):
+    text = judge_slowdowns(tmp_path, THREE, {0: first, 1: NEVER, 2: 5.2}).text
+    assert f"pipedream over basis-rotation {told} every seed" in text
+
+
+@pytest.fixture
+def with_low_bound(tmp_path):
+    """PipeDream is slow even without delay and never reaches the target with it, so that its bound
+    is low, below Nesterov's slowdown."""
     write_slowness(tmp_path, "basis-rotation", {0: 1.0})
     write_slowness(tmp_path, "nesterov", {0: 40.0})
-    for stages, slowness in (
-        (1, 3.0),
-        (32, 1e9),
-    ):  # slow without delay, too, so that its bound is low; sets no target
-        write_method(tmp_path, "pipedream", stages, slowness=slowness)
-    experiments = Experiments.load(LAPTOP, tmp_path)
-    judged = slows_down_less(experiments, [("pipedream", "nesterov")])
-    bounds = [float(part.split()[-1]) for part in judged.text.partition(";")[0].split(", ")]
-    assert judged.text.endswith(f"; to {experiments.slowdown_target():.3f} nats, seeds: 1")
-    assert bounds[0] < bounds[1]
+    write_method(tmp_path, "pipedream", 1, slowness=3.0)
+    write_method(tmp_path, "pipedream", 32, slowness=NEVER)
+    return Experiments.load(LAPTOP, tmp_path)
+
+
+def test_low_bound_does_not_make_a_method_faster(with_low_bound):
+    judged = slows_down_less(with_low_bound, [("pipedream", "nesterov")])
+    texts = judged.text.partition(";")[0].split(", ")
+    pipedream, nesterov = (float(text.split()[-1]) for text in texts)
+    assert pipedream < nesterov
     assert not judged.holds
-    judged = slows_down_less(experiments, [("basis-rotation", "pipedream")])
+
+
+def test_bound_is_told_as_such(with_low_bound):
+    judged = slows_down_less(with_low_bound, [("basis-rotation", "pipedream")])
     assert judged.holds
     assert "pipedream > " in judged.text
+
+
+def test_text_ends_with_the_target(with_low_bound):
+    judged = slows_down_less(with_low_bound, [("pipedream", "nesterov")])
+    target = with_low_bound.slowdown_target()
+    assert judged.text.endswith(f"; to {target:.3f} nats, seeds: 1")
+
+
+def test_method_without_runs_is_named(with_low_bound):
     with pytest.raises(UserError, match="no runs of muon"):
-        slows_down_less(experiments, [("basis-rotation", "muon")])
+        slows_down_less(with_low_bound, [("basis-rotation", "muon")])
+
+
+def test_target_on_a_plateau_is_refused(with_low_bound, monkeypatch):
     monkeypatch.setattr("brx.runs.slowdown.PLATEAU", -1.0)
     with pytest.raises(UserError, match="is on a plateau for basis-rotation"):
-        slows_down_less(experiments, [("basis-rotation", "nesterov")])
+        slows_down_less(with_low_bound, [("basis-rotation", "nesterov")])
 
 
-# In the last two Muon never gets there: its bound is far, or low, so that it may be nearer.
-SOAPS = [
-    (2.2, 6, 1, "yes"),
-    (6, 2.2, 1, "no"),
-    (1e9, 6, 1, "no"),
-    (2.2, 1e9, 1, "yes"),
-    (2.2, 1e9, 19, "no"),
-]
-
-
-@pytest.mark.parametrize(("soap", "muon", "fresh", "verdict"), SOAPS)
-def test_soap_is_close_if_it_is_nearer_than_the_others(soap, muon, fresh, verdict, tmp_path):
+@pytest.mark.parametrize(
+    ("soap", "muon", "fresh", "verdict"),
+    [
+        (2.2, 6, 1, "yes"),
+        (6, 2.2, 1, "no"),
+        (NEVER, 6, 1, "no"),
+        # Muon never reaches the target: its bound is far, or low, so that it may be nearer.
+        (2.2, NEVER, 1, "yes"),
+        (2.2, NEVER, 19, "no"),
+    ],
+)
+def test_soap_is_close_if_the_nearest(soap, muon, fresh, verdict, tmp_path):
     slowness = {"nesterov": 20.0, "basis-rotation": 2.0, "soap": soap, "scion": 9.0}
     for method, times in slowness.items():
         write_slowness(tmp_path, method, {0: times})
-    for stages, times in ((1, fresh), (32, muon)):
-        write_method(tmp_path, "muon", stages, slowness=times)
+    write_method(tmp_path, "muon", 1, slowness=fresh)
+    write_method(tmp_path, "muon", 32, slowness=muon)
     assert row(tmp_path, "soap-close").verdict == verdict
 
 
-def test_what_never_gets_there_saves_less_than_nothing(tmp_path, monkeypatch):
-    write_slowness(tmp_path, "basis-rotation", {0: 1e9})
+# Iterations and time saved.
+
+
+@pytest.fixture
+def never_reached(tmp_path):
+    """Basis rotation never reaches the baselines' final loss."""
+    write_slowness(tmp_path, "basis-rotation", {0: NEVER})
     for baseline in BASELINES:
         write_slowness(tmp_path, baseline, {0: 2.0})
-    outcome = row(tmp_path, "main-reduction")
-    assert outcome.evidence.value < 0
-    assert (outcome.verdict, evidence_text(outcome)[:2]) == ("no", "< ")
-    shares = {"never": outcome.evidence, "half": Evidence(-0.5), "less": Evidence(-0.6)}
+    return row(tmp_path, "main-reduction")
+
+
+def test_target_never_reached_saves_nothing(never_reached):
+    assert never_reached.evidence.value < 0
+    assert never_reached.verdict == "no"
+
+
+def test_target_never_reached_is_a_bound(never_reached):
+    assert evidence_text(never_reached).startswith("< ")
+
+
+@pytest.mark.parametrize(
+    ("larger", "smaller", "holds"),
+    [
+        (Evidence(-0.5), Evidence(-0.6), True),
+        (Evidence(-0.6), Evidence(-0.5), False),
+        (Evidence(-0.4, is_bound=True), Evidence(-0.5), False),  # an upper bound
+    ],
+)
+def test_larger_model_saves_more(larger, smaller, holds, monkeypatch):
+    shares = {"larger": larger, "smaller": smaller}
     monkeypatch.setattr(evidence, "saved_over_baselines", lambda _, model: shares[model])
     monkeypatch.setattr(evidence, "_log_left", lambda *_: [])
-    assert not evidence.saves_more(None, larger="never", smaller="half").holds
-    assert evidence.saves_more(None, larger="half", smaller="less").holds
+    assert evidence.saves_more(None, larger="larger", smaller="smaller").holds == holds
 
 
 def test_stage_aware_is_compared_with_the_same_seed(tmp_path):
@@ -364,35 +489,52 @@ def test_stage_aware_is_compared_with_the_same_seed(tmp_path):
     assert row(tmp_path, "stage-aware").evidence.value == pytest.approx(0.25, abs=0.01)
 
 
-@pytest.mark.parametrize(("slower", "verdict"), [(1.0, "yes"), (1e3, "no")])
-def test_hours_are_iterations_times_the_measured_time_of_one(slower, verdict, tmp_path):
-    folder, table = tmp_path / "runs", tmp_path / "times.json"
+@pytest.fixture
+def three_seeds(tmp_path):
+    """Runs in which basis rotation slows down by 1.3, the baselines by 32."""
     for method in MAIN:
-        write_slowness(
-            folder, method, dict.fromkeys(range(3), 1.3 if method == "basis-rotation" else 32)
-        )
-    saved = row(folder, "main-reduction").evidence.value
+        slowness = 1.3 if method == "basis-rotation" else 32
+        write_slowness(tmp_path / "runs", method, dict.fromkeys(range(3), slowness))
+    return tmp_path / "runs"
+
+
+def scale_with_times(folder, ratio):
+    """A scale whose benchmark has this time of an iteration of basis rotation over a baseline's."""
     rows = [["32", "8", "8", method, "2.0"] for method in BASELINES]
-    rows += [
-        ["32", "8", "8", "basis-rotation", str(2.0 * slower)],
-        ["64", "8", "8", "basis-rotation", "1"],
-    ]
-    table.write_text(
-        json.dumps(
-            {"columns": ["width", "blocks", "stages", "method", "ratio to AdamW"], "rows": rows}
-        )
-    )
-    outcome = row(folder, "cpu-time", replace(LAPTOP, times=table))
-    assert outcome.evidence.value == pytest.approx(1 - (1 - saved) * slower)
+    rows.append(["32", "8", "8", "basis-rotation", str(2.0 * ratio)])
+    rows.append(["64", "8", "8", "basis-rotation", "1"])  # another model
+    columns = ["width", "blocks", "stages", "method", "ratio to AdamW"]
+    table = folder / "times.json"
+    table.write_text(json.dumps({"columns": columns, "rows": rows}))
+    return replace(LAPTOP, times=table)
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(1.0, "yes"), (1e3, "no")])
+def test_time_is_iterations_times_their_time(ratio, verdict, three_seeds, tmp_path):
+    saved = row(three_seeds, "main-reduction").evidence.value
+    outcome = row(three_seeds, "cpu-time", scale_with_times(tmp_path, ratio))
+    assert outcome.evidence.value == pytest.approx(1 - (1 - saved) * ratio)
     assert outcome.verdict == verdict
-    assert (
-        row(folder, "cpu-time", replace(LAPTOP, times=tmp_path / "none.json")).verdict
-        == "not tried"
-    )
-    write_method(folder, "basis-rotation", seeds=(0, 1, 2), slowness=500)  # it never gets there
-    never = row(folder, "cpu-time", replace(LAPTOP, times=table))
-    assert never.evidence.text.startswith("< ")
-    assert never.verdict == "no"
+
+
+def test_time_without_a_benchmark_is_not_tried(three_seeds, tmp_path):
+    scale = replace(LAPTOP, times=tmp_path / "none.json")
+    assert row(three_seeds, "cpu-time", scale).verdict == "not tried"
+
+
+def test_time_to_a_target_never_reached_is_bounded(three_seeds, tmp_path):
+    write_method(three_seeds, "basis-rotation", seeds=(0, 1, 2), slowness=500)
+    outcome = row(three_seeds, "cpu-time", scale_with_times(tmp_path, 1.0))
+    assert outcome.evidence.text.startswith("< ")
+    assert outcome.verdict == "no"
+
+
+def test_time_of_a_cpu_is_strictly_open(three_seeds, tmp_path):
+    outcome = row(three_seeds, "cpu-time", scale_with_times(tmp_path, 1.0))
+    assert (outcome.verdict, outcome.strict_verdict) == ("yes", "open")
+
+
+# Strict verdicts.
 
 
 def write_leads(folder, leads, seeds=(0, 1, 2)):
@@ -405,12 +547,12 @@ def write_leads(folder, leads, seeds=(0, 1, 2)):
                 write_finals(folder, method, {seed: 2.0 + 0.1 * seed + lead}, P)
 
 
-def test_lead_that_rises_at_every_depth_strictly_widens(tmp_path):
+def test_lead_that_always_rises_strictly_widens(tmp_path):
     write_leads(tmp_path, {2: 0.1, 4: 0.2, 8: 0.3, 16: 0.4, 32: 0.5})
     assert row(tmp_path, "main-gap-widens").strict_verdict == "yes"
 
 
-def test_lead_that_rises_at_the_end_alone_is_strictly_open(tmp_path):
+def test_lead_that_rises_only_last_is_open(tmp_path):
     write_leads(tmp_path, {2: 0.4, 4: 0.3, 8: 0.2, 16: 0.1, 32: 0.9})
     outcome = row(tmp_path, "main-gap-widens")
     assert (outcome.verdict, outcome.strict_verdict) == ("yes", "open")
@@ -448,15 +590,3 @@ def test_larger_model_strictly_saves_more_by_welch(tmp_path, larger, verdict):
                 slower = slowness + 0.02 * seed if is_ours else 4.0
                 write_method(tmp_path, method, 24, width, seeds=(seed,), slowness=slower)
     assert row(tmp_path, "width-order").strict_verdict == verdict
-
-
-def test_time_of_a_cpu_is_strictly_open(tmp_path):
-    for method in MAIN:
-        slowness = 1.3 if method == "basis-rotation" else 32
-        write_slowness(tmp_path, method, dict.fromkeys(range(3), slowness))
-    rows = [["32", "8", "8", method, "2.0"] for method in MAIN]
-    columns = ["width", "blocks", "stages", "method", "ratio to AdamW"]
-    table = tmp_path / "times.json"
-    table.write_text(json.dumps({"columns": columns, "rows": rows}))
-    outcome = row(tmp_path, "cpu-time", replace(LAPTOP, times=table))
-    assert (outcome.verdict, outcome.strict_verdict) == ("yes", "open")

@@ -51,14 +51,14 @@ def test_part_from_delay_is_a_difference_in_differences(experiments):
     assert parts.from_delay.to_numpy() == pytest.approx(expected)
 
 
-def test_best_baseline_is_that_of_each_seed_at_each_end(experiments):
+def test_best_baseline_is_chosen_on_each_seed(experiments):
     parts = parts_of(experiments, BEST_BASELINE)
     lowest = np.min([FINALS[name][32] for name in BASELINES], axis=0)
     expected = np.subtract(lowest, FINALS["basis-rotation"][32])
     assert parts.total.to_numpy() == pytest.approx(expected)
 
 
-def test_table_has_the_interval_of_the_part_from_delay(experiments):
+def test_table_has_the_intervals_of_the_parts(experiments):
     table = lead_table(experiments).set_index("rival")
     by_seed = lead("pipedream", 32) - lead("pipedream", 1)
     interval = ttest_1samp(by_seed, 0.0).confidence_interval(0.95)

@@ -1,8 +1,9 @@
-"""What measurements at checkpoints, the toy problems' files and the formulas say; a changed one
+"""Evidence from measurements at checkpoints, the toy problems' files and formulas: a changed number
 changes the verdict."""
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -46,54 +47,93 @@ def measured(complete, tmp_path):
     return Experiments.load(replace(LAPTOP, curvature=tmp_path), complete)
 
 
-def test_oscillation_is_judged_over_seeds_and_checkpoints(tmp_path, measured):
+SEEDS = (0, 1, 2)
+CHECKPOINTS = (500, 1000)
+
+
+@pytest.fixture
+def oscillations(tmp_path):
+    """PipeDream varies more than basis rotation at every seed and checkpoint; at one seed its
+    dominant eigenvalue is negative. One of its checkpoints has no partner."""
+    for seed, iteration in product(SEEDS, CHECKPOINTS):
+        eigenvalue = -3.0 if seed == 0 else 5.0
+        write_oscillation(tmp_path, "pipedream", seed, iteration, 4e-4 * (1 + seed), eigenvalue)
+        write_oscillation(tmp_path, "basis-rotation", seed, iteration, 1e-4)
+    write_oscillation(tmp_path, "pipedream", 0, 750, 1e-9)
+
+
+def judge_delayed(measured):
+    return measured_evidence.oscillates_less(measured, delayed=True)
+
+
+def test_oscillation_needs_runs(measured):
     with pytest.raises(UserError, match="no run with losses"):
-        measured_evidence.oscillates_less(measured, delayed=True)
-    for seed in (0, 1, 2):
-        for iteration in (500, 1000):
-            write_oscillation(
-                tmp_path,
-                "pipedream",
-                seed,
-                iteration,
-                4e-4 * (1 + seed),
-                -3.0 if seed == 0 else 5.0,
-            )
-            write_oscillation(tmp_path, "basis-rotation", seed, iteration, 1e-4)
-    write_oscillation(tmp_path, "pipedream", 0, 750, 1e-9)  # without a partner
-    judged = measured_evidence.oscillates_less(measured, delayed=True)
-    assert (judged.holds, judged.num_seeds) == (True, 3)
-    assert (
-        "(3 seeds, 6 checkpoints); at 2 of them PipeDream's dominant eigenvalue is negative"
-        in judged.text
-    )
-    # The best of several rates counts.
-    write_oscillation(
-        tmp_path, "basis-rotation", 0, 500, 1.0, val_loss=9.0, **{"optimizer.lr": 3e-3}
-    )
-    assert measured_evidence.oscillates_less(measured, delayed=True) == judged
-    with pytest.raises(UserError, match="at P = 1 yet"):
-        measured_evidence.oscillates_less(measured, delayed=False)
-    for method, variance in (("pipedream", 1e-4), ("basis-rotation", 2e-4)):
-        write_oscillation(tmp_path, method, 0, 500, variance, stages=1)
-    judged = measured_evidence.oscillates_less(measured, delayed=False)
-    assert (judged.holds, judged.num_seeds) == (False, 1)
-    for iteration in (500, 1000):  # one seed far on the other side: the interval holds 1
-        write_oscillation(tmp_path, "basis-rotation", 2, iteration, 1e-2)
-    assert not measured_evidence.oscillates_less(measured, delayed=True).holds
+        judge_delayed(measured)
 
 
-def test_other_directions_are_those_in_which_both_methods_move_less(tmp_path, measured):
+def test_oscillation_needs_runs_with_delay(tmp_path, measured):
     write_oscillation(tmp_path, "pipedream", 0, 500, 1e-4, stages=1)
     with pytest.raises(UserError, match="not measured under delay"):
-        measured_evidence.oscillates_less(measured, delayed=True)
-    write_oscillation(tmp_path, "nesterov", 0, 500, 1e-7)  # of neither method
+        judge_delayed(measured)
+
+
+@pytest.mark.usefixtures("oscillations")
+def test_oscillation_needs_runs_without_delay(measured):
+    with pytest.raises(UserError, match="at P = 1 yet"):
+        measured_evidence.oscillates_less(measured, delayed=False)
+
+
+@pytest.mark.usefixtures("oscillations")
+def test_oscillation_is_judged_over_seeds(measured):
+    judged = judge_delayed(measured)
+    assert (judged.holds, judged.num_seeds) == (True, 3)
+
+
+@pytest.mark.usefixtures("oscillations")
+def test_oscillation_counts_checkpoints_with_a_partner(measured):
+    assert "(3 seeds, 6 checkpoints)" in judge_delayed(measured).text
+
+
+@pytest.mark.usefixtures("oscillations")
+def test_oscillation_tells_negative_eigenvalues(measured):
+    told = "at 2 of them PipeDream's dominant eigenvalue is negative"
+    assert told in judge_delayed(measured).text
+
+
+@pytest.mark.usefixtures("oscillations")
+def test_oscillation_is_at_the_best_rate(tmp_path, measured):
+    judged = judge_delayed(measured)
+    worse = {"val_loss": 9.0, "optimizer.lr": 3e-3}
+    write_oscillation(tmp_path, "basis-rotation", 0, 500, 1.0, **worse)
+    assert judge_delayed(measured) == judged
+
+
+@pytest.mark.usefixtures("oscillations")
+def test_one_seed_on_the_other_side_is_chance(tmp_path, measured):
+    for iteration in CHECKPOINTS:
+        write_oscillation(tmp_path, "basis-rotation", 2, iteration, 1e-2)
+    assert not judge_delayed(measured).holds
+
+
+def test_larger_variance_does_not_hold(tmp_path, measured):
+    write_oscillation(tmp_path, "pipedream", 0, 500, 1e-4, stages=1)
+    write_oscillation(tmp_path, "basis-rotation", 0, 500, 2e-4, stages=1)
+    judged = measured_evidence.oscillates_less(measured, delayed=False)
+    assert (judged.holds, judged.num_seeds) == (False, 1)
+
+
+def test_stability_needs_both_methods(tmp_path, measured):
+    write_oscillation(tmp_path, "pipedream", 0, 500, 1e-4)
+    write_oscillation(tmp_path, "nesterov", 0, 500, 1e-7)
     with pytest.raises(UserError, match="not measured with both methods"):
         measured_evidence.stable_elsewhere(measured)
-    write_oscillation(tmp_path, "basis-rotation", 0, 500, 1e-5)
-    assert measured_evidence.stable_elsewhere(measured).holds  # along the other, 1e-6
-    write_oscillation(tmp_path, "basis-rotation", 0, 500, 1e-7)
-    assert not measured_evidence.stable_elsewhere(measured).holds
+
+
+@pytest.mark.parametrize(("variance", "holds"), [(1e-5, True), (1e-7, False)])
+def test_stability_compares_with_a_random_direction(tmp_path, measured, variance, holds):
+    write_oscillation(tmp_path, "pipedream", 0, 500, 1e-4)
+    write_oscillation(tmp_path, "basis-rotation", 0, 500, variance)  # 1e-6 along the random one
+    assert measured_evidence.stable_elsewhere(measured).holds == holds
 
 
 def write_rates(folder, by_rate):
@@ -105,37 +145,45 @@ def write_rates(folder, by_rate):
             write_oscillation(folder, "pipedream", seed, 500, own, val_loss=val_loss, **settings)
 
 
-def test_variances_at_a_common_rate_decide(tmp_path, measured):
-    for seed in range(3):
+@pytest.fixture
+def at_own_rates(tmp_path):
+    """Basis rotation and PipeDream at different rates. PipeDream varies more, but less than in
+    proportion to the rate's square."""
+    for seed in SEEDS:
         write_oscillation(tmp_path, "basis-rotation", seed, 500, 1e-4, **{"optimizer.lr": 1e-3})
-    # At its own rate PipeDream varies more, but less than in proportion to the rate's square.
     write_rates(tmp_path, {3e-3: (4e-4, 1.0)})
-    assert measured_evidence.oscillates_less(measured, delayed=True).strict == "no"
+
+
+@pytest.mark.usefixtures("at_own_rates")
+def test_variances_per_square_of_the_rate_decide(measured):
+    assert judge_delayed(measured).strict == "no"
+
+
+@pytest.mark.usefixtures("at_own_rates")
+def test_variances_at_a_common_rate_decide(tmp_path, measured):
     write_rates(tmp_path, {1e-3: (3e-4, 2.0)})
-    judged = measured_evidence.oscillates_less(measured, delayed=True)
+    judged = judge_delayed(measured)
     assert judged.strict == "yes"
     assert "at the common rate 0.001, basis rotation 0.33 of PipeDream's" in judged.text
 
 
 @pytest.fixture
 def norms(tmp_path):
-    """Writes a made-up measurement beside one of three runs of `quick`, which differ in the
-    seed."""
+    """Writes a made-up measurement into the folder of one of three runs of `quick`, which differ in
+    their seeds."""
     settings = {"pipeline.stages": 8}
-    write_experiment(tmp_path, "quick", settings, seeds=range(3))
-    runs = [
-        tmp_path / identity(preset_with("quick", {**settings, "training.seed": seed}))
-        for seed in range(3)
-    ]
+    write_experiment(tmp_path, "quick", settings, seeds=SEEDS)
+    runs = []
+    for seed in SEEDS:
+        config = preset_with("quick", {**settings, "training.seed": seed})
+        runs.append(tmp_path / identity(config))
     kept = next(LAPTOP.curvature.glob("*/analysis/hessian-norm-original-*.json"))
     source = NormResult.read(kept).model_copy(update={"method": "pipedream", "iteration": 1500})
 
-    def write(
-        space, norm, spread=0.1, seed=0, **changes
-    ):  # exported files name the run where it was made
+    def write(space, norm, spread=0.1, seed=0, **changes):
         run = runs[seed]
         changes |= {
-            "run": f"runs/elsewhere/{run.name}",
+            "run": f"runs/elsewhere/{run.name}",  # exported files name the run where it was made
             "space": space,
             "norm": norm,
             "standard_error": spread * norm,
@@ -147,96 +195,166 @@ def norms(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("source", ["1st", "2nd"])
-def test_the_theorems_order_holds_where_no_intervals_overlap(source, norms, measured):
+SIZES = {
+    "original": 20.0,
+    "1st-unilateral": 9.0,
+    "1st-bilateral": 3.0,
+    "2nd-unilateral": 5.0,
+    "2nd-bilateral": 2.0,
+}
+"""Norms in the order of the theorems, for both sources."""
+SOURCES = pytest.mark.parametrize("source", ["1st", "2nd"])
+
+
+@pytest.fixture
+def one_seed(norms):
+    """Results of one seed, by space."""
+    return {space: norms(space, norm) for space, norm in SIZES.items()}
+
+
+@SOURCES
+def test_theorem_needs_norms_by_strategy(source, norms, measured):
     with pytest.raises(UserError, match="norms by strategy have not been measured"):
         measured_evidence.theorem_order(measured, source)
-    sizes = {
-        "original": 20.0,
-        "1st-unilateral": 9.0,
-        "1st-bilateral": 3.0,
-        "2nd-unilateral": 5.0,
-        "2nd-bilateral": 2.0,
-    }
-    results = {space: norms(space, norm) for space, norm in sizes.items()}
+
+
+@SOURCES
+def test_theorem_holds_without_overlapping_intervals(source, one_seed, measured):
     judged = measured_evidence.theorem_order(measured, source)
     assert (judged.holds, judged.num_seeds) == (True, 1)
-    in_order = [
-        results[space].normalized
-        for space in ("original", f"{source}-unilateral", f"{source}-bilateral")
-    ]
-    assert judged.text.endswith(", ".join(f"{norm:.3g}" for norm in in_order))
-    norms(f"{source}-bilateral", sizes[f"{source}-bilateral"], spread=0.5)
+
+
+@SOURCES
+def test_theorem_is_open_with_overlapping_intervals(source, one_seed, norms, measured):
+    space = f"{source}-bilateral"
+    norms(space, SIZES[space], spread=0.5)
     assert not measured_evidence.theorem_order(measured, source).holds
 
 
-def test_with_three_seeds_the_spread_between_them_decides(norms, measured):
-    sizes = {
-        "original": 20.0,
-        "1st-unilateral": 9.0,
-        "1st-bilateral": 3.0,
-        "2nd-unilateral": 5.0,
-        "2nd-bilateral": 4.0,
-    }
-    for seed in range(
-        3
-    ):  # the norms differ more between seeds than between coordinates, and their ratio does not
-        for space, norm in sizes.items():
+@SOURCES
+def test_text_has_the_norms_in_order(source, one_seed, measured):
+    spaces = ("original", f"{source}-unilateral", f"{source}-bilateral")
+    in_order = ", ".join(f"{one_seed[space].normalized:.3g}" for space in spaces)
+    assert measured_evidence.theorem_order(measured, source).text.endswith(in_order)
+
+
+CLOSE_SIZES = SIZES | {"2nd-bilateral": 4.0}
+BY_CHANCE = "(2nd-bilateral: not by more than chance)"
+
+
+@pytest.fixture
+def three_seeds(norms):
+    """Norms that differ more between seeds than between coordinates; their ratios are the same on
+    each seed."""
+    for seed in SEEDS:
+        for space, norm in CLOSE_SIZES.items():
             norms(space, norm * 3**seed, spread=0.5, seed=seed)
+
+
+@pytest.mark.usefixtures("three_seeds")
+def test_ratios_decide_from_three_seeds_on(measured):
     judged = measured_evidence.theorem_order(measured, "2nd")
     assert (judged.holds, judged.num_seeds) == (True, 3)
+
+
+@pytest.mark.usefixtures("three_seeds")
+def test_one_seed_out_of_order_is_chance(norms, measured):
     norms("2nd-bilateral", 6.0, seed=0)  # above the unilateral one
     judged = measured_evidence.theorem_order(measured, "2nd")
     assert not judged.holds
-    assert judged.text.endswith("(2nd-bilateral: not by more than chance)")
+    assert judged.text.endswith(BY_CHANCE)
+
+
+@pytest.mark.usefixtures("three_seeds")
+def test_sources_are_judged_apart(norms, measured):
+    norms("2nd-bilateral", 6.0, seed=0)
     assert measured_evidence.theorem_order(measured, "1st").holds
-    for seed in range(
-        3
-    ):  # noise raises the unilateral norms alone: extrapolated they lie below the bilateral ones
+
+
+@pytest.mark.usefixtures("three_seeds")
+def test_extrapolated_norms_must_be_in_order(norms, measured):
+    # Noise raises the unilateral norms alone: extrapolated they lie below the bilateral ones.
+    for seed in SEEDS:
         for space, of_half in (("2nd-unilateral", 7.0), ("2nd-bilateral", 4.0)):
-            norms(space, sizes[space] * 3**seed, seed=seed, norm_of_half=of_half * 3**seed)
-    assert measured_evidence.theorem_order(measured, "2nd").text.endswith(
-        " (2nd-bilateral: not by more than chance)"
-    )
-    for space in sizes:  # which leaves two seeds here: their intervals decide, and are wide
-        norms(space, sizes[space], seed=0, num_stages=1)
+            scale = 3**seed
+            size = CLOSE_SIZES[space] * scale
+            norms(space, size, seed=seed, norm_of_half=of_half * scale)
+    assert measured_evidence.theorem_order(measured, "2nd").text.endswith(f" {BY_CHANCE}")
+
+
+@pytest.mark.usefixtures("three_seeds")
+def test_intervals_decide_between_two_seeds(norms, measured):
+    # The third seed is at another depth; the intervals of the others are wide.
+    for space, norm in CLOSE_SIZES.items():
+        norms(space, norm, seed=0, num_stages=1)
     judged = measured_evidence.theorem_order(measured, "1st")
     assert (judged.holds, judged.num_seeds) == (False, 1)
 
 
-def test_norms_ratio_over_seeds(norms, measured):
+HALF_WIDTH = 4.303 * np.log(2) / 3**0.5  # of log ratio; 4.303: Student's t, 2 degrees of freedom
+
+
+@pytest.fixture
+def ratios(norms):
+    """Rotated over original norms of 0.2, 0.4 and 0.8."""
     for seed, ratio in enumerate((0.2, 0.4, 0.8)):
         norms("original", 10.0 * 2**seed, seed=seed, method="basis-rotation")
         norms("rotated", 10.0 * 2**seed * ratio, seed=seed, method="basis-rotation")
+
+
+@pytest.mark.usefixtures("ratios")
+def test_norms_ratio_is_a_geometric_mean(measured):
     judged = measured_evidence.norm_ratio(measured)
     assert (judged.value, judged.num_seeds) == (pytest.approx(0.4), 3)
-    half = 4.303 * np.log(2) / 3**0.5  # Student's t of two degrees of freedom, 95 %
-    assert (judged.low, judged.high) == pytest.approx(
-        (0.4 * np.exp(-half), 0.4 * np.exp(half)), rel=1e-3
-    )
-    assert "to an unknown extent" in judged.text
-    for seed, ratio in enumerate((0.2, 0.4, 0.8)):  # noise that raises the rotated norms alone
-        for space, norm, of_half in (
-            ("original", 10.0, 10.0),
-            ("rotated", 10.0 * ratio, 12.0 * ratio),
-        ):
-            norms(space, norm, seed=seed, method="basis-rotation", norm_of_half=of_half)
+
+
+@pytest.mark.usefixtures("ratios")
+def test_norms_ratio_has_students_interval(measured):
     judged = measured_evidence.norm_ratio(measured)
-    limit = 0.4 * (1 - 0.2 / (2**0.5 - 1))
-    assert judged.text.endswith(f"0.48 from half the sample, {limit:.3g} extrapolated")
-    assert (judged.low, judged.high) == pytest.approx(
-        (limit * np.exp(-half), 0.4 * np.exp(half)), rel=1e-3
-    )
+    expected = 0.4 * np.exp(-HALF_WIDTH), 0.4 * np.exp(HALF_WIDTH)
+    assert (judged.low, judged.high) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.usefixtures("ratios")
+def test_text_tells_unknown_noise(measured):
+    assert "to an unknown extent" in measured_evidence.norm_ratio(measured).text
+
+
+LIMIT = 0.4 * (1 - 0.2 / (2**0.5 - 1))  # extrapolated from 0.4, and 0.48 from half the sample
+
+
+@pytest.fixture
+def ratios_with_noise(norms):
+    """The same ratios; noise raises the rotated norms alone."""
+    for seed, ratio in enumerate((0.2, 0.4, 0.8)):
+        common = {"seed": seed, "method": "basis-rotation"}
+        norms("original", 10.0, norm_of_half=10.0, **common)
+        norms("rotated", 10.0 * ratio, norm_of_half=12.0 * ratio, **common)
+
+
+@pytest.mark.usefixtures("ratios_with_noise")
+def test_text_has_the_extrapolated_ratio(measured):
+    text = measured_evidence.norm_ratio(measured).text
+    assert text.endswith(f"0.48 from half the sample, {LIMIT:.3g} extrapolated")
+
+
+@pytest.mark.usefixtures("ratios_with_noise")
+def test_interval_contains_the_extrapolated_ratio(measured):
+    judged = measured_evidence.norm_ratio(measured)
+    expected = LIMIT * np.exp(-HALF_WIDTH), 0.4 * np.exp(HALF_WIDTH)
+    assert (judged.low, judged.high) == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.fixture
 def two_samples(norms):
     """The ratio is 0.6 from the usual sample, extrapolated to 0.4, and 0.45 from a larger one."""
-    of_half = 0.6 + 0.2 * (2**0.5 - 1)
-    large = NormSettings(batches_per_vector=1600)
-    for changes, rotated, half in (({}, 6.0, 10 * of_half), ({"settings": large}, 4.5, 4.6)):
-        norms("original", 10.0, method="basis-rotation", norm_of_half=10.0, **changes)
-        norms("rotated", rotated, method="basis-rotation", norm_of_half=half, **changes)
+    of_half = 10 * (0.6 + 0.2 * (2**0.5 - 1))
+    usual = {"method": "basis-rotation"}
+    norms("original", 10.0, norm_of_half=10.0, **usual)
+    norms("rotated", 6.0, norm_of_half=of_half, **usual)
+    larger = {**usual, "settings": NormSettings(batches_per_vector=1600)}
+    norms("original", 10.0, norm_of_half=10.0, **larger)
+    norms("rotated", 4.5, norm_of_half=4.6, **larger)
 
 
 @pytest.mark.usefixtures("two_samples")
@@ -245,17 +363,21 @@ def test_largest_sample_decides_the_norms_ratio(measured):
 
 
 @pytest.mark.usefixtures("two_samples")
-def test_text_has_what_the_smaller_sample_promised(measured):
+def test_text_has_the_smaller_samples_extrapolation(measured):
     text = measured_evidence.norm_ratio(measured).text
     assert text.endswith(" tokens 0.6, which was extrapolated to 0.4")
 
 
-def test_norms_ratio_is_of_one_checkpoint_with_both_coordinates(norms, measured):
-    norms("original", 10.0)  # of PipeDream
+def test_norms_ratio_needs_one_checkpoint(norms, measured):
+    norms("original", 10.0)  # PipeDream's
     norms("original", 10.0, method="basis-rotation")
     norms("rotated", 5.0, method="basis-rotation", iteration=1000)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="not measured in both coordinates"):
         measured_evidence.norm_ratio(measured)
+
+
+def test_norms_ratio_of_one_seed_has_an_interval(norms, measured):
+    norms("original", 10.0, method="basis-rotation")
     norms("rotated", 4.0, method="basis-rotation")
     judged = measured_evidence.norm_ratio(measured)
     assert judged.value == pytest.approx(0.4)
@@ -269,79 +391,127 @@ def write(tmp_path, monkeypatch):
     return lambda name, **content: (tmp_path / f"{name}.json").write_text(json.dumps(content))
 
 
+def write_quadratic(write, aligned, misaligned):
+    """Adam's slowdowns; AdaSGD's are large and do not count."""
+    slowdowns = [
+        {"optimizer": "AdaSGD", "aligned": True, "slowdown": 9.0},
+        {"optimizer": "AdaSGD", "aligned": False, "slowdown": 9.0},
+        {"optimizer": "Adam", "aligned": True, "slowdown": aligned},
+        {"optimizer": "Adam", "aligned": False, "slowdown": misaligned},
+    ]
+    write("quadratic", slowdowns=slowdowns)
+
+
 @pytest.mark.parametrize(
     ("aligned", "misaligned", "holds"),
     [(1.0, 1.0, False), (1.0, 3.0, True), (2.0, 3.0, False), (1.0, None, True)],
 )
-def test_toy_quadratic(aligned, misaligned, holds, write):
+def test_quadratic_compares_adams_slowdowns(aligned, misaligned, holds, write):
+    write_quadratic(write, aligned, misaligned)
+    assert measured_evidence.delay_hurts_where_misaligned(None).holds == holds
+
+
+def test_quadratic_that_never_arrives_is_infinite(write):
+    write_quadratic(write, 1.0, None)
+    assert measured_evidence.delay_hurts_where_misaligned(None).text.endswith("misaligned inf")
+
+
+@pytest.mark.usefixtures("write")
+def test_missing_file_of_a_toy_is_named():
     with pytest.raises(UserError, match=r"quadratic\.json is not there yet"):
         measured_evidence.delay_hurts_where_misaligned(None)
-    cases = [
-        ("AdaSGD", True, 9.0),
-        ("AdaSGD", False, 9.0),
-        ("Adam", True, aligned),
-        ("Adam", False, misaligned),
-    ]
-    write(
-        "quadratic",
-        slowdowns=[
-            dict(zip(("optimizer", "aligned", "slowdown"), case, strict=True)) for case in cases
-        ],
-    )
-    judged = measured_evidence.delay_hurts_where_misaligned(None)
-    assert judged.holds == holds
-    assert judged.text.endswith("misaligned inf") == (
-        misaligned is None
-    )  # never arrives: infinitely slow
 
 
-def test_toy_spiral(write):
+@pytest.fixture
+def judge_spiral(write):
+    """The evidence from numbers of the spiral with the paper's settings."""
     write("spiral-small-steps", arrived=True, spearman=0.5, p_value=0.0)
-    rows = (
-        (True, 0.5, 1e-9),
-        (False, 0.9, 0.0),
-        (True, -0.5, 1e-9),
-        (True, 0.1, 0.3),
-        (True, None, None),
-    )
-    for arrived, spearman, p_value in rows:
+
+    def judge(arrived, spearman, p_value):
         write("spiral", arrived=arrived, spearman=spearman, p_value=p_value)
-        judged = measured_evidence.misalignment_slows_on_the_spiral(None)
-        assert judged.holds == (arrived and spearman == 0.5)
-        assert ("stops on the way" in judged.text) != arrived
+        return measured_evidence.misalignment_slows_on_the_spiral(None)
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("arrived", "spearman", "p_value", "holds"),
+    [
+        (True, 0.5, 1e-9, True),
+        (False, 0.9, 0.0, False),
+        (True, -0.5, 1e-9, False),
+        (True, 0.1, 0.3, False),  # by chance
+        (True, None, None, False),  # a constant
+    ],
+)
+def test_spiral_needs_a_correlation(judge_spiral, arrived, spearman, p_value, holds):
+    assert judge_spiral(arrived, spearman, p_value).holds == holds
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_text_tells_that_adam_stops(judge_spiral, arrived):
+    assert ("stops on the way" in judge_spiral(arrived, 0.5, 1e-9).text) != arrived
 
 
 @pytest.mark.parametrize(
     "content", ["[]", "{", '{"slowdowns": [{"optimizer": "Adam"}]}', '{"spearman": "x"}']
 )
-def test_a_damaged_file_of_a_toy_is_one_line(content, write, tmp_path):
-    for name, judge in (
+@pytest.mark.parametrize(
+    ("name", "judge"),
+    [
         ("quadratic", measured_evidence.delay_hurts_where_misaligned),
         ("spiral", measured_evidence.misalignment_slows_on_the_spiral),
-    ):
-        (tmp_path / f"{name}.json").write_text(content)
-        with pytest.raises(
-            UserError, match=rf"{name}\.json: not readable: .*; brx toy writes it anew$"
-        ):
-            judge(None)
+    ],
+)
+@pytest.mark.usefixtures("write")
+def test_damaged_file_of_a_toy_is_named(name, judge, content, tmp_path):
+    (tmp_path / f"{name}.json").write_text(content)
+    told = rf"{name}\.json: not readable: .*; brx toy writes it anew$"
+    with pytest.raises(UserError, match=told):
+        judge(None)
 
 
-def test_formulas_give_what_is_printed_and_every_number_counts(monkeypatch):
+# Formulas.
+
+
+def test_memory_share_is_of_both_moments():
     assert measured_evidence.memory_share(None).value == pytest.approx(4096 / (4 * 14336))
+
+
+def test_memory_of_each_strategy_is_told():
     assert "1st/bilateral 0.13 and 0.83" in measured_evidence.memory_of_strategies(None).text
-    assert (
-        measured_evidence.parameter_counts(None).text
-        == "paper-95m 95.6 M, paper-1b 1,035.0 M, paper-3b 3,047.0 M"
-    )
-    judges = measured_evidence.memory_of_strategies, measured_evidence.parameter_counts
-    assert [judge(None).holds for judge in judges] == [True, True]
-    monkeypatch.setattr(
-        measured_evidence, "MEMORY_GIB", [*measured_evidence.MEMORY_GIB[:-1], ["0.06", "0.07"]]
-    )
+
+
+def test_parameters_of_each_model_are_told():
+    text = measured_evidence.parameter_counts(None).text
+    assert text == "paper-95m 95.6 M, paper-1b 1,035.0 M, paper-3b 3,047.0 M"
+
+
+@pytest.mark.parametrize(
+    "judge", [measured_evidence.memory_of_strategies, measured_evidence.parameter_counts]
+)
+def test_formulas_are_as_printed(judge):
+    assert judge(None).holds
+
+
+def test_every_printed_memory_counts(monkeypatch):
+    *others, _ = measured_evidence.MEMORY_GIB
+    monkeypatch.setattr(measured_evidence, "MEMORY_GIB", [*others, ["0.06", "0.07"]])
+    assert not measured_evidence.memory_of_strategies(None).holds
+
+
+def test_every_printed_parameter_count_counts(monkeypatch):
     monkeypatch.setitem(measured_evidence.PARAMETERS, "paper-1b", 1.2e9)
-    assert [judge(None).holds for judge in judges] == [False, False]
+    assert not measured_evidence.parameter_counts(None).holds
+
+
+def test_one_printed_stage_count_differs():
+    # The paper prints >= 512 where its own rule, P >= 2 L, gives 252.
     judged = measured_evidence.stage_counts(None)
-    assert not judged.holds  # the paper prints >= 512 where its own rule, P >= 2 L, gives 252
+    assert not judged.holds
     assert judged.text.startswith("6 of 7 models as printed; not Llama 3.1 405B")
+
+
+def test_all_other_stage_counts_are_as_printed(monkeypatch):
     monkeypatch.setitem(STAGE_COUNTS, "Llama 3.1 405B", [">= 252"] * 4 + ["126"])
     assert measured_evidence.stage_counts(None).holds

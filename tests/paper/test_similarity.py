@@ -1,5 +1,4 @@
-"""The study of similarity: settings of known slowdowns, and the figure and table of the committed
-runs."""
+"""The study of similarity: settings with known slowdowns, and the committed runs."""
 
 import math
 
@@ -24,60 +23,97 @@ from tests.paper.helpers import write_experiment
 UNDER_DELAY = {"pipeline.stages": 8, "pipeline.delay.like": 32}
 
 
-def test_each_setting_has_the_slowdowns_of_its_own_runs(tmp_path):
-    """They are 2, 3, 4 at the preset's rate; 1.5 times less with a warm-up of 31 tau, where one run
-    is missing."""
-    for setting, factor in (
-        ("laptop preset", 1.0),
-        ("warm-up 31 tau", 1 / 1.5),
-        ("beta2 0.99", 1.0),
-    ):
-        for method, slowness in zip(LADDER_METHODS, (2, 3, 4), strict=True):
-            settings = {"optimizer.method": method, "optimizer.lr": 1e-3, **SETTINGS[setting]}
-            if method != "nesterov" or setting != "warm-up 31 tau":
-                write_experiment(
-                    tmp_path, "laptop", {**settings, "pipeline.stages": 1}, seeds=(0, 1)
-                )
-            write_experiment(
-                tmp_path,
-                "laptop",
-                {**settings, **UNDER_DELAY},
-                seeds=(0, 1),
-                slowness=slowness * factor,
-            )
-    # A rate that is better on one side only: it counts in the row of chosen rates alone.
-    settings = {"optimizer.method": "nesterov", "optimizer.lr": 3e-3, **UNDER_DELAY}
-    write_experiment(tmp_path, "laptop", settings, seeds=(0, 1), slowness=1.2, val_loss=0.1)
-    frame = study(load([tmp_path]))
+PRESET = "laptop preset"
+LONGER_WARMUP = "warm-up 31 tau"
+UNCHANGED = "beta2 0.99"
+BEST_RATES = "each side's best rate"
+SLOWNESS = dict(zip(LADDER_METHODS, (2, 3, 4), strict=True))
+FACTOR = {PRESET: 1.0, LONGER_WARMUP: 1 / 1.5, UNCHANGED: 1.0}
+"""How many times as slow as with the preset the methods are."""
+
+
+def write_setting(folder, setting, method, slowness):
+    """Runs at the common rate without delay, and with it so many times as slow."""
+    settings = {"optimizer.method": method, "optimizer.lr": 1e-3, **SETTINGS[setting]}
+    without_delay = {**settings, "pipeline.stages": 1}
+    # One method lacks its run without delay in one setting.
+    if (method, setting) != ("nesterov", LONGER_WARMUP):
+        write_experiment(folder, "laptop", without_delay, seeds=(0, 1))
+    delayed = {**settings, **UNDER_DELAY}
+    write_experiment(folder, "laptop", delayed, seeds=(0, 1), slowness=slowness)
+
+
+@pytest.fixture(scope="module")
+def frame(tmp_path_factory):
+    """The study of three settings at the common rate. One run at a better rate, on one side only,
+    counts in the row of best rates alone."""
+    folder = tmp_path_factory.mktemp("study")
+    for setting, factor in FACTOR.items():
+        for method, slowness in SLOWNESS.items():
+            write_setting(folder, setting, method, slowness * factor)
+    better = {"optimizer.method": "nesterov", "optimizer.lr": 3e-3, **UNDER_DELAY}
+    write_experiment(folder, "laptop", better, seeds=(0, 1), slowness=1.2, val_loss=0.1)
+    return study(load([folder]))
+
+
+@pytest.fixture(scope="module")
+def rows(frame):
+    return frame.set_index(["setting", "method"])
+
+
+def test_table_has_the_settings_with_runs(frame):
+    table = study_table(frame)
+    assert list(table["setting"]) == [PRESET, BEST_RATES, LONGER_WARMUP, UNCHANGED]
+
+
+def test_method_without_both_ends_has_no_slowdown(frame):
     table = study_table(frame).set_index("setting")
-    assert list(table.index) == [
-        "laptop preset",
-        "each side's best rate",
-        "warm-up 31 tau",
-        "beta2 0.99",
-    ]
-    assert (
-        table.loc["warm-up 31 tau", "slowdown: nesterov"] == "-"
-    )  # it has no run without delay there
-    rows = frame.set_index(["setting", "method"])
-    for method, slowness in zip(LADDER_METHODS, (2, 3, 4), strict=True):
-        assert rows.loc[("laptop preset", method), "ratio"] == pytest.approx(slowness, rel=0.05)
-    assert rows.loc[("warm-up 31 tau", "pipedream-lr"), "ratio"] == pytest.approx(4 / 1.5, rel=0.05)
-    assert rows.loc[("each side's best rate", "nesterov"), "ratio"] == pytest.approx(1.2, rel=0.05)
-    for setting in ("laptop preset", "beta2 0.99"):
-        assert rows.loc[(setting, "nesterov"), "saved"] == pytest.approx(1 - 2 / 3, abs=0.05)
+    assert table.loc[LONGER_WARMUP, "slowdown: nesterov"] == "-"
+
+
+@pytest.mark.parametrize("method", SLOWNESS)
+def test_slowdown_with_the_preset(rows, method):
+    assert rows.loc[(PRESET, method), "ratio"] == pytest.approx(SLOWNESS[method], rel=0.05)
+
+
+def test_slowdown_with_another_setting(rows):
+    ratio = rows.loc[(LONGER_WARMUP, "pipedream-lr"), "ratio"]
+    assert ratio == pytest.approx(SLOWNESS["pipedream-lr"] / 1.5, rel=0.05)
+
+
+def test_slowdown_at_the_best_rates(rows):
+    assert rows.loc[(BEST_RATES, "nesterov"), "ratio"] == pytest.approx(1.2, rel=0.05)
+
+
+@pytest.mark.parametrize("setting", [PRESET, UNCHANGED])
+def test_iterations_saved_in_a_setting(rows, setting):
+    assert rows.loc[(setting, "nesterov"), "saved"] == pytest.approx(1 - 2 / 3, abs=0.05)
+
+
+def test_rows_count_their_seeds(rows):
     assert set(rows["seeds"]) == {2}
-    assert rows.loc[("warm-up 31 tau", "basis-rotation"), "is_changed"]
-    assert not rows.loc[["laptop preset", "beta2 0.99"], "is_changed"].any()
 
 
-def test_committed_runs_are_drawn(tmp_path, capsys, monkeypatch):
-    assert [path.suffix for path in draw_study(RUNS, tmp_path / "similarity")][:2] == [
-        ".png",
-        ".pdf",
-    ]
+def test_setting_with_another_slowdown_is_changed(rows):
+    assert rows.loc[(LONGER_WARMUP, "basis-rotation"), "is_changed"]
+
+
+@pytest.mark.parametrize("setting", [PRESET, UNCHANGED])
+def test_setting_with_the_same_slowdown_is_unchanged(rows, setting):
+    assert not rows.loc[setting, "is_changed"].any()
+
+
+def test_committed_runs_are_drawn(tmp_path):
+    suffixes = [path.suffix for path in draw_study(RUNS, tmp_path / "similarity")]
+    assert suffixes[:2] == [".png", ".pdf"]
+
+
+def test_committed_runs_have_a_table(capsys):
     assert main(["tables", "similarity", "--format", "csv"]) == 0
     assert "laptop preset" in capsys.readouterr().out
+
+
+def test_missing_folder_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="results/similarity: no such folder"):
         load_study(RUNS)

@@ -10,7 +10,8 @@ from scipy.stats import ttest_1samp, ttest_ind
 
 from brx.paper import strict
 
-INF, NAN = math.inf, math.nan
+INF = math.inf
+NAN = math.nan
 
 
 def test_interval_is_students():
@@ -47,7 +48,8 @@ def test_share_saved_needs_an_interval_above_zero():
 
 
 def test_interval_of_two_samples_is_welchs():
-    ours, theirs = [0.3, 0.1, 0.25], [1.4, 0.2, 0.9, 0.7]
+    ours = [0.3, 0.1, 0.25]
+    theirs = [1.4, 0.2, 0.9, 0.7]
     expected = ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
     found = strict.welch_interval(ours, theirs)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
@@ -120,12 +122,9 @@ def test_all_of(verdicts, expected):
 
 
 @pytest.mark.parametrize(("num_points", "num_seeds"), [(2, 3), (3, 2), (4, 2), (5, 1)])
-def test_chance_of_s_is_that_of_all_orders(num_points, num_seeds):
-    orders = list(itertools.permutations(range(num_points)))
-    sums = [
-        sum(strict.kendall_s(order) for order in combination)
-        for combination in itertools.product(orders, repeat=num_seeds)
-    ]
+def test_chance_counts_all_orders(num_points, num_seeds):
+    values_of_s = [strict.kendall_s(o) for o in itertools.permutations(range(num_points))]
+    sums = [sum(by_seed) for by_seed in itertools.product(values_of_s, repeat=num_seeds)]
     for at_least in sorted(set(sums)):
         expected = np.mean([total >= at_least for total in sums])
         assert strict.chance_of_s(num_points, num_seeds, at_least) == pytest.approx(expected)
@@ -155,7 +154,7 @@ def test_trend(rows, verdict):
     assert strict.trend(pd.DataFrame(rows)).verdict == verdict
 
 
-def test_trend_of_two_points_needs_more_than_three_seeds():
+def test_two_points_need_more_than_three_seeds():
     rows = [[1, 2.0], [1, 2.1], [1, 2.05]]
     assert strict.trend(pd.DataFrame(rows)).verdict == "open"
     assert strict.trend(pd.DataFrame(rows)).chance == pytest.approx(1 / 8)

@@ -1,4 +1,4 @@
-"""The paper's tables from made-up runs, against what these were made to be."""
+"""The paper's tables from made-up runs with known slowdowns."""
 
 from dataclasses import replace
 from itertools import product
@@ -12,23 +12,30 @@ from brx.runs.formats import format_table
 from brx.runs.frames import load
 from tests.paper.helpers import LAPTOP, write_method
 
+# These studies have no committed runs yet.
+WITHOUT_RUNS = {"causes", "architectures", "architecture-verdicts"}
+WITH_RUNS = sorted(TABLES.keys() - WITHOUT_RUNS)
 
-def test_tables_from_complete_results(complete, tmp_path):
-    assert (
-        main(
-            ["tables", "all", "--scale", "laptop", "--runs", str(complete), "--out", str(tmp_path)]
-        )
-        == 0
-    )
-    without_runs = {"causes", "architectures", "architecture-verdicts"}  # not committed yet
-    for name in TABLES.keys() - without_runs:
-        lines = (tmp_path / f"{name}.csv").read_text().splitlines()
-        assert len(lines) > 2, name
-        assert (tmp_path / f"{name}.md").read_text().count("\n| ") >= len(lines)
-    methods = [
-        line.split(",")[0] for line in (tmp_path / "slowdown.csv").read_text().splitlines()[1:]
-    ]
-    assert methods == list(BASELINES_AND_STRATEGIES)
+
+@pytest.fixture(scope="module")
+def written(complete, tmp_path_factory):
+    """The folder with all tables from complete results."""
+    folder = tmp_path_factory.mktemp("tables")
+    options = ["--scale", "laptop", "--runs", str(complete), "--out", str(folder)]
+    assert main(["tables", "all", *options]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", WITH_RUNS)
+def test_table_has_rows_in_both_formats(written, name):
+    lines = (written / f"{name}.csv").read_text().splitlines()
+    assert len(lines) > 2
+    assert (written / f"{name}.md").read_text().count("\n| ") >= len(lines)
+
+
+def test_slowdowns_are_in_the_papers_order(written):
+    _, *rows = (written / "slowdown.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == list(BASELINES_AND_STRATEGIES)
 
 
 @pytest.mark.parametrize(("name", "row"), [("table 1", "LLaMA 1-65B"), ("memory", "bilateral")])
@@ -55,57 +62,71 @@ def test_norms_are_in_both_coordinates(experiments):
     assert {"original", "rotated, own basis"} <= coordinates
 
 
-def test_table_that_was_not_measured_is_refused_alone_and_noted_among_others(
-    complete, tmp_path, monkeypatch, capsys
-):
+@pytest.fixture
+def unmeasured(complete, tmp_path, monkeypatch):
+    """Options for a scale with runs and without measurements; there are two tables."""
+    tables = {name: TABLES[name] for name in ("slowdown", "hessian-norm")}
+    monkeypatch.setattr("brx.paper.tables.TABLES", tables)
     monkeypatch.setitem(SCALES, "laptop", replace(LAPTOP, curvature=tmp_path / "nothing"))
-    monkeypatch.setattr(
-        "brx.paper.tables.TABLES", {name: TABLES[name] for name in ("slowdown", "hessian-norm")}
-    )
-    assert main(["tables", "hessian-norm", "--scale", "laptop", "--runs", str(complete)]) == 2
+    return ["--scale", "laptop", "--runs", str(complete)]
+
+
+def test_unmeasured_table_is_refused_alone(unmeasured, capsys):
+    assert main(["tables", "hessian-norm", *unmeasured]) == 2
     assert "nothing: no such folder" in capsys.readouterr().err
-    assert (
-        main(
-            [
-                "tables",
-                "all",
-                "--scale",
-                "laptop",
-                "--runs",
-                str(complete),
-                "--out",
-                str(tmp_path / "tables"),
-            ]
-        )
-        == 0
-    )
+
+
+def test_unmeasured_table_is_noted_among_others(unmeasured, tmp_path, capsys):
+    assert main(["tables", "all", *unmeasured, "--out", str(tmp_path / "tables")]) == 0
     assert "note: table hessian-norm: " in capsys.readouterr().err
+
+
+def test_other_tables_than_the_unmeasured_are_made(unmeasured, tmp_path):
+    assert main(["tables", "all", *unmeasured, "--out", str(tmp_path / "tables")]) == 0
     assert (tmp_path / "tables" / "slowdown.csv").exists()
 
 
-def test_slowdowns_are_those_of_the_made_up_curves_to_one_target_that_pipedream_does_not_set(
-    experiments,
-):
-    tables = [TABLES[name].make(experiments.fresh()) for name in ("slowdown", "preconditioned")]
-    # Every curve falls as 1 / (1 + t / (100 P)), so P = 32 takes 32 times as long (means of a
-    # convex curve aside).
-    for text in tables[0]["slowdown at P = 32"]:
-        assert float(text.split()[0]) == pytest.approx(32, rel=0.05)
-    assert set(tables[0]["seeds"]) == {"3"}
+def first_numbers(texts):
+    return [float(text.split()[0]) for text in texts]
+
+
+def test_slowdowns_are_those_of_the_curves(experiments):
+    table = TABLES["slowdown"].make(experiments.fresh())
+    # Every curve falls as 1 / (1 + t / (100 P)), so P = 32 takes 32 times as long, apart from the
+    # smoothing of a convex curve.
+    numbers = first_numbers(table["slowdown at P = 32"])
+    assert numbers == pytest.approx([32] * len(numbers), rel=0.05)
+
+
+def test_slowdowns_count_their_seeds(experiments):
+    assert set(TABLES["slowdown"].make(experiments.fresh())["seeds"]) == {"3"}
+
+
+def test_pipedream_does_not_set_the_target(experiments):
     slowest = experiments.find("nesterov")["last_quarter_loss"].max()
-    assert {target for table in tables for target in table["target loss"]} == {f"{slowest:.3f}"}
     assert experiments.slowdown_target() == pytest.approx(slowest)
 
 
-def test_slowdowns_of_both_sides_at_one_rate_stand_beside_those_at_the_best(experiments, tmp_path):
+@pytest.mark.parametrize("name", ["slowdown", "preconditioned"])
+def test_all_slowdowns_have_one_target(name, experiments):
+    target = experiments.slowdown_target()
+    assert set(TABLES[name].make(experiments.fresh())["target loss"]) == {f"{target:.3f}"}
+
+
+@pytest.fixture
+def baselines_at_two_rates(experiments, tmp_path):
+    """The rows of the baselines, which have another rate at which delay costs nothing."""
     for method, stages in product(MAIN, ENDS):
         write_method(tmp_path, method, stages, {"optimizer.lr": 3e-3}, val_loss=0.0, slowness=2)
-    rows = (
-        TABLES["slowdown"]
-        .make(Experiments(LAPTOP, load([experiments.folder, tmp_path]), None))
-        .head(3)
-    )
-    for column, expected in (("slowdown at P = 32", 1), ("both at 0.001", 32)):  # of the baselines
-        assert [float(text.split()[0]) for text in rows[column]] == pytest.approx(
-            [expected] * 3, rel=0.05
-        )
+    runs = load([experiments.folder, tmp_path])
+    return TABLES["slowdown"].make(Experiments(LAPTOP, runs, None)).head(3)
+
+
+def test_slowdown_is_at_the_best_rates(baselines_at_two_rates):
+    numbers = first_numbers(baselines_at_two_rates["slowdown at P = 32"])
+    assert numbers == pytest.approx([1] * 3, rel=0.05)
+
+
+def test_slowdown_at_the_presets_rate_stands_apart(baselines_at_two_rates):
+    numbers = first_numbers(baselines_at_two_rates["both at 0.001"])
+    assert numbers == pytest.approx([32] * 3, rel=0.05)

@@ -224,6 +224,7 @@ def started():
     return model, optimizer, delayed(model, optimizer, 4)
 
 
+@pytest.mark.filterwarnings("ignore:delayed. the passes have not shown in which order")
 def test_gradients_per_example_in_the_explicit_form():
     model, optimizer, pipeline = started()
 

@@ -3,6 +3,7 @@
 import copy
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -408,6 +409,12 @@ def test_trainers_of_others_are_the_naive_simulation(library, train, tmp_path):
     assert pipeline.updates == 8
     for name, expected in naive([3, 2, 1, 0], 8, 2)[1].items():
         torch.testing.assert_close(net.state_dict()[name], expected, rtol=0, atol=1e-12)
+
+
+def test_whole_numbers_of_numpy():
+    pipeline = start(stages=np.int64(4), accumulation=np.int64(2))[2]
+    assert pipeline.settings()["accumulation"] == 2
+    start(stages=lambda name: np.int64(name.startswith("leave")))
 
 
 def test_print_shows_the_cut():

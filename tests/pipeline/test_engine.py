@@ -5,6 +5,7 @@ them."""
 import math
 import re
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -203,14 +204,16 @@ MIXTURE = ["model.moe={experts: 4, every: 2}"]
 FORECASTS = [f"pipeline.forecast={name}-update" for name in ("last", "average")]
 # What a method does with a stage is the same at every P: those of libraries have the table's second
 #     part alone.
+OWN_METHODS = list(OVERRIDES)[:5]
+DEEP = [(method, 8, stash, [], None) for method, stash in product(OWN_METHODS, STASHES)]
 CASES = [
+    *((method, 3, stash, [], None) for method, stash in product(OWN_METHODS, STASHES)),
+    # A second each; pipedream's are quick tests, as the engine is the same.
     *(
-        (method, P, stash, [], None)
-        for method in list(OVERRIDES)[:5]
-        for P in (3, 8)
-        for stash in STASHES
+        pytest.param(*case, marks=[] if case[0] == "pipedream" else [pytest.mark.slow])
+        for case in DEEP
     ),
-    *((method, 1, "exact", [], None) for method in list(OVERRIDES)[:5]),
+    *((method, 1, "exact", [], None) for method in OWN_METHODS),
     *(
         (method, 3, "predict", ["pipeline.delay=2bw", "pipeline.accumulation=3"], [3, 3, 3])
         for method in OVERRIDES

@@ -517,6 +517,45 @@ def test_parts_of_a_model_in_the_explicit_form():
     assert_same(flat(model), simulate())
 
 
+def test_training_in_eval_mode_in_the_explicit_form():
+    model, optimizer, pipeline = started(make().eval())
+    for t in range(12):
+        with pipeline.micro_batch():
+            plain_loss(model, t).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
+
+
+def test_cached_outputs_in_the_explicit_form():
+    """Passes without gradients first, whose outputs get gradients; then passes with them."""
+    model, optimizer, pipeline = started()
+    for t in range(12):
+        chunks = batch(t).chunk(2)
+        with pipeline.micro_batch():
+            with torch.no_grad():
+                cached = torch.cat([model(chunk) for chunk in chunks])
+            loss_of(cached.requires_grad_()).backward()
+            for chunk, gradient in zip(chunks, cached.grad.chunk(2), strict=True):
+                model(chunk).backward(gradient)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
+
+
+def test_evaluation_in_the_explicit_form_sees_the_newest():
+    model, optimizer, pipeline = started()
+    updates_of(model, optimizer, 0, 6)
+    plain = make()
+    plain.load_state_dict(model.state_dict())
+    with pipeline.micro_batch():
+        plain_loss(model, 6).backward()
+        model.eval()
+        with torch.no_grad():
+            found = model(batch(7))
+    assert torch.equal(found, plain(batch(7)))
+
+
 def test_nested_explicit_form_is_one_micro_batch():
     model, optimizer, pipeline = started(Parts(*make()))
     for t in range(12):

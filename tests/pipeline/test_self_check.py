@@ -85,6 +85,18 @@ def test_gradient_from_outside_of_a_window_is_refused():
         model(batch(0))
 
 
+def test_later_gradient_from_outside_of_a_window_is_refused():
+    """A penalty on a part of the model that begins after a while."""
+
+    def loss(call, t):
+        if t == 8:
+            loss_of(call[3](call[2](batch(0)))).backward()
+        return plain_loss(call, t)
+
+    with pytest.raises(UserError, match=r"a gradient reached 2.lin.bias by a pass outside"):
+        train(loss=loss)
+
+
 def test_cleared_gradient_from_outside_is_allowed():
     """An attack in eval mode, before the pass that trains."""
 
@@ -103,6 +115,25 @@ def test_training_in_eval_mode_is_refused():
     model = make().eval()
     with pytest.raises(UserError, match="in training mode"):
         train(model)
+
+
+def test_unknown_order_of_use_is_told():
+    """Gradients that are computed apart from the model, and assigned."""
+    model = make()
+    optimizer = sgd(model.parameters())
+    pipeline = delayed(model, optimizer, 4)
+
+    def update():
+        with pipeline.micro_batch():
+            weights = {name: weight.detach() for name, weight in model.named_parameters()}
+            x = torch.vmap(lambda row: torch.func.functional_call(model, weights, (row,)))(batch(0))
+        for weight in model.parameters():
+            weight.grad = torch.full_like(weight, x.mean().item())
+        optimizer.step()
+
+    update()
+    with pytest.warns(UserWarning, match="follows the order of their definition; give example="):
+        update()
 
 
 def test_warning_names_the_line_of_the_loop():

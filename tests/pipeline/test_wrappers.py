@@ -196,6 +196,40 @@ class Wrapper:
         return getattr(self.optimizer, name)
 
 
+class InTwoSteps(torch.optim.SGD):
+    """A step that is two steps of the base class, after a decay."""
+
+    def step(self, closure=None):
+        with torch.no_grad():
+            for weight in self.param_groups[0]["params"]:
+                weight *= 0.99
+        super().step()
+        super().step()
+
+
+def in_two_steps(parameters):
+    return InTwoSteps(list(parameters), lr=0.1)
+
+
+def test_two_steps_of_the_base_class():
+    found, pipeline = train(optimizer_of=in_two_steps)
+    assert_same(found, simulate(in_two_steps))
+    assert pipeline.updates == 12
+
+
+def test_step_after_one_that_failed():
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+    for t in range(12):
+        plain_loss(model, t).backward()
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step(lambda: 1 / 0)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
+
+
 def test_wrapped_twice():
     assert_same(
         train(optimizer_of=lambda parameters: Wrapper(Wrapper(sgd(parameters))))[0], simulate()

@@ -1,4 +1,4 @@
-"""Figures of norms, from made-up ones: what is drawn of several seeds."""
+"""Figures of made-up norms, effective delays and oscillations: means over seeds, titles, labels."""
 
 import numpy as np
 import pandas as pd
@@ -44,28 +44,54 @@ def norm(seed, value, space="original", method="pipedream", stages=4, squares=(1
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures that would have been saved, and what stands beside them."""
+    """The figures that would have been saved, each with its details as a text."""
     saved = []
-    draw = "brx.plot.curvature.save"
-    monkeypatch.setattr(
-        draw, lambda figure, _, caption, **rest: saved.append((figure, str(rest["details"]))) or []
-    )
+
+    def save(figure, path, caption, *, details, **others):
+        saved.append((figure, str(details)))
+        return []
+
+    monkeypatch.setattr("brx.plot.curvature.save", save)
     return saved
 
 
-def test_seeds_of_one_method_and_depth_stand_side_by_side(drawn, tmp_path):
-    results = [norm(seed, 2.0 + seed, stages=stages) for seed in range(3) for stages in (1, 4)]
+@pytest.fixture
+def norms(drawn, tmp_path):
+    """Results of several methods, depths and seeds, their panel, and its details."""
+    results = []
+    for seed in range(3):
+        results += [norm(seed, 2.0 + seed, stages=1), norm(seed, 2.0 + seed, stages=4)]
     results += [norm(0, 1.0, "rotated", "basis-rotation"), norm(0, 3.0, method="basis-rotation")]
     draw_norms(results, tmp_path / "figure")
     [(figure, details)] = drawn
     (axes,) = figure.axes
+    return results, axes, details
+
+
+def points_of(axes):
+    """The points (x, y) that have error bars."""
+    return [tuple(bar.lines[0].get_xydata()[0]) for bar in axes.containers]
+
+
+def test_method_at_a_depth_has_one_tick(norms):
+    _, axes, _ = norms
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert labels == ["PipeDream\nP = 1", "PipeDream\nP = 4", "Basis rotation\nP = 4"]
-    drawn_at = [tuple(bar.lines[0].get_xydata()[0]) for bar in axes.containers]
-    assert len({x for x, _ in drawn_at}) == len(results)  # none over another
-    assert sorted(y for _, y in drawn_at) == pytest.approx(
-        sorted(result.normalized for result in results)
-    )
+
+
+def test_no_point_covers_another(norms):
+    results, axes, _ = norms
+    assert len({x for x, _ in points_of(axes)}) == len(results)
+
+
+def test_points_are_norms_per_parameter(norms):
+    results, axes, _ = norms
+    expected = sorted(result.normalized for result in results)
+    assert sorted(y for _, y in points_of(axes)) == pytest.approx(expected)
+
+
+def test_details_have_every_seed(norms):
+    _, _, details = norms
     assert details.count("pipedream-p1-s") == 3
 
 
@@ -87,48 +113,83 @@ def test_title_of_norms_is_the_share_left(drawn, tmp_path):
     ]
 
 
-def test_strategies_are_means_and_ranges_over_seeds(drawn, tmp_path):
-    results = [
-        norm(seed, value, space)
-        for seed, value in enumerate((1.0, 4.0))
-        for space in STRATEGY_SPACES
-    ]
-    alone = [norm(0, 1.0, space, stages=1) for space in STRATEGY_SPACES]
-    draw_strategy_norms([*results, *alone], None, tmp_path / "figure")
-    several, single = drawn[0][0].axes[0].containers
+@pytest.fixture
+def strategies(drawn, tmp_path):
+    """The lines of a method with two seeds and of one with a single seed, and the results of the
+    latter."""
+    several = []
+    for space in STRATEGY_SPACES:
+        several += [norm(0, 1.0, space), norm(1, 4.0, space)]
+    single = [norm(0, 1.0, space, stages=1) for space in STRATEGY_SPACES]
+    draw_strategy_norms([*several, *single], None, tmp_path / "figure")
+    [(figure, _)] = drawn
+    return (*figure.axes[0].containers, single)
+
+
+def ends_of_bars(line):
+    """Low and high ends (points, 2) of a line's error bars."""
+    _, _, (bars,) = line.lines
+    return np.array(bars.get_segments())[:, :, 1]
+
+
+def test_strategy_is_the_geometric_mean(strategies):
+    several, _, _ = strategies
     assert list(several.lines[0].get_ydata()) == pytest.approx([2.0] * 5)
-    _, _, (bars,) = several.lines
-    assert np.array(bars.get_segments())[:, :, 1] == pytest.approx(np.array([[1.0, 4.0]] * 5))
-    _, _, (bars,) = single.lines
-    assert np.array(bars.get_segments())[0, :, 1] == pytest.approx(alone[0].interval)
 
 
-def test_effective_delays_are_means_over_seeds(drawn, tmp_path):
-    by_seed = [norm(0, 1.0, squares=(0, 5, 0, 0, 0, 0)), norm(1, 1.0, squares=(0, 0, 0, 0, 2, 3))]
-    curves = [
-        (result, [effective_delay(result, stages) for stages in (1, 2, 4)]) for result in by_seed
-    ]
-    point = dict.fromkeys(("tau", "error", "norm", "product", "lr"), 2.0) | {
-        "method": "pipedream",
-        "profile": "4 x 8",
-    }
-    point |= {"ratio": 3.0, "low": 2.5, "high": 4.0, "is_censored": False}
-    draw_effective_delay(curves, pd.DataFrame([point] * 3), tmp_path / "figure")
-    draw_effective_delay(curves, pd.DataFrame([point]), tmp_path / "figure")
-    [(figure, _), (of_one_point, _)] = drawn
-    assert figure.axes[1].containers[0].lines[0].get_xydata().tolist() == [[2.0, 3.0]]
-    assert len(of_one_point.axes) == 1  # which shows nothing against tau'
-    # One curve of both seeds: all curvature in the first stage, or in the last.
+def test_bars_are_the_range_over_seeds(strategies):
+    several, _, _ = strategies
+    assert ends_of_bars(several) == pytest.approx(np.array([[1.0, 4.0]] * 5))
+
+
+def test_bar_of_one_seed_is_its_interval(strategies):
+    _, single, results = strategies
+    assert ends_of_bars(single)[0] == pytest.approx(results[0].interval)
+
+
+@pytest.fixture
+def delays_by_seed():
+    """Two seeds: all curvature is in the first stage, or in the last."""
+    results = [norm(0, 1.0, squares=(0, 5, 0, 0, 0, 0)), norm(1, 1.0, squares=(0, 0, 0, 0, 2, 3))]
+    curves = []
+    for result in results:
+        curves.append((result, [effective_delay(result, stages) for stages in (1, 2, 4)]))
+    return curves
+
+
+POINT = {
+    **dict.fromkeys(("tau", "error", "norm", "product", "lr"), 2.0),
+    **{"method": "pipedream", "profile": "4 x 8"},
+    **{"ratio": 3.0, "low": 2.5, "high": 4.0, "is_censored": False},
+}
+
+
+def test_effective_delay_is_a_mean_over_seeds(drawn, delays_by_seed, tmp_path):
+    draw_effective_delay(delays_by_seed, pd.DataFrame(), tmp_path / "figure")
+    [(figure, _)] = drawn
     (bars,) = figure.axes[0].containers
     assert bars.lines[0].get_xydata().tolist() == [[2, 0.5], [4, 0.5]]
+
+
+def test_slowdown_is_drawn_against_effective_delay(drawn, delays_by_seed, tmp_path):
+    draw_effective_delay(delays_by_seed, pd.DataFrame([POINT] * 3), tmp_path / "figure")
+    [(figure, _)] = drawn
+    assert figure.axes[1].containers[0].lines[0].get_xydata().tolist() == [[2.0, 3.0]]
+
+
+def test_one_slowdown_has_no_panel(drawn, delays_by_seed, tmp_path):
+    draw_effective_delay(delays_by_seed, pd.DataFrame([POINT]), tmp_path / "figure")
+    [(figure, _)] = drawn
+    assert len(figure.axes) == 1
 
 
 @pytest.fixture
 def oscillation(drawn, tmp_path):
     """The figure of PipeDream at P = 1 and basis rotation at P = 4."""
     track = Track.of([1.0, -1.0], total=1.0)
-    results = [
-        Oscillation(
+    results = []
+    for method, num_stages in (("pipedream", 1), ("basis-rotation", 4)):
+        result = Oscillation(
             run="a",
             iteration=9,
             method=method,
@@ -139,8 +200,7 @@ def oscillation(drawn, tmp_path):
             dominant=track,
             random=track,
         )
-        for method, num_stages in (("pipedream", 1), ("basis-rotation", 4))
-    ]
+        results.append(result)
     draw_oscillation(results, tmp_path / "figure")
     [(figure, _)] = drawn
     return figure

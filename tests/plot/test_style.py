@@ -31,18 +31,19 @@ def lab(color):
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
+def linear(color):
+    """Linear RGB of sRGB, both in [0, 1]."""
+    return np.where(color <= 0.04045, color / 12.92, ((color + 0.055) / 1.055) ** 2.4)
+
+
 @pytest.mark.parametrize(
     "eyes", [np.eye(3), WITHOUT_RED, WITHOUT_GREEN], ids=["all cones", "no red", "no green"]
 )
 def test_methods_can_be_told_apart_by_colour(eyes):
-    together = [
-        method for method in METHOD_LOOKS if method != "basis-rotation reversed"
-    ]  # drawn next to the other two only
+    # The reversed schedule is drawn next to the other two schedules only.
+    together = [method for method in METHOD_LOOKS if method != "basis-rotation reversed"]
     srgb = [np.array(to_rgb(look_of(method).color)) for method in together]
-    seen = [
-        lab(np.array(eyes) @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4))
-        for rgb in srgb
-    ]
+    seen = [lab(np.array(eyes) @ linear(color)) for color in srgb]
     distances = {
         pair: np.linalg.norm(seen[pair[0]] - seen[pair[1]])
         for pair in combinations(range(len(seen)), 2)

@@ -1,3 +1,5 @@
+"""Runs and pages that all tests of the report share."""
+
 import pytest
 
 from brx.cli.main import main

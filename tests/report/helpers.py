@@ -33,7 +33,8 @@ class Elements(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.all, self._is_inside = [], False
+        self.all = []
+        self._is_inside = False
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):

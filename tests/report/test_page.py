@@ -208,7 +208,8 @@ def test_name_of_a_run_is_text(elements, page):
 
 
 def test_further_figures_are_shown_with_their_captions(runs, tmp_path, page):
-    (drawn := tmp_path / "drawn").mkdir()
+    drawn = tmp_path / "drawn"
+    drawn.mkdir()
     (drawn / "valley.svg").write_text(
         '<svg xmlns="http://www.w3.org/2000/svg" width="640.3pt" height="480pt"></svg>'
     )
@@ -261,7 +262,7 @@ def test_report_of_own_runs_has_their_slowdown_first(own_text):
 
 
 @pytest.mark.parametrize("words", [" not tried</summary>", "figures have no runs yet"])
-def test_report_of_own_runs_misses_nothing_of_the_paper(words, own_text):
+def test_own_report_does_not_miss_the_paper(words, own_text):
     assert words not in own_text
 
 
@@ -272,7 +273,7 @@ def test_twelve_methods_have_twelve_colors():
     assert colors["muon"] == look_of("muon").color
 
 
-def test_color_of_a_method_does_not_depend_on_later_ones():
+def test_color_does_not_depend_on_later_methods():
     assert method_colors(["a", "b"])["a"] == method_colors(["a", "b", "c"])["a"]
 
 

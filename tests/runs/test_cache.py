@@ -70,7 +70,7 @@ def test_changed_file_is_parsed_again(name, run, parses):
     assert parses == [run]
 
 
-def test_change_of_equal_size_and_time_is_seen(run):
+def test_change_with_the_same_time_is_seen(run):
     file = run / "metrics.jsonl"
     before = file.stat()
     file.write_text(file.read_text().replace('"train_loss": 3.98', '"train_loss": 2.98'))

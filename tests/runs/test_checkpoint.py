@@ -47,35 +47,60 @@ def values(run):
     }
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_what_fails_on_the_way_leaves_what_was_there(error, tmp_path, monkeypatch):
+FULL = OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def fail(tmp_path, monkeypatch):
+    """Writes a second checkpoint, which fails with an error, and gives what is raised."""
     write(tmp_path, 7, "old")
 
-    def rename(path, target):
-        raise error
+    def write_failing(error):
+        def rename(path, target):
+            raise error
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", rename)
-        with pytest.raises((RunError, KeyboardInterrupt)) as raised:
-            write(tmp_path, 14, "new")
-    assert isinstance(
-        raised.value, KeyboardInterrupt
-    ) or "No space left on device; what was" in str(raised.value)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", rename)
+            with pytest.raises((RunError, KeyboardInterrupt)) as raised:
+                write(tmp_path, 14, "new")
+        return raised.value
+
+    return write_failing
+
+
+@pytest.mark.parametrize("error", [FULL, KeyboardInterrupt()], ids=["full disk", "interrupt"])
+def test_failed_checkpoint_leaves_the_last_one(error, fail, tmp_path):
+    fail(error)
     assert values(tmp_path) == {"00000007": "old"}
+
+
+def test_full_disk_is_told(fail):
+    assert "No space left on device; what was" in str(fail(FULL))
+
+
+def test_leftovers_of_a_failed_checkpoint_are_removed(fail, tmp_path):
+    fail(FULL)
     checkpoint.recover(tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000007"]
 
 
-def test_later_checkpoints_are_removed_and_half_removed_ones_written_anew(tmp_path):
+@pytest.fixture
+def three(tmp_path):
+    """A run's folder with three checkpoints; a crash has half removed the last one."""
     for iteration in (7, 14, 21):
         write(tmp_path, iteration, "old", keep=3)
-    (
-        tmp_path / "checkpoints" / "00000021" / "manifest.json"
-    ).unlink()  # a crash while it was removed
-    checkpoint.remove_after(tmp_path, 7)
-    assert values(tmp_path) == {"00000007": "old"}
-    write(tmp_path, 21, "new", keep=3)
-    assert values(tmp_path) == {"00000007": "old", "00000021": "new"}
+    (tmp_path / "checkpoints" / "00000021" / "manifest.json").unlink()
+    return tmp_path
+
+
+def test_later_checkpoints_are_removed(three):
+    checkpoint.remove_after(three, 7)
+    assert values(three) == {"00000007": "old"}
+
+
+def test_half_removed_checkpoint_is_written_anew(three):
+    write(three, 21, "new", keep=3)
+    assert values(three)["00000021"] == "new"
 
 
 @pytest.mark.parametrize(("stop", "expected"), [(7, [7]), (9, [7, 9])])
@@ -141,45 +166,53 @@ def test_refused_before_data_are_prepared(arguments, expected, run, tmp_path, ca
     assert not (tmp_path / "data").exists()
 
 
-def test_stop_after_that_is_reached_is_finished_and_two_writers_or_remains_are_refused(
-    run, tmp_path
-):
+def test_run_at_its_stop_is_finished(run, tmp_path):
     before = content_of(run)
     assert train(tiny_config(tmp_path, "training.stop_after=20"), run, resume=True) == "finished"
     assert content_of(run) == before
-    text = (run / "metrics.jsonl").read_text()
-    (run / "metrics.jsonl").write_text(
-        "".join(text.splitlines(keepends=True)[:-1])
-    )  # without the last validation
+
+
+def test_run_that_was_to_go_on_needs_more(run, tmp_path):
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:-1]))  # without the last validation
     with pytest.raises(UserError, match="has made 20 already; give more"):
         train(tiny_config(tmp_path, "training.stop_after=20"), run, resume=True)
+
+
+def test_metrics_of_two_writers_are_refused(run, tmp_path):
+    text = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(text + text)
     with pytest.raises(UserError, match="two processes have written here"):
         train(tiny_config(tmp_path), run, resume=True)
-    for name in ("config.yaml", "metrics.jsonl"):  # where only metrics or checkpoints are left, too
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [["config.yaml"], ["config.yaml", "metrics.jsonl"]],
+    ids=["metrics are left", "checkpoints are left"],
+)
+def test_remains_of_a_run_are_refused(missing, run, tmp_path):
+    for name in missing:
         (run / name).unlink()
-        with pytest.raises(UserError, match="holds a run"):
-            check_request(RunFolder(run), tiny_config(tmp_path), resume=False)
+    with pytest.raises(UserError, match="holds a run"):
+        check_request(RunFolder(run), tiny_config(tmp_path), resume=False)
 
 
-def test_of_a_checkpoints_settings_known_ones_count_whatever_config_yaml_says_and_new_ones_do_not(
-    run, tmp_path
-):
-    newest, other = list_checkpoints(run)[-1], tiny_config(tmp_path, "optimizer.lr=0.5")
-    config = (run / "config.yaml").read_text()
+def test_settings_of_the_checkpoint_count(run, tmp_path):
+    """Whatever config.yaml says."""
+    other = tiny_config(tmp_path, "optimizer.lr=0.5")
     (run / "config.yaml").write_text(dump_config(other))
-    with pytest.raises(
-        UserError,
-        match=r"00000020: optimizer\.lr was 0\.01 and is now 0\.5: it is not a checkpoint",
-    ):
+    told = r"00000020: optimizer\.lr was 0\.01 and is now 0\.5: it is not a checkpoint"
+    with pytest.raises(UserError, match=told):
         train(other, run, resume=True)
-    (run / "config.yaml").write_text(config)
+
+
+def test_setting_new_in_brx_is_no_difference(run, tmp_path):
+    newest = list_checkpoints(run)[-1]
     manifest = read_manifest(newest)
-    assert manifest["settings"]["training"].pop("clip") == 1.0  # as if the setting were new in brx
+    assert manifest["settings"]["training"].pop("clip") == 1.0  # as if an older brx had written it
     (newest / "manifest.json").write_text(json.dumps(manifest | {"sha256": _digest(manifest)}))
-    assert (
-        train(tiny_config(tmp_path), run, resume=True) == "finished"
-    )  # on a text that was moved, too: see `run`
+    assert train(tiny_config(tmp_path), run, resume=True) == "finished"
 
 
 def test_a_manifest_that_was_changed_is_refused(run):
@@ -201,18 +234,19 @@ def test_a_manifest_that_was_changed_is_refused(run):
         assert str(error.value).endswith(f"; remove {path.parent} to resume before it")
 
 
-def test_folders_that_are_no_checkpoints_are_left_alone_and_one_under_another_name_is_refused(
-    run, tmp_path
-):
-    newest = list_checkpoints(run)[-1]
-    shutil.copytree(newest, run / "checkpoints" / "20 (copy)")
+def test_other_folder_among_checkpoints_is_left_alone(run, tmp_path):
+    copy = run / "checkpoints" / "20 (copy)"
+    shutil.copytree(list_checkpoints(run)[-1], copy)
     assert [iteration_of(path) for path in list_checkpoints(run)] == [14, 20]
-    renamed = newest.rename(newest.with_name("00000019"))
+    assert train(tiny_config(tmp_path), run, resume=True) == "finished"
+    assert copy.is_dir()
+
+
+def test_checkpoint_under_another_name_is_refused(run, tmp_path):
+    newest = list_checkpoints(run)[-1]
+    newest.rename(newest.with_name("00000019"))
     with pytest.raises(UserError, match="holds iteration 20, but its folder has another name"):
         train(tiny_config(tmp_path), run, resume=True)
-    renamed.rename(newest)
-    assert train(tiny_config(tmp_path), run, resume=True) == "finished"
-    assert (run / "checkpoints" / "20 (copy)").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -223,11 +257,11 @@ def test_folders_that_are_no_checkpoints_are_left_alone_and_one_under_another_na
     ],
     ids=["before the first checkpoint", "after one"],
 )
-def test_a_garbled_line_is_left_out_or_written_again(line, said, run, tmp_path, capsys):
+def test_run_continues_after_a_garbled_line(line, said, run, tmp_path, capsys):
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     lines[line - 1] = "[1,2]\n"
     (run / "metrics.jsonl").write_text("".join(lines))
-    for stop in (25, 30):  # where it is still there, the run can be continued once more
+    for stop in (25, 30):  # twice: the line may still be there
         train(tiny_config(tmp_path, f"training.stop_after={stop}"), run, resume=True)
     assert said in capsys.readouterr().err
     train(tiny_config(tmp_path), tmp_path / "straight")

@@ -188,7 +188,7 @@ def test_slowdown_of_runs_whose_crossings_are_known(crossings, text, expected, t
 
 @pytest.fixture
 def output_with_unfinished(tmp_path, capsys):
-    """Output of `brx slowdown` for runs some of which diverged (1, 4, c) or failed (d)."""
+    """Output of `brx slowdown` for runs that diverged (1, 4, c), failed (d) or finished."""
     write_pipelines(tmp_path, {1: 50.5, 4: 200.5})
     write_run(tmp_path, "c", "pipeline.stages=2", crosses_3_at=9000, status="diverged")
     settings = ("pipeline.stages=4", "optimizer.lr=1e-4")
@@ -271,7 +271,7 @@ SCORES = {0.001: 2.0, 0.01: 1.5, 0.1: float("inf")}
 
 @pytest.fixture(params=["with losses", "without losses"])
 def three_rates(request, tmp_path):
-    """Runs at three rates, of which the highest diverged, after some losses or at once."""
+    """Runs at three rates; at the highest, the run diverged after some losses or at once."""
     for lr, val_loss in ((0.001, 2.0), (0.01, 1.5)):
         write_run(tmp_path, f"lr{lr}", f"optimizer.lr={lr}", val_loss=val_loss)
     run = write_run(tmp_path, "lr0.1", "optimizer.lr=0.1", val_loss=0.5, status="diverged")

@@ -54,17 +54,19 @@ RESULTS = pd.DataFrame([CELLS] * 9, columns=HEADINGS)
         (RESULTS, 105, 0),
     ],
 )
-def test_tables_fit_break_no_word_and_name_what_they_leave_out(table, width, num_left_out):
+def test_table_of_the_terminal_loses_nothing_silently(table, width, num_left_out):
     lines = terminal_text(table, width).splitlines()
-    named = []
+    left_out = []
     if lines[-1].startswith("Too narrow for: "):
-        named = lines.pop().removeprefix("Too narrow for: ").partition(" (")[0].split(", ")
+        left_out = lines.pop().removeprefix("Too narrow for: ").partition(" (")[0].split(", ")
+    # Every line fits and ends with a border.
     assert max(map(len, lines)) <= width
     assert all(line[-1] in "┓┃┩│┘" for line in lines)
-    # By rank, and then from the right.
+    # Columns are left out by rank, and then from the right.
     ranked = [name for name in DROPPED_FIRST if name in table] + [*reversed(table.columns[1:])]
-    assert set(named) == {*list(dict.fromkeys(ranked))[:num_left_out]}
-    shown = table.drop(columns=named)
+    assert set(left_out) == {*list(dict.fromkeys(ranked))[:num_left_out]}
+    # All words of the others are there, unbroken.
+    shown = table.drop(columns=left_out)
     words = Counter(" ".join([*shown.columns, *shown.to_numpy().ravel()]).split())
     assert Counter(re.sub("[\u2500-\u257f]", " ", " ".join(lines)).split()) == words
 

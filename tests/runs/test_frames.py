@@ -89,7 +89,7 @@ def test_run_that_has_changed_is_read_again(run):
     ],
 )
 def test_runs_are_alike_but_for_what_is_named(left_out, labels, runs):
-    # Of these, d has another seed, e other stages, f another optimizer.
+    # d has another seed than c, e other stages, f another optimizer.
     assert same_but_for(runs.loc[["c", "d", "e", "f"]], *left_out).tolist() == labels
 
 

@@ -2,13 +2,11 @@
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 
 import pytest
 
-from brx.cli.main import main
 from brx.config.loading import dump_config
 from brx.errors import RunError, UserError
 from brx.runs.folder import hand_down, hold, is_locked, lock
@@ -112,26 +110,47 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.count("this file system has no locks") == 1
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_second_training_of_a_folder_is_refused(devices, tmp_path, capsys):
+WAITS_IN_UPDATE_12 = """
+import time
+from pathlib import Path
+from brx.methods.method import Method
+
+class Waits(Method):
+    def lr_divisor(self, tau, t, T):
+        if t == 12:
+            Path(__file__).with_name("waits").write_text("here\\n")
+            while not Path(__file__).with_name("go").exists():
+                time.sleep(0.01)
+        return 1.0
+"""
+
+
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)])
+def under_way(request, tmp_path):
+    """A run by number of devices that waits in its update 12 for a file `go`: its configuration,
+    process, and command line."""
+    (tmp_path / "waits.py").write_text(WAITS_IN_UPDATE_12)
+    config = tiny_config(tmp_path, f"optimizer={{method: '{tmp_path}/waits.py:Waits', lr: 0.01}}")
     path = tmp_path / "tiny.yaml"
-    config = tiny_config(
-        tmp_path, "training.iterations=3000", "training.stop_after=400", "training.log_every=4"
-    )
     path.write_text(dump_config(config))
-    command = ["train", str(path), "--out", str(tmp_path / "run"), "--devices", str(devices)]
-    first = start_brx(*command)
-    wait_for_lines(tmp_path / "run" / "metrics.jsonl", 20, first)
-    first.send_signal(
-        signal.SIGSTOP
-    )  # the launcher or the process itself: it must not end meanwhile
-    for options in ((), ("--resume",)):
-        assert main([*command, *options]) == 2
-        error = capsys.readouterr().err
-        assert "trains in this folder; wait until it has ended" in error
-        assert error.count("\n") == 1
-    first.send_signal(signal.SIGCONT)
-    _, stderr = first.communicate(timeout=300)
-    assert first.returncode == 0, stderr
+    command = ["train", path, "--out", tmp_path / "run", "--devices", request.param]
+    process = start_brx(*command)
+    wait_for_lines(tmp_path / "waits", 1, process)
+    yield config, process, command
+    process.kill()
+
+
+@pytest.mark.parametrize("options", [(), ("--resume",)], ids=str)
+def test_second_training_of_a_folder_is_refused(options, under_way, refused):
+    *_, command = under_way
+    assert "trains in this folder; wait until it has ended" in refused(*command, *options)
+
+
+def test_refused_training_leaves_the_first_alone(under_way, tmp_path, refused):
+    config, process, command = under_way
+    refused(*command, "--resume")
+    (tmp_path / "go").write_text("")
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
     train(config, tmp_path / "alone")
     assert losses(tmp_path / "run") == losses(tmp_path / "alone")

@@ -121,7 +121,8 @@ def test_largest_delay_is_noted(sent):
 def test_noted_mean_delay_is_the_function_s(sent):
     facts = load_config(sent / "runs" / "delay").pipeline.delay.facts
     # Version n - 1 - n % 3 never runs backwards: ages 0, 1, 2 in turn become 0, 1, 1 or 2.
-    newest, ages = 0, []
+    newest = 0
+    ages = []
     for n in range(1, 3001):
         newest = max(newest, n - 1 - n % 3)
         ages.append(n - 1 - newest)

@@ -1,5 +1,6 @@
 """Measurements of the demo's runs against the runs themselves."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -26,23 +27,41 @@ DELAYS = {
 in updates."""
 
 
-def test_delays_are_those_of_pipelines_in_updates(tmp_path):
+@pytest.fixture(params=DELAYS)
+def run_of_delay(request, tmp_path):
+    """One run of `DELAYS`, and what is expected of it."""
+    settings, *expected = DELAYS[request.param]
+    write_run(tmp_path, request.param, "model.blocks=8", *settings)
+    return load(tmp_path / "runs"), expected
+
+
+def test_pipeline_delays_are_recognised(run_of_delay):
+    runs, (is_pipeline, _, _) = run_of_delay
+    assert has_pipeline_delays(runs).tolist() == [is_pipeline]
+
+
+def test_depth_is_the_pipelines(run_of_delay):
+    runs, (_, depth, _) = run_of_delay
+    assert runs["depth"].item() == depth
+
+
+def test_largest_delay_is_in_updates(run_of_delay):
+    runs, (_, _, largest_delay) = run_of_delay
+    assert runs["largest_delay"].item() == largest_delay
+
+
+def test_pipeline_delays_are_recognised_among_others(tmp_path):
+    """A frame of several runs has the columns of all their settings."""
     for name, (settings, *_) in DELAYS.items():
         write_run(tmp_path, name, "model.blocks=8", *settings)
     runs = load(tmp_path / "runs").set_index("name")
-    found = zip(has_pipeline_delays(runs), runs["depth"], runs["largest_delay"], strict=True)
-    assert dict(zip(runs.index, found, strict=True)) == {
-        name: tuple(of) for name, (_, *of) in DELAYS.items()
-    }
-    for name, (
-        _,
-        is_pipeline,
-        *_,
-    ) in DELAYS.items():  # in a frame that lacks the columns of the others' settings
-        assert has_pipeline_delays(load(tmp_path / "runs" / name)).tolist() == [is_pipeline]
+    expected = {name: is_pipeline for name, (_, is_pipeline, _, _) in DELAYS.items()}
+    assert has_pipeline_delays(runs).to_dict() == expected
 
 
-def test_runs_compare_by_the_examples_of_an_update_and_others_are_named(tmp_path):
+@pytest.fixture
+def measured(tmp_path):
+    """The measurements of three runs that compare, and the notes on three others."""
     runs = {
         "a-smaller": ["pipeline.stages=4", "training.batch_size=2"],
         "b-whole": ["pipeline.stages=1", "training.batch_size=4"],
@@ -53,70 +72,93 @@ def test_runs_compare_by_the_examples_of_an_update_and_others_are_named(tmp_path
     }
     for name, settings in runs.items():
         write_run(tmp_path, name, *settings, crosses_3_at=150)
-    measured, notes = measure_largest_set(load(tmp_path / "runs"), "runs")
-    delays = {(one.method, one.delay, one.micro_batches) for one in measured.experiments}
+    return measure_largest_set(load(tmp_path / "runs"), "runs")
+
+
+def test_runs_compare_by_examples_per_update(measured):
+    measurements, _ = measured
+    assert measurements.examples == 4
+    delays = {(one.method, one.delay, one.micro_batches) for one in measurements.experiments}
     assert delays == {("pipedream", 0.0, 1), ("pipedream", 3 / 4, 4), ("pipedream", 8.0, 1)}
+
+
+def test_runs_that_do_not_compare_are_named(measured):
+    _, notes = measured
     assert notes == [
         "Left out: 1 run(s) that differ in examples per update: a-smaller.",
         "Left out: 1 run(s) that differ in model: d-wider.",
         "Left out: 1 run(s) that have delays that are no pipeline's: f-late.",
     ]
-    assert measured.examples == 4
-    measured.write(tmp_path / "kept.json")
-    assert Measurements.read(tmp_path / "kept.json") == measured
 
 
-def test_what_is_kept_is_what_the_runs_say():
-    runs = load(DEMO)
-    (chosen,) = comparable(at_best_rates(runs))
-    measured, _ = measure_largest_set(runs, "results/demo")
-    expected = {
-        (method, delay) for method in ("pipedream", "basis-rotation") for delay in (0.0, 7.0)
-    }
-    assert {(one.method, one.delay) for one in measured.experiments} == expected
+def test_measurements_are_read_as_written(measured, tmp_path):
+    measurements, _ = measured
+    measurements.write(tmp_path / "kept.json")
+    assert Measurements.read(tmp_path / "kept.json") == measurements
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """The measurements of the demo's runs."""
+    measurements, _ = measure_largest_set(load(DEMO), "results/demo")
+    return measurements
+
+
+def test_demo_has_four_experiments(demo):
+    found = {(one.method, one.delay) for one in demo.experiments}
+    assert found == {*itertools.product(("pipedream", "basis-rotation"), (0.0, 7.0))}
+
+
+def lowest_stored_loss(measurements, experiment):
+    """The lowest that all seeds of an experiment reach."""
+    stored = zip(measurements.losses, experiment.iterations, strict=True)
+    return min(loss for loss, by_seed in stored if None not in by_seed)
+
+
+def test_passages_are_the_runs(demo):
+    (chosen,) = comparable(at_best_rates(load(DEMO)))
     for run, row in chosen.iterrows():
         key = (row["method"], row["pipeline.stages"] - 1)
-        one = next(e for e in measured.experiments if (e.method, e.delay) == key)
-        target = min(
-            loss
-            for loss, row in zip(measured.losses, one.iterations, strict=True)
-            if None not in row
-        )
-        reached = measured.reached(one, target)[row["training.seed"]]
+        one = next(one for one in demo.experiments if (one.method, one.delay) == key)
+        seed = row["training.seed"]
+        target = lowest_stored_loss(demo, one)
+        reached = demo.reached(one, target)[seed]
         assert reached.is_reached
         assert reached.iterations == pytest.approx(passage(run, target), abs=0.06)
-        between = measured.reached(one, target + LOSS_STEP / 2)[row["training.seed"]]
+        between = demo.reached(one, target + LOSS_STEP / 2)[seed]
         assert passage(run, target + LOSS_STEP) <= between.iterations <= reached.iterations
 
 
-def test_a_seed_that_diverged_never_reaches_a_loss_and_a_methods_settings_are_kept(tmp_path):
+@pytest.fixture
+def one_diverged(tmp_path):
+    """An experiment of two seeds; the second diverged."""
     settings = [
         "optimizer={method: basis-rotation, geometry: unilateral, lr: 0.02}",
         "pipeline.stash=none",
     ]
     for seed, status in ((0, "finished"), (1, "diverged")):
-        write_run(
-            tmp_path,
-            f"s{seed}",
-            *settings,
-            f"training.seed={seed}",
-            crosses_3_at=150,
-            status=status,
-        )
-    (only,) = measure_largest_set(load(tmp_path / "runs"), "runs")[0].experiments
-    assert {row[1] for row in only.iterations} == {None}
-    assert any(row[0] is not None for row in only.iterations)
-    assert only.settings == {
+        own = f"training.seed={seed}"
+        write_run(tmp_path, f"s{seed}", *settings, own, crosses_3_at=150, status=status)
+    measurements, _ = measure_largest_set(load(tmp_path / "runs"), "runs")
+    (only,) = measurements.experiments
+    return only
+
+
+def test_seed_that_diverged_never_reaches_a_loss(one_diverged):
+    assert {by_seed[1] for by_seed in one_diverged.iterations} == {None}
+    assert any(by_seed[0] is not None for by_seed in one_diverged.iterations)
+
+
+def test_settings_of_the_method_are_kept(one_diverged):
+    assert one_diverged.settings == {
         "optimizer": {"method": "basis-rotation", "geometry": "unilateral"},
         "pipeline": {"stash": "none", "forecast": None},
     }
 
 
-def test_measurements_that_are_none_are_refused(tmp_path):
-    path = tmp_path / "kept.json"
-    measure_largest_set(load([DEMO]), "demo")[0].write(path)
-    good = path.read_text()
-    for change, problem in (
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
         (lambda content: content["losses"].reverse(), "losses: must descend"),
         (
             lambda content: content["experiments"][0]["iterations"].pop(),
@@ -130,8 +172,13 @@ def test_measurements_that_are_none_are_refused(tmp_path):
             lambda content: content["experiments"][0].update(seconds=0),
             "input should be greater than 0",
         ),
-    ):
-        change(content := json.loads(good))
-        path.write_text(json.dumps(content))
-        with pytest.raises(UserError, match=problem):
-            Measurements.read(path)
+    ],
+    ids=["rising", "a row less", "a column more", "no time"],
+)
+def test_wrong_measurements_are_refused(damage, problem, demo, tmp_path):
+    content = json.loads(demo.model_dump_json())
+    damage(content)
+    path = tmp_path / "kept.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=problem):
+        Measurements.read(path)

@@ -88,84 +88,153 @@ def note_in_summaries(folder, **noted):
         write_json(run / "summary.json", RunFolder(run).read_summary() | noted)
 
 
-def test_the_protocol_is_the_same_for_every_method_and_further_seeds_are_of_the_best_rates_alone(
-    tmp_path,
-):
-    grids = [protocol(method, {}, 1, tmp_path).cells for method in ("pipedream", STALENESS)]
-    assert [len(cells) for cells in grids] == [len(RATES) * len(DELAYS)] * 2
-    for one, other in zip(*grids, strict=True):
+@pytest.fixture
+def two_protocols(tmp_path):
+    """The cells of two methods."""
+    return [protocol(method, {}, 1, tmp_path).cells for method in ("pipedream", STALENESS)]
+
+
+def test_every_method_has_the_same_cells(two_protocols):
+    for one, other in zip(*two_protocols, strict=True):
         assert {**one.varied, "optimizer.method": 0} == {**other.varied, "optimizer.method": 0}
         assert one.config.model == other.config.model == load_config("compare").model
         assert one.config.training == other.config.training
-    assert len({cell.folder for cells in grids for cell in cells}) == 18
-    assert parse_settings(["optimizer.arguments.betas=[0.9, 0.95]"]) == {
-        "optimizer.arguments.betas": [0.9, 0.95]
-    }
+
+
+def test_protocol_tries_every_rate_under_every_delay(two_protocols):
+    assert [len(cells) for cells in two_protocols] == [len(RATES) * len(DELAYS)] * 2
+
+
+def test_methods_have_folders_of_their_own(two_protocols):
+    ours, others = ({cell.folder for cell in cells} for cells in two_protocols)
+    assert not ours & others
+
+
+def test_setting_may_be_a_list():
+    settings = parse_settings(["optimizer.arguments.betas=[0.9, 0.95]"])
+    assert settings == {"optimizer.arguments.betas": [0.9, 0.95]}
+
+
+def test_further_seeds_are_repetitions(tmp_path):
     sweep = protocol("pipedream", {}, 3, tmp_path)
-    assert sweep.spec.repeat.set == {"training.seed": [1, 2]}
-    assert len(sweep.repetitions(sweep.cells[:3])) == 6
+    seeds = [cell.config.training.seed for cell in sweep.repetitions(sweep.cells[:1])]
+    assert seeds == [1, 2]
 
 
-def test_kept_runs_count_as_done_unless_their_numbers_are_another_versions_or_corpus(
-    kept, tmp_path
-):
-    sweep = protocol("pipedream", {}, 1, tmp_path / "runs")
-    assert take_committed([sweep], kept, "another") == 0
+def pipedream(folder):
+    return protocol("pipedream", {}, 1, folder)
+
+
+def test_committed_run_counts_as_done(kept, tmp_path):
+    sweep = pipedream(tmp_path)
     assert take_committed([sweep], kept, "f") == 9
-    assert {state_of(cell) for cell in protocol("pipedream", {}, 1, tmp_path / "runs").cells} == {
-        State.DONE
-    }
-    assert take_committed([sweep], kept) == 0
+    assert {state_of(cell) for cell in sweep.cells} == {State.DONE}
+
+
+def test_committed_runs_are_taken_once(kept, tmp_path):
+    take_committed([pipedream(tmp_path)], kept)
+    assert take_committed([pipedream(tmp_path)], kept) == 0
+
+
+def test_committed_run_of_another_corpus_is_left(kept, tmp_path):
+    assert take_committed([pipedream(tmp_path)], kept, "another") == 0
+
+
+def test_committed_run_of_another_version_is_left(kept, tmp_path):
     old = Path(shutil.copytree(kept, tmp_path / "old"))
     note_in_summaries(old, trajectory_version=0)
-    assert take_committed([protocol("pipedream", {}, 1, tmp_path / "new")], old) == 0
-    assert take_committed([sweep], tmp_path / "nowhere") == 0
+    assert take_committed([pipedream(tmp_path / "runs")], old) == 0
 
 
-def test_board_has_losses_slowdowns_and_savings(tmp_path):
-    write_runs(tmp_path, "pipedream", (1e-3, 3e-3, 1e-2), seeds=(0, 1))
-    write_runs(tmp_path, "basis-rotation", (1e-3,))
-    assert sorted(with_delays(at_best_rates(load(tmp_path)))["delay"]) == sorted([*DELAYS] * 3)
-    board = board_of(tmp_path)
+def test_without_committed_runs_nothing_is_taken(tmp_path):
+    assert take_committed([pipedream(tmp_path / "runs")], tmp_path / "nowhere") == 0
+
+
+@pytest.fixture(scope="module")
+def two_methods(tmp_path_factory):
+    """PipeDream with two seeds, and basis rotation with one."""
+    folder = tmp_path_factory.mktemp("two-methods")
+    write_runs(folder, "pipedream", (1e-3, 3e-3, 1e-2), seeds=(0, 1))
+    write_runs(folder, "basis-rotation", (1e-3,))
+    return folder
+
+
+def test_runs_are_sorted_by_the_protocols_delays(two_methods):
+    delays = with_delays(at_best_rates(load(two_methods)))["delay"]
+    assert sorted(delays) == sorted([*DELAYS] * 3)
+
+
+def test_board_has_slowdowns(two_methods):
     # write_experiment's losses are 3 / (1 + t / (100 P)), whatever the method: P times the
     # iterations under delay.
-    assert board["pipedream", "8 stages"]["ratio"] == pytest.approx(8, rel=0.01)
-    assert board["pipedream", "8 stages"]["low"] <= 8.01
-    assert (board["pipedream", "none"]["lr"], board["pipedream", "none"]["num_seeds"]) == (1e-3, 2)
-    rotated = board["basis-rotation", "8 stages"]
-    assert (rotated["num_seeds"], rotated["milliseconds"]) == (1, pytest.approx(25.0, rel=0.05))
+    row = board_of(two_methods)["pipedream", "8 stages"]
+    assert row["ratio"] == pytest.approx(8, rel=0.01)
+    assert row["low"] <= 8.01
 
 
-def test_variants_have_rows_and_savings_of_their_own_and_move_nobody_elses(kept, tmp_path):
-    write_runs(tmp_path, "muon", settings={"optimizer.momentum": 0.5}, slowness=2)
-    write_runs(tmp_path, "pipedream", settings={"optimizer.weight_decay": 0.0}, slowness=40)
-    before, after = board_of(kept), board_of(kept, tmp_path)
-    assert (
-        methods_of(kept, tmp_path)[0] == "muon, momentum 0.5"
-    )  # best under the longest delay first
-    assert {*methods_of(kept, tmp_path)} == {
-        "muon",
-        "muon, momentum 0.5",
-        "pipedream",
-        "pipedream, weight_decay 0",
-    }
+def test_board_has_the_chosen_rate(two_methods):
+    assert board_of(two_methods)["pipedream", "none"]["lr"] == 1e-3
+
+
+def test_board_has_the_number_of_seeds(two_methods):
+    board = board_of(two_methods)
+    assert board["pipedream", "none"]["num_seeds"] == 2
+    assert board["basis-rotation", "8 stages"]["num_seeds"] == 1
+
+
+def test_board_has_milliseconds_per_iteration(two_methods):
+    row = board_of(two_methods)["basis-rotation", "8 stages"]
+    assert row["milliseconds"] == pytest.approx(25.0, rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory):
+    """A fast variant of Muon, and a slow one of PipeDream."""
+    folder = tmp_path_factory.mktemp("variants")
+    write_runs(folder, "muon", settings={"optimizer.momentum": 0.5}, slowness=2)
+    write_runs(folder, "pipedream", settings={"optimizer.weight_decay": 0.0}, slowness=40)
+    return folder
+
+
+def test_variants_have_rows_of_their_own(kept, variants):
+    names = {"muon", "muon, momentum 0.5", "pipedream", "pipedream, weight_decay 0"}
+    assert {*methods_of(kept, variants)} == names
+
+
+def test_best_under_the_longest_delay_comes_first(kept, variants):
+    assert methods_of(kept, variants)[0] == "muon, momentum 0.5"
+
+
+def test_variants_change_nobody_elses_row(kept, variants):
+    before = board_of(kept)
+    after = board_of(kept, variants)
     for row in before:
-        assert all(
-            str(after[row][key]) == str(before[row][key]) for key in ("target", "ratio", "saved")
-        )
-    assert after["muon, momentum 0.5", "8 stages"]["saved"]["share"] == pytest.approx(
-        0.75, abs=0.05
-    )
+        for key in ("target", "ratio", "saved"):
+            assert str(after[row][key]) == str(before[row][key])
 
 
-def test_methods_without_the_longest_delay_come_last_and_stash_modes_have_rows_of_their_own(
-    tmp_path,
-):
+def test_variant_has_savings_of_its_own(kept, variants):
+    saved = board_of(kept, variants)["muon, momentum 0.5", "8 stages"]["saved"]
+    assert saved["share"] == pytest.approx(0.75, abs=0.05)
+
+
+@pytest.fixture
+def without_longest(tmp_path):
+    """PipeDream under all delays with two stash modes; Muon and SOAP without the longest delay."""
     write_runs(tmp_path, "pipedream", settings={"pipeline.stash": "none"})
     for method, num_delays in (("pipedream", 3), ("muon", 2), ("soap", 2)):
         write_runs(tmp_path, method, num_delays=num_delays)
-    assert sorted(methods_of(tmp_path)[:2]) == ["pipedream", "pipedream, no stashing"]
-    assert read_board([tmp_path]).rows.groupby("rank")["method"].nunique().tolist() == [1, 1, 1, 1]
+    return tmp_path
+
+
+def test_methods_without_the_longest_delay_come_last(without_longest):
+    first_two = methods_of(without_longest)[:2]
+    assert sorted(first_two) == ["pipedream", "pipedream, no stashing"]
+
+
+def test_every_method_has_a_rank(without_longest):
+    ranks = read_board([without_longest]).rows.groupby("rank")["method"].nunique()
+    assert ranks.tolist() == [1, 1, 1, 1]
 
 
 def test_two_contents_of_one_file_are_told_apart(tmp_path):
@@ -173,66 +242,94 @@ def test_two_contents_of_one_file_are_told_apart(tmp_path):
     for text in ("class Mine(Method):\n    pass\n", "class Mine(Method):\n    pass  # edited\n"):
         (tmp_path / "mine.py").write_text(f"from brx.methods.method import Method\n\n\n{text}")
         write_runs(tmp_path / "runs", f"{tmp_path}/mine.py:Mine")
-    assert (
-        len(
-            {
-                label
-                for label in methods_of(tmp_path / "runs")
-                if re.search(r"\([0-9a-f]{6}\)$", label)
-            }
-        )
-        == 2
-    )
+    labels = methods_of(tmp_path / "runs")
+    with_digits = {label for label in labels if re.search(r"\([0-9a-f]{6}\)$", label)}
+    assert len(with_digits) == 2
 
 
-def test_what_was_asked_for_is_shown_whatever_the_corpus_of_the_kept_runs(kept, tmp_path):
+@pytest.fixture
+def other_corpus(tmp_path):
+    """Three runs on another corpus than the kept ones."""
     write_runs(tmp_path, "soap")
     note_in_summaries(tmp_path, data_fingerprint="another")
-    board = read_board([tmp_path, kept], ["soap", "pipedream-lr"])
+    return tmp_path
+
+
+def test_set_of_the_method_asked_for_is_shown(kept, other_corpus):
+    board = read_board([other_corpus, kept], ["soap", "pipedream-lr"])
     assert set(board.rows["method"]) == {"soap"}
     assert "differ from the rest in data fingerprint: 6 runs of muon, pipedream" in board.notes[0]
-    assert sorted(methods_of(tmp_path, kept)) == ["muon", "pipedream"]
 
 
-def test_without_a_method_it_shows_what_is_there_as_the_report_does(
-    kept, tmp_path, capsys, monkeypatch
-):
+def test_largest_set_is_shown_if_nothing_is_asked(kept, other_corpus):
+    assert sorted(methods_of(other_corpus, kept)) == ["muon", "pipedream"]
+
+
+@pytest.fixture
+def shown(kept, tmp_path, capsys):
+    """What `brx compare` prints without a method: the table, and the legend."""
     folders = ["--out", str(tmp_path / "runs"), "--committed", str(kept)]
-    assert (
-        main(["compare", *folders, "--format", "markdown", "--figure", str(tmp_path / "figure")])
-        == 0
-    )
-    table, legend = capsys.readouterr()
-    assert f"From 6 runs at the best rates in {kept}, seeds 0." in legend
+    figure = ["--figure", str(tmp_path / "figure")]
+    assert main(["compare", *folders, "--format", "markdown", *figure]) == 0
+    return capsys.readouterr()
+
+
+def line_of(method, output):
+    return next(line for line in output.out.splitlines() if method in line)
+
+
+def test_board_without_a_method_has_its_legend(kept, shown):
+    assert f"From 6 runs at the best rates in {kept}, seeds 0." in shown.err
+
+
+def test_board_can_be_drawn(shown, tmp_path):
     assert (tmp_path / "figure.png").stat().st_size > 0
-    muon, pipedream = (
-        next(line for line in table.splitlines() if name in line) for name in ("muon", "pipedream")
-    )
-    assert (
-        "| 0.0% |" in muon
-    )  # write_experiment's losses are the same for all methods: it saves nothing
-    assert "|  |" in pipedream  # a baseline is not compared with itself
-    assert "| 7.97 (early) | 31.86 (early) |" in pipedream
+
+
+def test_equal_losses_save_nothing(shown):
+    assert "| 0.0% |" in line_of("muon", shown)
+
+
+def test_baseline_is_not_compared_with_itself(shown):
+    assert "|  |" in line_of("pipedream", shown)
+
+
+def test_early_slowdowns_are_marked(shown):
+    assert "| 7.97 (early) | 31.86 (early) |" in line_of("pipedream", shown)
+
+
+def test_report_has_the_same_board(kept, monkeypatch):
     monkeypatch.setattr("brx.report.page.KEPT_COMPARISON", kept)
     tables = page_tables(Experiments.load(SCALES["laptop"], kept))
     (board,) = [table.texts for table in tables if table.name == "leaderboard"]
     assert sorted(board["method"]) == ["muon", "pipedream"]
 
 
-def test_dry_run_lists_what_the_best_rates_ask_for_and_rates_of_the_rest_as_variants(
-    tmp_path, printed
-):
-    def listed(*arguments):
+@pytest.fixture
+def listed(tmp_path, printed):
+    """Lists the runs that are missing, where tmp_path/kept has the committed ones."""
+
+    def list_missing(*arguments):
         folders = ["--out", tmp_path / "runs", "--committed", tmp_path / "kept"]
         return printed("compare", *arguments, *folders, "--dry-run")
 
+    return list_missing
+
+
+def test_rates_of_the_rest_are_variants(listed):
     rates = ["--rest-lr", "1e-3", "--rest-lr", "3e-4"]
     assert listed("muon", *rates).count("9 cells") == 4  # pipedream, muon, and muon twice more
+
+
+def test_dry_run_ignores_runs_of_another_corpus(listed, tmp_path):
     write_runs(tmp_path / "kept", "pipedream", RATES, best=3e-3)
-    assert "9 cells" in listed("pipedream")  # the committed runs are of another corpus
-    note_in_summaries(
-        tmp_path / "kept", data_fingerprint=prepare(load_config("compare").data).fingerprint
-    )
+    assert "9 cells" in listed("pipedream")
+
+
+def test_dry_run_lists_rates_beyond_the_grid(listed, tmp_path):
+    write_runs(tmp_path / "kept", "pipedream", RATES, best=3e-3)
+    corpus = prepare(load_config("compare").data).fingerprint
+    note_in_summaries(tmp_path / "kept", data_fingerprint=corpus)
     assert "12 cells" in listed("pipedream")
 
 
@@ -247,7 +344,7 @@ def test_dry_run_lists_what_the_best_rates_ask_for_and_rates_of_the_rest_as_vari
         ),
     ],
 )
-def test_a_broken_method_is_refused_before_anything_is_trained(
+def test_broken_method_is_refused_before_any_run(
     command, body, message, tmp_path, refused, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -258,7 +355,9 @@ def test_a_broken_method_is_refused_before_anything_is_trained(
     assert not {path.name for path in tmp_path.iterdir()} - {"mine.py", "sweep.yaml", "__pycache__"}
 
 
-def test_own_method_gets_its_place_and_twice_costs_nothing(tmp_path, monkeypatch, printed):
+@pytest.fixture
+def compared(tmp_path, monkeypatch, printed):
+    """`brx compare` of a method in a file, with a tiny model, one rate and two delays."""
     base = tmp_path / "tiny.yaml"
     content = yaml.safe_load(dump_config(tiny_config(tmp_path, "training.iterations=8")))
     base.write_text(yaml.safe_dump({**content, "pipeline": {"stages": 1}}))
@@ -271,10 +370,15 @@ def test_own_method_gets_its_place_and_twice_costs_nothing(tmp_path, monkeypatch
     }
     monkeypatch.setattr("brx.sweep.compare.DELAYS", delays)
     arguments = ["compare", STALENESS, "--out", tmp_path / "runs", "--committed", tmp_path / "none"]
-    text = printed(*arguments)
+    return lambda: printed(*arguments)
+
+
+def test_own_method_gets_its_place_once(compared, tmp_path):
+    text = compared()
     assert "staleness_aware" in text
     assert "pipedream" in text
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("metrics.jsonl")}
-    assert len(before) == 4
-    printed(*arguments)
-    assert {path: path.stat().st_mtime_ns for path in before} == before
+    files = [*(tmp_path / "runs").rglob("metrics.jsonl")]
+    assert len(files) == 4
+    before = [path.stat().st_mtime_ns for path in files]
+    compared()  # shows it again, and trains nothing
+    assert [path.stat().st_mtime_ns for path in files] == before

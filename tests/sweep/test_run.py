@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ import pytest
 from brx.cli.main import main
 from brx.config.loading import dump_config
 from brx.environment import brx_command, child_environment
+from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.sweep.choice import choose, tried_cells
 from brx.sweep.run import calibrate, check_names
-from brx.sweep.spec import State, Sweep, state_of
+from brx.sweep.spec import State, Sweep, prepare_folder, state_of
 from brx.train.build import assemble
 from brx.train.loop import train
 from tests.processes import start_brx
@@ -29,24 +31,47 @@ def states(path):
     return [state_of(cell) for cell in Sweep.load(path).cells]
 
 
-def test_cells_equal_runs_by_hand_and_are_skipped_the_second_time(tmp_path, printed):
-    path = write_sweep(tmp_path)
-    out = printed("sweep", path, "--dry-run", "--jobs", "2")
-    assert (out.count("waiting"), "4 cells" in out, "with 2 at a time" in out) == (5, True, True)
+def test_dry_run_lists_cells(tmp_path, printed):
+    out = printed("sweep", write_sweep(tmp_path), "--dry-run", "--jobs", "2")
+    assert out.count("waiting") == 4 + 1  # a line per cell, and the count
+    assert "4 cells" in out
+    assert "with 2 at a time" in out
+
+
+def test_dry_run_writes_nothing(tmp_path, printed):
+    printed("sweep", write_sweep(tmp_path), "--dry-run")
     assert not (tmp_path / "cells").exists()
-    printed("sweep", path, "--jobs", "2")
-    cells = Sweep.load(path).cells
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep file whose four cells are done."""
+    path = write_sweep(tmp_path_factory.mktemp("swept"))
+    assert main(["sweep", str(path), "--jobs", "2"]) == 0
     assert states(path) == [State.DONE] * 4
-    train(cells[1].config, tmp_path / "by-hand")
-    assert losses(cells[1].folder) == losses(tmp_path / "by-hand")
-    before = [(cell.folder / "metrics.jsonl").stat().st_mtime_ns for cell in cells]
-    assert "all 4 cells are done" in printed("sweep", path)
-    assert [(cell.folder / "metrics.jsonl").stat().st_mtime_ns for cell in cells] == before
+    return path
 
 
-def test_a_cell_told_to_stop_early_is_continued_and_done_for_its_trajectory_version(
-    tmp_path, capsys, monkeypatch
-):
+def test_cell_equals_a_run_by_hand(swept, tmp_path):
+    cell = Sweep.load(swept).cells[1]
+    train(cell.config, tmp_path / "by-hand")
+    assert losses(cell.folder) == losses(tmp_path / "by-hand")
+
+
+def test_done_cells_are_skipped(swept, printed):
+    files = [cell.folder / "metrics.jsonl" for cell in Sweep.load(swept).cells]
+    before = [file.stat().st_mtime_ns for file in files]
+    assert "all 4 cells are done" in printed("sweep", swept)
+    assert [file.stat().st_mtime_ns for file in files] == before
+
+
+def test_done_cell_of_another_version_is_refused(swept, monkeypatch, refused):
+    monkeypatch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", TRAJECTORY_VERSION + 1)
+    told = refused("sweep", swept, "--jobs", "1")
+    assert f"trained at trajectory version {TRAJECTORY_VERSION}" in told
+
+
+def test_cell_stopped_early_is_continued(tmp_path):
     path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
     (cell,) = Sweep.load(path).cells
     stopped = cell.config.training.model_copy(update={"stop_after": 3})
@@ -55,38 +80,54 @@ def test_a_cell_told_to_stop_early_is_continued_and_done_for_its_trajectory_vers
     assert main(["sweep", str(path), "--jobs", "1"]) == 0
     assert states(path) == [State.DONE]
     assert losses(cell.folder)[-1]["iteration"] == 30
-    monkeypatch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", TRAJECTORY_VERSION + 1)
-    assert main(["sweep", str(path), "--jobs", "1"]) == 2
-    assert f"trained at trajectory version {TRAJECTORY_VERSION}" in capsys.readouterr().err.replace(
-        "\n", " "
-    )
+
+
+@pytest.mark.parametrize("status", ["finished", "running"])
+def test_folder_with_another_run_is_refused(status, tmp_path, refused):
+    path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
+    (cell,) = Sweep.load(path).cells
+    prepare_folder(cell)
     another = dump_config(tiny_config(tmp_path, "optimizer.lr=0.5"))
     (cell.folder / "config.yaml").write_text(another)
-    for _ in range(2):  # whether or not it is done
-        assert main(["sweep", str(path), "--jobs", "1"]) == 2
-        assert (
-            "config.yaml: differs from what the sweep asks for"
-            in capsys.readouterr().err.replace("\n", " ")
-        )
-        assert (cell.folder / "config.yaml").read_text() == another
-        (cell.folder / "summary.json").unlink(missing_ok=True)
+    write_json(cell.folder / "summary.json", {"status": status, "iteration": 30})
+    told = refused("sweep", path, "--jobs", "1")
+    assert "config.yaml: differs from what the sweep asks for" in told
+    assert (cell.folder / "config.yaml").read_text() == another
 
 
-def test_a_failed_cell_is_recorded_and_the_rest_goes_on(tmp_path, capsys):
+def test_failed_cell_is_recorded(tmp_path, capsys):
+    """And the rest goes on."""
     path = write_sweep(tmp_path, grid={"optimizer.lr": [1e30, 0.01]})
     assert main(["sweep", str(path), "--jobs", "1"]) == 1
     assert states(path) == [State.FAILED, State.DONE]
     failed = Sweep.load(path).cells[0].folder / "failed.txt"
     assert "lower optimizer.lr" in failed.read_text()
     assert "failed cell" in capsys.readouterr().out
-    failed.write_text("exit code 1: left alone\n")
-    assert main(["sweep", str(path)]) == 1  # not tried again unless asked to
+
+
+@pytest.fixture
+def failed_before(tmp_path):
+    """A sweep file whose only cell has failed."""
+    path = write_sweep(tmp_path, grid={"optimizer.lr": [1e30]})
+    (cell,) = Sweep.load(path).cells
+    prepare_folder(cell)
+    (cell.folder / "failed.txt").write_text("exit code 1: left alone\n")
+    return path, cell.folder / "failed.txt"
+
+
+def test_failed_cell_is_not_tried_again(failed_before):
+    path, failed = failed_before
+    assert main(["sweep", str(path)]) == 1
     assert failed.read_text() == "exit code 1: left alone\n"
+
+
+def test_failed_cell_is_tried_again_on_request(failed_before):
+    path, failed = failed_before
     assert main(["sweep", str(path), "--retry-failed"]) == 1
     assert "lower optimizer.lr" in failed.read_text()
 
 
-def test_interrupted_and_killed_sweeps_continue_to_the_same_numbers(tmp_path):
+def test_interrupted_sweep_continues_to_the_same_numbers(tmp_path):
     grid = {"pipeline.stages": [4, 2]}
     path = write_sweep(
         tmp_path, grid=grid, set={"training.iterations": 150, "training.checkpoint_every": 10}
@@ -94,16 +135,14 @@ def test_interrupted_and_killed_sweeps_continue_to_the_same_numbers(tmp_path):
     cells = Sweep.load(path).cells
     process = start_brx("sweep", path, "--jobs", "1")
     wait_for_lines(cells[0].folder / "metrics.jsonl", 10, process)
-    os.killpg(
-        process.pid, signal.SIGINT
-    )  # as a terminal does: to whatever the sweep has started, too
+    # As a terminal does: to whatever the sweep has started, too.
+    os.killpg(process.pid, signal.SIGINT)
     assert process.wait(300) == 130
     assert states(path) == [State.INTERRUPTED, State.WAITING]
     process = start_brx("sweep", path, "--jobs", "1")
     wait_for_lines(cells[0].folder / "metrics.jsonl", 60, process)
-    os.killpg(
-        process.pid, signal.SIGKILL
-    )  # the sweep alone: its cell is in a session of its own and goes on
+    # The sweep alone: its cell is in a session of its own and goes on.
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait(300)
     assert state_of(cells[0]) in (State.RUNNING, State.DONE)
     assert main(["sweep", str(path), "--jobs", "1"]) == 0
@@ -113,25 +152,36 @@ def test_interrupted_and_killed_sweeps_continue_to_the_same_numbers(tmp_path):
         assert losses(cell.folder) == losses(tmp_path / "by-hand" / cell.name)
 
 
-def test_a_killed_cell_is_told_and_the_rest_goes_on_with_the_machine_s_threads(tmp_path):
-    grid = {
-        "case": [{"training.iterations": 300}, {"training.iterations": 4, "runtime.threads": None}]
-    }
-    path = write_sweep(tmp_path, grid=grid)
-    killed, other = Sweep.load(path).cells
+@pytest.fixture(scope="module")
+def cell_killed(tmp_path_factory):
+    """A sweep file of two cells, whose first was killed; and the exit code of the sweep."""
+    cases = [{"training.iterations": 300}, {"training.iterations": 4, "runtime.threads": None}]
+    path = write_sweep(tmp_path_factory.mktemp("killed"), grid={"case": cases})
+    folder = Sweep.load(path).cells[0].folder
     process = start_brx("sweep", path, "--jobs", "1")
-    wait_for_lines(killed.folder / "metrics.jsonl", 5, process)
-    _, pid, *_ = (killed.folder / ".lock").read_text().split()
+    wait_for_lines(folder / "metrics.jsonl", 5, process)
+    _, pid, *_ = (folder / ".lock").read_text().split()
     os.kill(int(pid), signal.SIGKILL)
-    assert process.wait(300) == 1
+    return path, process.wait(300)
+
+
+def test_killed_cell_is_told(cell_killed):
+    path, code = cell_killed
+    assert code == 1
+    folder = Sweep.load(path).cells[0].folder
+    assert (folder / "failed.txt").read_text().startswith("killed by SIGKILL: ")
+
+
+def test_rest_goes_on_after_a_killed_cell(cell_killed):
+    path, _ = cell_killed
     assert states(path) == [State.FAILED, State.DONE]
-    assert (killed.folder / "failed.txt").read_text().startswith("killed by SIGKILL: ")
-    # The server of the processes was started with one thread; each gets its share of the machine
-    # nevertheless.
-    assert (
-        json.loads((other.folder / "summary.json").read_text())["device"]["threads"]
-        == os.cpu_count()
-    )
+
+
+def test_cell_gets_its_share_of_the_threads(cell_killed):
+    """Although the server of the processes was started with one thread."""
+    path, _ = cell_killed
+    summary = json.loads((Sweep.load(path).cells[1].folder / "summary.json").read_text())
+    assert summary["device"]["threads"] == os.cpu_count()
 
 
 def test_two_sweeps_at_once_run_no_cell_twice(tmp_path, capsys):
@@ -150,43 +200,75 @@ def test_two_sweeps_at_once_run_no_cell_twice(tmp_path, capsys):
     assert len(lines) == len({line.split()[1] for line in lines}) == 4
 
 
-def test_a_choice_at_the_edge_goes_on_beyond_the_grid_until_it_is_none_and_is_repeated(
-    tmp_path, capsys
-):
-    def write(**choice):
-        grid = {"pipeline.stages": [4], "optimizer.lr": [1e-4, 1e-3]}
-        return write_sweep(
-            tmp_path, grid=grid, choose=choice, repeat={"set": {"training.seed": [1]}}
-        )
+def rate_sweep(folder, **choice):
+    """A sweep file that chooses between two rates, and repeats the better one."""
+    grid = {"pipeline.stages": [4], "optimizer.lr": [1e-4, 1e-3]}
+    repeat = {"set": {"training.seed": [1]}}
+    return write_sweep(folder, grid=grid, choose=choice, repeat=repeat)
 
-    path = write()
+
+@dataclass
+class Search:
+    """A search for a rate: first within the grid, then with further rates."""
+
+    sweep: Sweep
+    first_table: str
+    code: int  # exit code of the second part
+
+    @property
+    def tried(self):
+        return tried_cells(self.sweep)
+
+    @property
+    def choices(self):
+        return choose(self.tried, self.sweep.spec.choose).set_index("optimizer.lr")
+
+    @property
+    def table(self):
+        return (self.sweep.out / "choice-sweep.csv").read_text()
+
+
+@pytest.fixture(scope="module")
+def search(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("search")
+    path = rate_sweep(folder)
     for cell in Sweep.load(path).cells:
         train(cell.config, cell.folder)
     assert main(["sweep", str(path)]) == 0
-    assert "at the edge: widen the grid" in (tmp_path / "cells" / "choice-sweep.csv").read_text()
-    assert "at the edge" in capsys.readouterr().out.replace("\n", " ")
-    write(over="optimizer.lr", further=[1e-5, 0.01, 1e20, 1e30])
-    assert main(["sweep", str(path), "--jobs", "2"]) == 1  # 1e20 diverges
-    sweep = Sweep.load(path)
-    tried = tried_cells(sweep)
-    assert [cell.name for cell in tried[len(sweep.cells) :]] == ["p4-lr0.01-s0", "p4-lr1e+20-s0"]
-    assert [state_of(cell) for cell in tried] == [State.DONE] * 3 + [State.FAILED]
-    choices = choose(tried, sweep.spec.choose).set_index("optimizer.lr")
+    first_table = (folder / "cells" / "choice-sweep.csv").read_text()
+    rate_sweep(folder, over="optimizer.lr", further=[1e-5, 0.01, 1e20, 1e30])
+    code = main(["sweep", str(path), "--jobs", "2"])
+    return Search(Sweep.load(path), first_table, code)
+
+
+def test_choice_at_the_edge_is_told(search):
+    assert "at the edge: widen the grid" in search.first_table
+
+
+def test_search_goes_on_beyond_the_grid(search):
+    beyond = search.tried[len(search.sweep.cells) :]
+    assert [cell.name for cell in beyond] == ["p4-lr0.01-s0", "p4-lr1e+20-s0"]
+
+
+def test_search_ends_at_a_rate_that_diverges(search):
+    assert search.code == 1
+    assert [state_of(cell) for cell in search.tried] == [State.DONE] * 3 + [State.FAILED]
+
+
+def test_best_rate_is_no_longer_at_the_edge(search):
+    choices = search.choices
     assert choices.index[choices["is_best"]].tolist() == [0.01]
     assert not choices["at_edge"].any()
-    assert choices["score"][1e20] == float("inf")
-    text = (tmp_path / "cells" / "choice-sweep.csv").read_text()
-    assert "p4,0.01," in text
-    assert "p4,1e+20,failed,," in text
-    seeds = sorted(
-        folder.name.partition("--")[0] for folder in (tmp_path / "cells").glob("*-s1--*")
-    )
-    assert seeds == [
-        "p4-lr0.001-s1",
-        "p4-lr0.01-s1",
-    ]  # of the first sweep's choice, and of this one's
-    (tried[-1].folder / "summary.json").unlink()  # as if it had failed otherwise
-    assert main(["sweep", str(path)]) == 1
+
+
+def test_table_has_rates_beyond_the_grid(search):
+    assert "p4,0.01," in search.table
+    assert "p4,1e+20,failed,," in search.table
+
+
+def test_each_choice_is_repeated(search):
+    repeated = {folder.name.partition("--")[0] for folder in search.sweep.out.glob("*-s1--*")}
+    assert repeated == {"p4-lr0.001-s1", "p4-lr0.01-s1"}  # the first choice, and the second
 
 
 @pytest.fixture
@@ -206,7 +288,7 @@ def runner_of(folder):
     raise AssertionError(f"no process runs {folder}")
 
 
-def test_the_same_folders_as_the_local_launcher_and_failures_told(ray, tmp_path, capsys):
+def test_ray_leaves_the_same_folders(ray, tmp_path, capsys):
     path = write_sweep(
         tmp_path, grid={"pipeline.stages": [4, 1], "optimizer.lr": [0.01, 1e30]}, choose={}
     )
@@ -214,7 +296,8 @@ def test_the_same_folders_as_the_local_launcher_and_failures_told(ray, tmp_path,
     assert not ray.is_initialized()
     assert "lower optimizer.lr" in capsys.readouterr().out.replace("\n", " ")
     assert main(["sweep", str(path), "--out", str(tmp_path / "local"), "--jobs", "2"]) == 1
-    on_ray, local = Sweep.load(path).cells, Sweep.load(path, tmp_path / "local").cells
+    on_ray = Sweep.load(path).cells
+    local = Sweep.load(path, tmp_path / "local").cells
     assert [state_of(cell) for cell in on_ray] == [State.DONE, State.FAILED] * 2
     for one, other in zip(on_ray, local, strict=True):
         assert one.folder.name == other.folder.name
@@ -228,7 +311,7 @@ def test_the_same_folders_as_the_local_launcher_and_failures_told(ray, tmp_path,
 
 
 @pytest.mark.slow
-def test_interrupted_cells_save_and_a_lost_one_is_continued(ray, tmp_path):
+def test_ray_continues_interrupted_or_lost_cells(ray, tmp_path):
     settings = {"training.iterations": 600, "training.checkpoint_every": 20}
     path = write_sweep(tmp_path, grid={"pipeline.stages": [4, 2]}, set=settings)
     cells = Sweep.load(path).cells
@@ -260,7 +343,7 @@ def test_interrupted_cells_save_and_a_lost_one_is_continued(ray, tmp_path):
         ),
     ],
 )
-def test_no_cluster_at_an_address_and_no_node_that_is_large_enough_are_one_line(
+def test_cluster_that_cannot_be_used_is_refused(
     ray, tmp_path, refused, address, settings, expected
 ):
     assert expected in refused(
@@ -283,7 +366,7 @@ def test_without_ray_one_line_names_the_extra(tmp_path, monkeypatch, refused):
     "temporary",
     ["t", pytest.param("t" * 100, marks=pytest.mark.slow, id="too long for a socket")],
 )
-def test_cells_find_brx_beside_a_folder_of_that_name(temporary, tmp_path):
+def test_cells_find_brx_despite_a_folder_brx(temporary, tmp_path):
     (tmp_path / "brx").mkdir()
     (tmp_path / temporary).mkdir()
     path = write_sweep(

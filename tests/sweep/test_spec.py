@@ -19,15 +19,23 @@ from tests.sweep.helpers import write_sweep
 from tests.train.helpers import tiny_config
 
 
-def test_cells_are_the_product_of_the_axes_and_their_names_carry_every_varied_key_and_the_seed(
-    tmp_path,
-):
+def test_cells_are_the_product_of_the_axes(tmp_path):
     cells = Sweep.load(write_sweep(tmp_path)).cells
-    for cell, method, stages in zip(
-        cells, ["pipedream", "nesterov"] * 2, [4, 4, 1, 1], strict=True
-    ):
-        assert (cell.config.optimizer.method, cell.config.pipeline.stages) == (method, stages)
-        assert cell.folder.name == f"p{stages}-{method}-s0--{identity(cell.config)}"
+    varied = [(cell.config.optimizer.method, cell.config.pipeline.stages) for cell in cells]
+    assert varied == [("pipedream", 4), ("nesterov", 4), ("pipedream", 1), ("nesterov", 1)]
+
+
+def test_folder_of_a_cell_ends_with_its_identity(tmp_path):
+    for cell in Sweep.load(write_sweep(tmp_path)).cells:
+        assert cell.folder.name == f"{cell.name}--{identity(cell.config)}"
+
+
+def test_name_of_a_cell_has_the_base_seed(tmp_path):
+    names = [cell.name for cell in Sweep.load(write_sweep(tmp_path)).cells]
+    assert names == ["p4-pipedream-s0", "p4-nesterov-s0", "p1-pipedream-s0", "p1-nesterov-s0"]
+
+
+def test_name_of_a_cell_has_every_varied_key(tmp_path):
     grid = {
         "method": [{"optimizer.method": "basis-rotation", "optimizer.source": "1st"}],
         "optimizer.lr": [1e-3],
@@ -39,45 +47,63 @@ def test_cells_are_the_product_of_the_axes_and_their_names_carry_every_varied_ke
     assert cell.name == "basis-rotation-1st-lr0.001-f7-clip0.5-s3"
 
 
-def test_exclusions_match_resolved_values_and_equal_cells_are_one(tmp_path):
-    # P = 4 is the base's own value: an exclusion may name keys that the grid does not vary.
-    path = write_sweep(
-        tmp_path, exclude=[{"optimizer.method": "nesterov", "pipeline.stages": [1, 2]}]
-    )
-    assert [cell.name for cell in Sweep.load(path).cells] == [
-        "p4-pipedream-s0",
-        "p4-nesterov-s0",
-        "p1-pipedream-s0",
-    ]
+def test_exclusion_matches_a_value_of_the_base(tmp_path):
+    # The grid does not vary P, which is 4 in the base.
+    grid = {"optimizer.method": ["pipedream", "nesterov"]}
+    excluded = [{"optimizer.method": "nesterov", "pipeline.stages": [1, 4]}]
+    (cell,) = Sweep.load(write_sweep(tmp_path, grid=grid, exclude=excluded)).cells
+    assert cell.name == "pipedream-s0"
+
+
+def test_exclusion_needs_all_of_its_values(tmp_path):
+    excluded = [{"optimizer.method": "nesterov", "pipeline.stages": [1, 2]}]
+    cells = Sweep.load(write_sweep(tmp_path, exclude=excluded)).cells
+    assert [cell.name for cell in cells] == ["p4-pipedream-s0", "p4-nesterov-s0", "p1-pipedream-s0"]
+
+
+def test_equal_cells_are_one(tmp_path):
     grid = {"case": [{"optimizer.lr": 1e-3}, {"optimizer.lr": 1e-3, "pipeline.stages": 4}]}
     assert len(Sweep.load(write_sweep(tmp_path, grid=grid)).cells) == 1
 
 
-def test_identity_ignores_what_decides_no_number_and_conditions_are_of_values(tmp_path):
-    config = tiny_config(tmp_path)
-    assert identity(config) == identity(
-        tiny_config(tmp_path, "pipeline.devices=2", "training.keep_checkpoints=5")
-    )
-    assert identity(config) != identity(tiny_config(tmp_path, "optimizer.lr=0.02"))
-    assert identity(config) != identity(tiny_config(tmp_path, "training.seed=1"))
-    assert matches(config, {"pipeline.stages": [1, 4], "optimizer.method": "pipedream"})
-    assert not matches(config, {"pipeline.stages": [1, 2]})
-    assert not matches(config, {"optimizer.frequency": 10})
+def test_identity_ignores_what_decides_no_number(tmp_path):
+    other = tiny_config(tmp_path, "pipeline.devices=2", "training.keep_checkpoints=5")
+    assert identity(tiny_config(tmp_path)) == identity(other)
 
 
-def test_a_cell_is_found_again_by_its_configuration_and_a_method_keeps_only_what_it_knows(tmp_path):
+@pytest.mark.parametrize("setting", ["optimizer.lr=0.02", "training.seed=1"])
+def test_identity_has_what_decides_numbers(setting, tmp_path):
+    assert identity(tiny_config(tmp_path)) != identity(tiny_config(tmp_path, setting))
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ({"pipeline.stages": [1, 4], "optimizer.method": "pipedream"}, True),
+        ({"pipeline.stages": [1, 2]}, False),
+        ({"optimizer.frequency": 10}, False),  # no setting of this method
+    ],
+    ids=["both", "another value", "no such key"],
+)
+def test_condition_needs_one_of_each_values(condition, expected, tmp_path):
+    assert matches(tiny_config(tmp_path), condition) == expected
+
+
+def test_cell_is_found_again_by_its_configuration(tmp_path):
     first = Sweep.load(write_sweep(tmp_path)).cells[0]
     first.folder.mkdir(parents=True)
     grid = {"optimizer.lr": [0.01], "pipeline.stages": [4]}  # the base's own values: the same run
     (again,) = Sweep.load(write_sweep(tmp_path, grid=grid)).cells
     assert again.name != first.name
     assert again.folder == first.folder
-    (tmp_path / "tiny.yaml").write_text(
-        "optimizer: {method: nesterov, momentum_decay: 0.005, lr: 0.02}\n"
-    )
+
+
+def test_other_method_drops_options_it_lacks(tmp_path):
+    section = "{method: nesterov, momentum_decay: 0.005, lr: 0.02}"
+    (tmp_path / "tiny.yaml").write_text(f"optimizer: {section}\n")
     (cell,) = Sweep.load(write_sweep(tmp_path, grid={"optimizer.method": ["pipedream"]})).cells
-    assert cell.config.optimizer.lr == 0.02
     assert not hasattr(cell.config.optimizer, "momentum_decay")
+    assert cell.config.optimizer.lr == 0.02
 
 
 @pytest.mark.parametrize(
@@ -129,7 +155,7 @@ def test_a_cell_is_found_again_by_its_configuration_and_a_method_keeps_only_what
         ),
     ],
 )
-def test_mistakes_are_one_line_that_names_the_file_and_the_key(tmp_path, content, expected):
+def test_mistake_is_one_line_with_the_key(tmp_path, content, expected):
     with pytest.raises(UserError) as caught:
         Sweep.load(write_sweep(tmp_path, **content))
     assert expected in str(caught.value)
@@ -155,51 +181,93 @@ def end(cell, seconds=10.0, val_loss=1.0):
     )
 
 
-def test_the_time_is_of_what_is_left_with_the_repetitions_that_the_choice_asks_for(tmp_path):
+@pytest.fixture
+def half_done(tmp_path):
+    """A sweep of two rates at P = 4, which are done, and two at P = 1, with further seeds of the
+    better rate at P = 4."""
     grid = {"pipeline.stages": [4, 1], "optimizer.lr": [1e-3, 1e-2]}
     repeat = {"set": {"training.seed": [1, 2]}, "where": {"pipeline.stages": 4}}
-    sweep = Sweep.load(
-        write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat=repeat)
-    )
+    path = write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat=repeat)
+    sweep = Sweep.load(path)
     end(sweep.cells[0], 40.0, val_loss=2.0)
     end(sweep.cells[1], 60.0, val_loss=1.0)
+    return sweep
+
+
+def cells_of(sweep):
+    """The cells of the grid, and the repetitions that the choice asks for."""
     _, repetitions = choices_and_repetitions(sweep, sweep.cells)
+    return [*sweep.cells, *repetitions]
+
+
+def time_left(sweep, **options):
+    """With two cells at a time, and without a calibration."""
+    return remaining_seconds(cells_of(sweep), 2, pytest.fail, **options)
+
+
+def test_repetitions_are_of_the_best_rate(half_done):
+    _, repetitions = choices_and_repetitions(half_done, half_done.cells)
     assert [cell.name for cell in repetitions] == ["p4-lr0.01-s1", "p4-lr0.01-s2"]
-    cells = [*sweep.cells, *repetitions]
-    # Two cells of the grid and two repetitions, 50 s each, two at a time; nothing needs to be
-    # calibrated.
-    assert remaining_seconds(cells, 2, pytest.fail) == pytest.approx(100.0)
-    end(repetitions[0], 50.0)
-    assert remaining_seconds(cells, 2, pytest.fail) == pytest.approx(75.0)
-    end(sweep.cells[2], val_loss=None)  # what has failed counts only if it runs again
-    assert remaining_seconds(cells, 2, pytest.fail) == pytest.approx(50.0)
-    assert remaining_seconds(cells, 2, pytest.fail, retry_failed=True) == pytest.approx(75.0)
 
 
-def test_a_cell_that_was_killed_decides_nothing_and_seeds_of_the_grid_are_not_repeated(tmp_path):
+def test_time_left_includes_repetitions(half_done):
+    # Two cells of the grid and two repetitions, 50 s each
+    assert time_left(half_done) == pytest.approx(100.0)
+
+
+def test_time_left_falls_with_a_finished_repetition(half_done):
+    end(cells_of(half_done)[-1], 50.0)
+    assert time_left(half_done) == pytest.approx(75.0)
+
+
+@pytest.mark.parametrize(("retry_failed", "expected"), [(False, 75.0), (True, 100.0)])
+def test_time_left_has_failed_cells_on_request(retry_failed, expected, half_done):
+    end(half_done.cells[2], val_loss=None)
+    assert time_left(half_done, retry_failed=retry_failed) == pytest.approx(expected)
+
+
+@pytest.fixture
+def with_killed_cell(tmp_path):
+    """A sweep of two seeds and two rates, with a cell that was killed. Seeds 1 and 2 of the better
+    rate are repetitions."""
     grid = {"training.seed": [0, 1], "optimizer.lr": [1e-3, 3e-3]}
     repeat = {"set": {"training.seed": [1, 2]}}
-    sweep = Sweep.load(
-        write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat=repeat)
-    )
+    path = write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat=repeat)
+    sweep = Sweep.load(path)
     for cell, val_loss in zip(sweep.cells, (None, 2.0, 1.0, 1.5), strict=True):
         end(cell, val_loss=val_loss)
     (sweep.cells[0].folder / "summary.json").unlink()
-    choices, repetitions = choices_and_repetitions(sweep, sweep.cells)
+    return sweep
+
+
+def test_killed_cell_decides_nothing(with_killed_cell):
+    choices, _ = choices_and_repetitions(with_killed_cell, with_killed_cell.cells)
     assert choices.loc[choices["is_best"], "optimizer.lr"].tolist() == [1e-3]
+
+
+def test_seeds_of_the_grid_are_not_repeated(with_killed_cell):
+    _, repetitions = choices_and_repetitions(with_killed_cell, with_killed_cell.cells)
     assert [cell.config.training.seed for cell in repetitions] == [2]
 
 
-def test_where_every_rate_diverges_none_is_chosen_or_repeated(tmp_path):
+@pytest.fixture
+def diverged(tmp_path):
+    """A sweep whose rates have all diverged, shown once more."""
     grid = {"pipeline.stages": [4], "optimizer.lr": [1e29, 1e30]}
-    path = write_sweep(
-        tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat={"set": {"training.seed": [1]}}
-    )
+    repeat = {"set": {"training.seed": [1]}}
+    path = write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat=repeat)
     for cell in Sweep.load(path).cells:
         end(cell, val_loss=None)
     assert main(["sweep", str(path), "--jobs", "2"]) == 1
-    assert "p4,1e+29,failed,," in (tmp_path / "cells" / "choice-sweep.csv").read_text()
-    assert not list((tmp_path / "cells").glob("*-s1--*"))
+    return tmp_path / "cells"
+
+
+def test_no_rate_is_chosen_where_all_diverge(diverged):
+    assert "p4,1e+29,failed,," in (diverged / "choice-sweep.csv").read_text()
+
+
+def test_nothing_is_repeated_where_all_rates_diverge(diverged):
+    assert not list(diverged.glob("*-s1--*"))
 
 
 @pytest.mark.parametrize(
@@ -211,34 +279,59 @@ def test_where_every_rate_diverges_none_is_chosen_or_repeated(tmp_path):
         (0, 2, 2, [None, None]),
     ],
 )
-def test_cells_get_whole_groups_of_gpus_and_all_cores(
-    tmp_path, monkeypatch, num_gpus, devices, jobs, expected
-):
-    environments = []
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setenv("RANK", "0")  # of the sweep's own process
-    monkeypatch.setattr(launchers.torch.cuda, "device_count", lambda: num_gpus)
-    monkeypatch.setattr(launchers.os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(
-        launchers, "start_process", lambda *given: environments.append(given[-1]) or Mock()
-    )
-    launcher = LocalLauncher(jobs, devices)
-    for cell in Sweep.load(write_sweep(tmp_path)).cells[: launcher.num_jobs]:
-        assert launcher.start(cell)
+def test_cells_get_whole_groups_of_gpus(num_gpus, devices, jobs, expected, started):
+    environments = started(num_gpus, jobs, devices)
     assert [environment.get("CUDA_VISIBLE_DEVICES") for environment in environments] == expected
-    assert all("RANK" not in environment for environment in environments)
-    # The ranks of a cell divide its threads among themselves.
-    assert {int(environment["OMP_NUM_THREADS"]) for environment in environments} == {
-        8 // launcher.num_jobs
-    }
-    for job in launcher.jobs:
-        job.resources.close()
-    assert LocalLauncher(None, 2, on_gpus=False).num_jobs == 4  # on the CPU, GPUs are no limit
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """Fills a launcher on a machine of 8 cores with cells, and gives their environments."""
+    environments = []
+
+    def start(folder, lock_descriptor, environment):
+        environments.append(environment)
+        return Mock()
+
+    def fill(num_gpus, *arguments):
+        monkeypatch.setattr(launchers.torch.cuda, "device_count", lambda: num_gpus)
+        launcher = LocalLauncher(*arguments)
+        for cell in Sweep.load(write_sweep(tmp_path)).cells[: launcher.num_jobs]:
+            assert launcher.start(cell)
+        for job in launcher.jobs:
+            job.resources.close()
+        return environments
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(launchers.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(launchers, "start_process", start)
+    return fill
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 4])
+def test_cells_share_all_cores(jobs, started):
+    """Whatever devices a cell has: its ranks divide its threads among themselves."""
+    threads = [environment["OMP_NUM_THREADS"] for environment in started(0, jobs, 2)]
+    assert threads == [str(8 // jobs)] * jobs
+
+
+def test_rank_of_the_sweep_reaches_no_cell(started, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    assert not any("RANK" in environment for environment in started(0, 2, 1))
+
+
+def test_gpus_are_no_limit_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(launchers.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(launchers.os, "cpu_count", lambda: 8)
+    assert LocalLauncher(None, 2, on_gpus=False).num_jobs == 4
 
 
 FOLDER = PRESETS / "sweeps" / "paper"
 MAIN = {"pipedream", "pipedream-lr", "nesterov", "basis-rotation"}
-METHOD, STAGES, STASH, LR = "optimizer.method", "pipeline.stages", "pipeline.stash", "optimizer.lr"
+METHOD = "optimizer.method"
+STAGES = "pipeline.stages"
+STASH = "pipeline.stash"
+LR = "optimizer.lr"
 SIZE = ("model.blocks", "model.width")
 STRATEGY = ("optimizer.source", "optimizer.geometry")
 ROTATED = {METHOD: {"basis-rotation"}}
@@ -290,25 +383,40 @@ SWEEPS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(file.stem for file in FOLDER.glob("*.yaml")))
-def test_a_sweep_is_the_papers_experiment(name):
-    cells = Sweep.load(FOLDER / f"{name}.yaml").cells
-    contents = [cell.config.model_dump(mode="json") for cell in cells]
-    expected = USUAL | SWEEPS.get(name, {})
+@pytest.fixture(params=sorted(file.stem for file in FOLDER.glob("*.yaml")))
+def papers(request):
+    """One of the paper's sweeps: what is expected, and the settings of its cells."""
+    cells = Sweep.load(FOLDER / f"{request.param}.yaml").cells
+    return USUAL | SWEEPS.get(request.param, {}), [cell.config for cell in cells]
+
+
+def test_sweep_has_the_papers_settings(papers):
+    expected, configs = papers
+    contents = [config.model_dump(mode="json") for config in configs]
     for keys, together in expected.items():
         wanted = together if isinstance(keys, tuple) else {(value,) for value in together}
         keys = keys if isinstance(keys, tuple) else (keys,)
         assert {tuple(value_at(content, key) for key in keys) for content in contents} == wanted
-    rates = defaultdict(set)  # the same rates for every method and P
-    for config in (cell.config for cell in cells):
-        optimizer = config.optimizer
-        rates[optimizer.method, config.pipeline.stages].add(optimizer.lr)
+
+
+def test_rates_are_the_same_for_every_method(papers):
+    expected, configs = papers
+    tried = defaultdict(set)
+    for config in configs:
+        tried[config.optimizer.method, config.pipeline.stages].add(config.optimizer.lr)
+    assert all(rates == expected[LR] for rates in tried.values())
+
+
+def test_optimizers_have_the_papers_options(papers):
+    _, configs = papers
+    for optimizer in (config.optimizer for config in configs):
         if optimizer.method != "scion":  # it bounds the weights instead
             assert optimizer.weight_decay == 0.01
         if optimizer.method in (*MAIN, "delay-compensation"):
-            assert (optimizer.beta1, optimizer.beta2) == (
-                0.99 if optimizer.method == "nesterov" else 0.9,
-                0.999,
-            )
-        assert config.model.blocks % config.pipeline.stages == 0  # as many blocks in each stage
-    assert all(tried == expected[LR] for tried in rates.values())
+            beta1 = 0.99 if optimizer.method == "nesterov" else 0.9
+            assert (optimizer.beta1, optimizer.beta2) == (beta1, 0.999)
+
+
+def test_stages_have_equally_many_blocks(papers):
+    _, configs = papers
+    assert all(config.model.blocks % config.pipeline.stages == 0 for config in configs)

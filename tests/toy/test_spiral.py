@@ -60,7 +60,8 @@ def test_gradient_is_autograds():
 
 
 def test_hessian_is_the_gradients_difference():
-    point, step = np.array([[1.3, -2.1]]), 1e-6
+    point = np.array([[1.3, -2.1]])
+    step = 1e-6
     ahead = np.stack([spiral_gradient(point + step * axis)[0] for axis in np.eye(2)])
     behind = np.stack([spiral_gradient(point - step * axis)[0] for axis in np.eye(2)])
     expected = (ahead - behind).T / (2 * step)
