@@ -29,7 +29,7 @@ from brx.distributed import launch
 from brx.environment import child_environment, stop_signals
 from brx.sweep.launchers import SHARED_IMPORTS, START
 
-LOADED = [*SHARED_IMPORTS, "brx.distributed.processes", "tests.processes"]
+LOADED = [*SHARED_IMPORTS, "brx.cli.main", "brx.distributed.processes", "tests.processes"]
 
 
 class Started:
@@ -166,7 +166,9 @@ def _call(
     streams: Sequence[Connection],
 ) -> None:
     os.setsid()
-    # A server that was started for a sweep has them blocked.
+    # A server that was started for a sweep has these blocked, and `nohup` ignores one.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
     for descriptor, stream in enumerate(streams, start=1):
         os.dup2(stream.fileno(), descriptor)

@@ -132,7 +132,7 @@ def plot(
         for path in draw(out):
             print(path)
         return
-    # Figures are drawn in all formats: into a scratch folder, of which one file is taken.
+    # Figures are drawn in all formats. One of the files is asked for: draw into a scratch folder.
     with tempfile.TemporaryDirectory() as scratch:
         where = Path(scratch) / "figure" if is_of_any_runs else Path(scratch)
         first = next(iter(draw(where)))

@@ -1,5 +1,5 @@
-"""Training: `brx train` (one run), `brx sweep` (a grid), `brx compare` (how robust is a method
-against delay?)."""
+"""Training: `brx train` (one run), `brx sweep` (a grid), `brx compare` (the same runs for every
+method)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ from brx.errors import UserError
 
 if TYPE_CHECKING:
     from brx.config.schema import RunConfig
+    from brx.pipeline.world import World
+    from brx.runs.formats import Format as TableFormat
+    from brx.sweep.compare import Board
 
 app = Application()
 
@@ -103,20 +106,17 @@ def train(
         devices not in (None, num_ranks),
         f"--devices {devices}: WORLD_SIZE is {num_ranks}; leave one out",
     )
-    settings = overrides if num_ranks is None else [*overrides, f"pipeline.devices={num_ranks}"]
-    seconds = math.inf
-    if stop_after is not None and stop_after.isdecimal():
-        settings = [*settings, f"training.stop_after={stop_after}"]
-    elif stop_after is not None:
-        seconds = _duration(stop_after)
+    settings = [*overrides]
+    if num_ranks is not None:
+        settings.append(f"pipeline.devices={num_ranks}")
+    stop_settings, seconds = _when_to_stop(stop_after)
+    settings += stop_settings
     run_config = load_config(config, settings, is_new=not resume)
     refuse(
         run_config.is_recorded,
         f"{config}: was recorded from a loop of your own; continue it in that loop",
     )
-    # Wrong settings are told at once; torch takes seconds to load.
-    from brx.distributed.processes import DistributedWorld
-    from brx.pipeline.world import World
+    # Wrong settings are told before torch is loaded, which takes seconds.
     from brx.runs.folder import default_folder
     from brx.train.loop import train
 
@@ -131,12 +131,9 @@ def train(
             arguments += ["--set", *settings]
         raise typer.Exit(_start_ranks(run_config, folder, arguments, resume=resume))
 
-    world = World()
     if place is not None:
         end_with_launcher()
-        world = DistributedWorld(
-            run_config.pipeline.timeout_s, through_host=run_config.runtime.share_gpus
-        )
+    world = _meet(run_config, is_one_of_many=place is not None)
     left = seconds - (time.monotonic() - started)
     status = train(
         run_config,
@@ -171,13 +168,31 @@ def _start_ranks(config: RunConfig, folder: Path, arguments: list[str], *, resum
         return launch(arguments, num_devices, descriptors=[lock], environment=hand_down(lock))
 
 
-def _duration(text: str) -> float:
+def _when_to_stop(stop_after: str | None) -> tuple[list[str], float]:
+    """`--stop-after` as settings and as seconds: an iteration is a setting, a time is seconds.
+
+    Without a time, the seconds are infinite.
+    """
+    if stop_after is None:
+        return [], math.inf
+    if stop_after.isdecimal():
+        return [f"training.stop_after={stop_after}"], math.inf
     from brx.config.schema import parse_duration
 
     try:
-        return parse_duration(text)
+        return [], parse_duration(stop_after)
     except ValueError as error:
         raise UserError(f"--stop-after: {error}") from None
+
+
+def _meet(config: RunConfig, *, is_one_of_many: bool) -> World:
+    """The processes of the run, as this one sees them; waits until they have met."""
+    from brx.distributed.processes import DistributedWorld
+    from brx.pipeline.world import World
+
+    if not is_one_of_many:
+        return World()
+    return DistributedWorld(config.pipeline.timeout_s, through_host=config.runtime.share_gpus)
 
 
 @app.add("""\
@@ -296,7 +311,6 @@ def compare(
     from brx.data.prepare import prepare
     from brx.methods.table import CUSTOM, METHODS
     from brx.runs.folder import stop_at_damage
-    from brx.runs.tables import leaderboard_table
     from brx.sweep import compare as comparison
     from brx.sweep.run import (
         check_names,
@@ -315,16 +329,7 @@ def compare(
         refuse(given and len(methods or []) != 1, f"{name}: needs exactly one METHOD")
     asked = [name for name in METHODS if name != CUSTOM] if all_builtin else list(methods or [])
     settings = comparison.parse_settings(overrides or [])
-    variants = [settings]
-    for rate in rest_lr or []:
-        variants.append({**settings, "optimizer.rest_lr": rate})
-    sweeps = []
-    for method in asked:
-        for variant in variants:
-            sweeps.append(comparison.protocol(method, variant, seeds, out))
-    # The slowdowns need the runs of this method.
-    if asked and (comparison.TARGET_METHOD not in asked or settings):
-        sweeps.insert(0, comparison.protocol(comparison.TARGET_METHOD, {}, seeds, out))
+    sweeps = comparison.protocols(asked, settings, rest_lr or [], seeds, out)
     check_own_methods(sweeps)
     # Data are prepared first: committed runs on another corpus do not count.
     corpus = prepare(sweeps[0].cells[0].config.data).fingerprint if sweeps else None
@@ -339,16 +344,24 @@ def compare(
         run_and_print(sweep, launching, retry_failed=retry_failed) for sweep, launching in launches
     ]
     compared = [sweep.cells[0].config.optimizer.method for sweep in sweeps]
-    board = comparison.read_board([out, committed], compared)
-    print_table(leaderboard_table(board.rows, list(comparison.DELAYS)), format)
+    _show(comparison.read_board([out, committed], compared), format, figure)
+    if not all(succeeded):
+        print_note("some runs failed; those that diverged count as tried, with an infinite loss")
+        raise typer.Exit(1)
+
+
+def _show(board: Board, format: TableFormat, figure: Path | None) -> None:
+    """Print a leaderboard with its legend, and draw it."""
+    from brx.runs.tables import leaderboard_table
+    from brx.sweep.compare import DELAYS, board_legend
+
+    print_table(leaderboard_table(board.rows, list(DELAYS)), format)
+    # The other formats are for programs: stdout holds the table alone.
     comments = sys.stdout if format == "table" else sys.stderr
-    print(*comparison.board_legend(board), sep="\n", file=comments)
+    print(*board_legend(board), sep="\n", file=comments)
     print_note(*board.notes)
     if figure is not None:
         from brx.plot.any_runs import draw_leaderboard  # loads matplotlib
 
-        files = draw_leaderboard(board.rows, list(comparison.DELAYS), figure)
+        files = draw_leaderboard(board.rows, list(DELAYS), figure)
         print(*files, sep="\n", file=comments)
-    if not all(succeeded):
-        print_note("some runs failed; those that diverged count as tried, with an infinite loss")
-        raise typer.Exit(1)

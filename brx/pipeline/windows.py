@@ -35,6 +35,8 @@ class Window:
     is_explicit: bool = False
     """Opened by `micro_batch()`, which closes it."""
     is_in_backward: bool = False
+    is_of_backward: bool = False
+    """Under `none` and `predict`: the parameters hold what the backward pass computes with."""
     has_ended: bool = False
     """Its backward pass has ended: the next forward pass is another micro-batch."""
     stepped: set[int] = field(default_factory=set)
@@ -191,8 +193,12 @@ class Windows:
         """Back to the window."""
         if self._is_peeking:
             self._is_peeking = False
-            if self.history is not None and self.current is not None:
-                self.history.show(self.current.micro_batch, self.current.counter)
+            window = self.current
+            if window is not None:
+                was_of_backward = window.is_of_backward
+                self._show(window)
+                if was_of_backward:
+                    self._show_for_backward(window)
 
     def _refuse_after_step_within(self) -> None:
         """UserError for a pass in a window in whose backward pass an optimizer has stepped: some
@@ -237,13 +243,19 @@ class Windows:
 
     def _show(self, window: Window) -> None:
         self.current = window
+        window.is_of_backward = False
         if self.history is not None:
             self.history.show(window.micro_batch, window.counter)
+
+    def _show_for_backward(self, window: Window) -> None:
+        assert self.history is not None
+        self.history.show_for_backward()
+        window.is_of_backward = True
 
     def _look_for_writes(self, window: Window) -> None:
         """Contents that were written in the window would be lost: tell it at the next chance."""
         history = self.history
-        if history is None or history.stash != "exact" or window.stepped:
+        if history is None or window.is_of_backward or window.stepped:
             return
         found = history.written(
             window.micro_batch,
@@ -275,7 +287,9 @@ class Windows:
         if not window.has_ended:
             self._count_anew_if_cleared()
         if self.history is not None and self.history.stash != "exact":
-            self.history.show_for_backward()
+            self._look_for_writes(window)
+            self.raise_problem()
+            self._show_for_backward(window)
         if torch.is_grad_enabled():
             return  # create_graph: another backward pass goes through this one
         window.is_in_backward = True

@@ -55,6 +55,38 @@ def protocol(method: str, settings: Mapping[str, Any], num_seeds: int, out: Path
     return Sweep.expand(Path(name), validate(content, SweepSpec, name), out)
 
 
+def protocols(
+    methods: Sequence[str],
+    settings: Mapping[str, Any],
+    rest_lrs: Sequence[float],
+    num_seeds: int,
+    out: Path,
+) -> list[Sweep]:
+    """The runs of some methods, after the runs of `TARGET_METHOD`, which slowdowns need.
+
+    Args:
+        methods: names, or FILE.py:NAME.
+        settings: as in `protocol`.
+        rest_lrs: values of `optimizer.rest_lr`; each makes a further variant of every method.
+        num_seeds: as in `protocol`.
+        out: the folder for the runs.
+
+    Returns:
+        A sweep per method and variant; none without methods.
+    """
+    variants = [dict(settings)]
+    for rate in rest_lrs:
+        variants.append({**settings, "optimizer.rest_lr": rate})
+    sweeps = []
+    for method in methods:
+        for variant in variants:
+            sweeps.append(protocol(method, variant, num_seeds, out))
+    has_target = TARGET_METHOD in methods and not settings
+    if methods and not has_target:
+        sweeps.insert(0, protocol(TARGET_METHOD, {}, num_seeds, out))
+    return sweeps
+
+
 def take_committed(
     sweeps: Sequence[Sweep], committed: Path, data_fingerprint: str | None = None
 ) -> int:

@@ -105,6 +105,21 @@ def test_evaluation_in_a_window_sees_the_newest():
     assert loss.item() != plain_loss(plain, 6).item()
 
 
+@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
+def test_evaluation_in_the_backward_pass_changes_nothing(stash):
+    def run(evaluate):
+        model, optimizer, _ = started(stash=stash)
+        model[2].lin.weight.register_hook(lambda gradient: evaluate(model))
+        updates_of(model, optimizer, 0, 8)
+        return flat(model)
+
+    def evaluate(model):
+        with torch.no_grad():
+            model(batch(50))
+
+    assert torch.equal(run(evaluate), run(lambda model: None))
+
+
 def test_discarded_pass_leaves_the_newest_weights():
     model, optimizer, pipeline = started()
     for t in range(12):

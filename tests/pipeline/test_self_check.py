@@ -161,8 +161,9 @@ class Renormalised(nn.Module):
         return self.rest(self.embed(i))
 
 
+@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
 @pytest.mark.parametrize("how", ["max_norm", "data"])
-def test_weights_written_in_the_forward_pass_are_refused(how):
+def test_weights_written_in_the_forward_pass_are_refused(how, stash):
     model = Renormalised(how).double()
     rows = torch.arange(4)
 
@@ -170,7 +171,7 @@ def test_weights_written_in_the_forward_pass_are_refused(how):
         return loss_of(model(rows + t % 6))
 
     with pytest.raises(UserError, match=r"embed.weight is written during a training forward pass"):
-        train(model, loss=loss, stages={"embed": 0, "rest": 3})
+        train(model, loss=loss, stages={"embed": 0, "rest": 3}, stash=stash)
 
 
 def test_weights_written_in_the_explicit_form_are_refused():

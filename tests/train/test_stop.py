@@ -80,25 +80,51 @@ class Pipeline:
             self.posted[key] = action.number + 1
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
-def test_all_ranks_stop_after_the_same_iteration(num_ranks):
+@pytest.fixture(scope="module", params=[1, 2, 3, 5])
+def stopped(request):
+    """Sixty pipelines of that many ranks after a rank was asked to stop, and the iteration of each
+    request. The ranks take turns at random."""
+    num_ranks = request.param
     choose = random.Random(num_ranks)
+    pipelines = []
     for _ in range(60):
         asked_at = choose.randint(1, 20)
         pipeline = Pipeline(num_ranks, choose.randrange(num_ranks), asked_at)
         running = [pipeline.run(rank) for rank in range(num_ranks)]
-        for _ in range(20_000):  # else somebody waits for ever
+        for _ in range(20_000):
             if not running:
                 break
             rank = choose.choice(running)
             if next(rank, "ended") == "ended":
                 running.remove(rank)
-        ends = {trainer.iteration for trainer in pipeline.trainers}
-        assert not running
-        assert len(ends) == 1
-        assert asked_at <= ends.pop() <= asked_at + 3 * num_ranks
+        assert not running, "somebody waits for ever"
+        pipelines.append((pipeline, asked_at))
+    return pipelines
+
+
+def ends(pipeline):
+    return {trainer.iteration for trainer in pipeline.trainers}
+
+
+def test_all_ranks_stop_after_the_same_iteration(stopped):
+    assert all(len(ends(pipeline)) == 1 for pipeline, _ in stopped)
+
+
+def test_ranks_stop_soon_after_the_request(stopped):
+    for pipeline, asked_at in stopped:
+        assert asked_at <= min(ends(pipeline))
+        assert max(ends(pipeline)) <= asked_at + 3 * pipeline.num_ranks
+
+
+def test_stopped_ranks_leave_no_message(stopped):
+    for pipeline, _ in stopped:
         assert not any(pipeline.messages.values())
-        assert all(pipeline.posted[key] <= last for key, last in pipeline.received.items())
+
+
+def test_stopped_ranks_wait_for_no_message(stopped):
+    for pipeline, _ in stopped:
+        for key, last in pipeline.received.items():
+            assert pipeline.posted[key] <= last
 
 
 @pytest.fixture

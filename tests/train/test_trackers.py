@@ -6,7 +6,6 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from brx.cli.main import main
 from brx.config.loading import dump_config
 from brx.train.loop import train
 from tests.train.helpers import steps_of, tiny_config
@@ -87,31 +86,41 @@ def test_folder_of_the_same_name_is_another_run(board, tmp_path):
     assert here != there
 
 
-@pytest.mark.parametrize(
-    ("module", "override", "expected"),
-    [
-        ("wandb", "logging.wandb=project", "pip install wandb\n"),
-        ("trackio", "logging.trackio=project", "pip install trackio\n"),
-        ("torch.utils.tensorboard", "logging.tensorboard=true", "pip install tensorboard\n"),
-        (
-            "without a key",
-            "logging.wandb=project",
-            "logging.wandb: division by zero (or set WANDB_MODE=offline)\n",
-        ),
-    ],
-)
-def test_tracker_that_cannot_be_opened_is_refused(
-    module, override, expected, tmp_path, monkeypatch, capsys
-):
+UNUSABLE = {
+    "wandb": ("logging.wandb=project", "pip install wandb\n"),
+    "trackio": ("logging.trackio=project", "pip install trackio\n"),
+    "torch.utils.tensorboard": ("logging.tensorboard=true", "pip install tensorboard\n"),
+    "without a key": (
+        "logging.wandb=project",
+        "logging.wandb: division by zero (or set WANDB_MODE=offline)\n",
+    ),
+}
+"""By what is missing: the setting that needs it, and the end of the message."""
+
+
+@pytest.fixture
+def refused_tracker(request, tmp_path, monkeypatch, refused):
+    """What a training says whose tracker cannot be opened."""
+    module = request.param
     if module == "without a key":
         fake_board(monkeypatch, "wandb", login=lambda: 1 / 0)
     else:
         monkeypatch.setitem(sys.modules, module, None)
-    run = tmp_path / "runs" / "run"
     path = tmp_path / "tiny.yaml"
     path.write_text(dump_config(tiny_config(tmp_path)))
-    assert main(["train", str(path), "--out", str(run), "--set", override]) == 2
-    assert capsys.readouterr().err.endswith(expected)
-    # It is refused before anything is written.
-    assert not run.exists()
+    override, _ = UNUSABLE[module]
+    return refused("train", path, "--out", tmp_path / "runs" / "run", "--set", override)
+
+
+@pytest.mark.parametrize(
+    ("refused_tracker", "module"), [(name, name) for name in UNUSABLE], indirect=["refused_tracker"]
+)
+def test_tracker_that_cannot_be_opened_is_refused(refused_tracker, module):
+    assert refused_tracker.endswith(UNUSABLE[module][1])
+
+
+@pytest.mark.usefixtures("refused_tracker")
+@pytest.mark.parametrize("refused_tracker", UNUSABLE, indirect=True)
+def test_refused_tracker_leaves_nothing(tmp_path):
+    assert not (tmp_path / "runs" / "run").exists()
     assert not (tmp_path / "data").exists()
