@@ -206,6 +206,9 @@ class _Rows:
     def __len__(self) -> int:
         return self._num_slots
 
+    def __iter__(self) -> Iterator[FlatTensors]:
+        return (self[index] for index in range(self._num_slots))
+
     def __getitem__(self, index: int) -> FlatTensors:
         place = range(self._num_slots)[index]
         row = self._made.pop(place, None)
