@@ -123,7 +123,7 @@ def measure_oscillation(
 
 
 def _check_training(checkpoint: Checkpoint, num_iterations: int) -> None:
-    """UserError if the training cannot go on as the run did, or not for so many iterations."""
+    """UserError if the training cannot go on as the run did, or has fewer iterations left."""
     config = checkpoint.run.config
     manifest = read_manifest(checkpoint.path)
     check_trajectory_version(manifest, checkpoint.path, config.optimizer.method)

@@ -288,12 +288,15 @@ def _draw_losses(study: Study, architecture: str, axes: Axes) -> list[str]:
             if finite.empty:
                 continue
             means[P] = float(finite.mean())
-            axes.plot([finite.min(), finite.max()], [place, place], color=look.color, linewidth=3)
+            ends = [finite.min(), finite.max()]
+            axes.plot(ends, [place, place], color=look.color, linewidth=3, zorder=2)
             face = look.color if P == DEEPEST else "white"
-            axes.plot(means[P], place, look.marker, color=look.color, markerfacecolor=face)
+            points: dict[str, Any] = {"color": look.color, "markerfacecolor": face, "zorder": 3}
+            axes.plot(means[P], place, look.marker, **points)
         if len(means) == len(ENDS):
             costs[method] = means[DEEPEST] - means[1]
-            axes.plot(list(means.values()), [place, place], color=look.color, linewidth=0.8)
+            line: dict[str, Any] = {"color": look.color, "linewidth": 0.8, "zorder": 1}
+            axes.plot(list(means.values()), [place, place], **line)
     if not axes.lines:
         say_not_run(axes, architecture)
         return missing
@@ -302,7 +305,7 @@ def _draw_losses(study: Study, architecture: str, axes: Axes) -> list[str]:
     title = architecture
     if len(costs) > 1:
         least = min(costs, key=costs.__getitem__)
-        title += f": delay costs {look_of(least).label} least, {costs[least]:.2f} nats"
+        title += f"\ndelay costs {look_of(least).label} least: {costs[least]:.2f} nats"
     finish_panel(axes, "final validation loss (nats)", "", title)
     return missing
 

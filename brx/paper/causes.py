@@ -232,14 +232,14 @@ def _share_equal_arms(found: dict[tuple[str, str], pd.DataFrame]) -> None:
 
 
 def _with_lost(seeds: pd.DataFrame) -> pd.DataFrame:
-    """The runs of an experiment with those that diverged, at an infinite loss."""
+    """The runs of an experiment, including diverged ones with an infinite loss."""
     if (seeds["status"] == "finished").any():
         return with_diverged(seeds)
     return seeds.assign(train_loss=math.inf, val_loss=math.inf)
 
 
 def _scion() -> dict[tuple[str, str], pd.DataFrame]:
-    """Scion's runs without delay and with the delays of 32 stages, as far as there are any.
+    """Scion's runs without delay and with the delays of 32 stages, if there are any.
 
     They belong to the scale `tuned`, for which Scion's learning rates and momentum were
     searched."""

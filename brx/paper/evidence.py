@@ -95,7 +95,8 @@ class Margin:
         interval: the mean's 95 % interval; None with fewer than three seeds, or if a seed diverged.
         least: the number that decides. It is the lower end of the interval; without an interval,
             the mean, or if a seed diverged, the smallest difference.
-        holds: whether it agrees by more than chance, as far as the number of seeds allows."""
+        holds: whether `least` is positive; from three seeds on, that is by more than chance.
+    """
 
     def __init__(self, by_seed: pd.Series) -> None:
         self.by_seed = by_seed.dropna()

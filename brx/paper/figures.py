@@ -442,7 +442,7 @@ def draw_paper_figure(
     Gives the files written, and the experiments that the figure asked for: `used` and `missing`.
 
     Raises:
-        UserError: none of its runs are there.
+        UserError: none of its runs exist.
     """
     asked = experiments.fresh()
     with new_figure(*figure.size) as drawn:

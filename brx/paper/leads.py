@@ -1,5 +1,5 @@
-"""The main comparison's leads, each split into the part that is there without delay and the part
-that delay adds (docs/protocol.md, section 10)."""
+"""The main comparison's leads, each split into the lead without delay and the part that
+delay adds (docs/protocol.md, section 10)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

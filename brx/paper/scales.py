@@ -228,7 +228,7 @@ def _blocks(preset: str) -> int:
 
 
 def at_best_seconds(runs: pd.DataFrame, seconds: Mapping[str, str]) -> pd.DataFrame:
-    """Among runs that differ in a second setting, keep those with its best value, as one
+    """Among runs that differ in a second setting, keep the runs with its best value, as one
     experiment.
 
     The best value has the lowest loss at its best learning rate, by the rule of `tried_rates`. In

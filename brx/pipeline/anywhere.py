@@ -156,6 +156,7 @@ class DelayedPipeline:
         self._is_training_pass = False  # the outermost of them
         self._saving: nn.Module | None = None  # the module whose state dict is being made
         self._hooks: list[Any] = []
+        self._gradient_hooks: list[Any] = []
         self._has_delay = any(delay.tau for delay in self._delays)
         self._add_hooks()
         _DELAYED[model] = list(self._trained.values())
@@ -247,7 +248,7 @@ class DelayedPipeline:
     def remove(self) -> None:
         """Take the hooks off: from here on the model trains without delay."""
         self._windows.close()
-        for hook in self._hooks:
+        for hook in (*self._hooks, *self._gradient_hooks):
             hook.remove()
         _DELAYED.pop(self.model, None)
 
@@ -446,6 +447,7 @@ class DelayedPipeline:
         self._drop_gathered()
         if not self._windows.is_in_explicit:  # there, functional_call may have put in other tensors
             self._check_model()
+        self._stop_watching()
         self._tell_lost_versions()
         return self._windows.open(is_explicit=is_explicit)
 
@@ -491,7 +493,7 @@ class DelayedPipeline:
         for name, parameter in self._trained.items():
             if parameter.requires_grad:
                 action = partial(self._see_gradient, name)
-                self._hooks.append(
+                self._gradient_hooks.append(
                     parameter.register_post_accumulate_grad_hook(action)  # type: ignore[no-untyped-call]
                 )
 
@@ -505,6 +507,13 @@ class DelayedPipeline:
                 "not known, all are what the weights are now; to go on with a run, load its "
                 "pipeline.state_dict() as well"
             )
+
+    def _stop_watching(self) -> None:
+        """Without a delay, a gradient from outside of a window is as good as any."""
+        if self._gradient_hooks and not self._has_delay and not self._check.is_on:
+            for hook in self._gradient_hooks:
+                hook.remove()
+            self._gradient_hooks = []
 
     def _see_gradient(self, name: str, parameter: Tensor) -> None:
         if self._has_delay and self._windows.current is None:

@@ -28,6 +28,8 @@ def contents(parameter: Tensor) -> Tensor:
     """What a parameter holds on this rank, as a tensor with the same memory; autograd's version
     counter does not see what is written there."""
     data = parameter.data
+    if type(data) is Tensor:  # asking a tensor for an attribute that it lacks takes a microsecond
+        return data
     if hasattr(data, "_local_tensor"):  # a DTensor's shard (FSDP2, tensor parallel)
         return data._local_tensor  # type: ignore[no-any-return]
     return data

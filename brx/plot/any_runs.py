@@ -82,13 +82,13 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
         return save(figure, path, caption, command="brx plot curves RUN...", details=details)
 
 
-def _limit_to_settled(axes: Axes, curves: Sequence[pd.DataFrame]) -> None:
-    """Ranges in which the curves after their first twentieth are seen, without spikes."""
-    smoothed = [losses["smoothed"].dropna() for losses in curves]
+def _limit_to_settled(axes: Axes, runs: Sequence[pd.DataFrame]) -> None:
+    """Set ranges that show the runs' losses after their first twentieth, without spikes."""
+    smoothed = [losses["smoothed"].dropna() for losses in runs]
     settled = np.concatenate([losses[len(losses) // 20 :] for losses in smoothed])
     # A spike must not set the scale.
     axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)
-    axes.set_xlim(0, max(losses["iteration"].max() for losses in curves))
+    axes.set_xlim(0, max(losses["iteration"].max() for losses in runs))
 
 
 def _curves_title(runs: pd.DataFrame, labels: pd.Series, is_delayed: pd.Series) -> str:
@@ -275,7 +275,7 @@ class _Series(NamedTuple):
     """One metric of one run."""
 
     iterations: Array  # (T,)
-    by_stage: Array  # (T, stages), of the stages with delay; NaN where there is no number
+    by_stage: Array  # (T, stages), of the stages with delay; NaN for a missing number
 
 
 def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:

@@ -275,7 +275,7 @@ def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDe
         first: NormResult = of_label["result"].iloc[0]
         by_stages = of_label.groupby("P")
         shares = by_stages["share"].mean()
-        # Over seeds; the estimate's own error where there is one seed.
+        # The error over seeds; for one seed, the estimate's own error.
         errors = by_stages["share"].sem().fillna(by_stages["error"].mean())
         look = look_of(first.method)
         axes.errorbar(

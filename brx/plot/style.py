@@ -224,7 +224,7 @@ def finish_panel(
 
 
 def say_not_run(axes: Axes, title: str) -> None:
-    """Leave a panel empty but for its title and the words that its runs are missing."""
+    """An empty panel with a title, which says that its experiments were not run."""
     axes.set_title(title)
     axes.tick_params(bottom=False, left=False, labelbottom=False)
     axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes, color="grey")

@@ -451,8 +451,8 @@ def run_entries(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[dict[str, Any]
 
 
 def _dashes_by_variant(variants: pd.Series) -> dict[str, str]:
-    """A line style for each variant; the variants of a method have different ones, as far as there
-    are enough."""
+    """A line style for each variant. The variants of a method have different ones; after
+    `len(DASHES)` variants they repeat."""
     dashes: dict[str, str] = {}
     num_of_method: Counter[str] = Counter()
     for variant in variants.unique():
@@ -595,7 +595,7 @@ def _minutes_at(
     run: Run,
     iterations: NDArray[np.float64],  # (n,), rising
 ) -> NDArray[np.float64]:
-    """The minutes of training at some iterations; NaN at those without a training loss."""
+    """The minutes of training at some iterations; NaN at iterations without a training loss."""
     if len(run.iterations) == 0:
         return np.full(len(iterations), np.nan)
     places = np.searchsorted(run.iterations, iterations)

@@ -135,7 +135,7 @@ def _draw_momentum(top: Axes, bottom: Axes, result: SweepResult, momentum: int) 
     """Both panels of a momentum, by its index."""
     delays = result.config.delays
     angles = result.config.angles_degrees
-    # Lines have gaps where there is no number.
+    # Lines have gaps where a slowdown is infinite.
     slowdowns = np.where(np.isfinite(result.slowdowns), result.slowdowns, np.nan)
     correlations = [result.correlation(momentum, index) for index in range(len(delays))]
     known = [correlation for correlation in correlations if correlation is not None]

@@ -1,4 +1,4 @@
-"""A quadratic whose eigenvectors stand at an angle to the coordinates, with and without delay.
+"""A quadratic whose eigenvectors are at an angle to the coordinates, with and without delay.
 
 This is the paper's first toy landscape. Adam scales the gradient by a diagonal matrix. That fits
 the Hessian if the eigenvectors are the axes. If they are not, delay costs Adam more."""

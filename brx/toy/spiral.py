@@ -33,7 +33,7 @@ class SpiralConfig(ToySection):
     interval_degrees: float = Field(gt=0)  # the angle to be travelled with delay and without
     start_radius: float = Field(gt=0)  # the trajectory starts on the valley's floor at this radius,
     end_radius: float = Field(gt=0)  # and ends at this one, or after `most_updates`
-    # The delay is introduced at so many iterations of the trajectory, drawn at random.
+    # The number of iterations, drawn at random, at which the delay is introduced.
     measurements: int = Field(ge=2)
     most_measured: int = Field(ge=1)  # updates after which a measurement gives up
 

@@ -51,12 +51,13 @@ def equality_configs(folder, which="all"):
         for (name, method), stash in zip(OVERRIDES.items(), modes, strict=True):
             settings = [f"pipeline.stages={stages}", f"pipeline.stash={stash}", *method]
             runs[f"{name}-p{stages}-{stash}"] = [*settings, f"training.iterations={2 * stages + 5}"]
-    split = ["training.iterations=9", "pipeline.accumulation=3"]
+    split = ["model.blocks=4", "training.iterations=9", "pipeline.accumulation=3"]
     for stash in ("exact", "none", "predict"):
         common = [*split, f"pipeline.stash={stash}"]
         runs[f"pipedream-2bw-{stash}"] = [*common, "pipeline.delay=2bw"]
         runs[f"pipedream-two-versions-{stash}"] = [
             *common,
+            "model.blocks=8",
             "pipeline.stages=8",
             "optimizer.method=delay-compensation",
         ]
@@ -65,8 +66,8 @@ def equality_configs(folder, which="all"):
             "pipeline.rings=host",
             "pipeline.delay=[5, 4, 4, 3]",
         ]
-    deep = ["pipeline.stages=8", "training.iterations=20"]
-    mixture = ["model.moe={experts: 4}", "training.iterations=15"]
+    deep = ["pipeline.stages=8", "training.iterations=15"]
+    mixture = ["model.blocks=4", "model.moe={experts: 4}", "training.iterations=12"]
     runs |= {
         "pipedream-forecast": [*split, "pipeline.forecast=average-update"],
         "pipedream-last-update": [*deep, "pipeline.forecast=last-update"],
