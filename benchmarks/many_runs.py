@@ -145,8 +145,13 @@ def forget(folder: Path) -> None:
 def run(arguments: list[str], *, is_kept: bool) -> Cost:
     """Run a command of brx to its end."""
     program = ["-m", "brx"] if is_kept else ["-c", WITHOUT]
+    environment = dict(os.environ)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled once, as elsewhere
     process = subprocess.Popen(
-        [sys.executable, *program, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [sys.executable, *program, *arguments],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
     assert process.stderr is not None
     told = process.stderr.read().decode()

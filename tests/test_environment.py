@@ -1,6 +1,7 @@
 """What processes inherit: import paths, and environment variables set by others."""
 
 import errno
+import gc
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from brx.environment import (
     child_environment,
     environment_for_git,
     has_room_for_sockets,
+    rare_collections,
     whole_number,
 )
 from brx.errors import UserError
@@ -91,3 +93,16 @@ def test_result_that_cannot_be_written_is_a_failure(full_disk):
         1,
         "brx: standard output: No space left on device\n",
     )
+
+
+def test_collections_are_rarer_within():
+    usual = gc.get_threshold()[0]
+    with rare_collections():
+        assert gc.get_threshold()[0] == 100 * usual
+
+
+def test_collections_are_as_before_after_an_error():
+    before = gc.get_threshold()
+    with pytest.raises(UserError), rare_collections():
+        raise UserError("a damaged run")
+    assert gc.get_threshold() == before

@@ -706,7 +706,7 @@ OptimizerConfig = Annotated[
 ]
 
 
-DURATION = r"(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?"
+DURATION = r"(?=.)(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?"
 UNIT_SECONDS = (86_400, 3_600, 60, 1)
 
 

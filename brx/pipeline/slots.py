@@ -181,6 +181,45 @@ def as_list(tensors: Tensors) -> Sequence[Tensor]:
     return tensors.views if isinstance(tensors, FlatTensors) else tensors
 
 
+MOST_ROWS = 64
+"""Slots that stay as Python objects. As objects, the slots of a thousand small stages take as much
+memory as a tenth of their content."""
+
+
+class _Rows:
+    """The slots of a stage: rows of the blocks in which they lie, made when they are used.
+
+    The last `MOST_ROWS` stay, with their views.
+
+    Args:
+        layout: of the weights.
+        blocks: (num_slots, num_elements) each, one per group of the layout.
+        num_slots: the number of rows.
+    """
+
+    def __init__(self, layout: Layout, blocks: Sequence[Tensor], num_slots: int) -> None:
+        self._layout = layout
+        self._blocks = blocks
+        self._num_slots = num_slots
+        self._made: dict[int, FlatTensors] = {}  # in the order of their last use
+
+    def __len__(self) -> int:
+        return self._num_slots
+
+    def __iter__(self) -> Iterator[FlatTensors]:
+        return (self[index] for index in range(self._num_slots))
+
+    def __getitem__(self, index: int) -> FlatTensors:
+        place = range(self._num_slots)[index]
+        row = self._made.pop(place, None)
+        if row is None:
+            row = FlatTensors(self._layout, [block[place] for block in self._blocks])
+        self._made[place] = row
+        if len(self._made) > MOST_ROWS:
+            del self._made[next(iter(self._made))]
+        return row
+
+
 class Slots:
     """Slots for the versions of a stage's weights that `StageDelay` names, on the weights' devices
     or in host memory.
@@ -219,13 +258,12 @@ class Slots:
             num_buffers = 1 if num_in_flight == 1 else num_in_flight + 1
         self._layout = layout
         self._blocks = layout.blocks(num_slots, on_host=on_host)
-        self.slots = [
-            FlatTensors(layout, [block[index] for block in self._blocks])
-            for index in range(num_slots)
-        ]
+        self.slots = _Rows(layout, self._blocks, num_slots)
         self.buffers = [layout.like_slot() for _ in range(num_buffers)]
-        for slot in self.slots:
-            copy_tensors(slot, initial)
+        if num_slots:
+            copy_tensors(self.slots[0], initial)
+            for block in self._blocks:
+                block[1:] = block[0]  # one operation, however many slots there are
         self._held: list[int | None] = [None] * num_buffers  # the micro-batch of each buffer
         self._newest_stored = 0
         devices = {group.device for group in layout.groups} if num_buffers else set()
@@ -299,7 +337,8 @@ class Slots:
     @property
     def nbytes(self) -> int:
         """Bytes of all slots and staging buffers."""
-        return sum(tensors.nbytes for tensors in (*self.slots, *self.buffers))
+        slots = sum(block.nbytes for block in self._blocks)
+        return slots + sum(buffer.nbytes for buffer in self.buffers)
 
     def _buffer_of(self, micro_batch: int) -> int:
         return (micro_batch - 1) % len(self.buffers)

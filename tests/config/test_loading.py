@@ -167,7 +167,9 @@ def test_time_does_not_move_the_last_iteration():
     assert training.last_iteration == training.iterations
 
 
-@pytest.mark.parametrize("text", ["0m", "soon", "11h50", "1.5", "0", "-3", "true", "50m11h"])
+@pytest.mark.parametrize(
+    "text", ["0m", "soon", "11h50", "1.5", "0", "-3", "true", "50m11h", "9" * 400 + "h"]
+)
 def test_other_stops_are_refused(text):
     with pytest.raises(UserError, match=r"training\.stop_after: must be an iteration"):
         load_config("quick", [f"training.stop_after={text}"])

@@ -310,3 +310,11 @@ def test_counts_have_the_strict_ones_first():
         "3 claims, strict verdicts: 1 yes, 1 no, 0 open, 1 not tried",
         "first verdicts: 2 yes, 0 no, 1 not tried",
     ]
+
+
+def test_claim_is_judged_once_for_the_same_runs(experiments):
+    asked = []
+    claim = claims.Claim("mine", "", "", lambda runs: asked.append(1) or Evidence(holds=True))
+    for _ in range(2):
+        claims.judge(experiments.fresh(), [claim])
+    assert len(asked) == 1

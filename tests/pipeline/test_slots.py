@@ -7,7 +7,14 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from brx.pipeline.delay import StageDelay
-from brx.pipeline.slots import ALIGNMENT, FlatTensors, Layout, Slots, copy_tensors
+from brx.pipeline.slots import (
+    ALIGNMENT,
+    MOST_ROWS,
+    FlatTensors,
+    Layout,
+    Slots,
+    copy_tensors,
+)
 
 
 class Copies(TorchDispatchMode):
@@ -221,6 +228,29 @@ def test_slots_make_no_views_unasked():
 def test_slots_of_a_group_lie_in_one_block():
     slots = Slots(Layout(weights()), StageDelay(5), weights())
     assert len({slot.buffers[0].untyped_storage().data_ptr() for slot in slots.slots}) == 1
+
+
+def test_every_slot_begins_with_version_zero():
+    slots = Slots(Layout(weights(), MIXED), StageDelay(3), weights())
+    for slot in slots.slots:
+        assert all(
+            torch.equal(view, w.to(view.dtype))
+            for view, w in zip(slot.views, weights(), strict=True)
+        )
+
+
+def test_few_of_many_slots_stay_objects():
+    slots = Slots(Layout(weights()), StageDelay(3 * MOST_ROWS), weights())
+    assert len(list(slots.slots)) == 3 * MOST_ROWS + 1
+    assert len(slots.slots._made) == MOST_ROWS
+
+
+def test_slot_that_was_just_used_stays():
+    slots = Slots(Layout(weights()), StageDelay(3 * MOST_ROWS), weights())
+    used = slots.slots[0]
+    for index in range(1, MOST_ROWS):
+        assert slots.slots[index] is not slots.slots[0]
+    assert slots.slots[0] is used
 
 
 def test_stacked_versions_equal_the_slots():

@@ -78,7 +78,7 @@ def test_lock_handed_down_is_for_its_folder(tmp_path, monkeypatch):
         assert is_locked(tmp_path / "run")
 
 
-def test_run_waits_for_a_short_look_at_its_lock(tmp_path, monkeypatch):
+def test_run_waits_for_a_look_at_its_lock(tmp_path, monkeypatch):
     monkeypatch.setattr("brx.runs.folder.PATIENCE_S", 60.0)  # a busy machine is slow
     holder = start_holder(tmp_path)
     threading.Timer(0.1, holder.kill).start()

@@ -58,7 +58,7 @@ def test_default_folder_names_another_model_class(tmp_path):
     assert default_folder(config, find_config("quick")).name == "quick-llama-pipedream-p4-s0"
 
 
-def test_default_folder_leaves_out_the_presets_own_model_class(tmp_path):
+def test_default_folder_omits_the_presets_own_class(tmp_path):
     config = tiny_config(tmp_path, "model.class=llama")
     folder = default_folder(config, find_config("similar-llama"))
     assert folder.name == "similar-llama-pipedream-p4-s0"
