@@ -44,6 +44,19 @@ def test_what_is_no_delay_is_refused(profile):
         delays_of(profile, 2)
 
 
+def alternating(stage, num_stages, micro_batch, seed):
+    return 2 if micro_batch % 2 else 6
+
+
+alternating.most = 6
+
+
+def test_delay_rises_by_one_per_micro_batch():
+    (delay,) = delays_of(alternating, 1)
+    ages = [n - 1 - delay.version_used(n) for n in range(11, 15)]
+    assert ages == [2, 3, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("name", "stash"), [("jitter", "exact"), ("straggler", "none"), ("churn", "exact")]
 )
