@@ -105,9 +105,10 @@ class VaryingDelay(StageDelay):
     """A delay that a function gives for each micro-batch. `tau` is the largest one, for which the
     ring has room.
 
-    Versions never run backwards. So the delay rises by at most 1 from one micro-batch to the next,
-    whatever the function asks: the stage stays at the newest version that one of the `tau`
-    micro-batches before has used. A function that alternates between 2 and 6 gets 2 and 3.
+    Versions never run backwards. Where the function's delay grows by more than 1 from one
+    micro-batch to the next, the stage stays at the newest version that one of the `tau`
+    micro-batches before has used. So a delay rises by at most 1 per micro-batch: a function that
+    alternates 2 and 6 gives the delays 2 and 3.
     """
 
     tau_at: Callable[[int], int] = field(default=lambda n: 0, compare=False)
@@ -181,8 +182,9 @@ def delays_of(
     Args:
         profile: `pipeline`, `2bw`, a number of micro-batches, a list of one per stage,
             {"like": P'} or an object with such an attribute, or a function. A function gives tau
-            for (stage, number of stages, micro-batch from 1, seed); its attribute `most` is the
-            largest tau, a number or a function of (stage, number of stages).
+            for (stage, number of stages, micro-batch from 1, seed). It does not get M. Its
+            attribute `most` is the largest tau, a number or a function of (stage, number of
+            stages).
         accumulation: M, the micro-batches per update.
         seed: for a function.
         name: of the setting, for messages.
@@ -207,8 +209,10 @@ def delays_of(
 
 
 def _constant_taus(profile: Any, num_stages: int, accumulation: int) -> list[int] | None:
-    """tau of each stage under a profile that is no function; None where it is no profile. A new
-    rule is a case of this function, and nothing else."""
+    """tau of each stage under a profile that is no function; None where it is no profile.
+
+    A new constant rule is a case of this function. A rule that varies in time is a function with an
+    attribute `most` (`delays_of`)."""
     if profile == "pipeline":
         # tau_k = P - 1 - k
         return [num_stages - 1 - stage for stage in range(num_stages)]
