@@ -124,7 +124,11 @@ def step_stages_together(optimizer: Optimizer) -> Optimizer:
     """Merge the groups with equal options during the optimizer's steps, so that a fused step is one
     operation for all stages instead of one per stage.
 
-    Only for optimizers that update each parameter by itself."""
+    Only for optimizers that update each parameter by itself.
+
+    A hook that is registered later sees the merged groups. Such a group has the keys `stage`,
+    `delay`, `kind` and `param_names` where all its members have the same value, and lacks them
+    otherwise. What the hook writes into a group holds for this step alone."""
     own_groups = optimizer.param_groups
 
     def merge(*arguments: object) -> None:
@@ -135,10 +139,10 @@ def step_stages_together(optimizer: Optimizer) -> Optimizer:
             options = {key: value for key, value in group.items() if key not in NOT_OPTIONS}
             for other_options, together in merged:
                 if other_options == options:
-                    together["params"] += group["params"]
+                    _merge_into(together, group)
                     break
             else:
-                merged.append((options, {**options, "params": list(group["params"])}))
+                merged.append((options, {**group, "params": list(group["params"])}))
         optimizer.param_groups = [together for _, together in merged]
 
     def split(*arguments: object) -> None:
@@ -147,6 +151,17 @@ def step_stages_together(optimizer: Optimizer) -> Optimizer:
     optimizer.register_step_pre_hook(merge)
     optimizer.register_step_post_hook(split)
     return optimizer
+
+
+def _merge_into(together: Group, group: Group) -> None:
+    """Add a group with equal options to a merged one, which keeps those of the keys `NOT_OPTIONS`
+    that agree."""
+    together["params"] += group["params"]
+    for key in NOT_OPTIONS:
+        if key == "params" or key not in together:
+            continue
+        if key not in group or group[key] != together[key]:
+            del together[key]
 
 
 def check_each_parameter_once(

@@ -197,7 +197,11 @@ class Method:
 
     def adamw(self, groups: list[Group]) -> Optimizer:
         """Fused AdamW with the run's learning rate, beta1, beta2, eps and weight decay. Where the
-        method's section has no such settings, they have their defaults."""
+        method's section has no such settings, they have their defaults.
+
+        During a step, the groups with equal options are one. So a hook on the optimizer's step sees
+        `group["stage"]` and `group["delay"]` only where a group has one stage, or one delay
+        (`brx.methods.groups.step_stages_together`)."""
         settings: schema.Section = self.config.optimizer
         if not isinstance(settings, schema.OptimizerSection):
             settings = schema.OptimizerSection()

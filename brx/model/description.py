@@ -5,19 +5,12 @@ import textwrap
 from typing import Any, get_args
 
 from brx.config.loading import validate
-from brx.config.schema import (
-    GPTConfig,
-    LlamaConfig,
-    ModelSection,
-    OwnModelConfig,
-    Section,
-)
+from brx.config.schema import ModelConfig, ModelSection, OwnModelConfig, Section
 from brx.errors import UserError, did_you_mean
 from brx.model.models import MODELS, load_class
 
 WIDTH = 110
 COLUMN = 46  # where an option's explanation begins
-SECTIONS: dict[str, type[ModelSection]] = {"gpt": GPTConfig, "llama": LlamaConfig}
 OWN = "FILE.py:CLASS"
 OWN_SUMMARY = (
     "a torch.nn.Module of your own with embed, blocks and head; its further options are keys of the"
@@ -25,9 +18,20 @@ OWN_SUMMARY = (
 )
 
 
+def sections() -> dict[str, type[ModelSection]]:
+    """The schema of each of brx's models, by name, in the order of `ModelConfig`."""
+    union, _ = get_args(ModelConfig)  # the other is the discriminator
+    found = {}
+    for tagged in get_args(union):
+        section, tag = get_args(tagged)
+        if section is not OwnModelConfig:
+            found[tag.tag] = section
+    return found
+
+
 def all_models() -> str:
     """Every model with its options; for `brx models`."""
-    entries = [_entry(name, section) for name, section in SECTIONS.items()]
+    entries = [_entry(name, section) for name, section in sections().items()]
     entries.append(_filled(f"{OWN}: {OWN_SUMMARY}", "  "))
     return "\n\n".join(entries)
 
@@ -46,7 +50,7 @@ def one_model(name: str) -> str:
     if name not in MODELS:
         known = ", ".join(MODELS)
         raise UserError(f"{name}: no such model{did_you_mean(name, MODELS)} (known: {known})")
-    return _entry(name, SECTIONS[name])
+    return _entry(name, sections()[name])
 
 
 def _entry(name: str, section: type[ModelSection]) -> str:

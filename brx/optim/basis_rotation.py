@@ -129,7 +129,8 @@ class BasisRotation(Optimizer):
             both. A group with `rotate=False` and no `lr` of its own has it as its `lr`.
         as_published: compute what the authors' implementation computes, where it is not this.
         compiled: on a GPU, let `torch.compile` make one pass of the elementwise part; the first
-            step takes seconds longer. On the CPU torch's fused kernel does it.
+            step takes seconds longer. Without it, and on the CPU, torch's fused kernel does most of
+            it.
 
     Options may differ by group. `state` and `param_groups` are the truth: what is replaced, cleared
     or written there (but for `options.FORM` once there is state) counts from the next step on. A
@@ -474,6 +475,10 @@ class BasisRotation(Optimizer):
         there (b, m, n).
 
         Between refreshes U^T M V follows M's own recursion, so M is not rotated in a step.
+
+        The arithmetic stands in two places. On a GPU with `compiled` it is `rotated_update`
+        (elementwise.py); everywhere else it is torch's fused AdamW, below. A change to one belongs
+        in the other.
         """
         momentum, second_moment = batch.state["exp_avg"], batch.state["exp_avg_sq"]
         gradient = rotated_gradient.view_as(momentum)

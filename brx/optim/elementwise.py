@@ -1,16 +1,21 @@
 """The elementwise part of a step: AdamW, the damping of rounding noise, and the limit of a step.
 
-Between its matrix products a step reads and writes every entry. On the CPU torch's fused kernel
-does most of this. On a GPU `torch.compile` can turn `rotated_update` and `add_updates` into one
-pass each (`Kernels`)."""
+Between its matrix products a step reads and writes every entry. By default GPUs run the same code
+as CPUs: torch's fused AdamW does most of this. With the option `compiled`, a GPU runs
+`rotated_update` and `add_updates` instead, which `torch.compile` turns into one pass each
+(`Kernels`).
+
+So the arithmetic of the rotated space stands in two places: here in `rotated_update`, and around
+`fused_adamw` in `BasisRotation._rotated_adam` (basis_rotation.py). A change to one belongs in the
+other."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -100,7 +105,8 @@ def rotated_update(
     """Update the moments, and give -lr m^ / (sqrt(v^) + eps) without rounding noise, in the
     gradient's shape.
 
-    In plain operations, for `torch.compile`. The caller increases `steps`.
+    In plain operations, for `torch.compile`; the contract is `RotatedUpdate`. Without `compiled`,
+    `BasisRotation._rotated_adam` computes the same with torch's fused kernel, but for rounding.
     """
     is_good = 1.0 if bad is None else (~bad).to(gradient.dtype)
     count = steps.to(gradient.dtype) + 1
@@ -122,7 +128,8 @@ def add_updates(
 ) -> None:
     """W <- decay W + update, with the entries of the update limited.
 
-    In plain operations, for `torch.compile`.
+    In plain operations, for `torch.compile`; the contract is `AddUpdates`. Without `compiled`,
+    `MatrixBatch.update_weights` computes the same.
     """
     for weight, update in zip(weights, updates, strict=True):
         weight.mul_(decay).add_(limited(update.clone(), limit))
@@ -138,12 +145,65 @@ def limited(
     return updates.clamp_(-limit, limit) if limit < math.inf else updates
 
 
+class RotatedUpdate(Protocol):
+    """The first kernel of a step: the moments' recursions, and the update in the rotated space.
+
+    - It overwrites `momentum` and `second_moment`, and nothing else. The caller increases `steps`
+      afterwards.
+    - `bad` is None, or a flag () on the device. The kernel handles it: where it is set, the moments
+      stay and the update is zero. The caller has replaced the entries of a bad gradient by 0
+      (`MatrixBatch.gradients`), so that no NaN comes in.
+    - `lr` is a number, or a tensor () of float32 on the device, in which each step's learning rate
+      is written.
+    - The host must not wait for the device: no `item`, no branch on a tensor's value.
+    - Sharded weights have it too: their owner computes with whole matrices.
+    """
+
+    def __call__(
+        self,
+        gradient: Tensor,
+        momentum: Tensor,
+        second_moment: Tensor,
+        steps: Tensor,
+        lr: float | Tensor,
+        bad: Tensor | None,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        rounding: float,
+        /,
+    ) -> Tensor:
+        """Give the update; the arguments are those of the function `rotated_update`."""
+
+
+class AddUpdates(Protocol):
+    """The last kernel of a step: W <- decay W + update, with the update limited.
+
+    - It overwrites `weights`, and leaves `updates` as they are.
+    - It knows no flag `bad`. With a bad gradient, the caller gives a decay of 1 and updates of
+      zero.
+    - `limit` is a number, or a tensor () on the device in the dtype of the arithmetic.
+    - The host must not wait for the device.
+    - Sharded weights skip it: their ranks add the updates themselves (`exchange.apply_updates`).
+    """
+
+    def __call__(
+        self,
+        weights: Sequence[Tensor],
+        updates: Sequence[Tensor],
+        decay: Tensor,
+        limit: float | Tensor,
+        /,
+    ) -> None:
+        """Change the weights; the arguments are those of the function `add_updates`."""
+
+
 @dataclass(frozen=True)
 class Kernels:
-    """The functions of a step's elementwise part."""
+    """The compiled functions of a step's elementwise part."""
 
-    rotated_update: Callable[..., Tensor]
-    add_updates: Callable[..., None]
+    rotated_update: RotatedUpdate
+    add_updates: AddUpdates
 
 
 @cache

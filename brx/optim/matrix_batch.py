@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .dtensor import is_sharded
-from .elementwise import limited
+from .elementwise import AddUpdates, limited
 from .member import Member, State
 from .options import Group
 from .parameter_state import Side, as_matrices, matrix_shape, state_dtype, state_shapes
@@ -101,13 +101,13 @@ class MatrixBatch:
         updates: Tensor,  # (b, m, n), overwritten
         decay: Tensor,  # (): 1 - lr weight_decay
         limit: float | Tensor = math.inf,
-        add_updates: Callable[..., None] | None = None,
+        add_updates: AddUpdates | None = None,
     ) -> None:
         """W <- (1 - lr weight_decay) W + update; sharded weights get theirs later.
 
         Args:
             limit: the largest change of an entry by the update.
-            add_updates: a compiled function that does it (elementwise.py).
+            add_updates: a compiled function that does it; sharded weights do without.
         """
         is_shared = self.members[0].shards is not None
         if is_shared or add_updates is None:

@@ -212,6 +212,12 @@ SCALES = {
 }
 
 
+def settings_of(method: str) -> Settings:
+    """The settings of a label in VARIANTS. Any other method, a new one or a user's own, is its own
+    label."""
+    return VARIANTS.get(method, {"optimizer.method": method})
+
+
 def depth_settings(depth: int, blocks: int) -> Settings:
     """The settings of a pipeline of P stages.
 
@@ -409,14 +415,14 @@ class Experiments:
         """The runs of a method at its best learning rate; None if there are none.
 
         Args:
-            method: a label in VARIANTS.
+            method: a label in VARIANTS, or the name of another method.
             stages: P; by default the one at which methods are compared with the model.
             sweep: the sweep that makes the runs, if it is not the usual one.
             model: a name of the scale's models.
             settings: dotted keys whose values differ from the model's.
 
         Raises:
-            UserError: the scale does not have the model.
+            UserError: the scale does not have the model, or there is no such method.
         """
         if model not in self.scale.models:
             self._refuse_model(method, model)
@@ -442,7 +448,7 @@ class Experiments:
     def _id_of(self, method: str, stages: int, preset: str, settings: Settings) -> str:
         """The `experiment` of runs with these settings in place of the preset's."""
         delays = depth_settings(stages, settings.get("model.blocks") or _blocks(preset))
-        changed = {**delays, **VARIANTS[method], **settings}
+        changed = {**delays, **settings_of(method), **settings}
         seconds = tuple(self.scale.seconds.items())
         asked = (find_config(preset), repr(sorted(changed.items())), self._origin, seconds)
         if asked not in _IDS:

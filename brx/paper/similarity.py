@@ -262,7 +262,8 @@ def _draw_slowdowns(axes: Axes, points: pd.DataFrame, method: str, shift: float)
     axes.hlines(y, low, high, color=look.color, linewidth=1)
     is_bound = points["is_censored"]
     axes.plot(points["ratio"][is_bound] * 1.12, y[is_bound], ">", color=look.color, markersize=3)
-    axes.axvline(SLOWDOWNS[method], color=look.color, linestyle="--", linewidth=0.8)
+    if method in SLOWDOWNS:
+        axes.axvline(SLOWDOWNS[method], color=look.color, linestyle="--", linewidth=0.8)
 
 
 def _draw_saved(axes: Axes, points: pd.DataFrame) -> None:

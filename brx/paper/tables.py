@@ -147,7 +147,9 @@ def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.Data
             if ends_at_rate is not None:
                 (slowdown,) = slowdowns(ends_at_rate, target_at_rate).to_dict("records")
                 row[f"both at {rate:g}"] = slowdown_text(slowdown)
-        row["the paper's"] = number_text(SLOWDOWNS[method], "times")
+        # The paper has no number for a method that it does not know.
+        if method in SLOWDOWNS:
+            row["the paper's"] = number_text(SLOWDOWNS[method], "times")
         row["target loss"] = f"{target:.3f}"
         rows.append(row)
     return pd.DataFrame(rows).fillna("")

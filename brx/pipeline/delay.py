@@ -58,6 +58,11 @@ class StageDelay:
         return self.tau / self.accumulation
 
     @property
+    def realised_tau(self) -> float:
+        """The mean delay in micro-batches, once the pipeline has filled."""
+        return self.tau_updates * self.accumulation
+
+    @property
     def most_tau_updates(self) -> int:
         """ceil(tau / M): how many updates old the weights of an update's first micro-batch are.
         Those of the others are not older."""
@@ -112,9 +117,20 @@ class VaryingDelay(StageDelay):
     @cached_property
     def tau_updates(self) -> float:
         """The mean over the first 1,000 micro-batches after the pipeline has filled, over M."""
-        first = self.tau + 1
-        ages = [n - 1 - self._newest_asked_for(n) for n in range(first, first + SAMPLED)]
+        ages = [n - 1 - self._newest_asked_for(n) for n in self._sampled()]
         return sum(ages) / SAMPLED / self.accumulation
+
+    @property
+    def mean_asked(self) -> float:
+        """The mean delay that the function asks for, over the same micro-batches as `tau_updates`
+        but in micro-batches. It is larger than `realised_tau` where versions would have to run
+        backwards."""
+        return sum(map(self.tau_at, self._sampled())) / SAMPLED
+
+    def _sampled(self) -> range:
+        """The micro-batches over which means are taken."""
+        first = self.tau + 1
+        return range(first, first + SAMPLED)
 
     @property
     def micro_batches_share_slots(self) -> bool:
@@ -144,8 +160,15 @@ class NotedDelay(VaryingDelay):
     def tau_updates(self) -> float:
         return self.mean_tau / self.accumulation
 
+    @property
+    def mean_asked(self) -> float:
+        raise self._unknown()
+
     def _version_since_filled(self, micro_batch: int) -> int:
-        raise UserError(
+        raise self._unknown()
+
+    def _unknown(self) -> UserError:
+        return UserError(
             f"pipeline.delay {self.name}: its delays are known on average alone, because reading a "
             f"run does not run its code; brx --run-code COMMAND ... does"
         )
@@ -292,6 +315,29 @@ def noted_delays(pipeline: PipelineConfig) -> list[StageDelay]:
         NotedDelay(largest, pipeline.accumulation, mean_tau=mean, name=profile.function)
         for largest, mean in pairs
     ]
+
+
+def shortfall(delays: Sequence[StageDelay]) -> str | None:
+    """A line about the stage whose delay function asks for most that the versions of its weights
+    cannot give; None if every stage gets the delays that its function asks for.
+
+    Args:
+        delays: by stage, from `stage_delays` where the function may run.
+    """
+    missing = 0.0
+    line = None
+    for stage, delay in enumerate(delays):
+        if not isinstance(delay, VaryingDelay):
+            continue
+        asked, realised = delay.mean_asked, delay.realised_tau
+        if asked - realised > missing + 1e-9:  # more than rounding
+            missing = asked - realised
+            line = (
+                f"pipeline.delay: asks for {asked:.4g} micro-batches on average at stage {stage} "
+                f"and gets {realised:.4g}: versions never run backwards, so a delay rises by at "
+                f"most 1 per micro-batch"
+            )
+    return line
 
 
 def depth(pipeline: PipelineConfig) -> int:

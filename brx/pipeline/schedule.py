@@ -346,10 +346,7 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
     yield from textwrap.wrap(LEGEND, width)
     for name, by_rank in schedules.items():
         yield from _schedule_rows(name, [list(actions) for actions in by_rank], width)
-    yield "delay of the stages, by device:"
-    for rank, own in enumerate(ranges):
-        taus = " ".join(str(delays[stage].tau) for stage in own)
-        yield from _wrapped(f"  {rank}: {taus}", width)
+    yield from _delay_rows(delays, ranges, width)
     heading = (
         "version of the weights that a stage uses for micro-batch 1, 2, ... (bar: an "
         "update), and versions kept:"
@@ -357,6 +354,27 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
     yield from textwrap.wrap(heading, width)
     for stage, delay in enumerate(delays):
         yield from _wrapped(_versions_row(stage, delay, last), width)
+
+
+def _delay_rows(
+    delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]], width: int
+) -> Iterator[str]:
+    """The delay of each stage, a row per device. Where a function's delays are smaller on average
+    than the largest one that it may ask for, their means follow."""
+    largest = [str(delay.tau) for delay in delays]
+    realised = [f"{delay.realised_tau:.4g}" for delay in delays]
+    if realised == largest:
+        tables = {"delay of the stages, by device:": largest}
+    else:
+        tables = {
+            "largest delay asked of the stages, by device:": largest,
+            "mean delay realised (it rises by at most 1 per micro-batch):": realised,
+        }
+    for heading, by_stage in tables.items():
+        yield from textwrap.wrap(heading, width)
+        for rank, own in enumerate(ranges):
+            taus = " ".join(by_stage[stage] for stage in own)
+            yield from _wrapped(f"  {rank}: {taus}", width)
 
 
 def _schedule_rows(name: str, actions: Sequence[Sequence[Action]], width: int) -> Iterator[str]:

@@ -26,6 +26,7 @@ from brx.errors import DivergedError, NeighbourLostError, RunError, UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.model.checks import check_model_of
 from brx.model.stage import partition
+from brx.pipeline.delay import shortfall
 from brx.pipeline.engine import StepResult, check_finite
 from brx.pipeline.world import World
 from brx.planning.cuts import assign
@@ -197,6 +198,9 @@ class Trainer:
         """
         self._deadline = deadline
         self._prepare_folder(resume=resume)
+        note = shortfall([stage.delay for stage in self.assembly.stages])
+        if note is not None:
+            self._say(note)
         with ExitStack() as stack:
             stack.enter_context(closing(self.prefetcher))
             if profile:

@@ -140,6 +140,16 @@ def test_delays_of_stages_are_shown(four_stages):
     assert four_stages[-4] == "    0:   0   0   0   0   1   2   3   4 kept"
 
 
+@pytest.mark.usefixtures("own_code")
+def test_realised_delays_of_a_function_are_shown(printed):
+    delay = "examples/delays/internet.py:jitter"
+    options = ["--stages", "2", "--devices", "1", "--delay", delay, "--micro-batches", "2"]
+    lines = printed("schedule", *options).splitlines()
+    asked = lines.index("largest delay asked of the stages, by device:")
+    assert lines[asked + 1] == "  0: 5 4"
+    assert lines[asked + 2].startswith("mean delay realised")
+
+
 def test_constant_delays_are_shown(printed):
     options = ["--stages", "3", "--delay", "2bw", "--accumulation", "2", "--micro-batches", "2"]
     lines = printed("schedule", *options).splitlines()

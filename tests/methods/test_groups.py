@@ -54,6 +54,32 @@ def test_equal_options_are_one_step(monkeypatch):
     assert len(calls) == 3 * 2  # three steps of two learning rates
 
 
+@pytest.fixture
+def groups_of_a_hook():
+    """The groups that a hook sees during a step: stages 0 and 2 together, and stage 1."""
+    stages = make_stages()
+    optimizer = step_stages_together(make_adamw(stages))
+    for group in optimizer.param_groups:
+        group["kind"] = "matrix"
+    seen = []
+    optimizer.register_step_pre_hook(lambda optimizer, *_: seen.extend(optimizer.param_groups))
+    optimizer.step()
+    return seen
+
+
+def test_unmerged_group_keeps_its_stage(groups_of_a_hook):
+    alone = groups_of_a_hook[1]
+    assert (alone["stage"], alone["delay"]) == (1, 1)
+
+
+def test_merged_group_lacks_what_differs(groups_of_a_hook):
+    assert not {"stage", "delay", "param_names"} & set(groups_of_a_hook[0])
+
+
+def test_merged_group_keeps_what_agrees(groups_of_a_hook):
+    assert groups_of_a_hook[0]["kind"] == "matrix"
+
+
 def test_groups_are_the_stages_again_after_a_step():
     stages = make_stages()
     optimizer = step_stages_together(make_adamw(stages))

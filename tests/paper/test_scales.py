@@ -98,3 +98,16 @@ def test_advice_names_the_sweep(llama):
 def test_model_that_a_scale_lacks_is_refused(llama):
     with pytest.raises(UserError, match="the scale llama has no model 'smaller'"):
         llama.find("muon", 32, model="smaller")
+
+
+def test_users_method_is_found_by_its_name(tmp_path):
+    mine = "examples/methods/xpipe.py:XPipe"
+    settings = {"pipeline.stages": 32, "optimizer.method": mine}
+    write_experiment(tmp_path, "laptop", settings, seeds=(0, 1))
+    experiments = Experiments.load(replace(SCALES["laptop"], models=LAPTOP_MAIN), tmp_path)
+    assert len(experiments.find(mine, 32)) == 2
+
+
+def test_unknown_method_is_refused(experiments):
+    with pytest.raises(UserError, match="unknown method 'adamw'"):
+        experiments.find("adamw", 1)

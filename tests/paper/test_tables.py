@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 
 from brx.cli.main import main
+from brx.paper.printed import SLOWDOWNS
 from brx.paper.scales import BASELINES_AND_STRATEGIES, ENDS, MAIN, SCALES, Experiments
 from brx.paper.tables import TABLES
 from brx.runs.formats import format_table
@@ -96,6 +97,12 @@ def test_slowdowns_are_those_of_the_curves(experiments):
     # smoothing of a convex curve.
     numbers = first_numbers(table["slowdown at P = 32"])
     assert numbers == pytest.approx([32] * len(numbers), rel=0.05)
+
+
+def test_method_that_is_not_the_papers_has_a_row(experiments, monkeypatch):
+    monkeypatch.delitem(SLOWDOWNS, "nesterov")
+    table = TABLES["slowdown"].make(experiments.fresh()).set_index("method")
+    assert table.loc["nesterov", "the paper's"] == ""
 
 
 def test_slowdowns_count_their_seeds(experiments):

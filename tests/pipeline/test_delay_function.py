@@ -9,7 +9,7 @@ import torch
 
 from brx.config.loading import load_config
 from brx.errors import UserError
-from brx.pipeline.delay import delays_of, stage_delays
+from brx.pipeline.delay import delays_of, shortfall, stage_delays
 from brx.runs.folder import trajectory_of
 from brx.runs.frames import Run
 from brx.train.loop import train
@@ -53,8 +53,28 @@ alternating.most = 6
 
 def test_delay_rises_by_one_per_micro_batch():
     (delay,) = delays_of(alternating, 1)
-    ages = [n - 1 - delay.version_used(n) for n in range(11, 15)]
-    assert ages == [2, 3, 2, 3]
+    ages = [n - 1 - delay.version_used(n) for n in range(20, 28)]
+    assert ages == [3, 2] * 4
+
+
+def test_shortfall_has_both_means():
+    note = shortfall(delays_of(alternating, 1))
+    assert "asks for 4 micro-batches on average at stage 0 and gets 2.5" in note
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_slowly_rising_delay_has_no_shortfall(accumulation):
+    def rising(stage, num_stages, micro_batch, seed):
+        return micro_batch % 5
+
+    rising.most = 4
+    assert shortfall(delays_of(rising, 2, accumulation)) is None
+
+
+def test_run_tells_its_shortfall(tmp_path, capsys):
+    mine = constant(tmp_path, "6 * (micro_batch % 2)", 6)
+    train(tiny_config(tmp_path, mine, "training.iterations=2"), tmp_path / "run")
+    assert capsys.readouterr().err.count("and gets 0.5") == 1
 
 
 @pytest.mark.parametrize(
