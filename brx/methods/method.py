@@ -133,8 +133,13 @@ class Method:
         """Change the gradients of a stage for one micro-batch, in place, before they are averaged
         over the update and clipped.
 
-        Called for stages whose weights have moved on since the backward pass. So it is not called
-        where tau is 0, nor with `stash: none`, where the backward pass saw the newest weights.
+        For rules of `newest` - `used`. Called for stages whose weights have moved on since the
+        backward pass. So it is not called where tau is 0, nor with `stash: none`, where the
+        backward pass saw the newest weights: there the method trains as if it had no such rule.
+
+        A rule that scales gradients by the delay belongs into an optimizer's `step`, which comes
+        after clipping and reads `delay` (in updates) from its parameter groups
+        (`examples/methods/delay_damped.py`). Adam ignores a factor that stays the same.
 
         Args:
             gradients: one per parameter of the stage.

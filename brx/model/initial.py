@@ -20,6 +20,10 @@ def stage_name(name: str) -> str:
 def initialize_as_gpt2(model: nn.Module, num_blocks: int, seed: int) -> None:
     """GPT-2's scheme: normal with deviation 0.02, zero biases, unit norms.
 
+    It goes by names. A norm is what has "norm" anywhere in its name: a norm called `ln_1` would get
+    random weights. A weight whose name ends in `projection.weight` or `down.weight` is added to the
+    stream, and gets a deviation of 0.02 / sqrt(2 `num_blocks`).
+
     What lies on the meta device is left out: of a stage's model, the parts of other stages."""
     for name, parameter in model.named_parameters():
         if parameter.is_meta:

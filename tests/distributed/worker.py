@@ -18,6 +18,7 @@ OVERRIDES = {
     ],
 }
 CONV_MIXER = f"{Path(__file__).parents[2] / 'examples/models/conv_mixer.py'}:ConvMixer"
+ROPE_GPT = f"{Path(__file__).parents[2] / 'examples/models/rope_gpt.py'}:RopeGPT"
 XPIPE = f"{Path(__file__).parents[2] / 'examples/methods/xpipe.py'}:XPipe"
 STAGE_AWARE = "{method: basis-rotation, lr: 0.01, frequency: 3, refresh_schedule: stage-aware}"
 
@@ -34,6 +35,7 @@ FEW = (
     "pipedream-xpipe",
     "pipedream-llama",
     "pipedream-own-model",
+    "pipedream-rope-gpt",
     "stage-aware-mixture",
     "scion-mixture",
 )
@@ -75,6 +77,7 @@ def equality_configs(folder, which="all"):
         "pipedream-mixture": [*mixture, "pipeline.accumulation=3", "pipeline.delay=2bw"],
         "pipedream-llama": ["model.class=llama", "model.kv_heads=1", *deep],
         "pipedream-own-model": [f"model.class={CONV_MIXER}", "model.kernel=3", *deep],
+        "pipedream-rope-gpt": [f"model.class={ROPE_GPT}", "model.heads=2", "training.iterations=9"],
         "stage-aware-mixture": [*mixture, f"optimizer={STAGE_AWARE}"],
         "scion-mixture": [*mixture, "optimizer.method=scion", "optimizer.lr=0.001"],
     }

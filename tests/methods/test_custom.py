@@ -30,6 +30,7 @@ STALENESS = f"{EXAMPLES}/staleness_aware_rate.py:StalenessAware"
 LION = f"{EXAMPLES}/lion_on_matrices.py:LionOnMatrices"
 CORRECTOR = f"{EXAMPLES}/drift_corrector.py:DriftCorrector"
 XPIPE = f"{EXAMPLES}/xpipe.py:XPipe"
+DAMPED = f"{EXAMPLES}/delay_damped.py:Damped"
 
 
 def weights_of(method, stages, *extra, iterations=10):
@@ -76,6 +77,21 @@ def test_lion_is_lion_on_the_matrices_alone():
         stage.newest[query].detach(), before[query] * (1 - 0.2 * lr * 0.1) + 0.2 * lr
     )
     torch.testing.assert_close(stage.newest[bias].detach(), torch.full_like(before[bias], lr))
+
+
+class DampedUpdate(NaiveUpdate):
+    """SGD without momentum, at a learning rate that is divided by 1 + tau."""
+
+    def make(self, copies):
+        return [torch.optim.SGD(copies.values())]
+
+    def lr(self, k, t):
+        return super().lr(k, t) / (1 + self.taus[k])
+
+
+def test_damped_gradients_equal_naive_simulation():
+    config = make_config(DAMPED, 4, "exact", 24)
+    assert_equals_naive(config, [3, 2, 1, 0], DampedUpdate(config))
 
 
 class XPipeUpdate(NaiveUpdate):

@@ -138,6 +138,7 @@ OWN = [
     "examples/methods/lion_on_matrices.py:LionOnMatrices",
     "examples/methods/drift_corrector.py:DriftCorrector",
     "examples/methods/staleness_aware_rate.py:StalenessAware",
+    "examples/methods/delay_damped.py:Damped",
     "brx.methods.causes:RotatedLion",
     "brx.methods.causes:TurnedRotation",
     "brx.methods.causes:Lion",

@@ -17,7 +17,9 @@ from brx.model.head import loss_of
 from brx.model.sizes import count_parameters, stage_forward_flops
 from brx.model.stage import make_stage, partition, whole_model
 
-EXAMPLE = f"{Path(__file__).parents[2] / 'examples/models/conv_mixer.py'}:ConvMixer"
+EXAMPLES = Path(__file__).parents[2] / "examples/models"
+EXAMPLE = f"{EXAMPLES}/conv_mixer.py:ConvMixer"
+ROPE_GPT = f"{EXAMPLES}/rope_gpt.py:RopeGPT"
 MODEL = """
 import torch
 from torch import nn
@@ -58,6 +60,13 @@ def written(folder, *, block="pass", forward="x + self.linear(x)", model="pass")
     return f"{folder / 'mine.py'}:Mine"
 
 
+def logits(stage, token_ids):
+    x = stage.embedding(token_ids)
+    for block in stage.blocks.values():
+        x = block(x)
+    return stage.head(x)
+
+
 def test_matrices_are_those_inside_blocks():
     stage = whole_model(own(EXAMPLE), 11, seed=0)
     inside = {
@@ -74,14 +83,40 @@ def test_model_says_which_matrices_there_are(tmp_path):
     assert stage.matrices == {"blocks.1.linear.weight"}
 
 
-def test_initial_weights_do_not_depend_on_the_cut():
-    config, weights = own(EXAMPLE), {}
+@pytest.mark.parametrize("name", [EXAMPLE, ROPE_GPT])
+def test_initial_weights_do_not_depend_on_the_cut(name):
+    config, weights = own(name), {}
     for blocks in partition(config.blocks, 3):
         torch.rand(3)  # other numbers are drawn in between
         weights |= dict(make_stage(config, 11, blocks, seed=5).named_parameters())
     expected = dict(whole_model(config, 11, seed=5).named_parameters())
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_norms_of_rope_gpt_begin_with_one():
+    stage = whole_model(own(ROPE_GPT), 11, seed=0)
+    norms = [weight for name, weight in stage.named_parameters() if "norm" in name]
+    assert len(norms) == 2 * 4 + 1
+    assert all((weight == 1).all() for weight in norms)
+
+
+@pytest.mark.parametrize("name", [EXAMPLE, ROPE_GPT])
+def test_examples_see_no_later_token(name):
+    stage = whole_model(own(name), 11, seed=0).double()
+    token_ids = torch.randint(11, (2, 6))
+    changed = token_ids.clone()
+    changed[:, 4:] = (changed[:, 4:] + 1) % 11
+    first, second = logits(stage, token_ids), logits(stage, changed)
+    torch.testing.assert_close(first[:, :4], second[:, :4], rtol=0, atol=1e-12)
+    assert not torch.allclose(first[:, 4:], second[:, 4:])
+
+
+def test_rope_gpt_sees_the_order_of_tokens():
+    # Without positions, a single block's last token would see the tokens before it as a set.
+    stage = whole_model(own(ROPE_GPT, blocks=1), 11, seed=0).double()
+    last = [logits(stage, torch.tensor([ids]))[0, -1] for ids in ([3, 7, 5], [7, 3, 5])]
+    assert not torch.allclose(*last, rtol=0, atol=1e-12)
 
 
 def test_initial_weights_follow_the_seed():
