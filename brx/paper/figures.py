@@ -18,7 +18,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from brx.curvature import effective_delay as delays
+from brx.curvature.effective_delay import (
+    VARIANT_OF_SPACE,
+    complete_measurements,
+    effective_delay,
+    measured_points,
+    slowdowns_at_ends,
+    usual_stages,
+)
 from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms
 from brx.curvature.oscillation import oscillations_in
 from brx.errors import UserError
@@ -45,7 +52,7 @@ from brx.paper.scales import (
     Scale,
 )
 from brx.paper.similarity import RUNS as STUDY_RUNS
-from brx.paper.similarity import draw_study
+from brx.paper.similarity import draw_similarity
 from brx.paper.tables import (
     PRECONDITIONED_TABLE,
     Entry,
@@ -240,7 +247,7 @@ def finals_of(shown: Sequence[losses.Curve], loss: str) -> dict[str, float]:
     return finals
 
 
-def curves(
+def curves_panel(
     title: str,
     *lines: Line,
     draw: Callable[[Axes, Sequence[losses.Curve], str], None] = losses.draw_training_losses,
@@ -279,7 +286,7 @@ def deeper_models(method: str) -> Panel:
     lines = by_depth(method, per_block=True)
     # Labels that begin with an underscore stay out of the legend.
     hidden = [line._replace(label=f"_{line.label}") for line in lines]
-    draw_curves = curves(look_of(method).label, *hidden, says=change)
+    draw_curves = curves_panel(look_of(method).label, *hidden, says=change)
 
     def panel(experiments: Experiments, axes: Axes) -> None:
         draw_curves(experiments, axes)
@@ -570,7 +577,7 @@ def _oscillation(path: Path, scale: Scale) -> list[Path]:
 def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
     """Norms in each strategy's coordinates, with the strategies' slowdowns if there are any."""
     norms = measured_norms([scale.curvature], STRATEGY_SPACES)
-    results = list(chain.from_iterable(delays.complete_measurements(norms)))
+    results = list(chain.from_iterable(complete_measurements(norms)))
     if not results:
         raise UserError(
             f"{scale.curvature}: no checkpoint was measured in all coordinates; run `brx "
@@ -579,23 +586,23 @@ def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
     costs = None
     if scale.runs.is_dir():
         experiments = Experiments.load(scale)
-        wanted = product(delays.VARIANT_OF_SPACE.values(), ENDS)
+        wanted = product(VARIANT_OF_SPACE.values(), ENDS)
         present = experiments.find_all({"method": name, "stages": P} for name, P in wanted)
         target = experiments.slowdown_target()
         if present and target is not None:
-            costs = delays.slowdowns_at_ends(pd.concat(present), target)
+            costs = slowdowns_at_ends(pd.concat(present), target)
     return draw_strategy_norms(results, costs, path)
 
 
 def _effective_delays(path: Path, scale: Scale) -> list[Path]:
     """The effective delay at every usual number of stages, and slowdowns against it."""
     measured = measured_norms([scale.curvature])
-    stages = delays.usual_stages(measured)
+    stages = usual_stages(measured)
     curves_of_runs = []
     for result in measured:
-        by_stages = [delays.effective_delay(result, count) for count in stages]
+        by_stages = [effective_delay(result, count) for count in stages]
         curves_of_runs.append((result, by_stages))
-    points, _ = delays.measured_points(load([scale.curvature]), measured)
+    points, _ = measured_points(load([scale.curvature]), measured)
     return draw_effective_delay(curves_of_runs, points, path)
 
 
@@ -667,7 +674,7 @@ FIGURES = {
             "similarity",
             "",
             "Which dimensionless numbers decide what delay costs.",
-            draw_study=draw_study,
+            draw_study=draw_similarity,
             study=STUDY_RUNS,
         ),
         PaperFigure(
@@ -689,8 +696,8 @@ FIGURES = {
             "Figure 2",
             "Delay slows training down; basis rotation takes most of that back.",
             [
-                curves("(a) PipeDream", *by_depth("pipedream"), says=change),
-                curves(
+                curves_panel("(a) PipeDream", *by_depth("pipedream"), says=change),
+                curves_panel(
                     "(b) P = 32",
                     *by_method(("pipedream", "basis-rotation")),
                     *WITHOUT_DELAY,
@@ -712,7 +719,7 @@ FIGURES = {
                 partial(final_losses, methods=(*MAIN, *PRECONDITIONED)),
                 # Dashed, as P = 32 in (c-e). SOAP's curve lies on top of basis rotation's: between
                 # its short dashes the longer ones show.
-                curves(
+                curves_panel(
                     "(b) P = 32",
                     *by_method(MAIN, style={"linestyle": "--"}),
                     *by_method(("soap",), style={"linestyle": SHORT_DASHES}),
@@ -749,8 +756,8 @@ FIGURES = {
             "Figure 7",
             "P = 24, (a) the smaller and (b) the larger model.",
             [
-                curves("(a) smaller model", *by_method(MAIN, model="smaller")),
-                curves("(b) larger model", *by_method(MAIN, model="larger")),
+                curves_panel("(a) smaller model", *by_method(MAIN, model="smaller")),
+                curves_panel("(b) larger model", *by_method(MAIN, model="larger")),
             ],
             across=2,
         ),
@@ -761,7 +768,7 @@ FIGURES = {
             "at each P, (b) at the largest.",
             [
                 partial(final_losses, methods=(*BASELINES, *STRATEGY_NAMES), best_of=BASELINES),
-                curves("(b) P = 32", *by_method(STRATEGIES)),
+                curves_panel("(b) P = 32", *by_method(STRATEGIES)),
             ],
             across=2,
             shares_y=None,
@@ -773,13 +780,13 @@ FIGURES = {
             "seed while least disturbed (cells share a machine: an upper bound), (b) iterations "
             "between refreshes, (c) intervals that depend on the stage.",
             [
-                curves("(a) P = 32", *by_method(MAIN), draw=losses.draw_against_time),
-                curves(
+                curves_panel("(a) P = 32", *by_method(MAIN), draw=losses.draw_against_time),
+                curves_panel(
                     "(b) P = 32",
                     *by_method(("pipedream-lr",)),
                     *by_frequency(),
                 ),
-                curves(
+                curves_panel(
                     "(c) intervals, P = 32",
                     refresh_schedule("stage-aware", "stage-aware"),
                     refresh_schedule("uniform", "equal"),
@@ -795,9 +802,9 @@ FIGURES = {
             "Figure 10",
             "Without weight stashing: (a) all methods, (b, c) with and without.",
             [
-                curves("(a) no stashing, P = 32", *by_method(MAIN, **UNSTASHED)),
+                curves_panel("(a) no stashing, P = 32", *by_method(MAIN, **UNSTASHED)),
                 *(
-                    curves(
+                    curves_panel(
                         f"({letter}) {look_of(method).label}",
                         Line({"method": method}, "stashing"),
                         Line({"method": method, **UNSTASHED}, "no stashing", {"linestyle": "--"}),
@@ -814,7 +821,7 @@ FIGURES = {
             "all-stages",
             "Figure 12",
             "All methods at every number of stages.",
-            [curves(f"P = {P}", *by_method(MAIN, P)) for P in DEPTHS],
+            [curves_panel(f"P = {P}", *by_method(MAIN, P)) for P in DEPTHS],
             across=3,
         ),
         PaperFigure(
@@ -836,7 +843,7 @@ FIGURES = {
             "Figure 15",
             "With PipeMare's weight prediction.",
             [
-                curves(
+                curves_panel(
                     "P = 32",
                     *by_method(MAIN, sweep="prediction", settings={"pipeline.stash": "predict"}),
                 )
@@ -846,7 +853,7 @@ FIGURES = {
             "strategies-all-stages",
             "Figure 16",
             "Estimation strategies at every number of stages.",
-            [curves(f"P = {P}", *by_method(STRATEGIES, P)) for P in DEPTHS],
+            [curves_panel(f"P = {P}", *by_method(STRATEGIES, P)) for P in DEPTHS],
             across=3,
         ),
         PaperFigure(
@@ -854,7 +861,7 @@ FIGURES = {
             "Figure 17",
             "Refreshes shared by delay, evenly, and inversely.",
             [
-                curves(
+                curves_panel(
                     "intervals, P = 32",
                     refresh_schedule("stage-aware", "stage-aware"),
                     refresh_schedule("reversed", "reversed"),
@@ -869,8 +876,8 @@ FIGURES = {
             "Figure 18",
             "(a) training and (b) validation loss.",
             [
-                curves("(a) training, P = 32", *by_method(BASELINES_AND_STRATEGIES)),
-                curves(
+                curves_panel("(a) training, P = 32", *by_method(BASELINES_AND_STRATEGIES)),
+                curves_panel(
                     "(b) validation, P = 32",
                     *by_method(BASELINES_AND_STRATEGIES),
                     draw=losses.draw_validation,
@@ -884,7 +891,7 @@ FIGURES = {
             "Figure 19",
             "Delay compensation.",
             [
-                curves(
+                curves_panel(
                     f"P = {P}",
                     *by_method(MAIN, P),
                     *by_strength(P),
@@ -898,17 +905,24 @@ FIGURES = {
             "preconditioned",
             "Table 3",
             "Preconditioned methods.",
-            [curves("P = 32", *by_method(PRECONDITIONED_TABLE[:-2]), *COVERING)],
+            [curves_panel("P = 32", *by_method(PRECONDITIONED_TABLE[:-2]), *COVERING)],
             sweep="preconditioned",
         ),
         PaperFigure(
-            "3b", "Figure 20", "The 3B model.", [curves("3B, P = 32", *by_method(MAIN, model="3B"))]
+            "3b",
+            "Figure 20",
+            "The 3B model.",
+            [curves_panel("3B, P = 32", *by_method(MAIN, model="3B"))],
         ),
         PaperFigure(
             "moe",
             "Figure 21",
             "A mixture-of-experts model.",
-            [curves("mixture of experts, P = 32", *by_method(MAIN, model="mixture of experts"))],
+            [
+                curves_panel(
+                    "mixture of experts, P = 32", *by_method(MAIN, model="mixture of experts")
+                )
+            ],
         ),
         PaperFigure(
             "learning-rates",

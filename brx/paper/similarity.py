@@ -212,7 +212,7 @@ def least_slowed_down(rows: pd.DataFrame) -> str:
     return f"{label}: least slowed down in {least.iloc[0]} of {num_settings} settings"
 
 
-def draw_study(folder: Path, path: Path) -> list[Path]:
+def draw_similarity(folder: Path, path: Path) -> list[Path]:
     """Draw a row per setting and save the figure; gives the files written.
 
     Left: the slowdowns of three methods. Right: the iterations saved. Dashed lines are the paper's

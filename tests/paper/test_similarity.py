@@ -11,7 +11,7 @@ from brx.paper.scales import LADDER_METHODS
 from brx.paper.similarity import (
     RUNS,
     SETTINGS,
-    draw_study,
+    draw_similarity,
     least_slowed_down,
     load_study,
     study,
@@ -104,7 +104,7 @@ def test_setting_with_the_same_slowdown_is_unchanged(rows, setting):
 
 
 def test_committed_runs_are_drawn(tmp_path):
-    suffixes = [path.suffix for path in draw_study(RUNS, tmp_path / "similarity")]
+    suffixes = [path.suffix for path in draw_similarity(RUNS, tmp_path / "similarity")]
     assert suffixes[:2] == [".png", ".pdf"]
 
 
