@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -311,8 +311,17 @@ class TokenWriter:
         sync_folder(folder.parent)
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+        """Close both files, even if one cannot write the rest of its buffer.
+
+        A file left open would write its rest whenever it is collected as garbage, perhaps into the
+        files of a later preparation.
+
+        Raises:
+            OSError: the rest of a buffer could not be written.
+        """
+        with ExitStack() as stack:
+            for file in self._files.values():
+                stack.callback(file.close)
 
 
 def _read_note(folder: Path) -> Written:

@@ -316,6 +316,16 @@ def test_full_file_system_is_one_line(filled):
     assert "\n" not in told
 
 
+def test_failed_close_closes_both_files(tmp_path):
+    writer = TokenWriter(tmp_path / "partial")
+    for split in SPLITS:
+        writer.append(split, np.arange(10))
+    files = list(writer._files.values())
+    with files_of_at_most(4), pytest.raises(OSError, match="File too large"):
+        writer.close()
+    assert [file.closed for file in files] == [True, True]
+
+
 def test_preparation_continues_once_there_is_room(filled):
     config, _ = filled
     assert ids(prepare(config)) == naive(DOCUMENTS)
