@@ -333,8 +333,8 @@ def shortfall(delays: Sequence[StageDelay]) -> str | None:
         if asked - realised > missing + 1e-9:  # more than rounding
             missing = asked - realised
             line = (
-                f"pipeline.delay: asks for {asked:.4g} micro-batches on average at stage {stage} "
-                f"and gets {realised:.4g}: versions never run backwards, so a delay rises by at "
+                f"pipeline.delay: asks for {asked:.8g} micro-batches on average at stage {stage} "
+                f"and gets {realised:.8g}: versions never run backwards, so a delay rises by at "
                 f"most 1 per micro-batch"
             )
     return line

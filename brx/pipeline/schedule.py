@@ -362,7 +362,7 @@ def _delay_rows(
     """The delay of each stage, a row per device. Where a function's delays are smaller on average
     than the largest one that it may ask for, their means follow."""
     largest = [str(delay.tau) for delay in delays]
-    realised = [f"{delay.realised_tau:.4g}" for delay in delays]
+    realised = [f"{delay.realised_tau:.8g}" for delay in delays]
     if realised == largest:
         tables = {"delay of the stages, by device:": largest}
     else:

@@ -150,6 +150,13 @@ def test_realised_delays_of_a_function_are_shown(printed):
     assert lines[asked + 2].startswith("mean delay realised")
 
 
+def test_long_constant_delay_has_one_table(printed):
+    options = ["--stages", "1", "--delay", "12345", "--accumulation", "49"]
+    lines = printed("schedule", *options, "--micro-batches", "1").splitlines()
+    delays = lines.index("delay of the stages, by device:")
+    assert lines[delays + 1] == "  0: 12345"
+
+
 def test_constant_delays_are_shown(printed):
     options = ["--stages", "3", "--delay", "2bw", "--accumulation", "2", "--micro-batches", "2"]
     lines = printed("schedule", *options).splitlines()
