@@ -6,6 +6,7 @@ torchrun or `brx train --devices R` starts them.
 import contextlib
 import os
 import pickle
+import secrets
 from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.rendezvous import rendezvous
 
 from brx.distributed.launch import LAUNCHED, place_among_many
 from brx.environment import variable, whole_number
@@ -24,6 +26,7 @@ from brx.pipeline.world import Channel, Neighbours, Topic, World
 T = TypeVar("T")
 
 _PREPARATION_TIMEOUT = timedelta(days=2)  # rank 0 may tokenize a corpus while the others wait
+_START = secrets.token_hex(8)  # with the process id, it tells processes with one rank apart
 _MEETING_TIMEOUT_S = 300.0  # the least time for all to meet: processes start at different times
 
 
@@ -40,7 +43,7 @@ class DistributedWorld(World):
             need this, as NCCL needs a GPU per rank.
 
     Raises:
-        UserError: the processes cannot find each other.
+        UserError: the processes cannot find each other, or two of them have the same rank.
         NeighbourLostError: (all methods) another rank is lost.
     """
 
@@ -70,7 +73,10 @@ class DistributedWorld(World):
             _check_watchdog()
         patience = timedelta(seconds=max(self._timeout_s, _MEETING_TIMEOUT_S))
         try:
-            dist.init_process_group(backend, timeout=patience, **self._own_store())
+            store = self._meeting_place(patience)
+            dist.init_process_group(
+                backend, timeout=patience, store=store, rank=self.rank, world_size=self.num_ranks
+            )
         except (RuntimeError, ValueError) as error:
             meeting = variable(LAUNCHED)
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -82,14 +88,30 @@ class DistributedWorld(World):
                 f"{where}: the {self.num_ranks} processes cannot meet: {problem}"
             ) from None
 
-    def _own_store(self) -> dict[str, Any]:
-        """Where to meet: if `launch` has started the ranks, in a file, so that no port is open to
-        others; else where the launcher says (MASTER_ADDR and MASTER_PORT)."""
+    def _meeting_place(self, patience: timedelta) -> Any:
+        """The store through which the ranks meet.
+
+        If `launch` has started the ranks, it is a file, so that no port is open to others; else it
+        is where the launcher says (MASTER_ADDR and MASTER_PORT)."""
         meeting = variable(LAUNCHED)
-        if meeting is None:
-            return {}
-        store = dist.FileStore(meeting, self.num_ranks)  # type: ignore[attr-defined]
-        return {"store": store, "rank": self.rank, "world_size": self.num_ranks}
+        if meeting is not None:
+            return dist.FileStore(meeting, self.num_ranks)  # type: ignore[attr-defined]
+        store, _, _ = next(rendezvous("env://", timeout=patience))
+        store.set_timeout(patience)
+        self._claim_rank(store)
+        return dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined]
+
+    def _claim_rank(self, store: Any) -> None:
+        """UserError if another process has claimed this rank: it would wait for ranks that talk to
+        the other one."""
+        this_process = f"{_START}-{os.getpid()}"
+        holder = store.compare_set(f"brx/rank-{self.rank}", "", this_process).decode()
+        if holder != this_process:
+            raise UserError(
+                f"RANK {self.rank}: another process has met at MASTER_ADDR, MASTER_PORT "
+                f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} with this rank; "
+                "every process of a run needs a rank, and every run a port, of its own"
+            )
 
     def connect(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device

@@ -454,6 +454,15 @@ def test_port_in_use_exits_2(tmp_path):
         assert "the port is in use" in finish(process, 2)
 
 
+def test_rank_taken_twice_exits_2(tmp_path):
+    """A second job on the port of the first: only its rank 0 would find the port in use."""
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = ["train", written(tmp_path), "--out", tmp_path / "run"]
+    ranks = [start_brx(*command, environment={**place, "RANK": rank}) for rank in ("0", "1", "1")]
+    codes = sorted(rank.wait(120) for rank in ranks[1:])
+    assert codes == [0, 2]
+
+
 # Stand-ins for Slurm's commands: the nodes' names, and the command on every node at one time.
 STAND_INS = {
     "scontrol": '#!/bin/sh\n[ "$1" = requeue ] && touch requeued\necho 127.0.0.1\necho 127.0.0.1\n',
