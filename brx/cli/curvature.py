@@ -99,36 +99,21 @@ def hessian_norm(
     from brx.curvature.norm_result import (
         NORM_TITLE,
         SPACES,
-        STRATEGY_SPACES,
         NormSettings,
         measured_norms,
     )
     from brx.plot.curvature import draw_norms, draw_strategy_norms
     from brx.runs.frames import load
 
-    refuse(
-        original + rotated + strategies > 1,
-        "--original, --rotated, --strategies: give one of them, or none",
-    )
     refuse(slowdown_runs is not None and not strategies, "--runs: only with --strategies")
     refuse(
         by != "none" and format in ("csv", "json"),
         f"--by {by}: several tables are no {format}; leave one out",
     )
-    refuse(
-        original and (basis_from or basis_batches),
-        "--original: takes no basis; leave out --basis-*",
-    )
-    for other, is_given in (("--strategies", strategies), ("--basis-batches", basis_batches)):
-        refuse(basis_from and is_given, f"--basis-from and {other}: give one of the two")
+    _check_basis(original, strategies, basis_from, basis_batches)
     refuse_two_checkpoints(runs, checkpoint)
-    spaces: Sequence[Space] | None = None  # original, and rotated if there is a basis
-    if original:
-        spaces = ["original"]
-    elif rotated:
-        spaces = ["rotated"]
-    elif strategies:
-        spaces = STRATEGY_SPACES
+    spaces = _spaces(original, rotated, strategies)
+    if strategies:
         basis_batches = basis_batches or STRATEGY_BASIS_BATCHES
     slowdowns = None
     if slowdown_runs is not None:
@@ -153,6 +138,36 @@ def hessian_norm(
         )
         # With csv and json, stdout holds the table alone.
         print(*drawn, sep="\n", file=sys.stdout if format == "table" else sys.stderr)
+
+
+def _check_basis(
+    original: bool, strategies: bool, basis_from: Path | None, basis_batches: int | None
+) -> None:
+    """UserError if a basis is asked for where none is used, or from two places."""
+    refuse(
+        original and (basis_from or basis_batches),
+        "--original: takes no basis; leave out --basis-*",
+    )
+    for other, is_given in (("--strategies", strategies), ("--basis-batches", basis_batches)):
+        refuse(basis_from and is_given, f"--basis-from and {other}: give one of the two")
+
+
+def _spaces(original: bool, rotated: bool, strategies: bool) -> Sequence[Space] | None:
+    """The coordinates to measure in; None: the original ones, and the rotated ones if there is a
+    basis. UserError if two choices are given."""
+    from brx.curvature.norm_result import STRATEGY_SPACES
+
+    refuse(
+        [original, rotated, strategies].count(True) > 1,
+        "--original, --rotated, --strategies: give one of them, or none",
+    )
+    if original:
+        return ["original"]
+    if rotated:
+        return ["rotated"]
+    if strategies:
+        return STRATEGY_SPACES
+    return None
 
 
 def _print_details(

@@ -2,7 +2,7 @@
 and `brx toy`."""
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -92,14 +92,45 @@ def plot(
     stop_at_damage(strict)
 
     if figure == "list":
-        from brx.paper.figures import FIGURES
-
-        refuse(folders, "RUN: list takes no runs")
-        for entry in FIGURES.values():
-            print(f"{entry.name:24}{entry.place:13}{entry.caption}")
+        _list_figures(folders)
         return
+    _check_request(figure, folders, out, runs)
+
+    def draw(where: Path | None) -> Iterable[Path]:
+        """Draw to `where`: the path without suffix for figures of any runs, else a folder."""
+        if folders:
+            return _of_runs(figure, folders, where)
+        # Here, since it imports torch and scipy, which take seconds that other figures do not need.
+        from brx.paper.figures import draw_figures
+
+        return draw_figures(figure, scale, runs, where, print_note)
+
+    if out is not None and _is_file(out):
+        _draw_one_file(figure, draw, out)
+        return
+    for path in draw(out):
+        print(path)
+
+
+def _list_figures(folders: list[Path] | None) -> None:
+    """Print the paper's figures, a line each; UserError if runs are given."""
+    from brx.paper.figures import FIGURES
+
+    refuse(folders, "RUN: list takes no runs")
+    for entry in FIGURES.values():
+        print(f"{entry.name:24}{entry.place:13}{entry.caption}")
+
+
+def _is_file(out: Path) -> bool:
+    """Whether a path names one file of a figure, rather than a folder or a path without suffix."""
+    return out.suffix in FORMATS
+
+
+def _check_request(
+    figure: str, folders: list[Path] | None, out: Path | None, runs: Path | None
+) -> None:
+    """UserError if the figure, its runs and where to draw do not fit together."""
     is_of_any_runs = figure in OF_ANY_RUNS
-    is_file = out is not None and out.suffix in FORMATS
     refuse(is_of_any_runs and not folders, "RUN: name at least one run's folder")
     refuse(
         is_of_any_runs and runs is not None,
@@ -116,25 +147,17 @@ def plot(
             f"--runs"
         )
     refuse(
-        figure == "all" and is_file, f"--out {out}: a file holds one figure; name a folder for all"
+        figure == "all" and out is not None and _is_file(out),
+        f"--out {out}: a file holds one figure; name a folder for all",
     )
 
-    def draw(where: Path | None) -> Iterable[Path]:
-        """Draw to `where`: the path without suffix for figures of any runs, else a folder."""
-        if folders:
-            return _of_runs(figure, folders, where)
-        # Here, since it imports torch and scipy, which take seconds that other figures do not need.
-        from brx.paper.figures import draw_figures
 
-        return draw_figures(figure, scale, runs, where, print_note)
-
-    if out is None or not is_file:
-        for path in draw(out):
-            print(path)
-        return
-    # Figures are drawn in all formats. One of the files is asked for: draw into a scratch folder.
+def _draw_one_file(figure: str, draw: Callable[[Path], Iterable[Path]], out: Path) -> None:
+    """Draw a figure, which is always drawn in all formats, and keep the file that is asked for."""
     with tempfile.TemporaryDirectory() as scratch:
-        where = Path(scratch) / "figure" if is_of_any_runs else Path(scratch)
+        where = Path(scratch)
+        if figure in OF_ANY_RUNS:
+            where = where / "figure"
         first = next(iter(draw(where)))
         image = first.with_suffix(out.suffix).read_bytes()
     out.parent.mkdir(parents=True, exist_ok=True)

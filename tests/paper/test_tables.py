@@ -99,7 +99,7 @@ def test_slowdowns_are_those_of_the_curves(experiments):
     assert numbers == pytest.approx([32] * len(numbers), rel=0.05)
 
 
-def test_method_that_is_not_the_papers_has_a_row(experiments, monkeypatch):
+def test_method_outside_the_paper_has_a_row(experiments, monkeypatch):
     monkeypatch.delitem(SLOWDOWNS, "nesterov")
     table = TABLES["slowdown"].make(experiments.fresh()).set_index("method")
     assert table.loc["nesterov", "the paper's"] == ""

@@ -85,7 +85,7 @@ def test_gradient_from_outside_of_a_window_is_refused():
         model(batch(0))
 
 
-def test_later_gradient_from_outside_of_a_window_is_refused():
+def test_later_gradient_from_outside_is_refused():
     """A penalty on a part of the model that begins after a while."""
 
     def loss(call, t):
