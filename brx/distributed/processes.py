@@ -30,6 +30,13 @@ _START = secrets.token_hex(8)  # with the process id, it tells processes with on
 _MEETING_TIMEOUT_S = 300.0  # the least time for all to meet: processes start at different times
 
 
+def _master() -> str:
+    """Where a launcher lets the ranks meet, as messages name it."""
+    return (
+        f"MASTER_ADDR, MASTER_PORT {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    )
+
+
 class DistributedWorld(World):
     """One of several processes, over torch.distributed.
 
@@ -79,8 +86,7 @@ class DistributedWorld(World):
             )
         except (RuntimeError, ValueError) as error:
             meeting = variable(LAUNCHED)
-            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-            where = f"TMPDIR {meeting}" if meeting else f"MASTER_ADDR, MASTER_PORT {address}"
+            where = f"TMPDIR {meeting}" if meeting else _master()
             problem = " ".join(str(error).split())[:150]
             if "EADDRINUSE" in str(error):
                 problem = "the port is in use"
@@ -108,8 +114,7 @@ class DistributedWorld(World):
         holder = store.compare_set(f"brx/rank-{self.rank}", "", this_process).decode()
         if holder != this_process:
             raise UserError(
-                f"RANK {self.rank}: another process has met at MASTER_ADDR, MASTER_PORT "
-                f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} with this rank; "
+                f"RANK {self.rank}: another process has met at {_master()} with this rank; "
                 "every process of a run needs a rank, and every run a port, of its own"
             )
 

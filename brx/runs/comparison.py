@@ -228,6 +228,17 @@ def _sorted_frame(rows: Sequence[Mapping[str, object]], *, by: list[str]) -> pd.
     return pd.DataFrame(rows).sort_values(by, ignore_index=True)
 
 
+def _what_ran(first: pd.Series) -> dict[str, Any]:
+    """The columns with which every row begins, from any run of its experiment."""
+    return {
+        "model": first["architecture"],
+        "method": first["variant"],
+        "experiment": first["experiment"],
+        "stages": first[DEPTH],
+        "last_iteration": first["last_iteration"],
+    }
+
+
 def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) -> dict[str, object]:
     """A row of `slowdowns`, from the seeds of an experiment and of its reference."""
     reached = reached_by_seed(delayed, target)
@@ -245,11 +256,7 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
     first = delayed.iloc[0]
     reference = references.iloc[0]
     return {
-        "model": first["architecture"],
-        "method": first["variant"],
-        "experiment": first["experiment"],
-        "stages": first[DEPTH],
-        "last_iteration": first["last_iteration"],
+        **_what_ran(first),
         **estimate,
         "resolution": estimate["ratio"] * (quality.half_step + reference_quality.half_step),
         "is_censored": not all(run.is_reached for run in reached.values()),
@@ -444,11 +451,7 @@ def _reduction(seeds: pd.DataFrame, baselines: Sequence[pd.DataFrame]) -> dict[s
     needed = _columns(ratio if is_known else None)
     first = seeds.iloc[0]
     return {
-        "model": first["architecture"],
-        "method": first["variant"],
-        "experiment": first["experiment"],
-        "stages": first[DEPTH],
-        "last_iteration": first["last_iteration"],
+        **_what_ran(first),
         "baseline": variants_text(best),
         "baseline_final_loss": common_target(best),
         "share": 1 - needed["ratio"],
