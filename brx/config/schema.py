@@ -413,6 +413,10 @@ class PipelineConfig(Section):
     """Run both passes at w + tau d, where the weights are expected to be when the update comes; d
     is the last update (SpecTrain, arXiv:1809.02839), or the bias-corrected average of the updates
     with decay 0.9. null: at w itself."""
+    error_feedback: float = Field(0.0, ge=0)
+    """c of error feedback (arXiv:2606.30634), w(t) = w(t-1) + u(t) + c (u(t) - u(t-1)) with the
+    method's update u(t): it makes up for what the last update lacked. For delays of one update;
+    stages without delay have none. 0: none."""
     devices: int = Field(1, ge=1)
     """R, the number of processes (one device each); the trajectory does not depend on it."""
     balance: Literal["count", "time"] = "count"
@@ -475,6 +479,10 @@ by blocks."""
                 f"{key} needs stash: exact (got {self.stash}): {why}",
             )
         return self
+
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""How much of a moving average stays at each step."""
 
 
 class OptimizerSection(Section):
@@ -633,6 +641,31 @@ class ScionConfig(Section):
     """
 
 
+class LionConfig(MatrixOptimizerSection):
+    """Lion (arXiv:2302.06675), sign descent, on the matrices of attention and MLP, AdamW on the
+    rest."""
+
+    method: Literal["lion"]
+    lion_betas: list[Decay] = Field([0.9, 0.99], min_length=2, max_length=2)
+    """Weight of the momentum in a step, and decay of the momentum (its rest-of-the-model AdamW uses
+    beta1, beta2)."""
+
+
+class AdanConfig(Section):
+    """Adan (arXiv:2208.06677) on all parameters."""
+
+    method: Literal["adan"]
+    lr: float = Field(1e-3, gt=0)
+    """Peak learning rate."""
+    betas: list[Decay] = Field([0.98, 0.92, 0.99], min_length=3, max_length=3)
+    """Decays of the first moment, of the mean difference between successive gradients, and of the
+    second moment, as in the authors' code; their paper writes 1 minus them."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Decoupled and implicit: w <- w / (1 + lr weight_decay)."""
+
+
 class MethodFacts(Section):
     """What readers need of a method of the user's own, noted when the run trains."""
 
@@ -701,6 +734,8 @@ OptimizerConfig = Annotated[
     | Annotated[SoapConfig, Tag("soap")]
     | Annotated[MuonConfig, Tag("muon")]
     | Annotated[ScionConfig, Tag("scion")]
+    | Annotated[LionConfig, Tag("lion")]
+    | Annotated[AdanConfig, Tag("adan")]
     | Annotated[CustomConfig, Tag("custom")],
     Discriminator(method_tag),
 ]

@@ -6,7 +6,6 @@ settings as arguments::
     optimizer: {method: "brx.methods.causes:TurnedRotation", lr: 1e-3, arguments: {theta: 0.3}}
 """
 
-import importlib
 import math
 from dataclasses import replace
 from functools import cache
@@ -17,8 +16,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from brx.errors import UserError
-from brx.methods.groups import stage_groups
-from brx.methods.method import Method, Stages
+from brx.methods.method import Method
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.elementwise import above_noise
 from brx.optim.matrix_batch import MatrixBatch, rotate
@@ -133,7 +131,8 @@ class RotatedLion(StudyMethod):
         **options: float,
     ) -> None:
         super().__init__(**options)
-        _check_lion(lion_beta1, lion_beta2)
+        _check(0 <= lion_beta1 < 1, f"lion_beta1 must be in [0, 1), got {lion_beta1}")
+        _check(0 <= lion_beta2 < 1, f"lion_beta2 must be in [0, 1), got {lion_beta2}")
         self.lion_beta1 = lion_beta1
         self.lion_beta2 = lion_beta2
         self.frequency = frequency
@@ -147,76 +146,6 @@ class RotatedLion(StudyMethod):
             weight_of_momentum=self.lion_beta1,
             **self.rotation_options,
         )
-
-
-class Lion(StudyMethod):
-    """Sign descent with Lion's momentum, in the original coordinates. Arguments as in
-    `RotatedLion`."""
-
-    summary = "Lion on the matrices of attention and MLP, AdamW on the rest"
-    source = "Chen et al. 2023 (arXiv:2302.06675)"
-    equation = "W <- (1 - lr wd) W - lr sign(beta1 M + (1 - beta1) G)"
-    gets: ClassVar = {"Lion": "the matrices", "AdamW": "the rest"}
-
-    def __init__(self, lion_beta1: float = 0.9, lion_beta2: float = 0.99, **options: float) -> None:
-        super().__init__(**options)
-        _check_lion(lion_beta1, lion_beta2)
-        self.lion_betas = (lion_beta1, lion_beta2)
-
-    def matrices(self, groups: list[Group]) -> Optimizer:
-        lion: Optimizer = _library("Lion").Lion(
-            groups,
-            lr=self.lr,
-            betas=self.lion_betas,
-            weight_decay=self.weight_decay,
-            weight_decouple=True,
-        )
-        return lion
-
-
-class Adan(StudyMethod):
-    """Adan on all parameters.
-
-    Args:
-        adan_beta1: the decay of the momentum. This and the next two are as in the authors' code;
-            their paper writes 1 minus them.
-        adan_beta2: the decay of the mean difference between successive gradients.
-        adan_beta3: the decay of the second moment.
-        eps: added to the root of the second moment.
-        weight_decay: applied implicitly, as in the paper: w <- w / (1 + lr weight_decay).
-    """
-
-    summary = "Adan: Nesterov momentum without extra gradients, adaptive"
-    source = "Xie et al. 2022 (arXiv:2208.06677), by pytorch-optimizer"
-    equation = (
-        "m, d, n: averages of g, g - g', (g + b2 (g - g'))^2; "
-        "w <- (w - lr (m^ + b2 d^) / (sqrt(n^) + eps)) / (1 + lr wd)"
-    )
-    gets: ClassVar = {"Adan": "all parameters"}
-    why = "Adan works coordinate by coordinate"
-
-    def __init__(
-        self,
-        adan_beta1: float = 0.98,
-        adan_beta2: float = 0.92,
-        adan_beta3: float = 0.99,
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-    ) -> None:
-        super().__init__(eps=eps, weight_decay=weight_decay)
-        for number, beta in enumerate((adan_beta1, adan_beta2, adan_beta3), start=1):
-            _check(0 <= beta < 1, f"adan_beta{number} must be in [0, 1), got {beta}")
-        self.adan_betas = (adan_beta1, adan_beta2, adan_beta3)
-
-    def optimizers(self, stages: Stages) -> list[Optimizer]:
-        adan: Optimizer = _library("Adan").Adan(
-            stage_groups(stages),
-            lr=self.lr,
-            betas=self.adan_betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-        )
-        return [adan]
 
 
 class TurnedBasisRotation(BasisRotation):
@@ -336,23 +265,7 @@ class LionInEigenbasis(BasisRotation):
         return direction.mul_(damping).mul_(-numbers.lr)
 
 
-def _check_lion(beta1: float, beta2: float) -> None:
-    _check(0 <= beta1 < 1, f"lion_beta1 must be in [0, 1), got {beta1}")
-    _check(0 <= beta2 < 1, f"lion_beta2 must be in [0, 1), got {beta2}")
-
-
 def _check(is_right: bool, what: str) -> None:
     """UserError on an argument that is not right."""
     if not is_right:
         raise UserError(f"optimizer.arguments: {what}")
-
-
-def _library(name: str) -> Any:
-    """The package pytorch-optimizer, which optimizer `name` needs; UserError where it is not
-    installed."""
-    try:
-        return importlib.import_module("pytorch_optimizer")
-    except ImportError:
-        raise UserError(
-            f"{name} needs the package pytorch-optimizer: pip install pytorch-optimizer"
-        ) from None

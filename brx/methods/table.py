@@ -266,6 +266,51 @@ class Scion(Method):
         return newton_schulz_products(shape)
 
 
+class Lion(Method):
+    summary = (
+        "Lion (pytorch-optimizer), sign descent, for attention and MLP matrices, AdamW for the rest"
+    )
+    source = "Chen et al. 2023 (arXiv:2302.06675)"
+    equation = "W <- (1 - lr wd) W - lr sign(b1 M + (1 - b1) G); M <- b2 M + (1 - b2) G"
+    gets: ClassVar = {"Lion": MATRICES, "AdamW": REST}
+    why = "the comparison with steps of another geometry is about the matrices inside the network"
+    section = schema.LionConfig
+
+    def matrices(self, groups: list[Group]) -> Optimizer:
+        settings: schema.LionConfig = self.settings
+        lion: Optimizer = _pytorch_optimizer("lion").Lion(
+            groups,
+            lr=self.lr,
+            betas=settings.lion_betas,
+            weight_decay=settings.weight_decay,
+            weight_decouple=True,
+        )
+        return lion
+
+
+class Adan(Method):
+    summary = "Adan (pytorch-optimizer): adaptive, with Nesterov momentum but no extra gradients"
+    source = "Xie et al. 2022 (arXiv:2208.06677)"
+    equation = (
+        "m, d, n: averages of g, g - g', (g + b2 (g - g'))^2; "
+        "w <- (w - lr (m^ + b2 d^) / (sqrt(n^) + eps)) / (1 + lr wd)"
+    )
+    gets: ClassVar = {"Adan": ALL}
+    why = "Adan works coordinate by coordinate"
+    section = schema.AdanConfig
+
+    def optimizers(self, stages: Stages) -> list[Optimizer]:
+        settings: schema.AdanConfig = self.settings
+        adan: Optimizer = _pytorch_optimizer("adan").Adan(
+            stage_groups(stages),
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+        )
+        return [adan]
+
+
 def _kind(name: str, parameter: Tensor, matrices: Collection[str]) -> str:
     """What a parameter is to Scion: "matrix", "vector" or "embedding"."""
     if name.partition("[")[0] in matrices:
@@ -296,6 +341,8 @@ METHODS: dict[str, Method] = {
     "soap": Soap(),
     "muon": Muon(),
     "scion": Scion(),
+    "lion": Lion(),
+    "adan": Adan(),
     CUSTOM: AnyOptimizer(),
 }
 

@@ -39,8 +39,6 @@ CHANGED_ALONE = {5: "basis-rotation", 6: "basis-rotation"}
 all methods."""
 NEVER_OURS = ("torch.optim:", "pytorch_optimizer:")
 """Classes of these packages compute the same whatever changes in a method of brx."""
-WITHOUT_ROTATION = ("brx.methods.causes:Lion", "brx.methods.causes:Adan")
-"""Classes of brx that build on none of the built-in methods."""
 
 
 def recorded_version(content: Mapping[str, Any]) -> int:
@@ -54,7 +52,7 @@ def changes(version: int, method: str) -> bool:
         return True
     # A class of a user's own may build on the method that changed.
     is_own = ":" in method
-    return is_own and method not in WITHOUT_ROTATION and not method.startswith(NEVER_OURS)
+    return is_own and not method.startswith(NEVER_OURS)
 
 
 def oldest_alike(version: int, method: str) -> int:

@@ -1,5 +1,5 @@
 """Why do some optimizers tolerate delay better than others? The study of docs/protocol.md,
-section 12, and the verdicts on its six predictions.
+section 12, and the verdicts on its predictions.
 
 It measures what delay costs with bases turned by an angle, with different momenta, with different
 geometries of the step, and with corrections for delay.
@@ -85,16 +85,27 @@ SCION = "scion"
 ADAN = "Adan"
 PACI = "PACI"
 ACCUMULATED = "AdamW, accumulated"
+ADAMW_FEEDBACK = "AdamW, error feedback"
+MUON_FEEDBACK = "Muon, error feedback"
+# The names of some arms on an axis.
+LABELS = {ADAMW: "AdamW", EIGENBASIS: "Basis rotation", MUON: "Muon", SCION: "Scion"}
 BASES = tuple(turned(theta) for theta in THETAS)
 SAME = (EIGENBASIS, with_momentum("basis-rotation", MOMENTUM_KEYS["basis-rotation"][1]))
 """Two arms with the same numbers, bit for bit: bases that are turned by 0 are basis rotation's.
 Runs of either serve for both."""
+SAME_WITHOUT_DELAY = {ADAMW_FEEDBACK: ADAMW, MUON_FEEDBACK: MUON}
+"""Arms that are others where there is no delay: error feedback has nothing to correct there."""
 
 
 def _arms() -> dict[str, Settings]:
     """The settings by which the runs of each arm are recognized."""
     study = "brx.methods.causes:"
-    usual: Settings = {"pipeline.accumulation": 1, "pipeline.stash": "exact"}
+    usual: Settings = {
+        "pipeline.accumulation": 1,
+        "pipeline.stash": "exact",
+        "pipeline.error_feedback": 0.0,
+    }
+    corrected: Settings = {**usual, "pipeline.error_feedback": 1.0}
     accumulated: Settings = {"optimizer.method": "pipedream", "pipeline.accumulation": 4}
     arms: dict[str, Settings] = {}
     for theta in THETAS:
@@ -105,11 +116,14 @@ def _arms() -> dict[str, Settings]:
     for method, (key, _) in MOMENTUM_KEYS.items():
         for value in MOMENTA:
             arms[with_momentum(method, value)] = {"optimizer.method": method, key: value, **usual}
-    arms[LION] = {"optimizer.method": f"{study}Lion"}
+    arms[LION] = {"optimizer.method": "lion"}
     arms[ROTATED_LION] = {"optimizer.method": f"{study}RotatedLion"}
-    arms[ADAN] = {"optimizer.method": f"{study}Adan"}
+    arms[ADAN] = {"optimizer.method": "adan"}
     arms[PACI] = {**accumulated, "pipeline.stash": "none"}
     arms[ACCUMULATED] = {**accumulated, "pipeline.stash": "exact"}
+    for arm, method in ((ADAMW_FEEDBACK, "pipedream"), (MUON_FEEDBACK, "muon")):
+        key, value = MOMENTUM_KEYS[method]
+        arms[arm] = {"optimizer.method": method, key: value, **corrected}
     return arms
 
 
@@ -224,11 +238,15 @@ class Study:
 
 
 def _share_equal_arms(found: dict[tuple[str, str], pd.DataFrame]) -> None:
-    """Give each arm of `SAME` the runs of the other, where it has none of its own."""
+    """Give each arm of `SAME` the runs of the other, where it has none of its own, and those of
+    `SAME_WITHOUT_DELAY` the others' runs without delay."""
     for arm, other in (SAME, SAME[::-1]):
         for delay in (NONE, *DELAYED):
             if (other, delay) in found:
                 found.setdefault((arm, delay), found[other, delay])
+    for arm, other in SAME_WITHOUT_DELAY.items():
+        if (other, NONE) in found:
+            found[arm, NONE] = found[other, NONE]
 
 
 def _with_lost(seeds: pd.DataFrame) -> pd.DataFrame:
@@ -386,6 +404,15 @@ def _of_momentum(method: str) -> Prediction:
     )
 
 
+def _of_error_feedback(arm: str, other: str) -> Prediction:
+    name = LABELS[other]
+    return Prediction(
+        f"7, {name}",
+        f"with error feedback a delay of one update costs {name} less",
+        lambda study: _costs_less(study, arm, other, ONE_UPDATE),
+    )
+
+
 PREDICTIONS = (
     Prediction(
         "1",
@@ -419,6 +446,7 @@ PREDICTIONS = (
         "a delay of one update costs AdamW more than Muon",
         muon_costs_less_than_adamw,
     ),
+    *(_of_error_feedback(arm, other) for arm, other in SAME_WITHOUT_DELAY.items()),
 )
 
 
@@ -448,8 +476,9 @@ def prediction_table(folder: Path) -> pd.DataFrame:
 COST_LABEL = "cost of delay (nats)"
 CAPTION = (
     "What the delay costs in final validation loss: (a) in bases turned away from the eigenbasis, "
-    "(b) by momentum, (c) by the geometry of the step, (d) with corrections. Points: means over "
-    "seeds; bars: 95 % intervals, from three seeds on; crosses: a seed diverged."
+    "(b) by momentum, (c) by the geometry of the step, (d) with corrections, (e) with error "
+    "feedback. Points: means over seeds; bars: 95 % intervals, from three seeds on; crosses: a "
+    "seed diverged."
 )
 
 
@@ -592,13 +621,15 @@ def _draw_momenta(study: Study, axes: Axes) -> None:
     finish_panel(axes, "momentum", COST_LABEL, title, columns=2)
 
 
-def _draw_rows(arms: Sequence[str], question: str) -> Callable[[Study, Axes], None]:
-    """A panel with a row per arm whose cost is known, with the delays of 32 stages.
+def _draw_rows(
+    arms: Sequence[str], question: str, delay: str = DEEPEST
+) -> Callable[[Study, Axes], None]:
+    """A panel with a row per arm for which the cost of the delay is known.
 
     The arm that loses least is at the top."""
 
     def draw(study: Study, axes: Axes) -> None:
-        points = {arm: Point.of(study, arm, DEEPEST) for arm in arms if study.has(arm, DEEPEST)}
+        points = {arm: Point.of(study, arm, delay) for arm in arms if study.has(arm, delay)}
         ordered = sorted(points, key=lambda arm: -points[arm].mean)
         names = []
         for place, arm in enumerate(ordered):
@@ -611,7 +642,7 @@ def _draw_rows(arms: Sequence[str], question: str) -> Callable[[Study, Axes], No
         axes.set_yticks(range(len(ordered)), names)
         axes.set_ylim(-0.5, len(ordered) - 0.5)
         axes.axvline(0.0, color="black", linewidth=0.5)
-        title = f"{question}, 32 stages"
+        title = f"{question}, {delay}"
         if ordered:
             title += f":\n{names[-1]} loses least"
         finish_panel(axes, COST_LABEL, "", title)
@@ -619,11 +650,17 @@ def _draw_rows(arms: Sequence[str], question: str) -> Callable[[Study, Axes], No
     return draw
 
 
-# The method whose look an arm has, and the arm's name on an axis.
-LOOKS = {ADAMW: "pipedream", EIGENBASIS: "basis-rotation", MUON: "muon"}
-LABELS = {ADAMW: "AdamW", EIGENBASIS: "Basis rotation", MUON: "Muon", SCION: "Scion"}
+# The method whose look an arm has.
+LOOKS = {
+    ADAMW: "pipedream",
+    EIGENBASIS: "basis-rotation",
+    MUON: "muon",
+    ADAMW_FEEDBACK: "pipedream",
+    MUON_FEEDBACK: "muon",
+}
 GEOMETRIES = (ADAMW, LION, ROTATED_LION, MUON, SCION, EIGENBASIS)
 CORRECTIONS = (ADAMW, ADAN, PACI, ACCUMULATED, EIGENBASIS)
+FEEDBACK = (ADAMW, ADAMW_FEEDBACK, MUON, MUON_FEEDBACK)
 
 PANELS = (
     Panel("bases", BASES, _draw_bases),
@@ -634,4 +671,9 @@ PANELS = (
     ),
     Panel("geometry", [LION, ROTATED_LION, SCION], _draw_rows(GEOMETRIES, "(c) geometry")),
     Panel("corrections", [ADAN, PACI, ACCUMULATED], _draw_rows(CORRECTIONS, "(d) corrections")),
+    Panel(
+        "error feedback",
+        [ADAMW_FEEDBACK, MUON_FEEDBACK],
+        _draw_rows(FEEDBACK, "(e) error feedback", ONE_UPDATE),
+    ),
 )

@@ -323,6 +323,8 @@ class Engine:
         stopwatch = Stopwatch(self.stages[0].device)
         self._updater.step(t)
         stopwatch.stop()
+        for stage in self.stages:
+            stage.correct_update()
         self._gradients.drop()
         update_norms = self._update_norms() if takes_norms else None
         if self.watcher is not None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from brx.pipeline.delay import StageDelay
+from brx.pipeline.error_feedback import ErrorFeedback
 from brx.pipeline.forecasts import Extrapolation, ForecastRule, StashMode
 from brx.pipeline.slots import Layout, Slots, as_list, copy_tensors
 
@@ -51,6 +52,7 @@ class StageVersions:
         num_in_flight: micro-batches between forward and backward pass on this device, at most.
         on_host: keep the slots in host memory.
         forecast: the rule of a forecast (with `exact` only).
+        error_feedback: the coefficient of error feedback; without delay it does nothing.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class StageVersions:
         num_in_flight: int = 1,
         on_host: bool = False,
         forecast: ForecastRule | None = None,
+        error_feedback: float = 0.0,
     ) -> None:
         self.module = module
         self.index = index
@@ -89,6 +92,9 @@ class StageVersions:
             self.layout, delay, self._newest, on_host=on_host, num_in_flight=num_in_flight
         )
         self._extrapolation = Extrapolation(self.layout, self._newest, delay, stash, forecast)
+        self._error_feedback: ErrorFeedback | None = None
+        if error_feedback and delay.tau:
+            self._error_feedback = ErrorFeedback(self.layout, self._newest, error_feedback)
 
     def forecast_by(self, rule: ForecastRule) -> None:
         """Before the first update: let both passes compute with the weights that a rule expects at
@@ -127,6 +133,11 @@ class StageVersions:
             return list(self.in_use)  # rounded, if the slots are bf16
         return list(as_list(self._extrapolation.seen_by_backward(self._newest)))
 
+    def correct_update(self) -> None:
+        """After an update: correct it by error feedback, if the stage has that."""
+        if self._error_feedback is not None:
+            self._error_feedback.correct(self._newest)
+
     def remember(self) -> None:
         """Before an update whose `last_update` is wanted: keep a copy of the weights."""
         self._extrapolation.remember(self._newest)
@@ -150,14 +161,17 @@ class StageVersions:
         """Everything here that decides the trajectory, for a checkpoint (no copies).
 
         `ring` has a weight's older versions in all slots as one tensor, (num_slots, *shape); it is
-        empty without delay.
+        empty without delay. `last_update` is there with error feedback.
         """
         self.slots.wait()
-        return {
+        state = {
             "weights": {name: parameter.data for name, parameter in self.newest.items()},
             "ring": self._ring(),
             "extrapolation": self._extrapolation.state,
         }
+        if self._error_feedback is not None:
+            state["last_update"] = self._error_feedback.state()
+        return state
 
     def _ring(self) -> dict[str, Tensor]:
         """The slots' contents by weight, (num_slots, *shape); empty without slots."""
@@ -169,8 +183,11 @@ class StageVersions:
         """Restore a state of `state_dict`, in place.
 
         Raises:
-            ValueError: the state is of another stage, delay, stash mode or forecast.
+            ValueError: the state is of another stage, delay, stash mode or forecast, or has no
+                error feedback where this stage has it.
         """
+        if ("last_update" in state) != (self._error_feedback is not None):
+            raise ValueError(f"stage {self.index}: the state is of another error feedback")
         ring = _by_weight(state["ring"], list(self.newest))
         here = self._ring()
         if list(state["weights"]) != list(self.newest) or _shapes(ring) != _shapes(here):
@@ -185,6 +202,8 @@ class StageVersions:
             self._extrapolation.load_state(state["extrapolation"], self._newest)
         except ValueError as error:
             raise ValueError(f"stage {self.index}: {error}") from None
+        if self._error_feedback is not None:
+            self._error_feedback.load(state["last_update"], self._newest)
 
     @property
     def device(self) -> torch.device:

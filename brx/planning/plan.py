@@ -406,7 +406,7 @@ class _Rings:
     slots: int
     predicted: int
     """What weight prediction keeps: the weights before the last update, and for an average their
-    average step."""
+    average step. What error feedback keeps, too."""
     on_device: int
     """With what is predicted."""
     on_host: int = 0
@@ -422,6 +422,8 @@ class _Rings:
         slots = delay.num_slots * slot
         is_average = pipeline.stash == "predict" or pipeline.forecast == "average-update"
         num_copies = 2 if is_average else int(_forecasts(config))
+        if pipeline.error_feedback:
+            num_copies += 2  # the weights before the update, and the last update
         predicted = num_copies * FP32 * num_elements(sizes)
         if pipeline.rings == "device":
             return cls(slots, predicted, slots + predicted)
@@ -525,6 +527,8 @@ def _update_bytes(config: RunConfig, by_stage: Mapping[int, Sizes], device_type:
         num_copies = 2  # the update, and the forecast
     elif config.pipeline.stash == "predict":
         num_copies = 1
+    if config.pipeline.error_feedback:
+        num_copies = max(num_copies, 1)
     if method.corrects_gradients and config.pipeline.stash != "none":
         num_copies += 1
     return max(before, num_copies * largest_delayed)

@@ -42,8 +42,9 @@ PIPELINE_KEYS = (
     "stash",
     "recompute",
     "forecast",
+    "error_feedback",
 )
-WITHOUT_DELAY = {"delay": 0, "stash": "exact", "forecast": None}
+WITHOUT_DELAY = {"delay": 0, "stash": "exact", "forecast": None, "error_feedback": 0.0}
 UTILIZATION = 0.4
 """The assumed share of a data sheet's peak."""
 MEASURED_UTILIZATION = 0.02

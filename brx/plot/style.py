@@ -96,7 +96,7 @@ METHOD_LOOKS = {
 
 
 def look_of(method: str) -> Look:
-    """A method's look; methods that brx does not know are red circles with their own name."""
+    """A method's look; methods that have none are red circles with their own name."""
     return METHOD_LOOKS.get(method, Look(figure_label(method), _RED, "o"))
 
 

@@ -18,7 +18,7 @@ from brx.methods.updater import MethodUpdater
 from brx.model.head import CHUNK_LOGITS
 from brx.model.stage import Stage, make_stages, partition
 from brx.optim.graphs import CudaRecorder, Recorder
-from brx.pipeline.delay import check_devices, stage_delays
+from brx.pipeline.delay import VaryingDelay, check_devices, stage_delays
 from brx.pipeline.engine import Engine, MicroBatch
 from brx.pipeline.forecasts import FORECAST_RULES
 from brx.pipeline.versions import StageVersions
@@ -212,6 +212,7 @@ def build_stages(
             num_in_flight=num_in_flight,
             on_host=config.pipeline.rings == "host",
             forecast=forecast,
+            error_feedback=config.pipeline.error_feedback,
         )
         stages.append(stage)
     return stages
@@ -267,6 +268,24 @@ def check_head(config: RunConfig) -> None:
     )
 
 
+def _check_error_feedback(config: RunConfig) -> None:
+    """UserError for delays for which error feedback is not defined: its paper has a delay of one
+    update. A stage without delay makes no error."""
+    if not config.pipeline.error_feedback:
+        return
+    for stage, delay in enumerate(stage_delays(config.pipeline, config.training.seed)):
+        if isinstance(delay, VaryingDelay):
+            found = "varies"
+        elif delay.tau in (0, delay.accumulation):
+            continue
+        else:
+            found = f"is {delay.tau_updates:g}"
+        raise UserError(
+            f"pipeline.error_feedback: is defined for delays of one update, and that of stage "
+            f"{stage} {found}; set it to 0, or pipeline.delay to 2bw"
+        )
+
+
 def _check_graphs(config: RunConfig, device: torch.device) -> None:
     """UserError where `runtime.graphs` cannot hold what the run computes."""
     pipeline, settings = config.pipeline, config.optimizer
@@ -310,13 +329,15 @@ def check_method(config: RunConfig, device: torch.device) -> None:
         device: of the run.
 
     Raises:
-        UserError: the device lacks a number format, a package is missing, graphs cannot hold what
-            the run computes, or a user's own method fails.
+        UserError: the device lacks a number format, a package is missing, error feedback is not
+            defined for the delays, graphs cannot hold what the run computes, or a user's own method
+            fails.
     """
     if device.type == "mps" and isinstance(config.optimizer, BasisRotationConfig):
         raise UserError(
             "runtime.device: basis rotation's first bases need float64, which mps lacks; use cpu"
         )
+    _check_error_feedback(config)
     if config.runtime.graphs:
         _check_graphs(config, device)
     is_own = isinstance(config.optimizer, CustomConfig)

@@ -188,7 +188,7 @@ def test_tilde_is_the_home_folder_in_every_path(tmp_path, monkeypatch):
 def test_own_classes_of_brx_have_no_file(monkeypatch):
     # As `python -m brx` in the checkout has it.
     monkeypatch.syspath_prepend(Path(__file__).parents[2])
-    assert code_file("brx.methods.causes:Lion") is None
+    assert code_file("brx.methods.causes:RotatedLion") is None
 
 
 def test_home_that_nobody_knows_is_refused():

@@ -32,6 +32,7 @@ FEW = (
     "pipedream-two-versions-none",
     "pipedream-host-predict",
     "pipedream-forecast",
+    "pipedream-error-feedback",
     "pipedream-xpipe",
     "pipedream-llama",
     "pipedream-own-model",
@@ -73,6 +74,7 @@ def equality_configs(folder, which="all"):
     runs |= {
         "pipedream-forecast": [*split, "pipeline.forecast=average-update"],
         "pipedream-last-update": [*deep, "pipeline.forecast=last-update"],
+        "pipedream-error-feedback": [*split, "pipeline.delay=2bw", "pipeline.error_feedback=1"],
         "pipedream-xpipe": [*deep, f"optimizer.method={XPIPE}"],
         "pipedream-mixture": [*mixture, "pipeline.accumulation=3", "pipeline.delay=2bw"],
         "pipedream-llama": ["model.class=llama", "model.kv_heads=1", *deep],

@@ -143,6 +143,9 @@ OPTIONS = {
     "soap": "frequency=2 beta1=0.5 eps=1e-3 rest_lr=0.01",
     "muon": "momentum=0.5 adjust_lr=original weight_decay=1.0 rest_lr=0.01",
     "scion": "momentum=0.5 scale=10.0 rest_scale=100.0 vector_scale=5.0 constrained=false",
+    "lion": "lion_betas=[0.5,0.99] lion_betas=[0.9,0.5] beta1=0.5 weight_decay=1.0 rest_lr=0.01",
+    "adan": "betas=[0.5,0.92,0.99] betas=[0.98,0.5,0.99] betas=[0.98,0.92,0.5] eps=1e-3 "
+    "weight_decay=1.0",
     "basis-rotation": "beta1=0.5 beta2=0.5 eps=1e-3 weight_decay=1.0 rest_lr=0.01 source=1st "
     "geometry=bilateral "
     "frequency=3 covariance=refresh covariance=interval refresh_schedule=stage-aware "

@@ -44,7 +44,7 @@ def test_version_4_changed_every_method():
         ("torch.optim:SGD", TRAJECTORY_VERSION),
         ("brx.methods.causes:TurnedRotation", 4),
         ("brx.methods.causes:LionInEigenbasis", 4),
-        ("brx.methods.causes:Lion", TRAJECTORY_VERSION),
+        ("lion", TRAJECTORY_VERSION),
     ],
 )
 def test_own_class_may_build_on_what_changed(method, newest):

@@ -141,8 +141,6 @@ OWN = [
     "examples/methods/delay_damped.py:Damped",
     "brx.methods.causes:RotatedLion",
     "brx.methods.causes:TurnedRotation",
-    "brx.methods.causes:Lion",
-    "brx.methods.causes:Adan",
     SignOfGradient,
     Whitened,
     ByDelay,

@@ -243,6 +243,20 @@ def test_other_runs_alone_are_refused(tmp_path):
         Study.load(tmp_path)
 
 
+@pytest.mark.parametrize(("corrected", "outcome"), [(0.1, "holds"), (0.3, "refuted")])
+def test_error_feedback_is_compared_without_it(corrected, outcome, tmp_path):
+    write_arm(tmp_path, ADAMW, {causes.ONE_UPDATE: 0.2})
+    write_arm_run_with_feedback(tmp_path, corrected)
+    assert finding(tmp_path, "7, AdamW").outcome == outcome
+
+
+def write_arm_run_with_feedback(folder, cost):
+    """Runs of AdamW with error feedback; without delay they are AdamW's."""
+    for seed, shift in enumerate(NOISE):
+        final = 1.3 + cost + 0.01 * seed + shift / 2
+        write_arm_run(folder, causes.ADAMW_FEEDBACK, causes.ONE_UPDATE, seed, final, slow=1 + cost)
+
+
 def test_table_says_what_was_not_tried(tmp_path, capsys):
     write_bases(tmp_path, (0.05, 0.1, 0.15, 0.2, 0.25))
     assert main(["tables", "causes", "--runs", str(tmp_path), "--format", "json"]) == 0
@@ -256,7 +270,7 @@ def test_panels_without_runs_are_named(tmp_path, monkeypatch):
     write_bases(tmp_path, (0.05, 0.1, 0.15, 0.2, 0.25))
     written = causes.draw_causes(tmp_path, tmp_path / "figure")
     caption = written[3].read_text()
-    assert "Left out, for want of runs: momentum, geometry, corrections." in caption
+    assert "Left out, for want of runs: momentum, geometry, corrections, error feedback." in caption
 
 
 @pytest.fixture

@@ -39,7 +39,17 @@ class NaivePipeline:
     """P stages; `versions[k][v]` are the weights of stage k after v updates. Stage k runs
     micro-batch n of M per update with version max(0, floor((n - 1 - tau_k) / M))."""
 
-    def __init__(self, stages, stash, update, clip, taus=None, accumulation=1, forecast=None):
+    def __init__(
+        self,
+        stages,
+        stash,
+        update,
+        clip,
+        taus=None,
+        accumulation=1,
+        forecast=None,
+        error_feedback=0.0,
+    ):
         self.modules = stages
         self.stash = stash
         self.update = (
@@ -49,6 +59,8 @@ class NaivePipeline:
         self.taus = list(range(len(stages)))[::-1] if taus is None else taus
         self.accumulation = accumulation
         self.forecast = forecast
+        self.error_feedback = error_feedback
+        self.method_updates = [[] for _ in stages]  # u_k(t), before error feedback
         self.versions = [
             [{name: w.detach().clone() for name, w in stage.named_parameters()}] for stage in stages
         ]
@@ -68,8 +80,24 @@ class NaivePipeline:
             norms.append(norm)
             scale = min(1.0, self.clip / (norm + 1e-6))
             clipped = {name: g * scale for name, g in mean.items()}
-            self.versions[k].append(self.update(k, self.versions[k][-1], clipped, t))
+            newest = self.versions[k][-1]
+            updated = self.update(k, newest, clipped, t)
+            self.versions[k].append(self._with_error_feedback(k, newest, updated))
         self.norms.append(norms)
+
+    def _with_error_feedback(self, k, newest, updated):
+        """w(t) = w(t-1) + u(t) + c (u(t) - u(t-1)), where stage k has a delay."""
+        if not self.error_feedback or not self.taus[k]:
+            return updated
+        updates = self.method_updates[k]
+        updates.append({name: updated[name] - newest[name] for name in newest})
+        if len(updates) == 1:
+            return updated
+        now, last = updates[-1], updates[-2]
+        return {
+            name: newest[name] + now[name] + self.error_feedback * (now[name] - last[name])
+            for name in newest
+        }
 
     def _gradients(self, n, inputs, targets):
         """The loss of micro-batch n, and its gradients after the gradient rule, by stage."""

@@ -34,6 +34,8 @@ OVERRIDES = {
     #     (tests/methods/test_table.py has it).
     "muon": [],
     "scion": [],
+    "lion": [],
+    "adan": [],
     "torch.optim:SGD": ["optimizer.arguments={momentum: 0.9, nesterov: true}"],
 }
 STASHES = ("exact", "none", "predict")
@@ -112,6 +114,8 @@ def library_optimizers(method, weights, lr, rest_lr):
         first = [
             torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
         ]
+    elif method == "lion":
+        first = [pytorch_optimizer.Lion(matrices, lr=lr, weight_decay=0.01)]
     else:
         kinds = ((matrices, 2, 50.0), (embeddings, 4, 3000.0), (vectors, 5, 1.0))
         options = {"lr": lr, "constraint": True}
@@ -146,6 +150,7 @@ class NaiveUpdate:
             self.optimizers[k] = copies, self.make(copies)
         copies, optimizers = self.optimizers[k]
         for name, copy in copies.items():
+            copy.data.copy_(newest[name])
             copy.grad = gradients[name]
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -159,7 +164,9 @@ class NaiveUpdate:
         method = self.config.optimizer.method
         if method == "torch.optim:SGD":
             return [torch.optim.SGD(copies.values(), momentum=0.9, nesterov=True)]
-        if method in ("muon", "scion"):
+        if method == "adan":
+            return [pytorch_optimizer.Adan(copies.values(), weight_decay=0.01)]
+        if method in ("muon", "scion", "lion"):
             return library_optimizers(method, copies, 0.01, 0.01)[0]
         if method == "nesterov":
             options = {"betas": (0.99, 0.999), "weight_decay": 0.01, "decoupled_weight_decay": True}
@@ -236,6 +243,17 @@ CASES = [
         for stash in STASHES
     ),
     *(
+        (
+            method,
+            3,
+            stash,
+            ["pipeline.delay=[2, 2, 0]", "pipeline.accumulation=2", "pipeline.error_feedback=0.7"],
+            [2, 2, 0],
+        )
+        for method in OVERRIDES
+        for stash in (STASHES if method == "pipedream" else ("exact",))
+    ),
+    *(
         ("pipedream", 3, stash, [f"pipeline.delay={delay}", f"pipeline.accumulation={M}"], taus)
         for delay, taus in PROFILES.items()
         for M in (1, 3)
@@ -259,7 +277,8 @@ def assert_equals_naive(config, taus=None, update=None, forecast=None):
     results, versions = run_engine(config, iterations, torch.float64)
     modules, update = make_modules(config, torch.float64), update or NaiveUpdate(config, taus)
     clip, forecast = config.training.clip, forecast or config.pipeline.forecast
-    naive = NaivePipeline(modules, stash, update, clip, taus, accumulation, forecast)
+    feedback = config.pipeline.error_feedback
+    naive = NaivePipeline(modules, stash, update, clip, taus, accumulation, forecast, feedback)
     for t in range(1, iterations + 1):
         naive.step(
             t, [micro_batch(n) for n in range((t - 1) * accumulation + 1, t * accumulation + 1)]

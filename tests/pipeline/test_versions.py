@@ -52,3 +52,18 @@ def test_ring_of_another_delay_is_refused(tau, stage):
     other = StageVersions(nn.Linear(3, 2), 0, StageDelay(tau))
     with pytest.raises(ValueError, match="of another stage or delay"):
         other.load_state_dict(stage.state_dict())
+
+
+@pytest.mark.parametrize("coefficients", [(0.0, 1.0), (1.0, 0.0)])
+def test_state_of_another_error_feedback_is_refused(coefficients):
+    saved, other = (
+        StageVersions(nn.Linear(3, 2), 0, StageDelay(1), error_feedback=each)
+        for each in coefficients
+    )
+    with pytest.raises(ValueError, match="of another error feedback"):
+        other.load_state_dict(saved.state_dict())
+
+
+def test_stage_without_delay_has_no_error_feedback():
+    stage = StageVersions(nn.Linear(3, 2), 0, StageDelay(0), error_feedback=1.0)
+    assert "last_update" not in stage.state_dict()

@@ -75,6 +75,7 @@ RUNS = [
     ["pipeline.forecast=average-update"],
     ["pipeline.forecast=last-update"],
     ["optimizer.method=examples/methods/xpipe.py:XPipe"],
+    ["pipeline.delay=2bw", "pipeline.error_feedback=1"],
     ["pipeline.delay=7", "pipeline.accumulation=3", "pipeline.stash=none"],
     ["pipeline.recompute=true", "training.batch_size=16"],
     ["model.moe={experts: 4}", "runtime.precision=bf16"],

@@ -172,6 +172,7 @@ def test_newest_checkpoints_stay(straight):
         ("basis-rotation", "{stages: 4, stash: none}"),
         ("delay-compensation", "{stages: 4, accumulation: 3, delay: 2bw, stash: predict}"),
         ("soap", "{stages: 4, accumulation: 2, forecast: average-update}"),
+        ("muon", "{stages: 4, delay: 2bw, error_feedback: 1}"),
         *((method, "{stages: 4}") for method in ("muon", "scion", *CUSTOM)),
     ],
 )
