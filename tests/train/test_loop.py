@@ -764,3 +764,28 @@ def test_run_goes_on_without_its_text(tmp_path):
     config = tiny_config(tmp_path, "training.stop_after=9")
     (tmp_path / "text.txt").unlink()
     assert train(config, run, resume=True) == "finished"
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ("{stages: 4, error_feedback: 1}", "that of stage 0 is 3"),
+        (
+            "{stages: 2, delay: [1, 0], accumulation: 2, error_feedback: 1}",
+            "that of stage 0 is 0.5",
+        ),
+    ],
+)
+def test_error_feedback_needs_delays_of_one_update(settings, found, tmp_path):
+    config = tiny_config(tmp_path, f"pipeline={settings}")
+    with pytest.raises(UserError, match=rf"^pipeline\.error_feedback: .* {found}; set it to 0"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "data").exists()
+
+
+def test_error_feedback_changes_the_losses(tmp_path):
+    for name, coefficient in (("with", 1.0), ("without", 0.0)):
+        pipeline = f"{{stages: 2, delay: 2bw, error_feedback: {coefficient}}}"
+        train(tiny_config(tmp_path, f"pipeline={pipeline}"), tmp_path / name)
+    assert losses(tmp_path / "with")[:2] == losses(tmp_path / "without")[:2]
+    assert losses(tmp_path / "with")[3:] != losses(tmp_path / "without")[3:]
