@@ -182,6 +182,7 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
     """
     with telling(sweep.out):
         sweep.out.mkdir(parents=True, exist_ok=True)
+    sweep = sweep.with_present_folders()
     failures: dict[str, str] = {}
     with closing(launcher), closing(SweepDisplay()) as display:
         # Signals from a terminal, a scheduler, or to a job in the background. They are handled

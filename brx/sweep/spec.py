@@ -227,6 +227,14 @@ class Sweep:
         sweep._check_beyond_grid()
         return sweep
 
+    def with_present_folders(self) -> Sweep:
+        """The sweep, with the folders that another one may have made for its cells since."""
+        cells = [
+            replace(cell, folder=_folder(self.out, cell.config) or cell.folder)
+            for cell in self.cells
+        ]
+        return replace(self, cells=cells)
+
     def _check_beyond_grid(self) -> None:
         """Refuse further values and repetitions that make no run, before the grid is paid for."""
         choose = self.spec.choose
@@ -454,10 +462,14 @@ def _cell(
     config = validate(content, RunConfig, f"{path}: cell {name}")
     if SEED not in varied:
         name += f"-s{config.training.seed}"
-    digest = identity(config)
-    there = sorted(out.glob(f"*--{digest}"))
-    folder = there[0] if there else out / f"{name}--{digest}"
+    folder = _folder(out, config) or out / f"{name}--{identity(config)}"
     return Cell(name, varied, config, folder)
+
+
+def _folder(out: Path, config: RunConfig) -> Path | None:
+    """The folder that a cell has, whatever its name; None if there is none yet."""
+    there = sorted(out.glob(f"*--{identity(config)}"))
+    return there[0] if there else None
 
 
 def _named_apart(cells: Iterable[Cell]) -> list[Cell]:

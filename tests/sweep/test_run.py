@@ -71,6 +71,20 @@ def test_done_cell_of_another_version_is_refused(swept, monkeypatch, refused):
     assert f"trained at trajectory version {TRAJECTORY_VERSION}" in told
 
 
+def test_equal_cells_of_two_sweeps_train_once(tmp_path):
+    sweeps = []
+    for name, grid in (
+        ("by_stages", {"pipeline.stages": [4]}),
+        ("by_rate", {"optimizer.lr": [0.01]}),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "tiny.yaml").write_text(dump_config(tiny_config(tmp_path)))
+        sweeps.append(str(write_sweep(folder, grid=grid, out=str(tmp_path / "cells"))))
+    assert main(["sweep", *sweeps, "--jobs", "1"]) == 0
+    assert len(list((tmp_path / "cells").glob("*--*"))) == 1
+
+
 def test_cell_stopped_early_is_continued(tmp_path):
     path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
     (cell,) = Sweep.load(path).cells
