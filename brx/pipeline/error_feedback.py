@@ -1,5 +1,5 @@
-"""Error feedback under a delay of one update (arXiv:2606.30634): what the last update would have
-been with the gradient that has come since is made up for in the next one.
+"""Error feedback under a delay of one update (arXiv:2606.30634): each update also makes up for the
+error of the one before.
 
 With a delay of one update, the update u(t) is computed from a gradient at w(t - 2), the weights to
 which update t - 1 was added. So u(t) is what update t - 1 should have been, and u(t) - u(t - 1) is
@@ -40,7 +40,7 @@ class ErrorFeedback:
     @torch.no_grad()
     def correct(self, newest: FlatTensors) -> None:
         """After update t: change w(t - 1) + u(t) to w(t), in place."""
-        # From here on, `before` has u(t).
+        # `before` changes from w(t - 1) to u(t).
         torch._foreach_sub_(self._before.buffers, newest.buffers)
         torch._foreach_neg_(self._before.buffers)
         if self._has_last:
