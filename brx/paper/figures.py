@@ -31,8 +31,8 @@ from brx.curvature.oscillation import oscillations_in
 from brx.errors import UserError
 from brx.paper.architectures import RUNS as ARCHITECTURE_RUNS
 from brx.paper.architectures import draw_architectures
-from brx.paper.causes import RUNS as CAUSES_RUNS
-from brx.paper.causes import draw_causes
+from brx.paper.causes.figure import draw_causes
+from brx.paper.causes.study import RUNS as CAUSES_RUNS
 from brx.paper.claims import CLAIMS, fill_claims, judge
 from brx.paper.ladder import fill_ladder
 from brx.paper.leads import draw_leads

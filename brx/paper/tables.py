@@ -19,8 +19,8 @@ from brx.errors import UserError, did_you_mean
 from brx.files import write_text
 from brx.paper.architectures import RUNS as ARCHITECTURE_RUNS
 from brx.paper.architectures import architecture_table, verdict_table
-from brx.paper.causes import RUNS as CAUSES_RUNS
-from brx.paper.causes import prediction_table
+from brx.paper.causes.predictions import prediction_table
+from brx.paper.causes.study import RUNS as CAUSES_RUNS
 from brx.paper.claims import CLAIMS, claim_table, judge, number_text
 from brx.paper.ladder import ladder_table, rate_texts
 from brx.paper.leads import lead_table

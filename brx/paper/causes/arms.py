@@ -1,0 +1,108 @@
+"""The study's arms and delays: their names, and the settings by which runs are recognized."""
+
+from __future__ import annotations
+
+from brx.config.loading import Settings
+from brx.config.schema import PipelineConfig, RunConfig
+from brx.sweep.spec import matches
+
+# Delays, as section 12 names them.
+NONE = "none"
+ONE_UPDATE = "one update"
+EIGHT = "8 stages"
+DEEPEST = "32 stages"
+DELAYED = (ONE_UPDATE, EIGHT, DEEPEST)
+
+THETAS = (0.0, 0.1, 0.3, 1.0, "random")  # angles by which the bases are turned, in radians
+MOMENTA = (0.9, 0.95, 0.99)
+# For each method the setting that is its momentum, and the value that other panels compare.
+MOMENTUM_KEYS = {
+    "pipedream": ("optimizer.beta1", 0.9),
+    "basis-rotation": ("optimizer.beta1", 0.9),
+    "muon": ("optimizer.momentum", 0.95),
+}
+NAMES = {"pipedream": "AdamW", "basis-rotation": "basis rotation", "muon": "Muon"}
+
+
+def turned(theta: float | str) -> str:
+    """The arm of basis rotation in bases turned by an angle."""
+    return f"turned, theta = {theta:g}" if isinstance(theta, float) else "turned, random"
+
+
+def with_momentum(method: str, value: float) -> str:
+    """The arm of a method with a momentum."""
+    return f"{NAMES[method]}, momentum {value:g}"
+
+
+# Arms.
+ADAMW = with_momentum("pipedream", MOMENTUM_KEYS["pipedream"][1])
+MUON = with_momentum("muon", MOMENTUM_KEYS["muon"][1])
+EIGENBASIS = turned(THETAS[0])
+RANDOM = turned(THETAS[-1])
+LION = "Lion"
+ROTATED_LION = "Lion in the eigenbasis"
+SCION = "scion"
+ADAN = "Adan"
+PACI = "PACI"
+ACCUMULATED = "AdamW, accumulated"
+ADAMW_FEEDBACK = "AdamW, error feedback"
+MUON_FEEDBACK = "Muon, error feedback"
+WITH_FEEDBACK = {ADAMW_FEEDBACK: ADAMW, MUON_FEEDBACK: MUON}
+"""Each arm with error feedback, and the same arm without it. Where there is no delay they are the
+same, since there is nothing to correct."""
+# The names of some arms on an axis.
+LABELS = {ADAMW: "AdamW", EIGENBASIS: "Basis rotation", MUON: "Muon", SCION: "Scion"}
+BASES = tuple(turned(theta) for theta in THETAS)
+SAME = (EIGENBASIS, with_momentum("basis-rotation", MOMENTUM_KEYS["basis-rotation"][1]))
+"""Two arms with the same numbers, bit for bit: bases that are turned by 0 are basis rotation's.
+Runs of either serve for both."""
+
+
+def _arms() -> dict[str, Settings]:
+    """The settings by which the runs of each arm are recognized."""
+    study = "brx.methods.causes:"
+    usual: Settings = {
+        "pipeline.accumulation": 1,
+        "pipeline.stash": "exact",
+        "pipeline.error_feedback": 0.0,
+    }
+    corrected: Settings = {"pipeline.error_feedback": 1.0}
+    accumulated: Settings = {"optimizer.method": "pipedream", "pipeline.accumulation": 4}
+    arms: dict[str, Settings] = {}
+    for theta in THETAS:
+        arms[turned(theta)] = {
+            "optimizer.method": f"{study}TurnedRotation",
+            "optimizer.arguments.theta": theta,
+        }
+    for method, (key, _) in MOMENTUM_KEYS.items():
+        for value in MOMENTA:
+            arms[with_momentum(method, value)] = {"optimizer.method": method, key: value, **usual}
+    arms[LION] = {"optimizer.method": "lion"}
+    arms[ROTATED_LION] = {"optimizer.method": f"{study}RotatedLion"}
+    arms[ADAN] = {"optimizer.method": "adan"}
+    arms[PACI] = {**accumulated, "pipeline.stash": "none"}
+    arms[ACCUMULATED] = {**accumulated, "pipeline.stash": "exact"}
+    for arm, without in WITH_FEEDBACK.items():
+        arms[arm] = {**arms[without], **corrected}
+    return arms
+
+
+ARMS = _arms()
+
+
+def arm_of(config: RunConfig) -> str | None:
+    """The arm of a run; None if the run does not belong to the study."""
+    return next((arm for arm, settings in ARMS.items() if matches(config, settings)), None)
+
+
+def delay_of(pipeline: PipelineConfig) -> str | None:
+    """The study's name of a run's delay; None for a delay that the study does not have."""
+    if pipeline.stages == 1:
+        return NONE
+    if pipeline.delay == "2bw":
+        return ONE_UPDATE
+    if getattr(pipeline.delay, "like", None) == 32:
+        return DEEPEST
+    if pipeline.stages == 8 and pipeline.delay == "pipeline":
+        return EIGHT
+    return None

@@ -1,0 +1,259 @@
+"""The figure of the study: a panel per question that has runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+
+from brx.errors import UserError
+from brx.paper import strict
+from brx.paper.causes.arms import (
+    ACCUMULATED,
+    ADAMW,
+    ADAMW_FEEDBACK,
+    ADAN,
+    ARMS,
+    BASES,
+    DEEPEST,
+    DELAYED,
+    EIGENBASIS,
+    LABELS,
+    LION,
+    MOMENTA,
+    MOMENTUM_KEYS,
+    MUON,
+    MUON_FEEDBACK,
+    NAMES,
+    ONE_UPDATE,
+    PACI,
+    RANDOM,
+    ROTATED_LION,
+    SAME,
+    SCION,
+    THETAS,
+    WITH_FEEDBACK,
+    with_momentum,
+)
+from brx.paper.causes.study import SWEEPS, Study
+from brx.plot.style import (
+    Look,
+    draw_points,
+    finish_panel,
+    look_of,
+    new_figure,
+    save,
+    sequence_color,
+)
+
+COST_LABEL = "cost of delay (nats)"
+CAPTION = (
+    "What the delay costs in final validation loss: (a) in bases turned away from the eigenbasis, "
+    "(b) by momentum, (c) by the geometry of the step, (d) with corrections, (e) with error "
+    "feedback. Points: means over seeds; bars: 95 % intervals, from three seeds on; crosses: a "
+    "seed diverged."
+)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel of the figure. It is drawn if the cost of any delay is known for one of `arms`."""
+
+    title: str
+    arms: Sequence[str]
+    draw: Callable[[Study, Axes], None]
+
+    def has_runs(self, study: Study) -> bool:
+        """Whether there is anything to draw."""
+        return any(study.has(arm, delay) for arm, delay in product(self.arms, DELAYED))
+
+
+def draw_causes(folder: Path, path: Path) -> list[Path]:
+    """Draw the panels that have runs; the caption names the others. Gives the files written.
+
+    Args:
+        folder: of the study's runs.
+        path: the figure's path without suffix.
+
+    Raises:
+        UserError: no panel has runs.
+    """
+    study = Study.load(folder)
+    shown = [panel for panel in PANELS if panel.has_runs(study)]
+    left_out = [panel.title for panel in PANELS if panel not in shown]
+    if not shown:
+        raise UserError(
+            f"{folder}: no arm has runs both without delay and with it; make them with brx sweep "
+            f"{SWEEPS}"
+        )
+    columns = min(2, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    with new_figure(width=3.5, height=2.9 * rows, columns=columns) as figure:
+        places = figure.subplots(rows, columns, squeeze=False).ravel()
+        for panel, axes in zip(shown, places, strict=False):
+            panel.draw(study, axes)
+        for axes in places[len(shown) :]:
+            axes.set_axis_off()
+        caption = CAPTION
+        if left_out:
+            caption += f"\nLeft out, for want of runs: {', '.join(left_out)}."
+        details = {"costs": cost_records(study)}
+        return save(figure, path, caption, command="brx plot causes", details=details)
+
+
+def cost_records(study: Study) -> list[dict[str, Any]]:
+    """The known costs of each delay for each arm, by seed."""
+    records = []
+    for arm, delay in product((*ARMS, SCION), DELAYED):
+        if study.has(arm, delay):
+            costs = study.cost(arm, delay)
+            by_seed = {str(seed): round(cost, 4) for seed, cost in costs.items()}
+            records.append({"arm": arm, "delay": delay, "cost by seed": by_seed})
+    return records
+
+
+@dataclass(frozen=True)
+class Point:
+    """An arm's mean cost over seeds, and the ends of its interval.
+
+    With fewer than three seeds both ends are the mean. The mean is infinite if a seed diverged."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, study: Study, arm: str, delay: str) -> Point:
+        """The cost of a delay for an arm; it must be known."""
+        costs = study.cost(arm, delay).dropna()
+        mean = float(costs.mean())
+        if len(costs) < strict.FEWEST_SEEDS or not np.isfinite(costs).all():
+            return cls(mean, mean, mean)
+        interval = strict.interval_of(costs.tolist())
+        return cls(mean, interval.low, interval.high)
+
+
+def _draw_costs(
+    axes: Axes,
+    study: Study,
+    places: Mapping[str, float],  # x of each arm
+    delay: str,
+    look: Look,
+    **style: Any,
+) -> list[float]:
+    """Draw the known costs of some arms; gives their means. Arms that diverged are crosses at the
+    top."""
+    points = {arm: Point.of(study, arm, delay) for arm in places if study.has(arm, delay)}
+    finite = {arm: point for arm, point in points.items() if math.isfinite(point.mean)}
+    lost = [places[arm] for arm in points if arm not in finite]
+    axes.plot(lost, [0.97] * len(lost), "x", color=look.color, transform=axes.get_xaxis_transform())
+    if finite:
+        x = np.array([places[arm] for arm in finite])
+        y = np.array([point.mean for point in finite.values()])
+        low = np.array([point.low for point in finite.values()])
+        high = np.array([point.high for point in finite.values()])
+        draw_points(axes, x, y, (low, high), look, **style)
+    return [point.mean for point in points.values()]
+
+
+def _draw_bases(study: Study, axes: Axes) -> None:
+    """The cost against the angle of the bases, and AdamW at the right end."""
+    places = {arm: float(place) for place, arm in enumerate(BASES)}
+    places[ADAMW] = len(BASES) + 0.2  # apart: it has no basis
+    for index, delay in enumerate(DELAYED):
+        look = Look(f"delay: {delay}", to_hex(sequence_color(index, len(DELAYED))), "o")
+        of_bases = {arm: places[arm] for arm in BASES}
+        _draw_costs(axes, study, of_bases, delay, look, linestyle="-", label=look.label)
+        _draw_costs(axes, study, {ADAMW: places[ADAMW]}, delay, look, fillstyle="none")
+    labels = [f"{theta:g}" if isinstance(theta, float) else theta for theta in THETAS]
+    axes.set_xticks(list(places.values()), [*labels, "AdamW"], fontsize=7)
+    title = "(a) bases turned away"
+    if study.has(EIGENBASIS, DEEPEST) and study.has(RANDOM, DEEPEST):
+        in_eigenbasis = study.cost(EIGENBASIS, DEEPEST).mean()
+        in_random = study.cost(RANDOM, DEEPEST).mean()
+        title += f": {in_eigenbasis:.2f} nats in the eigenbasis,\n{in_random:.2f} in a random basis"
+    finish_panel(axes, "angle theta of the turn (radians)", COST_LABEL, title)
+
+
+def _draw_momenta(study: Study, axes: Axes) -> None:
+    """A line per method and delay: solid at one update, dashed under 32 stages."""
+    styles = {ONE_UPDATE: "-", DEEPEST: "--"}
+    changes = []
+    for method in MOMENTUM_KEYS:
+        look = look_of(method)
+        places = {with_momentum(method, value): float(i) for i, value in enumerate(MOMENTA)}
+        for delay, line in styles.items():
+            label = f"{NAMES[method]}, {delay}"
+            means = _draw_costs(axes, study, places, delay, look, linestyle=line, label=label)
+            if delay == ONE_UPDATE and len(means) == len(MOMENTA):
+                changes.append(f"{NAMES[method]} {means[-1] - means[0]:+.2f}")
+    axes.set_xticks(range(len(MOMENTA)), [f"{value:g}" for value in MOMENTA])
+    title = "(b) momentum"
+    if changes:
+        title += f", 0.9 to 0.99 at one update:\n{', '.join(changes)}"
+    finish_panel(axes, "momentum", COST_LABEL, title, columns=2)
+
+
+def _draw_rows(
+    arms: Sequence[str], question: str, delay: str = DEEPEST
+) -> Callable[[Study, Axes], None]:
+    """A panel with a row per arm for which the cost of the delay is known.
+
+    The arm that loses least is at the top."""
+
+    def draw(study: Study, axes: Axes) -> None:
+        points = {arm: Point.of(study, arm, delay) for arm in arms if study.has(arm, delay)}
+        ordered = sorted(points, key=lambda arm: -points[arm].mean)
+        names = []
+        for place, arm in enumerate(ordered):
+            look = look_of(LOOKS.get(arm, arm))
+            point = points[arm]
+            axes.plot(point.mean, place, look.marker, color=look.color, markersize=5)
+            axes.plot([point.low, point.high], [place, place], color=look.color)
+            diverged = "" if math.isfinite(point.mean) else " (diverged)"
+            names.append(LABELS.get(arm, arm) + diverged)
+        axes.set_yticks(range(len(ordered)), names)
+        axes.set_ylim(-0.5, len(ordered) - 0.5)
+        axes.axvline(0.0, color="black", linewidth=0.5)
+        title = f"{question}, {delay}"
+        if ordered:
+            title += f":\n{names[-1]} loses least"
+        finish_panel(axes, COST_LABEL, "", title)
+
+    return draw
+
+
+# The method whose look an arm has.
+LOOKS = {
+    ADAMW: "pipedream",
+    EIGENBASIS: "basis-rotation",
+    MUON: "muon",
+    ADAMW_FEEDBACK: "pipedream",
+    MUON_FEEDBACK: "muon",
+}
+GEOMETRIES = (ADAMW, LION, ROTATED_LION, MUON, SCION, EIGENBASIS)
+CORRECTIONS = (ADAMW, ADAN, PACI, ACCUMULATED, EIGENBASIS)
+FEEDBACK = (ADAMW, ADAMW_FEEDBACK, MUON, MUON_FEEDBACK)
+
+PANELS = (
+    Panel("bases", BASES, _draw_bases),
+    Panel(
+        "momentum",
+        [arm for arm in ARMS if "momentum" in arm and arm not in (ADAMW, MUON, SAME[1])],
+        _draw_momenta,
+    ),
+    Panel("geometry", [LION, ROTATED_LION, SCION], _draw_rows(GEOMETRIES, "(c) geometry")),
+    Panel("corrections", [ADAN, PACI, ACCUMULATED], _draw_rows(CORRECTIONS, "(d) corrections")),
+    Panel(
+        "error feedback",
+        list(WITH_FEEDBACK),
+        _draw_rows(FEEDBACK, "(e) error feedback", ONE_UPDATE),
+    ),
+)

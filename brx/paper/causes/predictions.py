@@ -1,0 +1,228 @@
+"""The verdicts on the predictions of docs/protocol.md, section 12."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from brx.errors import UserError
+from brx.paper import strict
+from brx.paper.causes.arms import (
+    ADAMW,
+    BASES,
+    DEEPEST,
+    EIGENBASIS,
+    LABELS,
+    LION,
+    MOMENTA,
+    MOMENTUM_KEYS,
+    MUON,
+    NAMES,
+    ONE_UPDATE,
+    RANDOM,
+    ROTATED_LION,
+    WITH_FEEDBACK,
+    with_momentum,
+)
+from brx.paper.causes.study import Study
+
+Outcome = Literal["holds", "refuted", "open", "not tried"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict on a prediction."""
+
+    outcome: Outcome
+    text: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One prediction of section 12. `judge` raises UserError if runs are missing."""
+
+    name: str
+    statement: str
+    judge: Callable[[Study], Finding]
+
+
+def cost_rises_with_the_angle(study: Study) -> Finding:
+    """Whether costs and slowdowns rise along the angles: the rank test, and the ends."""
+    costs = study.costs(BASES, DEEPEST)
+    of_costs = strict.trend(costs)
+    of_slowdowns = strict.trend(study.log_slowdowns(BASES, DEEPEST))
+    ends = costs[RANDOM] - costs[EIGENBASIS]
+    text = (
+        f"cost {_by_arm(costs)}; rank test: chance {of_costs.chance:.2g} (costs), "
+        f"{of_slowdowns.chance:.2g} (slowdowns); random minus eigenbasis {_mean_text(ends)}"
+    )
+    holds = strict.all_of([of_costs.verdict, of_slowdowns.verdict]) == "yes"
+    return Finding(_outcome(holds, len(costs)), text)
+
+
+def random_basis_is_no_better_than_none(study: Study) -> Finding:
+    """Whether the cost in a random basis is within chance of AdamW's."""
+    costs = study.costs([RANDOM, ADAMW], DEEPEST)
+    difference = costs[ADAMW] - costs[RANDOM]
+    holds = strict.direction(difference.tolist()) == "open"
+    text = f"cost {_by_arm(costs)}; AdamW minus random basis {_mean_text(difference)}"
+    return Finding(_outcome(holds, len(costs)), text)
+
+
+def norm_orders_the_costs(study: Study) -> Finding:
+    """Whether costs rise with the norms, by the rank test over the bases and AdamW."""
+    arms = [*BASES, ADAMW]
+    norms = study.norms(arms, DEEPEST)
+    if norms.empty:
+        raise UserError("the Hessian's norms have not been measured at half of the training yet")
+    costs = study.costs(arms, DEEPEST)
+    seeds = norms.index.intersection(costs.index)
+    total = 0
+    for seed in seeds:
+        by_norm = norms.loc[seed].sort_values().index
+        total += strict.kendall_s(costs.loc[seed, by_norm].tolist())
+    chance = strict.chance_of_s(len(arms), len(seeds), total) if len(seeds) else math.nan
+    text = f"norm {_by_arm(norms.loc[seeds])}; rank test: chance {chance:.2g}"
+    return Finding(_outcome(chance <= strict.CHANCE, len(seeds)), text)
+
+
+def momentum_lowers_the_cost(study: Study, method: str) -> Finding:
+    """Whether a method's cost at a delay of one update falls with its momentum, by the rank
+    test."""
+    costs = study.costs([with_momentum(method, value) for value in MOMENTA], ONE_UPDATE)
+    chance = strict.chance_of_rise(-costs) if len(costs) else math.nan
+    text = f"cost {_by_arm(costs)}; rank test: chance {chance:.2g}"
+    return Finding(_outcome(chance <= strict.CHANCE, len(costs)), text)
+
+
+def geometry_is_enough(study: Study) -> Finding:
+    """Whether Lion outside the eigenbasis costs no more than basis rotation, and Muon as much."""
+    costs = study.costs([EIGENBASIS, LION, MUON], DEEPEST)
+    of_lion = costs[LION] - costs[EIGENBASIS]
+    of_muon = costs[MUON] - costs[EIGENBASIS]
+    lion_costs_more = strict.direction(of_lion.tolist()) == "yes"
+    muon_is_within_chance = strict.direction(of_muon.tolist()) == "open"
+    text = (
+        f"cost above basis rotation's: Lion {_mean_text(of_lion)}, Muon {_mean_text(of_muon)} nats"
+    )
+    return Finding(_outcome(muon_is_within_chance and not lion_costs_more, len(costs)), text)
+
+
+def eigenbasis_helps_lion(study: Study) -> Finding:
+    """Whether Lion costs less inside the eigenbasis than outside."""
+    return _costs_less(study, ROTATED_LION, LION, DEEPEST)
+
+
+def muon_costs_less_than_adamw(study: Study) -> Finding:
+    """Whether AdamW's cost at a delay of one update is above Muon's."""
+    return _costs_less(study, MUON, ADAMW, ONE_UPDATE)
+
+
+def _costs_less(study: Study, better: str, worse: str, delay: str) -> Finding:
+    costs = study.costs([better, worse], delay)
+    difference = costs[worse] - costs[better]
+    holds = strict.direction(difference.tolist()) == "yes"
+    text = f"cost {_by_arm(costs)}; {worse} minus {better} {_mean_text(difference)}"
+    return Finding(_outcome(holds, len(costs)), text)
+
+
+def _outcome(holds: bool, num_seeds: int) -> Outcome:
+    """With too few seeds nothing is decided."""
+    if num_seeds < strict.FEWEST_SEEDS:
+        return "open"
+    return "holds" if holds else "refuted"
+
+
+def _by_arm(table: pd.DataFrame) -> str:
+    """The mean of each column."""
+    return ", ".join(f"{mean:.3f} ({arm})" for arm, mean in table.mean().items())
+
+
+def _mean_text(by_seed: pd.Series) -> str:
+    """A mean, with its interval if there are enough seeds for one."""
+    values = by_seed.tolist()
+    if len(values) < strict.FEWEST_SEEDS or not np.isfinite(values).all():
+        return f"{by_seed.mean():+.3f}"
+    interval = strict.interval_of(values)
+    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+
+
+def _of_momentum(method: str) -> Prediction:
+    return Prediction(
+        f"4, {NAMES[method]}",
+        f"with more momentum a delay of one update costs {NAMES[method]} less",
+        lambda study: momentum_lowers_the_cost(study, method),
+    )
+
+
+def _of_error_feedback(arm: str, other: str) -> Prediction:
+    name = LABELS[other]
+    return Prediction(
+        f"7, {name}",
+        f"with error feedback a delay of one update costs {name} less",
+        lambda study: _costs_less(study, arm, other, ONE_UPDATE),
+    )
+
+
+PREDICTIONS = (
+    Prediction(
+        "1",
+        "the further the bases are turned from the eigenbasis, the more the delays of 32 stages "
+        "cost",
+        cost_rises_with_the_angle,
+    ),
+    Prediction(
+        "2",
+        "a random basis is no better than none",
+        random_basis_is_no_better_than_none,
+    ),
+    Prediction(
+        "3",
+        "the larger the Hessian's (1,1)-norm in the coordinates, the more delay costs",
+        norm_orders_the_costs,
+    ),
+    *map(_of_momentum, MOMENTUM_KEYS),
+    Prediction(
+        "5, geometry",
+        "Lion costs no more than basis rotation, and Muon as much as basis rotation",
+        geometry_is_enough,
+    ),
+    Prediction(
+        "5, alignment",
+        "Lion costs less inside the eigenbasis than outside",
+        eigenbasis_helps_lion,
+    ),
+    Prediction(
+        "6",
+        "a delay of one update costs AdamW more than Muon",
+        muon_costs_less_than_adamw,
+    ),
+    *(_of_error_feedback(arm, other) for arm, other in WITH_FEEDBACK.items()),
+)
+
+
+def prediction_table(folder: Path) -> pd.DataFrame:
+    """A row per prediction; all cells are texts. UserError if the folder has no runs of the
+    study."""
+    study = Study.load(folder)
+    rows = []
+    for prediction in PREDICTIONS:
+        try:
+            finding = prediction.judge(study)
+        except UserError as error:
+            finding = Finding("not tried", str(error))
+        rows.append(
+            {
+                "prediction": prediction.name,
+                "statement": prediction.statement,
+                "verdict": finding.outcome,
+                "here": finding.text,
+            }
+        )
+    return pd.DataFrame(rows)

@@ -1,0 +1,157 @@
+"""The runs of the study, and what each delay costs each arm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from brx.curvature.norm_result import SPACES, results_of
+from brx.errors import UserError
+from brx.paper.causes.arms import (
+    ADAMW,
+    DEEPEST,
+    DELAYED,
+    NONE,
+    SAME,
+    SCION,
+    WITH_FEEDBACK,
+    arm_of,
+    delay_of,
+)
+from brx.paper.scales import SCALES, Experiments
+from brx.runs.comparison import common_target, reached_by_seed, shared_seeds, with_diverged
+from brx.runs.experiments import at_best_rates, by_experiment
+from brx.runs.frames import SEED, load, read_run
+
+RUNS = Path("results/causes")
+SWEEPS = "configs/sweeps/causes/*.yaml"
+
+
+class Study:
+    """The runs of the study, by arm and delay."""
+
+    def __init__(self, runs_by_place: Mapping[tuple[str, str], pd.DataFrame]) -> None:
+        self.runs_by_place = dict(runs_by_place)  # rows of `at_best_rates`, diverged ones, too
+
+    @classmethod
+    def load(cls, folder: Path) -> Study:
+        """Read the runs in a folder, and Scion's from the scale `tuned`, where its settings were
+        searched.
+
+        UserError if the folder has no run of the study, or two experiments of one arm and
+        delay."""
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder; make the runs with brx sweep {SWEEPS}")
+        found: dict[tuple[str, str], pd.DataFrame] = {}
+        for seeds in by_experiment(at_best_rates(load([folder]), with_diverged=True)):
+            config = read_run(Path(str(seeds.index[0]))).config
+            arm = arm_of(config)
+            delay = delay_of(config.pipeline)
+            if arm is None or delay is None:
+                continue
+            if (arm, delay) in found:
+                raise UserError(
+                    f"{seeds.index[0]}: of another experiment than {found[arm, delay].index[0]}, "
+                    f"but of the same arm ({arm}, delay: {delay}); move one of them away"
+                )
+            found[arm, delay] = _with_lost(seeds)
+        if not found:
+            raise UserError(f"{folder}: no runs of the study; make them with brx sweep {SWEEPS}")
+        _share_equal_arms(found)
+        return cls({**found, **_scion()})
+
+    def has(self, arm: str, delay: str) -> bool:
+        """Whether the cost of a delay is known."""
+        return (arm, delay) in self.runs_by_place and (arm, NONE) in self.runs_by_place
+
+    def pair(self, arm: str, delay: str) -> list[pd.DataFrame]:
+        """The runs without delay and with it, on the seeds that both have; UserError if either is
+        missing."""
+        for place in ((arm, NONE), (arm, delay)):
+            if place not in self.runs_by_place:
+                raise UserError(f"no runs of {place[0]} yet (delay: {place[1]})")
+        return shared_seeds(self.runs_by_place[arm, NONE], self.runs_by_place[arm, delay])
+
+    def cost(self, arm: str, delay: str) -> pd.Series:
+        """The cost of a delay for an arm, in nats, by seed; infinite if the run diverged with the
+        delay."""
+        without, delayed = (runs.set_index(SEED)["val_loss"] for runs in self.pair(arm, delay))
+        with np.errstate(invalid="ignore"):  # infinity minus infinity: both diverged
+            return delayed - without
+
+    def costs(self, arms: Sequence[str], delay: str) -> pd.DataFrame:
+        """A row per seed that all arms have, a column per arm."""
+        return pd.DataFrame({arm: self.cost(arm, delay) for arm in arms}).dropna()
+
+    def log_slowdowns(self, arms: Sequence[str], delay: str) -> pd.DataFrame:
+        """Logarithms of the slowdowns to one target, the lowest loss that all of these arms reach:
+        a row per seed, a column per arm. Infinite if a run never reaches the target."""
+        pairs = {arm: self.pair(arm, delay) for arm in arms}
+        target = common_target(pd.concat(list(chain.from_iterable(pairs.values()))))
+        logs = {}
+        for arm, pair in pairs.items():
+            without, delayed = (reached_by_seed(runs, target) for runs in pair)
+            by_seed = {}
+            for seed, reached in delayed.items():
+                if without[seed].is_reached:
+                    ratio = reached.iterations / without[seed].iterations
+                    by_seed[seed] = math.log(ratio) if reached.is_reached else math.inf
+            logs[arm] = pd.Series(by_seed)
+        return pd.DataFrame(logs).dropna()
+
+    def norms(self, arms: Sequence[str], delay: str) -> pd.DataFrame:
+        """The Hessian's (1,1)-norm per parameter at half of the training, in each arm's
+        coordinates: a row per seed, a column per arm. AdamW's coordinates are the original
+        ones."""
+        norms: dict[str, dict[int, float]] = {}
+        for arm in arms:
+            space = SPACES[0] if arm == ADAMW else SPACES[1]
+            _, delayed = self.pair(arm, delay)
+            norms[arm] = {}
+            for run, row in delayed[delayed["status"] == "finished"].iterrows():
+                half = int(row["last_iteration"]) // 2
+                measured = results_of(Path(str(run)), (space,), half)
+                if space in measured:
+                    norms[arm][int(row[SEED])] = measured[space].normalized
+        return pd.DataFrame(norms).reindex(columns=list(arms)).dropna()
+
+
+def _share_equal_arms(found: dict[tuple[str, str], pd.DataFrame]) -> None:
+    """Give each arm of `SAME` the runs of the other, where it has none of its own, and those of
+    `WITH_FEEDBACK` the others' runs without delay."""
+    for arm, other in (SAME, SAME[::-1]):
+        for delay in (NONE, *DELAYED):
+            if (other, delay) in found:
+                found.setdefault((arm, delay), found[other, delay])
+    for arm, other in WITH_FEEDBACK.items():
+        if (other, NONE) in found:
+            found[arm, NONE] = found[other, NONE]
+
+
+def _with_lost(seeds: pd.DataFrame) -> pd.DataFrame:
+    """The runs of an experiment, including diverged ones with an infinite loss."""
+    if (seeds["status"] == "finished").any():
+        return with_diverged(seeds)
+    return seeds.assign(train_loss=math.inf, val_loss=math.inf)
+
+
+def _scion() -> dict[tuple[str, str], pd.DataFrame]:
+    """Scion's runs without delay and with the delays of 32 stages, if there are any.
+
+    They belong to the scale `tuned`, for which Scion's learning rates and momentum were
+    searched."""
+    scale = SCALES["tuned"]
+    if not scale.runs.is_dir():
+        return {}
+    experiments = Experiments.load(scale)
+    found = {}
+    for delay, num_stages in ((NONE, 1), (DEEPEST, 32)):
+        seeds = experiments.find(SCION, num_stages)
+        if seeds is not None:
+            found[SCION, delay] = with_diverged(seeds)
+    return found
