@@ -25,6 +25,8 @@ from brx.paper.claims import CLAIMS, claim_table, judge, number_text
 from brx.paper.ladder import ladder_table, rate_texts
 from brx.paper.leads import lead_table
 from brx.paper.measured_evidence import llama_overhead
+from brx.paper.precision import RUNS as PRECISION_RUNS
+from brx.paper.precision import precision_table
 from brx.paper.printed import DEVICES_GB, LLAMAS, SAVED, SLOWDOWNS
 from brx.paper.scales import BASELINES_AND_STRATEGIES, DEEPEST, MAIN, RUN_AT, SCALES, Experiments
 from brx.paper.similarity import RUNS as STUDY_RUNS
@@ -68,6 +70,10 @@ runs yet (docs/protocol.md, section 15)."""
 ARCHITECTURE_VERDICTS_LEGEND = """\
 Strict verdicts (docs/protocol.md, sections 11 and 15). The last row holds if all others do, and
 does not if one of them does not."""
+PRECISION_LEGEND = """\
+Final validation losses in nats, means over seeds. *Harm* is the loss minus fp32's, seed by seed;
+the standard error is that of fp32's mean. A setting passes if it loses at most one standard error
+at both P, with three seeds or more (docs/protocol.md, section 14)."""
 PRECONDITIONED_TABLE = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 Note = Callable[..., None]  # tells the user some lines
 
@@ -397,6 +403,14 @@ TABLES: dict[str, Table] = {
             ARCHITECTURE_RUNS,
             verdict_table,
             ARCHITECTURE_VERDICTS_LEGEND,
+        ),
+        StudyTable(
+            "precision",
+            "",
+            "What basis rotation loses by products in TF32, and by covariances of few gradients",
+            PRECISION_RUNS,
+            precision_table,
+            PRECISION_LEGEND,
         ),
         PaperTable(
             "learning-rates",

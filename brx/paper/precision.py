@@ -1,0 +1,156 @@
+"""Does basis rotation lose anything when its products are rounded as a GPU's TF32 does it, or when
+only the gradients at refreshes enter its covariances? The study of docs/protocol.md, section 14,
+and the rule by which TF32 becomes the default on CUDA, or does not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from brx.config.loading import Settings
+from brx.config.schema import RunConfig
+from brx.errors import UserError
+from brx.paper.scales import ENDS
+from brx.paper.strict import FEWEST_SEEDS
+from brx.runs.frames import SEED, load, read_run
+from brx.sweep.spec import matches
+
+RUNS = Path("results/precision")
+SWEEP = "configs/sweeps/tuned/precision.yaml"
+
+FP32 = "fp32"
+TF32_ROTATIONS = "TF32 rotations"
+TF32_COVARIANCES = "TF32 covariances"
+TF32 = "TF32"
+INTERVAL = "interval"
+
+
+def _arm(rotations: str, covariances: str, gradients: str) -> Settings:
+    return {
+        "optimizer.method": "basis-rotation",
+        "optimizer.rotation_precision": rotations,
+        "optimizer.covariance_precision": covariances,
+        "optimizer.covariance": gradients,
+    }
+
+
+ARMS = {
+    FP32: _arm("highest", "highest", "step"),
+    TF32_ROTATIONS: _arm("tf32", "highest", "step"),
+    TF32_COVARIANCES: _arm("highest", "tf32", "step"),
+    TF32: _arm("tf32", "tf32", "step"),
+    INTERVAL: _arm("highest", "highest", "interval"),
+}
+"""The settings that are compared; everything else is equal in all runs."""
+
+Losses = dict[tuple[str, int], dict[int, float]]
+"""Final validation losses in nats by arm and P, then by seed; infinite where a run diverged."""
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What an arm loses against fp32 at one P."""
+
+    mean: float  # of the loss minus fp32's, over seeds, in nats
+    standard_error: float  # of fp32's mean loss
+    num_seeds: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are too few seeds to judge."""
+        return self.num_seeds < FEWEST_SEEDS
+
+    @property
+    def passes(self) -> bool:
+        """Whether the arm loses at most one standard error."""
+        return self.mean <= self.standard_error
+
+
+def precision_table(folder: Path) -> pd.DataFrame:
+    """A row of texts per arm: its losses and its harm at each P, and whether it passes; in the last
+    row what the rule decides.
+
+    Raises:
+        UserError: the folder has no run of the study, or two with the same settings and seed.
+    """
+    losses = losses_in(folder)
+    rows = [_row(losses, arm) for arm in ARMS]
+    return pd.DataFrame([*rows, {"setting": "the rule", "passes": decision(losses)}]).fillna("")
+
+
+def losses_in(folder: Path) -> Losses:
+    """The final validation losses of the study's runs in a folder; UserError as for
+    `precision_table`."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; make the runs with brx sweep {SWEEP}")
+    losses: Losses = {}
+    for run, row in load(folder).iterrows():
+        arm = arm_of(read_run(Path(str(run))).config)
+        if arm is None or row["depth"] not in ENDS or row["status"] not in ("finished", "diverged"):
+            continue
+        by_seed = losses.setdefault((arm, row["depth"]), {})
+        if row[SEED] in by_seed:
+            raise UserError(f"{run}: a second run of {arm} with seed {row[SEED]}; move one away")
+        by_seed[row[SEED]] = row["val_loss"] if row["status"] == "finished" else math.inf
+    if not losses:
+        raise UserError(f"{folder}: no runs of the study; make them with brx sweep {SWEEP}")
+    return losses
+
+
+def arm_of(config: RunConfig) -> str | None:
+    """The arm of a run; None if the run does not belong to the study."""
+    return next((arm for arm, settings in ARMS.items() if matches(config, settings)), None)
+
+
+def harm(losses: Losses, arm: str, P: int) -> Harm:
+    """What an arm loses at one P, over the seeds that it shares with fp32."""
+    ours, fp32 = losses.get((arm, P), {}), losses.get((FP32, P), {})
+    seeds = sorted(ours.keys() & fp32.keys())
+    if len(seeds) < FEWEST_SEEDS:
+        return Harm(math.nan, math.nan, len(seeds))
+    references = [fp32[seed] for seed in seeds]
+    differences = np.subtract([ours[seed] for seed in seeds], references)
+    standard_error = float(np.std(references, ddof=1)) / math.sqrt(len(seeds))
+    return Harm(float(np.mean(differences)), standard_error, len(seeds))
+
+
+def verdict(losses: Losses, arm: str) -> str:
+    """Whether an arm passes at both P: yes, no, or open."""
+    harms = [harm(losses, arm, P) for P in ENDS]
+    if any(not each.is_open and not each.passes for each in harms):
+        return "no"
+    return "open" if any(each.is_open for each in harms) else "yes"
+
+
+def decision(losses: Losses) -> str:
+    """The default on CUDA that the rule chooses."""
+    undecided = "open: runs are missing"
+    by_arm = {arm: verdict(losses, arm) for arm in (TF32, TF32_ROTATIONS, TF32_COVARIANCES)}
+    # In the rule's order: both, else the rotations, which take more time, else the covariances.
+    for arm, passes in by_arm.items():
+        if passes == "yes":
+            return f"{arm} on CUDA"
+        if passes == "open":
+            return undecided
+    return "fp32 everywhere"
+
+
+def _row(losses: Losses, arm: str) -> dict[str, str]:
+    row = {"setting": arm}
+    for P in ENDS:
+        of_arm = losses.get((arm, P), {})
+        row[f"seeds, P = {P}"] = str(len(of_arm))
+        row[f"loss, P = {P}"] = f"{np.mean(list(of_arm.values())):.4f}" if of_arm else ""
+        row[f"harm, P = {P}"] = "" if arm == FP32 else _text(harm(losses, arm, P))
+    row["passes"] = "" if arm == FP32 else verdict(losses, arm)
+    return row
+
+
+def _text(found: Harm) -> str:
+    if found.is_open:
+        return ""
+    return f"{found.mean:+.4f} (standard error {found.standard_error:.4f})"
