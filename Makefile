@@ -10,11 +10,14 @@ RESULTS := $(if $(filter paper,$(SCALE)),runs/paper,results/$(SCALE))
 demo: setup  ## train the quick preset with and without delay, draw the curves (minutes)
 	$(BIN)/brx demo
 
+# Three at a time on two cores, since some tests wait for processes. A worker that has no tests left takes some of another's.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
+
 test: setup  ## whether a clone works: the tests in five minutes on two quiet cores
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: setup  ## all tests
-	$(BIN)/python -m pytest -n 2
+	$(PYTEST)
 
 # Another processor takes other kernels. These settings, which are read when torch starts, imitate some on an x86 one. The
 # first is how one without AVX-512 computes anyway, in `make test-all`.
