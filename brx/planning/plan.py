@@ -262,7 +262,7 @@ class _Rank:
         kept = optimizer_bytes(config, sizes)
         in_use = _in_use_bytes(config, delay, sizes) if delay.tau else 0
         rings = _Rings.of(config, delay, sizes, self.device_type, math.ceil(self.in_flight))
-        saved = FP32 * num_parameters + rings.predicted + kept.moments + kept.bases
+        saved = FP32 * num_parameters + rings.corrections_saved + kept.moments + kept.bases
         if config.checkpoint.rings:
             saved += rings.slots
         return StageMemory(
@@ -404,11 +404,11 @@ class _Rings:
     """The older weight versions of a stage, in bytes."""
 
     slots: int
-    predicted: int
-    """What weight prediction keeps: the weights before the last update, and for an average their
-    average step. What error feedback keeps, too."""
+    corrections_saved: int
+    """What a checkpoint has of weight prediction and error feedback: an average of the updates, and
+    the last one."""
     on_device: int
-    """With what is predicted."""
+    """With all that these two keep, the weights before an update, too."""
     on_host: int = 0
 
     @classmethod
@@ -421,17 +421,19 @@ class _Rings:
         slot = _in_use_bytes(config, delay, sizes)
         slots = delay.num_slots * slot
         is_average = pipeline.stash == "predict" or pipeline.forecast == "average-update"
-        num_copies = 2 if is_average else int(_forecasts(config))
-        if pipeline.error_feedback:
-            num_copies += 2  # the weights before the update, and the last update
-        predicted = num_copies * FP32 * num_elements(sizes)
+        has_feedback = bool(pipeline.error_feedback)
+        num_saved = int(is_average) + int(has_feedback)
+        # Each keeps the weights before an update as well.
+        num_before = int(is_average or _forecasts(config)) + int(has_feedback)
+        saved = num_saved * FP32 * num_elements(sizes)
+        kept = saved + num_before * FP32 * num_elements(sizes)
         if pipeline.rings == "device":
-            return cls(slots, predicted, slots + predicted)
+            return cls(slots, saved, slots + kept)
         # On the device is the version that is fetched next, and those between their two passes.
         buffers = slot * (1 if in_flight == 1 else in_flight + 1)
         if device_type == "cpu":
-            return cls(slots, predicted, slots + buffers + predicted)
-        return cls(slots, predicted, buffers + predicted, on_host=slots)
+            return cls(slots, saved, slots + buffers + kept)
+        return cls(slots, saved, buffers + kept, on_host=slots)
 
 
 def _in_use_bytes(config: RunConfig, delay: StageDelay, sizes: Sizes) -> int:

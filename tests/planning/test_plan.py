@@ -195,8 +195,18 @@ def batches_of(config):
     return lambda n: (tokens, tokens)
 
 
-def test_checkpoint_copy_is_the_saved_content():
-    config = small("optimizer={method: basis-rotation, frequency: 2}", "model.width=32")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "optimizer={method: basis-rotation, frequency: 2}",
+        "pipeline.stash=predict",
+        "pipeline.forecast=last-update",
+        "pipeline.forecast=average-update",
+        "pipeline={stages: 4, delay: 2bw, error_feedback: 1.0}",
+    ],
+)
+def test_checkpoint_copy_is_the_saved_content(settings):
+    config = small("model.width=32", settings)
     assembly = assemble(config, batches_of(config))
     for _ in assembly.engine.run(1, lambda: 3):
         pass
