@@ -1,5 +1,6 @@
 """README and docs: links lead somewhere, and commands parse."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -111,6 +112,18 @@ def test_a_stale_number_is_found(tmp_path):
         f"{marked}\nLosses of 2.27 and 1.234, 66 % and 31 %.\n\n{marked}\n| a | 17 | 15.7 |\n\n9.87"
     )
     assert [number for _, number in stale_numbers(page)] == ["1.234", "31", "17"]
+
+
+def test_hours_of_the_committed_runs():
+    summaries = sorted((ROOT / "results" / "similar").glob("*/summary.json"))
+    seconds = [json.loads(path.read_text())["training_seconds"] for path in summaries]
+    minutes = pd.Series(seconds) / 60
+    hours = round(minutes.sum() / 60)
+    readme = (ROOT / "README.md").read_text()
+    each = f"{minutes.median():.0f} minutes in the median, {minutes.max():.0f} at most"
+    assert f"{hours} core-hours: {len(minutes)} runs on one core each, {each}" in readme
+    assert f"The {hours} hours were measured" in readme
+    assert f"run all sweeps first: {hours} core-hours" in (ROOT / "docs" / "how-to.md").read_text()
 
 
 @pytest.fixture
