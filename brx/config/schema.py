@@ -849,9 +849,10 @@ class RuntimeConfig(Section):
     """Where to compute; `auto` takes CUDA or else the CPU."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16` runs matrix products under autocast; weights and optimizer state stay in fp32."""
-    compile: bool = False
+    compile: bool | Literal["whole"] = False
     """Compile the Transformer block with torch.compile, and on a GPU the elementwise part of basis
-    rotation's step."""
+    rotation's step. `whole` compiles all stages as one graph instead (one device): small models
+    train faster, and the first iteration takes longer, by the number of blocks."""
     graphs: bool = False
     """Record iterations as CUDA graphs and replay them (CUDA only): both passes are one launch, a
     step of basis rotation another. On several devices it records the steps only."""
@@ -906,6 +907,17 @@ class RunConfig(Section):
             self.pipeline.cut is not None and not self.is_recorded,
             "pipeline.cut: leave it out; only `record` writes it, and brx cuts its own models by"
             " blocks",
+        )
+        compiles_whole = self.runtime.compile == "whole"
+        refuse(
+            compiles_whole and devices > 1,
+            f"runtime.compile: whole needs pipeline.devices 1 (got {devices}); true compiles each"
+            " block, and the trajectory is the same on any number of devices",
+        )
+        refuse(
+            compiles_whole and getattr(self.model, "moe", None) is not None,
+            "runtime.compile: whole takes no mixture of experts (model.moe): experts are not"
+            " compiled; true compiles the rest of each block",
         )
         refuse(
             stages > 1 and isinstance(self.model, LlamaConfig) and self.model.tied,

@@ -142,7 +142,7 @@ class BasisRotationMethod(Method):
             rotation_precision=settings.rotation_precision,
             covariance_precision=settings.covariance_precision,
             as_published=settings.as_published,
-            compiled=self.config.runtime.compile,
+            compiled=bool(self.config.runtime.compile),
         )
 
     def rotated_sides(self, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from torch.profiler import record_function
 
 from brx.errors import DivergedError
 from brx.optim.graphs import Recorder
+from brx.pipeline.chain import Chain
 from brx.pipeline.gradients import Gradients
 from brx.pipeline.graphs import GraphedPasses, PassResults
 from brx.pipeline.schedule import asynchronous_1f1b
@@ -115,14 +116,6 @@ class StepResult:
     """Time of the method's step on all stages of this device."""
 
 
-class _Output(NamedTuple):
-    """Result of a micro-batch's forward pass through this device's stages."""
-
-    stream: Tensor  # (B, S, D)
-    loss: Tensor | None  # mean cross-entropy in nats; on the last device
-    auxiliary_losses: Tensor | None  # per stage with a mixture; None if there is none
-
-
 @dataclass
 class _InFlight:
     """A micro-batch between its forward and its backward pass."""
@@ -156,6 +149,7 @@ class Engine:
             needs a copy of the weights.
         record: records both passes of a micro-batch as a graph, to be replayed (one device only).
             None: they run as they are.
+        compiles_whole: compiles all stages as one graph (one device only).
     """
 
     def __init__(
@@ -171,9 +165,10 @@ class Engine:
         neighbours: Neighbours | None = None,
         takes_update_norms: Callable[[int], bool] = lambda iteration: False,
         record: Recorder | None = None,
+        compiles_whole: bool = False,
     ) -> None:
         assert (neighbours is None) == (num_ranks == 1)
-        assert record is None or num_ranks == 1
+        assert num_ranks == 1 or (record is None and not compiles_whole)
         self.stages = list(stages)
         self.rank = rank
         self.num_ranks = num_ranks
@@ -183,7 +178,9 @@ class Engine:
         self._updater = updater
         self._micro_batch = micro_batch
         self._clip = clip
-        self._autocast = autocast
+        self._chain = Chain([stage.module for stage in stages], stages[0].index, autocast)
+        if compiles_whole:
+            self._chain.compile()
         # None for a single device, which has nothing to exchange.
         self._neighbours = cast(Neighbours, neighbours)
         self._takes_update_norms = takes_update_norms
@@ -251,7 +248,7 @@ class Engine:
                 self._neighbours.activations.post_receive()
         assert x is not None
         self._bind(n)
-        output = self._through_stages(x, targets)
+        output = self._chain(x, targets)
         root = output.stream if output.loss is None else output.loss
         self._in_flight[n] = _InFlight(received, root, output.auxiliary_losses)
         if not self.is_last:
@@ -337,21 +334,6 @@ class Engine:
         """Norm of what the update added to each stage's weights, (stages,)."""
         return torch.stack([get_total_norm(stage.last_update()) for stage in self.stages])
 
-    def _through_stages(
-        self,
-        x: Tensor,  # token ids (B, S) on the first device, else the residual stream (B, S, D)
-        targets: Tensor | None,  # (B, S); only the last device needs them
-    ) -> _Output:
-        auxiliary_losses = []
-        loss = None
-        with self._autocast():
-            for stage in self.stages:
-                with record_function(f"stage {stage.index}"):
-                    x, loss, auxiliary_loss = stage.module(x, targets)
-                if auxiliary_loss is not None:
-                    auxiliary_losses.append(auxiliary_loss)
-        return _Output(x, loss, torch.stack(auxiliary_losses) if auxiliary_losses else None)
-
     # One iteration with both passes as a graph
 
     def _replayed_passes(self, graphed: GraphedPasses, n: int) -> None:
@@ -371,7 +353,7 @@ class Engine:
         targets: Tensor,  # (B, S)
     ) -> PassResults:
         """Both passes of micro-batch n, for which all stages are bound. A graph records this."""
-        output = self._through_stages(inputs, targets)
+        output = self._chain(inputs, targets)
         assert output.loss is not None  # all stages are here
         _differentiate(output.loss, None, output.auxiliary_losses)
         auxiliary_losses = output.auxiliary_losses
@@ -399,7 +381,7 @@ class Engine:
             if not self.is_first:
                 # Messages are all of one size; the last batch may be smaller.
                 x = self._neighbours.activations.receive()[: len(inputs)]
-            output = self._through_stages(x, targets)
+            output = self._chain(x, targets)
             num_examples += len(inputs)
             if output.loss is None:
                 self._neighbours.activations.send(output.stream)
@@ -424,7 +406,7 @@ class Engine:
         M = self._accumulation
         total: list[Tensor] = []
         for n in range((t - 1) * M + 1, t * M + 1):
-            output = self._through_stages(*self._micro_batch(n))
+            output = self._chain(*self._micro_batch(n))
             assert output.loss is not None
             loss = output.loss
             if output.auxiliary_losses is not None:

@@ -139,6 +139,7 @@ def assemble(
         takes_update_norms=takes_update_norms,
         # With several devices, passes wait for messages, which no graph can hold.
         record=record if world.num_ranks == 1 else None,
+        compiles_whole=config.runtime.compile == "whole",
     )
     probe = None
     if config.logging.staleness_every is not None:
@@ -200,9 +201,10 @@ def build_stages(
 
     stages = []
     for index, module in zip(own, modules, strict=True):
-        if config.runtime.compile:
+        if config.runtime.compile is True:
             for block in module.blocks.values():
-                block.compile()
+                # A graph per shape, so that a resumed run computes with the same ones.
+                block.compile(dynamic=False)
         stage = StageVersions(
             module.to(device, dtype),
             index,

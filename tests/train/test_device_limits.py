@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from brx.config.loading import preset_with
 from brx.config.schema import RuntimeConfig
 from brx.errors import RunError, UserError
 from brx.planning.placement import free_memory
@@ -23,6 +24,24 @@ def test_missing_compiler_is_refused(monkeypatch):
 def test_without_compilation_no_compiler_is_needed(monkeypatch):
     monkeypatch.setenv("CXX", "/nonexistent")
     check_compiler(RuntimeConfig(compile=False), CPU)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"pipeline.stages": 4, "pipeline.devices": 2},
+            r"runtime\.compile: whole needs pipeline\.devices 1 \(got 2\)",
+        ),
+        (
+            {"model.moe": {"experts": 2}},
+            r"runtime\.compile: whole takes no mixture of experts",
+        ),
+    ],
+)
+def test_whole_graph_that_cannot_be_is_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        preset_with("laptop", {**settings, "runtime.compile": "whole"})
 
 
 def test_limit_on_address_space_counts(monkeypatch):

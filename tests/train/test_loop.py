@@ -665,29 +665,42 @@ def test_profile_ends_after_five_iterations(ranges):
     assert "0F13" not in ranges
 
 
-@pytest.mark.parametrize("stash", [pytest.param("exact", marks=pytest.mark.slow), "none"])
-def test_compiled_blocks_give_the_same_losses(stash, tmp_path):
-    # In mode `none` the compiled backward pass has to see the overwritten weights as well.
+@pytest.fixture
+def dynamo():
+    """The counters of torch.compile, which begins anew."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    small = [
-        "model.blocks=3",
-        "pipeline.stages=2",
-        f"pipeline.stash={stash}",
-        "training.iterations=8",
-    ]
-    for compile_blocks in ("true", "false"):
-        train(
-            tiny_config(tmp_path, *small, f"runtime.compile={compile_blocks}"),
-            tmp_path / compile_blocks,
-        )
-    compiled, eager = (
-        [step["train_loss"] for step in steps_of(tmp_path / name)] for name in ("true", "false")
-    )
+    return torch._dynamo.utils.counters
+
+
+COMPILED = ("model.blocks=3", "pipeline.stages=2", "training.iterations=8")
+
+
+@pytest.mark.parametrize("what", ["true", "whole"])
+@pytest.mark.parametrize("stash", [pytest.param("exact", marks=pytest.mark.slow), "none"])
+def test_compiled_passes_give_the_same_losses(what, stash, tmp_path, dynamo):
+    # In mode `none` the compiled backward pass has to see the overwritten weights as well.
+    losses = []
+    for compiles in (what, "false"):
+        settings = (*COMPILED, f"pipeline.stash={stash}", f"runtime.compile={compiles}")
+        train(tiny_config(tmp_path, *settings), tmp_path / compiles)
+        losses.append([step["train_loss"] for step in steps_of(tmp_path / compiles)])
+    compiled, eager = losses
     assert compiled == pytest.approx(eager, rel=1e-5)
-    # One for all blocks, with a ring or without: in training, in a validation, and in the smaller
-    # last batch of a validation.
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
+    # One for all blocks, with a ring or without, or one for the whole model: in training, in a
+    # validation, and in the smaller last batch of a validation.
+    assert 1 <= dynamo["stats"]["unique_graphs"] <= 3
+
+
+@pytest.mark.parametrize("what", [pytest.param("true", marks=pytest.mark.slow), "whole"])
+def test_compiled_run_resumes_exactly(what, tmp_path, dynamo):
+    every = ("training.validation_every=2", "training.checkpoint_every=4")
+    config = tiny_config(tmp_path, *COMPILED, *every, f"runtime.compile={what}")
+    train(config, tmp_path / "straight")
+    for stop in (5, None):
+        torch._dynamo.reset()  # as in a new process
+        train(stopping(config, stop), tmp_path / "stopped", resume=True)
+    assert_equal_but_for(tmp_path / "stopped", tmp_path / "straight", 5)
 
 
 LATE = """
