@@ -25,6 +25,7 @@ from brx.methods.groups import (
     stage_groups,
 )
 from brx.methods.method import Method, Stages, adam_options
+from brx.methods.muon import BatchedMuon
 from brx.methods.products import (
     TWO_QR_OPERATIONS,
     Products,
@@ -211,9 +212,7 @@ class Muon(Method):
 
     def matrices(self, groups: list[Group]) -> Optimizer:
         options = {"momentum": self.settings.momentum, "adjust_lr_fn": self.settings.adjust_lr}
-        return torch.optim.Muon(
-            groups, lr=self.lr, weight_decay=self.settings.weight_decay, **options
-        )
+        return BatchedMuon(groups, lr=self.lr, weight_decay=self.settings.weight_decay, **options)
 
     def products(self, shape: tuple[int, ...]) -> Products:
         return newton_schulz_products(shape)
