@@ -126,7 +126,9 @@ class MatrixBatch:
         if self.bad is not None:
             decay = decay.masked_fill(self.bad, 1.0)
         if add_updates is not None:
-            add_updates(weights, by_member, decay, limit)
+            # torch.compile takes a parameter's sizes as fixed, and would compile for each shape.
+            open_sized = [weight.detach() for weight in weights]
+            add_updates(open_sized, by_member, decay, limit)
         else:
             torch._foreach_mul_(weights, decay)
             torch._foreach_add_(weights, by_member)

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from brx.optim import BasisRotation
-from brx.optim.elementwise import Kernels
+from brx.optim.elementwise import Kernels, compiled_kernels
 from brx.optim.gradient_guard import LONGEST_WAIT, BadGradientError
 from tests.optim.helpers import give_gradients, random, train
 
@@ -170,3 +170,19 @@ def test_numbers_on_the_device_take_the_same_step(monkeypatch):
     train(optimizer, series, 11, 31)
     assert {id(kept.lr) for kept in optimizer._numbers._kept} == addresses
     torch.testing.assert_close(series, expected, rtol=0, atol=1e-6)
+
+
+def test_shapes_share_their_compiled_functions(monkeypatch):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setattr("brx.optim.numbers_of_step.ON_DEVICE", ("cpu",))
+    kernels = compiled_kernels(backend="eager")
+    monkeypatch.setattr(BasisRotation, "_kernels", lambda self, batch: kernels)
+    shapes = [(rows, columns) for rows in (4, 6, 8) for columns in (4, 5, 7, 9)]
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes for _ in range(2)]
+    optimizer = BasisRotation(parameters, lr=0.01)
+    for step in (1, 2):
+        give_gradients(parameters, step)
+        optimizer.step()
+    # Of each function one for the first shape, and one with sizes left open.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 6
