@@ -69,8 +69,9 @@ def power_iteration(
     # Gradients' fourth powers would leave fp32's range: in units of a power of two, which rounds
     # nothing. Beyond 2^126 such a power would itself be infinite.
     unit = eigenvalues.amax(dim=-1, keepdim=True).frexp().exponent.clamp_(-126, 126)  # (b, 1)
-    eigenvalues.ldexp_(-unit)
-    product.ldexp_(-unit[:, :, None])
+    scale = torch.ones_like(eigenvalues[:, :1]).ldexp_(-unit)  # (b, 1)
+    eigenvalues.mul_(scale)
+    product.mul_(scale[:, :, None])
     floor = resolution(basis.dtype) * eigenvalues.amax(dim=-1, keepdim=True)
     # From 0 below the floor to 1 above it; 0 where the covariance is zero, whose basis stays.
     squared, squared_floor = eigenvalues.square(), floor.square()
@@ -188,7 +189,11 @@ def _padded(
 ) -> Tensor:
     """The matrices above rows of zeros (b, m + PADDING, m), stored by columns."""
     # LAPACK is slow on columns that lie a power of two apart in memory, as widths of models do.
-    return pad(matrices.mT, (0, PADDING)).mT
+    b, m, _ = matrices.shape
+    padded = matrices.new_empty(b, m, m + PADDING).mT
+    padded[:, :m] = matrices
+    padded[:, m:] = 0
+    return padded
 
 
 def _decompose(
