@@ -849,7 +849,7 @@ class RuntimeConfig(Section):
     """Where to compute; `auto` takes CUDA or else the CPU."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16` runs matrix products under autocast; weights and optimizer state stay in fp32."""
-    compile: bool | Literal["whole"] = False
+    compile: Literal[False, True, "whole"] = False
     """Compile the Transformer block with torch.compile, and on a GPU the elementwise part of basis
     rotation's step. `whole` compiles all stages as one graph instead (one device): small models
     train faster, and the first iteration takes longer, by the number of blocks."""

@@ -33,10 +33,7 @@ def test_without_compilation_no_compiler_is_needed(monkeypatch):
             {"pipeline.stages": 4, "pipeline.devices": 2},
             r"runtime\.compile: whole needs pipeline\.devices 1 \(got 2\)",
         ),
-        (
-            {"model.moe": {"experts": 2}},
-            r"runtime\.compile: whole takes no mixture of experts",
-        ),
+        ({"model.moe": {"experts": 2}}, r"runtime\.compile: whole takes no mixture of experts"),
     ],
 )
 def test_whole_graph_that_cannot_be_is_refused(settings, message):
