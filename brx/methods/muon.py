@@ -16,9 +16,9 @@ from torch import Tensor
 
 from brx.optim.options import Group
 
-LARGEST_BATCH = 2**22
-"""Entries of the matrices in a batch, so that it takes little memory. A larger matrix is a batch by
-itself."""
+LARGEST_BATCH = 2**19
+"""Entries of the matrices in a batch, at most: more outgrow the caches. A larger matrix is a batch
+by itself."""
 
 SMALLEST_SIDE = 17
 """Matrices with a shorter side make no batches. Their products are too small for oneDNN, and may be
