@@ -43,6 +43,8 @@ bench: setup  ## speed, as ratios measured side by side, and operations counted;
 	$(BIN)/python -m benchmarks.distributed
 	$(BIN)/python -m benchmarks.optimizers
 	$(BIN)/python -m benchmarks.small_models
+	$(BIN)/python -m benchmarks.compiled
+	$(BIN)/python -m benchmarks.muon
 	$(BIN)/python -m benchmarks.lab
 	$(BIN)/python -m benchmarks.sharded
 
