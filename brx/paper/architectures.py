@@ -49,7 +49,7 @@ class Study:
     """The runs of both architectures.
 
     Attributes:
-        experiments: by architecture; one that has no folder of runs yet is not in it.
+        experiments: by architecture; one that has no reported runs yet is not in it.
     """
 
     def __init__(self, experiments: Mapping[str, Experiments]) -> None:
@@ -63,15 +63,16 @@ class Study:
             UserError: there are runs of neither.
         """
         folders = {GPT: SCALE_OF[GPT].runs, LLAMA: folder}
-        experiments = {
-            architecture: Experiments.load(SCALE_OF[architecture], place)
-            for architecture, place in folders.items()
-            if place.is_dir()
-        }
+        experiments = {}
+        for architecture, place in folders.items():
+            if place.is_dir():
+                found = Experiments.load(SCALE_OF[architecture], place)
+                if not found.chosen.empty:  # runs for tuning alone report nothing
+                    experiments[architecture] = found
         if not experiments:
             sweeps = " ".join(scale.sweep("main") for scale in SCALE_OF.values())
             raise UserError(
-                f"{folder}: no such folder, and {folders[GPT]} neither; make the runs with brx "
+                f"neither {folder} nor {folders[GPT]} has reported runs yet; make them with brx "
                 f"sweep {sweeps}"
             )
         return cls(experiments)

@@ -155,6 +155,13 @@ def test_no_runs_at_all_are_refused(folders):
         architecture_table(folders[LLAMA])
 
 
+def test_runs_for_tuning_alone_are_refused(folders):
+    settings = {**VARIANTS["muon"], **SETTINGS[LLAMA], "training.for_tuning": True}
+    write_experiment(folders[LLAMA], "laptop", settings, seeds=(100,))
+    with pytest.raises(UserError, match="has reported runs yet"):
+        architecture_table(folders[LLAMA])
+
+
 @pytest.fixture
 def drawn(folders, tmp_path):
     """The files of a figure from Llama's runs alone, without Muon's under delay."""
