@@ -82,10 +82,12 @@ class BatchedMuon(torch.optim.Muon):
 
 
 def makes_batches(device: torch.device) -> bool:
-    """Whether oneDNN multiplies matrices in bf16 there. Then a matrix has the same products alone
-    and in any batch, bit for bit (a test)."""
+    """Whether oneDNN multiplies matrices in bf16 there, with one thread. Then a matrix has the same
+    products alone and in any batch, bit for bit (a test); several threads share out the sums of a
+    large product, and otherwise in a batch."""
     return (
         device.type == "cpu"
+        and torch.get_num_threads() == 1
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
     )

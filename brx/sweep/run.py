@@ -271,11 +271,14 @@ def calibrate(config: RunConfig) -> float | None:
     """Measure the seconds per iteration of a run on this machine, with random tokens.
 
     After `MOST_CALIBRATION_S` it stops at the end of an iteration. Then fewer iterations are
-    measured, and iterations of the warm-up if there are no others.
+    measured, and iterations of the warm-up if there are no others. Nothing is compiled, which would
+    take longer than all that is measured: a compiled run is faster.
 
     Returns:
         None if one iteration would take too long.
     """
+    runtime = config.runtime.model_copy(update={"compile": False})
+    config = config.model_copy(update={"runtime": runtime})
     device, _ = choose_device(config.runtime.device, 0)
     num_parameters, _ = count_parameters(config.model, config.data.vocabulary_size)
     if device.type == "cpu" and num_parameters > LARGEST_ON_CPU:
