@@ -37,7 +37,8 @@ class _Member:
     def kind(self) -> tuple[Any, ...]:
         """What the matrices of a batch have in common."""
         group = self.group
-        return self.parameter.shape, group["ns_coefficients"], group["ns_steps"], group["eps"]
+        coefficients = tuple(group["ns_coefficients"])  # a list, from a file
+        return self.parameter.shape, coefficients, group["ns_steps"], group["eps"]
 
 
 class BatchedMuon(torch.optim.Muon):

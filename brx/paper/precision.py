@@ -120,6 +120,8 @@ def harm(losses: Losses, arm: str, P: int) -> Harm:
 
 def verdict(losses: Losses, arm: str) -> str:
     """Whether an arm passes at both P: yes, no, or open."""
+    if any(math.inf in losses.get((arm, P), {}).values() for P in ENDS):
+        return "no"  # a run diverged
     harms = [harm(losses, arm, P) for P in ENDS]
     if any(not each.is_open and not each.passes for each in harms):
         return "no"

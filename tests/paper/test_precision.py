@@ -70,6 +70,12 @@ def test_harm_without_delay_fails_too():
     assert verdict(losses, TF32) == "no"
 
 
+def test_diverged_run_fails_whatever_the_others():
+    losses = losses_with(TF32=0.0)
+    losses[TF32, 32] = {0: math.inf}
+    assert verdict(losses, TF32) == "no"
+
+
 def test_two_seeds_are_open():
     losses = losses_with(TF32=0.0)
     del losses[TF32, 32][2]
