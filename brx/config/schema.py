@@ -852,7 +852,7 @@ class RuntimeConfig(Section):
     compile: Literal[False, True, "whole"] = False
     """Compile the Transformer block with torch.compile, and on a GPU the elementwise part of basis
     rotation's step. `whole` compiles all stages as one graph instead (one device): small models
-    train faster, and the first iteration takes longer, by the number of blocks."""
+    train faster; the more blocks, the longer it takes to compile."""
     graphs: bool = False
     """Record iterations as CUDA graphs and replay them (CUDA only): both passes are one launch, a
     step of basis rotation another. On several devices it records the steps only."""

@@ -17,7 +17,7 @@ from brx.errors import UserError
 from brx.paper.scales import ENDS
 from brx.paper.strict import FEWEST_SEEDS
 from brx.runs.frames import SEED, load, read_run
-from brx.sweep.spec import matches
+from brx.sweep.spec import first_match
 
 RUNS = Path("results/precision")
 SWEEP = "configs/sweeps/tuned/precision.yaml"
@@ -103,7 +103,7 @@ def losses_in(folder: Path) -> Losses:
 
 def arm_of(config: RunConfig) -> str | None:
     """The arm of a run; None if the run does not belong to the study."""
-    return next((arm for arm, settings in ARMS.items() if matches(config, settings)), None)
+    return first_match(config, ARMS)
 
 
 def harm(losses: Losses, arm: str, P: int) -> Harm:

@@ -310,6 +310,11 @@ def matches(config: RunConfig, condition: Mapping[str, Any]) -> bool:
     return True
 
 
+def first_match(config: RunConfig, conditions: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The name of the first condition that settings fulfil (`matches`); None if there is none."""
+    return next((name for name, wanted in conditions.items() if matches(config, wanted)), None)
+
+
 def value_at(content: Mapping[str, Any], key: str) -> Any:
     """The value at a dotted key of nested settings; None if there is no such key."""
     value: Any = content

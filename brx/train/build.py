@@ -24,7 +24,7 @@ from brx.pipeline.forecasts import FORECAST_RULES
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import World
 from brx.runs.checkpoint import read_stage
-from brx.train.device import autocast
+from brx.train.device import autocast, check_compiler
 from brx.train.staleness import StalenessProbe
 
 # Width, at most, of the model on which a user's own method is tried. Other methods fit any width.
@@ -104,9 +104,10 @@ def assemble(
 
     Raises:
         UserError: the device cannot compute in the configured precision, the devices cannot run the
-            configured delays, or the method's library is missing.
+            configured delays, or the method's library or a compiler is missing.
     """
     device = device or torch.device("cpu")
+    check_compiler(config.runtime, device)
     world = world or World()
     if own is None:
         ranges = partition(config.pipeline.stages, world.num_ranks)

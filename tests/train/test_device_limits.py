@@ -10,6 +10,7 @@ from brx.config.loading import preset_with
 from brx.config.schema import RuntimeConfig
 from brx.errors import RunError, UserError
 from brx.planning.placement import free_memory
+from brx.train.build import assemble
 from brx.train.device import check_compiler, out_of_memory_told
 
 CPU = torch.device("cpu")
@@ -19,6 +20,13 @@ def test_missing_compiler_is_refused(monkeypatch):
     monkeypatch.setenv("CXX", "/nonexistent")
     with pytest.raises(UserError, match="there is no /nonexistent; install it, set CXX"):
         check_compiler(RuntimeConfig(compile=True), CPU)
+
+
+def test_every_engine_needs_its_compiler(monkeypatch):
+    monkeypatch.setenv("CXX", "/nonexistent")
+    config = preset_with("laptop", {"runtime.compile": "whole"})
+    with pytest.raises(UserError, match="there is no /nonexistent"):
+        assemble(config, lambda n: None)
 
 
 def test_without_compilation_no_compiler_is_needed(monkeypatch):

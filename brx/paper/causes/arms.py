@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from brx.config.loading import Settings
 from brx.config.schema import PipelineConfig, RunConfig
-from brx.sweep.spec import matches
+from brx.sweep.spec import first_match
 
 # Delays, as section 12 names them.
 NONE = "none"
@@ -92,7 +92,7 @@ ARMS = _arms()
 
 def arm_of(config: RunConfig) -> str | None:
     """The arm of a run; None if the run does not belong to the study."""
-    return next((arm for arm, settings in ARMS.items() if matches(config, settings)), None)
+    return first_match(config, ARMS)
 
 
 def delay_of(pipeline: PipelineConfig) -> str | None:
