@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from brx.cli.main import main
-from brx.config.loading import dump_config
+from brx.config.loading import dump_config, preset_with
 from brx.environment import brx_command, child_environment
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
@@ -451,3 +451,9 @@ def test_calibration_ends_when_its_time_is_up(tmp_path, monkeypatch):
     monkeypatch.setattr("brx.sweep.run.MOST_CALIBRATION_S", 0.0)
     assert calibrate(Sweep.load(write_sweep(tmp_path)).cells[0].config) > 0.0
     assert asked == [1]
+
+
+def test_estimate_compiles_nothing(monkeypatch):
+    monkeypatch.setenv("CXX", "/nonexistent")
+    settings = {"runtime.compile": "whole", "model.blocks": 2, "pipeline.stages": 2}
+    assert calibrate(preset_with("laptop", settings)) > 0
