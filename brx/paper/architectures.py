@@ -124,7 +124,7 @@ def _row(study: Study, architecture: str, method: str) -> dict[str, str]:
         "method": method,
         "seeds": str(len(costs)) if costs else "",
         **shown,
-        "cost of delay": _mean_with_interval(costs),
+        "cost of delay": strict.mean_text(costs) if costs else "",
         f"{LLAMA}'s minus {GPT}'s": difference,
         "slowdown": _slowdown(study, architecture, method),
         "to run": ", ".join(to_run),
@@ -133,17 +133,6 @@ def _row(study: Study, architecture: str, method: str) -> dict[str, str]:
 
 def _mean(losses: pd.Series) -> str:
     return f"{losses.mean():.3f}"
-
-
-def _mean_with_interval(values: Sequence[float]) -> str:
-    """The mean with its interval by Student's t; without one for fewer than three seeds, or where
-    one diverged."""
-    if not values:
-        return ""
-    if len(values) < strict.FEWEST_SEEDS or not np.isfinite(values).all():
-        return f"{np.mean(values):.3f}"
-    interval = strict.interval_of(values)
-    return f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
 
 
 def _difference_text(of_llama: Sequence[float], of_gpt: Sequence[float]) -> str:

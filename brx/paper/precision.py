@@ -5,6 +5,7 @@ and the rule by which TF32 becomes the default on CUDA, or does not."""
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +17,13 @@ from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.paper.scales import ENDS
 from brx.paper.strict import FEWEST_SEEDS
-from brx.runs.frames import SEED, load, read_run
+from brx.runs.folder import trajectory_of
+from brx.runs.frames import SEED, differences, load, read_run
 from brx.sweep.spec import first_match
 
 RUNS = Path("results/precision")
 SWEEP = "configs/sweeps/tuned/precision.yaml"
+SEEDS = (0, 1, 2)  # of the rule; a run with another seed does not count
 
 FP32 = "fp32"
 TF32_ROTATIONS = "TF32 rotations"
@@ -75,7 +78,8 @@ def precision_table(folder: Path) -> pd.DataFrame:
     row what the rule decides.
 
     Raises:
-        UserError: the folder has no run of the study, or two with the same settings and seed.
+        UserError: the folder has no run of the study, two of the same arm, P and seed, or runs that
+            differ in more than arm, P and seed.
     """
     losses = losses_in(folder)
     rows = [_row(losses, arm) for arm in ARMS]
@@ -87,18 +91,56 @@ def losses_in(folder: Path) -> Losses:
     `precision_table`."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; make the runs with brx sweep {SWEEP}")
-    losses: Losses = {}
-    for run, row in load(folder).iterrows():
-        arm = arm_of(read_run(Path(str(run))).config)
-        if arm is None or row["depth"] not in ENDS or row["status"] not in ("finished", "diverged"):
-            continue
-        by_seed = losses.setdefault((arm, row["depth"]), {})
-        if row[SEED] in by_seed:
-            raise UserError(f"{run}: a second run of {arm} with seed {row[SEED]}; move one away")
-        by_seed[row[SEED]] = row["val_loss"] if row["status"] == "finished" else math.inf
-    if not losses:
+    rows = _rows_of_the_study(load(folder))
+    if rows.empty:
         raise UserError(f"{folder}: no runs of the study; make them with brx sweep {SWEEP}")
+    _check_equal(rows)
+    losses: Losses = {}
+    for run, row in rows.iterrows():
+        arm, P, seed = row["arm"], row["depth"], row[SEED]
+        by_seed = losses.setdefault((arm, P), {})
+        if seed in by_seed:
+            raise UserError(f"{run}: a second run of {arm} with seed {seed}; move one away")
+        by_seed[seed] = row["val_loss"] if row["status"] == "finished" else math.inf
     return losses
+
+
+def _rows_of_the_study(runs: pd.DataFrame) -> pd.DataFrame:
+    """The ended runs that the rule speaks of, with their `arm`."""
+    arms = [arm_of(read_run(Path(str(run))).config) for run in runs.index]
+    runs = runs.assign(arm=arms)
+    has_ended = runs["status"].isin(["finished", "diverged"])
+    is_meant = runs["arm"].notna() & runs["depth"].isin(ENDS) & runs[SEED].isin(SEEDS)
+    return runs[has_ended & is_meant]
+
+
+def _check_equal(rows: pd.DataFrame) -> None:
+    """UserError if runs differ in something else than arm, P and seed."""
+    found = differences(rows)
+    if found:
+        raise UserError(f"{found[0]}; move one of them away")
+    first = rows.index[0]
+    expected = _shared_settings(first)
+    for run in rows.index[1:]:
+        settings = _shared_settings(run)
+        for key, value in settings.items():
+            if value != expected[key]:
+                raise UserError(
+                    f"{run}: {key} is {value}, in {first} {expected[key]}, and the rule compares "
+                    "runs that are equal but for the arm, P and the seed; move one of them away"
+                )
+
+
+def _shared_settings(run: Hashable) -> dict[str, object]:
+    """A run's settings that every run of the study shares, by dotted key."""
+    sections = trajectory_of(read_run(Path(str(run))).config)
+    settings = {
+        f"{section}.{key}": value
+        for section, values in sections.items()
+        for key, value in values.items()
+    }
+    varied = {SEED, "pipeline.stages", "pipeline.delay"}.union(*ARMS.values())
+    return {key: value for key, value in settings.items() if key not in varied}
 
 
 def arm_of(config: RunConfig) -> str | None:

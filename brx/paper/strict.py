@@ -53,6 +53,21 @@ def interval_of(values: Sequence[float], comparisons: int = 1) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def mean_text(values: Sequence[float], sign: Literal["-", "+"] = "-") -> str:
+    """A mean over seeds with its interval: `0.131 [0.120, 0.142]`.
+
+    There is no interval for fewer than three seeds, or where one is infinite.
+
+    Args:
+        values: one or more numbers by seed.
+        sign: `+` shows the sign of positive numbers, too.
+    """
+    if len(values) < FEWEST_SEEDS or not np.isfinite(values).all():
+        return f"{np.mean(values):{sign}.3f}"
+    interval = interval_of(values)
+    return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
+
+
 def welch_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """Welch's t interval of the difference between the means of two independent samples, of two or
     more numbers each."""

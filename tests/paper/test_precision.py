@@ -1,6 +1,7 @@
 """Products in TF32 against fp32, from made-up final losses: harms, and what the rule decides."""
 
 import math
+import shutil
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -131,10 +132,30 @@ def test_other_runs_alone_are_refused(tmp_path):
 
 def test_second_run_of_a_seed_is_refused(tmp_path):
     write_arm(tmp_path, FP32, 32, REFERENCES[:1])
-    other_rate = {**ARMS[FP32], "pipeline.stages": 32, "optimizer.lr": 3e-4}
-    write_experiment(tmp_path, "laptop", other_rate)
+    [run] = tmp_path.iterdir()
+    shutil.copytree(run, tmp_path / "again")
     with pytest.raises(UserError, match="a second run of fp32 with seed 0"):
         precision_table(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer.lr": 3e-4}, "optimizer.lr is .*0.0003"),
+        ({"optimizer.weight_decay": 0.2}, "optimizer.weight_decay is .*0.2"),
+        ({"model.width": 128}, "differ in model"),
+    ],
+)
+def test_runs_of_another_kind_are_refused(settings, message, tmp_path):
+    write_arm(tmp_path, FP32, 32, REFERENCES[:1])
+    write_experiment(tmp_path, "laptop", {**ARMS[TF32], "pipeline.stages": 32, **settings})
+    with pytest.raises(UserError, match=message):
+        precision_table(tmp_path)
+
+
+def test_further_seeds_do_not_count(tmp_path):
+    write_arm(tmp_path, FP32, 32, (*REFERENCES, 1.33))
+    assert losses_in(tmp_path) == {(FP32, 32): dict(enumerate(REFERENCES))}
 
 
 def test_sweep_runs_each_arm_at_both_ends():

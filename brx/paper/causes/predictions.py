@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pandas as pd
 
 from brx.errors import UserError
@@ -60,7 +59,7 @@ def cost_rises_with_the_angle(study: Study) -> Finding:
     ends = costs[RANDOM] - costs[EIGENBASIS]
     text = (
         f"cost {_by_arm(costs)}; rank test: chance {of_costs.chance:.2g} (costs), "
-        f"{of_slowdowns.chance:.2g} (slowdowns); random minus eigenbasis {_mean_text(ends)}"
+        f"{of_slowdowns.chance:.2g} (slowdowns); random minus eigenbasis {_text(ends)}"
     )
     holds = strict.all_of([of_costs.verdict, of_slowdowns.verdict]) == "yes"
     return Finding(_outcome(holds, len(costs)), text)
@@ -71,7 +70,7 @@ def random_basis_is_no_better_than_none(study: Study) -> Finding:
     costs = study.costs([RANDOM, ADAMW], DEEPEST)
     difference = costs[ADAMW] - costs[RANDOM]
     holds = strict.direction(difference.tolist()) == "open"
-    text = f"cost {_by_arm(costs)}; AdamW minus random basis {_mean_text(difference)}"
+    text = f"cost {_by_arm(costs)}; AdamW minus random basis {_text(difference)}"
     return Finding(_outcome(holds, len(costs)), text)
 
 
@@ -108,9 +107,7 @@ def geometry_is_enough(study: Study) -> Finding:
     of_muon = costs[MUON] - costs[EIGENBASIS]
     lion_costs_more = strict.direction(of_lion.tolist()) == "yes"
     muon_is_within_chance = strict.direction(of_muon.tolist()) == "open"
-    text = (
-        f"cost above basis rotation's: Lion {_mean_text(of_lion)}, Muon {_mean_text(of_muon)} nats"
-    )
+    text = f"cost above basis rotation's: Lion {_text(of_lion)}, Muon {_text(of_muon)} nats"
     return Finding(_outcome(muon_is_within_chance and not lion_costs_more, len(costs)), text)
 
 
@@ -128,7 +125,7 @@ def _costs_less(study: Study, better: str, worse: str, delay: str) -> Finding:
     costs = study.costs([better, worse], delay)
     difference = costs[worse] - costs[better]
     holds = strict.direction(difference.tolist()) == "yes"
-    text = f"cost {_by_arm(costs)}; {worse} minus {better} {_mean_text(difference)}"
+    text = f"cost {_by_arm(costs)}; {worse} minus {better} {_text(difference)}"
     return Finding(_outcome(holds, len(costs)), text)
 
 
@@ -144,13 +141,8 @@ def _by_arm(table: pd.DataFrame) -> str:
     return ", ".join(f"{mean:.3f} ({arm})" for arm, mean in table.mean().items())
 
 
-def _mean_text(by_seed: pd.Series) -> str:
-    """A mean, with its interval if there are enough seeds for one."""
-    values = by_seed.tolist()
-    if len(values) < strict.FEWEST_SEEDS or not np.isfinite(values).all():
-        return f"{by_seed.mean():+.3f}"
-    interval = strict.interval_of(values)
-    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+def _text(by_seed: pd.Series) -> str:
+    return strict.mean_text(by_seed.tolist(), sign="+")
 
 
 def _of_momentum(method: str) -> Prediction:
