@@ -24,7 +24,7 @@ from brx.pipeline.forecasts import FORECAST_RULES
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import World
 from brx.runs.checkpoint import read_stage
-from brx.train.device import autocast, check_compiler
+from brx.train.device import autocast, check_compiler, make_room_for_graphs
 from brx.train.staleness import StalenessProbe
 
 # Width, at most, of the model on which a user's own method is tried. Other methods fit any width.
@@ -108,6 +108,7 @@ def assemble(
     """
     device = device or torch.device("cpu")
     check_compiler(config.runtime, device)
+    make_room_for_graphs(config.runtime)
     world = world or World()
     if own is None:
         ranges = partition(config.pipeline.stages, world.num_ranks)

@@ -106,6 +106,15 @@ def check_compiler(runtime: RuntimeConfig, device: torch.device) -> None:
         )
 
 
+def make_room_for_graphs(runtime: RuntimeConfig) -> None:
+    """Let the graphs of earlier runs of this process go.
+
+    torch.compile makes eight graphs of a function, and from then on calls it as it is. A run needs
+    up to three, and the functions are the same in each run."""
+    if runtime.compile:
+        torch.compiler.reset()
+
+
 @contextmanager
 def out_of_memory_told() -> Iterator[None]:
     """Turn the error of a full memory, of the system or the GPU, into one line: a RunError."""

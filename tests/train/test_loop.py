@@ -7,7 +7,8 @@ import re
 import shutil
 import signal
 import time
-from unittest.mock import MagicMock
+from functools import partial
+from unittest.mock import MagicMock, patch
 
 import pytest
 import torch
@@ -701,6 +702,18 @@ def test_compiled_run_resumes_exactly(what, tmp_path, dynamo):
         torch._dynamo.reset()  # as in a new process
         train(stopping(config, stop), tmp_path / "stopped", resume=True)
     assert_equal_but_for(tmp_path / "stopped", tmp_path / "straight", 5)
+
+
+@pytest.mark.parametrize("what", ["true", "whole"])
+def test_graphs_of_earlier_runs_do_not_count(what, tmp_path, dynamo):
+    settings = (*COMPILED, f"runtime.compile={what}")
+    # Graphs that are counted like others, but not turned into kernels, which takes long.
+    quick = patch("torch.compile", partial(torch.compile, backend="eager"))
+    strict = torch._dynamo.config.patch(recompile_limit=3, fail_on_recompile_limit_hit=True)
+    with quick, strict:
+        for width in (16, 32):
+            train(tiny_config(tmp_path, *settings, f"model.width={width}"), tmp_path / str(width))
+    assert dynamo["stats"]["unique_graphs"] > 3
 
 
 LATE = """
