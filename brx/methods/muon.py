@@ -5,6 +5,7 @@ small models that a CPU trains, these take longer than both passes of the model.
 is the same arithmetic in fewer operations.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ class BatchedMuon(torch.optim.Muon):
         """Make an update, as `torch.optim.Muon.step` does."""
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         if not all(makes_batches(parameter.device) for parameter in parameters):
-            return super().step(closure)  # type: ignore[no-untyped-call]
+            # Without the wrapper of torch's, whose hooks the wrapper of this step calls, too.
+            return inspect.unwrap(torch.optim.Muon.step)(self, closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -124,3 +124,15 @@ def test_several_threads_make_no_batches(monkeypatch):
     # They round large products otherwise in a batch.
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert not muon.makes_batches(torch.device("cpu"))
+
+
+def test_hooks_of_a_step_run_once(monkeypatch):
+    monkeypatch.setattr(muon, "makes_batches", lambda device: False)
+    weight = torch.nn.Parameter(torch.ones(20, 20))
+    torch.optim.Muon([weight])  # torch wraps its step now
+    optimizer = BatchedMuon([weight])
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    weight.grad = torch.ones(20, 20)
+    optimizer.step()
+    assert calls == [1]
