@@ -145,8 +145,8 @@ def rank_notes(config: RunConfig, ranks: Sequence[RankMemory]) -> list[str]:
         notes.append("Probe: the tensors that logging.staleness_every keeps.")
     if config.runtime.compile:
         notes.append(
-            "Activations are counted for blocks that are not compiled; compiled ones "
-            "(runtime.compile) keep less."
+            "Activations are counted for a model that is not compiled; a compiled one "
+            "(runtime.compile) keeps less."
         )
     assumed = trial_of(config).assumed
     if assumed is not None:
