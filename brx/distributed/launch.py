@@ -266,7 +266,7 @@ def _cause(ranks: list[_Rank]) -> UserError | RunError | None:
         code = rank.process.returncode
         if code < 0:
             name = signal_name(-code)
-            return RunError(f"rank {rank.number} was killed by {name}; the last checkpoint is kept")
+            return RunError(f"rank {rank.number} was killed by {name}; the checkpoints are kept")
         if not error:
             return RunError(
                 f"rank {rank.number} ended with exit code {code} (its traceback is above)"
@@ -291,14 +291,14 @@ def _blame(ranks: list[_Rank]) -> RunError:
         what = f"rank {aborted[0]} was killed by SIGABRT (its message is above)"
         if running and not lost:
             what += f", as NCCL ends a rank that waits in vain; rank {running[0]} still ran"
-        return RunError(f"{what}; the last checkpoint is kept")
+        return RunError(f"{what}; the checkpoints are kept")
     chosen = next((report for report in lost if report["peer"] in running), lost[0])
     blamed = chosen["peer"]
     # A rank that waited for all others does not know which one it lost: one that still runs.
     if blamed is None and running:
         blamed = running[0]
     who = "a rank" if blamed is None else f"rank {blamed}"
-    return RunError(f"{who} {chosen['problem']}; the last checkpoint is kept")
+    return RunError(f"{who} {chosen['problem']}; the checkpoints are kept")
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:

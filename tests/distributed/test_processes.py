@@ -24,7 +24,7 @@ from brx.runs import checkpoint
 from brx.train.loop import train
 from tests.distributed.worker import equality_configs, work
 from tests.processes import free_port, start, start_brx, start_ranks
-from tests.train.helpers import losses, steps_of, tiny_config, wait_for_lines
+from tests.train.helpers import losses, steps_of, tiny_config, wait_for_lines, wait_until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "slurm" / "train.sbatch"
@@ -176,13 +176,15 @@ def children(process):
     )
 
 
-def running(path, *options, lines=6, devices=3):
-    """Start or resume a run; gives the launcher and its ranks once there are new lines of
-    metrics."""
+def running(path, *options, lines=6, devices=3, is_saved=False):
+    """Start or resume a run; gives the launcher and its ranks once there are new lines of metrics,
+    and a checkpoint, if `is_saved`."""
     metrics = path.parent / "run" / "metrics.jsonl"
     before = metrics.read_text().count("\n") if metrics.exists() else 0
     process = command(path, path.parent, devices, "--resume", *options)
     wait_for_lines(metrics, before + lines, process)
+    if is_saved:
+        wait_until(lambda: checkpoint.list_checkpoints(metrics.parent), process)
     ranks = children(process)
     assert len(ranks) == (devices if devices > 1 else 0)
     return process, ranks
@@ -229,7 +231,7 @@ class Lost:
 @pytest.fixture(scope="module")
 def lost_rank(tmp_path_factory):
     path = write_long(tmp_path_factory.mktemp("lost"))
-    process, ranks = running(path, lines=12)
+    process, ranks = running(path, is_saved=True)
     listened = set().union(*map(listening, ranks))
     os.kill(ranks[2], signal.SIGKILL)
     told = finish(process, 1)
@@ -239,7 +241,7 @@ def lost_rank(tmp_path_factory):
 
 @has_proc
 def test_killed_rank_is_named(lost_rank):
-    assert lost_rank.told == "brx: rank 2 was killed by SIGKILL; the last checkpoint is kept"
+    assert lost_rank.told == "brx: rank 2 was killed by SIGKILL; the checkpoints are kept"
 
 
 @has_proc
@@ -268,10 +270,10 @@ def test_ranks_listen_on_the_loopback_interface_alone(lost_rank):
 )
 def test_lost_rank_ends_the_run(rank, number, expected, long_config):
     timeout_s = 5 if number == signal.SIGSTOP else 300
-    # After twelve lines the first checkpoint is in its place.
-    process, ranks = running(long_config, "--set", f"pipeline.timeout_s={timeout_s}", lines=12)
+    timeout = f"pipeline.timeout_s={timeout_s}"
+    process, ranks = running(long_config, "--set", timeout, is_saved=True)
     os.kill(ranks[rank], number)
-    assert finish(process, 1) == f"brx: rank {rank} {expected}; the last checkpoint is kept"
+    assert finish(process, 1) == f"brx: rank {rank} {expected}; the checkpoints are kept"
     assert gone(ranks)
     assert checkpoint.list_checkpoints(long_config.parent / "run")
 

@@ -79,10 +79,13 @@ def files_of_at_most(size):
 
 def wait_for_lines(path, number, process, timeout=300):
     """Wait until a file has at least `number` lines."""
+    wait_until(lambda: path.exists() and path.read_text().count("\n") >= number, process, timeout)
+
+
+def wait_until(is_so, process, timeout=300):
+    """Wait until a condition holds, while a process runs."""
     end = time.monotonic() + timeout
-    while time.monotonic() < end:
-        if path.exists() and path.read_text().count("\n") >= number:
-            return
+    while not is_so():
         assert process.poll() is None, process.errors()
+        assert time.monotonic() < end, "it took too long"
         time.sleep(0.01)
-    raise AssertionError(f"{path} did not reach {number} lines")
