@@ -122,11 +122,10 @@ def _check_equal(rows: pd.DataFrame) -> None:
     first = rows.index[0]
     expected = _shared_settings(first)
     for run in rows.index[1:]:
-        settings = _shared_settings(run)
-        for key, value in settings.items():
-            if value != expected[key]:
+        for key, value in _shared_settings(run).items():
+            if value != expected.get(key):
                 raise UserError(
-                    f"{run}: {key} is {value}, in {first} {expected[key]}, and the rule compares "
+                    f"{run}: {key} is {value}, in {first} {expected.get(key)}, and the rule compares "
                     "runs that are equal but for the arm, P and the seed; move one of them away"
                 )
 
