@@ -123,10 +123,11 @@ def _check_equal(rows: pd.DataFrame) -> None:
     expected = _shared_settings(first)
     for run in rows.index[1:]:
         for key, value in _shared_settings(run).items():
-            if value != expected.get(key):
+            wanted = expected.get(key)
+            if value != wanted:
                 raise UserError(
-                    f"{run}: {key} is {value}, in {first} {expected.get(key)}, and the rule compares "
-                    "runs that are equal but for the arm, P and the seed; move one of them away"
+                    f"{run}: {key} is {value}, in {first} {wanted}, and the rule compares runs "
+                    "that are equal but for the arm, P and the seed; move one of them away"
                 )
 
 
