@@ -23,6 +23,7 @@ from rich.text import Text
 
 from brx.config.schema import CustomConfig, RunConfig
 from brx.config.user_code import allowed
+from brx.data.prepare import PreparedData, prepare
 from brx.environment import stop_signals
 from brx.errors import UserError
 from brx.files import write_text
@@ -33,9 +34,18 @@ from brx.runs.folder import RunFolder, telling
 from brx.runs.formats import format_table
 from brx.sweep.choice import SCORE, choice_table, choices_and_repetitions, tried_cells
 from brx.sweep.launchers import Launcher, LocalLauncher, RayLauncher
-from brx.sweep.spec import FAILURE, Cell, State, Sweep, iterations_done, state_of
+from brx.sweep.spec import (
+    FAILURE,
+    Cell,
+    State,
+    Sweep,
+    check_same_run,
+    iterations_done,
+    state_of,
+)
 from brx.train.build import assemble, check_method
 from brx.train.device import choose_device, set_up
+from brx.train.loop import check_enough_data
 
 POLL_S = 0.5  # between two looks at the cells
 REFRESH_S = 2.0  # between two drawings of the live table
@@ -178,6 +188,7 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         False if a cell failed.
 
     Raises:
+        UserError, RunError: `_prepare_data` does; no cell has started then.
         KeyboardInterrupt: after every running cell has saved; the same call continues.
     """
     with telling(sweep.out):
@@ -189,6 +200,7 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         # after the launcher was made: Ray has a handler of its own.
         for stop in stop_signals():
             signal.signal(stop, signal.default_int_handler)
+        _prepare_data(sweep, retry_failed=retry_failed)
         cells: list[Cell] = []
         while len(tried := tried_cells(sweep)) > len(cells):
             new = tried[len(cells) :]
@@ -208,6 +220,32 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         return False
     print(f"{sweep.path}: all {len(cells) + len(repetitions)} cells are done, in {sweep.out}")
     return True
+
+
+def _prepare_data(sweep: Sweep, *, retry_failed: bool) -> None:
+    """Make the token files of all cells that have not begun, before the first cell starts.
+
+    Otherwise every cell would find out for itself that its data cannot be had, or do not suffice.
+    A cell that was interrupted has had its data, and may go on without their source.
+
+    Raises:
+        UserError: a source or a token file is not as a cell says, or too small for it; or a
+            cell's folder holds another run.
+        RunError: the disk or the network failed.
+    """
+    begin = {State.WAITING}
+    if retry_failed:
+        begin.add(State.FAILED)
+    cells = [cell for cell in sweep.cells if state_of(cell) in begin]
+    for cell in cells:
+        check_same_run(cell)  # at once; to prepare data may take hours
+    prepared: dict[str, PreparedData] = {}
+    for cell in cells:
+        section = cell.config.data
+        key = section.model_dump_json()
+        if key not in prepared:
+            prepared[key] = prepare(section)
+        check_enough_data(cell.config, prepared[key])
 
 
 def remaining_seconds(

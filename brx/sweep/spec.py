@@ -527,7 +527,7 @@ def state_of(cell: Cell) -> State:
     # is to be done.
     has_all_iterations = summary.get("iteration", 0) >= cell.config.training.last_iteration
     if summary.get("status") == "finished" and has_all_iterations:
-        _check_same_run(cell)
+        check_same_run(cell)
         check_trajectory_version(summary, cell.folder, cell.config.optimizer.method)
         return State.DONE
     if is_locked(cell.folder):
@@ -559,9 +559,8 @@ def prepare_folder(cell: Cell) -> None:
     """
     cell.folder.mkdir(parents=True, exist_ok=True)
     (cell.folder / FAILURE).unlink(missing_ok=True)
+    check_same_run(cell)
     path = RunFolder(cell.folder).config
-    if path.exists():
-        _check_same_run(cell)
     # Also for a run that is continued: it may have been told to stop earlier than the sweep asks.
     write_text(path, dump_config(cell.config))
 
@@ -600,9 +599,11 @@ def _last_message(log: Path) -> str:
     return lines[-1] if lines else ""
 
 
-def _check_same_run(cell: Cell) -> None:
-    """UserError if the run in the cell's folder has other settings than the cell."""
+def check_same_run(cell: Cell) -> None:
+    """UserError if there is a run in the cell's folder with other settings than the cell."""
     config = RunFolder(cell.folder).config
+    if not config.exists():
+        return
     if trajectory_of(load_config(config)) != trajectory_of(cell.config):
         raise UserError(
             f"{config}: differs from what the sweep asks for, in a default of brx; move the folder "

@@ -528,12 +528,7 @@ class Trainer:
         if self.is_writer:
             self.world.barrier(patient=True)
         agree(self.world, {"fingerprint of the data": data.fingerprint})
-        check_budget(self.config, data.train.num_tokens)
-        check_validation_examples(
-            data.validation,
-            self.config.model.sequence_length,
-            self.config.training.validation_examples,
-        )
+        check_enough_data(self.config, data)
         return data
 
     def _stage_ranges(self) -> list[range]:
@@ -545,6 +540,14 @@ class Trainer:
             costs = measure_stage_costs(self.config, self.device) if self.is_writer else []
             ranges = assign(self.world.broadcast(costs), self.world.num_ranks)
         return ranges
+
+
+def check_enough_data(config: RunConfig, data: PreparedData) -> None:
+    """UserError if the token files do not suffice for the run."""
+    check_budget(config, data.train.num_tokens)
+    check_validation_examples(
+        data.validation, config.model.sequence_length, config.training.validation_examples
+    )
 
 
 def check_budget(config: RunConfig, num_tokens: int) -> None:

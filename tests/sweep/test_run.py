@@ -14,6 +14,7 @@ import pytest
 
 from brx.cli.main import main
 from brx.config.loading import dump_config, preset_with
+from brx.data.prepare import prepare
 from brx.environment import brx_command, child_environment
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
@@ -117,6 +118,29 @@ def test_failed_cell_is_recorded(tmp_path, capsys):
     failed = Sweep.load(path).cells[0].folder / "failed.txt"
     assert "lower optimizer.lr" in failed.read_text()
     assert "failed cell" in capsys.readouterr().out
+
+
+def test_data_that_cannot_be_had_are_refused_once(tmp_path, refused):
+    path = write_sweep(tmp_path, set={"data.source": str(tmp_path / "nothing.txt")})
+    assert "data.source: " in refused("sweep", path, "--jobs", "1")
+    assert not list(tmp_path.glob("cells/*--*"))
+
+
+def test_data_that_do_not_suffice_are_refused_once(tmp_path, refused):
+    path = write_sweep(tmp_path, set={"data.max_epochs": 0.001})
+    prepare(Sweep.load(path).cells[0].config.data, quiet=True)
+    assert "allow it with data.max_epochs" in refused("sweep", path, "--jobs", "1")
+    assert not list(tmp_path.glob("cells/*--*"))
+
+
+def test_interrupted_cell_goes_on_without_the_text(tmp_path):
+    path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
+    (cell,) = Sweep.load(path).cells
+    stopped = cell.config.training.model_copy(update={"stop_after": 10})
+    train(cell.config.model_copy(update={"training": stopped}), cell.folder)
+    (tmp_path / "text.txt").unlink()
+    assert main(["sweep", str(path), "--jobs", "1"]) == 0
+    assert states(path) == [State.DONE]
 
 
 @pytest.fixture
