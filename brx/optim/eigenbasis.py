@@ -286,9 +286,9 @@ def _product_with_upper(
 
 
 def _blocks(size: int) -> list[tuple[int, int]]:
-    """The bounds of `NUM_BLOCKS` blocks of columns."""
+    """The bounds of `NUM_BLOCKS` blocks of columns, or of as many as there are columns."""
     bounds = [size * number // NUM_BLOCKS for number in range(NUM_BLOCKS + 1)]
-    return list(pairwise(bounds))
+    return [(start, stop) for start, stop in pairwise(bounds) if start < stop]
 
 
 def select_columns(

@@ -6,6 +6,7 @@ from torch import nn
 from torch.func import functional_call
 
 from brx import delayed
+from brx.optim.dtensor import is_sharded
 
 LAST = 3  # the last of four stages
 
@@ -44,7 +45,10 @@ def sgd(parameters, lr=0.3):
 
 
 def flat(model):
-    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+    """All weights; sharded ones are gathered."""
+    weights = [weight.detach() for weight in model.parameters()]
+    whole = [weight.full_tensor() if is_sharded(weight) else weight for weight in weights]
+    return torch.cat([weight.flatten() for weight in whole])
 
 
 class Naive:

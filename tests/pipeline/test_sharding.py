@@ -14,7 +14,17 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from brx import delayed
 from brx.errors import UserError
-from tests.pipeline.loops import assert_same, batch, loss_of, make, plain_loss, sgd, simulate, train
+from tests.pipeline.loops import (
+    assert_same,
+    batch,
+    flat,
+    loss_of,
+    make,
+    plain_loss,
+    sgd,
+    simulate,
+    train,
+)
 from tests.processes import start
 
 
@@ -24,11 +34,6 @@ def alone(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-
-
-def whole(model):
-    """All weights, gathered."""
-    return torch.cat([weight.detach().full_tensor().flatten() for weight in model.parameters()])
 
 
 def fsdp2(model, **settings):
@@ -72,7 +77,7 @@ def newest_in_between(model, x):
 def test_fsdp2(loss, settings):
     model = fsdp2(make(), **settings)
     train(model, loss=loss)
-    assert_same(whole(model), simulate())
+    assert_same(flat(model), simulate())
 
 
 @pytest.mark.usefixtures("alone")
@@ -86,7 +91,7 @@ def test_fsdp2_shows_its_order_of_use():
 def test_tensor_parallel():
     model = tensor_parallel(make())
     train(model)
-    assert_same(whole(model), simulate())
+    assert_same(flat(model), simulate())
 
 
 @pytest.mark.usefixtures("alone")
@@ -145,7 +150,7 @@ def test_fsdp2_in_lower_precision():
     lower = MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=torch.float64)
     model = fsdp2(make(), mp_policy=lower)
     train(model)
-    assert_same(whole(model), simulate(), tolerance=1e-5)
+    assert_same(flat(model), simulate(), tolerance=1e-5)
 
 
 KINDS = {
@@ -170,7 +175,7 @@ def train_one_of_two(rank, folder, kind):
         return newest_in_between(call, x)
 
     train(model, loss=part)
-    found = gathered(model) if kind.startswith("fsdp1") else whole(model)
+    found = gathered(model) if kind.startswith("fsdp1") else flat(model)
     if rank == 0:
         torch.save(found, folder / "found.pt")
     dist.destroy_process_group()
