@@ -123,7 +123,6 @@ def test_hours_of_the_committed_runs():
     each = f"{minutes.median():.0f} minutes in the median, {minutes.max():.0f} at most"
     assert f"{hours} core-hours: {len(minutes)} runs on one core each, {each}" in readme
     assert f"The {hours} hours were measured" in readme
-    assert f"run all sweeps first: {hours} core-hours" in (ROOT / "docs" / "how-to.md").read_text()
 
 
 @pytest.fixture

@@ -420,7 +420,7 @@ class PipelineConfig(Section):
     devices: int = Field(1, ge=1)
     """R, the number of processes (one device each); the trajectory does not depend on it."""
     balance: Literal["count", "time"] = "count"
-    """Share stages among devices by number of blocks, or by measured time."""
+    """Share stages among devices by their number, or by measured time."""
     recompute: bool = False
     """Recompute each block's activations in the backward pass instead of keeping them."""
     rings: Literal["device", "host"] = "device"

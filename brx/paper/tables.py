@@ -383,7 +383,7 @@ TABLES: dict[str, Table] = {
         StudyTable(
             "causes",
             "",
-            "What makes an optimizer stand delay: six predictions, and what the runs say",
+            "What makes an optimizer stand delay: seven predictions, and what the runs say",
             CAUSES_RUNS,
             prediction_table,
             CAUSES_LEGEND,

@@ -1,4 +1,4 @@
-"""Which device carries which stages, as planned: by number of blocks, or by time
+"""Which device carries which stages, as planned: by their number, or by time
 (`pipeline.balance`)."""
 
 from collections.abc import Iterator, Sequence
