@@ -56,7 +56,8 @@ from .summary import Summary
 from .take_over import has_bases, state_from
 
 # Arguments of the constructor that are not options of a group.
-NO_OPTIONS = ("self", "__class__", "params", "model", "rest_lr", "compiled")
+OF_ALL_GROUPS = ("model", "rest_lr", "compiled")
+NO_OPTIONS = ("self", "__class__", "params", *OF_ALL_GROUPS)
 
 
 @dataclass
@@ -528,6 +529,12 @@ class BasisRotation(Optimizer):
         changed then.
         """
         num_before = len(self.param_groups)
+        for name in OF_ALL_GROUPS:
+            if name in param_group:
+                hint = "; a group has rest_factor = rest_lr / lr" if name == "rest_lr" else ""
+                raise ValueError(
+                    f"Invalid {name} in a group: it is an argument for all groups{hint}"
+                )
         group = dict(param_group)
         is_rest = not group.get("rotate", self.defaults["rotate"])
         if is_rest and self._rest_lr is not None:

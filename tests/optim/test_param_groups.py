@@ -312,6 +312,13 @@ def test_rest_rate_without_a_rate_is_refused():
         BasisRotation([nn.Parameter(torch.ones(2, 2))], lr=0.0, rest_lr=0.1)
 
 
+@pytest.mark.parametrize("name", ["rest_lr", "compiled", "model"])
+def test_arguments_for_all_groups_are_refused_in_one(name):
+    matrix = nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(ValueError, match=f"Invalid {name} in a group: it is an argument for all"):
+        BasisRotation([{"params": [matrix], name: 0.1}])
+
+
 def test_module_decides_as_param_groups_does():
     for model in (nano_gpt("", 50), vision_transformer(), LAYERS):
         by_module = BasisRotation(model).summary()
