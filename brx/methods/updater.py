@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from brx.config.schema import CustomConfig, RunConfig, TrainingConfig
 from brx.errors import DivergedError, RunError, UserError
@@ -219,6 +220,28 @@ class MethodUpdater:
                     if name in entry["state"]:
                         packed["state"][number] = entry["state"][name]
             optimizer.load_state_dict(packed)
+            for group in optimizer.param_groups:
+                saved = states[group["stage"]]["optimizer"][index]["state"]
+                for name, parameter in zip(group["param_names"], group["params"], strict=True):
+                    own = optimizer.state[parameter] if name in saved else {}
+                    for key in own.keys() & saved.get(name, {}).keys():
+                        own[key] = _with_saved_types(own[key], saved[name][key])
+
+
+def _with_saved_types(loaded: Any, saved: Any) -> Any:
+    """What an optimizer has loaded, with every tensor in the data type in which it was saved.
+
+    torch turns all tensors but `step` into the parameter's type: an index would become a float, and
+    a float64 average would be rounded.
+    """
+    leaves, structure = tree_flatten(loaded)
+    saved_leaves, saved_structure = tree_flatten(saved)
+    if structure != saved_structure:  # the optimizer keeps it in another form
+        return loaded
+    for index, (leaf, as_saved) in enumerate(zip(leaves, saved_leaves, strict=True)):
+        if isinstance(leaf, Tensor) and leaf.dtype != as_saved.dtype:
+            leaves[index] = as_saved.to(leaf.device)
+    return tree_unflatten(leaves, structure)
 
 
 def _check_forecast(config: RunConfig) -> None:

@@ -178,6 +178,36 @@ def test_checkpoints_without_rings_are_smaller(tmp_path):
     assert sizes["false"] < 0.7 * sizes["true"]
 
 
+class RowByRow(torch.optim.Optimizer):
+    """Momentum in float64, which reaches one row of a weight at a time; the row is an index."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state["momentum"] = torch.zeros_like(weight, dtype=torch.float64)
+                    state["visits"] = [torch.tensor(0), torch.zeros(len(weight), dtype=torch.bool)]
+                row, is_seen = state["visits"]
+                state["momentum"].lerp_(weight.grad.double(), 0.1)
+                weight[row] -= group["lr"] * state["momentum"][row].to(weight.dtype)
+                is_seen[row] = True
+                row += 1
+                row %= len(weight)
+
+
+def test_state_of_an_optimizer_keeps_its_data_types(tmp_path):
+    method = f"optimizer={{method: '{__name__}:RowByRow', lr: 0.1}}"
+    train(tiny_config(tmp_path, method), tmp_path / "straight")
+    train(tiny_config(tmp_path, method, "training.stop_after=12"), tmp_path / "run")
+    train(tiny_config(tmp_path, method), tmp_path / "run", resume=True)
+    assert steps_of(tmp_path / "run") == steps_of(tmp_path / "straight")
+
+
 @pytest.fixture
 def resumed(tmp_path):
     """A run without rings in its checkpoints, stopped after 12 and resumed."""
