@@ -374,18 +374,19 @@ def hold(folder: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def lock(folder: Path, *, patience_s: float = 0.0) -> Iterator[int | None]:
+def lock(folder: Path, *, patience_s: float = 0.0, name: str = LOCK) -> Iterator[int | None]:
     """Take the lock of a run's folder, which is made if there is none.
 
     Args:
         folder: the run's folder.
         patience_s: how long to try, in seconds.
+        name: of the lock's file. By another one than a run's, other things are locked.
 
     Gives:
         The lock's descriptor; None if another process has the lock.
     """
     deadline = time.monotonic() + patience_s
-    while (descriptor := _take(folder)) is None and time.monotonic() < deadline:
+    while (descriptor := _take(folder / name)) is None and time.monotonic() < deadline:
         time.sleep(POLL_S)
     try:
         yield descriptor
@@ -421,13 +422,13 @@ def _handed_down(folder: Path) -> int | None:
     return None
 
 
-def _take(folder: Path) -> int | None:
+def _take(file: Path) -> int | None:
     """Try once to take the lock: its descriptor, or None if another process has it."""
-    with telling(folder / LOCK):
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    with telling(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     # `hold` of another process may have removed the file before we locked it.
-    if _try(descriptor, folder) and os.fstat(descriptor).st_nlink > 0:
+    if _try(descriptor, file.parent) and os.fstat(descriptor).st_nlink > 0:
         _sign(descriptor)
         return descriptor
     os.close(descriptor)

@@ -83,14 +83,14 @@ def _beyond(sweep: Sweep, cells: Sequence[Cell]) -> list[Cell]:
     unfinished = [cell for cell in cells if state_of(cell) not in (State.DONE, State.FAILED)]
     waiting = {_group(cell, rule) for cell in unfinished}
     scored = choose(cells, rule)
-    tried_folders = {cell.folder for cell in cells}  # a cell that failed is not tried twice
+    known = {cell.identity for cell in cells}  # a cell that failed is not tried twice
     more: list[Cell] = []
     for best in _best_cells(cells, scored, rule):
         if _group(best, rule) in waiting or not math.isfinite(score(best)):
             continue
         for settings in _neighbours(best, scored, rule):
             neighbours = sweep.varied_further((best, changed) for changed in settings)
-            untried = [cell for cell in neighbours if cell.folder not in tried_folders]
+            untried = [cell for cell in neighbours if cell.identity not in known]
             if untried:
                 more += untried
                 break

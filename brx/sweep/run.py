@@ -41,7 +41,9 @@ from brx.sweep.spec import (
     Sweep,
     check_same_run,
     iterations_done,
+    placed,
     state_of,
+    with_present_folders,
 )
 from brx.train.build import assemble, check_method
 from brx.train.device import choose_device, set_up
@@ -206,6 +208,8 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
             new = tried[len(cells) :]
             cells = tried
             failures |= _run_cells(new, launcher, display, retry_failed)
+            sweep = sweep.with_present_folders()
+        cells = tried
         choices, repetitions = choices_and_repetitions(sweep, cells)
         failures |= _run_cells(repetitions, launcher, display, retry_failed)
     rule = sweep.spec.choose
@@ -393,19 +397,27 @@ class _CellsInProgress:
 
     def start_waiting(self) -> None:
         """Start the waiting cells for which there is room; take out those that have ended."""
-        for cell in list(self._waiting):
+        still_waiting = []
+        # Another sweep may have made a cell's folder meanwhile, under another name.
+        for cell in with_present_folders(self._waiting):
             state = state_of(cell)
             has_failed = state is State.FAILED
             is_to_be_retried = self._retry_failed and cell.name not in self._elsewhere
             if state is State.DONE or (has_failed and not is_to_be_retried):
-                self._waiting.remove(cell)
                 self._note_end(cell, state)
-            elif self._num_running < self._launcher.num_jobs and self._launcher.start(cell):
-                self._waiting.remove(cell)
+            elif self._num_running < self._launcher.num_jobs and self._start(cell):
                 self._num_running += 1
                 self._display.changed(cell, State.RUNNING)
-            elif state is State.RUNNING:
-                self._elsewhere.add(cell.name)
+            else:
+                still_waiting.append(cell)
+                if state is State.RUNNING:
+                    self._elsewhere.add(cell.name)
+        self._waiting = still_waiting
+
+    def _start(self, cell: Cell) -> bool:
+        """Start a cell in its folder; False if another sweep runs it, has finished it meanwhile, or
+        has just made the folder, whose state is to be looked at first."""
+        return placed(cell).folder == cell.folder and self._launcher.start(cell)
 
     def collect_ended(self) -> None:
         """Note the cells that have ended since the last call.
@@ -451,6 +463,7 @@ class SweepDisplay:
         """Note a cell's state, and print it if there is no live table."""
         was_running = self._states[cell.name] is State.RUNNING
         self._states[cell.name] = state
+        self._cells[cell.name] = cell  # its folder may be another one by now
         if state is State.RUNNING:
             self._started[cell.name] = (time.monotonic(), iterations_done(cell.folder))
         if not self._console.is_terminal and (state is not State.DONE or was_running):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +19,14 @@ from brx.data.prepare import prepare
 from brx.environment import brx_command, child_environment
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
+from brx.runs.folder import lock
 from brx.sweep.choice import choose, tried_cells
-from brx.sweep.run import calibrate, check_names
-from brx.sweep.spec import State, Sweep, prepare_folder, state_of
+from brx.sweep.run import calibrate, check_names, run_and_print
+from brx.sweep.spec import CELLS_LOCK, State, Sweep, placed, prepare_folder, state_of
 from brx.train.build import assemble
 from brx.train.loop import train
 from tests.processes import start_brx
-from tests.sweep.helpers import write_sweep
+from tests.sweep.helpers import Pretending, write_sweep
 from tests.train.helpers import losses, tiny_config, wait_for_lines
 
 
@@ -84,6 +86,55 @@ def test_equal_cells_of_two_sweeps_train_once(tmp_path):
         sweeps.append(str(write_sweep(folder, grid=grid, out=str(tmp_path / "cells"))))
     assert main(["sweep", *sweeps, "--jobs", "1"]) == 0
     assert len(list((tmp_path / "cells").glob("*--*"))) == 1
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """Runs a sweep without training; gives the cells that it started."""
+    monkeypatch.setattr("brx.sweep.run._prepare_data", lambda sweep, *, retry_failed: None)
+    monkeypatch.setattr("brx.sweep.run.POLL_S", 0.0)
+
+    def run(sweep, loss_of, *, retry_failed=False):
+        launcher = Pretending(loss_of)
+        run_and_print(sweep, launcher, retry_failed=retry_failed)
+        return launcher.started
+
+    return run
+
+
+def two_names_of_a_cell(folder):
+    """Sweeps that share a folder, where the only cell of the second is the last of the first."""
+    first = Sweep.load(write_sweep(folder, grid={"optimizer.lr": [1e-3, 3e-3]}))
+    settings = {"optimizer.lr": 3e-3}
+    second = Sweep.load(write_sweep(folder, grid={"pipeline.stages": [4]}, set=settings))
+    assert first.cells[1].folder != second.cells[0].folder
+    return first, second
+
+
+def test_cell_that_another_sweep_began_meanwhile_trains_once(tmp_path, pretended):
+    first, second = two_names_of_a_cell(tmp_path)
+    of_second = []
+
+    def loss_of(cell):
+        if not of_second:  # the other sweep runs while the first one's first cell trains
+            of_second.extend(pretended(second, lambda other: 2.0))
+        return 3.0
+
+    of_first = pretended(first, loss_of)
+    assert [cell.name for cell in of_first + of_second] == ["lr0.001-s0", "p4-s0"]
+    assert len(list(first.out.glob("*--*"))) == 2
+
+
+def test_folder_of_a_cell_is_made_by_one_sweep_at_a_time(tmp_path):
+    """The one that comes second takes the folder of the first."""
+    first, second = two_names_of_a_cell(tmp_path)
+    with ThreadPoolExecutor() as other:
+        with lock(first.out, name=CELLS_LOCK):
+            waiting = other.submit(placed, first.cells[1])
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.2)
+            second.cells[0].folder.mkdir()
+        assert waiting.result().folder == second.cells[0].folder
 
 
 def test_cell_stopped_early_is_continued(tmp_path):
