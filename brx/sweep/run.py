@@ -10,7 +10,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Literal
@@ -203,13 +203,12 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         for stop in stop_signals():
             signal.signal(stop, signal.default_int_handler)
         _prepare_data(sweep, retry_failed=retry_failed)
-        cells: list[Cell] = []
-        while len(tried := tried_cells(sweep)) > len(cells):
-            new = tried[len(cells) :]
-            cells = tried
+        # A cell that is tried again may change what is best, and with it any part of the list.
+        have_run: set[str] = set()
+        while new := _others(cells := tried_cells(sweep), have_run):
             failures |= _run_cells(new, launcher, display, retry_failed)
+            have_run.update(cell.identity for cell in new)
             sweep = sweep.with_present_folders()
-        cells = tried
         choices, repetitions = choices_and_repetitions(sweep, cells)
         failures |= _run_cells(repetitions, launcher, display, retry_failed)
     rule = sweep.spec.choose
@@ -224,6 +223,11 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         return False
     print(f"{sweep.path}: all {len(cells) + len(repetitions)} cells are done, in {sweep.out}")
     return True
+
+
+def _others(cells: Sequence[Cell], identities: Collection[str]) -> list[Cell]:
+    """The cells that have none of these identities."""
+    return [cell for cell in cells if cell.identity not in identities]
 
 
 def _prepare_data(sweep: Sweep, *, retry_failed: bool) -> None:

@@ -137,6 +137,20 @@ def test_folder_of_a_cell_is_made_by_one_sweep_at_a_time(tmp_path):
         assert waiting.result().folder == second.cells[0].folder
 
 
+def test_search_goes_on_after_a_cell_that_is_retried(tmp_path, pretended):
+    """Its result changes the best rate, and the further ones to try."""
+    losses = {3e-5: 4.5, 1e-4: 4.0, 3e-4: 3.0, 1e-3: 3.5, 3e-3: 2.0, 1e-2: 1.0, 3e-2: 1.5}
+    choice = {"further": [3e-5, 1e-4, 1e-2, 3e-2], "seed": 100}
+    grid = {"optimizer.lr": [3e-4, 1e-3, 3e-3]}
+    repeat = {"set": {"training.seed": [0]}}
+    sweep = Sweep.load(write_sweep(tmp_path, grid=grid, choose=choice, repeat=repeat))
+    killed = losses | {3e-3: None}
+    pretended(sweep, lambda cell: killed[cell.config.optimizer.lr])
+    retried = pretended(sweep, lambda cell: losses[cell.config.optimizer.lr], retry_failed=True)
+    started = [(cell.config.optimizer.lr, cell.config.training.seed) for cell in retried]
+    assert started == [(3e-3, 100), (1e-2, 100), (3e-2, 100), (1e-2, 0)]
+
+
 def test_cell_stopped_early_is_continued(tmp_path):
     path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
     (cell,) = Sweep.load(path).cells
