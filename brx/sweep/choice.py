@@ -1,6 +1,7 @@
 """Choose a learning rate, and maybe a second setting, for each combination of everything else: the
 best of those tried."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -85,11 +86,12 @@ def _beyond(sweep: Sweep, cells: Sequence[Cell]) -> list[Cell]:
     scored = choose(cells, rule)
     known = {cell.identity for cell in cells}  # a cell that failed is not tried twice
     more: list[Cell] = []
-    for best in _best_cells(cells, scored, rule):
-        if _group(best, rule) in waiting or not math.isfinite(score(best)):
+    for group, best in _best_cells(cells, scored, rule).items():
+        if group in waiting or not math.isfinite(_best_score(scored, group)):
             continue
-        for settings in _neighbours(best, scored, rule):
-            neighbours = sweep.varied_further((best, changed) for changed in settings)
+        for settings in _neighbours(best[0], scored, rule):
+            # On every seed of the best: values are compared on the seeds that all of them have.
+            neighbours = sweep.varied_further(itertools.product(best, settings))
             untried = [cell for cell in neighbours if cell.identity not in known]
             if untried:
                 more += untried
@@ -97,10 +99,18 @@ def _beyond(sweep: Sweep, cells: Sequence[Cell]) -> list[Cell]:
     return more
 
 
-def _best_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> list[Cell]:
-    """One cell of the best combination of each group."""
-    by_group = {_group(cell, rule): cell for cell in chosen_cells(cells, scored, rule)}
-    return list(by_group.values())
+def _best_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> dict[str, list[Cell]]:
+    """The cells of the best combination of each group, one per seed."""
+    by_group: dict[str, list[Cell]] = {}
+    for cell in chosen_cells(cells, scored, rule):
+        by_group.setdefault(_group(cell, rule), []).append(cell)
+    return by_group
+
+
+def _best_score(scored: pd.DataFrame, group: str) -> float:
+    """The score of the best combination of a group, over its seeds."""
+    of_group = scored["group"] == group
+    return float(scored.loc[of_group & scored["is_best"], "score"].iloc[0])
 
 
 def _neighbours(best: Cell, scored: pd.DataFrame, rule: Choice) -> list[list[dict[str, Any]]]:

@@ -96,7 +96,7 @@ class Choice(Section):
     validation loss wins."""
     further: list[int | float] = Field(default_factory=list)
     """Values beyond the grid, tried one after another where the best value is the lowest or highest
-    of those tried."""
+    of those tried; each on all seeds that the best value has."""
     seed: int | None = Field(None, ge=0)
     """The tuning seed: all cells that are compared have it, and it is never reported. Null: the
     grid's own seeds decide and are reported, too."""

@@ -10,8 +10,8 @@ from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.sweep.choice import choice_table, choose, tried_cells
 from brx.sweep.run import choices_and_repetitions
-from brx.sweep.spec import Sweep, prepare_folder
-from tests.sweep.helpers import write_sweep
+from brx.sweep.spec import State, Sweep, prepare_folder, state_of
+from tests.sweep.helpers import finish, write_sweep
 
 LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 BETAS = (0.8, 0.9, 0.95)
@@ -52,6 +52,31 @@ def run_to_the_end(sweep, loss_of):
                 (cell.folder / "failed.txt").write_text("exit code 1: diverged\n")
             ended.add(cell.folder)
     return tried_cells(sweep)
+
+
+def test_further_rate_is_compared_on_all_seeds_of_the_grid(tmp_path):
+    """On seed 1 alone it would win."""
+    losses = {
+        (1e-3, 0): 3.0,
+        (1e-3, 1): 3.0,
+        (3e-3, 0): 2.9,
+        (3e-3, 1): 2.5,
+        (1e-2, 0): 4.0,
+        (1e-2, 1): 2.4,
+    }
+    grid = {"optimizer.lr": [1e-3, 3e-3], "training.seed": [0, 1]}
+    sweep = Sweep.load(write_sweep(tmp_path, grid=grid, choose={"further": [1e-2]}))
+
+    def key(cell):
+        return cell.config.optimizer.lr, cell.config.training.seed
+
+    while waiting := [cell for cell in tried_cells(sweep) if state_of(cell) is State.WAITING]:
+        for cell in waiting:
+            finish(cell, losses[key(cell)])
+    tried = tried_cells(sweep)
+    assert [key(cell) for cell in tried] == list(losses)
+    scored = choose(tried, sweep.spec.choose)
+    assert scored.loc[scored["is_best"], "optimizer.lr"].tolist() == [3e-3]
 
 
 def combinations_of(cells):
