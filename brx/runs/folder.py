@@ -314,16 +314,27 @@ def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:
 
     Args:
         config: the settings of a run.
-        without: dotted keys that do not count.
+        without: dotted keys that do not count, of any depth (`optimizer.arguments.eps`). A section
+            that is empty without them does not count, either.
     """
     # Defaults are left out, so that a setting that is added to brx later leaves the texts of older
     # runs as they are.
     content = trajectory_of(config, with_defaults=False)
     for dotted in without:
-        section, _, name = dotted.partition(".")
-        content.get(section, {}).pop(name, None)
+        _drop(content, dotted.split("."))
     filled = {section: values for section, values in content.items() if values}
     return json.dumps(filled, sort_keys=True)
+
+
+def _drop(content: dict[str, Any], parts: Sequence[str]) -> None:
+    """Remove a key, in parts, in place; and the section that held nothing else."""
+    first, *rest = parts
+    if not rest:
+        content.pop(first, None)
+    elif isinstance(section := content.get(first), dict):
+        _drop(section, rest)
+        if not section:
+            del content[first]
 
 
 def default_folder(config: RunConfig, file: Path) -> Path:

@@ -79,6 +79,23 @@ def test_further_rate_is_compared_on_all_seeds_of_the_grid(tmp_path):
     assert scored.loc[scored["is_best"], "optimizer.lr"].tolist() == [3e-3]
 
 
+def test_values_of_a_nested_key_are_one_group(tmp_path):
+    key = "optimizer.arguments.eps"
+    sweep = Sweep.load(
+        write_sweep(
+            tmp_path,
+            set={"optimizer.method": "torch.optim:Adamax", key: 1e-8},
+            grid={"eps": [{key: 1e-8}, {key: 1e-6}, {key: 1e-4}]},
+            choose={"over": key},
+        )
+    )
+    for cell, loss in zip(sweep.cells, [3.0, 2.0, 4.0], strict=True):
+        finish(cell, loss)
+    scored = choose(sweep.cells, sweep.spec.choose)
+    assert scored["group"].nunique() == 1
+    assert scored.loc[scored["is_best"], key].tolist() == [1e-6]
+
+
 def combinations_of(cells):
     return [(cell.config.optimizer.lr, cell.config.optimizer.beta1) for cell in cells]
 
