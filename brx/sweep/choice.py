@@ -3,7 +3,7 @@ best of those tried."""
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -89,9 +89,7 @@ def _beyond(sweep: Sweep, cells: Sequence[Cell]) -> list[Cell]:
     for group, best in _best_cells(cells, scored, rule).items():
         if group in waiting or not math.isfinite(_best_score(scored, group)):
             continue
-        for settings in _neighbours(best[0], scored, rule):
-            # On every seed of the best: values are compared on the seeds that all of them have.
-            neighbours = sweep.varied_further(itertools.product(best, settings))
+        for neighbours in _neighbours(sweep, best, scored, rule):
             untried = [cell for cell in neighbours if cell.identity not in known]
             if untried:
                 more += untried
@@ -113,29 +111,37 @@ def _best_score(scored: pd.DataFrame, group: str) -> float:
     return float(scored.loc[of_group & scored["is_best"], "score"].iloc[0])
 
 
-def _neighbours(best: Cell, scored: pd.DataFrame, rule: Choice) -> list[list[dict[str, Any]]]:
-    """The neighbours of a group's best combination, as the settings that differ from it.
+def _neighbours(
+    sweep: Sweep, best: Sequence[Cell], scored: pd.DataFrame, rule: Choice
+) -> Iterator[list[Cell]]:
+    """The neighbours of a group's best combination, on every seed of the best: values are compared
+    on the seeds that all of them have.
 
     Two lists at most, in the order in which they are tried: the next values of `over`, if the best
-    is the lowest or highest tried; then the other second values.
+    is the lowest or highest tried; then the other second values. Excluded values are passed over.
     """
-    value = _value(best, rule)
-    second_value = _second_value(best, rule)
-    of_group = scored[scored["group"] == _group(best, rule)]
+    value = _value(best[0], rule)
+    second_value = _second_value(best[0], rule)
+    of_group = scored[scored["group"] == _group(best[0], rule)]
     tried = of_group.loc[_is_second(of_group, second_value), rule.over]
     known = sorted({*rule.further, *of_group[rule.over]})
-    nearest: list[dict[str, Any]] = []
+
+    def with_values(key: str, values: Sequence[float]) -> list[Cell]:
+        changes = [{key: changed} for changed in values]
+        return sweep.varied_further(itertools.product(best, changes))
+
+    nearest: list[Cell] = []
     if value == tried.max():
         higher = [step for step in known if step > value]
-        nearest += [{rule.over: step} for step in higher[:1]]
+        nearest += next(filter(None, (with_values(rule.over, [step]) for step in higher)), [])
     if value == tried.min():
-        lower = [step for step in known if step < value]
-        nearest += [{rule.over: step} for step in lower[-1:]]
-    second = rule.second_of(best.config)
-    if second is None:
-        return [nearest]
-    others = sorted({*second.values, *of_group[SECOND]} - {second_value})
-    return [nearest, [{second.over: other} for other in others]]
+        lower = [step for step in reversed(known) if step < value]
+        nearest += next(filter(None, (with_values(rule.over, [step]) for step in lower)), [])
+    yield nearest
+    second = rule.second_of(best[0].config)
+    if second is not None:
+        others = sorted({*second.values, *of_group[SECOND]} - {second_value})
+        yield with_values(second.over, others)
 
 
 def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> list[Cell]:

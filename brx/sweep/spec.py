@@ -134,7 +134,8 @@ class SweepSpec(Section, allow_inf_nan=True):
     """Axes: either a dotted key and its values, or any name and a list of mappings of dotted keys
     to values."""
     exclude: list[dict[str, Value | list[Value]]] = Field(default_factory=list)
-    """Cells to leave out: those that have one of the listed values for each key of an entry."""
+    """Cells to leave out, of the grid and beyond it: those that have one of the listed values for
+    each key of an entry."""
     choose: Choice | None = None
     """What to choose among the cells when they are done."""
     repeat: Repeat | None = None
@@ -261,17 +262,18 @@ class Sweep:
             self.repetitions(repeated[:1])
 
     def varied_further(self, variations: Iterable[tuple[Cell, Settings]]) -> list[Cell]:
-        """Cells beyond the grid.
+        """Cells beyond the grid, without those that are excluded.
 
         Args:
             variations: for each, a cell that it equals, and the dotted keys in which it differs.
         """
         base = new_content(find_config(self.spec.base))
         there = _folders_in(self.out)
-        return [
+        varied = [
             _cell(self.path, self.spec, base, self.out, there, {**cell.varied, **changed})
             for cell, changed in variations
         ]
+        return [cell for cell in varied if not _is_excluded(cell, self.spec)]
 
     def repetitions(self, chosen: Sequence[Cell]) -> list[Cell]:
         """The cells that repeat chosen ones, usually with other seeds; none that is among them."""
@@ -302,6 +304,25 @@ def _shipped_file(name: Path) -> Path:
 
 def _is_excluded(cell: Cell, spec: SweepSpec) -> bool:
     return any(matches(cell.config, entry) for entry in spec.exclude)
+
+
+def _may_exclude(entry: Mapping[str, Any], cell: Cell, spec: SweepSpec) -> bool:
+    """Whether an entry of `exclude` matches a cell, or one beyond the grid that may follow from
+    it."""
+    beyond: dict[str, list[Value]] = {}
+    if spec.repeat is not None:
+        beyond = {key: list(values) for key, values in spec.repeat.set.items()}
+    if spec.choose is not None:
+        beyond.setdefault(spec.choose.over, []).extend(spec.choose.further)
+        second = spec.choose.second_of(cell.config)
+        if second is not None:
+            beyond.setdefault(second.over, []).extend(second.values)
+    of_cell = {}  # what no value beyond the grid fulfils
+    for key, wanted in entry.items():
+        values = wanted if isinstance(wanted, list) else [wanted]
+        if not any(value in values for value in beyond.get(key, ())):
+            of_cell[key] = wanted
+    return matches(cell.config, of_cell)
 
 
 def matches(config: RunConfig, condition: Mapping[str, Any]) -> bool:
@@ -426,7 +447,7 @@ def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
                 f"cell"
             )
     for entry in spec.exclude:
-        if not any(matches(cell.config, entry) for cell in cells):
+        if not any(_may_exclude(entry, cell, spec) for cell in cells):
             wanted = ", ".join(f"{key}={entry[key]}" for key in entry)
             raise UserError(f"{path}: exclude: no cell has {wanted}")
     condition = {} if spec.repeat is None else spec.repeat.where

@@ -18,7 +18,7 @@ BETAS = (0.8, 0.9, 0.95)
 SEED = 100
 
 
-def searching(folder, **choice):
+def searching(folder, exclude=(), **choice):
     """A sweep over three rates, with beta1 as the second setting."""
     choice = {
         "over": "optimizer.lr",
@@ -29,7 +29,8 @@ def searching(folder, **choice):
     }
     grid = {"pipeline.stages": [4], "optimizer.lr": [1e-3, 3e-3, 3e-4]}
     repeat = {"set": {"training.seed": [0, 1]}}
-    return Sweep.load(write_sweep(folder, grid=grid, choose=choice, repeat=repeat))
+    content = {"grid": grid, "exclude": list(exclude), "choose": choice, "repeat": repeat}
+    return Sweep.load(write_sweep(folder, **content))
 
 
 def run_to_the_end(sweep, loss_of):
@@ -94,6 +95,38 @@ def test_values_of_a_nested_key_are_one_group(tmp_path):
     scored = choose(sweep.cells, sweep.spec.choose)
     assert scored["group"].nunique() == 1
     assert scored.loc[scored["is_best"], key].tolist() == [1e-6]
+
+
+def key_of_tried(cells):
+    return [(cell.config.pipeline.stages, cell.config.optimizer.lr) for cell in cells]
+
+
+def test_excluded_further_value_is_passed_over(tmp_path):
+    choice = {"further": [3e-3, 1e-2], "seed": SEED}
+    sweep = Sweep.load(
+        write_sweep(
+            tmp_path,
+            grid={"pipeline.stages": [1, 4], "optimizer.lr": [3e-4, 1e-3]},
+            exclude=[{"pipeline.stages": 1, "optimizer.lr": 3e-3}],  # no cell of the grid has it
+            choose=choice,
+            repeat={"set": {"training.seed": [0]}},
+        )
+    )
+    tried = run_to_the_end(sweep, lambda rate, beta1: 1e-3 / rate)
+    expected = [(1, 3e-4), (1, 1e-3), (4, 3e-4), (4, 1e-3), (1, 1e-2), (4, 3e-3), (4, 1e-2)]
+    assert key_of_tried(tried) == expected
+
+
+def test_excluded_second_value_is_not_tried(tmp_path):
+    sweep = searching(tmp_path, exclude=[{"optimizer.beta1": 0.8}])
+    tried = run_to_the_end(sweep, lambda rate, beta1: bowl(rate, beta1, (1e-3, 0.8)))
+    assert {beta1 for _, beta1 in combinations_of(tried)} == {0.9, 0.95}
+
+
+def test_excluded_repetition_is_not_run(tmp_path):
+    sweep = searching(tmp_path, exclude=[{"training.seed": 1, "optimizer.lr": 1e-3}])
+    _, repetitions = choices_and_repetitions(sweep, run_to_the_end(sweep, bowl))
+    assert [cell.config.training.seed for cell in repetitions] == [0]
 
 
 def combinations_of(cells):
