@@ -185,8 +185,9 @@ def _group(cell: Cell, rule: Choice) -> str:
 
 
 def _name_of_group(cell: Cell, rule: Choice) -> str:
-    """The settings that the cell varies, in one word, without seed and `over`."""
-    chosen = (rule.over, SEED)
+    """The settings that the cell varies, in one word, without the seed and the chosen keys."""
+    second = rule.second_of(cell.config)
+    chosen = (rule.over, SEED, None if second is None else second.over)
     return cell_name({key: value for key, value in cell.varied.items() if key not in chosen})
 
 

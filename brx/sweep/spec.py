@@ -561,7 +561,8 @@ def _named_apart(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def cell_name(varied: Mapping[str, Any]) -> str:
-    """The varied values in one word, for example `basis-rotation-p32-lr0.001-s0`."""
+    """The varied values in one word, for example `basis-rotation-p32-lr0.001-s0`; `all` without
+    any."""
     parts = []
     for key, value in varied.items():
         if value is None or key == FOR_TUNING:
@@ -570,7 +571,7 @@ def cell_name(varied: Mapping[str, Any]) -> str:
         shown = ".".join(_in_name(entry) for entry in entries)
         prefix = "" if key in SILENT_KEYS else SHORT_NAMES.get(key, key.rpartition(".")[2])
         parts.append(prefix + shown)
-    return file_name(*parts)
+    return file_name(*parts) if parts else "all"
 
 
 def _in_name(value: Value) -> str:

@@ -202,6 +202,17 @@ def test_tuning_seed_is_in_names(tmp_path):
     assert searching(tmp_path).cells[0].name == "p4-lr0.001-s100"
 
 
+def test_group_of_all_cells_is_named(tmp_path):
+    """The sweep varies only what is chosen."""
+    choice = {"seed": SEED, "second": [{"over": "optimizer.beta1", "values": [0.8]}]}
+    grid = {"optimizer.lr": [1e-3, 3e-3, 3e-4]}
+    repeat = {"set": {"training.seed": [0]}}
+    sweep = Sweep.load(write_sweep(tmp_path, grid=grid, choose=choice, repeat=repeat))
+    tried = run_to_the_end(sweep, bowl)
+    table = choice_table(choose(tried, sweep.spec.choose), sweep.spec.choose)
+    assert table["cells"].tolist() == ["all"] * len(tried)
+
+
 def test_choice_table_has_the_second_value(tmp_path):
     sweep = searching(tmp_path)
     tried = run_to_the_end(sweep, bowl)
