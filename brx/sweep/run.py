@@ -270,7 +270,7 @@ def remaining_seconds(
         retry_failed: count failed cells, too.
 
     Returns:
-        None if a cell is too large to be calibrated here.
+        None if a cell cannot be calibrated here.
     """
     ended = (State.DONE,) if retry_failed else (State.DONE, State.FAILED)
     rates = _known_rates(cells)
@@ -318,14 +318,18 @@ def calibrate(config: RunConfig) -> float | None:
 
     After `MOST_CALIBRATION_S` it stops at the end of an iteration. Then fewer iterations are
     measured, and iterations of the warm-up if there are no others. Nothing is compiled, which would
-    take longer than all that is measured: a compiled run is faster.
+    take longer than all that is measured, and no graph is recorded, which not every machine can: a
+    run that does is faster.
 
     Returns:
-        None if one iteration would take too long.
+        None if one iteration would take too long, or the run's device is not on this machine.
     """
-    runtime = config.runtime.model_copy(update={"compile": False})
+    runtime = config.runtime.model_copy(update={"compile": False, "graphs": False})
     config = config.model_copy(update={"runtime": runtime})
-    device, _ = choose_device(config.runtime.device, 0)
+    try:
+        device, _ = choose_device(config.runtime.device, 0)
+    except UserError:  # the sweep may be meant for another machine
+        return None
     num_parameters, _ = count_parameters(config.model, config.data.vocabulary_size)
     if device.type == "cpu" and num_parameters > LARGEST_ON_CPU:
         return None

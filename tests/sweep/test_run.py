@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from brx.cli.main import main
 from brx.config.loading import dump_config, preset_with
@@ -39,6 +40,19 @@ def test_dry_run_lists_cells(tmp_path, printed):
     assert out.count("waiting") == 4 + 1  # a line per cell, and the count
     assert "4 cells" in out
     assert "with 2 at a time" in out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ({"runtime.device": "cuda"}, "too large to time without a GPU"),
+        ({"runtime.graphs": True}, "with 1 at a time"),
+    ],
+)
+def test_dry_run_needs_no_gpu(setting, expected, tmp_path, printed):
+    out = printed("sweep", write_sweep(tmp_path, set=setting), "--dry-run", "--jobs", "1")
+    assert f"{expected}\n" in out
 
 
 def test_dry_run_writes_nothing(tmp_path, printed):
