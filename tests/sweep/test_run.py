@@ -151,6 +151,18 @@ def test_folder_of_a_cell_is_made_by_one_sweep_at_a_time(tmp_path):
         assert waiting.result().folder == second.cells[0].folder
 
 
+def test_failures_of_cells_with_one_name_are_all_told(tmp_path, pretended, capsys):
+    """Names of the grid are made distinct, those of repetitions are not."""
+    grid = {"p": [{"pipeline.stages": 4, "training.clip": clip} for clip in (1.0, 1.0000001)]}
+    sweep = Sweep.load(write_sweep(tmp_path, grid=grid, repeat={"set": {"training.seed": [1]}}))
+    names = [cell.name for cell in sweep.repetitions(sweep.cells)]
+    assert names[0] == names[1]
+    pretended(sweep, lambda cell: None if cell.config.training.seed else 1.0)
+    told = capsys.readouterr()
+    assert told.out.count(f"failed cell {names[0]}: killed by SIGKILL") == 2
+    assert "[2 of 4 done" in told.err
+
+
 def test_search_goes_on_after_a_cell_that_is_retried(tmp_path, pretended):
     """Its result changes the best rate, and the further ones to try."""
     losses = {3e-5: 4.5, 1e-4: 4.0, 3e-4: 3.0, 1e-3: 3.5, 3e-3: 2.0, 1e-2: 1.0, 3e-2: 1.5}
