@@ -314,16 +314,27 @@ def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:
 
     Args:
         config: the settings of a run.
-        without: dotted keys that do not count.
+        without: dotted keys that do not count, of any depth (`optimizer.arguments.eps`). A section
+            that is empty without them does not count, either.
     """
     # Defaults are left out, so that a setting that is added to brx later leaves the texts of older
     # runs as they are.
     content = trajectory_of(config, with_defaults=False)
     for dotted in without:
-        section, _, name = dotted.partition(".")
-        content.get(section, {}).pop(name, None)
+        _drop(content, dotted.split("."))
     filled = {section: values for section, values in content.items() if values}
     return json.dumps(filled, sort_keys=True)
+
+
+def _drop(content: dict[str, Any], parts: Sequence[str]) -> None:
+    """Remove a key, in parts, in place; and the section that held nothing else."""
+    first, *rest = parts
+    if not rest:
+        content.pop(first, None)
+    elif isinstance(section := content.get(first), dict):
+        _drop(section, rest)
+        if not section:
+            del content[first]
 
 
 def default_folder(config: RunConfig, file: Path) -> Path:
@@ -374,18 +385,19 @@ def hold(folder: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def lock(folder: Path, *, patience_s: float = 0.0) -> Iterator[int | None]:
+def lock(folder: Path, *, patience_s: float = 0.0, name: str = LOCK) -> Iterator[int | None]:
     """Take the lock of a run's folder, which is made if there is none.
 
     Args:
         folder: the run's folder.
         patience_s: how long to try, in seconds.
+        name: of the lock's file. By another one than a run's, other things are locked.
 
     Gives:
         The lock's descriptor; None if another process has the lock.
     """
     deadline = time.monotonic() + patience_s
-    while (descriptor := _take(folder)) is None and time.monotonic() < deadline:
+    while (descriptor := _take(folder / name)) is None and time.monotonic() < deadline:
         time.sleep(POLL_S)
     try:
         yield descriptor
@@ -421,13 +433,13 @@ def _handed_down(folder: Path) -> int | None:
     return None
 
 
-def _take(folder: Path) -> int | None:
+def _take(file: Path) -> int | None:
     """Try once to take the lock: its descriptor, or None if another process has it."""
-    with telling(folder / LOCK):
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    with telling(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     # `hold` of another process may have removed the file before we locked it.
-    if _try(descriptor, folder) and os.fstat(descriptor).st_nlink > 0:
+    if _try(descriptor, file.parent) and os.fstat(descriptor).st_nlink > 0:
         _sign(descriptor)
         return descriptor
     os.close(descriptor)

@@ -1,8 +1,9 @@
 """Choose a learning rate, and maybe a second setting, for each combination of everything else: the
 best of those tried."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -83,49 +84,64 @@ def _beyond(sweep: Sweep, cells: Sequence[Cell]) -> list[Cell]:
     unfinished = [cell for cell in cells if state_of(cell) not in (State.DONE, State.FAILED)]
     waiting = {_group(cell, rule) for cell in unfinished}
     scored = choose(cells, rule)
-    tried_folders = {cell.folder for cell in cells}  # a cell that failed is not tried twice
+    known = {cell.identity for cell in cells}  # a cell that failed is not tried twice
     more: list[Cell] = []
-    for best in _best_cells(cells, scored, rule):
-        if _group(best, rule) in waiting or not math.isfinite(score(best)):
+    for group, best in _best_cells(cells, scored, rule).items():
+        if group in waiting or not math.isfinite(_best_score(scored, group)):
             continue
-        for settings in _neighbours(best, scored, rule):
-            neighbours = sweep.varied_further((best, changed) for changed in settings)
-            untried = [cell for cell in neighbours if cell.folder not in tried_folders]
+        for neighbours in _neighbours(sweep, best, scored, rule):
+            untried = [cell for cell in neighbours if cell.identity not in known]
             if untried:
                 more += untried
                 break
     return more
 
 
-def _best_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> list[Cell]:
-    """One cell of the best combination of each group."""
-    by_group = {_group(cell, rule): cell for cell in chosen_cells(cells, scored, rule)}
-    return list(by_group.values())
+def _best_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> dict[str, list[Cell]]:
+    """The cells of the best combination of each group, one per seed."""
+    by_group: dict[str, list[Cell]] = {}
+    for cell in chosen_cells(cells, scored, rule):
+        by_group.setdefault(_group(cell, rule), []).append(cell)
+    return by_group
 
 
-def _neighbours(best: Cell, scored: pd.DataFrame, rule: Choice) -> list[list[dict[str, Any]]]:
-    """The neighbours of a group's best combination, as the settings that differ from it.
+def _best_score(scored: pd.DataFrame, group: str) -> float:
+    """The score of the best combination of a group, over its seeds."""
+    of_group = scored["group"] == group
+    return float(scored.loc[of_group & scored["is_best"], "score"].iloc[0])
+
+
+def _neighbours(
+    sweep: Sweep, best: Sequence[Cell], scored: pd.DataFrame, rule: Choice
+) -> Iterator[list[Cell]]:
+    """The neighbours of a group's best combination, on every seed of the best: values are compared
+    on the seeds that all of them have.
 
     Two lists at most, in the order in which they are tried: the next values of `over`, if the best
-    is the lowest or highest tried; then the other second values.
+    is the lowest or highest tried; then the other second values. Excluded values are passed over.
     """
-    value = _value(best, rule)
-    second_value = _second_value(best, rule)
-    of_group = scored[scored["group"] == _group(best, rule)]
+    value = _value(best[0], rule)
+    second_value = _second_value(best[0], rule)
+    of_group = scored[scored["group"] == _group(best[0], rule)]
     tried = of_group.loc[_is_second(of_group, second_value), rule.over]
     known = sorted({*rule.further, *of_group[rule.over]})
-    nearest: list[dict[str, Any]] = []
+
+    def with_values(key: str, values: Sequence[float]) -> list[Cell]:
+        changes = [{key: changed} for changed in values]
+        return sweep.varied_further(itertools.product(best, changes))
+
+    nearest: list[Cell] = []
     if value == tried.max():
         higher = [step for step in known if step > value]
-        nearest += [{rule.over: step} for step in higher[:1]]
+        nearest += next(filter(None, (with_values(rule.over, [step]) for step in higher)), [])
     if value == tried.min():
-        lower = [step for step in known if step < value]
-        nearest += [{rule.over: step} for step in lower[-1:]]
-    second = rule.second_of(best.config)
-    if second is None:
-        return [nearest]
-    others = sorted({*second.values, *of_group[SECOND]} - {second_value})
-    return [nearest, [{second.over: other} for other in others]]
+        lower = [step for step in reversed(known) if step < value]
+        nearest += next(filter(None, (with_values(rule.over, [step]) for step in lower)), [])
+    yield nearest
+    second = rule.second_of(best[0].config)
+    if second is not None:
+        others = sorted({*second.values, *of_group[SECOND]} - {second_value})
+        yield with_values(second.over, others)
 
 
 def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> list[Cell]:
@@ -169,8 +185,9 @@ def _group(cell: Cell, rule: Choice) -> str:
 
 
 def _name_of_group(cell: Cell, rule: Choice) -> str:
-    """The settings that the cell varies, in one word, without seed and `over`."""
-    chosen = (rule.over, SEED)
+    """The settings that the cell varies, in one word, without the seed and the chosen keys."""
+    second = rule.second_of(cell.config)
+    chosen = (rule.over, SEED, None if second is None else second.over)
     return cell_name({key: value for key, value in cell.varied.items() if key not in chosen})
 
 

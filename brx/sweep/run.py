@@ -10,7 +10,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Literal
@@ -41,7 +41,9 @@ from brx.sweep.spec import (
     Sweep,
     check_same_run,
     iterations_done,
+    placed,
     state_of,
+    with_present_folders,
 )
 from brx.train.build import assemble, check_method
 from brx.train.device import choose_device, set_up
@@ -138,14 +140,14 @@ def list_cells(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> None:
     """
     cells = tried_cells(sweep)
     _, repetitions = choices_and_repetitions(sweep, cells)
-    states = {cell.name: state_of(cell) for cell in cells}
-    for name, state in states.items():
-        print(f"{state.value:12}{name}")
+    states = [state_of(cell) for cell in cells]
+    for cell, state in zip(cells, states, strict=True):
+        print(f"{state.value:12}{cell.name}")
     num_jobs = launcher.num_jobs
     launcher.close()
     say = Console(stderr=True, highlight=False).print
     left = remaining_seconds([*cells, *repetitions], num_jobs, say, retry_failed=retry_failed)
-    counted = Counter(states.values()).items()
+    counted = Counter(states).items()
     counts = ", ".join(f"{count} {state.value}" for state, count in counted)
     time = "too large to time without a GPU"
     if left is not None:
@@ -194,32 +196,38 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
     with telling(sweep.out):
         sweep.out.mkdir(parents=True, exist_ok=True)
     sweep = sweep.with_present_folders()
-    failures: dict[str, str] = {}
+    failures: list[tuple[Cell, str]] = []
     with closing(launcher), closing(SweepDisplay()) as display:
         # Signals from a terminal, a scheduler, or to a job in the background. They are handled
         # after the launcher was made: Ray has a handler of its own.
         for stop in stop_signals():
             signal.signal(stop, signal.default_int_handler)
         _prepare_data(sweep, retry_failed=retry_failed)
-        cells: list[Cell] = []
-        while len(tried := tried_cells(sweep)) > len(cells):
-            new = tried[len(cells) :]
-            cells = tried
-            failures |= _run_cells(new, launcher, display, retry_failed)
+        # A cell that is tried again may change what is best, and with it any part of the list.
+        have_run: set[str] = set()
+        while new := _others(cells := tried_cells(sweep), have_run):
+            failures += _run_cells(new, launcher, display, retry_failed)
+            have_run.update(cell.identity for cell in new)
+            sweep = sweep.with_present_folders()
         choices, repetitions = choices_and_repetitions(sweep, cells)
-        failures |= _run_cells(repetitions, launcher, display, retry_failed)
+        failures += _run_cells(repetitions, launcher, display, retry_failed)
     rule = sweep.spec.choose
     if rule is not None and choices is not None:
         table = choice_table(choices, rule)
         path = sweep.out / f"choice-{sweep.path.name.removesuffix('.yaml')}.csv"
         print(f"chosen by the lowest {SCORE}", format_table(table, "table"), path, sep="\n")
         write_text(path, format_table(table, "csv") + "\n")
-    for name, reason in failures.items():
-        print(f"failed cell {name}: {reason}")
+    for cell, reason in failures:
+        print(f"failed cell {cell.name}: {reason}")
     if failures:
         return False
     print(f"{sweep.path}: all {len(cells) + len(repetitions)} cells are done, in {sweep.out}")
     return True
+
+
+def _others(cells: Sequence[Cell], identities: Collection[str]) -> list[Cell]:
+    """The cells that have none of these identities."""
+    return [cell for cell in cells if cell.identity not in identities]
 
 
 def _prepare_data(sweep: Sweep, *, retry_failed: bool) -> None:
@@ -262,7 +270,7 @@ def remaining_seconds(
         retry_failed: count failed cells, too.
 
     Returns:
-        None if a cell is too large to be calibrated here.
+        None if a cell cannot be calibrated here.
     """
     ended = (State.DONE,) if retry_failed else (State.DONE, State.FAILED)
     rates = _known_rates(cells)
@@ -310,14 +318,18 @@ def calibrate(config: RunConfig) -> float | None:
 
     After `MOST_CALIBRATION_S` it stops at the end of an iteration. Then fewer iterations are
     measured, and iterations of the warm-up if there are no others. Nothing is compiled, which would
-    take longer than all that is measured: a compiled run is faster.
+    take longer than all that is measured, and no graph is recorded, which not every machine can: a
+    run that does is faster.
 
     Returns:
-        None if one iteration would take too long.
+        None if one iteration would take too long, or the run's device is not on this machine.
     """
-    runtime = config.runtime.model_copy(update={"compile": False})
+    runtime = config.runtime.model_copy(update={"compile": False, "graphs": False})
     config = config.model_copy(update={"runtime": runtime})
-    device, _ = choose_device(config.runtime.device, 0)
+    try:
+        device, _ = choose_device(config.runtime.device, 0)
+    except UserError:  # the sweep may be meant for another machine
+        return None
     num_parameters, _ = count_parameters(config.model, config.data.vocabulary_size)
     if device.type == "cpu" and num_parameters > LARGEST_ON_CPU:
         return None
@@ -350,8 +362,8 @@ def calibrate(config: RunConfig) -> float | None:
 
 def _run_cells(
     cells: Sequence[Cell], launcher: Launcher, display: SweepDisplay, retry_failed: bool
-) -> dict[str, str]:
-    """Run the cells that are not done yet; gives why cells failed, by name."""
+) -> list[tuple[Cell, str]]:
+    """Run the cells that are not done yet; gives those that failed, and why."""
     display.begin(cells)
     in_progress = _CellsInProgress(cells, launcher, display, retry_failed=retry_failed)
     try:
@@ -384,8 +396,8 @@ class _CellsInProgress:
         self._retry_failed = retry_failed
         self._waiting = list(cells)
         self._num_running = 0
-        self._elsewhere: set[str] = set()  # cells that another sweep has run
-        self.failures: dict[str, str] = {}
+        self._elsewhere: set[str] = set()  # identities of cells that another sweep has run
+        self.failures: list[tuple[Cell, str]] = []
 
     @property
     def are_done(self) -> bool:
@@ -393,19 +405,27 @@ class _CellsInProgress:
 
     def start_waiting(self) -> None:
         """Start the waiting cells for which there is room; take out those that have ended."""
-        for cell in list(self._waiting):
+        still_waiting = []
+        # Another sweep may have made a cell's folder meanwhile, under another name.
+        for cell in with_present_folders(self._waiting):
             state = state_of(cell)
             has_failed = state is State.FAILED
-            is_to_be_retried = self._retry_failed and cell.name not in self._elsewhere
+            is_to_be_retried = self._retry_failed and cell.identity not in self._elsewhere
             if state is State.DONE or (has_failed and not is_to_be_retried):
-                self._waiting.remove(cell)
                 self._note_end(cell, state)
-            elif self._num_running < self._launcher.num_jobs and self._launcher.start(cell):
-                self._waiting.remove(cell)
+            elif self._num_running < self._launcher.num_jobs and self._start(cell):
                 self._num_running += 1
                 self._display.changed(cell, State.RUNNING)
-            elif state is State.RUNNING:
-                self._elsewhere.add(cell.name)
+            else:
+                still_waiting.append(cell)
+                if state is State.RUNNING:
+                    self._elsewhere.add(cell.identity)
+        self._waiting = still_waiting
+
+    def _start(self, cell: Cell) -> bool:
+        """Start a cell in its folder; False if another sweep runs it, has finished it meanwhile, or
+        has just made the folder, whose state is to be looked at first."""
+        return placed(cell).folder == cell.folder and self._launcher.start(cell)
 
     def collect_ended(self) -> None:
         """Note the cells that have ended since the last call.
@@ -422,7 +442,7 @@ class _CellsInProgress:
     def _note_end(self, cell: Cell, state: State, reason: str = "") -> None:
         if state is State.FAILED:
             reason = reason or (cell.folder / FAILURE).read_text(encoding="utf-8").strip()
-            self.failures[cell.name] = reason
+            self.failures.append((cell, reason))
         self._display.changed(cell, state, reason)
 
 
@@ -433,6 +453,7 @@ class SweepDisplay:
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False)
+        # By identity: cells beyond the grid may have the name of another one.
         self._states: dict[str, State] = {}
         self._cells: dict[str, Cell] = {}
         self._started: dict[str, tuple[float, int]] = {}  # when, and at which iteration
@@ -443,16 +464,17 @@ class SweepDisplay:
 
     def begin(self, cells: Sequence[Cell]) -> None:
         """Follow further cells."""
-        self._cells |= {cell.name: cell for cell in cells}
-        waiting = dict.fromkeys((cell.name for cell in cells), State.WAITING)
+        self._cells |= {cell.identity: cell for cell in cells}
+        waiting = dict.fromkeys((cell.identity for cell in cells), State.WAITING)
         self._states = waiting | self._states
 
     def changed(self, cell: Cell, state: State, reason: str = "") -> None:
         """Note a cell's state, and print it if there is no live table."""
-        was_running = self._states[cell.name] is State.RUNNING
-        self._states[cell.name] = state
+        was_running = self._states[cell.identity] is State.RUNNING
+        self._states[cell.identity] = state
+        self._cells[cell.identity] = cell  # its folder may be another one by now
         if state is State.RUNNING:
-            self._started[cell.name] = (time.monotonic(), iterations_done(cell.folder))
+            self._started[cell.identity] = (time.monotonic(), iterations_done(cell.folder))
         if not self._console.is_terminal and (state is not State.DONE or was_running):
             num_done = Counter(self._states.values())[State.DONE]
             what = f"{state.value}: {cell.name}{f' ({reason})' if reason else ''}"
@@ -475,9 +497,9 @@ class SweepDisplay:
     def _render(self) -> Group:
         counts = Counter(self._states.values())
         table = Table("running", "iteration", "of", "s / iteration", box=None)
-        for cell in self._cells.values():
-            if self._states[cell.name] is State.RUNNING:
-                since, first = self._started[cell.name]
+        for key, cell in self._cells.items():
+            if self._states[key] is State.RUNNING:
+                since, first = self._started[key]
                 done = iterations_done(cell.folder)
                 pace = ""
                 if done > first:
@@ -488,12 +510,12 @@ class SweepDisplay:
 
     def _left(self) -> str:
         """The time that is left at the pace of all cells together so far: `, 12 min left`."""
-        done = {name: iterations_done(cell.folder) for name, cell in self._cells.items()}
-        done_here = sum(done[name] - first for name, (_, first) in self._started.items())
+        done = {key: iterations_done(cell.folder) for key, cell in self._cells.items()}
+        done_here = sum(done[key] - first for key, (_, first) in self._started.items())
         remaining = 0
-        for name, state in self._states.items():
+        for key, state in self._states.items():
             if state in (State.RUNNING, State.WAITING):
-                remaining += self._cells[name].config.training.last_iteration - done[name]
+                remaining += self._cells[key].config.training.last_iteration - done[key]
         if done_here <= 0 or not remaining:
             return ""
         per_iteration = (time.monotonic() - self._begun) / done_here

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,13 +43,16 @@ from brx.runs.folder import (
     RunFolder,
     decides_trajectory,
     is_locked,
+    lock,
     settings_key,
+    telling,
     trajectory_of,
 )
 
 Value = bool | int | float | str | None
 LOG = "log.txt"
 FAILURE = "failed.txt"
+CELLS_LOCK = ".cells.lock"  # in the folder of the cells' folders; held while one of these is made
 TAIL_BYTES = 16_384  # the end of metrics.jsonl that holds its last complete line
 
 # What stands before a key's value in a cell's name; for other keys it is the key's last part.
@@ -92,7 +96,7 @@ class Choice(Section):
     validation loss wins."""
     further: list[int | float] = Field(default_factory=list)
     """Values beyond the grid, tried one after another where the best value is the lowest or highest
-    of those tried."""
+    of those tried; each on all seeds that the best value has."""
     seed: int | None = Field(None, ge=0)
     """The tuning seed: all cells that are compared have it, and it is never reported. Null: the
     grid's own seeds decide and are reported, too."""
@@ -130,7 +134,8 @@ class SweepSpec(Section, allow_inf_nan=True):
     """Axes: either a dotted key and its values, or any name and a list of mappings of dotted keys
     to values."""
     exclude: list[dict[str, Value | list[Value]]] = Field(default_factory=list)
-    """Cells to leave out: those that have one of the listed values for each key of an entry."""
+    """Cells to leave out, of the grid and beyond it: those that have one of the listed values for
+    each key of an entry."""
     choose: Choice | None = None
     """What to choose among the cells when they are done."""
     repeat: Repeat | None = None
@@ -168,6 +173,12 @@ class Cell:
     """The dotted keys that the cell sets in addition to the sweep's base, with their values."""
     config: RunConfig
     folder: Path
+
+    @property
+    def identity(self) -> str:
+        """Equal for cells with the same trajectory, whatever their names: `identity` of the
+        settings, with which the folder's name ends."""
+        return self.folder.name.rpartition("--")[2]
 
 
 @dataclass(frozen=True)
@@ -213,8 +224,9 @@ class Sweep:
         """
         base = new_content(find_config(spec.base))
         _check_tuning_seed(path, spec)
+        there = _folders_in(folder)
         cells = [
-            _cell(path, spec, base, folder, {**varied, **_tuning(spec)})
+            _cell(path, spec, base, folder, there, {**varied, **_tuning(spec)})
             for varied in _combinations(path, spec)
         ]
         _check_keys(path, spec, cells)
@@ -229,11 +241,7 @@ class Sweep:
 
     def with_present_folders(self) -> Sweep:
         """The sweep, with the folders that another one may have made for its cells since."""
-        cells = [
-            replace(cell, folder=_folder(self.out, cell.config) or cell.folder)
-            for cell in self.cells
-        ]
-        return replace(self, cells=cells)
+        return replace(self, cells=with_present_folders(self.cells))
 
     def _check_beyond_grid(self) -> None:
         """Refuse further values and repetitions that make no run, before the grid is paid for."""
@@ -254,16 +262,18 @@ class Sweep:
             self.repetitions(repeated[:1])
 
     def varied_further(self, variations: Iterable[tuple[Cell, Settings]]) -> list[Cell]:
-        """Cells beyond the grid.
+        """Cells beyond the grid, without those that are excluded.
 
         Args:
             variations: for each, a cell that it equals, and the dotted keys in which it differs.
         """
         base = new_content(find_config(self.spec.base))
-        return [
-            _cell(self.path, self.spec, base, self.out, {**cell.varied, **changed})
+        there = _folders_in(self.out)
+        varied = [
+            _cell(self.path, self.spec, base, self.out, there, {**cell.varied, **changed})
             for cell, changed in variations
         ]
+        return [cell for cell in varied if not _is_excluded(cell, self.spec)]
 
     def repetitions(self, chosen: Sequence[Cell]) -> list[Cell]:
         """The cells that repeat chosen ones, usually with other seeds; none that is among them."""
@@ -276,8 +286,9 @@ class Sweep:
             changes.append({**changed, **_reported(self.spec)})
         matching = [cell for cell in chosen if matches(cell.config, repeat.where)]
         repeated = self.varied_further(itertools.product(matching, changes))
-        chosen_folders = {cell.folder for cell in chosen}  # the grid may have some of the seeds
-        distinct = {cell.folder: cell for cell in repeated if cell.folder not in chosen_folders}
+        distinct = {cell.identity: cell for cell in repeated}
+        for cell in chosen:  # the grid may have some of the seeds
+            distinct.pop(cell.identity, None)
         return list(distinct.values())
 
 
@@ -293,6 +304,25 @@ def _shipped_file(name: Path) -> Path:
 
 def _is_excluded(cell: Cell, spec: SweepSpec) -> bool:
     return any(matches(cell.config, entry) for entry in spec.exclude)
+
+
+def _may_exclude(entry: Mapping[str, Any], cell: Cell, spec: SweepSpec) -> bool:
+    """Whether an entry of `exclude` matches a cell, or one beyond the grid that may follow from
+    it."""
+    beyond: dict[str, list[Value]] = {}
+    if spec.repeat is not None:
+        beyond = {key: list(values) for key, values in spec.repeat.set.items()}
+    if spec.choose is not None:
+        beyond.setdefault(spec.choose.over, []).extend(spec.choose.further)
+        second = spec.choose.second_of(cell.config)
+        if second is not None:
+            beyond.setdefault(second.over, []).extend(second.values)
+    of_cell = {}  # what no value beyond the grid fulfils
+    for key, wanted in entry.items():
+        values = wanted if isinstance(wanted, list) else [wanted]
+        if not any(value in values for value in beyond.get(key, ())):
+            of_cell[key] = wanted
+    return matches(cell.config, of_cell)
 
 
 def matches(config: RunConfig, condition: Mapping[str, Any]) -> bool:
@@ -417,7 +447,7 @@ def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
                 f"cell"
             )
     for entry in spec.exclude:
-        if not any(matches(cell.config, entry) for cell in cells):
+        if not any(_may_exclude(entry, cell, spec) for cell in cells):
             wanted = ", ".join(f"{key}={entry[key]}" for key in entry)
             raise UserError(f"{path}: exclude: no cell has {wanted}")
     condition = {} if spec.repeat is None else spec.repeat.where
@@ -459,22 +489,63 @@ def _check_seconds(path: Path, rule: Choice, cells: Sequence[Cell]) -> None:
 
 
 def _cell(
-    path: Path, spec: SweepSpec, base: Mapping[str, Any], out: Path, varied: Settings
+    path: Path,
+    spec: SweepSpec,
+    base: Mapping[str, Any],
+    out: Path,
+    there: Mapping[str, Path],
+    varied: Settings,
 ) -> Cell:
-    """One cell. Its folder ends with its identity, by which another sweep's folder is found."""
+    """One cell. Its folder ends with its identity, by which another sweep's folder is found
+    (`there`, from `_folders_in`)."""
     content = set_values(base, {**spec.set, **varied}, f"{path}:")
     name = cell_name(varied)
     config = validate(content, RunConfig, f"{path}: cell {name}")
     if SEED not in varied:
         name += f"-s{config.training.seed}"
-    folder = _folder(out, config) or out / f"{name}--{identity(config)}"
+    digits = identity(config)
+    folder = there.get(digits, out / f"{name}--{digits}")
     return Cell(name, varied, config, folder)
 
 
-def _folder(out: Path, config: RunConfig) -> Path | None:
-    """The folder that a cell has, whatever its name; None if there is none yet."""
-    there = sorted(out.glob(f"*--{identity(config)}"))
-    return there[0] if there else None
+def _folders_in(out: Path) -> dict[str, Path]:
+    """The folders that cells have in `out`, by identity, whatever the rest of their names."""
+    try:
+        names = os.listdir(out)
+    except OSError:  # it is made when the first cell starts
+        return {}
+    # Of two folders of one cell, all sweeps take the first.
+    in_reverse = sorted((name for name in names if "--" in name), reverse=True)
+    return {name.rpartition("--")[2]: out / name for name in in_reverse}
+
+
+def with_present_folders(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells of one sweep, in the folders that another one may have made for them since.
+
+    It takes one look at the folder of the cells' folders, however many cells there are.
+    """
+    if not cells:
+        return []
+    there = _folders_in(cells[0].folder.parent)
+    return [replace(cell, folder=there.get(cell.identity, cell.folder)) for cell in cells]
+
+
+def placed(cell: Cell) -> Cell:
+    """The cell, in the folder that it has by now, or in one that is made.
+
+    Sweeps that share a folder name an equal cell differently. The first to start it decides: one
+    process at a time looks whether there is a folder, and makes it.
+
+    Raises:
+        RunError: the folder cannot be written to.
+    """
+    if cell.folder.is_dir():
+        return cell
+    with lock(cell.folder.parent, patience_s=math.inf, name=CELLS_LOCK):
+        (present,) = with_present_folders([cell])
+        with telling(present.folder):
+            present.folder.mkdir(exist_ok=True)
+    return present
 
 
 def _named_apart(cells: Iterable[Cell]) -> list[Cell]:
@@ -490,7 +561,8 @@ def _named_apart(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def cell_name(varied: Mapping[str, Any]) -> str:
-    """The varied values in one word, for example `basis-rotation-p32-lr0.001-s0`."""
+    """The varied values in one word, for example `basis-rotation-p32-lr0.001-s0`; `all` without
+    any."""
     parts = []
     for key, value in varied.items():
         if value is None or key == FOR_TUNING:
@@ -499,7 +571,7 @@ def cell_name(varied: Mapping[str, Any]) -> str:
         shown = ".".join(_in_name(entry) for entry in entries)
         prefix = "" if key in SILENT_KEYS else SHORT_NAMES.get(key, key.rpartition(".")[2])
         parts.append(prefix + shown)
-    return file_name(*parts)
+    return file_name(*parts) if parts else "all"
 
 
 def _in_name(value: Value) -> str:

@@ -10,15 +10,15 @@ from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.sweep.choice import choice_table, choose, tried_cells
 from brx.sweep.run import choices_and_repetitions
-from brx.sweep.spec import Sweep, prepare_folder
-from tests.sweep.helpers import write_sweep
+from brx.sweep.spec import State, Sweep, prepare_folder, state_of
+from tests.sweep.helpers import finish, write_sweep
 
 LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 BETAS = (0.8, 0.9, 0.95)
 SEED = 100
 
 
-def searching(folder, **choice):
+def searching(folder, exclude=(), **choice):
     """A sweep over three rates, with beta1 as the second setting."""
     choice = {
         "over": "optimizer.lr",
@@ -29,7 +29,8 @@ def searching(folder, **choice):
     }
     grid = {"pipeline.stages": [4], "optimizer.lr": [1e-3, 3e-3, 3e-4]}
     repeat = {"set": {"training.seed": [0, 1]}}
-    return Sweep.load(write_sweep(folder, grid=grid, choose=choice, repeat=repeat))
+    content = {"grid": grid, "exclude": list(exclude), "choose": choice, "repeat": repeat}
+    return Sweep.load(write_sweep(folder, **content))
 
 
 def run_to_the_end(sweep, loss_of):
@@ -52,6 +53,80 @@ def run_to_the_end(sweep, loss_of):
                 (cell.folder / "failed.txt").write_text("exit code 1: diverged\n")
             ended.add(cell.folder)
     return tried_cells(sweep)
+
+
+def test_further_rate_is_compared_on_all_seeds_of_the_grid(tmp_path):
+    """On seed 1 alone it would win."""
+    losses = {
+        (1e-3, 0): 3.0,
+        (1e-3, 1): 3.0,
+        (3e-3, 0): 2.9,
+        (3e-3, 1): 2.5,
+        (1e-2, 0): 4.0,
+        (1e-2, 1): 2.4,
+    }
+    grid = {"optimizer.lr": [1e-3, 3e-3], "training.seed": [0, 1]}
+    sweep = Sweep.load(write_sweep(tmp_path, grid=grid, choose={"further": [1e-2]}))
+
+    def key(cell):
+        return cell.config.optimizer.lr, cell.config.training.seed
+
+    while waiting := [cell for cell in tried_cells(sweep) if state_of(cell) is State.WAITING]:
+        for cell in waiting:
+            finish(cell, losses[key(cell)])
+    tried = tried_cells(sweep)
+    assert [key(cell) for cell in tried] == list(losses)
+    scored = choose(tried, sweep.spec.choose)
+    assert scored.loc[scored["is_best"], "optimizer.lr"].tolist() == [3e-3]
+
+
+def test_values_of_a_nested_key_are_one_group(tmp_path):
+    key = "optimizer.arguments.eps"
+    sweep = Sweep.load(
+        write_sweep(
+            tmp_path,
+            set={"optimizer.method": "torch.optim:Adamax", key: 1e-8},
+            grid={"eps": [{key: 1e-8}, {key: 1e-6}, {key: 1e-4}]},
+            choose={"over": key},
+        )
+    )
+    for cell, loss in zip(sweep.cells, [3.0, 2.0, 4.0], strict=True):
+        finish(cell, loss)
+    scored = choose(sweep.cells, sweep.spec.choose)
+    assert scored["group"].nunique() == 1
+    assert scored.loc[scored["is_best"], key].tolist() == [1e-6]
+
+
+def key_of_tried(cells):
+    return [(cell.config.pipeline.stages, cell.config.optimizer.lr) for cell in cells]
+
+
+def test_excluded_further_value_is_passed_over(tmp_path):
+    choice = {"further": [3e-3, 1e-2], "seed": SEED}
+    sweep = Sweep.load(
+        write_sweep(
+            tmp_path,
+            grid={"pipeline.stages": [1, 4], "optimizer.lr": [3e-4, 1e-3]},
+            exclude=[{"pipeline.stages": 1, "optimizer.lr": 3e-3}],  # no cell of the grid has it
+            choose=choice,
+            repeat={"set": {"training.seed": [0]}},
+        )
+    )
+    tried = run_to_the_end(sweep, lambda rate, beta1: 1e-3 / rate)
+    expected = [(1, 3e-4), (1, 1e-3), (4, 3e-4), (4, 1e-3), (1, 1e-2), (4, 3e-3), (4, 1e-2)]
+    assert key_of_tried(tried) == expected
+
+
+def test_excluded_second_value_is_not_tried(tmp_path):
+    sweep = searching(tmp_path, exclude=[{"optimizer.beta1": 0.8}])
+    tried = run_to_the_end(sweep, lambda rate, beta1: bowl(rate, beta1, (1e-3, 0.8)))
+    assert {beta1 for _, beta1 in combinations_of(tried)} == {0.9, 0.95}
+
+
+def test_excluded_repetition_is_not_run(tmp_path):
+    sweep = searching(tmp_path, exclude=[{"training.seed": 1, "optimizer.lr": 1e-3}])
+    _, repetitions = choices_and_repetitions(sweep, run_to_the_end(sweep, bowl))
+    assert [cell.config.training.seed for cell in repetitions] == [0]
 
 
 def combinations_of(cells):
@@ -125,6 +200,17 @@ def test_cells_that_are_compared_are_marked_as_tuning(tmp_path):
 
 def test_tuning_seed_is_in_names(tmp_path):
     assert searching(tmp_path).cells[0].name == "p4-lr0.001-s100"
+
+
+def test_group_of_all_cells_is_named(tmp_path):
+    """The sweep varies only what is chosen."""
+    choice = {"seed": SEED, "second": [{"over": "optimizer.beta1", "values": [0.8]}]}
+    grid = {"optimizer.lr": [1e-3, 3e-3, 3e-4]}
+    repeat = {"set": {"training.seed": [0]}}
+    sweep = Sweep.load(write_sweep(tmp_path, grid=grid, choose=choice, repeat=repeat))
+    tried = run_to_the_end(sweep, bowl)
+    table = choice_table(choose(tried, sweep.spec.choose), sweep.spec.choose)
+    assert table["cells"].tolist() == ["all"] * len(tried)
 
 
 def test_choice_table_has_the_second_value(tmp_path):

@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from brx.cli.main import main
 from brx.config.loading import dump_config, preset_with
@@ -18,13 +20,14 @@ from brx.data.prepare import prepare
 from brx.environment import brx_command, child_environment
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
+from brx.runs.folder import lock
 from brx.sweep.choice import choose, tried_cells
-from brx.sweep.run import calibrate, check_names
-from brx.sweep.spec import State, Sweep, prepare_folder, state_of
+from brx.sweep.run import calibrate, check_names, run_and_print
+from brx.sweep.spec import CELLS_LOCK, State, Sweep, placed, prepare_folder, state_of
 from brx.train.build import assemble
 from brx.train.loop import train
 from tests.processes import start_brx
-from tests.sweep.helpers import write_sweep
+from tests.sweep.helpers import Pretending, write_sweep
 from tests.train.helpers import losses, tiny_config, wait_for_lines
 
 
@@ -37,6 +40,19 @@ def test_dry_run_lists_cells(tmp_path, printed):
     assert out.count("waiting") == 4 + 1  # a line per cell, and the count
     assert "4 cells" in out
     assert "with 2 at a time" in out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ({"runtime.device": "cuda"}, "too large to time without a GPU"),
+        ({"runtime.graphs": True}, "with 1 at a time"),
+    ],
+)
+def test_dry_run_needs_no_gpu(setting, expected, tmp_path, printed):
+    out = printed("sweep", write_sweep(tmp_path, set=setting), "--dry-run", "--jobs", "1")
+    assert f"{expected}\n" in out
 
 
 def test_dry_run_writes_nothing(tmp_path, printed):
@@ -84,6 +100,81 @@ def test_equal_cells_of_two_sweeps_train_once(tmp_path):
         sweeps.append(str(write_sweep(folder, grid=grid, out=str(tmp_path / "cells"))))
     assert main(["sweep", *sweeps, "--jobs", "1"]) == 0
     assert len(list((tmp_path / "cells").glob("*--*"))) == 1
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """Runs a sweep without training; gives the cells that it started."""
+    monkeypatch.setattr("brx.sweep.run._prepare_data", lambda sweep, *, retry_failed: None)
+    monkeypatch.setattr("brx.sweep.run.POLL_S", 0.0)
+
+    def run(sweep, loss_of, *, retry_failed=False):
+        launcher = Pretending(loss_of)
+        run_and_print(sweep, launcher, retry_failed=retry_failed)
+        return launcher.started
+
+    return run
+
+
+def two_names_of_a_cell(folder):
+    """Sweeps that share a folder, where the only cell of the second is the last of the first."""
+    first = Sweep.load(write_sweep(folder, grid={"optimizer.lr": [1e-3, 3e-3]}))
+    settings = {"optimizer.lr": 3e-3}
+    second = Sweep.load(write_sweep(folder, grid={"pipeline.stages": [4]}, set=settings))
+    assert first.cells[1].folder != second.cells[0].folder
+    return first, second
+
+
+def test_cell_that_another_sweep_began_meanwhile_trains_once(tmp_path, pretended):
+    first, second = two_names_of_a_cell(tmp_path)
+    of_second = []
+
+    def loss_of(cell):
+        if not of_second:  # the other sweep runs while the first one's first cell trains
+            of_second.extend(pretended(second, lambda other: 2.0))
+        return 3.0
+
+    of_first = pretended(first, loss_of)
+    assert [cell.name for cell in of_first + of_second] == ["lr0.001-s0", "p4-s0"]
+    assert len(list(first.out.glob("*--*"))) == 2
+
+
+def test_folder_of_a_cell_is_made_by_one_sweep_at_a_time(tmp_path):
+    """The one that comes second takes the folder of the first."""
+    first, second = two_names_of_a_cell(tmp_path)
+    with ThreadPoolExecutor() as other:
+        with lock(first.out, name=CELLS_LOCK):
+            waiting = other.submit(placed, first.cells[1])
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.2)
+            second.cells[0].folder.mkdir()
+        assert waiting.result().folder == second.cells[0].folder
+
+
+def test_failures_of_cells_with_one_name_are_all_told(tmp_path, pretended, capsys):
+    """Names of the grid are made distinct, those of repetitions are not."""
+    grid = {"p": [{"pipeline.stages": 4, "training.clip": clip} for clip in (1.0, 1.0000001)]}
+    sweep = Sweep.load(write_sweep(tmp_path, grid=grid, repeat={"set": {"training.seed": [1]}}))
+    names = [cell.name for cell in sweep.repetitions(sweep.cells)]
+    assert names[0] == names[1]
+    pretended(sweep, lambda cell: None if cell.config.training.seed else 1.0)
+    told = capsys.readouterr()
+    assert told.out.count(f"failed cell {names[0]}: killed by SIGKILL") == 2
+    assert "[2 of 4 done" in told.err
+
+
+def test_search_goes_on_after_a_cell_that_is_retried(tmp_path, pretended):
+    """Its result changes the best rate, and the further ones to try."""
+    losses = {3e-5: 4.5, 1e-4: 4.0, 3e-4: 3.0, 1e-3: 3.5, 3e-3: 2.0, 1e-2: 1.0, 3e-2: 1.5}
+    choice = {"further": [3e-5, 1e-4, 1e-2, 3e-2], "seed": 100}
+    grid = {"optimizer.lr": [3e-4, 1e-3, 3e-3]}
+    repeat = {"set": {"training.seed": [0]}}
+    sweep = Sweep.load(write_sweep(tmp_path, grid=grid, choose=choice, repeat=repeat))
+    killed = losses | {3e-3: None}
+    pretended(sweep, lambda cell: killed[cell.config.optimizer.lr])
+    retried = pretended(sweep, lambda cell: losses[cell.config.optimizer.lr], retry_failed=True)
+    started = [(cell.config.optimizer.lr, cell.config.training.seed) for cell in retried]
+    assert started == [(3e-3, 100), (1e-2, 100), (3e-2, 100), (1e-2, 0)]
 
 
 def test_cell_stopped_early_is_continued(tmp_path):
