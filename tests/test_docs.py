@@ -109,9 +109,9 @@ def test_a_stale_number_is_found(tmp_path):
     page = tmp_path / "page.md"
     marked = "<!-- numbers: results/tables/compare.md -->"
     page.write_text(
-        f"{marked}\nLosses of 2.27 and 1.234, 66 % and 31 %.\n\n{marked}\n| a | 17 | 15.7 |\n\n9.87"
+        f"{marked}\nLosses of 2.27 and 1.234, 66 % and 31 %.\n\n{marked}\n| a | 47 | 15.7 |\n\n9.87"
     )
-    assert [number for _, number in stale_numbers(page)] == ["1.234", "31", "17"]
+    assert [number for _, number in stale_numbers(page)] == ["1.234", "31", "47"]
 
 
 def test_hours_of_the_committed_runs():
