@@ -253,16 +253,25 @@ class DelayedPipeline:
         _DELAYED.pop(self.model, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """The versions, to be saved with the model and the optimizer between two updates (no
-        copies)."""
-        history = self._windows.history
+        """The versions, to be saved at any moment with the model and the optimizer (no copies); in
+        the middle of an update, gradients belong to them."""
+        windows = self._windows
+        history = windows.history
         stages = [] if history is None else [_stage_state(stage) for stage in history.stages]
+        is_pending = windows.is_pending
+        if windows.has_begun and self._by_stage is None and self._is_cut_known:
+            # The pass that follows would decide it; in a resumed process it would be the first one.
+            self._decide_cut()
         return {
             "updates": self.updates,
-            "is_pending": self._windows.is_pending,
+            "is_pending": is_pending,
             "accumulation": self._accumulation,
             "by_stage": self._by_stage,
             "stages": stages,
+            # After the first update there is no history yet, and no other trace of version 0.
+            "initial": windows.initial if is_pending else None,
+            "num_windows": windows.num_complete_windows,
+            "num_backward": windows.num_backward,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -278,16 +287,51 @@ class DelayedPipeline:
         by_stage = state["by_stage"]
         if by_stage is not None:
             self._take_over_cut(by_stage)
-        recorded = state["updates"] - state["is_pending"]
-        history = None
-        if state["stages"]:
-            initial = {name: contents(each) for name, each in self._trained.items()}
-            history = self._make_history(initial)
-            if len(history.stages) != len(state["stages"]):
-                raise ValueError("the state comes from a pipeline with other delays")
-            for stage, saved in zip(history.stages, state["stages"], strict=True):
-                _load_stage(stage, saved)
-        self._windows.restart(recorded, history, is_pending=bool(state["is_pending"]))
+        is_pending = bool(state["is_pending"])
+        recorded = state["updates"] - is_pending
+        history = initial = None
+        if state["stages"] or recorded:
+            history = self._load_history(state["stages"])
+        elif is_pending:
+            initial = self._load_initial(state.get("initial"))
+        self._windows.restart(
+            recorded,
+            history,
+            is_pending=is_pending,
+            initial=initial,
+            num_windows=state.get("num_windows", 0),
+            num_backward=state.get("num_backward", 0),
+        )
+
+    def _load_history(self, saved: Sequence[Mapping[str, Any]]) -> History:
+        """The versions of a saved state."""
+        history = self._make_history(self._now())
+        if len(history.stages) != len(saved):
+            raise ValueError("the state comes from a pipeline with other delays")
+        for stage, of_stage in zip(history.stages, saved, strict=True):
+            _load_stage(stage, of_stage)
+        return history
+
+    def _load_initial(self, saved: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        """Version 0 of a state that was saved after the first update."""
+        now = self._now()
+        if saved is None:
+            if self._has_delay:
+                raise ValueError(
+                    "the state was saved after the first update by an earlier brx, which left out "
+                    "version 0; load one of a later update"
+                )
+            return now  # no stage uses it
+        if saved.keys() != now.keys():
+            raise ValueError("the state comes from a model with other parameters")
+        initial = {}
+        for name, weight in now.items():
+            initial[name] = torch.empty_like(weight).copy_(saved[name])
+        return initial
+
+    def _now(self) -> dict[str, Tensor]:
+        """What the parameters hold, by name."""
+        return {name: contents(each) for name, each in self._trained.items()}
 
     def __deepcopy__(self, memo: object) -> None:
         warn_user("a copy of the model is a plain one, without a pipeline; call delayed on it")

@@ -108,6 +108,23 @@ class Windows:
         """Whether a window of `micro_batch()` is open."""
         return self.current is not None and self.current.is_explicit
 
+    @property
+    def initial(self) -> dict[str, Tensor] | None:
+        """Version 0 by name, from the first pass on until there is a history."""
+        return self._initial
+
+    @property
+    def num_complete_windows(self) -> int:
+        """The windows of the update under way, without one whose backward pass is still to come: a
+        saved state has no graph, so its forward pass comes again."""
+        is_incomplete = self.current is not None and not self.current.has_ended
+        return self._num_windows - is_incomplete
+
+    @property
+    def num_backward(self) -> int:
+        """The windows of the update under way whose backward pass has ended."""
+        return self._num_backward
+
     # Opening and closing
 
     def open(self, *, is_explicit: bool = False) -> Window:
@@ -402,17 +419,40 @@ class Windows:
                 contents(parameter).copy_(kept)
             self._aside = None
 
-    def restart(self, updates: int, history: History | None, *, is_pending: bool) -> None:
-        """Go on as after `updates` updates, with their versions; without any from the beginning."""
+    def restart(
+        self,
+        updates: int,
+        history: History | None,
+        *,
+        is_pending: bool,
+        initial: dict[str, Tensor] | None = None,
+        num_windows: int = 0,
+        num_backward: int = 0,
+    ) -> None:
+        """Go on where a state was taken.
+
+        Args:
+            updates: those that are versions.
+            history: their versions; None if there was none yet.
+            is_pending: whether a further update has been made.
+            initial: version 0, if that is the first update.
+            num_windows: those of the update under way.
+            num_backward: those of it whose backward pass has ended.
+        """
         self.close()
         self.history = history
         if history is not None:
             history.newest_version = updates
-        self._initial = None
+        self._initial = initial
         self._latest = None
         self._recorded = updates
         self._stepped_at.clear()
         self._start_update()
+        self._num_windows = num_windows
+        self._num_backward = num_backward
+        if num_windows and not is_pending:
+            self.begin()  # in the middle of the first update: the weights are still version 0
+            self._serial += 1  # the step that follows has a window before it
         self._has_stepped = is_pending
 
     # Steps
