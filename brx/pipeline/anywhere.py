@@ -512,13 +512,17 @@ class DelayedPipeline:
         if self._by_stage is None:
             self._order.see_output(self.model, tensors)
         if not tensors and torch.is_grad_enabled() and self._stash != "exact":
-            raise UserError(
-                f"delayed: stash {self._stash} needs to know where the backward pass begins, but "
-                "the model's output holds no tensor with a gradient; return tensors, lists, dicts "
-                "or data classes of them"
-            )
+            self._refuse_unknown_output()
+        window.is_watched |= bool(tensors)
         for tensor in tensors:  # whichever is reached first begins the backward pass
             tensor.register_hook(partial(self._before_backward, window))  # type: ignore[no-untyped-call]
+
+    def _refuse_unknown_output(self) -> None:
+        raise UserError(
+            f"delayed: stash {self._stash} needs to know where the backward pass begins, but the "
+            "model's output holds no tensor with a gradient; return tensors, lists, dicts or data "
+            "classes of them"
+        )
 
     def _before_backward(self, window: Window, gradient: Tensor) -> None:
         self._windows.begin_backward(window)
@@ -560,7 +564,12 @@ class DelayedPipeline:
             self._gradient_hooks = []
 
     def _see_gradient(self, name: str, parameter: Tensor) -> None:
-        if self._has_delay and self._windows.current is None:
+        window = self._windows.current
+        if window is not None:
+            if self._stash != "exact" and self._has_delay and not window.is_watched:
+                self._refuse_unknown_output()
+            self._windows.see_gradient()
+        elif self._has_delay:
             self._check.see_stray_gradient(name)
         if self._check.is_on:
             self._check.see_gradient(name)

@@ -117,7 +117,7 @@ def has_nonzero(gradient: Tensor) -> bool:
 
 def tensors_with_gradient(output: Any) -> list[Tensor]:
     """The tensors of a model's output that a backward pass may begin at: in lists, dictionaries and
-    data classes, nested or not."""
+    objects, nested or not."""
     found: list[Tensor] = []
     seen: set[int] = set()
     waiting = [output]
@@ -133,10 +133,16 @@ def tensors_with_gradient(output: Any) -> list[Tensor]:
 
 
 def _fields(value: Any) -> list[Any]:
-    """The attributes of an object of a user's class, without modules."""
+    """The attributes of an object of a user's class, also those in slots; without modules."""
     if isinstance(value, torch.nn.Module | type):
         return []
-    return list(getattr(value, "__dict__", {}).values())
+    fields = list(getattr(value, "__dict__", {}).values())
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            if not name.startswith("__") and hasattr(value, name):
+                fields.append(getattr(value, name))
+    return fields
 
 
 def warn_user(message: str) -> None:

@@ -34,9 +34,13 @@ class Window:
     """The version counter of its contents; see `brx.pipeline.history`."""
     is_explicit: bool = False
     """Opened by `micro_batch()`, which closes it."""
+    is_watched: bool = False
+    """An output of its forward passes shows when the backward pass begins."""
     is_in_backward: bool = False
     is_of_backward: bool = False
     """Under `none` and `predict`: the parameters hold what the backward pass computes with."""
+    has_gradients: bool = False
+    """Gradients have arrived by a backward pass that no output has shown."""
     has_ended: bool = False
     """Its backward pass has ended: the next forward pass is another micro-batch."""
     stepped: set[int] = field(default_factory=set)
@@ -117,13 +121,16 @@ class Windows:
     def num_complete_windows(self) -> int:
         """The windows of the update under way, without one whose backward pass is still to come: a
         saved state has no graph, so its forward pass comes again."""
-        is_incomplete = self.current is not None and not self.current.has_ended
+        window = self.current
+        is_incomplete = window is not None and not (window.has_ended or window.has_gradients)
         return self._num_windows - is_incomplete
 
     @property
     def num_backward(self) -> int:
         """The windows of the update under way whose backward pass has ended."""
-        return self._num_backward
+        window = self.current
+        is_one_more = window is not None and window.has_gradients and not window.has_ended
+        return self._num_backward + is_one_more
 
     # Opening and closing
 
@@ -131,6 +138,7 @@ class Windows:
         """A training pass begins: its micro-batch's window, a new one or that which is open."""
         self.end_peek()
         self._refuse_after_step_within()
+        self._end_if_not_shown()
         window = self.current
         if window is None or window.has_ended:
             self.close()
@@ -194,6 +202,13 @@ class Windows:
             self._num_backward += 1
         if self.current is window:
             self.close()
+
+    def _end_if_not_shown(self) -> None:
+        """End a window whose backward pass has not gone through an output of the model: it is over
+        where gradients have arrived, and the next pass or step begins."""
+        window = self.current
+        if window is not None and window.has_gradients and not window.is_explicit:
+            self.end(window)
 
     def peek(self) -> None:
         """Show the newest weights in the middle of a window."""
@@ -311,6 +326,15 @@ class Windows:
             return  # create_graph: another backward pass goes through this one
         window.is_in_backward = True
         at_end_of_backward(partial(self._end_backward, window))
+
+    def see_gradient(self) -> None:
+        """A parameter's gradient has arrived."""
+        window = self.current
+        if window is None or window.is_in_backward:
+            return
+        if torch.is_grad_enabled():
+            return  # create_graph: another backward pass goes through this one
+        window.has_gradients = True
 
     def _count_anew_if_cleared(self) -> None:
         """Between the two passes of a micro-batch, loops clear gradients of a step that they have
@@ -474,6 +498,7 @@ class Windows:
             return
         if window is not None:
             self._watch_graph_of_gradients(window)
+        self._end_if_not_shown()
         self.close()
         self.raise_problem()
         if takes_closure or not is_outermost:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from brx import delayed
-from tests.pipeline.loops import make, plain_loss
+from tests.pipeline.loops import batch, loss_of, make, plain_loss
 
 LAST = 8  # updates
 
@@ -36,10 +36,10 @@ SETTINGS = [
 class Run:
     """An ordinary loop, and what it has lost."""
 
-    def __init__(self, settings):
+    def __init__(self, settings, model=None):
         settings = {"stages": 4, **settings}
         self.accumulation = settings.get("accumulation", 1)
-        self.model = make()
+        self.model = make() if model is None else model
         # With the sizes of its weights changing fast, each version counts.
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
         self.pipeline = delayed(self.model, self.optimizer, **settings)
@@ -122,6 +122,30 @@ def test_state_between_the_passes_and_before_the_step(settings, update):
             run.go_on(last, LAST * run.accumulation)
             assert run.losses == expected.losses[last - 1 :]
         assert run.pipeline.updates == LAST
+
+
+def test_state_after_a_backward_pass_that_no_output_shows():
+    class Hidden(torch.nn.Sequential):
+        def forward(self, x):
+            return iter([super().forward(x)])
+
+    def micro_batch(run, n):
+        loss = loss_of(next(run.model(batch(n))))
+        loss.backward()
+        run.losses.append(loss.item())
+        if n % 2 == 0:
+            run.step()
+
+    run = Run({"accumulation": 2}, Hidden(*make()))
+    for n in range(1, 16):
+        micro_batch(run, n)
+        if n == 7:
+            file = run.saved()
+    other = Run({"accumulation": 2}, Hidden(*make()))
+    other.load(file)
+    for n in range(8, 16):
+        micro_batch(other, n)
+    assert other.losses == run.losses[7:]
 
 
 def test_state_in_an_accumulation_whose_gradients_are_lost():
