@@ -17,7 +17,7 @@ from functools import partial
 from itertools import chain
 from numbers import Integral
 from typing import Any, Literal, get_args
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -44,14 +44,16 @@ from brx.pipeline.hooks import (
     num_running,
     tensors_with_gradient,
     warn_user,
+    weakly,
 )
 from brx.pipeline.self_check import SelfCheck
 from brx.pipeline.sharded import drop_gathered, gathers_parameters
 from brx.pipeline.use_order import UseOrder, on_meta_device
 from brx.pipeline.windows import Window, Windows
 
-# The models that are under delay already, each with the parameters that train.
-_DELAYED: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()
+# The models that are under delay already. A pipeline holds its model, so a strong reference to it
+# would keep the model for good.
+_DELAYED: WeakKeyDictionary[nn.Module, ReferenceType["DelayedPipeline"]] = WeakKeyDictionary()
 
 WRAPPED = ("optimizer", "base_optimizer", "_optimizer")
 """Where wrappers of optimizers keep what they wrap."""
@@ -159,7 +161,7 @@ class DelayedPipeline:
         self._gradient_hooks: list[Any] = []
         self._has_delay = any(delay.tau for delay in self._delays)
         self._add_hooks()
-        _DELAYED[model] = list(self._trained.values())
+        _DELAYED[model] = ref(self)
 
     # What users ask
 
@@ -514,8 +516,9 @@ class DelayedPipeline:
         if not tensors and torch.is_grad_enabled() and self._stash != "exact":
             self._refuse_unknown_output()
         window.is_watched |= bool(tensors)
+        before_backward = weakly(self._before_backward)
         for tensor in tensors:  # whichever is reached first begins the backward pass
-            tensor.register_hook(partial(self._before_backward, window))  # type: ignore[no-untyped-call]
+            tensor.register_hook(partial(before_backward, window))  # type: ignore[no-untyped-call]
 
     def _refuse_unknown_output(self) -> None:
         raise UserError(
@@ -538,9 +541,10 @@ class DelayedPipeline:
     def _watch_gradients(self) -> None:
         """See whether gradients arrive in a window; in the first updates also which, and in which
         order."""
+        see_gradient = weakly(self._see_gradient)
         for name, parameter in self._trained.items():
             if parameter.requires_grad:
-                action = partial(self._see_gradient, name)
+                action = partial(see_gradient, name)
                 self._gradient_hooks.append(
                     parameter.register_post_accumulate_grad_hook(action)  # type: ignore[no-untyped-call]
                 )
@@ -671,8 +675,11 @@ def stage_map_in_order(
 
 def _refuse_shared(trained: Mapping[str, Tensor]) -> None:
     """UserError for a parameter that another pipeline delays already."""
-    for other, parameters in _DELAYED.items():
-        ids = {id(parameter) for parameter in parameters}
+    for other, reference in _DELAYED.items():
+        pipeline = reference()
+        if pipeline is None:
+            continue
+        ids = {id(parameter) for parameter in pipeline._trained.values()}
         shared = [name for name, parameter in trained.items() if id(parameter) in ids]
         if shared:
             raise UserError(

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -72,6 +73,22 @@ class AtEnd:
 def at_end_of_backward(action: Callable[[], None]) -> None:
     """Call `action` when the backward pass ends that runs just now."""
     torch.autograd.Variable._execution_engine.queue_callback(AtEnd(action))
+
+
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """A function that calls a bound method for as long as its object lives.
+
+    For hooks of tensors: Python's garbage collector does not see what they hold, so one that holds
+    what holds its tensor would keep both for good.
+    """
+    reference = WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        found = reference()
+        if found is not None:
+            found(*args)
+
+    return call
 
 
 def is_in_backward() -> bool:

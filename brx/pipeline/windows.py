@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from brx.errors import UserError, some
 from brx.pipeline.history import WINDOW_COUNTERS, History, contents, counters_of
-from brx.pipeline.hooks import STEP, at_end_of_backward, has_nonzero, num_running
+from brx.pipeline.hooks import STEP, at_end_of_backward, has_nonzero, num_running, weakly
 from brx.pipeline.self_check import SelfCheck
 
 
@@ -511,10 +511,11 @@ class Windows:
     def _watch_graph_of_gradients(self, window: Window) -> None:
         """After `backward(create_graph=True)`, the step may differentiate the gradients (a product
         with the Hessian): such a pass needs the window's contents from its first node on."""
+        begin_backward = weakly(self.begin_backward)
         for parameter in self._parameters:
             gradient = parameter.grad
             if gradient is not None and gradient.grad_fn is not None:
-                gradient.register_hook(lambda _: self.begin_backward(window))  # type: ignore[no-untyped-call]
+                gradient.register_hook(lambda _: begin_backward(window))  # type: ignore[no-untyped-call]
 
     def _refuse_step_without_window(self, optimizer: Optimizer) -> None:
         gradients = [p.grad for p in self._parameters if p.grad is not None]

@@ -1,9 +1,11 @@
 """What wraps models and optimizers, copies and saves them."""
 
 import copy
+import gc
 import importlib
 import io
 import warnings
+from weakref import ref
 
 import pytest
 import torch
@@ -129,6 +131,42 @@ def test_removed_pipeline_trains_without_delay():
     for each, of in ((model, optimizer), (plain, twin)):
         go_on(each, of, range(6, 10))
     assert_same(flat(model), flat(plain))
+
+
+class Remembering(nn.Sequential):
+    """Keeps its last output, and the graph behind it."""
+
+    def forward(self, x):
+        self.last = super().forward(x)
+        return self.last
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, Remembering])
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+def test_models_that_nobody_holds_are_freed(kind, create_graph):
+    def train_one():
+        model = kind(*make())
+        optimizer = sgd(model.parameters())
+        pipeline = delayed(model, optimizer, 4)
+        for t in range(4):
+            optimizer.zero_grad()
+            plain_loss(model, t).backward(create_graph=create_graph)
+            optimizer.step()
+        return ref(model), ref(pipeline)
+
+    references = train_one()
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+
+
+def test_pipeline_that_nobody_holds_goes_on():
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+    gc.collect()
+    go_on(model, optimizer, range(12))
+    assert_same(flat(model), simulate())
 
 
 def test_data_parallel_copies_are_refused():
