@@ -582,15 +582,25 @@ class DelayedPipeline:
 
     # Copies of the model, and its state
 
-    def _before_copy(self, memo: dict[int, Any]) -> None:
-        """The model is about to be copied or saved as a whole: with its newest weights."""
-        if self._windows.current is None:
-            return
-        self._windows.close()
+    def _before_copy(self, memo: dict[int, Any]) -> Callable[[], None] | None:
+        """The model is about to be copied or saved as a whole: with its newest weights. Gives what
+        goes back to the window."""
+        windows = self._windows
+        window = windows.current
+        if window is None or windows.is_peeking:
+            return None
+        windows.peek()
         for parameter in self._trained.values():
             copied = memo.get(id(parameter))  # copied already, with what it held then
             if isinstance(copied, Tensor):
                 contents(copied).copy_(contents(parameter))
+        return partial(self._after_copy, window)
+
+    def _after_copy(self, window: Window) -> None:
+        # Where the copy's memo lives on, the loop may be somewhere else by now.
+        is_evaluating = self._depth > 0 or self._saving is not None
+        if self._windows.current is window and not is_evaluating:
+            self._windows.end_peek()
 
     def _before_load(self, module: nn.Module, *args: Any) -> None:
         """A state is about to be loaded: into the newest weights."""

@@ -28,11 +28,13 @@ class Hook:
     Args:
         action: called with the hook's arguments.
         before_copy: called with the memo of `copy.deepcopy` (empty for pickle) before the copy goes
-            on.
+            on. It may give what is to be called when the copy is complete.
     """
 
     def __init__(
-        self, action: Callable[..., Any], before_copy: Callable[[dict[int, Any]], None]
+        self,
+        action: Callable[..., Any],
+        before_copy: Callable[[dict[int, Any]], Callable[[], None] | None],
     ) -> None:
         self._action = action
         self._before_copy = before_copy
@@ -41,24 +43,31 @@ class Hook:
         self._action(*args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        self._before_copy(memo)
+        after_copy = self._before_copy(memo)
+        if after_copy is not None:
+            at_end = AtEnd(after_copy)
+            memo[id(at_end)] = at_end  # nothing else outlives the copy by as little as its memo
         return no_hook
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._before_copy({})
-        return _make_no_hook, ()
+        after_copy = self._before_copy({})
+        if after_copy is None:
+            return _make_no_hook, ()
+        # A pickler keeps what it has saved, and `torch.save` the pickler until the file is written.
+        return _make_no_hook, (AtEnd(after_copy),)
 
 
 def no_hook(*args: Any) -> None:
     """A hook that does nothing."""
 
 
-def _make_no_hook() -> Callable[..., None]:
+def _make_no_hook(at_end: None = None) -> Callable[..., None]:
     return no_hook
 
 
 class AtEnd:
-    """Called once at the end of a backward pass; where that fails, when autograd lets go of it."""
+    """Called once: at the end of a backward pass, or else when the last one lets go of it. In a
+    file it is None."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._actions = [action]
@@ -68,6 +77,9 @@ class AtEnd:
             self._actions.pop()()
 
     __del__ = __call__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
 
 
 def at_end_of_backward(action: Callable[[], None]) -> None:

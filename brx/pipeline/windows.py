@@ -132,6 +132,11 @@ class Windows:
         is_one_more = window is not None and window.has_gradients and not window.has_ended
         return self._num_backward + is_one_more
 
+    @property
+    def is_peeking(self) -> bool:
+        """Whether the newest weights are shown in the middle of a window."""
+        return self._is_peeking
+
     # Opening and closing
 
     def open(self, *, is_explicit: bool = False) -> Window:

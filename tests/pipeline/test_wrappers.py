@@ -78,6 +78,41 @@ def test_window_goes_on_after_a_copy():
     assert_same(flat(model), simulate())
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved])
+def test_window_goes_on_between_two_forward_passes(copied):
+    """Both see the version of the micro-batch, and so do weights that are read after the copy."""
+    model, twin = make(), make()
+    optimizer, twin_optimizer = sgd(model.parameters()), sgd(twin.parameters())
+    pipeline = delayed(model, optimizer, 4, 3, accumulation=2)
+    naive = Naive(twin, accumulation=2)
+    naive.taus = dict.fromkeys(naive.taus, 3)
+    for t in range(8):
+        naive.begin_update()
+        for j in (1, 2):
+            n = 2 * t + j
+            first = plain_loss(model, n)
+            held = flat(model)
+            newest = flat(copied(model))
+            assert torch.equal(flat(model), held)
+            assert torch.equal(newest, flat(twin))
+            (first * plain_loss(model, n + 50)).backward()
+            naive.backward(lambda call, n=n: plain_loss(call, n) * plain_loss(call, n + 50), j)
+        for each in (optimizer, twin_optimizer):
+            each.step()
+            each.zero_grad()
+    assert_same(flat(model), flat(twin))
+    assert pipeline.updates == 8
+
+
+def test_saved_model_in_a_window_is_a_plain_file():
+    """It is the file of a model outside of a window: nothing of the pipeline is in it."""
+    model, _, _ = started()
+    plain_loss(model, 6)
+    file = io.BytesIO()
+    torch.save(model, file)
+    assert b"AtEnd" not in file.getvalue()
+
+
 def test_copied_part_in_a_window_is_newest():
     model, _, _ = started()
     newest = flat(model)
