@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from brx.errors import UserError, some
-from brx.pipeline.history import WINDOW_COUNTERS, History, contents, counters_of
+from brx.pipeline.history import WINDOW_COUNTERS, History, contents, counters_of, is_equal
 from brx.pipeline.hooks import STEP, at_end_of_backward, has_nonzero, num_running, weakly
 from brx.pipeline.self_check import SelfCheck
 
@@ -407,7 +407,7 @@ class Windows:
     def _differs_from_initial(self) -> bool:
         assert self._initial is not None
         for kept, parameter in zip(self._initial.values(), self._parameters, strict=True):
-            if not torch.equal(kept, contents(parameter)):
+            if not is_equal(kept, contents(parameter)):
                 return True
         return False
 
