@@ -8,7 +8,7 @@ parameters hold the old versions of their stages. Needs torch alone.
 Version t is what the weights are when the first pass of the next update begins.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -81,6 +81,8 @@ class Windows:
         self._aside: list[Tensor] | None = None  # contents in the middle of an optimizer's step
         self._num_windows = 0  # windows of the current update
         self._num_backward = 0  # windows of it whose backward pass has ended
+        # Marks of the gradients when the last backward pass had ended; None if they are not known.
+        self._gradients_left: list[tuple[int, int]] | None = None
         self._serial = 0  # number of windows, over all updates
         # By id of an optimizer whose step runs: how many within each other (`super().step()`).
         self._stepping: dict[int, int] = {}
@@ -205,6 +207,8 @@ class Windows:
         if not window.has_ended:
             window.has_ended = True
             self._num_backward += 1
+            if self._accumulation > 1:
+                self._gradients_left = _marks_of(self._parameters)
         if self.current is window:
             self.close()
 
@@ -214,6 +218,7 @@ class Windows:
         window = self.current
         if window is not None and window.has_gradients and not window.is_explicit:
             self.end(window)
+            self._gradients_left = None  # the loop may have cleared them since they have arrived
 
     def peek(self) -> None:
         """Show the newest weights in the middle of a window."""
@@ -274,8 +279,11 @@ class Windows:
     def _are_gradients_gone(self) -> bool:
         """Whether the gradients of the update under way have been cleared, to None or to zero."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        if self._num_backward < self._accumulation:  # zeros are worth looking for when M are there
-            return not gradients
+        if self._num_backward < self._accumulation:
+            # To look for zeros waits for the device: only where somebody has written gradients.
+            is_touched = self._gradients_left != _marks_of(self._parameters)
+            if gradients and not is_touched:
+                return False
         return not any(has_nonzero(gradient) for gradient in gradients)
 
     def _show(self, window: Window) -> None:
@@ -479,6 +487,7 @@ class Windows:
         self._start_update()
         self._num_windows = num_windows
         self._num_backward = num_backward
+        self._gradients_left = None
         if num_windows and not is_pending:
             self.begin()  # in the middle of the first update: the weights are still version 0
             self._serial += 1  # the step that follows has a window before it
@@ -549,3 +558,15 @@ class Windows:
             return
         self._stepped_at[id(optimizer)] = self._serial
         self._has_stepped = True
+
+
+def _marks_of(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Marks of the parameters' gradients, which change where a gradient is replaced or written."""
+    marks = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None:
+            # Tensors that were made in inference mode do not count their versions.
+            counter = 0 if gradient.is_inference() else gradient._version
+            marks.append((id(gradient), counter))
+    return marks
