@@ -81,7 +81,8 @@ class DelayedPipeline:
         stages: P, which cuts the model's blocks (or layers) evenly in the order in which its first
             forward pass uses them; or a mapping from parameter names or their beginnings
             (`blocks.3`), or a function of the name, to the stage from 0 (docs/own-model.md).
-        delay: as in the section `pipeline` of a configuration (docs/semantics.md).
+        delay: as in the section `pipeline` of a configuration (docs/semantics.md). A list may be an
+            array.
         accumulation: M, the micro-batches (forward and backward passes) per update. All passes
             beyond M use the version of the M-th: with 1, all passes of update t use version
             t - 1 - tau.
@@ -137,6 +138,7 @@ class DelayedPipeline:
         self._places = _places(model)
         self._sharded = [module for module in model.modules() if gathers_parameters(module)]
         self._stages = stages
+        delay = _without_arrays(delay)
         self._profile = delay
         self._seed = seed
         self._accumulation = accumulation = int(accumulation)
@@ -150,7 +152,7 @@ class DelayedPipeline:
         if is_known_before_use(stages) or example is not None:
             self._decide_cut()
         num_stages = stages if isinstance(stages, int) else len(self.by_stage)
-        self._delays = delays_of(delay, num_stages, accumulation, seed=seed)
+        self._delays = _delays_of(delay, num_stages, accumulation, seed)
 
         self._check = SelfCheck(self._trained, accumulation)
         self._windows = Windows(self._trained, accumulation, self._make_history, self._check)
@@ -744,6 +746,19 @@ def _load_stage(stage: StageHistory, saved: Mapping[str, Any]) -> None:
 def _is_whole(value: Any) -> bool:
     """Whether a value is a whole number (numpy's, too)."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _without_arrays(delay: Any) -> Any:
+    """A delay as `delays_of` takes it: lists and numbers for numpy's arrays and torch's tensors."""
+    return delay.tolist() if hasattr(delay, "tolist") else delay
+
+
+def _delays_of(delay: Any, num_stages: int, accumulation: int, seed: int) -> list[StageDelay]:
+    """`delays_of`, with UserError for what is no delay."""
+    try:
+        return delays_of(delay, num_stages, accumulation, seed=seed)
+    except ValueError as error:
+        raise UserError(f"delayed: {error}") from error
 
 
 def _check_settings(accumulation: Any, stash: Any, forecast: Any, rings: Any) -> None:
