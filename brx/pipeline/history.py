@@ -200,7 +200,7 @@ class History:
         if not self._newest_counters:
             self._newest_counters = list(counters_of(self._parameters))
         self._before_move()
-        with _writable():
+        with writable():
             for stage in self.stages:
                 stage.load(micro_batch)
             set_counters(self._parameters, [counter] * len(self._parameters))
@@ -214,7 +214,7 @@ class History:
     def show_newest(self) -> None:
         """Parameters := the newest version, after `show`."""
         self._before_move()
-        with _writable():
+        with writable():
             for stage in self.stages:
                 stage.load_newest(self.newest_version)
             set_counters(self._parameters, self._newest_counters)
@@ -286,8 +286,9 @@ def _different(
 
 
 @contextmanager
-def _writable() -> Iterator[None]:
-    """Evaluation may run under `torch.inference_mode`, and autocast keeps casts of weights."""
+def writable() -> Iterator[None]:
+    """For writes of contents: evaluation may run under `torch.inference_mode`, and autocast keeps
+    casts of weights."""
     torch.clear_autocast_cache()
     if not torch.is_inference_mode_enabled():
         yield

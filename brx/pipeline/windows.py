@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from brx.errors import UserError, some
-from brx.pipeline.history import WINDOW_COUNTERS, History, contents, counters_of, is_equal
+from brx.pipeline.history import WINDOW_COUNTERS, History, contents, counters_of, is_equal, writable
 from brx.pipeline.hooks import STEP, at_end_of_backward, has_nonzero, num_running, weakly
 from brx.pipeline.self_check import SelfCheck
 
@@ -199,7 +199,8 @@ class Windows:
                 self.history.show_newest_but_of(window.stepped)
             else:
                 self.history.show_newest()
-            self._put_aside_back()
+            self._show_aside()
+        self._aside = None
         self._seen = counters_of(self._parameters)
 
     def end(self, window: Window) -> None:
@@ -230,6 +231,7 @@ class Windows:
         self._is_peeking = True
         if self.history is not None:
             self.history.show_newest()
+            self._show_aside()
 
     def end_peek(self) -> None:
         """Back to the window."""
@@ -449,12 +451,13 @@ class Windows:
             self._ensure_history()
         self._aside = [contents(parameter).clone() for parameter in self._parameters]
 
-    def _put_aside_back(self) -> None:
-        """Where a window has closed within an optimizer's step: the weights are what they were."""
-        if self._aside is not None:
+    def _show_aside(self) -> None:
+        """Parameters := what they held when a window opened within an optimizer's step."""
+        if self._aside is None:
+            return
+        with writable():
             for parameter, kept in zip(self._parameters, self._aside, strict=True):
                 contents(parameter).copy_(kept)
-            self._aside = None
 
     def restart(
         self,
