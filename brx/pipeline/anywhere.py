@@ -38,6 +38,7 @@ from brx.pipeline.forecasts import FORECAST_RULES, Forecast, StashMode
 from brx.pipeline.history import History, StageHistory, contents
 from brx.pipeline.hooks import (
     CALL,
+    STATE_DICT,
     Hook,
     is_in_autograd_function,
     is_in_backward,
@@ -600,7 +601,7 @@ class DelayedPipeline:
 
     def _after_copy(self, window: Window) -> None:
         # Where the copy's memo lives on, the loop may be somewhere else by now.
-        is_evaluating = self._depth > 0 or self._saving is not None
+        is_evaluating = self._depth > 0 or self._is_saving()
         if self._windows.current is window and not is_evaluating:
             self._windows.end_peek()
 
@@ -610,9 +611,17 @@ class DelayedPipeline:
 
     def _before_state_dict(self, module: nn.Module, *args: Any) -> None:
         is_in_window = self._windows.current is not None and self._windows.history is not None
-        if is_in_window and self._saving is None:
+        # No module is within itself: where it comes again, its last state dict has failed.
+        is_outermost = module is self._saving or not self._is_saving()
+        if is_in_window and is_outermost:
             self._saving = module
             self._windows.peek()
+
+    def _is_saving(self) -> bool:
+        """Whether a state dict is being made just now."""
+        if self._saving is not None and not num_running(STATE_DICT, self._saving):
+            self._saving = None  # it failed, which no hook sees
+        return self._saving is not None
 
     def _after_state_dict(self, module: nn.Module, state: dict[str, Any], *args: Any) -> None:
         """In a window the state has copies of the newest weights; it would change with them."""

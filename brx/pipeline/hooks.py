@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 CALL = "_call_impl"
 """The function of `nn.Module` in which hooks and forward pass run."""
+STATE_DICT = "state_dict"
+"""The function of `nn.Module` that makes the state, and calls itself for the modules within."""
 STEP = "wrapper"
 """The function that `torch.optim.Optimizer` puts around each `step`."""
 

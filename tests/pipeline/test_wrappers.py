@@ -156,6 +156,34 @@ def test_state_dict_in_a_window_changes_no_gradient():
     assert_same(flat(model), simulate())
 
 
+def test_state_dict_that_fails_in_a_window():
+    """The next one is of the newest weights again."""
+
+    class Failing(nn.Linear):
+        is_failing = False
+
+        def _save_to_state_dict(self, *args):
+            if self.is_failing:
+                raise ZeroDivisionError
+            super()._save_to_state_dict(*args)
+
+    model = nn.Sequential(*make(), Failing(4, 4).double())
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 5)
+    go_on(model, optimizer, range(4))
+    newest = flat(model)
+    loss = plain_loss(model, 4)
+    model[4].is_failing = True
+    with pytest.raises(ZeroDivisionError):
+        model.state_dict()
+    model[4].is_failing = False
+    plain_loss(model, 4)  # the window goes on
+    found = model.state_dict()
+    assert torch.equal(torch.cat([weight.flatten() for weight in found.values()]), newest)
+    loss.backward()
+    assert torch.equal(flat(model), newest)
+
+
 def test_removed_pipeline_trains_without_delay():
     model, optimizer, pipeline = started()
     plain = make()
