@@ -17,7 +17,7 @@ from functools import partial
 from itertools import chain
 from numbers import Integral
 from typing import Any, Literal, get_args
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -38,20 +38,23 @@ from brx.pipeline.forecasts import FORECAST_RULES, Forecast, StashMode
 from brx.pipeline.history import History, StageHistory, contents
 from brx.pipeline.hooks import (
     CALL,
+    STATE_DICT,
     Hook,
     is_in_autograd_function,
     is_in_backward,
     num_running,
     tensors_with_gradient,
     warn_user,
+    weakly,
 )
 from brx.pipeline.self_check import SelfCheck
 from brx.pipeline.sharded import drop_gathered, gathers_parameters
 from brx.pipeline.use_order import UseOrder, on_meta_device
 from brx.pipeline.windows import Window, Windows
 
-# The models that are under delay already, each with the parameters that train.
-_DELAYED: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()
+# The models that are under delay already. A pipeline holds its model, so a strong reference to it
+# would keep the model for good.
+_DELAYED: WeakKeyDictionary[nn.Module, ReferenceType["DelayedPipeline"]] = WeakKeyDictionary()
 
 WRAPPED = ("optimizer", "base_optimizer", "_optimizer")
 """Where wrappers of optimizers keep what they wrap."""
@@ -79,7 +82,8 @@ class DelayedPipeline:
         stages: P, which cuts the model's blocks (or layers) evenly in the order in which its first
             forward pass uses them; or a mapping from parameter names or their beginnings
             (`blocks.3`), or a function of the name, to the stage from 0 (docs/own-model.md).
-        delay: as in the section `pipeline` of a configuration (docs/semantics.md).
+        delay: as in the section `pipeline` of a configuration (docs/semantics.md). A list may be an
+            array.
         accumulation: M, the micro-batches (forward and backward passes) per update. All passes
             beyond M use the version of the M-th: with 1, all passes of update t use version
             t - 1 - tau.
@@ -135,6 +139,7 @@ class DelayedPipeline:
         self._places = _places(model)
         self._sharded = [module for module in model.modules() if gathers_parameters(module)]
         self._stages = stages
+        delay = _without_arrays(delay)
         self._profile = delay
         self._seed = seed
         self._accumulation = accumulation = int(accumulation)
@@ -148,7 +153,7 @@ class DelayedPipeline:
         if is_known_before_use(stages) or example is not None:
             self._decide_cut()
         num_stages = stages if isinstance(stages, int) else len(self.by_stage)
-        self._delays = delays_of(delay, num_stages, accumulation, seed=seed)
+        self._delays = _delays_of(delay, num_stages, accumulation, seed)
 
         self._check = SelfCheck(self._trained, accumulation)
         self._windows = Windows(self._trained, accumulation, self._make_history, self._check)
@@ -159,7 +164,7 @@ class DelayedPipeline:
         self._gradient_hooks: list[Any] = []
         self._has_delay = any(delay.tau for delay in self._delays)
         self._add_hooks()
-        _DELAYED[model] = list(self._trained.values())
+        _DELAYED[model] = ref(self)
 
     # What users ask
 
@@ -253,16 +258,25 @@ class DelayedPipeline:
         _DELAYED.pop(self.model, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """The versions, to be saved with the model and the optimizer between two updates (no
-        copies)."""
-        history = self._windows.history
+        """The versions, to be saved at any moment with the model and the optimizer (no copies); in
+        the middle of an update, gradients belong to them."""
+        windows = self._windows
+        history = windows.history
         stages = [] if history is None else [_stage_state(stage) for stage in history.stages]
+        is_pending = windows.is_pending
+        if windows.has_begun and self._by_stage is None and self._is_cut_known:
+            # The pass that follows would decide it; in a resumed process it would be the first one.
+            self._decide_cut()
         return {
             "updates": self.updates,
-            "is_pending": self._windows.is_pending,
+            "is_pending": is_pending,
             "accumulation": self._accumulation,
             "by_stage": self._by_stage,
             "stages": stages,
+            # After the first update there is no history yet, and no other trace of version 0.
+            "initial": windows.initial if is_pending else None,
+            "num_windows": windows.num_complete_windows,
+            "num_backward": windows.num_backward,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -278,16 +292,51 @@ class DelayedPipeline:
         by_stage = state["by_stage"]
         if by_stage is not None:
             self._take_over_cut(by_stage)
-        recorded = state["updates"] - state["is_pending"]
-        history = None
-        if state["stages"]:
-            initial = {name: contents(each) for name, each in self._trained.items()}
-            history = self._make_history(initial)
-            if len(history.stages) != len(state["stages"]):
-                raise ValueError("the state comes from a pipeline with other delays")
-            for stage, saved in zip(history.stages, state["stages"], strict=True):
-                _load_stage(stage, saved)
-        self._windows.restart(recorded, history, is_pending=bool(state["is_pending"]))
+        is_pending = bool(state["is_pending"])
+        recorded = state["updates"] - is_pending
+        history = initial = None
+        if state["stages"] or recorded:
+            history = self._load_history(state["stages"])
+        elif is_pending:
+            initial = self._load_initial(state.get("initial"))
+        self._windows.restart(
+            recorded,
+            history,
+            is_pending=is_pending,
+            initial=initial,
+            num_windows=state.get("num_windows", 0),
+            num_backward=state.get("num_backward", 0),
+        )
+
+    def _load_history(self, saved: Sequence[Mapping[str, Any]]) -> History:
+        """The versions of a saved state."""
+        history = self._make_history(self._now())
+        if len(history.stages) != len(saved):
+            raise ValueError("the state comes from a pipeline with other delays")
+        for stage, of_stage in zip(history.stages, saved, strict=True):
+            _load_stage(stage, of_stage)
+        return history
+
+    def _load_initial(self, saved: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        """Version 0 of a state that was saved after the first update."""
+        now = self._now()
+        if saved is None:
+            if self._has_delay:
+                raise ValueError(
+                    "the state was saved after the first update by an earlier brx, which left out "
+                    "version 0; load one of a later update"
+                )
+            return now  # no stage uses it
+        if saved.keys() != now.keys():
+            raise ValueError("the state comes from a model with other parameters")
+        initial = {}
+        for name, weight in now.items():
+            initial[name] = torch.empty_like(weight).copy_(saved[name])
+        return initial
+
+    def _now(self) -> dict[str, Tensor]:
+        """What the parameters hold, by name."""
+        return {name: contents(each) for name, each in self._trained.items()}
 
     def __deepcopy__(self, memo: object) -> None:
         warn_user("a copy of the model is a plain one, without a pipeline; call delayed on it")
@@ -468,13 +517,18 @@ class DelayedPipeline:
         if self._by_stage is None:
             self._order.see_output(self.model, tensors)
         if not tensors and torch.is_grad_enabled() and self._stash != "exact":
-            raise UserError(
-                f"delayed: stash {self._stash} needs to know where the backward pass begins, but "
-                "the model's output holds no tensor with a gradient; return tensors, lists, dicts "
-                "or data classes of them"
-            )
+            self._refuse_unknown_output()
+        window.is_watched |= bool(tensors)
+        before_backward = weakly(self._before_backward)
         for tensor in tensors:  # whichever is reached first begins the backward pass
-            tensor.register_hook(partial(self._before_backward, window))  # type: ignore[no-untyped-call]
+            tensor.register_hook(partial(before_backward, window))  # type: ignore[no-untyped-call]
+
+    def _refuse_unknown_output(self) -> None:
+        raise UserError(
+            f"delayed: stash {self._stash} needs to know where the backward pass begins, but the "
+            "model's output holds no tensor with a gradient; return tensors, lists, dicts or data "
+            "classes of them"
+        )
 
     def _before_backward(self, window: Window, gradient: Tensor) -> None:
         self._windows.begin_backward(window)
@@ -490,9 +544,10 @@ class DelayedPipeline:
     def _watch_gradients(self) -> None:
         """See whether gradients arrive in a window; in the first updates also which, and in which
         order."""
+        see_gradient = weakly(self._see_gradient)
         for name, parameter in self._trained.items():
             if parameter.requires_grad:
-                action = partial(self._see_gradient, name)
+                action = partial(see_gradient, name)
                 self._gradient_hooks.append(
                     parameter.register_post_accumulate_grad_hook(action)  # type: ignore[no-untyped-call]
                 )
@@ -516,7 +571,12 @@ class DelayedPipeline:
             self._gradient_hooks = []
 
     def _see_gradient(self, name: str, parameter: Tensor) -> None:
-        if self._has_delay and self._windows.current is None:
+        window = self._windows.current
+        if window is not None:
+            if self._stash != "exact" and self._has_delay and not window.is_watched:
+                self._refuse_unknown_output()
+            self._windows.see_gradient()
+        elif self._has_delay:
             self._check.see_stray_gradient(name)
         if self._check.is_on:
             self._check.see_gradient(name)
@@ -525,15 +585,25 @@ class DelayedPipeline:
 
     # Copies of the model, and its state
 
-    def _before_copy(self, memo: dict[int, Any]) -> None:
-        """The model is about to be copied or saved as a whole: with its newest weights."""
-        if self._windows.current is None:
-            return
-        self._windows.close()
+    def _before_copy(self, memo: dict[int, Any]) -> Callable[[], None] | None:
+        """The model is about to be copied or saved as a whole: with its newest weights. Gives what
+        goes back to the window."""
+        windows = self._windows
+        window = windows.current
+        if window is None or windows.is_peeking:
+            return None
+        windows.peek()
         for parameter in self._trained.values():
             copied = memo.get(id(parameter))  # copied already, with what it held then
             if isinstance(copied, Tensor):
                 contents(copied).copy_(contents(parameter))
+        return partial(self._after_copy, window)
+
+    def _after_copy(self, window: Window) -> None:
+        # Where the copy's memo lives on, the loop may be somewhere else by now.
+        is_evaluating = self._depth > 0 or self._is_saving()
+        if self._windows.current is window and not is_evaluating:
+            self._windows.end_peek()
 
     def _before_load(self, module: nn.Module, *args: Any) -> None:
         """A state is about to be loaded: into the newest weights."""
@@ -541,9 +611,17 @@ class DelayedPipeline:
 
     def _before_state_dict(self, module: nn.Module, *args: Any) -> None:
         is_in_window = self._windows.current is not None and self._windows.history is not None
-        if is_in_window and self._saving is None:
+        # No module is within itself: where it comes again, its last state dict has failed.
+        is_outermost = module is self._saving or not self._is_saving()
+        if is_in_window and is_outermost:
             self._saving = module
             self._windows.peek()
+
+    def _is_saving(self) -> bool:
+        """Whether a state dict is being made just now."""
+        if self._saving is not None and not num_running(STATE_DICT, self._saving):
+            self._saving = None  # it failed, which no hook sees
+        return self._saving is not None
 
     def _after_state_dict(self, module: nn.Module, state: dict[str, Any], *args: Any) -> None:
         """In a window the state has copies of the newest weights; it would change with them."""
@@ -618,8 +696,11 @@ def stage_map_in_order(
 
 def _refuse_shared(trained: Mapping[str, Tensor]) -> None:
     """UserError for a parameter that another pipeline delays already."""
-    for other, parameters in _DELAYED.items():
-        ids = {id(parameter) for parameter in parameters}
+    for other, reference in _DELAYED.items():
+        pipeline = reference()
+        if pipeline is None:
+            continue
+        ids = {id(parameter) for parameter in pipeline._trained.values()}
         shared = [name for name, parameter in trained.items() if id(parameter) in ids]
         if shared:
             raise UserError(
@@ -674,6 +755,19 @@ def _load_stage(stage: StageHistory, saved: Mapping[str, Any]) -> None:
 def _is_whole(value: Any) -> bool:
     """Whether a value is a whole number (numpy's, too)."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _without_arrays(delay: Any) -> Any:
+    """A delay as `delays_of` takes it: lists and numbers for numpy's arrays and torch's tensors."""
+    return delay.tolist() if hasattr(delay, "tolist") else delay
+
+
+def _delays_of(delay: Any, num_stages: int, accumulation: int, seed: int) -> list[StageDelay]:
+    """`delays_of`, with UserError for what is no delay."""
+    try:
+        return delays_of(delay, num_stages, accumulation, seed=seed)
+    except ValueError as error:
+        raise UserError(f"delayed: {error}") from error
 
 
 def _check_settings(accumulation: Any, stash: Any, forecast: Any, rings: Any) -> None:

@@ -45,6 +45,16 @@ def set_counters(parameters: Sequence[Tensor], counters: Sequence[int]) -> None:
     torch._C._autograd._unsafe_set_version_counter(tuple(parameters), tuple(counters))
 
 
+def is_equal(left: Tensor, right: Tensor) -> bool:
+    """Whether two weights are the same. NaN equals NaN: a diverged loop has not written anything
+    because of it."""
+    if torch.equal(left, right):
+        return True
+    both_nan = left.isnan() & right.isnan()
+    # Where no NaN meets a NaN, they differ for certain.
+    return bool(both_nan.any()) and bool(((left == right) | both_nan).all())
+
+
 class StageHistory:
     """The versions of one stage with a delay.
 
@@ -190,7 +200,7 @@ class History:
         if not self._newest_counters:
             self._newest_counters = list(counters_of(self._parameters))
         self._before_move()
-        with _writable():
+        with writable():
             for stage in self.stages:
                 stage.load(micro_batch)
             set_counters(self._parameters, [counter] * len(self._parameters))
@@ -204,7 +214,7 @@ class History:
     def show_newest(self) -> None:
         """Parameters := the newest version, after `show`."""
         self._before_move()
-        with _writable():
+        with writable():
             for stage in self.stages:
                 stage.load_newest(self.newest_version)
             set_counters(self._parameters, self._newest_counters)
@@ -267,17 +277,18 @@ def _different(
     found = []
     for name, parameter, expected in zip(names, parameters, kept, strict=True):
         now = contents(parameter).to(expected.device)
-        is_same = torch.equal(now, expected)
+        is_same = is_equal(now, expected)
         if is_rounded and not is_same:
-            is_same = torch.allclose(now, expected, rtol=1e-3, atol=1e-6)
+            is_same = torch.allclose(now, expected, rtol=1e-3, atol=1e-6, equal_nan=True)
         if not is_same:
             found.append(name)
     return found
 
 
 @contextmanager
-def _writable() -> Iterator[None]:
-    """Evaluation may run under `torch.inference_mode`, and autocast keeps casts of weights."""
+def writable() -> Iterator[None]:
+    """For writes of contents: evaluation may run under `torch.inference_mode`, and autocast keeps
+    casts of weights."""
     torch.clear_autocast_cache()
     if not torch.is_inference_mode_enabled():
         yield

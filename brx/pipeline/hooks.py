@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 CALL = "_call_impl"
 """The function of `nn.Module` in which hooks and forward pass run."""
+STATE_DICT = "state_dict"
+"""The function of `nn.Module` that makes the state, and calls itself for the modules within."""
 STEP = "wrapper"
 """The function that `torch.optim.Optimizer` puts around each `step`."""
 
@@ -27,11 +30,13 @@ class Hook:
     Args:
         action: called with the hook's arguments.
         before_copy: called with the memo of `copy.deepcopy` (empty for pickle) before the copy goes
-            on.
+            on. It may give what is to be called when the copy is complete.
     """
 
     def __init__(
-        self, action: Callable[..., Any], before_copy: Callable[[dict[int, Any]], None]
+        self,
+        action: Callable[..., Any],
+        before_copy: Callable[[dict[int, Any]], Callable[[], None] | None],
     ) -> None:
         self._action = action
         self._before_copy = before_copy
@@ -40,24 +45,31 @@ class Hook:
         self._action(*args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        self._before_copy(memo)
+        after_copy = self._before_copy(memo)
+        if after_copy is not None:
+            at_end = AtEnd(after_copy)
+            memo[id(at_end)] = at_end  # nothing else outlives the copy by as little as its memo
         return no_hook
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._before_copy({})
-        return _make_no_hook, ()
+        after_copy = self._before_copy({})
+        if after_copy is None:
+            return _make_no_hook, ()
+        # A pickler keeps what it has saved, and `torch.save` the pickler until the file is written.
+        return _make_no_hook, (AtEnd(after_copy),)
 
 
 def no_hook(*args: Any) -> None:
     """A hook that does nothing."""
 
 
-def _make_no_hook() -> Callable[..., None]:
+def _make_no_hook(at_end: None = None) -> Callable[..., None]:
     return no_hook
 
 
 class AtEnd:
-    """Called once at the end of a backward pass; where that fails, when autograd lets go of it."""
+    """Called once: at the end of a backward pass, or else when the last one lets go of it. In a
+    file it is None."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._actions = [action]
@@ -68,10 +80,29 @@ class AtEnd:
 
     __del__ = __call__
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
 
 def at_end_of_backward(action: Callable[[], None]) -> None:
     """Call `action` when the backward pass ends that runs just now."""
     torch.autograd.Variable._execution_engine.queue_callback(AtEnd(action))
+
+
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """A function that calls a bound method for as long as its object lives.
+
+    For hooks of tensors: Python's garbage collector does not see what they hold, so one that holds
+    what holds its tensor would keep both for good.
+    """
+    reference = WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        found = reference()
+        if found is not None:
+            found(*args)
+
+    return call
 
 
 def is_in_backward() -> bool:
@@ -117,7 +148,7 @@ def has_nonzero(gradient: Tensor) -> bool:
 
 def tensors_with_gradient(output: Any) -> list[Tensor]:
     """The tensors of a model's output that a backward pass may begin at: in lists, dictionaries and
-    data classes, nested or not."""
+    objects, nested or not."""
     found: list[Tensor] = []
     seen: set[int] = set()
     waiting = [output]
@@ -133,10 +164,16 @@ def tensors_with_gradient(output: Any) -> list[Tensor]:
 
 
 def _fields(value: Any) -> list[Any]:
-    """The attributes of an object of a user's class, without modules."""
+    """The attributes of an object of a user's class, also those in slots; without modules."""
     if isinstance(value, torch.nn.Module | type):
         return []
-    return list(getattr(value, "__dict__", {}).values())
+    fields = list(getattr(value, "__dict__", {}).values())
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            if not name.startswith("__") and hasattr(value, name):
+                fields.append(getattr(value, name))
+    return fields
 
 
 def warn_user(message: str) -> None:

@@ -74,6 +74,13 @@ class SelfCheck:
             )
         if num_passes > self._accumulation:
             self._tell_passes(num_passes)
+        if not num_passes and is_by_step and self._accumulation > 1:
+            self._tell(
+                "no passes",
+                "the end of the backward passes of an update was not seen, and all its passes used "
+                "the version of its first micro-batch; put each micro-batch, forward and backward "
+                "pass, into `with pipeline.micro_batch():`",
+            )
         if self._num_updates == CHECKED:
             self._tell_first_updates()
 
@@ -90,7 +97,7 @@ class SelfCheck:
 
     def _tell_first_updates(self) -> None:
         most = max(self.passes_met)
-        if most < self._accumulation:
+        if 0 < most < self._accumulation:
             self._tell(
                 "fewer passes",
                 f"the first {CHECKED} updates took at most {most} backward passes each, and "

@@ -8,7 +8,7 @@ parameters hold the old versions of their stages. Needs torch alone.
 Version t is what the weights are when the first pass of the next update begins.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from brx.errors import UserError, some
-from brx.pipeline.history import WINDOW_COUNTERS, History, contents, counters_of
-from brx.pipeline.hooks import STEP, at_end_of_backward, has_nonzero, num_running
+from brx.pipeline.history import WINDOW_COUNTERS, History, contents, counters_of, is_equal, writable
+from brx.pipeline.hooks import STEP, at_end_of_backward, has_nonzero, num_running, weakly
 from brx.pipeline.self_check import SelfCheck
 
 
@@ -34,9 +34,13 @@ class Window:
     """The version counter of its contents; see `brx.pipeline.history`."""
     is_explicit: bool = False
     """Opened by `micro_batch()`, which closes it."""
+    is_watched: bool = False
+    """An output of its forward passes shows when the backward pass begins."""
     is_in_backward: bool = False
     is_of_backward: bool = False
     """Under `none` and `predict`: the parameters hold what the backward pass computes with."""
+    has_gradients: bool = False
+    """Gradients have arrived by a backward pass that no output has shown."""
     has_ended: bool = False
     """Its backward pass has ended: the next forward pass is another micro-batch."""
     stepped: set[int] = field(default_factory=set)
@@ -77,6 +81,8 @@ class Windows:
         self._aside: list[Tensor] | None = None  # contents in the middle of an optimizer's step
         self._num_windows = 0  # windows of the current update
         self._num_backward = 0  # windows of it whose backward pass has ended
+        # Marks of the gradients when the last backward pass had ended; None if they are not known.
+        self._gradients_left: list[tuple[int, int]] | None = None
         self._serial = 0  # number of windows, over all updates
         # By id of an optimizer whose step runs: how many within each other (`super().step()`).
         self._stepping: dict[int, int] = {}
@@ -108,12 +114,38 @@ class Windows:
         """Whether a window of `micro_batch()` is open."""
         return self.current is not None and self.current.is_explicit
 
+    @property
+    def initial(self) -> dict[str, Tensor] | None:
+        """Version 0 by name, from the first pass on until there is a history."""
+        return self._initial
+
+    @property
+    def num_complete_windows(self) -> int:
+        """The windows of the update under way, without one whose backward pass is still to come: a
+        saved state has no graph, so its forward pass comes again."""
+        window = self.current
+        is_incomplete = window is not None and not (window.has_ended or window.has_gradients)
+        return self._num_windows - is_incomplete
+
+    @property
+    def num_backward(self) -> int:
+        """The windows of the update under way whose backward pass has ended."""
+        window = self.current
+        is_one_more = window is not None and window.has_gradients and not window.has_ended
+        return self._num_backward + is_one_more
+
+    @property
+    def is_peeking(self) -> bool:
+        """Whether the newest weights are shown in the middle of a window."""
+        return self._is_peeking
+
     # Opening and closing
 
     def open(self, *, is_explicit: bool = False) -> Window:
         """A training pass begins: its micro-batch's window, a new one or that which is open."""
         self.end_peek()
         self._refuse_after_step_within()
+        self._end_if_not_shown()
         window = self.current
         if window is None or window.has_ended:
             self.close()
@@ -167,7 +199,8 @@ class Windows:
                 self.history.show_newest_but_of(window.stepped)
             else:
                 self.history.show_newest()
-            self._put_aside_back()
+            self._show_aside()
+        self._aside = None
         self._seen = counters_of(self._parameters)
 
     def end(self, window: Window) -> None:
@@ -175,8 +208,18 @@ class Windows:
         if not window.has_ended:
             window.has_ended = True
             self._num_backward += 1
+            if self._accumulation > 1:
+                self._gradients_left = _marks_of(self._parameters)
         if self.current is window:
             self.close()
+
+    def _end_if_not_shown(self) -> None:
+        """End a window whose backward pass has not gone through an output of the model: it is over
+        where gradients have arrived, and the next pass or step begins."""
+        window = self.current
+        if window is not None and window.has_gradients and not window.is_explicit:
+            self.end(window)
+            self._gradients_left = None  # the loop may have cleared them since they have arrived
 
     def peek(self) -> None:
         """Show the newest weights in the middle of a window."""
@@ -188,6 +231,7 @@ class Windows:
         self._is_peeking = True
         if self.history is not None:
             self.history.show_newest()
+            self._show_aside()
 
     def end_peek(self) -> None:
         """Back to the window."""
@@ -237,8 +281,11 @@ class Windows:
     def _are_gradients_gone(self) -> bool:
         """Whether the gradients of the update under way have been cleared, to None or to zero."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        if self._num_backward < self._accumulation:  # zeros are worth looking for when M are there
-            return not gradients
+        if self._num_backward < self._accumulation:
+            # To look for zeros waits for the device: only where somebody has written gradients.
+            is_touched = self._gradients_left != _marks_of(self._parameters)
+            if gradients and not is_touched:
+                return False
         return not any(has_nonzero(gradient) for gradient in gradients)
 
     def _show(self, window: Window) -> None:
@@ -294,6 +341,15 @@ class Windows:
             return  # create_graph: another backward pass goes through this one
         window.is_in_backward = True
         at_end_of_backward(partial(self._end_backward, window))
+
+    def see_gradient(self) -> None:
+        """A parameter's gradient has arrived."""
+        window = self.current
+        if window is None or window.is_in_backward:
+            return
+        if torch.is_grad_enabled():
+            return  # create_graph: another backward pass goes through this one
+        window.has_gradients = True
 
     def _count_anew_if_cleared(self) -> None:
         """Between the two passes of a micro-batch, loops clear gradients of a step that they have
@@ -361,7 +417,7 @@ class Windows:
     def _differs_from_initial(self) -> bool:
         assert self._initial is not None
         for kept, parameter in zip(self._initial.values(), self._parameters, strict=True):
-            if not torch.equal(kept, contents(parameter)):
+            if not is_equal(kept, contents(parameter)):
                 return True
         return False
 
@@ -395,24 +451,49 @@ class Windows:
             self._ensure_history()
         self._aside = [contents(parameter).clone() for parameter in self._parameters]
 
-    def _put_aside_back(self) -> None:
-        """Where a window has closed within an optimizer's step: the weights are what they were."""
-        if self._aside is not None:
+    def _show_aside(self) -> None:
+        """Parameters := what they held when a window opened within an optimizer's step."""
+        if self._aside is None:
+            return
+        with writable():
             for parameter, kept in zip(self._parameters, self._aside, strict=True):
                 contents(parameter).copy_(kept)
-            self._aside = None
 
-    def restart(self, updates: int, history: History | None, *, is_pending: bool) -> None:
-        """Go on as after `updates` updates, with their versions; without any from the beginning."""
+    def restart(
+        self,
+        updates: int,
+        history: History | None,
+        *,
+        is_pending: bool,
+        initial: dict[str, Tensor] | None = None,
+        num_windows: int = 0,
+        num_backward: int = 0,
+    ) -> None:
+        """Go on where a state was taken.
+
+        Args:
+            updates: those that are versions.
+            history: their versions; None if there was none yet.
+            is_pending: whether a further update has been made.
+            initial: version 0, if that is the first update.
+            num_windows: those of the update under way.
+            num_backward: those of it whose backward pass has ended.
+        """
         self.close()
         self.history = history
         if history is not None:
             history.newest_version = updates
-        self._initial = None
+        self._initial = initial
         self._latest = None
         self._recorded = updates
         self._stepped_at.clear()
         self._start_update()
+        self._num_windows = num_windows
+        self._num_backward = num_backward
+        self._gradients_left = None
+        if num_windows and not is_pending:
+            self.begin()  # in the middle of the first update: the weights are still version 0
+            self._serial += 1  # the step that follows has a window before it
         self._has_stepped = is_pending
 
     # Steps
@@ -434,6 +515,7 @@ class Windows:
             return
         if window is not None:
             self._watch_graph_of_gradients(window)
+        self._end_if_not_shown()
         self.close()
         self.raise_problem()
         if takes_closure or not is_outermost:
@@ -446,10 +528,11 @@ class Windows:
     def _watch_graph_of_gradients(self, window: Window) -> None:
         """After `backward(create_graph=True)`, the step may differentiate the gradients (a product
         with the Hessian): such a pass needs the window's contents from its first node on."""
+        begin_backward = weakly(self.begin_backward)
         for parameter in self._parameters:
             gradient = parameter.grad
             if gradient is not None and gradient.grad_fn is not None:
-                gradient.register_hook(lambda _: self.begin_backward(window))  # type: ignore[no-untyped-call]
+                gradient.register_hook(lambda _: begin_backward(window))  # type: ignore[no-untyped-call]
 
     def _refuse_step_without_window(self, optimizer: Optimizer) -> None:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
@@ -478,3 +561,15 @@ class Windows:
             return
         self._stepped_at[id(optimizer)] = self._serial
         self._has_stepped = True
+
+
+def _marks_of(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Marks of the parameters' gradients, which change where a gradient is replaced or written."""
+    marks = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None:
+            # Tensors that were made in inference mode do not count their versions.
+            counter = 0 if gradient.is_inference() else gradient._version
+            marks.append((id(gradient), counter))
+    return marks

@@ -2,6 +2,7 @@
 backward pass, backward passes of backward passes, steps in the middle of one."""
 
 import contextlib
+import copy
 
 import pytest
 import torch
@@ -509,6 +510,48 @@ def test_closure_that_is_called_several_times():
         twin_optimizer.step(twin_closure)
     assert_same(flat(model), flat(twin))
     assert pipeline.updates == 8
+
+
+@pytest.mark.parametrize("look", ["evaluate", "state_dict", "deepcopy"])
+def test_evaluation_within_a_closure_sees_the_trial_point(look):
+    """Between the two passes, and after them."""
+
+    def newest(model):
+        if look == "state_dict":
+            return torch.cat([weight.flatten() for weight in model.state_dict().values()])
+        if look == "deepcopy":
+            return flat(copy.deepcopy(model))
+        seen = []
+        handle = model[1].register_forward_pre_hook(lambda *_: seen.append(flat(model)))
+        model.eval()
+        with torch.no_grad():
+            model(batch(0))
+        model.train()
+        handle.remove()
+        return seen[0]
+
+    def run(is_looking):
+        model = make()
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, history_size=2)
+        delayed(model, optimizer, 4)
+        for t in range(5):
+
+            def closure(t=t):
+                trial = flat(model)
+                optimizer.zero_grad()
+                loss = plain_loss(model, t)
+                if is_looking:
+                    assert torch.equal(newest(model), trial)
+                loss.backward()
+                assert torch.equal(flat(model), trial)
+                if is_looking:
+                    assert torch.equal(newest(model), trial)
+                return loss
+
+            optimizer.step(closure)
+        return flat(model)
+
+    assert torch.equal(run(True), run(False))
 
 
 # The explicit form

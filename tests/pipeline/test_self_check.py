@@ -1,5 +1,6 @@
 """What the first updates show of a loop is told once, or refused."""
 
+import math
 import warnings
 
 import pytest
@@ -187,6 +188,57 @@ def test_weights_written_in_the_explicit_form_are_refused():
         with pipeline.micro_batch(), torch.no_grad():
             model[0].lin.weight.mul_(2.0)
 
+    with pytest.raises(UserError, match=r"0.lin.weight is written during a training forward pass"):
+        write()
+
+
+@pytest.mark.parametrize("bad", [0, 1, 5])
+@pytest.mark.parametrize("settings", [{}, {"stash": "predict"}, {"forecast": "last-update"}])
+def test_diverged_loop_is_told_nothing(bad, settings):
+    """Weights of NaN are no others than they were."""
+    losses = []
+
+    def loss(model, t):
+        value = plain_loss(model, t) * (torch.inf if t == bad else 1.0)
+        losses.append(value.item())
+        return value
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, pipeline = train(loss=loss, updates=10, **settings)
+    assert math.isnan(losses[-1])
+    assert pipeline.updates == 10
+
+
+def test_skipped_steps_at_weights_of_nan_make_no_version():
+    model = make()
+    optimizer = sgd(model.parameters())
+    pipeline = delayed(model, optimizer, 4)
+    with torch.no_grad():
+        model[1].lin.weight[0] = torch.nan
+    for t in range(6):
+        plain_loss(model, t).backward()
+        if t % 2:
+            optimizer.step()
+        optimizer.zero_grad()
+    plain_loss(model, 6)
+    assert pipeline.updates == 3
+
+
+def test_writes_next_to_nan_are_seen():
+    model = make()
+    optimizer = sgd(model.parameters())
+    pipeline = delayed(model, optimizer, 4)
+
+    def write():
+        with pipeline.micro_batch(), torch.no_grad():
+            model[0].lin.weight[1] += 1.0
+
+    with torch.no_grad():
+        model[0].lin.weight[0] = torch.nan
+    plain_loss(model, 0).backward()
+    optimizer.step()
+    plain_loss(model, 1).backward()
     with pytest.raises(UserError, match=r"0.lin.weight is written during a training forward pass"):
         write()
 

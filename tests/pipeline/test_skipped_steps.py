@@ -99,6 +99,47 @@ def test_skipped_step_of_two_micro_batches(to_none):
     assert torch.equal(run({0, 4, 5}), run(set()))
 
 
+class Hidden(nn.Sequential):
+    """Its output shows no backward pass."""
+
+    def forward(self, x):
+        return iter([super().forward(x)])
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, Hidden])
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("scale", [False, True])
+def test_dropped_beginning_of_an_accumulation(kind, to_none, scale):
+    """The rest of an epoch is no whole accumulation, and its gradients are cleared."""
+
+    def run(dropped):
+        model = kind(*make())
+        optimizer = sgd(model.parameters())
+        pipeline = delayed(model, optimizer, 4, accumulation=3)
+
+        def micro_batch(n):
+            out = model(batch(n))
+            loss_of(next(out) if kind is Hidden else out).backward()
+            if scale:  # written gradients that are not cleared go on counting
+                for weight in model.parameters():
+                    weight.grad *= 0.5
+
+        for t in range(8):
+            for n in range(dropped if t % 2 else 0):
+                micro_batch(60 + n)
+            optimizer.zero_grad(to_none)
+            for j in range(3):
+                micro_batch(3 * t + j)
+            optimizer.step()
+            optimizer.zero_grad(to_none)
+        assert pipeline.updates == 8
+        return flat(model)
+
+    expected = run(0)
+    assert torch.equal(run(1), expected)
+    assert torch.equal(run(2), expected)
+
+
 def test_loss_that_is_not_finite_is_skipped():
     """The backward pass is left out: the next pass takes its place."""
     model = make()

@@ -1,9 +1,11 @@
 """What wraps models and optimizers, copies and saves them."""
 
 import copy
+import gc
 import importlib
 import io
 import warnings
+from weakref import ref
 
 import pytest
 import torch
@@ -76,6 +78,41 @@ def test_window_goes_on_after_a_copy():
     assert_same(flat(model), simulate())
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved])
+def test_window_goes_on_between_two_forward_passes(copied):
+    """Both see the version of the micro-batch, and so do weights that are read after the copy."""
+    model, twin = make(), make()
+    optimizer, twin_optimizer = sgd(model.parameters()), sgd(twin.parameters())
+    pipeline = delayed(model, optimizer, 4, 3, accumulation=2)
+    naive = Naive(twin, accumulation=2)
+    naive.taus = dict.fromkeys(naive.taus, 3)
+    for t in range(8):
+        naive.begin_update()
+        for j in (1, 2):
+            n = 2 * t + j
+            first = plain_loss(model, n)
+            held = flat(model)
+            newest = flat(copied(model))
+            assert torch.equal(flat(model), held)
+            assert torch.equal(newest, flat(twin))
+            (first * plain_loss(model, n + 50)).backward()
+            naive.backward(lambda call, n=n: plain_loss(call, n) * plain_loss(call, n + 50), j)
+        for each in (optimizer, twin_optimizer):
+            each.step()
+            each.zero_grad()
+    assert_same(flat(model), flat(twin))
+    assert pipeline.updates == 8
+
+
+def test_saved_model_in_a_window_is_a_plain_file():
+    """It is the file of a model outside of a window: nothing of the pipeline is in it."""
+    model, _, _ = started()
+    plain_loss(model, 6)
+    file = io.BytesIO()
+    torch.save(model, file)
+    assert b"AtEnd" not in file.getvalue()
+
+
 def test_copied_part_in_a_window_is_newest():
     model, _, _ = started()
     newest = flat(model)
@@ -119,6 +156,34 @@ def test_state_dict_in_a_window_changes_no_gradient():
     assert_same(flat(model), simulate())
 
 
+def test_state_dict_that_fails_in_a_window():
+    """The next one is of the newest weights again."""
+
+    class Failing(nn.Linear):
+        is_failing = False
+
+        def _save_to_state_dict(self, *args):
+            if self.is_failing:
+                raise ZeroDivisionError
+            super()._save_to_state_dict(*args)
+
+    model = nn.Sequential(*make(), Failing(4, 4).double())
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 5)
+    go_on(model, optimizer, range(4))
+    newest = flat(model)
+    loss = plain_loss(model, 4)
+    model[4].is_failing = True
+    with pytest.raises(ZeroDivisionError):
+        model.state_dict()
+    model[4].is_failing = False
+    plain_loss(model, 4)  # the window goes on
+    found = model.state_dict()
+    assert torch.equal(torch.cat([weight.flatten() for weight in found.values()]), newest)
+    loss.backward()
+    assert torch.equal(flat(model), newest)
+
+
 def test_removed_pipeline_trains_without_delay():
     model, optimizer, pipeline = started()
     plain = make()
@@ -129,6 +194,42 @@ def test_removed_pipeline_trains_without_delay():
     for each, of in ((model, optimizer), (plain, twin)):
         go_on(each, of, range(6, 10))
     assert_same(flat(model), flat(plain))
+
+
+class Remembering(nn.Sequential):
+    """Keeps its last output, and the graph behind it."""
+
+    def forward(self, x):
+        self.last = super().forward(x)
+        return self.last
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, Remembering])
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+def test_models_that_nobody_holds_are_freed(kind, create_graph):
+    def train_one():
+        model = kind(*make())
+        optimizer = sgd(model.parameters())
+        pipeline = delayed(model, optimizer, 4)
+        for t in range(4):
+            optimizer.zero_grad()
+            plain_loss(model, t).backward(create_graph=create_graph)
+            optimizer.step()
+        return ref(model), ref(pipeline)
+
+    references = train_one()
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+
+
+def test_pipeline_that_nobody_holds_goes_on():
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+    gc.collect()
+    go_on(model, optimizer, range(12))
+    assert_same(flat(model), simulate())
 
 
 def test_data_parallel_copies_are_refused():
