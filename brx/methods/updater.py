@@ -223,9 +223,10 @@ class MethodUpdater:
             for group in optimizer.param_groups:
                 saved = states[group["stage"]]["optimizer"][index]["state"]
                 for name, parameter in zip(group["param_names"], group["params"], strict=True):
-                    own = optimizer.state[parameter] if name in saved else {}
-                    for key in own.keys() & saved.get(name, {}).keys():
-                        own[key] = _with_saved_types(own[key], saved[name][key])
+                    for key, as_saved in saved.get(name, {}).items():
+                        own = optimizer.state[parameter]
+                        if key in own:
+                            own[key] = _with_saved_types(own[key], as_saved)
 
 
 def _with_saved_types(loaded: Any, saved: Any) -> Any:
