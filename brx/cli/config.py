@@ -123,11 +123,12 @@ def models(
 @data.add(PREPARE + "\nAfter an interruption, the same command continues where it was.\n")
 def prepare(
     source: Annotated[
-        str | None, argument("SOURCE", "packages, a path or glob, or a hub dataset")
+        str | None,
+        argument("SOURCE", "packages (source code), a path or glob, or a Hugging Face dataset"),
     ] = None,
     *,
     config: Annotated[
-        str, option("CONFIG", "the configuration whose data section is used")
+        str, option("CONFIG", "take the data settings from this configuration")
     ] = "quick",
     tokenizer: Annotated[str | None, option("NAME", "bytes or gpt2")] = None,
     tokens: Annotated[int | None, option("N", "stop after this many training tokens")] = None,
@@ -162,7 +163,7 @@ def info(folder: Annotated[Path, argument("DIR", "folder of token files")]) -> N
 @data.add(LIST, name="list")
 def list_folders(
     directory: Annotated[
-        Path, argument("DIR", "where data.directory puts them", show_default=True)
+        Path, argument("DIR", "the folder that holds them (data.directory)", show_default=True)
     ] = Path("data"),
 ) -> None:
     """List folders of token files and their sizes."""

@@ -47,7 +47,7 @@ app = Application()
   brx hessian-norm results/similar-curvature --measured \\
       --out figures/hessian-norm
 
-All vectors share one sample of batches: the Hessian is taken of their mean
+All vectors share one sample of batches: the Hessian is that of their mean
 loss. The results are kept in RUN/analysis/. After Ctrl-C or a crash, the
 same command continues.
 """)
@@ -59,7 +59,7 @@ def hessian_norm(
     ] = None,
     vectors: Annotated[int, option("N", "number of Cauchy vectors")] = 200,
     batches_per_vector: Annotated[
-        int, option("N", "batches whose mean loss has this Hessian (even)", min=2)
+        int, option("N", "number of batches; the Hessian is that of their mean loss (even)", min=2)
     ] = 160,
     original: Annotated[bool, flag("--original", "only the original coordinates")] = False,
     rotated: Annotated[
@@ -69,8 +69,8 @@ def hessian_norm(
         bool,
         flag(
             "--strategies",
-            "original coordinates and the coordinates of all four strategies, estimated from "
-            "--basis-batches (default here: 200)",
+            "original coordinates and those of all four strategies; bases estimated from "
+            "--basis-batches batches (default here: 200)",
         ),
     ] = False,
     slowdown_runs: Annotated[
@@ -82,7 +82,7 @@ def hessian_norm(
     basis_batches: Annotated[
         int | None, option("N", "estimate the basis (U and V) from N batches", min=1)
     ] = None,
-    by: Annotated[Breakdown, typer.Option(help="break the sum down by this")] = "none",
+    by: Annotated[Breakdown, typer.Option(help="also break the norm down by this")] = "none",
     precision: Annotated[
         Literal["fp32", "fp64"], typer.Option(help="precision of the Hessian-vector products")
     ] = "fp32",
@@ -247,11 +247,15 @@ def oscillation(
         option("ITERATION", "checkpoint of each run (default: nearest to its middle)"),
     ] = None,
     iterations: Annotated[int, option("N", "training iterations to follow", min=2)] = 100,
-    batches: Annotated[int, option("N", "batches whose mean loss has this Hessian", min=1)] = 64,
+    batches: Annotated[
+        int, option("N", "number of batches; the Hessian is that of their mean loss", min=1)
+    ] = 64,
     tolerance: Annotated[
-        float, option("RESIDUAL", "the power iteration stops at this residual")
+        float, option("RESIDUAL", "stop the power iteration at this residual")
     ] = 1e-2,
-    power_iterations: Annotated[int, option("N", "or after this many iterations", min=1)] = 200,
+    power_iterations: Annotated[
+        int, option("N", "stop the power iteration after this many steps at the latest", min=1)
+    ] = 200,
     seed: Annotated[
         int,
         typer.Option(
@@ -288,6 +292,6 @@ def oscillation(
             )
             results.append(result)
     print_table(oscillation_table(results))
-    print("share: of the updates' squared norms, along the direction")
+    print("share: the part of the updates' squared norm that lies along the direction")
     if out is not None:
         print(*draw_oscillation(results, out), sep="\n")

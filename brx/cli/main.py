@@ -26,17 +26,17 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
             "paper",
             "train two methods with and without delay, and draw their loss curves",
         ),
-        "train": ("train", "train a GPT under asynchronous pipeline delay"),
+        "train": ("train", "train a model under asynchronous pipeline delay"),
         "sweep": ("train", "run a grid of runs, several at a time; continue where it stopped"),
         "config": ("config", "show all settings of a preset or file"),
         "data": ("config", "tokenize a corpus into token files"),
     },
     "Compare": {
-        "compare": ("train", "rank methods by how robust they are against delay"),
+        "compare": ("train", "rank methods by how robust they are to delay"),
         "slowdown": ("runs", "how many times more iterations a method needs under delay"),
         "plot": ("paper", "draw loss curves of runs, or the paper's figures"),
         "claims": ("paper", "compare the paper's claims with our runs"),
-        "tables": ("paper", "print the paper's tables, from the runs of a scale"),
+        "tables": ("paper", "print the paper's tables, computed from our runs"),
         "report": ("paper", "write one HTML page with all figures, tables and runs"),
         "weights": (
             "runs",
@@ -67,7 +67,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Plan": {
         "verdict": (
             "planning",
-            "synchronous or asynchronous: the time to a loss for P stages and M micro-batches",
+            "synchronous or asynchronous? the time to a loss, for P stages and M micro-batches",
         ),
         "schedule": (
             "planning",
@@ -76,7 +76,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "plan": ("planning", "estimate the memory per device, the FLOPs and the time of a run"),
         "similarity": (
             "planning",
-            "compare the dimensionless numbers of two trainings",
+            "compare the dimensionless numbers of two training runs",
         ),
         "memory": (
             "planning",
@@ -84,7 +84,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "stages": (
             "planning",
-            "show how many pipeline stages a model needs, by the memory of a device",
+            "show how many pipeline stages a model needs, for devices of different memory",
         ),
     },
 }

@@ -66,12 +66,14 @@ ScaleRuns = Annotated[
 ]
 OnlyMeasured = Annotated[
     bool,
-    flag("--measured", "measure nothing; show what is in RUN/analysis (or in a folder of runs)"),
+    flag("--measured", "show earlier measurements (in RUN/analysis or a folder of runs) instead"),
 ]
 
-Jobs = Annotated[int | None, option("N", "runs at a time (default: one per GPU or core)", min=1)]
+Jobs = Annotated[
+    int | None, option("N", "number of runs at a time (default: one per GPU or core)", min=1)
+]
 Strict = Annotated[bool, flag("--strict", "stop at a damaged run instead of leaving it out")]
-DryRun = Annotated[bool, flag("--dry-run", "list the runs and their time; train nothing")]
+DryRun = Annotated[bool, flag("--dry-run", "list the runs and estimate their time; train nothing")]
 RetryFailed = Annotated[bool, flag("--retry-failed", "train failed runs again")]
 
 DeviceMemory = Annotated[
@@ -81,8 +83,9 @@ Throughput = Annotated[
     str | None,
     option(
         "FLOPS",
-        "FLOP/s of each device: as measured (23T; model_flops_per_second in a run's summary.json), "
-        "or its name (40 % of its data sheet's peak, which small models do not reach)",
+        "FLOP/s of each device: a measured rate (23T; see model_flops_per_second in a run's "
+        "summary.json), or the device's name (40 % of its data sheet's peak, which small models do "
+        "not reach)",
     ),
 ]
 Bandwidth = Annotated[

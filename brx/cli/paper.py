@@ -283,7 +283,7 @@ def claims(
         columns = ["claim", "paper", "strict", "first"]
         print_table(shown[columns] if format == "table" else table, format)
         print_note(
-            *verdict_counts(outcomes), "`brx claims NAME` gives a claim's statement and runs"
+            *verdict_counts(outcomes), "`brx claims NAME` shows a claim's statement and runs"
         )
         return
     for heading, text in table.iloc[0].items():
@@ -306,7 +306,7 @@ def report(
         list[Path] | None,
         option(
             "DIR...",
-            "folders of figures from other commands, to be shown, too (default: figures and "
+            "folders with figures of other commands, to include (default: figures and "
             "figures/SCALE)",
         ),
     ] = None,

@@ -48,12 +48,15 @@ app = Application()
 """)
 def schedule(
     *,
-    stages: Annotated[int, option("P", "stages", min=1)],
-    devices: Annotated[int | None, option("R", "devices (default: one per stage)")] = None,
-    micro_batches: Annotated[int, option("N", "in a synchronous step", min=1)] = 4,
+    stages: Annotated[int, option("P", "number of stages", min=1)],
+    devices: Annotated[
+        int | None, option("R", "number of devices (default: one per stage)")
+    ] = None,
+    micro_batches: Annotated[int, option("N", "micro-batches per synchronous step", min=1)] = 4,
     accumulation: Annotated[int, option("M", "micro-batches per asynchronous update")] = 1,
     delay: Annotated[
-        str, option("PROFILE", "as pipeline.delay: pipeline, 2bw, 7, [3, 0, 0], {like: 32}")
+        str,
+        option("PROFILE", "pipeline.delay: pipeline, 2bw, 7, [3, 0, 0], {like: 32}, FILE.py:NAME"),
     ] = "pipeline",
     figure: FigurePath = None,
 ) -> None:
@@ -108,7 +111,9 @@ def plan(
     config: ConfigName,
     *,
     overrides: Overrides,
-    devices: Annotated[int | None, option("R", "devices (default: pipeline.devices)")] = None,
+    devices: Annotated[
+        int | None, option("R", "number of devices (default: pipeline.devices)")
+    ] = None,
     device_memory: DeviceMemory = None,
     throughput: Throughput = None,
     bandwidth: Bandwidth = None,
@@ -190,7 +195,7 @@ def stages(
         str | None,
         argument(
             "CONFIG",
-            f"count the devices of a configuration as brx plan does, {CONFIG_HELP}",
+            f"{CONFIG_HELP}: count the devices that it needs, as brx plan does",
             autocompletion=complete_config,
         ),
     ] = None,
@@ -199,14 +204,14 @@ def stages(
     hidden: Annotated[int | None, of_own_model("H", "embedding dimension", min=1)] = None,
     heads: Annotated[int | None, of_own_model("A", "attention heads", min=1)] = None,
     params_per_block: Annotated[
-        float | None, of_own_model("W", "parameters of one block, as 202e6", min=1)
+        float | None, of_own_model("W", "parameters of one block, for example 202e6", min=1)
     ] = None,
     blocks: Annotated[int | None, of_own_model("L", "Transformer blocks", min=1)] = None,
     memory: Annotated[
         list[str] | None, option("GB...", "memory of devices, in 1e9 bytes (default: the paper's)")
     ] = None,
     sequence_length: Annotated[
-        int | None, option("S", "tokens of a sequence (default: 4096)", min=1)
+        int | None, option("S", "tokens per sequence (default: 4096)", min=1)
     ] = None,
     batch_size: Annotated[
         int | None, option("B", "examples per micro-batch (default: 1)", min=1)
@@ -226,7 +231,7 @@ def stages(
     if config is not None:
         refuse(
             shape is not None or sequence_length is not None or batch_size is not None,
-            "CONFIG: has a model, a batch and a sequence length of its own; change them by --set",
+            "CONFIG: has a model, a batch and a sequence length of its own; change them with --set",
         )
         _print_device_counts(config, overrides, sizes, format)
         return
@@ -236,7 +241,9 @@ def stages(
     table = stage_count.stage_count_table(models, sizes, length, batch)
     print_table(table, format)
     if table.map(lambda cell: cell.startswith(">=")).any(axis=None):
-        print_note(">=: the device does not hold a whole block, so that each needs at least two")
+        print_note(
+            ">=: a block does not fit on one device, so each block needs at least two devices"
+        )
     for note in stage_count.stage_count_notes(length, batch):
         print_note(note)
     if models is LLAMAS and memory is None and (length, batch) == (4096, 1):
@@ -273,10 +280,10 @@ def similarity(
     *,
     overrides: Overrides,
     like: Annotated[
-        str, option("CONFIG", "what to resemble", autocompletion=complete_config)
+        str, option("CONFIG", "configuration to compare with", autocompletion=complete_config)
     ] = "paper-95m",
     like_set: Annotated[
-        list[str] | None, option("KEY=VALUE...", "its settings that differ from its file")
+        list[str] | None, option("KEY=VALUE...", "override settings of --like")
     ] = None,
     noise_scale: Annotated[
         int | None,
@@ -323,18 +330,20 @@ def verdict(
         ),
     ] = None,
     *,
-    stages: Annotated[int, option("P", "stages, a device each", min=2, max=1024)],
+    stages: Annotated[
+        int, option("P", "number of stages, each on its own device", min=2, max=1024)
+    ],
     micro_batches: Annotated[int, option("M", "micro-batches per update", min=1, max=1024)],
     loss: Annotated[
         float | None,
-        option("NATS", "training loss to reach (default: the lowest that AdamW reaches here, too)"),
+        option("NATS", "training loss to reach (default: the lowest that AdamW also reaches)"),
     ] = None,
     cost: Annotated[
         list[str] | None,
         option(
             "METHOD=SHARE...",
-            "extra update time over AdamW, as a fraction of one iteration (default: from the runs, "
-            "or its FLOPs)",
+            "time that an update takes longer than AdamW's, as a fraction of one iteration "
+            "(default: from the runs, or from its FLOPs)",
         ),
     ] = None,
     cost_from: Annotated[
@@ -349,7 +358,7 @@ def verdict(
         str | None,
         option(
             "CONFIG",
-            f"your model, {CONFIG_HELP}; its batch is an update's",
+            f"your model, {CONFIG_HELP}; M must divide its examples per update",
             autocompletion=complete_config,
         ),
     ] = None,
@@ -359,10 +368,11 @@ def verdict(
     throughput: Throughput = None,
     figure: FigurePath = None,
     save: Annotated[
-        Path | None, option("FILE", "keep what the runs say, to be asked again at once")
+        Path | None,
+        option("FILE", "save what the runs say; RUNS may then be this file, which is faster"),
     ] = None,
     verbose: Annotated[
-        bool, flag("--verbose", "tables, what is not measured, what is assumed")
+        bool, flag("--verbose", "also print tables, what was not measured, and all assumptions")
     ] = False,
 ) -> None:
     from brx.planning.verdict_request import VerdictRequest

@@ -49,7 +49,8 @@ def slowdown(
         list[float] | None, option("LR...", "consider only these learning rates")
     ] = None,
     same_rate: Annotated[
-        bool, flag("--same-rate", "compare both sides at the same learning rate, one row per rate")
+        bool,
+        flag("--same-rate", "use the same learning rate with delay and without; one row per rate"),
     ] = False,
     reference_stages: Annotated[int, option("P", "number of stages to compare with", min=1)] = 1,
     strict: Strict = False,
@@ -131,13 +132,13 @@ def _print_for_readers(comparison: Comparison) -> None:
     slowdowns = comparison.slowdowns
     if slowdowns["is_early"].any():
         print(
-            f"(early): without delay, training passes the target in its first {EARLY:.0%}: a ratio "
-            f"of its start"
+            f"(early): without delay, training passes the target in its first {EARLY:.0%}, so the "
+            f"ratio compares starts of training"
         )
     if slowdowns["is_plateau"].any():
         print(
-            "plateau: the losses fall so little there that noise decides when they pass; take a "
-            "higher --target"
+            "plateau: near the target, losses fall so little that noise decides when they pass it; "
+            "choose a higher --target"
         )
     if slowdowns[["lr_at_edge", "reference_lr_at_edge"]].any(axis=None):
         print("*: the lowest or highest rate tried, or the only one")
@@ -169,9 +170,7 @@ def export(
     num_exported, num_left_out = export_runs(runs, to, unfinished=unfinished)
     print(f"{to}: {num_exported} runs")
     if num_left_out:
-        print(
-            f"{num_left_out} left out: unfinished, interrupted or failed (--unfinished takes them)"
-        )
+        print(f"{num_left_out} left out: unfinished, interrupted or failed (see --unfinished)")
 
 
 @app.add("""\

@@ -64,8 +64,8 @@ def train(
         Path | None,
         option(
             "DIR",
-            "the run's folder (default: runs/NAME-METHOD-pP-sSEED; with another model class than "
-            "the file's, NAME-CLASS-METHOD-...)",
+            "the run's folder (default: runs/NAME-METHOD-pP-sSEED, or NAME-CLASS-METHOD-... if the "
+            "model class is not the file's)",
         ),
     ] = None,
     devices: Annotated[
@@ -79,7 +79,7 @@ def train(
     ] = False,
     stop_after: Annotated[
         str | None,
-        option("TIME|N", "save and end after a time (11h50m) or after iteration N"),
+        option("TIME|N", "save and stop after a time (11h50m) or after iteration N"),
     ] = None,
     verify: Annotated[
         bool,
@@ -217,7 +217,7 @@ def sweep(
     ] = None,
     jobs: Jobs = None,
     launcher: Annotated[
-        Literal["local", "ray"], typer.Option(help="where the runs take place")
+        Literal["local", "ray"], typer.Option(help="where to run the cells")
     ] = "local",
     address: Annotated[
         str | None,
@@ -286,12 +286,13 @@ def compare(
     ] = False,
     overrides: Annotated[
         list[str] | None,
-        option("KEY=VALUE...", "settings of the optimizer, for one METHOD", "--set"),
+        option("KEY=VALUE...", "optimizer settings (needs exactly one METHOD)", "--set"),
     ] = None,
     rest_lr: Annotated[
         list[float] | None,
         option(
-            "LR...", "also try these as optimizer.rest_lr of one METHOD, each with its own best lr"
+            "LR...",
+            "also try these rates as optimizer.rest_lr of METHOD, each with its own best lr",
         ),
     ] = None,
     seeds: Annotated[
