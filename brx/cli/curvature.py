@@ -108,7 +108,7 @@ def hessian_norm(
     refuse(slowdown_runs is not None and not strategies, "--runs: only with --strategies")
     refuse(
         by != "none" and format in ("csv", "json"),
-        f"--by {by}: several tables are no {format}; leave one out",
+        f"--by {by}: prints several tables, and {format} holds one; leave one of the two out",
     )
     _check_basis(original, strategies, basis_from, basis_batches)
     refuse_two_checkpoints(runs, checkpoint)

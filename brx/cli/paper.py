@@ -143,8 +143,8 @@ def _check_request(
         # A name that is unknown is told first
         entries(figure, FIGURES, "figure", ", ".join(OF_ANY_RUNS))
         raise UserError(
-            f"RUN: only {', '.join(OF_ANY_RUNS)} take runs; name the folder of {figure}'s with "
-            f"--runs"
+            f"RUN: only {', '.join(OF_ANY_RUNS)} take runs as arguments; for {figure}, name "
+            f"their folder with --runs"
         )
     refuse(
         figure == "all" and out is not None and _is_file(out),

@@ -211,8 +211,8 @@ def import_code(module_name: str, where: str) -> ModuleType:
     """
     if not is_allowed():
         raise UserError(
-            f"{where}: {module_name} is code that came with the run, and reading a run runs none; "
-            f"brx {RUN_CODE} COMMAND ... runs it"
+            f"{where}: {module_name} is code that came with the run, and reading a run executes "
+            f"none; brx {RUN_CODE} COMMAND ... executes it"
         )
     _tell(module_name, where)
     try:

@@ -118,7 +118,7 @@ def _check_basis_batches(settings: NormSettings, run: Run, folder: Path) -> None
     most = num_trained_on(run)
     if settings.basis_batches is not None and settings.basis_batches > most:
         raise UserError(
-            f"--basis-batches {settings.basis_batches}: {folder} trained on {most} batches only"
+            f"--basis-batches {settings.basis_batches}: {folder} trained on only {most} batches"
         )
 
 
@@ -254,7 +254,7 @@ def _products(
         yield from map(torch.from_numpy, pool.map(product_of, numbers))
     except BrokenProcessPool:
         raise RunError(
-            "a process was lost (killed?); the same command continues what is saved"
+            "a process was lost (killed?); run the same command again to continue"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
@@ -297,7 +297,7 @@ class _State:
             self.lost = content["lost"]
         except (ValueError, LookupError, TypeError) as error:
             raise UserError(
-                f"{self._path}: not readable: {error}; remove {task.folder} to measure anew"
+                f"{self._path}: not readable: {error}; remove {task.folder} to measure again"
             ) from None
 
     @property

@@ -114,8 +114,8 @@ class DistributedWorld(World):
         holder = store.compare_set(f"brx/rank-{self.rank}", "", this_process).decode()
         if holder != this_process:
             raise UserError(
-                f"RANK {self.rank}: another process has met at {_master()} with this rank; "
-                "every process of a run needs a rank, and every run a port, of its own"
+                f"RANK {self.rank}: another process has joined at {_master()} with this rank; "
+                "every process of a run needs its own rank, and every run its own port"
             )
 
     def connect(
@@ -208,7 +208,7 @@ def _check_watchdog() -> None:
         value = variable(name)
         if value in ("0", "2"):
             raise UserError(
-                f"{name}: is {value}: a rank that has lost another one would wait for ever, or go "
+                f"{name}: is {value}: a rank that has lost another one would wait forever, or go "
                 f"on with messages that never arrived; unset it, or set it to 1 or 3"
             )
 

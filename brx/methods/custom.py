@@ -50,8 +50,8 @@ class NotedMethod(Method):
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
         raise UserError(
-            f"optimizer.method {self.name}: training on needs the code that came with the run, and "
-            f"an analysis runs none; brx {RUN_CODE} COMMAND ... runs it"
+            f"optimizer.method {self.name}: to continue training, brx needs the code that came "
+            f"with the run, and an analysis executes none; brx {RUN_CODE} COMMAND ... executes it"
         )
 
 
@@ -98,7 +98,7 @@ def load_class(name: str) -> type[Method] | type[Optimizer]:
         closure = inspect.signature(chosen.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise UserError(
-                f"{where}: its step needs a closure to compute the loss anew, which a pipeline "
+                f"{where}: its step needs a closure that computes the loss again, which a pipeline "
                 f"cannot do"
             )
     return chosen

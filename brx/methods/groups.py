@@ -178,8 +178,8 @@ def check_each_parameter_once(
     for group in groups:
         if not {"stage", "delay", "param_names", "lr"} <= set(group):
             raise ValueError(
-                "an optimizer's parameter groups are not those that brx gave, with an lr; hand on "
-                "all keys"
+                "an optimizer's parameter groups must be those that brx passed, with an lr; keep "
+                "all their keys"
             )
         given += zip(group["param_names"], group["params"], strict=True)
     newest: dict[str, Tensor] = {}
@@ -199,7 +199,7 @@ def check_each_parameter_once(
             copied.append(name)
     if copied:
         raise ValueError(
-            f"{some(copied)} given to an optimizer as a copy; give it the model's own parameters"
+            f"{some(copied)} given to an optimizer as a copy; pass the model's own parameters"
         )
     num_given = sum(parameter.numel() for _, parameter in given)
     num_elements = sum(parameter.numel() for parameter in newest.values())

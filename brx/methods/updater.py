@@ -249,7 +249,7 @@ def _check_forecast(config: RunConfig) -> None:
     """Raise UserError for settings that do not go with a method's own forecast."""
     pipeline, name = config.pipeline, config.optimizer.method
     if pipeline.forecast is not None:
-        raise UserError(f"pipeline.forecast: {name} has a prediction of its own; leave it null")
+        raise UserError(f"pipeline.forecast: {name} has its own prediction; leave it null")
     if pipeline.stash != "exact":
         raise UserError(
             f"pipeline.stash: the prediction of {name} needs exact (got {pipeline.stash})"

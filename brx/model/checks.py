@@ -135,8 +135,7 @@ def _check_shared(model: nn.Module, parts: Sequence[range], where: str) -> None:
             if other != stage:
                 raise UserError(
                     f"{where}: {other_name} and {name} are one weight, used in stages {other} and"
-                    f" {stage}: a weight belongs to one stage (with pipeline.stages=1 to the only"
-                    " one)"
+                    f" {stage}; a weight belongs to one stage: untie it, or set pipeline.stages=1"
                 )
 
 

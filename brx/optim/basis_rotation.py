@@ -578,11 +578,11 @@ class BasisRotation(Optimizer):
         if num_vectors:
             told.append(f"{num_vectors} parameters have no side to rotate and get AdamW.")
         if tables:
-            told.append(f"By their names embeddings or heads, but rotated: {', '.join(tables)}.")
+            told.append(f"Rotated, although named like embeddings or heads: {', '.join(tables)}.")
         warnings.warn(
-            f"{' '.join(told)} Give the model, BasisRotation(model) or model=model with your "
-            "groups, and embeddings and its head get AdamW, too; optimizer.summary() says what "
-            "becomes of each",
+            f"{' '.join(told)} Pass the model (BasisRotation(model), or model=model with your "
+            "groups), and embeddings and the head get AdamW, too; optimizer.summary() shows how "
+            "each parameter is updated",
             stacklevel=3,
         )
 
@@ -650,8 +650,8 @@ class BasisRotation(Optimizer):
         if len(counts) > 1:
             told = ", ".join(map(str, sorted(counts)))
             warnings.warn(
-                f"matrices with {told} updates in one group: those with fewer get a basis so much "
-                f"later",
+                f"matrices with {told} updates in one group: those with fewer updates get their "
+                f"first basis later by the difference",
                 stacklevel=3,
             )
         group["first_refresh"] += most

@@ -88,7 +88,9 @@ class GraphedSteps:
         self._plans: dict[object, Plan] = {}
         for group in optimizer.param_groups:
             if group["as_published"]:
-                raise ValueError("as_published computes with the host's numbers: no graph holds it")
+                raise ValueError(
+                    "as_published computes with numbers on the host: no graph holds it"
+                )
             for parameter in group["params"]:
                 if parameter.device.type != device_type:
                     raise ValueError(

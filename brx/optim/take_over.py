@@ -33,8 +33,8 @@ def state_from(
         raise ValueError(f"{description}: is a BasisRotation's already; use load_state_dict")
     if read is None:
         raise ValueError(
-            f"{description}: what {_full_name(other)} keeps is not known here; known are "
-            f"{', '.join(KNOWN)}"
+            f"{description}: the state of {_full_name(other)} is not known here (known: "
+            f"{', '.join(KNOWN)})"
         )
     if "exp_avg" not in own or "exp_avg_sq" not in own:
         raise ValueError(
@@ -42,11 +42,11 @@ def state_from(
         )
     if options["as_published"]:
         raise ValueError(
-            f"{description}: as_published has a start of its own, and takes nothing over"
+            f"{description}: as_published starts in its own way, and takes nothing over"
         )
     group = next(g for g in other.param_groups if any(p is parameter for p in g["params"]))
     if group.get("amsgrad") or group.get("ams_bound"):
-        raise ValueError(f"{description}: AMSGrad's largest second moment has no place here")
+        raise ValueError(f"{description}: AMSGrad's largest second moment cannot be taken over")
     num_updates, momentum, second_moment = read(own, group, parameter)
     shapes = state_shapes(parameter, options)
     bases = _bases(own)

@@ -425,7 +425,7 @@ def _toy(name: str, take: Callable[[Any], Any]) -> Any:
     try:
         return take(read_json(path))
     except (LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: not readable: {error}; brx toy writes it anew") from None
+        raise UserError(f"{path}: not readable: {error}; brx toy writes it again") from None
 
 
 def delay_hurts_where_misaligned(_: Experiments) -> Evidence:

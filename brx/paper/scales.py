@@ -470,7 +470,7 @@ class Experiments:
         if model == "3B":
             maker = SCALES["paper"].sweep("3b")
             self.missing[f"{method} with 3B parameters: brx sweep {maker}"] = maker
-            raise UserError("a model of 3B parameters: at the paper's scale alone")
+            raise UserError("a model of 3B parameters: only at the paper's scale")
         self.missing[f"{method} with the model '{model}': no sweep of {self.scale.name}"] = ""
         raise UserError(f"the scale {self.scale.name} has no model '{model}'")
 

@@ -121,7 +121,7 @@ class DelayedPipeline:
             )
         if isinstance(model, torch.jit.ScriptModule):
             raise UserError(
-                "delayed: a scripted module takes no hooks; give nn.Sequential(model), and call it"
+                "delayed: a scripted module takes no hooks; pass nn.Sequential(model), and call it"
             )
         _check_settings(accumulation, stash, forecast, rings)
         if _is_whole(stages):
@@ -182,7 +182,7 @@ class DelayedPipeline:
         if self._by_stage is None:
             raise UserError(
                 "delayed: a number of stages cuts the model in the order of its first forward pass,"
-                " which has not been made; give example=(inputs of a forward pass,), or stages as a"
+                " which has not run yet; give example=(inputs of a forward pass,), or stages as a"
                 " mapping"
             )
         return self._by_stage
@@ -339,7 +339,7 @@ class DelayedPipeline:
         return {name: contents(each) for name, each in self._trained.items()}
 
     def __deepcopy__(self, memo: object) -> None:
-        warn_user("a copy of the model is a plain one, without a pipeline; call delayed on it")
+        warn_user("a copy of the model is a plain one, without delay; call delayed on it")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _no_pipeline, ()
@@ -394,7 +394,7 @@ class DelayedPipeline:
     def _decide_cut(self) -> None:
         if not is_known_before_use(self._stages) and self._order.is_empty:
             warn_user(
-                "the passes have not shown in which order the model uses its parameters, and the "
+                "the passes have not shown in which order the model uses its parameters, so the "
                 "cut follows the order of their definition; give example=(inputs of a forward "
                 "pass,), or stages as a mapping"
             )
@@ -558,9 +558,9 @@ class DelayedPipeline:
             return
         if any(optimizer.state for optimizer in self._optimizers) and self._has_delay:
             warn_user(
-                "the optimizer has made steps already, and the pipeline begins: older versions are "
-                "not known, all are what the weights are now; to go on with a run, load its "
-                "pipeline.state_dict() as well"
+                "the optimizer has made steps already, but the pipeline is new: it does not know "
+                "the older versions, and takes the present weights for them; to continue a run, "
+                "also load its pipeline.state_dict()"
             )
 
     def _stop_watching(self) -> None:
@@ -639,8 +639,8 @@ class DelayedPipeline:
         for module, name, parameter in self._places:
             if module._parameters.get(name) is not parameter:
                 raise UserError(
-                    f"delayed: parameter {name} of {type(module).__name__} is another object than "
-                    "it was; call delayed after the model is final (after fully_shard, for "
+                    f"delayed: parameter {name} of {type(module).__name__} has been "
+                    "replaced; call delayed after the model is final (after fully_shard, for "
                     "example), and functional_call within `with pipeline.micro_batch():`"
                 )
         if len(_optimized(self._optimizers)) != self._num_optimized:
@@ -663,8 +663,8 @@ class DelayedPipeline:
         self._children = _children(self.model)
         if sum(1 for _ in self.model.parameters()) != self._num_parameters:
             raise UserError(
-                "delayed: the model has other parameters than it had; call delayed after it is "
-                "final"
+                "delayed: the number of the model's parameters has changed; call delayed after it "
+                "is final"
             )
 
 

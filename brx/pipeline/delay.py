@@ -169,8 +169,8 @@ class NotedDelay(VaryingDelay):
 
     def _unknown(self) -> UserError:
         return UserError(
-            f"pipeline.delay {self.name}: its delays are known on average alone, because reading a "
-            f"run does not run its code; brx --run-code COMMAND ... does"
+            f"pipeline.delay {self.name}: only its mean delays are known, because reading a run "
+            f"does not execute its code; brx --run-code COMMAND ... does"
         )
 
 

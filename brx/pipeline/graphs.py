@@ -179,8 +179,8 @@ class GraphedPasses:
         name = renewed[0] if renewed else border.moved()
         if name is not None:
             raise RunError(
-                f"runtime.graphs: {name} is another tensor after a pass, of which a replay knows "
-                f"nothing; change it in place, or set runtime.graphs to false"
+                f"runtime.graphs: {name} is another tensor after a pass, which a replay would not "
+                f"see; change it in place, or set runtime.graphs to false"
             )
 
     def _border(self) -> _Border:

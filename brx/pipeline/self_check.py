@@ -58,8 +58,8 @@ class SelfCheck:
             if gradient is not None and has_nonzero(gradient):
                 raise UserError(
                     f"delayed: a gradient reached {name} by a pass outside of the model's training "
-                    "forward pass, with the newest weights; call the model as a whole and in "
-                    "training mode, or put the passes into `with pipeline.micro_batch():`"
+                    "forward pass, computed with the newest weights; call the model as a whole and "
+                    "in training mode, or put the passes into `with pipeline.micro_batch():`"
                 )
 
     def see_update(self, num_passes: int, *, is_by_step: bool) -> None:
@@ -69,17 +69,17 @@ class SelfCheck:
         if not is_by_step:
             self._tell(
                 "weights",
-                "weights changed without a step of the optimizer, between two passes; what they "
-                "became counts as a version of its own",
+                "weights changed without a step of the optimizer, between two passes; this counts "
+                "as a new version",
             )
         if num_passes > self._accumulation:
             self._tell_passes(num_passes)
         if not num_passes and is_by_step and self._accumulation > 1:
             self._tell(
                 "no passes",
-                "the end of the backward passes of an update was not seen, and all its passes used "
-                "the version of its first micro-batch; put each micro-batch, forward and backward "
-                "pass, into `with pipeline.micro_batch():`",
+                "no backward pass of an update was seen to end, so all its passes used the version "
+                "of its first micro-batch; put the forward and the backward pass of each "
+                "micro-batch into `with pipeline.micro_batch():`",
             )
         if self._num_updates == CHECKED:
             self._tell_first_updates()
@@ -90,9 +90,9 @@ class SelfCheck:
             used = f"of micro-batch {self._accumulation}"
         self._tell(
             "passes",
-            f"an update took {num_passes} backward passes, accumulation is {self._accumulation}; "
-            f"those beyond it use the version {used}. If they are micro-batches of one batch, say "
-            f"accumulation={num_passes}",
+            f"an update took {num_passes} backward passes, but accumulation is "
+            f"{self._accumulation}; further passes use the version {used}. If all are "
+            f"micro-batches of one batch, set accumulation={num_passes}",
         )
 
     def _tell_first_updates(self) -> None:
@@ -100,9 +100,9 @@ class SelfCheck:
         if 0 < most < self._accumulation:
             self._tell(
                 "fewer passes",
-                f"the first {CHECKED} updates took at most {most} backward passes each, and "
-                f"accumulation is {self._accumulation}; tau counts micro-batches, so that the "
-                f"delays in updates are tau / {self._accumulation}",
+                f"the first {CHECKED} updates took at most {most} backward passes each, but "
+                f"accumulation is {self._accumulation}; tau counts micro-batches, so the delays in "
+                f"updates are tau / {self._accumulation}",
             )
         unused = [name for name in self._parameters if name not in self._with_gradient]
         if unused:

@@ -164,7 +164,8 @@ class Windows:
             return
         if window.update != self._recorded or self._has_stepped:
             raise UserError(
-                "delayed: a backward pass after the optimizer's step that its forward pass was for"
+                "delayed: a backward pass came after the optimizer's step that it belongs to; run "
+                "it before that step"
             )
         self.close()
         if self._stepping:

@@ -109,8 +109,8 @@ class PlannedRun:
         """
         if self.examples % num_micro_batches:
             raise UserError(
-                f"--micro-batches {num_micro_batches}: {self.examples} examples per update are no "
-                f"multiple"
+                f"--micro-batches {num_micro_batches}: {self.examples} examples per update cannot "
+                f"be divided by it"
             )
         num_blocks = self.config.model.blocks
         if num_stages > num_blocks:

@@ -48,7 +48,7 @@ def parse_costs(texts: Sequence[str], measurements: Measurements) -> dict[str, f
         costs[method] = _number(share)
         if not 0.0 <= costs[method] < math.inf:
             raise UserError(
-                f"--cost {text}: the share of an iteration must be a number from 0, as 0.05 for 5 %"
+                f"--cost {text}: the share of an iteration must be at least 0, for example 0.05"
             )
     return costs
 
@@ -74,7 +74,7 @@ def read_costs(paths: Sequence[Path]) -> dict[str, float]:
     is_table = len(paths) == 1 and paths[0].suffix == ".json"
     seconds = _seconds_of_table(paths[0]) if is_table else _seconds_of_runs(paths, where)
     if REFERENCE_METHOD not in seconds:
-        raise UserError(f"{where}: has no {REFERENCE_METHOD} (AdamW), which costs are relative to")
+        raise UserError(f"{where}: has no {REFERENCE_METHOD} (AdamW), and costs are relative to it")
     return dict((seconds / seconds[REFERENCE_METHOD] - 1.0).clip(lower=0.0))
 
 
@@ -87,7 +87,7 @@ def _seconds_of_runs(folders: Sequence[Path], where: str) -> pd.Series:
         models = " and ".join(
             f"{name}, batch {batch} x {count}" for name, batch, count in different.to_numpy()
         )
-        raise UserError(f"{where}: runs of one model and batch are needed, these are of {models}")
+        raise UserError(f"{where}: needs runs of one model and batch, but these are of {models}")
     methods = {}
     for alike in comparable(runs):
         for run, variant in alike["variant"].items():

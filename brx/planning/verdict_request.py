@@ -49,8 +49,8 @@ class VerdictRequest:
         needs_config = self.overrides or self.device_memory or self.bandwidth or self.throughput
         if self.config is None and needs_config:
             raise UserError(
-                "--set, --device-memory, --bandwidth and --throughput: need a --config, whose "
-                "sizes they are about"
+                "--set, --device-memory, --bandwidth and --throughput: need a --config, to "
+                "whose model they apply"
             )
 
     def answers(self) -> Answers:

@@ -208,7 +208,7 @@ def _ratios_by_target(ends: pd.DataFrame, most: int, reference_stages: int) -> p
     ratios = ratios[ratios["ratio"].notna() & ~ratios["is_censored"]]
     if ratios.empty:
         raise UserError(
-            f"--all-targets: no target at which runs at P = {most} have a slowdown that is no bound"
+            f"--all-targets: at no target do runs at P = {most} have a slowdown, only bounds"
         )
     return ratios
 

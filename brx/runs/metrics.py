@@ -438,8 +438,8 @@ def _check_no_links(run: Path) -> None:
     for path in inside:
         if path.is_symlink():
             raise UserError(
-                f"{path}: is a link, and an export, which is to be shared, takes no files from "
-                f"elsewhere; put the file itself there"
+                f"{path}: is a link, but exports are shared and must hold the files themselves; "
+                f"put the file itself there"
             )
 
 
@@ -455,8 +455,8 @@ def _check_target(target: Path) -> None:
     strangers += [path for path in target.glob("analysis/*") if path.suffix != ".json"]
     if strangers:
         raise UserError(
-            f"--to: {target} holds {min(strangers).relative_to(target)}, which is of no export and "
-            f"would be lost; move it away, or name another folder"
+            f"--to: {target} holds {min(strangers).relative_to(target)}, which belongs to no "
+            f"export and would be lost; move it away, or name another folder"
         )
 
 

@@ -157,8 +157,8 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
         is_free = key.startswith("optimizer.") and key not in ("optimizer.lr", "optimizer.method")
         if not equals or not is_free:
             raise UserError(
-                f"--set {text}: must be optimizer.KEY=VALUE, KEY neither lr nor method: the rest "
-                f"is the protocol's"
+                f"--set {text}: must be optimizer.KEY=VALUE, with a KEY other than lr and "
+                f"method: the protocol fixes everything else"
             )
         settings[key] = parse_value(value, f"--set {text}")
     return settings

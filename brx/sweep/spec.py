@@ -443,8 +443,8 @@ def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
     for key, values in spec.grid.items():
         if "." in key and len(values) > 1 and not decides_trajectory(key):
             raise UserError(
-                f"{path}: grid.{key}: changes no number of a run, so that its values would be one "
-                f"cell"
+                f"{path}: grid.{key}: changes no number of a run, so all its values would be the "
+                f"same cell"
             )
     for entry in spec.exclude:
         if not any(_may_exclude(entry, cell, spec) for cell in cells):
@@ -478,7 +478,7 @@ def _check_seconds(path: Path, rule: Choice, cells: Sequence[Cell]) -> None:
             raise UserError(f"{path}: {where}.where: matches no cell")
         if second.over in (rule.over, SEED):
             raise UserError(
-                f"{path}: {where}.over: another key than {rule.over} and {SEED}, got {second.over}"
+                f"{path}: {where}.over: must not be {rule.over} or {SEED}, got {second.over}"
             )
         for cell in matching:
             _check_is_number(

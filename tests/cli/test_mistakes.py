@@ -61,7 +61,7 @@ MISTAKES = [
     ("plot curves", "name at least one run's folder"),
     (
         "plot main runs/a",
-        "RUN: only curves, staleness, profiles take runs; name the folder of main's",
+        "RUN: only curves, staleness, profiles take runs as arguments; for main, name",
     ),
     ("plot curves runs/a --out runs/a/config.yaml/figure", "config.yaml"),
     # Runs.
@@ -117,7 +117,7 @@ MISTAKES = [
     (f"{ASKED} --config quick --bandwidth 8GB", "--bandwidth: needs"),
     (
         f"{ASKED} --micro-batches 3 --config quick",
-        "--micro-batches 3: 8 examples per update are no multiple",
+        "--micro-batches 3: 8 examples per update cannot be divided by it",
     ),
     ("plot curves RUN --runs x", "--runs: curves takes its runs as arguments"),
     (f"{ASKED} --stages 64 --config quick", "--stages 64: the model has only 8"),
@@ -127,9 +127,9 @@ MISTAKES = [
     ),
     (
         f"{ASKED} --cost-from results/demo/basis-rotation-p1",
-        "has no pipedream (AdamW), which costs are",
+        "has no pipedream (AdamW), and costs are relative",
     ),
-    (f"{ASKED} --cost-from results/demo results/laptop", "runs of one model and batch are needed"),
+    (f"{ASKED} --cost-from results/demo results/laptop", "needs runs of one model and batch"),
     (
         f"{ASKED} --config laptop --device-memory 10Gb",
         "--device-memory 10Gb: Gb are bits; give bytes: 1.25GB, or 10GB if bytes were meant",

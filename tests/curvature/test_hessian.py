@@ -400,7 +400,10 @@ def test_named_checkpoint_counts(results, tmp_path):
         (["--original", "--basis-batches", "2"], "--original: takes no basis"),
         (["--measured", "--checkpoint", "999"], "has no measured hessian-norm at iteration 999"),
         (["--measured", "--rotated"], "run `brx hessian-norm --rotated "),
-        (["--by", "kind", "--format", "csv"], "--by kind: several tables are no csv"),
+        (
+            ["--by", "kind", "--format", "csv"],
+            "--by kind: prints several tables, and csv holds one",
+        ),
         (["--basis-from", "nowhere"], "nowhere: "),
         (["--runs", "x"], "--runs: only with --strategies"),
         (["--strategies"], "--basis-batches 200: "),  # more than the run's iterations

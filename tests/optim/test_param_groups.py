@@ -273,7 +273,7 @@ def test_added_group_of_vectors_warns():
 
 def test_names_of_tables_are_warned_of():
     model = nano_gpt("", 50)
-    with pytest.warns(UserWarning, match="rotated: wte.weight, wpe.weight"):
+    with pytest.warns(UserWarning, match="heads: wte.weight, wpe.weight"):
         BasisRotation(model.named_parameters())
 
 

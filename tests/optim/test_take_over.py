@@ -77,7 +77,7 @@ def test_unknown_optimizer_is_refused():
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     go(model, sgd, 0, 1)
     optimizer = BasisRotation(param_groups(model))
-    told = r"0.weight of shape \(5, 6\): what torch.optim.SGD keeps is not known"
+    told = r"0.weight of shape \(5, 6\): the state of torch.optim.SGD is not known"
     with pytest.raises(ValueError, match=told):
         optimizer.take_over(sgd)
     assert not optimizer.state
@@ -87,7 +87,7 @@ def test_unknown_optimizer_is_refused():
     ("options", "told"),
     [
         ({"geometry": "unilateral"}, "bases of left, right are no state of left"),
-        ({"as_published": True}, "as_published has a start of its own"),
+        ({"as_published": True}, "as_published starts in its own way"),
     ],
 )
 def test_bases_that_do_not_fit_are_refused(options, told):
@@ -147,5 +147,5 @@ def test_subclass_of_a_known_optimizer_is_refused():
     model, _ = two_models()
     own = type("MyAdamW", (torch.optim.AdamW,), {})(model.parameters())
     go(model, own, 0, 1)
-    with pytest.raises(ValueError, match="MyAdamW keeps is not known here"):
+    with pytest.raises(ValueError, match="MyAdamW is not known here"):
         BasisRotation(param_groups(model)).take_over(own)

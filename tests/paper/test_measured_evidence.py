@@ -466,7 +466,7 @@ def test_text_tells_that_adam_stops(judge_spiral, arrived):
 @pytest.mark.usefixtures("write")
 def test_damaged_file_of_a_toy_is_named(name, judge, content, tmp_path):
     (tmp_path / f"{name}.json").write_text(content)
-    told = rf"{name}\.json: not readable: .*; brx toy writes it anew$"
+    told = rf"{name}\.json: not readable: .*; brx toy writes it again$"
     with pytest.raises(UserError, match=told):
         judge(None)
 

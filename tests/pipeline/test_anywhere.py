@@ -441,7 +441,7 @@ def test_print_shows_the_cut():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda net, optimizer: net.blocks.append(nn.Linear(2, 2)), "other parameters than it had"),
+        (lambda net, optimizer: net.blocks.append(nn.Linear(2, 2)), "parameters has changed"),
         (lambda net, optimizer: net.float(), "went from torch.float64 to torch.float32; convert"),
         (lambda net, optimizer: delayed(net, optimizer, 2), "under delay already"),
         (lambda net, optimizer: delayed(make_net(), optimizer, 4), "not the model's"),
@@ -451,7 +451,7 @@ def test_print_shows_the_cut():
         ),
         (
             lambda net, optimizer: setattr(net.leave, "weight", nn.Parameter(torch.zeros(5, 6))),
-            "is another object",
+            "has been replaced",
         ),
         (lambda net, optimizer: net(data(1)) and optimizer.step(), "without a backward pass"),
         (

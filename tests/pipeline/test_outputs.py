@@ -196,7 +196,7 @@ def test_assigned_gradients_of_forces_are_told():
         optimizer.zero_grad()
 
     update(0)
-    with pytest.warns(UserWarning, match=r"was not seen, .* into `with pipeline.micro_batch\(\):`"):
+    with pytest.warns(UserWarning, match=r"seen to end, .* into `with pipeline.micro_batch\(\):`"):
         update(1)
 
 

@@ -26,7 +26,7 @@ def two_passes(model, t):
 
 
 def test_more_passes_than_stated_are_told_once():
-    with pytest.warns(UserWarning, match="took 2 backward passes, .* say accumulation=2") as told:
+    with pytest.warns(UserWarning, match="took 2 backward passes, .* set accumulation=2") as told:
         train(loss=two_passes, updates=6)
     assert len(told) == 1
 
@@ -138,7 +138,7 @@ def test_unknown_order_of_use_is_told():
 
 
 def test_warning_names_the_line_of_the_loop():
-    with pytest.warns(UserWarning, match="say accumulation=2") as told:
+    with pytest.warns(UserWarning, match="set accumulation=2") as told:
         train(loss=two_passes, updates=6)
     assert told[0].filename == loops.__file__
 

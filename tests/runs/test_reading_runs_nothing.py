@@ -149,7 +149,7 @@ def test_older_run_says_which_option_to_give(sent, tmp_path, monkeypatch, capsys
     assert error.count("\n") == 1
     assert str(old) in error
     assert "brx --run-code" in error
-    with pytest.raises(UserError, match="reading a run runs none; brx --run-code"):
+    with pytest.raises(UserError, match="reading a run executes none; brx --run-code"):
         stage_delays(load_config(old).pipeline)
 
 

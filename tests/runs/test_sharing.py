@@ -95,7 +95,7 @@ def test_folder_that_is_no_export_is_kept(runs, tmp_path):
     mine = tmp_path / "out" / "p2" / "notes.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
-    with pytest.raises(UserError, match=r"holds notes.txt, which is of no export"):
+    with pytest.raises(UserError, match=r"holds notes.txt, which belongs to no export"):
         export_runs([runs / "p2"], tmp_path / "out")
     assert mine.read_text() == "mine"
 

@@ -228,7 +228,7 @@ def test_choice_table_has_the_second_value(tmp_path):
         ({"seed": None}, "choose.second: needs choose.seed"),
         (
             {"second": [{"over": "optimizer.lr", "values": [1.0]}]},
-            "choose.second[0].over: another key than optimizer.lr",
+            "choose.second[0].over: must not be optimizer.lr",
         ),
         (
             {"second": [{"over": "optimizer.beta1", "values": [1.5]}]},
