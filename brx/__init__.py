@@ -1,5 +1,5 @@
-"""brx: GPT training under asynchronous pipeline parallelism, and basis rotation against gradient
-delay.
+"""brx: train GPT, Llama or your own model under asynchronous pipeline parallelism, with basis
+rotation against gradient delay.
 
 `from brx import delayed, record` trains any model in any loop under delay (docs/own-model.md).
 """
