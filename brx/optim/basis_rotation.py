@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ from .parameter_state import (
 from .products import Precision, factor_rounding, fp32_products
 from .published import published_update
 from .refresh import accumulate_covariances, estimate_eigenbasis
-from .roles import Role, looks_like_a_table, roles
+from .roles import Role, is_sorted, looks_like_a_table, roles
 from .shards import Sharding, as_rows
 from .step_plan import FirstBases, Plan, StepOptions, Work, cost, plan_step
 from .summary import Summary
@@ -148,6 +149,8 @@ class BasisRotation(Optimizer):
     _rest_lr: float | None = None
     _compiled: bool = False
     _num_known: int = -1  # parameters that had a shape when roles were last found
+    # Not kept alive, and not copied or saved with the optimizer.
+    _model: weakref.ref[nn.Module] | None = None
 
     def __init__(
         self,
@@ -191,6 +194,7 @@ class BasisRotation(Optimizer):
         self._roles: dict[Tensor, Role] = {}
         self._lazy_model: nn.Module | None = None
         if model is not None:
+            self._model = weakref.ref(model)
             self._find_roles(model)
         super().__init__(params, defaults)
         self._forget()
@@ -211,6 +215,31 @@ class BasisRotation(Optimizer):
         self._num_known = len(known)
         of_all = roles(model)
         self._roles = {parameter: of_all[name] for name, parameter in known.items()}
+
+    def _find_new_roles(self) -> None:
+        """Decide what the parameters are that have joined the groups since the last time.
+
+        A model may have got further layers. FSDP2 gives it other parameters, and accelerate then
+        puts these into the groups.
+        """
+        if self._lazy_model is not None:
+            self._find_roles(self._lazy_model)
+        model = self._model() if self._model is not None else None
+        if model is None or all(self._is_known(named) for named in self._named()):
+            return
+        of_all = roles(model)
+        kept = {named.parameter for named in self._named()}
+        for name, parameter in model.named_parameters():
+            kept.add(parameter)
+            if not is_lazy(parameter):
+                self._roles.setdefault(parameter, of_all[name])
+        # What was replaced must not stay in memory: it is the whole model.
+        for replaced in self._roles.keys() - kept:
+            del self._roles[replaced]
+
+    def _is_known(self, named: Named) -> bool:
+        parameter = named.parameter
+        return is_sorted(named.group) or parameter in self._roles or is_lazy(parameter)
 
     def _forget(self) -> None:
         """Drop everything that was derived from `state` and `param_groups`."""
@@ -337,6 +366,7 @@ class BasisRotation(Optimizer):
 
         Raises ValueError where a state does not fit.
         """
+        self._find_new_roles()
         self._share_matrices()
         members = []
         for group in self.param_groups:
@@ -520,7 +550,7 @@ class BasisRotation(Optimizer):
         """A parameter's options: its group's, unless its role in the model says otherwise."""
         role = self._roles.get(parameter)
         # A group of `param_groups` has been sorted already.
-        return role.over(group) if role is not None and "kind" not in group else group
+        return role.over(group) if role is not None and not is_sorted(group) else group
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group of parameters with its options, which stays one group.
@@ -542,6 +572,7 @@ class BasisRotation(Optimizer):
         try:
             super().add_param_group(group)
             added = self.param_groups[-1]
+            self._find_new_roles()
             check_options(added)
             for parameter in added["params"]:
                 self._check_parameter(parameter, self._options(parameter, added))
@@ -564,8 +595,8 @@ class BasisRotation(Optimizer):
         num_vectors = 0
         tables = []
         for named in self._named(first_group):
-            parameter, is_sorted = named.parameter, "kind" in named.group
-            if is_sorted or parameter in self._roles or is_lazy(parameter):
+            parameter = named.parameter
+            if self._is_known(named):
                 continue
             if is_rotated(parameter, named.options):
                 if "param_names" in named.group and looks_like_a_table(named.name):
@@ -599,8 +630,7 @@ class BasisRotation(Optimizer):
     def summary(self) -> Summary:
         """What becomes of each parameter: which sides are rotated, how much state it has, and why;
         print it."""
-        if self._lazy_model is not None:
-            self._find_roles(self._lazy_model)
+        self._find_new_roles()
         return Summary.of((each.name, each.parameter, each.options) for each in self._named())
 
     def take_over(self, other: Optimizer) -> None:
@@ -615,6 +645,7 @@ class BasisRotation(Optimizer):
         fit; nothing has changed then.
         """
         states: dict[Tensor, tuple[dict[str, Any], Group]] = {}
+        self._find_new_roles()
         for named in self._named():
             parameter, options = named.parameter, named.options
             if other.state.get(parameter):
@@ -736,6 +767,7 @@ class BasisRotation(Optimizer):
             raise ValueError(f"the saved groups have {saved} parameters, this optimizer's {own}")
         for group in groups:
             check_options(group)
+        self._find_new_roles()
         numbers = [(number, group) for group in groups for number in group["params"]]
         states = {}
         for named, (number, group) in zip(self._named(), numbers, strict=True):
