@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -73,6 +73,12 @@ class Named:
     parameter: Tensor
     group: Group
     options: Group
+
+
+def _once(parameters: Sequence[Tensor]) -> Iterable[Tensor]:
+    """Each parameter once, in order. torch lets a group have one twice (tied weights), with a
+    warning."""
+    return dict.fromkeys(parameters)
 
 
 class BasisRotation(Optimizer):
@@ -255,7 +261,8 @@ class BasisRotation(Optimizer):
         """How often a matrix kept its old basis because its decomposition failed; waits for a
         GPU."""
         name = "num_failed_refreshes"
-        return int(sum(state[name].sum() for state in self.state.values() if name in state))
+        states = [state for state in self.state.values() if isinstance(state, dict)]
+        return int(sum(state[name].sum() for state in states if name in state))
 
     # torch.compiler.disable without its import: a compiled train step leaves this one out.
     @_disable_dynamo
@@ -343,7 +350,7 @@ class BasisRotation(Optimizer):
         fits = True
         for group in self.param_groups:
             of_step = StepOptions(step_options(group), self._roles)
-            for parameter in group["params"]:
+            for parameter in _once(group["params"]):
                 if parameter.grad is None:
                     continue
                 with_gradient.append((parameter, of_step))
@@ -372,7 +379,7 @@ class BasisRotation(Optimizer):
         for group in self.param_groups:
             of_step = StepOptions(step_options(group), self._roles)
             places = self._places(group)
-            for parameter in group["params"]:
+            for parameter in _once(group["params"]):
                 own = self.state.get(parameter)
                 if parameter.grad is None and not own:
                     continue
@@ -392,7 +399,7 @@ class BasisRotation(Optimizer):
     def _places(self, group: Group) -> dict[Tensor, Place]:
         """Where each rotated parameter of a group stands among those that are rotated."""
         rotated = []
-        for parameter in group["params"]:
+        for parameter in _once(group["params"]):
             if is_rotated(parameter, self._options(parameter, group)):
                 rotated.append(parameter)
         return {p: Place(index, len(rotated)) for index, p in enumerate(rotated)}
@@ -620,11 +627,13 @@ class BasisRotation(Optimizer):
     def _named(self, first_group: int = 0) -> Iterator[Named]:
         """All parameters, in order."""
         for number, group in enumerate(self.param_groups):
-            names = group.get("param_names")
             if number < first_group:
                 continue
+            names = group.get("param_names", [])
+            # A program may have changed the parameters, and left the names as they were.
+            are_its_names = len(names) == len(group["params"])
             for index, parameter in enumerate(group["params"]):
-                name = names[index] if names else f"{index} of group {number}"
+                name = names[index] if are_its_names else f"{index} of group {number}"
                 yield Named(name, parameter, group, self._options(parameter, group))
 
     def summary(self) -> Summary:

@@ -135,6 +135,52 @@ def test_frozen_parameters_may_be_integers():
     BasisRotation([*parameters(1, 6, 4), quantized])
 
 
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+@pytest.mark.parametrize("rotate", [True, False])
+def test_parameter_that_is_twice_in_a_group_counts_once(rotate):
+    (twice,), (once,) = parameters(1, 6, 4), parameters(1, 6, 4)
+    train(BasisRotation([twice, twice], frequency=3, rotate=rotate), [twice], 0, 13)
+    train(BasisRotation([once], frequency=3, rotate=rotate), [once], 0, 13)
+    assert torch.equal(twice, once)
+
+
+def named_pair():
+    first, second = parameters(2, 6, 4)
+    return BasisRotation([("first", first), ("second", second)]), first, second
+
+
+def test_parameter_can_be_appended_to_a_group_with_names():
+    optimizer, *series = named_pair()
+    series.append(torch.nn.Parameter(random(6, 4, seed=9)))
+    optimizer.param_groups[0]["params"].append(series[-1])
+    train(optimizer, series, 0, 3)
+    assert int(optimizer.state[series[-1]]["step"]) == 3
+
+
+def test_names_of_other_parameters_are_not_told():
+    optimizer, first, _ = named_pair()
+    del optimizer.param_groups[0]["params"][1]
+    first.grad = torch.full_like(first, torch.nan)
+    with pytest.raises(ValueError, match="parameter 0 of group 0"):
+        optimizer.step()
+
+
+def test_group_without_options_is_refused():
+    first, second = parameters(2, 6, 4)
+    optimizer = BasisRotation([first])
+    optimizer.param_groups.append({"params": [second]})
+    with pytest.raises(ValueError, match="a parameter group has no betas: add groups with add_"):
+        train(optimizer, [first, second], 0, 1)
+
+
+def test_state_of_no_parameter_is_left_alone():
+    series, optimizer = trained()
+    optimizer.state["of the program"] = 3
+    train(optimizer, series, 3, 4)
+    assert optimizer.num_failed_refreshes == 0
+    assert optimizer.state_dict()["state"]["of the program"] == 3
+
+
 @pytest.fixture
 def exchanged():
     """Three parameters of one optimizer: one of 15 updates, one of 3 that left, and one that took
@@ -186,6 +232,7 @@ def test_others_train_on_as_if_alone(exchanged):
             r"parameter 0 of group 0 .*the state has .*geometry='unilateral'",
         ),
         ({}, {"exp_avg": torch.zeros(4)}, r"exp_avg \(4,\)"),
+        ({"amsgrad": True}, {}, "amsgrad=True: BasisRotation has no such option"),
     ],
 )
 def test_misfit_in_training_changes_nothing(options, state, told):
