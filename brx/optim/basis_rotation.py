@@ -266,6 +266,7 @@ class BasisRotation(Optimizer):
 
     # torch.compiler.disable without its import: a compiled train step leaves this one out.
     @_disable_dynamo
+    @torch.inference_mode(False)  # whose tensors could not be written in later steps
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient.
@@ -385,6 +386,9 @@ class BasisRotation(Optimizer):
                     continue
                 options = of_step.of(parameter)
                 self._check_parameter(parameter, options)
+                if parameter.device.type == "meta":
+                    who = self._describe(parameter)
+                    raise ValueError(f"{who} is on the meta device: a step needs numbers")
                 member = Member(parameter, group, options, of_step.form(parameter))
                 member.place = places.get(parameter, member.place)
                 if member.is_rotated and is_sharded(parameter):
