@@ -412,10 +412,21 @@ class BasisRotation(Optimizer):
         parameter = member.parameter
         if member.is_stacked or not member.is_rotated:
             check_state(own, parameter, member.options, self._describe(parameter))
+        self._check_momentum(member)
         for name in member.state_shapes:
             if name in own:
                 member.state[name] = torch.as_tensor(own[name])
         member.num_updates = int(own["step"])
+
+    def _check_momentum(self, member: Member) -> None:
+        """Raise ValueError where `as_published` has changed. It keeps the momentum in the original
+        space, which the shapes of a state do not show."""
+        before = self._layout.members.get(member.parameter)
+        if before is None or not member.is_rotated:
+            return
+        if before.options["as_published"] != member.options["as_published"]:
+            who = self._describe(member.parameter)
+            raise ValueError(f"{who}: as_published cannot change once there is state")
 
     def _detach_state(self, parameters: set[Tensor]) -> None:
         """Copy the state of parameters that leave the layout.

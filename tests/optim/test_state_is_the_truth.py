@@ -233,6 +233,7 @@ def test_others_train_on_as_if_alone(exchanged):
         ),
         ({}, {"exp_avg": torch.zeros(4)}, r"exp_avg \(4,\)"),
         ({"amsgrad": True}, {}, "amsgrad=True: BasisRotation has no such option"),
+        ({"as_published": True}, {}, "as_published cannot change once there is state"),
     ],
 )
 def test_misfit_in_training_changes_nothing(options, state, told):
