@@ -746,7 +746,7 @@ class BasisRotation(Optimizer):
         """The state of a sharded matrix, which its owner holds whole, sharded by rows."""
         parameter = named.parameter
         shards = self._sharding.of[parameter]
-        rows = {"step": own["step"]}
+        rows = dict(own)  # with entries of the program's own
         for name, shape in state_shapes(parameter, named.options).items():
             if name != "step":
                 dtype = state_dtype(name, parameter)
@@ -818,8 +818,8 @@ class BasisRotation(Optimizer):
                 value = whole(value)
                 if name != "step" and not self._sharding.of[parameter].is_owner:
                     value = torch.empty(0)
-            elif shape:
-                value = like_parameter(value, parameter)
+            else:
+                value = like_parameter(value, parameter) if shape else whole(value)
             dtype = state_dtype(name, parameter)
             kept[name] = torch.as_tensor(value).detach().to(parameter.device, dtype, copy=True)
         return kept
