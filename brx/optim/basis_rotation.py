@@ -51,6 +51,7 @@ from .products import Precision, factor_rounding, fp32_products
 from .published import published_update
 from .refresh import accumulate_covariances, estimate_eigenbasis
 from .roles import Role, is_sorted, looks_like_a_table, roles
+from .saved_order import check_entries, in_own_order
 from .shards import Sharding, as_rows
 from .step_plan import FirstBases, Plan, StepOptions, Work, cost, plan_step
 from .summary import Summary
@@ -792,7 +793,9 @@ class BasisRotation(Optimizer):
         for group in groups:
             check_options(group)
         self._find_new_roles()
+        groups = in_own_order(groups, self.param_groups)
         numbers = [(number, group) for group in groups for number in group["params"]]
+        check_entries(given["state"], {number for number, _ in numbers})
         states = {}
         for named, (number, group) in zip(self._named(), numbers, strict=True):
             parameter = named.parameter

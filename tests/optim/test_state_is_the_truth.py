@@ -5,6 +5,10 @@ import copy
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from brx.optim import BasisRotation
 from tests.optim.helpers import give_gradients, parameters, random, train
@@ -288,6 +292,11 @@ def state_of_two_groups():
     return BasisRotation([{"params": [p]} for p in parameters(2, 6, 4)]).state_dict()
 
 
+def state_of_a_json_file():
+    saved = trained(geometry="unilateral")[1].state_dict()
+    return {**saved, "state": {str(number): own for number, own in saved["state"].items()}}
+
+
 def state_with_a_bad_option():
     state = trained(geometry="unilateral")[1].state_dict()
     state["param_groups"][0]["frequency"] = 0
@@ -300,6 +309,7 @@ def state_with_a_bad_option():
         (state_of_adamw, r"exp_avg \(6, 4\), .*need exp_avg"),
         (state_of_two_groups, r"\[1, 1\] parameters"),
         (state_with_a_bad_option, "frequency=0"),
+        (state_of_a_json_file, "entries like '0', but its groups have parameters like 0"),
     ],
 )
 def test_failed_load_changes_nothing(make, told):
@@ -310,6 +320,51 @@ def test_failed_load_changes_nothing(make, told):
     torch.testing.assert_close(optimizer.state_dict()["state"], before["state"], rtol=0, atol=0)
     assert optimizer.state_dict()["param_groups"] == before["param_groups"]
     train(optimizer, series, 3, 4)
+
+
+def trained_by_name(*names):
+    """Matrices a to d, each with its own gradients, in one group per string."""
+    by_name = dict(zip("abcd", parameters(4, 6, 4), strict=True))
+    groups = [{"params": [(name, by_name[name]) for name in group]} for group in names]
+    optimizer = BasisRotation(groups)
+    train(optimizer, by_name.values(), 0, 3)
+    return optimizer, by_name
+
+
+@pytest.mark.parametrize("order", [["abcd"], ["dbca"]])
+def test_saved_parameters_are_found_by_name(order):
+    optimizer, series = trained_by_name("abcd")
+    other, other_series = trained_by_name(*order)
+    other.load_state_dict(optimizer.state_dict())
+    for name, parameter in other_series.items():
+        momentum = optimizer.state[series[name]]["exp_avg"]
+        assert torch.equal(other.state[parameter]["exp_avg"], momentum)
+    assert other.param_groups[0]["param_names"] == list(order[0])
+
+
+def test_other_names_are_taken_by_position():
+    saved = trained_by_name("abcd")[0].state_dict()
+    saved["param_groups"][0]["param_names"] = ["module.a", "module.b", "module.c", "module.d"]
+    optimizer, _ = trained_by_name("abcd")
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["param_names"] == list("abcd")
+
+
+def test_parameter_of_another_group_is_refused():
+    saved = trained_by_name("ab", "cd")[0].state_dict()
+    with pytest.raises(ValueError, match="c was in another group when the state was saved"):
+        trained_by_name("ac", "bd")[0].load_state_dict(saved)
+
+
+def test_names_are_right_after_torchs_checkpoint():
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 6))
+    optimizer = BasisRotation(model)
+    saved = get_optimizer_state_dict(model, optimizer)
+    other = BasisRotation(list(model.named_parameters())[::-1], model=model)
+    set_optimizer_state_dict(model, other, saved)
+    (group,) = other.param_groups
+    by_name = dict(zip(group["param_names"], group["params"], strict=True))
+    assert all(by_name[name] is parameter for name, parameter in model.named_parameters())
 
 
 def test_saved_state_copies_the_bases_alone():
