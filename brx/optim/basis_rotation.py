@@ -76,6 +76,10 @@ class Named:
     options: Group
 
 
+def _described(name: str, parameter: Tensor) -> str:
+    return f"parameter {name} of shape {tuple(parameter.shape)}"
+
+
 def _once(parameters: Sequence[Tensor]) -> Iterable[Tensor]:
     """Each parameter once, in order. torch lets a group have one twice (tied weights), with a
     warning."""
@@ -201,6 +205,8 @@ class BasisRotation(Optimizer):
         self._roles: dict[Tensor, Role] = {}
         self._lazy_model: nn.Module | None = None
         if model is not None:
+            if not isinstance(model, nn.Module):
+                raise ValueError(f"Invalid model={model!r}: must be a torch.nn.Module")
             self._model = weakref.ref(model)
             self._find_roles(model)
         super().__init__(params, defaults)
@@ -412,7 +418,7 @@ class BasisRotation(Optimizer):
     def _give_state(self, member: Member, own: dict[str, Any]) -> None:
         parameter = member.parameter
         if member.is_stacked or not member.is_rotated:
-            check_state(own, parameter, member.options, self._describe(parameter))
+            check_state(own, parameter, member.options, self._describe)
         self._check_momentum(member)
         for name in member.state_shapes:
             if name in own:
@@ -566,8 +572,9 @@ class BasisRotation(Optimizer):
         return update.mul_(damping).flatten(0, -3)
 
     def _describe(self, parameter: Tensor) -> str:
+        # It looks through all parameters: for messages alone.
         name = next(named.name for named in self._named() if named.parameter is parameter)
-        return f"parameter {name} of shape {tuple(parameter.shape)}"
+        return _described(name, parameter)
 
     def _options(self, parameter: Tensor, group: Group) -> Group:
         """A parameter's options: its group's, unless its role in the model says otherwise."""
@@ -674,9 +681,8 @@ class BasisRotation(Optimizer):
         for named in self._named():
             parameter, options = named.parameter, named.options
             if other.state.get(parameter):
-                description = self._describe(parameter)
-                state = state_from(other, parameter, options, description)
-                check_state(state, parameter, options, description)
+                state = state_from(other, parameter, options, _described(named.name, parameter))
+                check_state(state, parameter, options, self._describe)
                 states[parameter] = state, options
         if not states:
             raise ValueError(f"{type(other).__name__} has no state of any of these parameters")
@@ -802,7 +808,7 @@ class BasisRotation(Optimizer):
             state = given["state"].get(number)
             if state:
                 options = self._options(parameter, group)
-                check_state(state, parameter, options, self._describe(parameter))
+                check_state(state, parameter, options, self._describe)
                 states[parameter] = state, options
         self._share_matrices()
         kept = {}

@@ -393,6 +393,11 @@ def test_layer_that_joins_the_model_has_its_role():
     assert optimizer.summary()[-1].why == "embedding"
 
 
+def test_model_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"Invalid model=3: must be a torch.nn.Module"):
+        BasisRotation([nn.Parameter(torch.ones(2, 2))], model=3)
+
+
 def test_groups_of_a_user_may_have_a_kind():
     model = nano_gpt("", 50)
     optimizer = BasisRotation([{"params": list(model.parameters()), "kind": "main"}], model=model)

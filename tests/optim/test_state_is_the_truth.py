@@ -281,6 +281,14 @@ def test_loaded_state_is_a_copy():
     assert torch.equal(saved["state"][0]["exp_avg"], momentum)
 
 
+def test_names_are_looked_up_for_messages_alone(monkeypatch):
+    # Each look goes through all parameters.
+    series, optimizer = trained()
+    monkeypatch.setattr(BasisRotation, "_describe", None)
+    optimizer.load_state_dict(optimizer.state_dict())
+    train(optimizer, series, 3, 4)
+
+
 def state_of_adamw():
     series = parameters(2, 6, 4)
     adamw = torch.optim.AdamW(series)
