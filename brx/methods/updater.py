@@ -270,11 +270,13 @@ def _unreadable(kept: Any, name: str = "state") -> str | None:
         file.seek(0)
         torch.load(file, weights_only=True)
     except Exception:  # of pickle, or of what is pickled
-        parts = kept.items() if type(kept) is dict else ()
-        if type(kept) in (list, tuple):
-            parts = ((name, part) for part in kept)
+        parts: list[tuple[str, Any]] = []
+        if type(kept) is dict:
+            parts = [(str(key), part) for key, part in kept.items()]
+        elif type(kept) in (list, tuple):
+            parts = [(name, part) for part in kept]
         for part_name, part in parts:
-            problem = _unreadable(part, str(part_name))
+            problem = _unreadable(part, part_name)
             if problem is not None:
                 return problem
         return f"{name}: {type(kept).__name__}"
