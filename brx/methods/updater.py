@@ -1,9 +1,11 @@
 """A method at work on one device's stages: learning rates, gradient rule, optimizer steps, state by
 stage."""
 
+import io
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from typing import Any
 
 import torch
@@ -204,6 +206,19 @@ class MethodUpdater:
             saved["correction"] = correction
         return saved
 
+    def check_saved(self, stage: StageVersions) -> None:
+        """Check that a checkpoint can hold what the method keeps for a stage.
+
+        Raises:
+            UserError: it has values that torch loads from no file that may be anybody's.
+        """
+        problem = _unreadable(self.stage_state(stage))
+        if problem is not None:
+            raise UserError(
+                f"optimizer.method {self.config.optimizer.method}: keeps what no checkpoint can "
+                f"hold ({problem}); tensors, numbers, strings, lists, tuples and dicts are possible"
+            )
+
     def load_stage_states(self, states: dict[int, dict[str, Any]], device: torch.device) -> None:
         """Continue from what `stage_state` returned, given by stage for all stages of this
         device."""
@@ -219,6 +234,7 @@ class MethodUpdater:
                 for name, number in zip(group["param_names"], group["params"], strict=True):
                     if name in entry["state"]:
                         packed["state"][number] = entry["state"][name]
+            _add_common(packed, states[min(states)]["optimizer"][index])
             optimizer.load_state_dict(packed)
             for group in optimizer.param_groups:
                 saved = states[group["stage"]]["optimizer"][index]["state"]
@@ -245,6 +261,28 @@ def _with_saved_types(loaded: Any, saved: Any) -> Any:
     return tree_unflatten(leaves, structure)
 
 
+def _unreadable(kept: Any, name: str = "state") -> str | None:
+    """The name and type of a value that `torch.load` with `weights_only` refuses; None if there is
+    none."""
+    file = io.BytesIO()
+    try:
+        torch.save(kept, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # of pickle, or of what is pickled
+        parts: list[tuple[str, Any]] = []
+        if type(kept) is dict:
+            parts = [(str(key), part) for key, part in kept.items()]
+        elif type(kept) in (list, tuple):
+            parts = [(name, part) for part in kept]
+        for part_name, part in parts:
+            problem = _unreadable(part, part_name)
+            if problem is not None:
+                return problem
+        return f"{name}: {type(kept).__name__}"
+    return None
+
+
 def _check_forecast(config: RunConfig) -> None:
     """Raise UserError for settings that do not go with a method's own forecast."""
     pipeline, name = config.pipeline, config.optimizer.method
@@ -257,20 +295,54 @@ def _check_forecast(config: RunConfig) -> None:
 
 
 def _saved(optimizer: Optimizer, stage: int) -> dict[str, dict[str, Any]]:
-    """An optimizer's part of a stage: `state` by parameter name, and the options of its `groups` by
-    their name in the stage."""
+    """An optimizer's part of a stage: `state` by parameter name, the options of its `groups` by
+    their name in the stage, and what it keeps for all stages together (`_add_common`)."""
     state: dict[str, Any] = {}
     groups: dict[str, Any] = {}
     for name_in_stage, group in _named_groups(optimizer.param_groups):
         if group["stage"] != stage:
             continue
-        options = {key: value for key, value in group.items() if key not in NOT_OPTIONS}
+        options = {key: _plain(value) for key, value in group.items() if key not in NOT_OPTIONS}
         # An option may be a tensor: a learning rate, for example.
         groups[name_in_stage] = copied_to("cpu", options)
         for name, parameter in zip(group["param_names"], group["params"], strict=True):
             if parameter in optimizer.state:
                 state[name] = copied_to("cpu", optimizer.state[parameter])
-    return {"state": state, "groups": groups}
+    return {"state": state, "groups": groups, **_common(optimizer)}
+
+
+def _plain(option: Any) -> Any:
+    """An option that a checkpoint can hold: a number or string where it is an enumeration's, or
+    NumPy's."""
+    for kind in (bool, int, float, str):
+        if isinstance(option, kind):
+            return option.value if isinstance(option, Enum) else kind(option)
+    return option
+
+
+def _common(optimizer: Optimizer) -> dict[str, dict[Any, Any]]:
+    """What an optimizer keeps for all its parameters together: `common_state` under keys that are
+    no parameters (MADGRAD's `k`), and `further` entries of a state dict of its own (StableSPAM's
+    `total_step`). Each is left out where there is none."""
+    state = {key: kept for key, kept in optimizer.state.items() if not isinstance(key, Tensor)}
+    further = {}
+    if type(optimizer).state_dict not in (Optimizer.state_dict, BasisRotation.state_dict):
+        for key, kept in optimizer.state_dict().items():
+            if key not in ("state", "param_groups"):
+                further[key] = kept
+    common = {"common_state": state, "further": further}
+    return {name: copied_to("cpu", kept) for name, kept in common.items() if kept}
+
+
+def _add_common(packed: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Add what `_common` has saved to a state dict. Tensors stay on the CPU: the optimizers that
+    keep such tensors count in them.
+
+    Args:
+        saved: of any one stage. Several devices have an optimizer each, which count alike.
+    """
+    packed["state"].update(copied_to("cpu", saved.get("common_state", {})))
+    packed.update(copied_to("cpu", saved.get("further", {})))
 
 
 def _named_groups(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:

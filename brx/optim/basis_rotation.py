@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -49,7 +50,8 @@ from .parameter_state import (
 from .products import Precision, factor_rounding, fp32_products
 from .published import published_update
 from .refresh import accumulate_covariances, estimate_eigenbasis
-from .roles import Role, looks_like_a_table, roles
+from .roles import Role, is_sorted, looks_like_a_table, roles
+from .saved_order import check_entries, in_own_order
 from .shards import Sharding, as_rows
 from .step_plan import FirstBases, Plan, StepOptions, Work, cost, plan_step
 from .summary import Summary
@@ -72,6 +74,16 @@ class Named:
     parameter: Tensor
     group: Group
     options: Group
+
+
+def _described(name: str, parameter: Tensor) -> str:
+    return f"parameter {name} of shape {tuple(parameter.shape)}"
+
+
+def _once(parameters: Sequence[Tensor]) -> Iterable[Tensor]:
+    """Each parameter once, in order. torch lets a group have one twice (tied weights), with a
+    warning."""
+    return dict.fromkeys(parameters)
 
 
 class BasisRotation(Optimizer):
@@ -148,6 +160,8 @@ class BasisRotation(Optimizer):
     _rest_lr: float | None = None
     _compiled: bool = False
     _num_known: int = -1  # parameters that had a shape when roles were last found
+    # Not kept alive, and not copied or saved with the optimizer.
+    _model: weakref.ref[nn.Module] | None = None
 
     def __init__(
         self,
@@ -191,6 +205,9 @@ class BasisRotation(Optimizer):
         self._roles: dict[Tensor, Role] = {}
         self._lazy_model: nn.Module | None = None
         if model is not None:
+            if not isinstance(model, nn.Module):
+                raise ValueError(f"Invalid model={model!r}: must be a torch.nn.Module")
+            self._model = weakref.ref(model)
             self._find_roles(model)
         super().__init__(params, defaults)
         self._forget()
@@ -212,6 +229,31 @@ class BasisRotation(Optimizer):
         of_all = roles(model)
         self._roles = {parameter: of_all[name] for name, parameter in known.items()}
 
+    def _find_new_roles(self) -> None:
+        """Decide what the parameters are that have joined the groups since the last time.
+
+        A model may have got further layers. FSDP2 gives it other parameters, and accelerate then
+        puts these into the groups.
+        """
+        if self._lazy_model is not None:
+            self._find_roles(self._lazy_model)
+        model = self._model() if self._model is not None else None
+        if model is None or all(self._is_known(named) for named in self._named()):
+            return
+        of_all = roles(model)
+        kept = {named.parameter for named in self._named()}
+        for name, parameter in model.named_parameters():
+            kept.add(parameter)
+            if not is_lazy(parameter):
+                self._roles.setdefault(parameter, of_all[name])
+        # What was replaced must not stay in memory: it is the whole model.
+        for replaced in self._roles.keys() - kept:
+            del self._roles[replaced]
+
+    def _is_known(self, named: Named) -> bool:
+        parameter = named.parameter
+        return is_sorted(named.group) or parameter in self._roles or is_lazy(parameter)
+
     def _forget(self) -> None:
         """Drop everything that was derived from `state` and `param_groups`."""
         self._layout = Layout([], {})
@@ -226,10 +268,12 @@ class BasisRotation(Optimizer):
         """How often a matrix kept its old basis because its decomposition failed; waits for a
         GPU."""
         name = "num_failed_refreshes"
-        return int(sum(state[name].sum() for state in self.state.values() if name in state))
+        states = [state for state in self.state.values() if isinstance(state, dict)]
+        return int(sum(state[name].sum() for state in states if name in state))
 
     # torch.compiler.disable without its import: a compiled train step leaves this one out.
     @_disable_dynamo
+    @torch.inference_mode(False)  # whose tensors could not be written in later steps
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient.
@@ -314,7 +358,7 @@ class BasisRotation(Optimizer):
         fits = True
         for group in self.param_groups:
             of_step = StepOptions(step_options(group), self._roles)
-            for parameter in group["params"]:
+            for parameter in _once(group["params"]):
                 if parameter.grad is None:
                     continue
                 with_gradient.append((parameter, of_step))
@@ -337,17 +381,21 @@ class BasisRotation(Optimizer):
 
         Raises ValueError where a state does not fit.
         """
+        self._find_new_roles()
         self._share_matrices()
         members = []
         for group in self.param_groups:
             of_step = StepOptions(step_options(group), self._roles)
             places = self._places(group)
-            for parameter in group["params"]:
+            for parameter in _once(group["params"]):
                 own = self.state.get(parameter)
                 if parameter.grad is None and not own:
                     continue
                 options = of_step.of(parameter)
                 self._check_parameter(parameter, options)
+                if parameter.device.type == "meta":
+                    who = self._describe(parameter)
+                    raise ValueError(f"{who} is on the meta device: a step needs numbers")
                 member = Member(parameter, group, options, of_step.form(parameter))
                 member.place = places.get(parameter, member.place)
                 if member.is_rotated and is_sharded(parameter):
@@ -362,7 +410,7 @@ class BasisRotation(Optimizer):
     def _places(self, group: Group) -> dict[Tensor, Place]:
         """Where each rotated parameter of a group stands among those that are rotated."""
         rotated = []
-        for parameter in group["params"]:
+        for parameter in _once(group["params"]):
             if is_rotated(parameter, self._options(parameter, group)):
                 rotated.append(parameter)
         return {p: Place(index, len(rotated)) for index, p in enumerate(rotated)}
@@ -370,11 +418,22 @@ class BasisRotation(Optimizer):
     def _give_state(self, member: Member, own: dict[str, Any]) -> None:
         parameter = member.parameter
         if member.is_stacked or not member.is_rotated:
-            check_state(own, parameter, member.options, self._describe(parameter))
+            check_state(own, parameter, member.options, self._describe)
+        self._check_momentum(member)
         for name in member.state_shapes:
             if name in own:
                 member.state[name] = torch.as_tensor(own[name])
         member.num_updates = int(own["step"])
+
+    def _check_momentum(self, member: Member) -> None:
+        """Raise ValueError where `as_published` has changed. It keeps the momentum in the original
+        space, which the shapes of a state do not show."""
+        before = self._layout.members.get(member.parameter)
+        if before is None or not member.is_rotated:
+            return
+        if before.options["as_published"] != member.options["as_published"]:
+            who = self._describe(member.parameter)
+            raise ValueError(f"{who}: as_published cannot change once there is state")
 
     def _detach_state(self, parameters: set[Tensor]) -> None:
         """Copy the state of parameters that leave the layout.
@@ -513,14 +572,15 @@ class BasisRotation(Optimizer):
         return update.mul_(damping).flatten(0, -3)
 
     def _describe(self, parameter: Tensor) -> str:
+        # It looks through all parameters: for messages alone.
         name = next(named.name for named in self._named() if named.parameter is parameter)
-        return f"parameter {name} of shape {tuple(parameter.shape)}"
+        return _described(name, parameter)
 
     def _options(self, parameter: Tensor, group: Group) -> Group:
         """A parameter's options: its group's, unless its role in the model says otherwise."""
         role = self._roles.get(parameter)
         # A group of `param_groups` has been sorted already.
-        return role.over(group) if role is not None and "kind" not in group else group
+        return role.over(group) if role is not None and not is_sorted(group) else group
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group of parameters with its options, which stays one group.
@@ -542,6 +602,7 @@ class BasisRotation(Optimizer):
         try:
             super().add_param_group(group)
             added = self.param_groups[-1]
+            self._find_new_roles()
             check_options(added)
             for parameter in added["params"]:
                 self._check_parameter(parameter, self._options(parameter, added))
@@ -564,8 +625,8 @@ class BasisRotation(Optimizer):
         num_vectors = 0
         tables = []
         for named in self._named(first_group):
-            parameter, is_sorted = named.parameter, "kind" in named.group
-            if is_sorted or parameter in self._roles or is_lazy(parameter):
+            parameter = named.parameter
+            if self._is_known(named):
                 continue
             if is_rotated(parameter, named.options):
                 if "param_names" in named.group and looks_like_a_table(named.name):
@@ -589,18 +650,19 @@ class BasisRotation(Optimizer):
     def _named(self, first_group: int = 0) -> Iterator[Named]:
         """All parameters, in order."""
         for number, group in enumerate(self.param_groups):
-            names = group.get("param_names")
             if number < first_group:
                 continue
+            names = group.get("param_names", [])
+            # A program may have changed the parameters, and left the names as they were.
+            are_its_names = len(names) == len(group["params"])
             for index, parameter in enumerate(group["params"]):
-                name = names[index] if names else f"{index} of group {number}"
+                name = names[index] if are_its_names else f"{index} of group {number}"
                 yield Named(name, parameter, group, self._options(parameter, group))
 
     def summary(self) -> Summary:
         """What becomes of each parameter: which sides are rotated, how much state it has, and why;
         print it."""
-        if self._lazy_model is not None:
-            self._find_roles(self._lazy_model)
+        self._find_new_roles()
         return Summary.of((each.name, each.parameter, each.options) for each in self._named())
 
     def take_over(self, other: Optimizer) -> None:
@@ -615,12 +677,12 @@ class BasisRotation(Optimizer):
         fit; nothing has changed then.
         """
         states: dict[Tensor, tuple[dict[str, Any], Group]] = {}
+        self._find_new_roles()
         for named in self._named():
             parameter, options = named.parameter, named.options
             if other.state.get(parameter):
-                description = self._describe(parameter)
-                state = state_from(other, parameter, options, description)
-                check_state(state, parameter, options, description)
+                state = state_from(other, parameter, options, _described(named.name, parameter))
+                check_state(state, parameter, options, self._describe)
                 states[parameter] = state, options
         if not states:
             raise ValueError(f"{type(other).__name__} has no state of any of these parameters")
@@ -691,7 +753,7 @@ class BasisRotation(Optimizer):
         """The state of a sharded matrix, which its owner holds whole, sharded by rows."""
         parameter = named.parameter
         shards = self._sharding.of[parameter]
-        rows = {"step": own["step"]}
+        rows = dict(own)  # with entries of the program's own
         for name, shape in state_shapes(parameter, named.options).items():
             if name != "step":
                 dtype = state_dtype(name, parameter)
@@ -736,14 +798,17 @@ class BasisRotation(Optimizer):
             raise ValueError(f"the saved groups have {saved} parameters, this optimizer's {own}")
         for group in groups:
             check_options(group)
+        self._find_new_roles()
+        groups = in_own_order(groups, self.param_groups)
         numbers = [(number, group) for group in groups for number in group["params"]]
+        check_entries(given["state"], {number for number, _ in numbers})
         states = {}
         for named, (number, group) in zip(self._named(), numbers, strict=True):
             parameter = named.parameter
             state = given["state"].get(number)
             if state:
                 options = self._options(parameter, group)
-                check_state(state, parameter, options, self._describe(parameter))
+                check_state(state, parameter, options, self._describe)
                 states[parameter] = state, options
         self._share_matrices()
         kept = {}
@@ -762,8 +827,8 @@ class BasisRotation(Optimizer):
                 value = whole(value)
                 if name != "step" and not self._sharding.of[parameter].is_owner:
                     value = torch.empty(0)
-            elif shape:
-                value = like_parameter(value, parameter)
+            else:
+                value = like_parameter(value, parameter) if shape else whole(value)
             dtype = state_dtype(name, parameter)
             kept[name] = torch.as_tensor(value).detach().to(parameter.device, dtype, copy=True)
         return kept

@@ -37,9 +37,10 @@ def whole(tensor: Any) -> Any:
 
 
 def like_parameter(tensor: Any, parameter: Any) -> Any:
-    """A tensor of the parameter's shape (a gradient, a whole state), sharded as the parameter."""
+    """A tensor of the parameter's shape (a gradient, a state), sharded as the parameter, or
+    whole."""
     if not is_sharded(parameter):
-        return tensor
+        return whole(tensor)
     if not is_sharded(tensor):
         from torch.distributed.tensor import distribute_tensor
 

@@ -97,6 +97,7 @@ class GraphedSteps:
                         f"graphs hold steps on a CUDA device; a parameter is on {parameter.device}"
                     )
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def step(self) -> None:
         """Take a step, as `BasisRotation.step` without a closure.

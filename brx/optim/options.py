@@ -43,6 +43,10 @@ FORM = (
 # The value of an option that an older file lacks, where it is not today's default.
 OLDER_DEFAULTS = {"max_kernel_state": None}
 
+# Options of torch's AdamW that change its numbers, and do not exist here. torch lets a group have
+# any key, so they would count for nothing.
+NOT_SUPPORTED = ("amsgrad", "differentiable")
+
 # The options that parameters must share to be updated together.
 shared_options = itemgetter(
     "lr", "weight_decay", "betas", "eps", "maximize", "as_published", *CHOICES
@@ -74,7 +78,12 @@ def step_options(group: Group) -> Group:
 
 def check_options(group: Group) -> None:
     """Raise ValueError, naming the option, unless all options of a group can be used together."""
+    for name in NOT_SUPPORTED:
+        if group.get(name):
+            raise ValueError(f"Invalid {name}={group[name]!r}: BasisRotation has no such option")
     for name, (accepts, wanted) in RULES.items():
+        if name not in group:
+            raise ValueError(f"a parameter group has no {name}: add groups with add_param_group")
         if not accepts(group[name]):
             raise ValueError(f"Invalid {name}={group[name]!r}: must be {wanted}")
     is_full = group["covariance_precision"] == "highest"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -157,7 +157,10 @@ def state_dtype(name: str, parameter: Tensor) -> torch.dtype:
 
 
 def check_state(
-    state: Mapping[str, Any], parameter: Tensor, options: Group, description: str
+    state: Mapping[str, Any],
+    parameter: Tensor,
+    options: Group,
+    describe: Callable[[Tensor], str],  # the parameter's name and shape for messages
 ) -> None:
     """Raise ValueError unless a state has the names and shapes that the options need, and no
     further basis or covariance."""
@@ -171,7 +174,8 @@ def check_state(
         return
     chosen = ", ".join(f"{name}={options[name]!r}" for name in FORM)
     raise ValueError(
-        f"{description}: the state has {_listed(shapes)}, but {chosen} need {_listed(wanted)}"
+        f"{describe(parameter)}: the state has {_listed(shapes)}, but {chosen} need "
+        f"{_listed(wanted)}"
     )
 
 

@@ -50,6 +50,8 @@ FUSED = {
     "gate_up": 2,
     "w12": 2,
 }
+# What `Role.kind` can be.
+KINDS = ("matrices", "kernels", "embeddings", "head", "vectors", "kept")
 # Those whose parts need not be square.
 GATES = ("gate_up_proj", "gate_up", "w12", "to_qkv", "to_kv")
 
@@ -324,6 +326,12 @@ def _matching(names: Iterable[str], patterns: Iterable[str], argument: str) -> s
             )
         found |= matching
     return found
+
+
+def is_sorted(group: Group) -> bool:
+    """Whether a group is one of `param_groups`, whose parameters have their roles' options."""
+    # A user's own group may have a `kind`, too.
+    return group.get("kind") in KINDS
 
 
 def looks_like_a_table(name: str) -> bool:

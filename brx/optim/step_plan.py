@@ -15,7 +15,7 @@ from .matrix_batch import Layout, MatrixBatch
 from .member import Member, Refresh
 from .numbers_of_step import NumbersOfSteps, StepNumbers
 from .options import Group, form_options, shared_options
-from .roles import Role
+from .roles import Role, is_sorted
 from .shards import rotation_cost
 
 # Options that a CUDA graph of a step has fixed, besides betas and eps.
@@ -32,7 +32,7 @@ class StepOptions:
 
     def __init__(self, numbers: Group, roles: dict[Tensor, Role]) -> None:
         self._numbers = numbers
-        self._roles = {} if "kind" in numbers else roles
+        self._roles = {} if is_sorted(numbers) else roles
         self._by_role: dict[Role | None, tuple[Group, tuple[object, ...]]] = {}
 
     def of(self, parameter: Tensor) -> Group:

@@ -47,6 +47,8 @@ def state_from(
     group = next(g for g in other.param_groups if any(p is parameter for p in g["params"]))
     if group.get("amsgrad") or group.get("ams_bound"):
         raise ValueError(f"{description}: AMSGrad's largest second moment cannot be taken over")
+    if bool(group.get("maximize")) != options["maximize"]:
+        raise ValueError(f"{description}: only one of the two optimizers maximizes")
     num_updates, momentum, second_moment = read(own, group, parameter)
     shapes = state_shapes(parameter, options)
     bases = _bases(own)

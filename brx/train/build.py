@@ -363,6 +363,9 @@ def check_method(config: RunConfig, device: torch.device) -> None:
             # The method's rule for the learning rate has to answer for all delays of the run.
             for delay in delays:
                 assembly.updater.lr_divisor(delay.tau_updates, step.iteration)
+        if is_own:
+            for stage in assembly.stages:
+                assembly.updater.check_saved(stage)
     except RunError as error:
         # Without a cause, the small model diverged. This says nothing about the run's model.
         if error.__cause__ is not None:

@@ -153,6 +153,8 @@ class Trainer:
         self.planned_memory = check_memory(config, self.device, world, ranges)
         self.data = self._prepare_data(verify, fingerprint)
         self.prefetcher = Prefetcher(training_batches(config, self.data).batch, self.device)
+        # For optimizers that draw numbers of their own; a checkpoint has the generator's state.
+        torch.manual_seed(config.training.seed)
         self.assembly = assemble(
             config, self.prefetcher.batch, device=self.device, world=world, own=ranges[world.rank]
         )

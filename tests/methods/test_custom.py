@@ -255,7 +255,50 @@ class Mine(Method):
 """
 
 
-@pytest.mark.parametrize("method", [LION, XPIPE, OWN_AVERAGE, GROUPS_AND_MOMENTUM])
+# As MADGRAD and StableSPAM of pytorch-optimizer count, and Scion's option is an enumeration's.
+FOR_ALL_PARAMETERS = """import enum
+import torch
+
+class Kind(enum.IntEnum):
+    FIRST = 1
+
+class Mine(torch.optim.SGD):
+    updates = 0
+
+    def __init__(self, groups, lr):
+        super().__init__([{**group, "kind of norm": Kind.FIRST} for group in groups], lr)
+
+    def step(self, closure=None):
+        if "k" not in self.state:
+            self.state["k"] = torch.zeros(1, dtype=torch.long)
+        self.state["k"].add_(1)
+        self.updates += 1
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.grad.mul_(int(self.state["k"]) + self.updates + group["kind of norm"])
+        return super().step(closure)
+
+    def state_dict(self):
+        return {**super().state_dict(), "updates": self.updates}
+
+    def load_state_dict(self, state_dict):
+        self.updates = state_dict["updates"]
+        super().load_state_dict(state_dict)
+"""
+NOISY = """import torch
+
+class Mine(torch.optim.SGD):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.grad.add_(torch.randn_like(weight), alpha=0.01)
+        return super().step(closure)
+"""
+
+
+@pytest.mark.parametrize(
+    "method", [LION, XPIPE, OWN_AVERAGE, GROUPS_AND_MOMENTUM, FOR_ALL_PARAMETERS, NOISY]
+)
 def test_own_method_resumes_exactly(method, tmp_path):
     name = method if ":" in method.splitlines()[0] else write(tmp_path, method)
     settings = (f"optimizer.method={name}", "training.iterations=14")
@@ -336,6 +379,17 @@ BODIES = [
     (mine(RATE, "return 1 if tau < 10**9 else 1 / 0"), r"its lr_divisor: .*ZeroDivisionError"),
     (mine(MATRICES, "raise ValueError(groups[0]['params'][0][1].device)"), "ValueError: meta"),
 ]
+KEEPS_A_QUEUE = """import collections
+import torch
+
+class Mine(torch.optim.SGD):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight]["queue"] = collections.deque([weight.grad.clone()])
+        return super().step(closure)
+"""
+BODIES.append((KEEPS_A_QUEUE, r"keeps what no checkpoint can hold \(queue: deque\)"))
 HAS_RANK = "assert min(min(p.shape) for group in groups for _, p in group['params']) >= 4"
 LOW_RANK = mine(MATRICES, HAS_RANK, "return self.adamw(groups)")
 DATA_CLASS = (

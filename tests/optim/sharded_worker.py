@@ -275,6 +275,23 @@ def whole_state_fits_one_process():
     return difference(single, expected())
 
 
+def sharded_state_fits_whole_parameters():
+    model, alone = fsdp2(), make()
+    optimizer, its = trained(model, 11), adapted(alone)
+    its.load_state_dict(optimizer.state_dict())
+    set_weights(alone, whole(model))
+    train(alone, its, 11, NUM_STEPS)
+    return difference(alone, expected())
+
+
+def saves_entries_of_the_program():
+    model = fsdp2()
+    optimizer = trained(model, 2)
+    optimizer.state[model.up.weight]["mine"] = 3
+    states = optimizer.state_dict()["state"].values()
+    return [state["mine"] for state in states if "mine" in state]
+
+
 def cases(folder):
     """By name; with four processes what differs from two."""
     common = {
@@ -307,6 +324,8 @@ def cases(folder):
         "offloaded": offloaded,
         "adamw taken over": taken_over,
         "full state": whole_state_fits_one_process,
+        "whole parameters": sharded_state_fits_whole_parameters,
+        "entries of the program": saves_entries_of_the_program,
     }
 
 

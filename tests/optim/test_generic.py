@@ -157,6 +157,26 @@ def test_later_step_without_gradients_does_nothing(case, rotate):
     torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
+@rotated_or_not
+def test_steps_in_inference_mode_are_ordinary_ones(rotate):
+    parameters, expected = matrices((4, 4), (3, 5)), matrices((4, 4), (3, 5))
+    optimizer = BasisRotation(parameters, rotate=rotate, frequency=3)
+    for time in range(8):
+        with torch.inference_mode(time % 2 == 0):
+            train(optimizer, parameters, time, time + 1)
+    train(BasisRotation(expected, rotate=rotate, frequency=3), expected, 0, 8)
+    assert all(map(torch.equal, parameters, expected))
+
+
+@rotated_or_not
+def test_parameters_without_numbers_are_refused(rotate):
+    parameter = Parameter(torch.zeros(3, 5, device="meta"))
+    optimizer = BasisRotation([parameter], rotate=rotate)
+    parameter.grad = torch.zeros_like(parameter)
+    with pytest.raises(ValueError, match="on the meta device: a step needs numbers"):
+        optimizer.step()
+
+
 @pytest.fixture
 def calls():
     return []

@@ -2,8 +2,10 @@
 parameter's update."""
 
 import copy
+import gc
 import json
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -346,6 +348,62 @@ def test_decay_groups_with_their_module_leave_embeddings_alone():
     expected = [p for n, p in model.named_parameters() if n.startswith("h.") and p.ndim == 2]
     assert list(map(id, rotated)) == list(map(id, expected))
     assert optimizer.state[model["h"][0]["c_attn"].weight]["left_basis"].shape == (3, 16, 16)
+
+
+def shard_as_accelerate_does(model, optimizer):
+    """Give the model other parameters, as FSDP2 does, and put them into the optimizer's groups."""
+    replaced = {}
+    for layer in model.modules():
+        for name, parameter in layer.named_parameters(recurse=False):
+            replaced[parameter] = nn.Parameter(parameter.detach().clone())
+            setattr(layer, name, replaced[parameter])
+    for group in optimizer.param_groups:
+        group["params"] = [replaced[parameter] for parameter in group["params"]]
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["module", "groups"])
+def test_replaced_parameters_keep_their_roles(named):
+    model, twin = nano_gpt("", 50), nano_gpt("", 50)
+    twin.load_state_dict(model.state_dict())
+    groups = model if named else [{"params": list(model.parameters())}]
+    optimizer = BasisRotation(groups, model=model, frequency=3)
+    shard_as_accelerate_does(model, optimizer)
+    go(model, optimizer, 0, 10)
+    go(twin, BasisRotation(twin, frequency=3), 0, 10)
+    assert_equal(model, twin, rtol=0, atol=0)
+
+
+def test_replaced_parameters_are_freed():
+    model = nano_gpt("", 50)
+    optimizer = BasisRotation(model)
+    go(model, optimizer, 0, 1)
+    before = weakref.ref(model["wte"].weight)
+    shard_as_accelerate_does(model, optimizer)
+    optimizer.state.clear()
+    go(model, optimizer, 1, 2)
+    gc.collect()
+    assert before() is None
+
+
+def test_layer_that_joins_the_model_has_its_role():
+    model = nano_gpt("", 50)
+    optimizer = BasisRotation(model)
+    model["segments"] = nn.Embedding(20, 16)
+    optimizer.add_param_group({"params": model["segments"].named_parameters()})
+    assert optimizer.summary()[-1].why == "embedding"
+
+
+def test_model_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"Invalid model=3: must be a torch.nn.Module"):
+        BasisRotation([nn.Parameter(torch.ones(2, 2))], model=3)
+
+
+def test_groups_of_a_user_may_have_a_kind():
+    model = nano_gpt("", 50)
+    optimizer = BasisRotation([{"params": list(model.parameters()), "kind": "main"}], model=model)
+    assert optimizer.summary()[0].why == "embedding"
+    go(model, optimizer, 0, 2)
+    assert "left_basis" not in optimizer.state[model["wte"].weight]
 
 
 def test_copy_of_a_module_trains_alike():

@@ -10,6 +10,7 @@ from tests.processes import start, start_ranks
 
 EXPECTED = {
     "updates of an empty shard": [[3, 3], [3, 3]],  # of ranks without a part of a parameter, too
+    "entries of the program": [3],
     "matrices per rank": [2, 1],  # state is shared among the ranks
     "offloaded": [
         True,
@@ -20,7 +21,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize(
-    ("num_processes", "num_cases"), [(2, 16), pytest.param(4, 5, marks=pytest.mark.slow)]
+    ("num_processes", "num_cases"), [(2, 18), pytest.param(4, 5, marks=pytest.mark.slow)]
 )
 def test_every_case_of_the_worker(num_processes, num_cases, tmp_path, monkeypatch):
     out = tmp_path / "results.json"

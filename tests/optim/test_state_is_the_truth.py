@@ -5,6 +5,10 @@ import copy
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from brx.optim import BasisRotation
 from tests.optim.helpers import give_gradients, parameters, random, train
@@ -135,6 +139,52 @@ def test_frozen_parameters_may_be_integers():
     BasisRotation([*parameters(1, 6, 4), quantized])
 
 
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+@pytest.mark.parametrize("rotate", [True, False])
+def test_parameter_that_is_twice_in_a_group_counts_once(rotate):
+    (twice,), (once,) = parameters(1, 6, 4), parameters(1, 6, 4)
+    train(BasisRotation([twice, twice], frequency=3, rotate=rotate), [twice], 0, 13)
+    train(BasisRotation([once], frequency=3, rotate=rotate), [once], 0, 13)
+    assert torch.equal(twice, once)
+
+
+def named_pair():
+    first, second = parameters(2, 6, 4)
+    return BasisRotation([("first", first), ("second", second)]), first, second
+
+
+def test_parameter_can_be_appended_to_a_group_with_names():
+    optimizer, *series = named_pair()
+    series.append(torch.nn.Parameter(random(6, 4, seed=9)))
+    optimizer.param_groups[0]["params"].append(series[-1])
+    train(optimizer, series, 0, 3)
+    assert int(optimizer.state[series[-1]]["step"]) == 3
+
+
+def test_names_of_other_parameters_are_not_told():
+    optimizer, first, _ = named_pair()
+    del optimizer.param_groups[0]["params"][1]
+    first.grad = torch.full_like(first, torch.nan)
+    with pytest.raises(ValueError, match="parameter 0 of group 0"):
+        optimizer.step()
+
+
+def test_group_without_options_is_refused():
+    first, second = parameters(2, 6, 4)
+    optimizer = BasisRotation([first])
+    optimizer.param_groups.append({"params": [second]})
+    with pytest.raises(ValueError, match="a parameter group has no betas: add groups with add_"):
+        train(optimizer, [first, second], 0, 1)
+
+
+def test_state_of_no_parameter_is_left_alone():
+    series, optimizer = trained()
+    optimizer.state["of the program"] = 3
+    train(optimizer, series, 3, 4)
+    assert optimizer.num_failed_refreshes == 0
+    assert optimizer.state_dict()["state"]["of the program"] == 3
+
+
 @pytest.fixture
 def exchanged():
     """Three parameters of one optimizer: one of 15 updates, one of 3 that left, and one that took
@@ -186,6 +236,8 @@ def test_others_train_on_as_if_alone(exchanged):
             r"parameter 0 of group 0 .*the state has .*geometry='unilateral'",
         ),
         ({}, {"exp_avg": torch.zeros(4)}, r"exp_avg \(4,\)"),
+        ({"amsgrad": True}, {}, "amsgrad=True: BasisRotation has no such option"),
+        ({"as_published": True}, {}, "as_published cannot change once there is state"),
     ],
 )
 def test_misfit_in_training_changes_nothing(options, state, told):
@@ -229,6 +281,14 @@ def test_loaded_state_is_a_copy():
     assert torch.equal(saved["state"][0]["exp_avg"], momentum)
 
 
+def test_names_are_looked_up_for_messages_alone(monkeypatch):
+    # Each look goes through all parameters.
+    series, optimizer = trained()
+    monkeypatch.setattr(BasisRotation, "_describe", None)
+    optimizer.load_state_dict(optimizer.state_dict())
+    train(optimizer, series, 3, 4)
+
+
 def state_of_adamw():
     series = parameters(2, 6, 4)
     adamw = torch.optim.AdamW(series)
@@ -238,6 +298,11 @@ def state_of_adamw():
 
 def state_of_two_groups():
     return BasisRotation([{"params": [p]} for p in parameters(2, 6, 4)]).state_dict()
+
+
+def state_of_a_json_file():
+    saved = trained(geometry="unilateral")[1].state_dict()
+    return {**saved, "state": {str(number): own for number, own in saved["state"].items()}}
 
 
 def state_with_a_bad_option():
@@ -252,6 +317,7 @@ def state_with_a_bad_option():
         (state_of_adamw, r"exp_avg \(6, 4\), .*need exp_avg"),
         (state_of_two_groups, r"\[1, 1\] parameters"),
         (state_with_a_bad_option, "frequency=0"),
+        (state_of_a_json_file, "entries like '0', but its groups have parameters like 0"),
     ],
 )
 def test_failed_load_changes_nothing(make, told):
@@ -262,6 +328,51 @@ def test_failed_load_changes_nothing(make, told):
     torch.testing.assert_close(optimizer.state_dict()["state"], before["state"], rtol=0, atol=0)
     assert optimizer.state_dict()["param_groups"] == before["param_groups"]
     train(optimizer, series, 3, 4)
+
+
+def trained_by_name(*names):
+    """Matrices a to d, each with its own gradients, in one group per string."""
+    by_name = dict(zip("abcd", parameters(4, 6, 4), strict=True))
+    groups = [{"params": [(name, by_name[name]) for name in group]} for group in names]
+    optimizer = BasisRotation(groups)
+    train(optimizer, by_name.values(), 0, 3)
+    return optimizer, by_name
+
+
+@pytest.mark.parametrize("order", [["abcd"], ["dbca"]])
+def test_saved_parameters_are_found_by_name(order):
+    optimizer, series = trained_by_name("abcd")
+    other, other_series = trained_by_name(*order)
+    other.load_state_dict(optimizer.state_dict())
+    for name, parameter in other_series.items():
+        momentum = optimizer.state[series[name]]["exp_avg"]
+        assert torch.equal(other.state[parameter]["exp_avg"], momentum)
+    assert other.param_groups[0]["param_names"] == list(order[0])
+
+
+def test_other_names_are_taken_by_position():
+    saved = trained_by_name("abcd")[0].state_dict()
+    saved["param_groups"][0]["param_names"] = ["module.a", "module.b", "module.c", "module.d"]
+    optimizer, _ = trained_by_name("abcd")
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["param_names"] == list("abcd")
+
+
+def test_parameter_of_another_group_is_refused():
+    saved = trained_by_name("ab", "cd")[0].state_dict()
+    with pytest.raises(ValueError, match="c was in another group when the state was saved"):
+        trained_by_name("ac", "bd")[0].load_state_dict(saved)
+
+
+def test_names_are_right_after_torchs_checkpoint():
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 6))
+    optimizer = BasisRotation(model)
+    saved = get_optimizer_state_dict(model, optimizer)
+    other = BasisRotation(list(model.named_parameters())[::-1], model=model)
+    set_optimizer_state_dict(model, other, saved)
+    (group,) = other.param_groups
+    by_name = dict(zip(group["param_names"], group["params"], strict=True))
+    assert all(by_name[name] is parameter for name, parameter in model.named_parameters())
 
 
 def test_saved_state_copies_the_bases_alone():

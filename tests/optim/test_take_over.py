@@ -143,6 +143,14 @@ def test_amsgrad_is_refused():
         BasisRotation(param_groups(model)).take_over(adamw)
 
 
+def test_momentum_of_the_other_sign_is_refused():
+    model, _ = two_models()
+    adamw = torch.optim.AdamW(model.parameters(), maximize=True)
+    go(model, adamw, 0, 1)
+    with pytest.raises(ValueError, match="only one of the two optimizers maximizes"):
+        BasisRotation(param_groups(model)).take_over(adamw)
+
+
 def test_subclass_of_a_known_optimizer_is_refused():
     model, _ = two_models()
     own = type("MyAdamW", (torch.optim.AdamW,), {})(model.parameters())
