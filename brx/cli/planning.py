@@ -380,6 +380,7 @@ def verdict(
         bandwidth=bandwidth,
         throughput=throughput,
     ).answers()
+    print_note(*answers.notes)
     print(*answers.lines(verbose=verbose), sep="\n")
     if save is not None:
         answers.measurements.write(save)
