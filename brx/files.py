@@ -44,8 +44,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when it is complete (temporary name, fsync, rename).
 
     Raises:
-        RunError: the folder cannot be written to, or the disk is full.
+        RunError: the folder cannot be written to, the disk is full, or `path` is a folder or a
+            device.
     """
+    # A rename would put a file in the place of /dev/null.
+    if path.is_dir():
+        raise cannot_write(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+    if path.exists() and not path.is_file():
+        raise cannot_write(path, OSError(errno.EINVAL, "not an ordinary file"))
     temporary = temporary_for(path)
     try:
         with temporary.open("wb") as file:

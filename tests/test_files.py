@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +66,20 @@ def test_longest_name_can_be_replaced(tmp_path):
     path = tmp_path / ("x" * 255)
     write_text(path, "content")
     assert path.read_text() == "content"
+
+
+@pytest.mark.parametrize("name", ["", ".", "folder"])
+def test_folder_is_not_replaced(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RunError, match="cannot be written: Is a directory"):
+        write_text(Path(name), "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_pipes_and_devices_are_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(RunError, match="pipe: cannot be written: not an ordinary file"):
+        write_text(pipe, "text")
+    assert pipe.is_fifo()

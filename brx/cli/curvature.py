@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from brx.curvature.norm_result import NormResult, Space
     from brx.runs.formats import Format as TableFormat
 
-STRATEGY_BASIS_BATCHES = 200
 Breakdown = Literal["stage", "kind", "none"]
 
 app = Application()
@@ -99,6 +98,7 @@ def hessian_norm(
     from brx.curvature.norm_result import (
         NORM_TITLE,
         SPACES,
+        STRATEGY_BASIS_BATCHES,
         NormSettings,
         measured_norms,
     )

@@ -25,6 +25,7 @@ from brx.files import replacing
 OF_ANY_RUNS = ("curves", "staleness", "profiles")
 """Figures that are drawn from any runs, unlike the paper's."""
 FORMATS = (".png", ".pdf", ".svg")
+OTHER_FORMATS = (".jpg", ".jpeg", ".gif", ".tif", ".tiff", ".webp", ".bmp", ".eps", ".ps")
 complete_table = completing("brx.paper.tables", "TABLES", "all", "list")
 
 app = Application()
@@ -123,13 +124,17 @@ def _list_figures(folders: list[Path] | None) -> None:
 
 def _is_file(out: Path) -> bool:
     """Whether a path names one file of a figure, rather than a folder or a path without suffix."""
-    return out.suffix in FORMATS
+    return out.suffix.lower() in FORMATS
 
 
 def _check_request(
     figure: str, folders: list[Path] | None, out: Path | None, runs: Path | None
 ) -> None:
     """UserError if the figure, its runs and where to draw do not fit together."""
+    refuse(
+        out is not None and out.suffix.lower() in OTHER_FORMATS,
+        f"--out {out}: a figure is written as {', '.join(FORMATS)}",
+    )
     is_of_any_runs = figure in OF_ANY_RUNS
     refuse(is_of_any_runs and not folders, "RUN: name at least one run's folder")
     refuse(
@@ -159,7 +164,7 @@ def _draw_one_file(figure: str, draw: Callable[[Path], Iterable[Path]], out: Pat
         if figure in OF_ANY_RUNS:
             where = where / "figure"
         first = next(iter(draw(where)))
-        image = first.with_suffix(out.suffix).read_bytes()
+        image = first.with_suffix(out.suffix.lower()).read_bytes()
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out) as file:
         file.write(image)

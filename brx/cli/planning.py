@@ -201,20 +201,23 @@ def stages(
     ] = None,
     *,
     overrides: Overrides,
-    hidden: Annotated[int | None, of_own_model("H", "embedding dimension", min=1)] = None,
-    heads: Annotated[int | None, of_own_model("A", "attention heads", min=1)] = None,
-    params_per_block: Annotated[
-        float | None, of_own_model("W", "parameters of one block, for example 202e6", min=1)
+    hidden: Annotated[
+        int | None, of_own_model("H", "embedding dimension", min=1, max=10**9)
     ] = None,
-    blocks: Annotated[int | None, of_own_model("L", "Transformer blocks", min=1)] = None,
+    heads: Annotated[int | None, of_own_model("A", "attention heads", min=1, max=10**9)] = None,
+    params_per_block: Annotated[
+        float | None,
+        of_own_model("W", "parameters of one block, for example 202e6", min=1, max=1e18),
+    ] = None,
+    blocks: Annotated[int | None, of_own_model("L", "Transformer blocks", min=1, max=10**9)] = None,
     memory: Annotated[
         list[str] | None, option("GB...", "memory of devices, in 1e9 bytes (default: the paper's)")
     ] = None,
     sequence_length: Annotated[
-        int | None, option("S", "tokens per sequence (default: 4096)", min=1)
+        int | None, option("S", "tokens per sequence (default: 4096)", min=1, max=10**9)
     ] = None,
     batch_size: Annotated[
-        int | None, option("B", "examples per micro-batch (default: 1)", min=1)
+        int | None, option("B", "examples per micro-batch (default: 1)", min=1, max=10**9)
     ] = None,
     format: Format = "table",
 ) -> None:
@@ -390,6 +393,7 @@ def verdict(
         bandwidth=bandwidth,
         throughput=throughput,
     ).answers()
+    print_note(*answers.notes)
     print(*answers.lines(verbose=verbose), sep="\n")
     if save is not None:
         answers.measurements.write(save)

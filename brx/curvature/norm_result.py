@@ -1,8 +1,9 @@
 """A measured (1,1)-norm of a Hessian: its file and its tables.
 
 A file has the sums of the rows s_i by Transformer block and by kind of parameter, with their
-covariances. It is RUN/analysis/hessian-norm-SPACE-ITERATION.json for the usual number of batches,
-and hessian-norm-SPACE-ITERATION-N-batches.json for another number."""
+covariances. It is RUN/analysis/hessian-norm-SPACE-ITERATION.json with the usual settings. Settings
+that are not usual are in the name, as in hessian-norm-SPACE-ITERATION-N-batches.json, so that one
+measurement does not replace another."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from brx.curvature.checkpoints import Measured, measured_in
 from brx.curvature.hessian import Geometry, Source
 from brx.curvature.hessian_norm import POWERS, Sums, membership
 from brx.model.stage import partition
+from brx.names import file_name
 
 Space = Literal[
     "original", "rotated", "1st-unilateral", "1st-bilateral", "2nd-unilateral", "2nd-bilateral"
@@ -34,6 +36,7 @@ STRATEGY_SPACES: tuple[Space, ...] = (
 )
 """The original coordinates, and the coordinates of each strategy, with bases estimated at the
 checkpoint's weights."""
+STRATEGY_BASIS_BATCHES = 200  # batches from which these bases are estimated
 NORMAL_95 = 1.96  # 95 % of a normal distribution lie within this many standard deviations
 
 NORM_TITLE = (
@@ -109,17 +112,36 @@ class NormResult(Measured):
     def path_in(self, run: Path) -> Path:
         """The file of this result in a run's folder.
 
-        A result with another number of batches than the usual one gets its own file."""
+        Results with other settings than the usual ones get their own files."""
         usual = super().path_in(run)
-        batches = self.settings.batches_per_vector
-        if batches == NormSettings().batches_per_vector:
-            return usual
-        return usual.with_stem(f"{usual.stem}-{batches}-batches")
+        return usual.with_stem("-".join([usual.stem, *self._unusual_settings]))
 
     @property
-    def place(self) -> tuple[int, int]:
-        """The checkpoint's iteration and the number of batches."""
-        return self.iteration, self.settings.batches_per_vector
+    def _unusual_settings(self) -> list[str]:
+        """The settings that are not usual, for the name of the file."""
+        settings = self.settings
+        usual = NormSettings()
+        texts = []
+        if settings.batches_per_vector != usual.batches_per_vector:
+            texts.append(f"{settings.batches_per_vector}-batches")
+        if settings.vectors != usual.vectors:
+            texts.append(f"{settings.vectors}-vectors")
+        if settings.precision != usual.precision:
+            texts.append(settings.precision)
+        if settings.seed != usual.seed:
+            texts.append(f"seed-{settings.seed}")
+        if settings.basis_from is not None:
+            texts.append(f"basis-of-{file_name(settings.basis_from)}")
+        is_strategy = self.space in STRATEGY_SPACES
+        usual_batches = STRATEGY_BASIS_BATCHES if is_strategy else usual.basis_batches
+        if settings.basis_batches not in (None, usual_batches):
+            texts.append(f"basis-of-{settings.basis_batches}-batches")
+        return texts
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """The checkpoint's iteration, and the numbers of batches and of vectors."""
+        return self.iteration, self.settings.batches_per_vector, self.settings.vectors
 
     @property
     def normalized(self) -> float:
@@ -170,10 +192,11 @@ def results_of(
     iteration: int | None = None,
     batches: int | None = None,
 ) -> dict[Space, NormResult]:
-    """A run's measurements at one checkpoint with one number of batches, by space.
+    """A run's measurements at one checkpoint with one number of batches and of vectors, by space.
 
-    The checkpoint and the number of batches are the ones that were measured in the most of
-    `spaces`; among equals, the latest checkpoint, then the largest number.
+    The checkpoint and these numbers are the ones that were measured in the most of `spaces`; among
+    equals, the latest checkpoint, then the largest numbers. Of measurements that differ in other
+    settings, the ones with the usual settings count.
 
     Args:
         run: the run's folder.

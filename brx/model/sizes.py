@@ -4,6 +4,8 @@ the model itself, on the meta device.
 Shape legend: B examples, S positions, N = B S tokens, D width, V vocabulary."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -39,10 +41,30 @@ Sizes = dict[str, Size]
 """Of parameters, by name."""
 
 
+TOO_LARGE = ("overflow", "allocate memory", "failed to unpack")
+"""In the messages of torch about a tensor with more elements, or more bytes, than it can have."""
+
+
+@contextmanager
+def _refusing_size(model: ModelSection) -> Iterator[None]:
+    """Turn torch's errors about tensors that are too large into a UserError."""
+    try:
+        yield
+    except (RuntimeError, TypeError, OverflowError) as error:
+        message = str(error).partition("\n")[0]
+        if not any(words in str(error).lower() for words in TOO_LARGE):
+            raise
+        raise UserError(
+            f"model {model.in_words}: too large to plan, with {model.sequence_length} tokens per "
+            f"example (model.sequence_length) and this training.batch_size: {message[:200]}"
+        ) from None
+
+
 @lru_cache(maxsize=64)
 def _model(model: ModelSection, vocabulary_size: int) -> nn.Module:
     # Its parameters are made there; buffers follow.
-    return make_model(model, vocabulary_size, None, []).to("meta")
+    with _refusing_size(model):
+        return make_model(model, vocabulary_size, None, []).to("meta")
 
 
 def meta_stage(model: ModelSection, vocabulary_size: int, blocks: range) -> Stage:
@@ -211,7 +233,10 @@ def traced(
         UserError: the part belongs to a user's own model, and fails.
     """
     try:
-        return trace(part, [given], bf16=bf16, device_type=device_type)
+        with _refusing_size(model):
+            return trace(part, [given], bf16=bf16, device_type=device_type)
+    except UserError:
+        raise
     except Exception as error:
         if not isinstance(model, OwnModelConfig):
             raise
@@ -228,9 +253,10 @@ def traced(
 
 def meta_stream(model: ModelSection, batch_size: int, *, bf16: bool) -> torch.Tensor:
     """A residual stream (B, S, D) without numbers."""
-    return torch.empty(
-        (batch_size, model.sequence_length, model.width),
-        dtype=torch.bfloat16 if bf16 else torch.float32,
-        device="meta",
-        requires_grad=True,
-    )
+    with _refusing_size(model):
+        return torch.empty(
+            (batch_size, model.sequence_length, model.width),
+            dtype=torch.bfloat16 if bf16 else torch.float32,
+            device="meta",
+            requires_grad=True,
+        )

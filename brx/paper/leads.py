@@ -3,6 +3,7 @@ delay adds (docs/protocol.md, section 10)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,13 @@ RIVALS = (BEST_BASELINE, *BASELINES, *PRECONDITIONED)
 Find = Callable[[str, int], pd.DataFrame]  # the runs of a method at P stages
 
 
+class Saved(NamedTuple):
+    """A share of a rival's iterations that ours saves."""
+
+    share: float  # NaN if it is not known
+    is_upper_bound: bool = False  # ours never gets there on some seed
+
+
 @dataclass(frozen=True)
 class LeadParts:
     """Basis rotation's lead over a rival and its two parts, in nats of final validation loss, by
@@ -36,10 +44,9 @@ class LeadParts:
     rival: str
     without_delay: pd.Series  # index: seed
     total: pd.Series  # index: seed
-    # The share of the rival's iterations that ours saves to the rival's final training loss; NaN if
-    # it is not known.
-    saved_without_delay: float
-    saved: float  # the same at 32 stages
+    # The share of the rival's iterations that ours saves to the rival's final training loss.
+    saved_without_delay: Saved
+    saved: Saved  # the same at 32 stages
 
     @property
     def from_delay(self) -> pd.Series:
@@ -86,10 +93,12 @@ def _lead(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
     return losses_by_seed(theirs) - losses_by_seed(ours)
 
 
-def _share_saved(ours: pd.DataFrame, theirs: pd.DataFrame) -> float:
+def _share_saved(ours: pd.DataFrame, theirs: pd.DataFrame) -> Saved:
     """1 - iterations to the rival's final loss over the rival's own; NaN without a ratio."""
     ratio = saved_ratio(ours, theirs)
-    return np.nan if ratio is None else 1 - ratio.ratio
+    if ratio is None:
+        return Saved(np.nan)
+    return Saved(1 - ratio.ratio, is_upper_bound=ratio.is_lower_bound)
 
 
 def lead_table(experiments: Experiments) -> pd.DataFrame:
@@ -112,8 +121,10 @@ def lead_table(experiments: Experiments) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _percent(share: float) -> str:
-    return "" if np.isnan(share) else f"{share:.1%}"
+def _percent(saved: Saved) -> str:
+    if np.isnan(saved.share):
+        return ""
+    return f"{'< ' if saved.is_upper_bound else ''}{saved.share:.1%}"
 
 
 def _nats(by_seed: pd.Series) -> str:

@@ -81,6 +81,9 @@ def read_costs(paths: Sequence[Path]) -> dict[str, float]:
 def _seconds_of_runs(folders: Sequence[Path], where: str) -> pd.Series:
     """By method, the seconds per iteration of its fastest run."""
     runs = load(folders).dropna(subset="seconds_per_iteration")
+    without_times = runs.index[~(runs["seconds_per_iteration"] > 0)]
+    if len(without_times):
+        raise UserError(f"{where}: {without_times[0]}: its metrics have no times above 0")
     sizes = ["architecture", "training.batch_size", "pipeline.accumulation"]
     different = runs[sizes].drop_duplicates()
     if len(different) > 1:

@@ -137,7 +137,7 @@ class Answers:
         if self.asker.model is not None:
             lines.append(f"  To check: {self._plan_command(self.asker.model.config)}")
         if verbose:
-            lines += [long_text(self.verdicts[0], self.run), *self.notes]
+            lines.append(long_text(self.verdicts[0], self.run))
         return lines
 
     def _plan_command(self, asked: RunConfig) -> str:

@@ -48,7 +48,7 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
     Raises:
         UserError: a run has no loss yet.
     """
-    empty = runs.index[runs["train_loss"].isna()]
+    empty = runs.index[runs["iteration"] == 0]
     if len(empty):
         raise UserError(
             f"{empty[0]}: ended before its first loss was written; there is nothing to draw"
@@ -86,8 +86,10 @@ def _limit_to_settled(axes: Axes, runs: Sequence[pd.DataFrame]) -> None:
     """Set ranges that show the runs' losses after their first twentieth, without spikes."""
     smoothed = [losses["smoothed"].dropna() for losses in runs]
     settled = np.concatenate([losses[len(losses) // 20 :] for losses in smoothed])
-    # A spike must not set the scale.
-    axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)
+    settled = settled[np.isfinite(settled)]  # a run that diverged may end at infinity
+    if len(settled):
+        # A spike must not set the scale.
+        axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)
     axes.set_xlim(0, max(losses["iteration"].max() for losses in runs))
 
 

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from numpy.typing import NDArray
 
+from brx.errors import UserError
 from brx.files import replacing, write_json, write_text
 from brx.names import figure_label
 
@@ -262,7 +263,13 @@ def save(
         caption: a text.
         command: the command that draws the figure.
         details: what it was drawn from, such as the runs, and what was missing.
+
+    Raises:
+        UserError: the path has no name of a file, such as `.`.
+        RunError: a file cannot be written.
     """
+    if path.name in ("", ".."):
+        raise UserError(f"{path}: is a folder; name the figure, without suffix")
     path.parent.mkdir(parents=True, exist_ok=True)
     _fix_layout(figure)
     files = []

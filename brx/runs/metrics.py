@@ -260,7 +260,7 @@ def read_curves(folder: Path) -> Curves:
 
     Raises:
         UserError: the file is damaged, has no training losses or lacks more, or two processes have
-            written it.
+            written it; or a finished run has a loss that is not finite.
     """
     path = folder / "metrics.jsonl"
     is_compact = (folder / COMPACT).is_file() and not path.is_file()
@@ -282,7 +282,29 @@ def read_curves(folder: Path) -> Curves:
         if lacking > MOST_LACKING * num_iterations:
             raise UserError(f"{problem}; restore it, or train it again")
         print(f"brx: note: {problem}", file=sys.stderr)
+    if summary.get("status") == "finished":
+        _check_finite(curves, path)
     return curves
+
+
+def _check_finite(curves: Curves, path: Path) -> None:
+    """Refuse the series of a finished run with a loss that is not a number: a UserError.
+
+    A run ends as diverged before it writes such a loss. A validation loss of infinity stands for
+    none."""
+    is_wrong = ~np.isfinite(curves.train_loss)
+    is_wrong_validation = np.isnan(curves.val_loss)
+    for what, iterations, losses, wrong in (
+        ("training", curves.iterations, curves.train_loss, is_wrong),
+        ("validation", curves.val_iterations, curves.val_loss, is_wrong_validation),
+    ):
+        if wrong.any():
+            first = int(np.argmax(wrong))
+            raise UserError(
+                f"{path}: damaged: the {what} loss of iteration {iterations[first]:.0f} is "
+                f"{losses[first]}, but summary.json says that the run has finished; restore it, or "
+                f"train it again"
+            )
 
 
 def num_lacking(curves: Curves, summary: Mapping[str, Any]) -> int:

@@ -129,10 +129,18 @@ def experiment_table(chosen: pd.DataFrame) -> pd.DataFrame:
             "lr": rate_text(first[RATE], at_edge=first["lr_at_edge"]),
             "seeds": str(len(seeds)),
             "final training loss": final_loss_text(seeds),
-            "final validation loss": f"{val_loss.mean():.3f}{_standard_error(val_loss)}",
+            "final validation loss": _validation_text(val_loss),
         }
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _validation_text(val_loss: pd.Series) -> str:
+    """The mean and its standard error; `none` where a run has no validation, as loops that are
+    recorded may."""
+    if not np.isfinite(val_loss).all():
+        return "none"
+    return f"{val_loss.mean():.3f}{_standard_error(val_loss)}"
 
 
 def _standard_error(values: pd.Series) -> str:
@@ -151,6 +159,7 @@ def rate_table(runs: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
     for seeds in by_experiment(chosen):
         first = seeds.iloc[0]
         scores = tried.get_group(first["experiment"])[[RATE, "score"]].to_numpy()
+        scored_by = "" if np.isfinite(seeds["val_loss"]).all() else " (training losses)"
         row = {
             "model": first["architecture"],
             "method": first["variant"],
@@ -160,7 +169,8 @@ def rate_table(runs: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
             "at the edge": _edge_text(first["lr_at_edge"], len(scores)),
             "final validation loss of each": ", ".join(
                 f"{rate:g}: {score:.3f}" for rate, score in scores
-            ),
+            )
+            + scored_by,
         }
         rows.append(row)
     return pd.DataFrame(rows)

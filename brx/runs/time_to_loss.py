@@ -19,6 +19,7 @@ from brx.files import write_text
 from brx.readers import read_json
 from brx.runs.comparison import reached_by_seed
 from brx.runs.experiments import at_best_rates, by_experiment
+from brx.runs.folder import ENDED
 from brx.runs.frames import (
     RATE,
     comparable,
@@ -158,13 +159,31 @@ def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, 
     measured, *others = comparable(finished[is_pipeline], any_split=True)
     differing = left_out(measured, others, any_split=True)
     lacking = {f"differ in {aspects}": list(runs["name"]) for aspects, runs in differing.items()}
+    lacking |= _without_result(runs, finished)
     if not is_pipeline.all():
         lacking["have delays that are no pipeline's"] = list(finished.loc[~is_pipeline, "name"])
     notes = [
-        f"Left out: {len(names)} run(s) that {why}: {first_names(names)}."
+        f"left out: {len(names)} run(s) that {why}: {first_names(names)}"
         for why, names in lacking.items()
     ]
     return _measurements(measured, source), notes
+
+
+def _without_result(runs: pd.DataFrame, finished: pd.DataFrame) -> dict[str, list[str]]:
+    """The names of runs that say nothing about iterations, by the reason.
+
+    Args:
+        runs: rows of `load`.
+        finished: rows of `at_best_rates` from these.
+    """
+    has_ended = runs["status"].isin(ENDED)
+    has_diverged = runs["status"] == "diverged"
+    is_measured = runs["experiment"].isin(finished["experiment"])
+    reasons = {
+        "are not finished": ~has_ended,
+        "diverged, as all of the same settings": has_diverged & ~is_measured,
+    }
+    return {why: list(runs.loc[wanted, "name"]) for why, wanted in reasons.items() if wanted.any()}
 
 
 def _measurements(measured: pd.DataFrame, source: str) -> Measurements:
@@ -213,6 +232,12 @@ def _best_experiments(measured: pd.DataFrame) -> dict[tuple[str, float], pd.Data
 def _experiment(
     method: str, delay: float, seeds: pd.DataFrame, losses: Sequence[float]
 ) -> Experiment:
+    seconds = float(np.round(seeds["seconds_per_iteration"].min(), 6))
+    if not seconds > 0:
+        raise UserError(
+            f"{seeds.index[0]}: an iteration takes {seconds:g} s by its metrics; times must be "
+            f"above 0"
+        )
     by_loss = [reached_by_seed(seeds, loss) for loss in losses]
     iterations = []
     for by_seed in by_loss:
@@ -231,7 +256,7 @@ def _experiment(
         delay=delay,
         lr=seeds[RATE].iloc[0],
         num_rates=int(seeds["num_rates"].iloc[0]),
-        seconds=float(np.round(seeds["seconds_per_iteration"].min(), 6)),
+        seconds=seconds,
         micro_batches=int(seeds["pipeline.accumulation"].iloc[0]),
         seeds=list(by_loss[0]),
         iterations=iterations,

@@ -64,6 +64,9 @@ MISTAKES = [
         "RUN: only curves, staleness, profiles take runs as arguments; for main, name",
     ),
     ("plot curves runs/a --out runs/a/config.yaml/figure", "config.yaml"),
+    ("plot curves runs/a --out ''", "is a folder; name the figure, without suffix"),
+    ("plot curves runs/a --out ..", "is a folder; name the figure, without suffix"),
+    ("plot curves runs/a --out x.jpg", "--out x.jpg: a figure is written as .png, .pdf, .svg"),
     # Runs.
     ("slowdown empty", "no run with losses there"),
     ("slowdown runs --target nan", "--target nan: must be a loss above 0"),
@@ -103,6 +106,12 @@ MISTAKES = [
     (
         "stages --hidden 4096 --heads 32",
         "a model of your own needs --params-per-block, --blocks too",
+    ),
+    ("stages --batch-size " + 400 * "9", "--batch-size: input should be less than or equal to"),
+    ("stages --hidden 1 --heads 1 --blocks 1 --params-per-block inf", "less than or equal to"),
+    (
+        "plan quick --set training.batch_size=" + 200 * "9",
+        "model 8 blocks, d 64: too large to plan, with 64 tokens per example",
     ),
     ("stages --memory -8", "--memory -8GB: must be a number above 0 with a unit"),
     # Verdicts.

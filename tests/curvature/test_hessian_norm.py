@@ -251,7 +251,7 @@ def test_kinds_add_up_to_all_parameters(measurement):
 def test_unusual_sample_has_its_own_file(measurement):
     result, _, run = measurement
     (file,) = (run / "analysis").iterdir()
-    assert file.name == f"hessian-norm-{result.space}-00000030-4-batches.json"
+    assert file.name.startswith(f"hessian-norm-{result.space}-00000030-4-batches-5-vectors")
 
 
 def test_result_is_read_from_its_file(measurement):
@@ -266,6 +266,25 @@ def test_larger_sample_leaves_the_usual_one(run):
     larger.write(run)
     assert results_of(run, batches=160) == {"original": usual}
     assert results_of(run, batches=1600) == {"original": larger}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"vectors": 3}, {"precision": "fp64"}, {"seed": 1}, {"basis_from": "a"}, {"basis_batches": 3}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_other_settings_leave_the_usual_measurement(changes, run):
+    usual = measure(run, "original").model_copy(update={"settings": NormSettings()})
+    for one in (usual, usual.model_copy(update={"settings": NormSettings(**changes)})):
+        one.write(run)
+    assert results_of(run, batches=160) == {"original": usual}
+
+
+def test_usual_file_of_a_strategy_has_its_usual_basis(run):
+    result = measure(run, "original").model_copy(
+        update={"settings": NormSettings(basis_batches=200), "space": "2nd-bilateral"}
+    )
+    assert result.path_in(run).name == "hessian-norm-2nd-bilateral-00000030.json"
 
 
 def test_largest_sample_of_all_spaces_counts(run):

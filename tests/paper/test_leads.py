@@ -76,6 +76,15 @@ def test_rivals_without_runs_are_left_out(experiments):
     assert "muon" not in lead_table(experiments)["rival"].tolist()
 
 
+def test_share_is_a_bound_if_the_rivals_loss_is_never_reached(experiments, tmp_path):
+    # The slower a run, the higher its training loss ends.
+    for P in (1, 32):
+        write_method(tmp_path, "muon", P, seeds=(0, 1, 2), slowness=0.2)
+    table = lead_table(Experiments.load(LAPTOP, tmp_path)).set_index("rival")
+    assert table.loc["muon", "iterations saved at P = 32"].startswith("< -")
+    assert table.loc["pipedream", "iterations saved at P = 32"][0] != "<"
+
+
 def test_bars_end_at_the_whole_lead(experiments):
     with new_figure() as figure:
         axes = figure.subplots()

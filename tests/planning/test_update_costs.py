@@ -1,10 +1,13 @@
 """Costs of updates, relative to AdamW's."""
 
+import re
+
 import pytest
 
 from brx.errors import UserError
-from brx.planning.update_costs import parse_costs, update_costs
+from brx.planning.update_costs import parse_costs, read_costs, update_costs
 from tests.planning.measurements import MEASURED, experiment
+from tests.runs.helpers import write_run
 
 REACHED = [90, 100, 110]
 EXPERIMENTS = [
@@ -36,3 +39,11 @@ def test_share_that_is_no_number_is_refused(share):
 def test_unmeasured_method_is_refused_with_a_guess():
     with pytest.raises(UserError, match="muon"):
         parse_costs(["muom=0.5"], MEASURED)
+
+
+def test_runs_without_times_have_no_cost(tmp_path):
+    run = write_run(tmp_path, "timeless")
+    metrics = run.path / "metrics.jsonl"
+    metrics.write_text(re.sub(r'"seconds": [\d.]+', '"seconds": 0.0', metrics.read_text()))
+    with pytest.raises(UserError, match="timeless: its metrics have no times above 0"):
+        read_costs([tmp_path / "runs"])

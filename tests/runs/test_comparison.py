@@ -327,6 +327,13 @@ def test_run_without_losses_has_no_curve(tmp_path):
         draw_curves(load(tmp_path / "runs"), tmp_path / "figure")
 
 
+def test_losses_that_are_not_finite_leave_the_curve_before_them(tmp_path):
+    diverged = write_run(tmp_path, "diverged", status="diverged")
+    write_metrics(diverged.path, [4.0, 3.0, 2.0, float("nan"), float("inf")])
+    *_, details = draw_curves(load(tmp_path / "runs"), tmp_path / "figure")
+    assert str(diverged.path) in details.read_text()
+
+
 @pytest.fixture
 def shared_seed(tmp_path):
     """At one rate seed 0, at the other seeds 0 and 1; seed 1 ends high."""

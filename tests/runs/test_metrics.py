@@ -182,3 +182,21 @@ def test_exported_tuning_run_has_every_iteration(exported):
 def test_exported_tuning_run_keeps_the_validation_loss(exported):
     whole, compact = exported
     assert compact.val_loss.tolist() == whole.val_loss.tolist()
+
+
+@pytest.mark.parametrize("loss", ["NaN", "Infinity", "-Infinity"])
+def test_loss_that_is_not_finite_is_damage_in_a_finished_run(loss, path):
+    lines = [step(t) for t in range(1, 5)]
+    lines[2] = f'{{"iteration": 3, "train_loss": {loss}, "seconds": 1.5}}\n'
+    path.write_text("".join(lines))
+    assert len(read_curves(path.parent).iterations) == 4  # the run is under way
+    (path.parent / "summary.json").write_text('{"status": "finished", "iteration": 4}')
+    with pytest.raises(UserError, match=r"the training loss of iteration 3 is -?(nan|inf), but"):
+        read_curves(path.parent)
+
+
+def test_validation_loss_of_nan_is_damage_in_a_finished_run(path):
+    path.write_text(step(1) + step(2) + '{"iteration": 2, "val_loss": NaN}\n')
+    (path.parent / "summary.json").write_text('{"status": "finished", "iteration": 2}')
+    with pytest.raises(UserError, match="the validation loss of iteration 2 is nan, but"):
+        read_curves(path.parent)

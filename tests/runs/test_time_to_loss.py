@@ -85,9 +85,9 @@ def test_runs_compare_by_examples_per_update(measured):
 def test_runs_that_do_not_compare_are_named(measured):
     _, notes = measured
     assert notes == [
-        "Left out: 1 run(s) that differ in examples per update: a-smaller.",
-        "Left out: 1 run(s) that differ in model: d-wider.",
-        "Left out: 1 run(s) that have delays that are no pipeline's: f-late.",
+        "left out: 1 run(s) that differ in examples per update: a-smaller",
+        "left out: 1 run(s) that differ in model: d-wider",
+        "left out: 1 run(s) that have delays that are no pipeline's: f-late",
     ]
 
 
@@ -182,3 +182,24 @@ def test_wrong_measurements_are_refused(damage, problem, demo, tmp_path):
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=problem):
         Measurements.read(path)
+
+
+def test_runs_without_a_result_are_noted(tmp_path):
+    write_run(tmp_path, "fresh", val_loss=2.0)
+    write_run(tmp_path, "under way", "training.seed=1", status=None)
+    write_run(tmp_path, "lost", "model.blocks=2", "pipeline.stages=2", status="diverged")
+    _, notes = measure_largest_set(load(tmp_path / "runs"), "runs")
+    assert notes == [
+        "left out: 1 run(s) that are not finished: under way",
+        "left out: 1 run(s) that diverged, as all of the same settings: lost",
+    ]
+
+
+def test_run_without_times_is_refused(tmp_path):
+    run = write_run(tmp_path, "timeless")
+    metrics = run.path / "metrics.jsonl"
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines = [json.dumps(record | {"seconds": 0.0}) + "\n" for record in records]
+    metrics.write_text("".join(lines))
+    with pytest.raises(UserError, match="timeless: an iteration takes 0 s by its metrics"):
+        measure_largest_set(load(tmp_path / "runs"), "runs")
