@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from brx.runs.formats import Format as TableFormat
 
+_EMPTY = "got an empty text; is a variable of the shell not set?"
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
@@ -78,13 +80,22 @@ class Command(_PlainHelp, TyperCommand):
 
     def _refuse_missing_value(self, ctx: Any, args: list[str]) -> None:
         """Refuse `--out --resume`, where a folder was forgotten: the parser itself would take
-        `--resume` for its name."""
+        `--resume` for its name. Refuse empty texts, too: an empty path would be the working
+        folder."""
         options = self._options_by_flag()
         for word, following in pairwise([*args, "--"]):
             if word == "--":
                 return
-            option = options.get(word)
-            if option is not None and not option.is_flag and _is_option(following):
+            flag, equals, value = word.partition("=")
+            option = options.get(flag)
+            if not word:
+                raise typer.BadParameter(_EMPTY, ctx=ctx)
+            if option is None or option.is_flag:
+                continue
+            given = value if equals else following
+            if not given:
+                raise typer.BadParameter(_EMPTY, ctx=ctx, param=option)
+            if not equals and _is_option(following):
                 raise typer.BadParameter(f"needs a value: {option.help}", ctx=ctx, param=option)
 
     def _one_value_per_flag(self, args: list[str]) -> list[str]:

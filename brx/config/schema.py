@@ -54,8 +54,28 @@ class Section(BaseModel):
         frozen=True,
         use_attribute_docstrings=True,
         allow_inf_nan=False,
+        ser_json_inf_nan="constants",  # or an infinite option of a user's own would become null
         serialize_by_alias=True,
     )
+
+
+def check_free_values(values: Any, where: str) -> None:
+    """ValueError for a value of a user's own option that config.yaml would not give back as it is.
+
+    YAML has dates, sets and bytes, too, but only by a tag (`!!timestamp`)."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            refuse(not isinstance(key, str), f"{where}: {key!r} as a key must be a text ('{key}')")
+            check_free_values(value, f"{where}.{key}")
+    elif isinstance(values, list | tuple):
+        for value in values:
+            check_free_values(value, where)
+    elif isinstance(values, float):
+        refuse(math.isnan(values), f"{where} must be a number, got nan")
+    else:
+        kinds = "a number, a text, true, false, null, a list or a mapping"
+        is_plain = values is None or isinstance(values, bool | int | str)
+        refuse(not is_plain, f"{where} must be {kinds}, got {type(values).__name__}")
 
 
 class MoEConfig(Section):
@@ -259,10 +279,13 @@ class OwnModelConfig(ModelSection):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        options = self.model_extra or {}
         refuse(
-            "vocabulary_size" in (self.model_extra or {}),
+            "vocabulary_size" in options,
             "vocabulary_size: leave it out; brx takes it from the tokenizer",
         )
+        for key, value in options.items():
+            check_free_values(value, key)
         # The settings of an old run have a fingerprint: they can be read when its file is long gone
         #     or another.
         if self.code_sha256 is None:
@@ -305,7 +328,7 @@ ModelConfig = Annotated[
 class DataConfig(Section):
     """Where the tokens come from. The token files are made on first use and then reused."""
 
-    source: str = "packages"
+    source: str = Field("packages", min_length=1)
     """`packages` (sources of pinned ones), a path or glob (.txt, .jsonl, .parquet, folder), a
     folder of prepared token files, or a Hugging Face name. Folders and globs leave out hidden files
     and follow links."""
@@ -707,6 +730,8 @@ class CustomConfig(Section):
     def _consistent(self) -> Self:
         for key, does in (("params", "brx does"), ("lr", "set optimizer.lr")):
             refuse(key in self.arguments, f"arguments must not hold {key}: {does}")
+        if not self.method.startswith(RECORDED):  # `record` writes what JSON has a form for
+            check_free_values(self.arguments, "arguments")
         # The settings of an old run have a fingerprint: they can be read when its file is long gone
         #     or another.
         if self.code_sha256 is None:

@@ -36,6 +36,9 @@ RUN_CODE = "--run-code"
 """The option of `brx` that lets a command which reads runs execute their code."""
 
 
+_PACKAGE = "brx_user_code"  # of the modules that files become
+
+
 class _Permission(Enum):
     NOTHING = "analyses: no code of a user's"
     OWN_RUN = "what trains: the code of the run that it was asked to train"
@@ -179,14 +182,22 @@ def fault(error: BaseException, name: str) -> str:
         return said
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
-    own = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)
-        if Path(f.filename).resolve() == file.resolve()
-    ]
-    # Raised elsewhere, by what it has returned
-    location = f"{file}:{own[-1].lineno}" if own else file
+    lines = _lines_of(error, file)
+    # Without lines it was raised elsewhere, by what the file's code has returned.
+    location = f"{file}:{lines[-1]}" if lines else file
     return f"{location}: {type(error).__name__}: {said}"
+
+
+def is_raised_in(error: BaseException, name: str) -> bool:
+    """Whether the file of `name`, or what it called, has raised an error."""
+    file = code_file(name)
+    return file is not None and bool(_lines_of(error, file))
+
+
+def _lines_of(error: BaseException, file: Path) -> list[int | None]:
+    """The lines of a file through which an error came, the outermost first."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame.lineno for frame in frames if Path(frame.filename).resolve() == file.resolve()]
 
 
 def in_one_line(function: Callable[..., Any], name: str) -> Any:
@@ -220,11 +231,20 @@ def import_code(module_name: str, where: str) -> ModuleType:
             return _import_file(user_path(module_name).resolve(), code_sha256(f"{module_name}:"))
         return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        advice = (
-            "" if module_name.endswith(".py") else " (install it, or put its folder on PYTHONPATH)"
-        )
+        advice = " (install it, or put its folder on PYTHONPATH)"
+        if module_name.endswith(".py"):
+            advice = _advice_on_import(error)
         what = fault(error, f"{module_name}:")
         raise UserError(f"{where}: {module_name} cannot be imported: {what}{advice}") from None
+
+
+def _advice_on_import(error: BaseException) -> str:
+    """What would help where a file imports something that is not there."""
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
+    if error.name == _PACKAGE:
+        return " (the file is imported alone; for relative imports, name package.module:NAME)"
+    return " (install it, or put its folder on PYTHONPATH)"
 
 
 @cache
@@ -243,7 +263,7 @@ def _tell(module_name: str, where: str) -> None:
 def _import_file(path: Path, sha256: str | None) -> ModuleType:
     """Execute a file, anew only when its content is another."""
     # Not its plain name, which may be an installed module's.
-    spec = importlib.util.spec_from_file_location(f"brx_user_code.{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"{_PACKAGE}.{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

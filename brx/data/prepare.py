@@ -141,12 +141,13 @@ def is_prepared(folder: Path) -> bool:
 def _check_tokenizer(data: PreparedData, config: DataConfig) -> None:
     """UserError where the token files were made with another tokenizer, as they may be where
     `data.source` names a folder of token files."""
-    found = data.train.sidecar.tokenizer
-    if found != config.tokenizer:
-        raise UserError(
-            f"data.tokenizer: {config.tokenizer}, but the token files in {config.source} hold "
-            f"{found}; set data.tokenizer to {found}"
-        )
+    for split, file in (("train", data.train), ("validation", data.validation)):
+        found = file.sidecar.tokenizer
+        if found != config.tokenizer:
+            raise UserError(
+                f"data.tokenizer: {config.tokenizer}, but {split}.bin in {config.source} holds "
+                f"{found}; set data.tokenizer to {found}"
+            )
 
 
 def token_folder(config: DataConfig) -> Path:

@@ -22,6 +22,7 @@ from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 from tiktoken_ext.openai_public import r50k_pat_str
 
 from brx.config.loading import load_yaml_as
+from brx.config.schema import VOCABULARY_SIZES
 from brx.errors import UserError
 from brx.files import write_text
 
@@ -172,10 +173,11 @@ class TokenFile:
 
     @classmethod
     def load(cls, path: Path, *, always_hash: bool = False) -> Self:
-        """Map a token file into memory; UserError where it or its sidecar is missing or damaged.
+        """Map a token file into memory; UserError where it or its sidecar is missing or damaged, or
+        where it holds ids that its tokenizer does not have.
 
-        Its SHA-256 is computed only if its size, times or inode have changed since the last time
-        (noted in a `.verified` file next to it), or with `always_hash`."""
+        The file is read as a whole only if its size, times or inode have changed since the last
+        time (noted in a `.verified` file next to it), or with `always_hash`."""
         sidecar = Sidecar.read(path)
         try:
             stat = path.stat()
@@ -196,11 +198,27 @@ class TokenFile:
                 raise UserError(
                     f"{path}: its SHA-256 differs from the one in its sidecar; {_remedy(path)}"
                 )
+            _check_ids(path, _mapped(path, expected), sidecar.tokenizer)
             with suppress(OSError):  # a read-only folder: the comparison is made again next time
                 note.write_text(seen, encoding="utf-8")
-        # A plain array over the map: numpy's memmap class costs microseconds at every indexing.
-        tokens = np.asarray(np.memmap(path, DTYPE, "r")) if expected else np.empty(0, DTYPE)
-        return cls(tokens, sidecar)
+        return cls(_mapped(path, expected), sidecar)
+
+
+def _mapped(path: Path, num_bytes: int) -> Tokens:
+    """The tokens of a file of this size."""
+    # A plain array over the map: numpy's memmap class costs microseconds at every indexing.
+    return np.asarray(np.memmap(path, DTYPE, "r")) if num_bytes else np.empty(0, DTYPE)
+
+
+def _check_ids(path: Path, tokens: Tokens, tokenizer: str) -> None:
+    """UserError for a token that no model of this tokenizer has an embedding for: somebody made the
+    file, and named another tokenizer than it is of."""
+    size = VOCABULARY_SIZES.get(tokenizer)
+    if size is not None and len(tokens) and (largest := int(tokens.max())) >= size:
+        raise UserError(
+            f"{path}: holds the token {largest:,}, and {tokenizer} has {size:,} (its sidecar names"
+            f" the tokenizer); {_remedy(path)}"
+        )
 
 
 def sha256(path: Path) -> str:

@@ -10,6 +10,7 @@ from torch.optim import AdamW, Optimizer
 
 from brx.config import schema
 from brx.config.schema import RunConfig
+from brx.errors import UserError
 from brx.methods.groups import (
     lend_gradients,
     matrix_names,
@@ -112,8 +113,16 @@ class Method:
         groups = stage_groups(stages, lambda name: name in names)
         stacks = stack_names(stages) if self.one_matrix_at_a_time else ()
         members = split_stacks(groups, stacks)
+        rest = stage_groups(stages, lambda name: name not in names)
+        for given, what in ((groups, "matrix"), (rest, "weight that is no matrix")):
+            if not given:
+                raise UserError(
+                    f"optimizer.method {self.settings.method}: needs matrices and other weights,"
+                    f" and stages {stages[0].index} to {stages[-1].index} have no {what} (brx"
+                    " models); choose a method for all weights, such as pipedream"
+                )
         matrices = lend_gradients(self.matrices(groups), members)
-        return [matrices, self.rest(stage_groups(stages, lambda name: name not in names))]
+        return [matrices, self.rest(rest)]
 
     def lr_divisor(self, tau_updates: float, t: int, T: int) -> float:
         """The number by which a stage's learning rate is divided in iteration t of T.

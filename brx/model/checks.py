@@ -1,15 +1,18 @@
 """Check that a user's own model can be trained in a pipeline, before data are prepared for it."""
 
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from brx.config.schema import ModelSection, OwnModelConfig, RunConfig
+from brx.config.user_code import fault
 from brx.errors import UserError, some
-from brx.model.models import make_model
-from brx.model.sizes import distinct_blocks, meta_stream, traced
+from brx.model.models import make_model, matrix_names
+from brx.model.sizes import meta_stream, traced
 from brx.model.stage import partition
 
 BATCH = 2  # examples of the trial, which has no numbers
@@ -33,21 +36,94 @@ def check_model(config: ModelSection, vocabulary_size: int, parts: Sequence[rang
 
     Raises:
         UserError: the model cannot be made; a part is missing, fails, draws random numbers, changes
-            a buffer, or returns a stream or logits of another shape; a weight is in two stages, or
-            has no effect on the loss.
+            a weight or a buffer, uses a weight that is not its stage's, lets no gradient through,
+            or returns a stream or logits of another shape; a weight is in two stages, or has no
+            effect on the loss; a stage has no weight; `matrices` names something else.
     """
     if not isinstance(config, OwnModelConfig):
         return
     model: Any = make_model(config, vocabulary_size, None, []).to("meta")
     where = f"model.class {config.name}"
+    matrix_names(model)
     _check_shared(model, parts, where)
+    _check_stages_have_weights(model, parts, where)
+    _renew_weights(model)
+    homes = _Homes(model, parts)
     tokens = torch.zeros((BATCH, config.sequence_length), dtype=torch.int64, device="meta")
     stream = meta_stream(config, BATCH, bf16=False)
     shape = tuple(stream.shape)
-    _check_part(config, model.embed, "embed", tokens, shape)
-    for block in sorted(set(distinct_blocks(config).values())):
-        _check_part(config, model.blocks[block], f"blocks.{block}", stream, shape)
-    _check_part(config, model.head, "head", stream, (*shape[:2], vocabulary_size))
+    _check_part(config, model.embed, "embed", tokens, shape, homes)
+    # Each of them: blocks that look alike may use different weights of other parts.
+    for index, block in enumerate(model.blocks):
+        _check_part(config, block, f"blocks.{index}", stream, shape, homes)
+    _check_part(config, model.head, "head", stream, (*shape[:2], vocabulary_size), homes)
+
+
+def _renew_weights(model: nn.Module) -> None:
+    """Put a new weight in the place of each, as the engine does for a stage with delay. Whoever has
+    kept a weight elsewhere still has the old one, which is no weight of the model any more."""
+    renewed: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in list(module._parameters.items()):
+            if weight is None:
+                continue
+            if weight not in renewed:
+                renewed[weight] = nn.Parameter(torch.empty_like(weight))
+            setattr(module, name, renewed[weight])
+
+
+class _Homes:
+    """Where the weights of a model belong.
+
+    Args:
+        parts: the blocks of each stage.
+    """
+
+    def __init__(self, model: nn.Module, parts: Sequence[range]) -> None:
+        self._stage_of_part: dict[str, int] = {"embed": 0, "head": len(parts) - 1}
+        for stage, blocks in enumerate(parts):
+            for index in blocks:
+                self._stage_of_part[f"blocks.{index}"] = stage
+        self._name_of: dict[nn.Parameter, str] = {}
+        self._stage_of: dict[nn.Parameter, int] = {}
+        for stage, blocks in enumerate(parts):
+            for name, weight in _weights_of(model, blocks):
+                self._name_of[weight] = name
+                self._stage_of[weight] = stage
+
+    def check(self, part: str, outputs: Sequence[Tensor], given: Tensor, where: str) -> None:
+        """UserError if a part's outputs depend on a weight that is not of its stage."""
+        here = self._stage_of_part[part]
+        for leaf in _leaves(outputs):
+            if leaf is given:
+                continue
+            stage = self._stage_of.get(leaf)  # type: ignore[arg-type]
+            if stage is None:
+                raise UserError(
+                    f"{where} trains a tensor of shape {tuple(leaf.shape)} that is none of its"
+                    " parameters (kept in a list, perhaps); make it an nn.Parameter, and use it as"
+                    " an attribute of its module"
+                )
+            if stage != here:
+                raise UserError(
+                    f"{where} is in stage {here} and uses {self._name_of[leaf]}, a weight of stage"  # type: ignore[index]
+                    f" {stage}: a weight belongs to one stage (with pipeline.stages=1 to the only"
+                    " one)"
+                )
+
+
+def _leaves(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The tensors to which a backward pass from the outputs brings gradients."""
+    ahead = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(ahead)
+    while ahead:
+        function: Any = ahead.pop()
+        if hasattr(function, "variable"):  # where a gradient arrives
+            yield function.variable
+        for following, _ in function.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                ahead.append(following)
 
 
 def _check_part(
@@ -56,11 +132,19 @@ def _check_part(
     name: str,
     given: Tensor,
     expected_shape: tuple[int, ...],
+    homes: _Homes,
 ) -> None:
     """Run one part, forward and backward; UserError if anything is wrong with it."""
     where = f"model.class {config.name}: {name}"
     buffers = [(buffer, buffer._version) for buffer in part.buffers()]
+    generators = _states_of_generators()
     output, _ = traced(config, part, name, given, bf16=False, device_type="cpu")
+    for generator, state in _states_of_generators().items():
+        if state != generators[generator]:
+            raise UserError(
+                f"{where} draws random numbers ({generator}), which would depend on the number of"
+                " devices; leave them out"
+            )
     losses = []
     if isinstance(output, tuple) and name.startswith("blocks."):
         output, auxiliary_loss = _pair(config, output, where)
@@ -73,8 +157,16 @@ def _check_part(
             f"{where} returns {what} of shape {found}, must be {expected_shape}: examples, tokens, "
             f"{meaning}"
         )
-    _check_gradients(part, [output.sum(), *losses], where)
+    homes.check(name, [output, *losses], given, where)
+    _check_gradients(config, part, [output.sum(), *losses], given, where)
     _check_buffers(part, buffers, where)
+
+
+def _states_of_generators() -> dict[str, Any]:
+    """The states of the generators whose numbers torch does not see, by name."""
+    state: Any = np.random.get_state(legacy=True)  # noqa: NPY002  # the user's code draws from it
+    _, key, position, *_ = state
+    return {"random": random.getstate(), "numpy.random": (key.tobytes(), position)}
 
 
 def _pair(config: ModelSection, output: tuple[Any, ...], where: str) -> tuple[Tensor, Tensor]:
@@ -112,18 +204,41 @@ def _has_auxiliary_loss(config: ModelSection) -> bool:
     return bool(getattr(model, "has_auxiliary_loss", False))
 
 
-def _check_gradients(part: nn.Module, losses: Sequence[Tensor], where: str) -> None:
-    """UserError if a weight of a part has no effect on the losses, which come from its output."""
+def _check_gradients(
+    config: ModelSection, part: nn.Module, losses: Sequence[Tensor], given: Tensor, where: str
+) -> None:
+    """UserError if a weight of a part has no effect on the losses, which come from its output, or
+    if no gradient goes on to the parts before it."""
     named = dict(part.named_parameters())
-    if not named:
-        return
     total = torch.stack([loss.float() for loss in losses]).sum()
-    if not total.requires_grad:
+    if named and not total.requires_grad:
         raise UserError(f"{where}: its output depends on none of its weights")
-    gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
-    unused = [name for name, found in zip(named, gradients, strict=True) if found is None]
+    wanted: list[Tensor] = list(named.values())
+    if given.requires_grad:  # the stream; token ids have no gradient
+        wanted.append(given)
+    gradients: Sequence[Tensor | None] = [None] * len(wanted)
+    if total.requires_grad and wanted:
+        try:
+            gradients = torch.autograd.grad(total, wanted, allow_unused=True)
+        except Exception as error:
+            raise UserError(
+                f"{where}: backward pass: {fault(error, config.name)} (run on the meta device,"
+                " without numbers)"
+            ) from None
+    by_name = dict(zip(named, gradients, strict=False))
+    unused = [name for name, gradient in by_name.items() if gradient is None]
     if unused:
         raise UserError(f"{where}: {some(unused)} without effect on its output")
+    for name, gradient in by_name.items():
+        if gradient is not None and gradient.layout != torch.strided:
+            raise UserError(
+                f"{where}.{name} has sparse gradients; let them be dense (sparse=False)"
+            )
+    if given.requires_grad and gradients[-1] is None:
+        raise UserError(
+            f"{where} lets no gradient through to its input (detach, no_grad), so no part before it"
+            " would train"
+        )
 
 
 def _check_shared(model: nn.Module, parts: Sequence[range], where: str) -> None:
@@ -137,6 +252,16 @@ def _check_shared(model: nn.Module, parts: Sequence[range], where: str) -> None:
                     f"{where}: {other_name} and {name} are one weight, used in stages {other} and"
                     f" {stage}; a weight belongs to one stage: untie it, or set pipeline.stages=1"
                 )
+
+
+def _check_stages_have_weights(model: nn.Module, parts: Sequence[range], where: str) -> None:
+    """UserError if a stage has nothing to train."""
+    for stage, blocks in enumerate(parts):
+        if not list(_weights_of(model, blocks)):
+            raise UserError(
+                f"{where}: stage {stage} (blocks {blocks.start} to {blocks.stop - 1}) has no"
+                " weights; set pipeline.stages to fewer"
+            )
 
 
 def _weights_of(model: Any, blocks: range) -> Iterator[tuple[str, nn.Parameter]]:

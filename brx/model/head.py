@@ -21,8 +21,8 @@ CHUNK_LOGITS = 2**25
 class Head(nn.Module):
     """Final norm and language-model head: (B, S, D) to logits (B, S, V).
 
-    Its method `loss` never holds more logits than one chunk's. A head of another class has no such
-    method, and `loss_of` computes its logits twice if there are many.
+    Its method `loss` never holds more logits than one chunk's. `loss_of` uses it where it is the
+    loss of what `forward` returns (`has_own_loss`).
     """
 
     def __init__(self, norm: nn.Module, linear: nn.Linear) -> None:
@@ -56,16 +56,18 @@ def loss_of(
 ) -> Tensor:
     """The mean cross-entropy, in nats, of the logits (B, S, V) that a head makes of the stream.
 
-    If a head is no `Head` and has more than `CHUNK_LOGITS` logits, it computes some examples at a
-    time, and again in the backward pass: only one chunk's logits exist at any time.
+    If a head has no loss of its own (`has_own_loss`) and more than `CHUNK_LOGITS` logits, it
+    computes some examples at a time, and again in the backward pass: only one chunk's logits exist
+    at any time.
     """
-    if isinstance(head, Head):
-        return head.loss(x, targets)
+    if has_own_loss(head):
+        return head.loss(x, targets)  # type: ignore[no-any-return, operator]
     num_examples = max(1, CHUNK_LOGITS // (targets.shape[1] * vocabulary_size))
     if num_examples >= len(x):
         return _sum_of_losses(head(x), targets) / targets.numel()
     # The weights are arguments: by the time of the backward pass the head may hold other ones.
-    names, weights = zip(*head.named_parameters(), strict=True)
+    own = dict(head.named_parameters())
+    names, weights = list(own), list(own.values())
 
     def chunk_loss(chunk: Tensor, wanted: Tensor, *bound: Tensor) -> Tensor:
         logits = functional_call(head, dict(zip(names, bound, strict=True)), (chunk,))
@@ -77,6 +79,25 @@ def loss_of(
         loss = checkpoint(chunk_loss, chunk, wanted, *weights, use_reentrant=False)
         losses.append(loss)
     return torch.stack(losses).sum() / targets.numel()
+
+
+def has_own_loss(head: nn.Module) -> bool:
+    """Whether a head's method `loss` is the loss of its logits.
+
+    `Head.loss` computes with the weights of the norm and the linear map, and never calls `forward`.
+    So it does not see a `forward` that somebody has changed, in a subclass or by a hook.
+    """
+    if not isinstance(head, Head):
+        return False
+    if getattr(head.loss, "__func__", None) is not Head.loss:
+        return True  # who writes a loss means it
+    return _is_as_defined(head, Head) and _is_as_defined(head.linear, nn.Linear)
+
+
+def _is_as_defined(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module computes what its class `kind` does."""
+    has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
+    return type(module).forward is kind.forward and not has_hooks
 
 
 def _sum_of_losses(logits: Tensor, targets: Tensor) -> Tensor:

@@ -9,14 +9,20 @@ A model is a torch.nn.Module with three parts in the order of the pipeline:
 Nothing outside this package knows what a block is (docs/models.md).
 """
 
+import contextlib
 import inspect
+import random
+import traceback
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from brx.config.schema import ModelSection, OwnModelConfig
 from brx.config.user_code import check_unchanged, fault, load_attribute
@@ -94,19 +100,35 @@ def _make_own(config: OwnModelConfig, vocabulary_size: int, seed: int | None) ->
     check_options(config.name, model_class, options)
     try:
         if seed is None:
-            with without_values():
+            with _seeded(0), without_values():
                 model = model_class(**options)
         else:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+            with _seeded(seed):
                 model = model_class(**options)
                 _initialize(config.name, model, seed)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"model.class {config.name}: {fault(error, config.name)}") from None
     check_parts(config, model)
     return model
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Let torch, numpy and Python draw from the seed in this block, and afterwards go on as if they
+    had not."""
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()  # noqa: NPY002  # the user's code draws from it
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)  # noqa: NPY002
 
 
 def _initialize(name: str, model: Any, seed: int) -> None:
@@ -228,8 +250,8 @@ def check_parts(config: OwnModelConfig, model: nn.Module) -> None:
     """Refuse a model that cannot be divided into the stages of a pipeline.
 
     Raises:
-        UserError: a part is missing or is of another kind, or a weight is in none of the parts or
-            cannot train.
+        UserError: a part is missing or is of another kind, a weight is in none of the parts or
+            cannot train, or two weights share memory.
     """
     where = f"model.class {config.name}"
     for part in PARTS:
@@ -248,10 +270,35 @@ def check_parts(config: OwnModelConfig, model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if name.partition(".")[0] not in PARTS:
             raise UserError(f"{where}: {name} is in none of embed, blocks and head")
+        if is_lazy(parameter):
+            raise UserError(
+                f"{where}: {name} gets its shape in the first forward pass (LazyLinear, perhaps);"
+                " give it one in the constructor"
+            )
         if not parameter.requires_grad:
             raise UserError(f"{where}: {name} does not train; register it as a buffer")
         if parameter.dtype != torch.float32:
             raise UserError(f"{where}: {name} is in {parameter.dtype}, must be torch.float32")
+    _check_memory(model, where)
+
+
+def _check_memory(model: nn.Module, where: str) -> None:
+    """UserError if two weights share memory, as by `a.weight.data = b.weight.data`. Stages give
+    each weight memory of its own, and the two would no longer be one."""
+    spans: list[tuple[int, int, int, str]] = []  # storage, first and last element, name
+    for name, weight in model.named_parameters():
+        if weight.numel() == 0:
+            continue
+        first = weight.storage_offset()
+        steps = zip(weight.shape, weight.stride(), strict=True)
+        last = first + sum((size - 1) * stride for size, stride in steps)
+        spans.append((weight.untyped_storage()._cdata, first, last, name))
+    for before, after in pairwise(sorted(spans)):
+        if before[0] == after[0] and after[1] <= before[2]:
+            raise UserError(
+                f"{where}: {before[3]} and {after[3]} share memory; share the parameter itself"
+                " (a.weight = b.weight), or copy (.clone())"
+            )
 
 
 def matrix_names(model: nn.Module) -> set[str]:
@@ -260,12 +307,41 @@ def matrix_names(model: nn.Module) -> set[str]:
 
     A model may name them itself, by a method `matrices()`. Otherwise they are what `param_groups`
     of `BasisRotation` would rotate, without kernels of convolutions.
+
+    Raises:
+        UserError: what the model names is no matrix of it.
     """
-    own: Any = model
     if hasattr(model, "matrices"):
-        return set(own.matrices())
+        return _named_matrices(model)
     rotated: set[str] = set()
     for group in param_groups(model):
         if group["kind"] == "matrices":
             rotated |= {name for name, weight in group["params"] if weight.ndim <= 3}
     return {name for name in rotated if name.startswith("blocks.")}
+
+
+def _named_matrices(model: Any) -> set[str]:
+    """What the model's `matrices()` names, checked."""
+    where = f"model.class {type(model).__name__}: matrices()"
+    try:
+        names = model.matrices()
+        if isinstance(names, Iterable) and not isinstance(names, str):
+            names = list(names)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        at = f"{line.filename}:{line.lineno}"
+        raise UserError(f"{where}: {at}: {type(error).__name__}: {said}") from None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{where} must give a list of names of weights, gave {names!r:.60}")
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    for name in names:
+        if name not in weights:
+            raise UserError(f"{where}: {name} is no weight{did_you_mean(name, weights)}")
+        if weights[name].ndim not in (2, 3):
+            raise UserError(
+                f"{where}: {name} has the shape {tuple(weights[name].shape)}; a matrix has two"
+                " dimensions, a stack of matrices three"
+            )
+    first_names = _first_names(weights)  # those that weights with several names go by
+    return {first_names[name] for name in names}

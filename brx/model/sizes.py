@@ -4,8 +4,10 @@ the model itself, on the meta device.
 Shape legend: B examples, S positions, N = B S tokens, D width, V vocabulary."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import is_dataclass
+from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,10 +17,10 @@ from torch import nn
 from brx.config.schema import ModelSection, OwnModelConfig
 from brx.config.user_code import fault, is_allowed
 from brx.errors import UserError
-from brx.model.head import CHUNK_LOGITS, Head
+from brx.model.head import CHUNK_LOGITS, has_own_loss
 from brx.model.models import make_model
-from brx.model.stage import Stage, matrices_of
-from brx.model.trace import RandomNumbersError, Trace, trace
+from brx.model.stage import Stage, matrices_of, uncast_weights
+from brx.model.trace import RandomNumbersError, Trace, WrittenWeightError, trace
 
 FP32 = 4  # bytes
 
@@ -70,7 +72,8 @@ def _model(model: ModelSection, vocabulary_size: int) -> nn.Module:
 def meta_stage(model: ModelSection, vocabulary_size: int, blocks: range) -> Stage:
     """A stage with these blocks, on the meta device."""
     whole = _model(model, vocabulary_size)
-    return Stage(whole, model, vocabulary_size, blocks, _matrices(model, vocabulary_size))
+    matrices = _matrices(model, vocabulary_size)
+    return Stage(whole, model, vocabulary_size, blocks, matrices, uncast_weights(model))
 
 
 @lru_cache(maxsize=64)
@@ -138,7 +141,7 @@ def early_gradient_bytes(model: ModelSection, vocabulary_size: int, batch_size: 
     forward pass."""
     parts: Any = _model(model, vocabulary_size)
     is_chunked = batch_size * model.sequence_length * vocabulary_size > CHUNK_LOGITS
-    if not is_chunked or not isinstance(parts.head, Head):
+    if not is_chunked or not has_own_loss(parts.head):
         return 0
     return FP32 * sum(weight.numel() for weight in parts.head.linear.parameters())
 
@@ -180,9 +183,21 @@ def _likeness(block: nn.Module) -> str:
     plain = []
     for name, module in block.named_modules():
         for key, value in vars(module).items():
-            if isinstance(value, int | float | str | tuple | None):
+            if key not in _OF_ALL_MODULES and _is_plain(value):
                 plain.append((name, key, value))
     return repr((str(block), shapes, plain))
+
+
+_OF_ALL_MODULES = vars(nn.Module()).keys() - {"training"}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value's text tells all of it."""
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, (*value, *value.values())))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_plain, value))
+    return isinstance(value, int | float | str | Enum | None) or is_dataclass(value)
 
 
 def _block_trace(
@@ -245,6 +260,11 @@ def traced(
             raise UserError(
                 f"{where} draws random numbers ({error}), which would depend on the number of"
                 " devices; leave dropout out"
+            ) from None
+        if isinstance(error, WrittenWeightError):
+            raise UserError(
+                f"{where}.{error} is changed by the forward pass; only the optimizer may change a"
+                " weight"
             ) from None
         raise UserError(
             f"{where}: {fault(error, model.name)} (run on the meta device, without numbers)"

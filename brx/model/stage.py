@@ -6,6 +6,7 @@ partition is.
 """
 
 from collections.abc import Sequence, Set
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from brx.config.schema import ModelSection
+from brx.config.schema import ModelSection, OwnModelConfig
 from brx.model.head import loss_of
 from brx.model.initial import stage_name
 from brx.model.mixture import Experts
 from brx.model.models import make_model, matrix_names
+from brx.model.trace import used_elsewhere
 
 
 class StageOutput(NamedTuple):
@@ -37,6 +39,7 @@ class Stage(nn.Module):
         vocabulary_size: V.
         blocks: the blocks of the stage.
         matrices: from `matrices_of` the whole model.
+        uncast: from `uncast_weights` of the model.
         recompute: keep only the input of each block for the backward pass, and run it again there.
 
     Attributes:
@@ -44,8 +47,8 @@ class Stage(nn.Module):
             matrices: weight matrices in blocks, or stacks of them.
         stacks: names of parameters whose first dimension counts members, such as experts. Some
             methods treat each member separately.
-        cast: names of the matrices that autocast casts wherever they are used; older versions of
-            them may be kept in bf16.
+        cast: names of the matrices that autocast casts wherever they are used, those of linear
+            maps; older versions of them may be kept in bf16.
         has_auxiliary_loss: whether the model has auxiliary losses that are no means over examples.
     """
 
@@ -56,6 +59,7 @@ class Stage(nn.Module):
         vocabulary_size: int,
         blocks: range,
         matrices: Set[str],
+        uncast: Set[str] = frozenset(),
         *,
         recompute: bool = False,
     ) -> None:
@@ -67,11 +71,12 @@ class Stage(nn.Module):
         self.embedding = parts.embed if blocks.start == 0 else None
         self.blocks = nn.ModuleDict({str(index): parts.blocks[index] for index in blocks})
         self.head = parts.head if blocks.stop == len(parts.blocks) else None
+        self._is_own_model = isinstance(config, OwnModelConfig)
         self.has_auxiliary_loss = bool(getattr(model, "has_auxiliary_loss", False))
         own = dict(self.named_parameters())
         self.matrices = frozenset(name for name in own if name in matrices)
         self.stacks = _stacks(self) | {name for name in self.matrices if own[name].ndim > 2}
-        self.cast = _cast(self) & self.matrices
+        self.cast = (_cast(self) & self.matrices) - uncast
 
     def forward(
         self,
@@ -83,6 +88,9 @@ class Stage(nn.Module):
             # Under autocast the residual stream is bf16 from here on, as are the tensors that
             # devices exchange.
             x = _as_autocast(self.embedding(x))
+            if self._is_own_model:
+                # Without autocast it is what the weights are, whatever a user's embedding makes.
+                x = _as_weights(x, self)
         auxiliary_losses = []
         for block in self.blocks.values():
             output = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
@@ -102,10 +110,35 @@ class Stage(nn.Module):
 
 def _as_autocast(x: Tensor) -> Tensor:
     """x in the dtype of autocast, if that is on."""
+    return x.to(torch.get_autocast_dtype(x.device.type)) if _is_autocast(x) else x
+
+
+def _as_weights(x: Tensor, stage: nn.Module) -> Tensor:
+    """x in the dtype of the stage's weights, unless autocast is on."""
+    return x if _is_autocast(x) else x.to(next(stage.parameters()).dtype)
+
+
+def _is_autocast(x: Tensor) -> bool:
     device_type = x.device.type
-    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
-        return x
-    return x.to(torch.get_autocast_dtype(device_type))
+    return device_type != "meta" and torch.is_autocast_enabled(device_type)
+
+
+@lru_cache(maxsize=64)
+def uncast_weights(config: ModelSection) -> frozenset[str]:
+    """The names of the weights in blocks of a user's own model that are used in other ways than by
+    a linear map: autocast does not cast them there. Those of brx's models never are."""
+    if not isinstance(config, OwnModelConfig):
+        return frozenset()
+    model: Any = make_model(config, 256, None, []).to("meta")  # the vocabulary is not blocks'
+    names: set[str] = set()
+    shape = (1, config.sequence_length, config.width)
+    for index, block in enumerate(model.blocks):
+        try:
+            found = used_elsewhere(block, [torch.empty(shape, device="meta")])
+        except Exception:  # of the user's code; `check_model` tells it
+            found = {name for name, _ in block.named_parameters()}
+        names |= {f"blocks.{index}.{name}" for name in found}
+    return frozenset(names)
 
 
 def _stacks(stage: nn.Module) -> set[str]:
@@ -149,8 +182,10 @@ def make_stages(
     model = make_model(config, vocabulary_size, seed, parts)
     # Once for all stages: it looks at each block of the model, and there may be as many stages.
     matrices = matrices_of(model)
+    uncast = uncast_weights(config)
     return [
-        Stage(model, config, vocabulary_size, own, matrices, recompute=recompute) for own in parts
+        Stage(model, config, vocabulary_size, own, matrices, uncast, recompute=recompute)
+        for own in parts
     ]
 
 

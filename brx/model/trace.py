@@ -5,7 +5,7 @@ The block runs on the meta device. This module adds what a real device does diff
 casts (torch has none for meta tensors), and kernels that keep less than their definition says.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import linear
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 # Functions that autocast runs in bf16, and in fp32 on CUDA, by name (torch's "Autocast Op
@@ -55,8 +58,12 @@ def trace(
 
     Raises:
         RandomNumbersError: the module draws random numbers.
+        WrittenWeightError: the module changes a weight.
     """
-    weights = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+    names = {
+        parameter.untyped_storage()._cdata: name for name, parameter in module.named_parameters()
+    }
+    weights = set(names)
     # Bytes by the address of a storage: a tensor that two operations keep counts once.
     kept: dict[int, int] = {}
     alive = []  # keeps the storages, so that no address is used twice
@@ -69,7 +76,7 @@ def trace(
         return tensor
 
     device = _Device(weights, bf16=bf16, device_type=device_type)
-    with saved_tensors_hooks(keep, lambda tensor: tensor), _Counter() as counter, device:
+    with saved_tensors_hooks(keep, lambda tensor: tensor), _Counter(names) as counter, device:
         output = module(*inputs)
     return output, Trace(sum(kept.values()), counter.flops + device.flops)
 
@@ -78,11 +85,17 @@ def trace(
 def without_values() -> Iterator[None]:
     """Modules that are made within have their parameters on the meta device: without memory and
     values. Their buffers are real."""
+    # By the address of a parameter, itself and what stands for it: a weight that several modules
+    # register stays one weight. The original is kept, so that no address is used twice.
+    standing_for: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
     def on_meta(_module: nn.Module, _name: str, parameter: Any) -> Any:
-        if parameter is None or parameter.is_meta:
+        if parameter is None or parameter.is_meta or is_lazy(parameter):
             return parameter
-        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        if id(parameter) not in standing_for:
+            stand_in = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+            standing_for[id(parameter)] = (parameter, stand_in)
+        return standing_for[id(parameter)][1]
 
     hook = nn.modules.module.register_module_parameter_registration_hook(on_meta)
     try:
@@ -125,11 +138,16 @@ def _without_casting() -> Iterator[None]:
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operations as `torch.utils.flop_counter` does, and refuses random numbers
-    (RandomNumbersError)."""
+    (RandomNumbersError) and changes of weights (WrittenWeightError).
 
-    def __init__(self) -> None:
+    Args:
+        weights: the names of the weights by the addresses of their storages.
+    """
+
+    def __init__(self, weights: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
+        self._weights = weights
 
     def __torch_dispatch__(
         self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
@@ -140,11 +158,57 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.flops += count(*args, **(kwargs or {}), out_val=output)
         if torch.Tag.nondeterministic_seeded in function.tags:
             raise RandomNumbersError(function.overloadpacket.__name__)
+        self._check_written(function, args, kwargs or {})
         return output
+
+    def _check_written(self, function: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """WrittenWeightError if an operation has changed a weight in place."""
+        for place, argument in enumerate(function._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            written = args[place] if place < len(args) else kwargs.get(argument.name)
+            for tensor in tree_leaves(written):
+                if isinstance(tensor, Tensor):
+                    name = self._weights.get(tensor.untyped_storage()._cdata)
+                    if name is not None:
+                        raise WrittenWeightError(name)
+
+
+def used_elsewhere(module: nn.Module, inputs: Sequence[Tensor]) -> set[str]:
+    """The names of the weights that a module's forward pass gives to other functions than `linear`.
+
+    Args:
+        module: its weights are on the meta device.
+        inputs: meta tensors.
+    """
+    uses = _Uses(module)
+    with uses:
+        module(*inputs)
+    return uses.elsewhere
+
+
+class _Uses(TorchFunctionMode):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.elsewhere: set[str] = set()
+        self._names = {id(weight): name for name, weight in module.named_parameters()}
+
+    def __torch_function__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is not linear:
+            for value in tree_leaves((args, kwargs)):
+                if id(value) in self._names:
+                    self.elsewhere.add(self._names[id(value)])
+        return function(*args, **(kwargs or {}))
 
 
 class RandomNumbersError(Exception):
     """A forward pass draws random numbers, by the operation of this name."""
+
+
+class WrittenWeightError(Exception):
+    """A forward pass changes the weight of this name."""
 
 
 class _Device(TorchFunctionMode):
@@ -224,24 +288,34 @@ class _Device(TorchFunctionMode):
         # share keys still compute a product each.
         per_query = 2 * key.shape[-2] * (key.shape[-1] + value.shape[-1])
         self.flops += query.shape[:-1].numel() * per_query
-        return _Attention.apply(query, key, value)  # type: ignore[no-untyped-call, no-any-return]
+        trained_mask = None  # a bias by the distance, for example
+        if attn_mask is not None and attn_mask.requires_grad:
+            trained_mask = attn_mask
+        return _Attention.apply(query, key, value, trained_mask)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _Attention(torch.autograd.Function):
     """Keeps what fused attention keeps: its inputs, its output and the log-sum-exp."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, trained_mask: Tensor | None
+    ) -> Tensor:
         *batch, heads, positions, _ = query.shape
         # By position, then head in memory, as the kernels lay it out.
         output = query.new_empty((*batch, positions, heads, value.shape[-1])).transpose(-3, -2)
         log_sum_exp = query.new_empty(query.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, output, log_sum_exp)
+        kept = [query, key, value, output, log_sum_exp]
+        if trained_mask is not None:
+            kept.append(trained_mask)
+        ctx.save_for_backward(*kept)
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, _, _, *mask = ctx.saved_tensors
+        gradients = [torch.empty_like(tensor) for tensor in (query, key, value, *mask)]
+        return (*gradients, None)[:4]
 
 
 def _rms_norm(

@@ -433,7 +433,8 @@ def _differentiate(
     the last rank.
     """
     roots, gradients = [root], [gradient]
-    if auxiliary_losses is not None:
+    # A constant has no gradient: a block of a user's own may return zero.
+    if auxiliary_losses is not None and auxiliary_losses.requires_grad:
         roots.append(auxiliary_losses.sum())
         gradients.append(None)
     torch.autograd.backward(roots, gradients)

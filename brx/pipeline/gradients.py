@@ -60,6 +60,8 @@ class Gradients:
                 group.in_use.append(in_use)
                 group.gradients.append(gradient)
         self._alike = list(alike.values())
+        # Of the update that comes next, by weight: whether a micro-batch has given it a gradient.
+        self._is_in_sum: list[list[bool]] = []
 
     @torch.no_grad()
     def hand_over(self, micro_batch: int) -> None:
@@ -68,6 +70,8 @@ class Gradients:
         if self._is_first(micro_batch):
             for alike in self._alike:
                 _hand_over(alike, alike.gradients)
+            if self._accumulation > 1:
+                self._is_in_sum = self._with_gradients()
             return
         # Gradients of a later micro-batch live until they have been added to the sum.
         for alike in self._alike:
@@ -82,22 +86,41 @@ class Gradients:
         micro-batch, the newest weights have the mean."""
         if self._accumulation == 1:
             return
-        for alike in self._alike:
-            of_micro_batch = [weight.grad for weight in alike.newest if weight.grad is not None]
-            assert len(of_micro_batch) == len(alike.newest), "a parameter took no part in the loss"
-            # The sum begins with the first micro-batch and goes on in order: it rounds in the same
-            # way on any number of devices.
-            if not self._is_first(micro_batch):
-                torch._foreach_add_(alike.gradients, of_micro_batch)
+        # The sum begins with the first micro-batch and goes on in order: it rounds in the same way
+        # on any number of devices.
+        if not self._is_first(micro_batch):
+            self._add()
         if not self._ends_update(micro_batch):
             # Without delay, autograd would add the next micro-batch's gradients to these.
             self.drop()
             return
         for buffers in self._buffers_by_dtype():
             torch._foreach_div_(buffers, self._accumulation)
-        for alike in self._alike:
-            for weight, gradient in zip(alike.newest, alike.gradients, strict=True):
-                weight.grad = gradient
+        for alike, is_in_sum in zip(self._alike, self._is_in_sum, strict=True):
+            columns = zip(alike.newest, alike.gradients, is_in_sum, strict=True)
+            for weight, gradient, has_gradient in columns:
+                weight.grad = gradient if has_gradient else None
+
+    def _with_gradients(self) -> list[list[bool]]:
+        """Which of the newest weights have a gradient, in the order of `_alike`."""
+        return [[weight.grad is not None for weight in alike.newest] for alike in self._alike]
+
+    def _add(self) -> None:
+        """Add the newest weights' gradients to those of the update. A weight that took no part in
+        a micro-batch's loss (of a user's own model: an expert without tokens) adds nothing."""
+        for alike, is_in_sum in zip(self._alike, self._is_in_sum, strict=True):
+            sums: list[Tensor] = []
+            added: list[Tensor] = []
+            for place, weight in enumerate(alike.newest):
+                if weight.grad is None:
+                    continue
+                if not is_in_sum[place]:
+                    alike.gradients[place].zero_()  # it has a former update's gradient
+                    is_in_sum[place] = True
+                sums.append(alike.gradients[place])
+                added.append(weight.grad)
+            if added:
+                torch._foreach_add_(sums, added)
 
     @torch.no_grad()
     def clip(self, max_norm: float) -> Tensor:

@@ -115,17 +115,23 @@ def make_room_for_graphs(runtime: RuntimeConfig) -> None:
         torch.compiler.reset()
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that the memory, of the system or the GPU, is full."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    said = str(error)
+    return isinstance(error, RuntimeError) and any(words in said for words in _NO_MEMORY)
+
+
 @contextmanager
 def out_of_memory_told() -> Iterator[None]:
     """Turn the error of a full memory, of the system or the GPU, into one line: a RunError."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        said = str(error)
-        is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not is_memory and not any(words in said for words in _NO_MEMORY):
+        if not is_out_of_memory(error):
             raise
-        first = (said.splitlines() or [type(error).__name__])[0][:200]
+        first = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise RunError(f"out of memory: {first}; brx plan shows what needs how much") from error
 
 

@@ -9,8 +9,8 @@ empty, for a validation or a checkpoint. Within a segment, the engine makes one 
 import math
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,8 +18,8 @@ from typing import Literal
 import torch
 from torch import profiler
 
-from brx.config.schema import RunConfig
-from brx.config.user_code import allowed
+from brx.config.schema import OwnModelConfig, RunConfig
+from brx.config.user_code import allowed, fault, is_raised_in
 from brx.data.batches import Prefetcher, check_validation_examples, validation_set
 from brx.data.prepare import PreparedData, prepare
 from brx.errors import DivergedError, NeighbourLostError, RunError, UserError
@@ -51,6 +51,7 @@ from brx.train.device import (
     check_compiler,
     check_gpus_differ,
     choose_device,
+    is_out_of_memory,
     out_of_memory_told,
     set_up,
 )
@@ -341,7 +342,7 @@ class Trainer:
         started = time.perf_counter()
         seconds_before = self.training_seconds
         try:
-            for result in self.assembly.engine.run(self.iteration + 1, lambda: self._end):
+            for result in self._updates():
                 self.iteration = result.iteration
                 seconds = seconds_before + time.perf_counter() - started
                 pending.append(_TimedResult(result, seconds))
@@ -360,6 +361,24 @@ class Trainer:
             raise
         finally:
             self.training_seconds = seconds_before + time.perf_counter() - started
+
+    def _updates(self) -> Iterator[StepResult]:
+        """The updates up to `_end`, as they are made."""
+        with self._faults_of_model_told():
+            yield from self.assembly.engine.run(self.iteration + 1, lambda: self._end)
+
+    @contextmanager
+    def _faults_of_model_told(self) -> Iterator[None]:
+        """Turn what the file of a user's own model raises into one line: a RunError."""
+        try:
+            yield
+        except Exception as error:
+            model = self.config.model
+            is_models = isinstance(model, OwnModelConfig) and is_raised_in(error, model.name)
+            if isinstance(error, RunError) or is_out_of_memory(error) or not is_models:
+                raise
+            at = f"after iteration {self.iteration}"
+            raise RunError(f"model.class {model.name}: {at}: {fault(error, model.name)}") from error
 
     def _look_for_stop(self, stop: StopSignal) -> None:
         """Between two iterations: tell all ranks if this one was asked to stop, and learn after
@@ -435,7 +454,9 @@ class Trainer:
         on_device = [
             (inputs.to(self.device), targets.to(self.device)) for inputs, targets in batches
         ]
-        losses = self.world.gather(self.assembly.engine.evaluate(on_device))
+        with self._faults_of_model_told():
+            own_loss = self.assembly.engine.evaluate(on_device)
+        losses = self.world.gather(own_loss)
         if self._recorder is None:
             return
         loss = losses[-1]  # the last device has the head

@@ -117,7 +117,7 @@ class Recording:
             "optimizer": {
                 "method": RECORDED + re.sub(r"\W+", "_", method),
                 "lr": lr,
-                "arguments": to_jsonable_python(others, fallback=str),
+                "arguments": to_jsonable_python(others, fallback=str, inf_nan_mode="null"),
             },
             "training": training,
         }

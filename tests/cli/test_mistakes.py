@@ -29,6 +29,13 @@ MISTAKES = [
         "brx train: --devices: input should be a valid integer, unable to",
     ),
     ("train quick --out --resume", "brx train: --out needs a value: the run's folder"),
+    ("train quick --out ''", "brx train: --out got an empty text; is a variable of the shell not"),
+    ("train quick --out=", "brx train: --out got an empty text; is a variable of the shell not"),
+    ("slowdown ''", "got an empty text; is a variable of the shell not set?"),
+    (
+        "train quick --set 'data.source=\"\"'",
+        "data.source: string should have at least 1 character",
+    ),
     ("train quik", "did you mean 'quick'"),
     (
         "train quick --set pipeline.micro_batches=4",

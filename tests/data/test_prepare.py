@@ -425,6 +425,16 @@ def test_token_folder_of_another_tokenizer_is_refused(tmp_path):
         prepare(config.model_copy(update=other))
 
 
+def test_validation_tokens_of_another_tokenizer_are_refused(tmp_path):
+    config = local_config(tmp_path, DOCUMENTS)
+    prepare(config)
+    sidecar = token_folder(config) / "validation.json"
+    sidecar.write_text(sidecar.read_text().replace('"bytes"', '"gpt2"'))
+    source = config.model_copy(update={"source": str(token_folder(config))})
+    with pytest.raises(UserError, match=r"data.tokenizer: bytes, but validation.bin in .* gpt2"):
+        prepare(source)
+
+
 def test_link_to_token_files_is_not_removed(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")

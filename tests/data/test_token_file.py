@@ -110,7 +110,7 @@ def test_missing_vocabulary_is_told_with_a_remedy(damaged_vocabulary, monkeypatc
         make_tokenizer("gpt2")
 
 
-TOKENS = np.array([0, 1, 255, 256, 50256, 65535], "<u2")
+TOKENS = np.array([0, 1, 255, 256, 50256, 50255], "<u2")
 
 
 def write(folder, tokens=TOKENS):
@@ -222,6 +222,14 @@ def test_changed_sidecar_is_found(checked):
     sidecar = json.loads(path.with_suffix(".json").read_text())
     path.with_suffix(".json").write_text(json.dumps({**sidecar, "sha256": "0" * 64}))
     with pytest.raises(UserError, match="SHA-256"):
+        TokenFile.load(path)
+
+
+def test_token_that_the_tokenizer_does_not_have_is_told(tmp_path):
+    path = write(tmp_path, np.array([7, 256, 3], np.uint16))
+    reword(path, '"gpt2"', '"bytes"')
+    message = r"train\.bin: holds the token 256, and bytes has 256 "
+    with pytest.raises(UserError, match=message):
         TokenFile.load(path)
 
 

@@ -4,10 +4,11 @@ memory."""
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from brx.model import head
-from brx.model.head import head_loss
+from brx.model.head import head_loss, loss_of
 
 TOKENS, WIDTH, VOCABULARY = 37, 12, 101
 
@@ -118,3 +119,43 @@ def test_no_tensor_holds_all_logits(chunk, trains, expected, monkeypatch):
             found.backward()
     assert seen.numel == expected
     torch.testing.assert_close(found, reference(tensors, targets))
+
+
+class Silent(head.Head):
+    def forward(self, x):
+        return 0 * super().forward(x)
+
+
+class SilentLinear(nn.Linear):
+    def forward(self, x):
+        return 0 * super().forward(x)
+
+
+def silent_by_hook():
+    silent = head.Head(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY))
+    silent.linear.register_forward_hook(lambda module, given, logits: 0 * logits)
+    return silent
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Silent(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)),
+        lambda: head.Head(nn.LayerNorm(WIDTH), SilentLinear(WIDTH, VOCABULARY)),
+        lambda: head.Head(nn.LayerNorm(WIDTH), nn.Sequential(SilentLinear(WIDTH, VOCABULARY))),
+        silent_by_hook,
+    ],
+    ids=["head", "linear", "other module", "hook"],
+)
+@pytest.mark.parametrize("chunk", [10, 10**9])
+def test_loss_is_the_one_of_a_changed_heads_logits(make, chunk, monkeypatch):
+    monkeypatch.setattr(head, "CHUNK_LOGITS", chunk)
+    loss = loss_of(make(), torch.randn(2, 3, WIDTH), torch.zeros(2, 3, dtype=torch.int64), 101)
+    torch.testing.assert_close(loss, torch.tensor(VOCABULARY).log())
+
+
+def test_loss_in_chunks_of_a_head_without_weights():
+    x = torch.randn(2, 3, VOCABULARY, requires_grad=True)
+    targets = torch.zeros(2, 3, dtype=torch.int64)
+    loss = loss_of(nn.Identity(), x, targets, VOCABULARY)
+    torch.testing.assert_close(loss, F.cross_entropy(x.flatten(0, 1), targets.flatten()))

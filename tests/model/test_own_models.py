@@ -1,8 +1,10 @@
 """A model of the user's own: what is read off it, how it begins, what is refused in one line."""
 
+import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -245,6 +247,99 @@ def test_loss_in_chunks_keeps_the_forward_passes_weights(monkeypatch):
         ),
         ({"forward": "(self.linear(x), x.sum())"}, {}, "set has_auxiliary_loss = True"),
         ({"block": "raise ValueError('no')"}, {}, "mine.py:9: ValueError: no"),
+        ({"block": "raise SystemExit(0)"}, {}, "mine.py:9: SystemExit: 0"),
+        (
+            {
+                "model": "shared = nn.Parameter(torch.randn(vocabulary_size, width));"
+                " self.embed.weight = shared; self.head.weight = shared"
+            },
+            {},
+            "embed.weight and head.weight are one weight, used in stages 0 and 1",
+        ),
+        (
+            {"model": "self.head.weight.data = self.embed.weight.data"},
+            {},
+            "embed.weight and head.weight share memory",
+        ),
+        (
+            {
+                "block": "self.scale = torch.tensor(1.0, requires_grad=True)",
+                "forward": "x + self.linear(x) * self.scale",
+            },
+            {},
+            "blocks.0 trains a tensor of shape () that is none of its parameters",
+        ),
+        (
+            {
+                "block": "self.kept = [self.linear.weight]",
+                "forward": "x + self.linear(x) @ self.kept[0]",
+            },
+            {},
+            "blocks.0 trains a tensor of shape (8, 8) that is none of its parameters",
+        ),
+        (
+            {
+                "model": "[setattr(block, 'kept', [self.embed]) for block in self.blocks]",
+                "forward": "x + self.linear(x) + self.kept[0].weight[0]",
+            },
+            {},
+            "blocks.2 is in stage 1 and uses embed.weight, a weight of stage 0",
+        ),
+        (
+            {"forward": "x + self.linear(x) * __import__('random').random()"},
+            {},
+            "blocks.0 draws random numbers (random)",
+        ),
+        (
+            {"forward": "x + self.linear(x) * __import__('numpy').random.rand()"},
+            {},
+            "blocks.0 draws random numbers (numpy.random)",
+        ),
+        (
+            {"forward": "x + self.linear(x) + self.linear.weight.data.mul_(0.9)[0]"},
+            {},
+            "blocks.0.linear.weight is changed by the forward pass",
+        ),
+        (
+            {"model": "self.embed = nn.Embedding(vocabulary_size, width, max_norm=1.0)"},
+            {},
+            "embed.weight is changed by the forward pass",
+        ),
+        (
+            {"model": "self.embed = nn.Embedding(vocabulary_size, width, sparse=True)"},
+            {},
+            "embed.weight has sparse gradients",
+        ),
+        (
+            {"forward": "x.detach() + self.linear(x.detach())"},
+            {},
+            "blocks.0 lets no gradient through to its input",
+        ),
+        (
+            {"model": "self.blocks[1] = nn.LazyLinear(width)"},
+            {},
+            "blocks.1.weight gets its shape in the first forward pass",
+        ),
+        (
+            {"model": "self.matrices = lambda: ['blocks.1.line.weight']"},
+            {},
+            "matrices(): blocks.1.line.weight is no weight, did you mean 'blocks.1.linear.weight'?",
+        ),
+        (
+            {"model": "self.matrices = lambda: ['blocks.1.linear.bias']"},
+            {},
+            "matrices(): blocks.1.linear.bias has the shape (8,); a matrix has two dimensions",
+        ),
+        (
+            {"model": "self.matrices = lambda: None"},
+            {},
+            "matrices() must give a list of names of weights, gave None",
+        ),
+        (
+            {"model": "self.matrices = lambda: 1 / 0"},
+            {},
+            "mine.py:20: ZeroDivisionError: division by zero",
+        ),
     ],
 )
 def test_what_cannot_train_is_one_line(parts, options, message, tmp_path):
@@ -302,6 +397,86 @@ def test_shared_weight_in_one_stage_can_train(tmp_path):
     check_model(own(written(tmp_path, model=model)), 11, [range(4)])
 
 
+NO_WEIGHTS_AT_THE_END = "self.blocks[3] = nn.GELU()"
+FIRST_BLOCK_TWICE = "self.blocks[1] = self.blocks[0]"
+
+
+@pytest.mark.parametrize("model", [NO_WEIGHTS_AT_THE_END, FIRST_BLOCK_TWICE])
+def test_stage_with_some_weights_of_its_own_can_train(model, tmp_path):
+    check_model(own(written(tmp_path, model=model)), 11, partition(4, 2))
+
+
+def test_stage_without_weights_is_one_line(tmp_path):
+    config = own(written(tmp_path, model="self.blocks[1] = nn.GELU()"))
+    with pytest.raises(UserError, match=r"stage 1 \(blocks 1 to 1\) has no weights"):
+        check_model(config, 11, partition(4, 4))
+
+
+def test_block_that_only_its_list_tells_apart_is_tried(tmp_path):
+    parts = {
+        "model": "self.blocks[2].rates = [0.5]",
+        "block": "self.rates = [0.0]",
+        "forward": "x + nn.functional.dropout(self.linear(x), self.rates[0])",
+    }
+    config = own(written(tmp_path, **parts))
+    with pytest.raises(UserError, match=r"blocks\.2 draws random numbers"):
+        check_model(config, 11, partition(4, 2))
+
+
+def test_trained_attention_mask_has_an_effect(tmp_path):
+    block = "self.bias = nn.Parameter(torch.zeros(6, 6))"
+    forward = (
+        "x + nn.functional.scaled_dot_product_attention(*[self.linear(x)] * 3, attn_mask=self.bias)"
+    )
+    check_model(own(written(tmp_path, block=block, forward=forward)), 11, partition(4, 2))
+
+
+def test_shared_parameter_counts_once(tmp_path):
+    model = (
+        "shared = nn.Parameter(torch.randn(vocabulary_size, width));"
+        " self.embed.weight = shared; self.head.weight = shared"
+    )
+    config = own(written(tmp_path, model=model))
+    stage = whole_model(config, 11, seed=0)
+    assert count_parameters(config, 11)[0] == sum(weight.numel() for weight in stage.parameters())
+
+
+def test_numpys_and_pythons_numbers_follow_the_seed(tmp_path):
+    model = "import random, numpy; self.head.bias.data.fill_(random.random() + numpy.random.rand())"
+    config = own(written(tmp_path, model=model))
+    first, again, other = (whole_model(config, 11, seed).head.bias for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_constructor_leaves_numpys_and_pythons_numbers_alone(tmp_path):
+    model = "import random, numpy; random.random(); numpy.random.rand()"
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    whole_model(own(written(tmp_path, model=model)), 11, seed=3)
+    found = random.random(), np.random.rand()  # noqa: NPY002
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    assert found == (random.random(), np.random.rand())  # noqa: NPY002
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_stream_has_the_weights_dtype(dtype, tmp_path):
+    model = (
+        f"self.embed.register_forward_hook(lambda module, given, stream: stream.to(torch.{dtype}))"
+    )
+    stage = whole_model(own(written(tmp_path, model=model)), 11, seed=0)
+    tokens = torch.zeros(2, 6, dtype=torch.int64)
+    assert stage(tokens, tokens).stream.dtype == torch.float32
+
+
+def test_weight_that_autocast_does_not_cast_keeps_its_older_versions_exact(tmp_path):
+    forward = "x + nn.functional.linear(x, self.linear.weight * 1.3) + self.other(x)"
+    block = "self.other = nn.Linear(width, width)"
+    stage = whole_model(own(written(tmp_path, block=block, forward=forward)), 11, seed=0)
+    assert stage.cast == {f"blocks.{index}.other.weight" for index in range(4)}
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -319,7 +494,11 @@ def test_wrong_class_is_one_line(name, message):
     ("text", "message"),
     [
         ("Mine = 3", "Mine is no torch.nn.Module of"),
-        ("import nowhere_at_all", "cannot be imported:"),
+        (
+            "import nowhere_at_all",
+            "No module named 'nowhere_at_all' (install it, or put its folder",
+        ),
+        ("from .other import Mine", "for relative imports, name package.module:NAME"),
     ],
 )
 def test_class_that_cannot_be_had_is_one_line(text, message, tmp_path):

@@ -109,6 +109,30 @@ def test_unused_weight_gets_no_gradient():
     assert [gradient is None for gradient in newest_gradients(stages)[0]] == [True, False, False]
 
 
+@pytest.mark.parametrize("unused_in", [{1}, {2}, {1, 3}, {1, 2, 3}], ids=str)
+@pytest.mark.parametrize("slot_dtype", [torch.float32, torch.bfloat16])
+def test_unused_weight_adds_nothing_to_the_mean(unused_in, slot_dtype):
+    stages = stages_of(3, slot_dtype)
+    gradients = Gradients(stages)
+    for update in range(2):  # the first update fills the buffers
+        total = torch.zeros_like(stages[0].newest["0.weight"])
+        for place in (1, 2, 3):
+            micro_batch = 3 * update + place
+            arrived = backward(stages, micro_batch)
+            if update and place in unused_in:
+                stages[0].in_use[0].grad = None
+            else:
+                total += arrived[0][0].float()
+            gradients.hand_over(micro_batch)
+            gradients.accumulate(micro_batch)
+        mean = stages[0].newest["0.weight"].grad
+        if update and unused_in == {1, 2, 3}:
+            assert mean is None
+        else:
+            assert torch.equal(mean, total / 3)
+        gradients.drop()
+
+
 def test_unused_weight_does_not_count_in_the_norm():
     stages = stages_of()
     gradients = Gradients(stages)

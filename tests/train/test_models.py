@@ -1,15 +1,18 @@
 """Models other than GPT through the whole of training (several devices: tests/distributed)."""
 
 import json
+import math
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from brx.cli.main import main
-from brx.config.loading import load_config
+from brx.config.loading import config_of, dump_config, load_config
 from brx.config.schema import OwnModelConfig
 from brx.config.user_code import allowed
-from brx.errors import UserError
+from brx.errors import RunError, UserError
 from brx.model.sizes import count_parameters
 from brx.train.loop import train
 from tests.train.helpers import losses, steps_of, tiny_config
@@ -82,6 +85,95 @@ def test_own_model_is_refused_before_data_are_prepared(tmp_path):
     with pytest.raises(UserError, match="takes no option 'kernels', did you mean 'kernel'"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "data").exists()
+
+
+MODEL = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.passes = 0
+
+    def forward(self, x):
+        self.passes += 1
+        FORWARD
+
+class Mine(nn.Module):
+    has_auxiliary_loss = True
+
+    def __init__(self, vocabulary_size, sequence_length, blocks, width, extra=None):
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary_size, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.head = nn.Linear(width, vocabulary_size)
+        self.head.bias.data.fill_(extra or 0.0)
+        MODEL
+"""
+
+
+def written(folder, forward="return x + self.linear(x)", model="pass"):
+    text = MODEL.replace("FORWARD", forward).replace("MODEL", model)
+    (folder / "mine.py").write_text(text)
+    return f"model.class={folder / 'mine.py'}:Mine"
+
+
+def test_what_a_models_file_raises_fails_the_run_in_one_line(tmp_path):
+    forward = "if self.passes == 4: raise KeyError('no')\n        return x + self.linear(x)"
+    config = tiny_config(tmp_path, written(tmp_path, forward))
+    message = r"\Amodel\.class [^\n]*: after iteration 3: [^\n]*mine\.py:13: KeyError: 'no'\Z"
+    with pytest.raises(RunError, match=message):
+        train(config, tmp_path / "run")
+    assert len(steps_of(tmp_path / "run")) == 3
+
+
+def test_constant_auxiliary_loss_is_recorded(tmp_path):
+    forward = "return x + self.linear(x), x.new_full((), 0.5)"
+    train(tiny_config(tmp_path, written(tmp_path, forward), *SHORT), tmp_path / "run")
+    assert [step["auxiliary_loss"] for step in steps_of(tmp_path / "run")] == [2.0] * 8
+
+
+def test_infinite_option_is_kept_for_a_resumed_run(tmp_path):
+    own = written(tmp_path)
+    config = tiny_config(tmp_path, own, "model.extra=-.inf")
+    again = config_of(yaml.safe_load(dump_config(config)), "here")
+    assert again.model.options()["extra"] == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (".nan", "extra must be a number, got nan"),
+        ("{a: [.nan]}", "extra.a must be a number, got nan"),
+        ("!!timestamp 2001-01-01", "or a mapping, got date"),
+        ("{1: 2}", "1 as a key must be a text"),
+    ],
+)
+def test_option_that_its_file_would_not_give_back_is_refused(value, message, tmp_path):
+    with pytest.raises(UserError, match=re.escape(message)):
+        tiny_config(tmp_path, written(tmp_path), f"model.extra={value}")
+
+
+@pytest.mark.parametrize(
+    ("model", "missing"),
+    [
+        ("self.matrices = lambda: []", "have no matrix"),
+        (
+            "self.matrices = lambda: [name for name, _ in self.named_parameters()];"
+            " self.head = nn.Linear(width, vocabulary_size, bias=False);"
+            " self.blocks = nn.ModuleList(nn.Linear(width, width, bias=False)"
+            " for _ in self.blocks)",
+            "have no weight that is no matrix",
+        ),
+    ],
+)
+def test_method_for_matrices_and_others_needs_both(model, missing, tmp_path):
+    model = model.replace("self.head = ", "del self.head; self.head = ")
+    config = tiny_config(tmp_path, written(tmp_path, model=model), *SHORT)
+    with pytest.raises(UserError, match=rf"\Aoptimizer\.method basis-rotation: [^\n]* {missing}"):
+        train(config, tmp_path / "run")
 
 
 def test_stale_copies_of_own_weights_are_refused(tmp_path):
