@@ -1,5 +1,5 @@
-"""The paper's own, from runs: `brx demo`, `plot` (of any runs, too), `tables`, `claims`, `report`,
-and `brx toy`."""
+"""The paper's results: `brx demo`, `plot` (also of any runs), `tables`, `claims`, `report` and
+`toy`."""
 
 import tempfile
 from collections.abc import Callable, Iterable
@@ -100,7 +100,7 @@ def plot(
         """Draw to `where`: the path without suffix for figures of any runs, else a folder."""
         if folders:
             return _of_runs(figure, folders, where)
-        # Here, since it imports torch and scipy, which take seconds that other figures do not need.
+        # Imported here because it loads torch and scipy, which takes seconds.
         from brx.paper.figures import draw_figures
 
         return draw_figures(figure, scale, runs, where, print_note)
@@ -129,7 +129,7 @@ def _is_file(out: Path) -> bool:
 def _check_request(
     figure: str, folders: list[Path] | None, out: Path | None, runs: Path | None
 ) -> None:
-    """UserError if the figure, its runs and where to draw do not fit together."""
+    """Raise a UserError if the figure, its runs and where to draw it do not fit together."""
     is_of_any_runs = figure in OF_ANY_RUNS
     refuse(is_of_any_runs and not folders, "RUN: name at least one run's folder")
     refuse(
@@ -140,7 +140,7 @@ def _check_request(
         from brx.paper.figures import FIGURES
         from brx.paper.tables import entries
 
-        # A name that is unknown is told first
+        # Raises a UserError of its own if the figure is unknown, which the user should read first.
         entries(figure, FIGURES, "figure", ", ".join(OF_ANY_RUNS))
         raise UserError(
             f"RUN: only {', '.join(OF_ANY_RUNS)} take runs; name the folder of {figure}'s with "
@@ -153,7 +153,7 @@ def _check_request(
 
 
 def _draw_one_file(figure: str, draw: Callable[[Path], Iterable[Path]], out: Path) -> None:
-    """Draw a figure, which is always drawn in all formats, and keep the file that is asked for."""
+    """Draw a figure in all formats into a temporary folder, and copy the one that is asked for."""
     with tempfile.TemporaryDirectory() as scratch:
         where = Path(scratch)
         if figure in OF_ANY_RUNS:
@@ -167,7 +167,9 @@ def _draw_one_file(figure: str, draw: Callable[[Path], Iterable[Path]], out: Pat
 
 
 def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
-    """Draw one of `OF_ANY_RUNS`, by default to its name; gives the files."""
+    """Draw one of `OF_ANY_RUNS`; returns the files written.
+
+    `out` is the path without suffix, by default the figure's name in the working folder."""
     from brx.runs.frames import comparable, differences, left_out, load
 
     path = out or Path(figure)

@@ -201,12 +201,12 @@ def draw_all_targets(
         return save(figure, path, caption, command=command, details={"runs": list(ends.index)})
 
 
-def _ratios_by_target(ends: pd.DataFrame, deepest: int, reference_stages: int) -> pd.DataFrame:
+def _ratios_by_target(ends: pd.DataFrame, most: int, reference_stages: int) -> pd.DataFrame:
     """Slowdowns at each target, without those that are only lower bounds.
 
     Args:
-        ends: runs at P = `deepest` and at P = `reference_stages`.
-        deepest: the largest number of stages.
+        ends: runs at P = `most` and at P = `reference_stages`.
+        most: the largest number of stages.
         reference_stages: P of the reference runs.
 
     Raises:
@@ -215,15 +215,14 @@ def _ratios_by_target(ends: pd.DataFrame, deepest: int, reference_stages: int) -
     losses_by_seed = [side_by_side(seeds) for seeds in by_experiment(ends)]
     # The first target is the highest loss that an experiment has after a twentieth of its run.
     early_losses = [float(losses.iloc[len(losses) // 20].mean()) for losses in losses_by_seed]
-    finals = ends[ends[DEPTH] == deepest].groupby("experiment")["train_loss"].mean()
+    finals = ends[ends[DEPTH] == most].groupby("experiment")["train_loss"].mean()
     targets = np.linspace(max(early_losses), finals.min(), NUM_TARGETS)
     tables = [slowdowns(ends, float(target), reference_stages) for target in targets]
     ratios = pd.concat(tables, ignore_index=True)
     ratios = ratios[ratios["ratio"].notna() & ~ratios["is_censored"]]
     if ratios.empty:
         raise UserError(
-            f"--all-targets: no target at which runs at P = {deepest} have a slowdown that is no "
-            "bound"
+            f"--all-targets: no target at which runs at P = {most} have a slowdown that is no bound"
         )
     return ratios
 
