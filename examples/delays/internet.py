@@ -28,7 +28,7 @@ def in_pipeline(stage: int, num_stages: int) -> int:
 
 
 def jitter(stage: int, num_stages: int, micro_batch: int, seed: int) -> int:
-    """The pipeline's delay plus a random number from 0 to 4, drawn for each stage and micro-batch."""
+    """The pipeline's delay plus 0 to 4, drawn at random for each stage and micro-batch."""
     drawn = random.Random(f"{seed} {stage} {micro_batch}").randint(0, JITTER)
     return in_pipeline(stage, num_stages) + drawn
 
