@@ -38,7 +38,8 @@ from brx.distributed.processes import DistributedWorld
 from brx.pipeline.world import World
 from brx.runs.metrics import MEASURED, read_metrics
 from brx.train.loop import train
-from tests.train.helpers import free_port, tiny_config
+from tests.processes import free_port
+from tests.train.helpers import tiny_config
 
 TOLERANCE = 1e-4
 ITERATIONS = 60
