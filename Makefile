@@ -1,4 +1,4 @@
-# The README's commands. Each sets up by itself: a virtual environment in .venv with pinned versions.
+# The README's commands. Each of them first makes a virtual environment in .venv with pinned versions, if there is none.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -10,7 +10,7 @@ RESULTS := $(if $(filter paper,$(SCALE)),runs/paper,results/$(SCALE))
 demo: setup  ## train the quick preset with and without delay, draw the curves (minutes)
 	$(BIN)/brx demo
 
-# Three at a time on two cores, since some tests wait for processes. A worker that has no tests left takes some of another's.
+# Three at a time on two cores, since some tests wait for processes. A worker that has no tests left takes over another's.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test: setup  ## whether a clone works: the tests in five minutes on two quiet cores
@@ -19,8 +19,8 @@ test: setup  ## whether a clone works: the tests in five minutes on two quiet co
 test-all: setup  ## all tests
 	$(PYTEST)
 
-# Another processor takes other kernels. These settings, which are read when torch starts, imitate some on an x86 one. The
-# first is how one without AVX-512 computes anyway, in `make test-all`.
+# Other processors use other kernels. These settings, which torch reads when it starts, imitate some of them on an x86
+# processor. The first one is left out on a processor without AVX-512, where `make test-all` has used these kernels anyway.
 KERNELS := $(if $(shell grep -om1 avx512f /proc/cpuinfo 2>/dev/null),"ATEN_CPU_CAPABILITY=avx2") \
 	"ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE"
 

@@ -1,8 +1,8 @@
-"""How the differences between the authors' implementation and brx (docs/methods.md) change a
+"""What the differences between the authors' implementation and brx (docs/methods.md) do to
 training.
 
-Trains the model of `brx compare` at P = 8 with the four strategies, as brx takes them and
-`as_published`, rate 1e-3; continues where it stopped.
+Trains the model of `brx compare` at P = 8 with the four strategies, each as in brx and with
+`as_published`, at learning rate 1e-3. When called again, it continues where it stopped.
 
     python -m benchmarks.as_published [--iterations 1000] [--seeds 2]
 """
@@ -28,26 +28,19 @@ def main() -> None:
     for is_theirs, (source, geometry) in itertools.product((True, False), strategies):
         losses = []
         for seed in range(options.seeds):
-            settings = {
-                "source": source,
-                "geometry": geometry,
-                "as_published": str(is_theirs).lower(),
-            }
-            keys = [
-                "method=basis-rotation",
-                "lr=1e-3",
-                *(f"{key}={value}" for key, value in settings.items()),
-            ]
-            common = [
+            overrides = [
                 f"training.iterations={options.iterations}",
                 f"training.seed={seed}",
                 "pipeline.stages=8",
+                "optimizer.method=basis-rotation",
+                "optimizer.lr=1e-3",
+                f"optimizer.source={source}",
+                f"optimizer.geometry={geometry}",
+                f"optimizer.as_published={str(is_theirs).lower()}",
             ]
-            folder = (
-                RUNS / f"{source}-{geometry}-{'theirs' if is_theirs else 'ours'}"
-                f"-t{options.iterations}-s{seed}"
-            )
-            losses.append(final_loss(folder, [*common, *(f"optimizer.{key}" for key in keys)]))
+            code = "theirs" if is_theirs else "ours"
+            folder = RUNS / f"{source}-{geometry}-{code}-t{options.iterations}-s{seed}"
+            losses.append(final_loss(folder, overrides))
         table.add(
             f"{source} {geometry}",
             "the authors'" if is_theirs else "brx",
@@ -62,8 +55,8 @@ def main() -> None:
 
 
 def final_loss(folder: Path, overrides: list[str]) -> float:
-    """The validation loss at the end of a run of the preset `compare`; a run that is there already
-    is continued."""
+    """The validation loss at the end of a run of the preset `compare`. A run that has not finished
+    is started, or continued."""
     if RunFolder(folder).read_summary().get("status") != "finished":
         train(load_config("compare", overrides), folder, resume=True)
     return float(load([folder])["val_loss"].item())

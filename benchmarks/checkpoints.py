@@ -1,11 +1,11 @@
-"""How much longer an iteration takes with checkpoints: written while training waits, or in the
+"""How much longer an iteration takes with checkpoints, written while training waits or in the
 background.
 
     python -m benchmarks.checkpoints [--rounds 3] [--every 10] [--device cpu]
 
-The same run takes turns in one process: without checkpoints, and with `checkpoint.background` off
-and on. A time is the mean over the iterations of a turn, without the first ones and with the waits
-for checkpoints."""
+Three variants of the same run take turns in one process: without checkpoints, and with
+`checkpoint.background` off and on. The time of a turn is the mean over its iterations, without the
+first ones; it includes waits for checkpoints."""
 
 import logging
 import os
@@ -25,8 +25,8 @@ from brx.runs.folder import RunFolder
 from brx.train.loop import Trainer
 
 BLOCKS, WIDTH, SEQUENCE, BATCH, STAGES = 8, 128, 64, 8, 8
-FIRST = 3  # iterations that are left out
-PERIODS = 5  # checkpoints in a turn, and one at the end
+FIRST = 3  # iterations of a turn that are not timed
+PERIODS = 5  # checkpoints in a turn, besides the one at its end
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
 def config_of(
     folder: Path, device: str, length: int, every: int, overrides: list[str]
 ) -> RunConfig:
-    """A run of `length` iterations with a checkpoint after every few."""
+    """A run of `length` iterations, with a checkpoint after each `every` of them."""
     content = {
         "model": {"blocks": BLOCKS, "width": WIDTH, "heads": 4, "sequence_length": SEQUENCE},
         "data": {"source": f"{folder}/text.txt", "directory": f"{folder}/data", "max_epochs": 99.0},
@@ -85,7 +85,7 @@ def config_of(
 
 
 def seconds_per_iteration(config: RunConfig, run: Path) -> float:
-    """Train once; the mean time of an iteration."""
+    """Train once; returns the mean time of an iteration after the first ones."""
     ended: list[float] = []
     trainer = Trainer(config, RunFolder(run), World())
 

@@ -1,11 +1,12 @@
 """How often the paper's claims get a `yes` in made-up worlds where neither the method nor the delay
 has an effect.
 
-In a world all runs follow one curve. A seed shifts all its runs alike. Every run also has noise of
-its own; each experiment draws its size from the standard deviations between seeds that the
-committed runs of `similar` show. `brx claims` then judges these runs as it judges real ones: by the
-protocol's first rule and by the strict one, with two seeds and with three. Claims from measurements
-at checkpoints, toy problems and formulas use no runs, and are left out.
+In a world, all runs follow one curve, and each seed shifts all of its runs by the same amount.
+Every run also has a shift of its own; each experiment draws the size of these shifts from the
+standard deviations between seeds in the committed runs of `similar`. `brx claims` then judges these
+runs as it judges real ones: by the protocol's first rule and by the strict one, with two seeds and
+with three. Claims from measurements at checkpoints, toy problems and formulas use no runs, and are
+left out.
 
     python -m benchmarks.claims_null [--worlds 200]        # about 10 minutes on one core
 """
@@ -38,12 +39,12 @@ READ = {
     *("data_fingerprint", "trajectory_version", "examples_per_update"),
     *("optimizer.lr", "pipeline.delay", "pipeline.delay.like"),
 }
-"""Columns of runs that judging reads by name, but for those that a world draws."""
+"""Columns of runs that judging reads by name, except those that a world draws."""
 SEED_COUNTS = (2, 3)
 NUM_POINTS = 800  # recorded iterations of a run
 NOISE = 0.15  # nats, of single recorded losses
-LEVELS = 0.02  # nats, standard deviation of what a seed shifts in all of its runs
-MOST = 0.05  # the share of worlds in which a strict rule may say yes
+LEVELS = 0.02  # nats, standard deviation of the shift that a seed gives to all of its runs
+MOST = 0.05  # the largest share of worlds in which a strict rule may say yes
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class World:
                 curve = draw_curve(lengths[experiment], shift, rng)
                 curves[run] = curve
                 losses = curve.train_loss
-                final_loss = float(losses[-NUM_POINTS // 50 :].mean())
+                final_loss = float(losses[-NUM_POINTS // 50 :].mean())  # over the last 2 %
                 rows.append(
                     {
                         "run": run,
@@ -102,13 +103,14 @@ class World:
 
     @contextmanager
     def read(self) -> Iterator[Experiments]:
-        """The experiments of this world. Within the context, its curves replace recorded ones."""
+        """The experiments of this world. Inside the block, its curves are read in place of
+        recorded ones."""
         with patch.object(comparison, "read_run", lambda path: self.curves[str(path)]):
             yield Experiments(SCALE, self.runs, Path("a world"))
 
 
 def draw_curve(last_iteration: float, shift: float, rng: np.random.Generator) -> Curve:
-    """A power law, as the committed runs have it, shifted, with noise at each recorded loss."""
+    """A power law like that of the committed runs, shifted, with noise at each recorded loss."""
     iterations = np.linspace(1, float(last_iteration), NUM_POINTS)
     share = iterations / float(last_iteration)
     loss = 1.2 + 1.8 * (share + 0.02) ** -0.35 - 1.6 + shift
@@ -116,11 +118,10 @@ def draw_curve(last_iteration: float, shift: float, rng: np.random.Generator) ->
 
 
 def template_of(experiments: Experiments) -> pd.DataFrame:
-    """A row per experiment of the committed runs, by its id, with the columns that judging them
-    reads.
+    """A row per experiment of the committed runs, by its id, with the columns that judging reads.
 
-    A claim takes hundreds of small frames apart and joins them again. With a tenth of the columns,
-    and texts as plain objects, that is ten times as fast."""
+    Judging a claim takes hundreds of small frames apart and joins them again. With a tenth of the
+    columns, and texts as plain objects, that is ten times as fast."""
     rows = pd.concat([seeds.iloc[[0]] for seeds in by_experiment(experiments.chosen)])
     rows = rows.set_index("experiment")
     read = [key for key in rows if key in READ or _tells_apart(rows, key)]
@@ -134,8 +135,8 @@ def _tells_apart(experiments: pd.DataFrame, key: str) -> bool:
 
 
 def spreads_of(experiments: Experiments) -> Series:
-    """Standard deviations of the final validation loss over seeds, of experiments with three or
-    more."""
+    """Standard deviations of the final validation loss over seeds, for experiments with three seeds
+    or more."""
     spreads = [
         seeds["val_loss"].std(ddof=1)
         for seeds in by_experiment(experiments.chosen)
@@ -169,7 +170,8 @@ def count_yes(
     claims: Sequence[Claim],
     worlds: Iterable[int],
 ) -> Tally:
-    """Judge the claims in worlds, each drawn from its number alone."""
+    """Judge the claims in worlds, given by their numbers. A world is drawn from its number and the
+    number of seeds alone."""
     tally = Tally()
     for number, num_seeds in product(worlds, SEED_COUNTS):
         rng = np.random.default_rng([number, num_seeds])

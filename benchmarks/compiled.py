@@ -1,5 +1,6 @@
-"""What `runtime.compile` gives on a CPU: an iteration of the presets `similar` and `similar-llama`
-as it is, with blocks compiled, and with the whole model as one graph, with the delays of 32 stages.
+"""What `runtime.compile` gains on a CPU: an iteration of the presets `similar` and `similar-llama`
+under the delays of 32 stages, uncompiled, with compiled blocks, and with the whole model as one
+graph.
 
 All variants take turns in one process, so that the ratios hold when the machine's speed drifts.
 
@@ -24,7 +25,7 @@ from brx.train.build import assemble
 PRESETS = ("similar", "similar-llama")
 METHODS = ("pipedream", "muon", "basis-rotation")
 COMPILED: dict[str, Any] = {"as it is": False, "blocks": True, "whole": "whole"}
-"""What is compiled, and the setting."""
+"""What is compiled, and the value of `runtime.compile`."""
 
 
 def main() -> None:
@@ -51,7 +52,7 @@ def main() -> None:
             first = {name: time_of_first(run) for name, run in variants.items()}
             times = take_turns(variants, options.rounds, options.iterations)
             for name, turns in times.items():
-                # The passes are compiled for the first method, and are the same for the others.
+                # The passes are compiled for the first method only: the others use the same ones.
                 is_first = method == METHODS[0] and COMPILED[name]
                 numbers = (
                     f"{1e3 * statistics.median(turns):.2f}",

@@ -1,10 +1,10 @@
 """What `delayed` costs: a loop with the delays of a pipeline against the same loop without them, at
 width 768, with few tokens per update, and with 4 and 16 times as many.
 
-Three copies of the delayed stages' weights per update are the price of parameters that never
-change their addresses: the new version is kept, the old one comes in, the newest comes back (under
-`none` it comes back twice). Without them the hooks should cost nothing. Loop, delayed loop and copy
-take turns in one process, so that ratios hold when the machine's speed drifts.
+Parameters that never change their addresses cost three copies of the delayed stages' weights per
+update: the new version is stored, the old one is copied in, and the newest is copied back (twice
+under `none`). Apart from these copies, the hooks should cost nothing. The plain loop, the delayed
+loops and a copy take turns in one process, so that the ratios hold when the machine's speed drifts.
 
     python -m benchmarks.delayed [--threads 1] [--rounds 9] [--iterations 2] [--device cpu]
 """
@@ -20,7 +20,7 @@ from benchmarks.report import Table, parser_of, ratio, synchronize, take_turns
 from brx import delayed
 
 BLOCKS, WIDTH, HEADS, SEQUENCE, STAGES = 4, 768, 12, 128, 4
-BATCHES = (2, 8, 32)  # examples per update: the passes cost more, the copies always the same
+BATCHES = (2, 8, 32)  # examples per update: with more, the passes cost more, the copies do not
 
 
 def main() -> None:
@@ -50,12 +50,15 @@ def main() -> None:
 
 
 def measure(table: Table, batch: int, device: torch.device, options: argparse.Namespace) -> float:
-    """Add the rows of a batch size to the table; gives the bytes of the rings over the formula."""
+    """Add the rows of a batch size to the table; returns the measured bytes of the rings, divided
+    by their formula."""
     plain, _ = loop(device, batch)
     variants: dict[str, Callable[[int], None]] = {"plain loop": plain}
     for stash in ("exact", "none"):
         variants[f"delayed, P = {STAGES}, {stash}"], ring = loop(device, batch, stash)
     held, formula = ring()
+    # A source and a target for each delayed stage. The formula counts tau + 1 = 2 to P versions of
+    # equally large stages; divided by their sum and 4 bytes, that is a stage's number of weights.
     copied = [
         torch.empty(formula // (4 * sum(range(2, STAGES + 1))), device=device)
         for _ in range(2 * (STAGES - 1))
@@ -63,13 +66,13 @@ def measure(table: Table, batch: int, device: torch.device, options: argparse.Na
     variants["a copy of the delayed weights"] = lambda count: [
         torch._foreach_copy_(copied[::2], copied[1::2]) for _ in range(count)
     ]
-    # The first turns warm up, and make the rings.
+    # The first two turns warm up, and make the rings.
     times = take_turns(
         variants, options.rounds, options.iterations, warm_up=2, wait=lambda: synchronize(device)
     )
     base, copy = times["plain loop"], times["a copy of the delayed weights"]
     for name, series in times.items():
-        copies = {"exact": 3, "none": 4}.get(name.rpartition(", ")[2], 0)
+        copies = {"exact": 3, "none": 4}.get(name.rpartition(", ")[2], 0)  # by stash mode
         net = [one - copies * each for one, each in zip(series, copy, strict=True)]
         table.add(
             name,
@@ -84,8 +87,8 @@ def measure(table: Table, batch: int, device: torch.device, options: argparse.Na
 def loop(
     device: torch.device, batch: int, stash: str | None = None
 ) -> tuple[Callable[[int], None], Callable[[], tuple[int, int]]]:
-    """Two functions: `run(n)` makes n updates; `rings()` returns ring bytes, measured and
-    planned."""
+    """Two functions: `run(n)` makes n updates, and `rings()` returns the bytes of the rings,
+    measured and by the formula. Without `stash`, the loop has no delay and no rings."""
     torch.manual_seed(0)
     layer = {
         "nhead": HEADS,

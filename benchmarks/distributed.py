@@ -1,12 +1,12 @@
-"""What several devices gain: the asynchronous pipeline on R processes against one, and against a
-synchronous one.
+"""What several devices gain: the asynchronous pipeline on two processes, against one process and
+against a synchronous pipeline.
 
-Two worker processes (one thread each) take turns at the variants, so that the ratios hold when the
-machine's speed drifts: R = 1 (on rank 0, the other one idle), R = 2 at several P, and
-torch.distributed.pipelining's synchronous 1F1B at several micro-batch counts for the same tokens
-per update.
+The variants take turns on two worker processes (one thread each), so that the ratios hold when the
+machine's speed drifts: R = 1 (on rank 0, while the other is idle), R = 2 at several P, and
+torch.distributed.pipelining's synchronous 1F1B with several numbers of micro-batches for the same
+tokens per update.
 
-    python -m benchmarks.distributed [--rounds 5] [--iterations 16]
+    python -m benchmarks.distributed [--rounds 5] [--iterations 40]
 """
 
 import argparse
@@ -34,8 +34,8 @@ from brx.train.build import assemble
 STAGES = (2, 4, 8, 16)
 MICRO_BATCHES = (1, 2, 4, 8)
 AUTHORS_MS = 168
-"""One process per stage with a recomputed forward pass, P = 16, two cores (measured before this
-project)."""
+"""Milliseconds per iteration of the authors' code at P = 16 on two cores: one process per stage,
+with a recomputed forward pass (measured before this project)."""
 
 
 def main() -> None:
@@ -136,8 +136,8 @@ def synchronous(count: int, world: DistributedWorld) -> Callable[[int], None]:
     pipeline_stage = PipelineStage(
         Part(stage), world.rank, 2, torch.device("cpu"), group=dist.new_group()
     )
-    # 1F1B wants at least as many micro-batches as stages; with a single one there is only one order
-    # anyway.
+    # torch's 1F1B needs at least as many micro-batches as stages. With one micro-batch, both
+    # schedules have the same order.
     kind = Schedule1F1B if count > 1 else ScheduleGPipe
     schedule = kind(pipeline_stage, count, loss_fn=loss)
     optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-3, weight_decay=0.01, fused=True)

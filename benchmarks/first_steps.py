@@ -1,5 +1,5 @@
-"""How little rounding decides: noise floors, the largest early steps, and what perturbations of
-1e-7 do.
+"""How little depends on rounding: noise floors, the largest early steps, and the effect of
+perturbations of 1e-7.
 
 Gradients do not depend on the weights here, so any growth of a difference comes from the optimizer.
 
@@ -29,13 +29,13 @@ from brx.train.loop import train
 
 Shape = tuple[int, int]
 Gradient = Callable[[torch.Generator, Shape, int], Tensor]
-"""The gradient of an update, counted from 1."""
+"""Draws the gradient (m, n) of an update, whose number counts from 1."""
 
 SHAPES = ((16, 48), (48, 16), (32, 128), (64, 64), (128, 128), (256, 256))
 SEEDS = range(10)
 NUM_STEPS = 60
 THREADS = (2, 4)
-# Larger ones say no more: a product of these already takes another order on more threads.
+# Larger ones show nothing new: with more threads, products of these already add in another order.
 THREAD_SHAPES = SHAPES[:5]
 PERTURBATION = 1e-7
 
@@ -121,7 +121,7 @@ Make = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
 def basis_rotation(**options: str | int) -> Make:
-    """With a learning rate of 1."""
+    """Makes a `BasisRotation` with a learning rate of 1, so that weights are in learning rates."""
     return lambda params: BasisRotation(params, lr=1.0, weight_decay=0.0, **options)  # type: ignore[arg-type]
 
 
@@ -146,9 +146,10 @@ def weights_of_seeds(
     perturbation: float = 0.0,
     seeds: Sequence[int] = (0,),
 ) -> Tensor:
-    """Weights from zero on, (num_steps + 1, seeds, m, n), one matrix per seed in one optimizer.
+    """The weights at the start (zero) and after every step (num_steps + 1, seeds, m, n). One
+    optimizer has one matrix per seed.
 
-    Every entry of every gradient is perturbed by the given share of itself."""
+    Every entry of every gradient is multiplied by 1 + perturbation times standard normal noise."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     noises = [torch.Generator().manual_seed(99) for _ in seeds]
     parameters: list[Tensor] = [torch.nn.Parameter(torch.zeros(shape)) for _ in seeds]
@@ -171,7 +172,7 @@ def weights(
     perturbation: float = 0.0,
     seed: int = 0,
 ) -> Tensor:
-    """The same of one seed, (num_steps + 1, m, n)."""
+    """`weights_of_seeds` for one seed (num_steps + 1, m, n)."""
     return weights_of_seeds(make, gradient, shape, num_steps, perturbation, (seed,))[:, 0]
 
 
@@ -181,8 +182,8 @@ class Sensitivity:
 
     Attributes:
         largest_step: the largest entry of an update.
-        moved: how far the perturbation moved the weights at the end (norm over entries).
-        moved_most: the same of the entry that it moved most.
+        moved: how far the perturbation moved the final weights (norm over entries).
+        moved_most: how far it moved the entry that it moved most.
     """
 
     shape: Shape
@@ -199,7 +200,7 @@ class Sensitivity:
 def sensitivities(
     make: Make, gradient: Gradient, shape: Shape, seeds: Sequence[int]
 ) -> list[Sensitivity]:
-    """The largest steps of matrices of a shape, and what a perturbation of 1e-7 does to them."""
+    """The sensitivity of a matrix of this shape for each seed."""
     straight = weights_of_seeds(make, gradient, shape, NUM_STEPS, 0.0, seeds)
     perturbed = weights_of_seeds(make, gradient, shape, NUM_STEPS, PERTURBATION, seeds)
     steps = straight.diff(dim=0)  # (updates, seeds, m, n)
@@ -216,8 +217,8 @@ def sensitivities(
 def largest_step_and_drift(
     make: Make, gradient: Gradient, shape: Shape, seed: int = 0
 ) -> tuple[float, float]:
-    """Largest entry of an update, and how far a perturbation of 1e-7 moves the end (norm), in
-    learning rates."""
+    """The largest entry of an update, and how far a perturbation of 1e-7 moves the final weights
+    (norm); both in learning rates."""
     (found,) = sensitivities(make, gradient, shape, [seed])
     return found.largest_step, found.moved
 
@@ -230,7 +231,8 @@ def sensitivities_of_all(make: Make, gradient: Gradient, seeds: Sequence[int]) -
 
 
 def summary_of(found: Sequence[Sensitivity], of_adamw: Sequence[Sensitivity]) -> str:
-    """The text of a cell of the table."""
+    """The text of a cell: the largest step, how far the perturbation moved the weights over
+    AdamW's (median, largest), and the entry that it moved most."""
     reference = {(one.shape, one.seed): one.moved for one in of_adamw}
     factors = [one.moved / reference[one.shape, one.seed] for one in found]
     most = max(found, key=lambda one: one.moved_most)
@@ -242,7 +244,7 @@ def summary_of(found: Sequence[Sensitivity], of_adamw: Sequence[Sensitivity]) ->
 
 
 def steps() -> None:
-    """Early steps and perturbations, over shapes and seeds."""
+    """Write the table of early steps and perturbations, over shapes and seeds."""
     table = Table("first_steps", ["gradients", *list(OPTIMIZERS)[1:]])
     for name, gradient in GRADIENTS.items():
         of_adamw = sensitivities_of_all(OPTIMIZERS["AdamW"], gradient, SEEDS)
@@ -264,7 +266,7 @@ def steps() -> None:
 
 
 def threads() -> None:
-    """How far one thread and several end apart."""
+    """Write the table of how far apart training on one thread and on several ends."""
     strategies = [label for label in OPTIMIZERS if "/" in label]
     table = Table("first_steps_threads", ["gradients", *strategies])
     for name, gradient in GRADIENTS.items():
@@ -281,14 +283,16 @@ def threads() -> None:
 
 
 def _apart(make: Make, gradient: Gradient) -> str:
+    """The largest difference of any weight to one thread's, for each of `THREADS`."""
     furthest = dict.fromkeys(THREADS, 0.0)
     for shape in THREAD_SHAPES:
         alone = weights_of_seeds(make, gradient, shape, NUM_STEPS, seeds=SEEDS)[-1]
-        for num in THREADS:
-            torch.set_num_threads(num)
+        for num_threads in THREADS:
+            torch.set_num_threads(num_threads)
             together = weights_of_seeds(make, gradient, shape, NUM_STEPS, seeds=SEEDS)[-1]
             torch.set_num_threads(1)
-            furthest[num] = max(furthest[num], (together - alone).abs().max().item())
+            distance = (together - alone).abs().max().item()
+            furthest[num_threads] = max(furthest[num_threads], distance)
     return ", ".join(f"{distance:.1g}" for distance in furthest.values())
 
 
@@ -298,8 +302,8 @@ NUM_SAMPLED = 48
 
 
 def cosines(size: int, generator: torch.Generator) -> Tensor:
-    """An orthogonal matrix without small entries: the discrete cosine transform, rows with random
-    signs."""
+    """An orthogonal matrix (size, size) without small entries: the discrete cosine transform, whose
+    rows get random signs."""
     angles = torch.outer(torch.arange(size).double() + 0.5, torch.arange(size).double()) * (
         math.pi / size
     )
@@ -310,8 +314,8 @@ def cosines(size: int, generator: torch.Generator) -> Tensor:
 
 
 def floor_over_noise(shape: Shape, rank: int | None, seed: int = 0) -> float:
-    """One over the root mean square, over entries, of U^T G V's rounding noise in units of the
-    noise floor."""
+    """How many times larger the noise floor is than the rounding noise of U^T G V in float32, by
+    the root mean square over entries of noise / floor."""
     generator = torch.Generator().manual_seed(seed)
     left, right = (cosines(size, generator) for size in shape)
     gradient = _normal(generator, shape) if rank is None else _low_rank(generator, shape, rank)
@@ -326,8 +330,8 @@ def floor_over_noise(shape: Shape, rank: int | None, seed: int = 0) -> float:
 
 
 def trained_second_moments() -> Tensor:
-    """Second moments of a model's rotated entries after 1,000 iterations, divided by their matrix's
-    mean, sorted."""
+    """All second moments in rotated coordinates of a model after 1,000 iterations, each divided by
+    the mean of its matrix, sorted."""
     settings = [
         "optimizer.method=basis-rotation",
         "training.iterations=1000",
@@ -356,7 +360,8 @@ def trained_second_moments() -> Tensor:
 
 
 def noise() -> None:
-    """The floor against measured noise, and how many entries of a trained model it damps."""
+    """Write the table of the floor over measured noise, and of how many entries of a trained model
+    it damps."""
     trained = trained_second_moments()
     table = Table(
         "noise_floor",

@@ -1,10 +1,10 @@
-"""Damaged files of every format that brx reads: each ends in a value or in one line.
+"""Damaged files of every format that brx reads: each gives a value or an error of one line.
 
     python -m benchmarks.flipped_files --count 3000
 
 For each format, an intact file is damaged `--count` times (case N is always the same): one to eight
 bits are flipped, the end is cut off, or a stretch is written twice. The reader of that format must
-give a value or raise what it promises, in one line. The table is
+return a value or raise the error that it promises, with one line. The table is
 benchmarks/results/flipped_files.md.
 """
 
@@ -75,17 +75,17 @@ FORMATS = (
 )
 
 
-def damaged(content: bytes, chance: random.Random) -> bytes:
+def damaged(content: bytes, rng: random.Random) -> bytes:
     """The content with some bits flipped, its end cut off, or a stretch of it twice."""
-    kind = chance.choice(("flip", "flip", "flip", "cut", "twice"))
-    place = chance.randrange(len(content))
+    kind = rng.choice(("flip", "flip", "flip", "cut", "twice"))
+    place = rng.randrange(len(content))
     if kind == "cut":
         return content[:place]
     if kind == "twice":
-        return content[: place + chance.randrange(200)] + content[place:]
+        return content[: place + rng.randrange(200)] + content[place:]
     changed = bytearray(content)
-    for _ in range(chance.randint(1, 8)):
-        changed[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    for _ in range(rng.randint(1, 8)):
+        changed[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     return bytes(changed)
 
 
@@ -100,16 +100,17 @@ def outcome(read: Callable[[Path], Any], path: Path) -> str:
     return "read"
 
 
-def tried(one: Format, count: int) -> tuple[Counter[str], int]:
+def tried(file_format: Format, count: int) -> tuple[Counter[str], int]:
     """The outcomes of `count` damaged files, and the most bytes that reading one of them took."""
     outcomes: Counter[str] = Counter()
     most = 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         for number in range(count):
-            path.write_bytes(damaged(one.content, random.Random(f"{one.name} {number}")))
+            rng = random.Random(f"{file_format.name} {number}")
+            path.write_bytes(damaged(file_format.content, rng))
             tracemalloc.reset_peak()
-            outcomes[outcome(one.read, path)] += 1
+            outcomes[outcome(file_format.read, path)] += 1
             most = max(most, tracemalloc.get_traced_memory()[1])
     return outcomes, most
 
@@ -129,13 +130,13 @@ def main() -> None:
     ]
     problems = 0
     tracemalloc.start()
-    for one in FORMATS:
-        outcomes, most = tried(one, count)
+    for file_format in FORMATS:
+        outcomes, most = tried(file_format, count)
         wrong = count - outcomes["read"] - outcomes["refused"] + (most > MOST_MEMORY)
         problems += wrong
-        print(one.name, dict(outcomes), f"{most / 2**20:.1f} MiB")
+        print(file_format.name, dict(outcomes), f"{most / 2**20:.1f} MiB")
         lines.append(
-            f"| {one.name} | {outcomes['read']} | {outcomes['refused']} | {wrong} "
+            f"| {file_format.name} | {outcomes['read']} | {outcomes['refused']} | {wrong} "
             f"| {most / 2**20:.1f} |"
         )
     (RESULTS / "flipped_files.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,8 +1,8 @@
 """Time and memory of a Hessian-vector product, compared with one gradient of the same batch.
 
 The gradient is computed as in training, with fused attention. Time: all variants take turns in one
-process; CPU time, which other processes disturb less than they do the clock. Memory: the growth of
-a fresh process's peak resident size.
+process; CPU time is measured, because other processes disturb it less than wall-clock time. Memory:
+the growth of a fresh process's peak resident size.
 
     python -m benchmarks.hessian [--threads 1] [--rounds 9]
 """
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def variants_of(shape: str) -> dict[str, Callable[[], object]]:
-    """What is compared."""
+    """The computations that are compared, by name."""
     config, batch_size = SHAPES[shape]
     model = whole_model(config, VOCABULARY, seed=0)
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -107,8 +107,8 @@ def peak_growth(shape: str, variant: str) -> int:
         warm_up[0].model_copy(update={"blocks": 1, "width": 16, "sequence_length": 8}),
         1,
     )
-    variants_of("warm-up")[variant]()  # loads what the first call of its kind loads
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    variants_of("warm-up")[variant]()  # loads what only the first call of its kind loads
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak (VmHWM)
     before = resident("VmRSS")
     run()
     return resident("VmHWM") - before
@@ -121,7 +121,7 @@ def resident(field: str) -> int:
 
 
 def memory_in_fresh_process(shape: str, variant: str, threads: int) -> int:
-    """`peak_growth` there."""
+    """`peak_growth` in a process of its own."""
     command = [
         sys.executable,
         "-m",

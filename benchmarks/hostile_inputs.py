@@ -4,10 +4,13 @@ shared runs get a one-line error.
     python -m benchmarks.hostile_inputs --count 1300
 
 Each input is a random change of an intact run (case N is always the same). It passes if the
-command ends by itself with a known exit code, within `LIMIT_S` of processor time (a run that is
-training by then does not hang), prints no traceback, says in one short last line what is wrong if
-it refuses (exit code 2), and leaves every file that was there before as it was, unless it is the
-run that the command was rightly continuing.
+command
+
+- ends by itself with a known exit code, within `LIMIT_S` of processor time (a run that is training
+  by then does not hang),
+- prints no traceback,
+- says in one short last line what is wrong if it refuses (exit code 2), and
+- leaves every file that was there before as it was, except those of a run that it was to continue.
 
 Commands run in forks of this process, which has loaded torch once; every `REAL_EVERY`-th is a
 process of its own. Results are kept in benchmarks/results/hostile_inputs.jsonl as they come, so
@@ -173,13 +176,13 @@ SHARED_READERS = (
 class Case(NamedTuple):
     """A command on hostile input."""
 
-    what: str  # was made wrong
+    what: str  # what was damaged or changed
     arguments: list[str]  # of brx
-    continued: Path | None = None  # the run that the command may rightly go on with
+    continued: Path | None = None  # a run that the command may continue, and so change
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """A run of two iterations, as YAML would give it."""
+    """The settings of a small run, as YAML would give them."""
     text = folder / "text.txt"
     if not text.exists():
         text.write_text(
@@ -219,16 +222,15 @@ def some_path(content: dict[str, Any], choose: random.Random) -> list[str]:
 def put(content: dict[str, Any], path: list[str], value: Any) -> None:
     """Set a nested key."""
     for key in path[:-1]:
-        content = (
-            content[key]
-            if isinstance(content.get(key), dict)
-            else content.setdefault(f"{key} ", {})
-        )
+        if isinstance(content.get(key), dict):
+            content = content[key]
+        else:  # the key is missing or has no keys below it: use one with a space behind its name
+            content = content.setdefault(f"{key} ", {})
     content[path[-1]] = value
 
 
 def damaged(data: bytes, choose: random.Random) -> tuple[str, bytes]:
-    """Bytes that were cut, flipped, emptied, filled or shuffled; and how."""
+    """What was done to the bytes (cut, flipped, emptied, filled or shuffled), and the result."""
     kind = choose.choice(
         ["cut", "flip", "flip", "empty", "zeros", "random", "twice", "lines", "insert"]
     )
@@ -268,6 +270,7 @@ def damaged(data: bytes, choose: random.Random) -> tuple[str, bytes]:
 
 
 def hostile_configuration(folder: Path, choose: random.Random) -> Case:
+    """A configuration that is strange YAML, has damaged bytes, or has strange values."""
     content, path = config_of(folder), folder / "hostile.yaml"
     if choose.random() < 0.3:
         text = choose.choice(RAW)
@@ -289,19 +292,19 @@ def hostile_configuration(folder: Path, choose: random.Random) -> Case:
 
 
 def hostile_override(folder: Path, choose: random.Random) -> Case:
+    """A good configuration with strange `--set` arguments."""
     path = folder / "good.yaml"
     path.write_text(yaml.safe_dump(config_of(folder)))
     settings = []
     for _ in range(choose.choice([1, 1, 2])):
         key = ".".join(map(str, some_path(complete(folder), choose)))
         value = choose.choice([*VALUES, *RAW])
-        text = (
-            value
-            if isinstance(value, str)
-            else json.dumps(value)
-            if not isinstance(value, dict)
-            else str(value)
-        )
+        if isinstance(value, str):
+            text = value
+        elif isinstance(value, dict):
+            text = str(value)
+        else:
+            text = json.dumps(value)
         form = choose.choice(
             ["{}={}"] * 8 + ["{}", "={1}", "{}=={}", "{0}.{0}={1}", ".{}={}", "{}.={}", "--{}={}"]
         )
@@ -312,6 +315,7 @@ def hostile_override(folder: Path, choose: random.Random) -> Case:
 
 
 def hostile_data(folder: Path, choose: random.Random) -> Case:
+    """Damaged token files, or a corpus that is strange or no file at all."""
     content = config_of(folder)
     if choose.random() < 0.5:  # prepared token files
         tokens = choose.choice(
@@ -362,6 +366,7 @@ def hostile_data(folder: Path, choose: random.Random) -> Case:
 
 
 def hostile_checkpoint(folder: Path, choose: random.Random) -> Case:
+    """A checkpoint whose files are damaged, changed, missing, renamed or swapped."""
     run = folder / "run"
     checkpoints = sorted((run / "checkpoints").iterdir())
     newest = checkpoints[-1]
@@ -415,6 +420,7 @@ def hostile_checkpoint(folder: Path, choose: random.Random) -> Case:
 
 
 def hostile_metrics(folder: Path, choose: random.Random) -> Case:
+    """A run whose metrics, summary or configuration is damaged."""
     run = folder / "run"
     path = run / choose.choice(
         ["metrics.jsonl", "metrics.jsonl", "metrics.jsonl", "summary.json", "config.yaml"]
@@ -472,7 +478,7 @@ def hostile_shared_run(folder: Path, choose: random.Random) -> Case:
 
 
 def put_array(path: Path, choose: random.Random) -> str:
-    """Replace one array of an .npz file, add one or leave one out; gives what was done."""
+    """Replace one array of an .npz file, add one or leave one out; returns what was done."""
     with np.load(path) as file:
         arrays = dict(file)
     name = choose.choice([*arrays, "strange"])
@@ -546,6 +552,7 @@ def hostile_rows(folder: Path, choose: random.Random) -> Case:
 
 
 def out(folder: Path) -> list[str]:
+    """The options that name a new run's folder."""
     return ["--out", str(folder / "new")]
 
 
@@ -566,7 +573,8 @@ LATER_KINDS: dict[str, tuple[Callable[[Path, random.Random], Case], int]] = {
     "rows of a corpus": (hostile_rows, 1),
 }
 FIRST_LATER = 1000
-"""The kinds that came later begin with this case, so that each case before stays what it was."""
+"""The kinds that were added later begin with this case, so that all cases before it stay the
+same."""
 
 
 def kind_of(index: int) -> str:
@@ -580,7 +588,7 @@ def maker_of(kind: str) -> Callable[[Path, random.Random], Case]:
 
 
 def content_of(folder: Path) -> dict[str, str]:
-    """A hash of every file; locks, and notes that a file was verified, aside."""
+    """A hash of every file by name, without locks and notes that a file was verified."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if (
@@ -661,9 +669,9 @@ def problem_with(
         path.stat().st_size for path in folder.glob("*/metrics.jsonl") if path.parent.name != "run"
     )
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
-        return (
-            None if trained or (case.continued is not None and code == -signal.SIGXCPU) else "hangs"
-        )
+        # A command that was still training at the limit does not hang.
+        is_training = trained or (case.continued is not None and code == -signal.SIGXCPU)
+        return None if is_training else "hangs"
     if code not in (0, 1, 2, 130):
         return f"exit code {code}"
     last = text.strip().splitlines()[-1] if text.strip() else ""
@@ -680,7 +688,7 @@ def problem_with(
 
 
 def try_case(template: Path, index: int) -> dict[str, Any]:
-    """Make an input, run its command, judge."""
+    """Make an input, run its command and judge how it ended; returns a row of the results."""
     kind = kind_of(index)
     with tempfile.TemporaryDirectory(prefix="brx-hostile-") as name:
         folder, log = Path(name) / "case", Path(name) / "log"
@@ -688,9 +696,9 @@ def try_case(template: Path, index: int) -> dict[str, Any]:
         case = maker_of(kind)(folder, random.Random(index))
         before, started = content_of(folder), time.monotonic()
         is_real = index % REAL_EVERY == REAL_EVERY - 1
-        code = (in_process if is_real else in_fork)(
-            [text.replace("\0", "") for text in case.arguments], folder, log
-        )
+        arguments = [text.replace("\0", "") for text in case.arguments]
+        run_command = in_process if is_real else in_fork
+        code = run_command(arguments, folder, log)
         seconds = time.monotonic() - started
         text = log.read_text(errors="replace") if log.exists() else ""
         problem = problem_with(case, code, text, before, folder)
@@ -706,10 +714,10 @@ def try_case(template: Path, index: int) -> dict[str, Any]:
 
 
 def make_template(folder: Path) -> None:
-    """A run that stopped at iteration 6 of 12, and its data; and two runs as they are shared, with
-    what was measured at a checkpoint."""
+    """Make a run that stopped at iteration 6 of 12, with its data, and two exported runs with
+    measurements at a checkpoint."""
     folder.mkdir()
-    # torch's threads stay out of the process that forks.
+    # In a process of its own, so that the process that forks later has no threads of torch.
     maker = multiprocessing.get_context("fork").Process(target=_fill_template, args=(folder,))
     maker.start()
     maker.join()

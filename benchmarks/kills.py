@@ -1,13 +1,14 @@
-"""Evidence that no kill loses or changes anything: runs killed with SIGKILL at random times,
+"""Evidence that no kill loses or changes anything: runs are killed with SIGKILL at random times,
 continued, and compared.
 
     python -m benchmarks.kills --count 100
 
-A run of each case is trained without interruption, then again while one of its ranks, drawn at
-random, is killed at a time that is uniform over the run's length, start and end included; it is
-resumed until it ends by itself. Every metric but the measured ones (times, rates, memory) has to be
-equal: to the last bit where the number of devices R stays, within `TOLERANCE` where it changes
-between kills (1, 2, 4, 1: products of other batches of matrices round differently).
+Each case is trained once without interruption. Then it is trained again, and one of its ranks,
+drawn at random, is killed at a time that is uniform over the run's length, start and end included.
+It is killed and resumed up to four times, and then ends by itself. Every metric except the measured
+ones (times, rates, memory) must be equal: to the last bit if the number of devices R stays the
+same, within `TOLERANCE` if it changes between kills (1, 2, 4, 1), because products of other batches
+of matrices round differently.
 
 Ranks are forked from this process, which has loaded torch once; every tenth run is the real `brx
 train --devices R`. Results are appended to benchmarks/results/kills.jsonl as they come, so that the
@@ -37,7 +38,8 @@ from brx.distributed.processes import DistributedWorld
 from brx.pipeline.world import World
 from brx.runs.metrics import MEASURED, read_metrics
 from brx.train.loop import train
-from tests.train.helpers import free_port, tiny_config
+from tests.processes import free_port
+from tests.train.helpers import tiny_config
 
 TOLERANCE = 1e-4
 ITERATIONS = 60
@@ -88,7 +90,7 @@ CASES: dict[str, tuple[str, ...]] = {
 
 
 def tiny(folder: Path, overrides: Sequence[str]) -> RunConfig:
-    """The run of the tests, of 4 blocks and 4 stages on made-up text, twice as long."""
+    """The small run of the tests (4 blocks and 4 stages, on made-up text), but twice as long."""
     return tiny_config(
         folder, f"training.iterations={ITERATIONS}", "pipeline.timeout_s=120.0", *overrides
     )
@@ -102,19 +104,19 @@ class Forked:
         self.ranks = [_fork(config, out, rank, num_ranks, port) for rank in range(num_ranks)]
 
     def wait(self) -> bool:
-        """Wait for all; whether the run finished."""
+        """Wait for all ranks; returns whether the run finished."""
         codes = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in self.ranks]
         return codes == [0] * len(codes)
 
     def poll(self) -> bool:
-        """Whether all still run."""
+        """Whether all ranks are still running."""
         return all(
             os.waitid(os.P_PID, rank, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
             for rank in self.ranks
         )
 
     def kill(self, rank: int) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to a rank."""
         os.kill(self.ranks[rank], signal.SIGKILL)
 
 
@@ -133,15 +135,15 @@ class Real:
         )
 
     def wait(self) -> bool:
-        """Wait for its end; whether the run finished."""
+        """Wait for its end; returns whether the run finished."""
         return self._process.wait() == 0
 
     def poll(self) -> bool:
-        """Whether it still runs."""
+        """Whether it is still running."""
         return self._process.poll() is None
 
     def kill(self, rank: int) -> None:
-        """SIGKILL to a rank, or to the launcher while it has not started it."""
+        """Send SIGKILL to a rank, or to the launcher if the rank has not been started yet."""
         pid = self._process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         os.kill(
@@ -207,8 +209,17 @@ def largest_difference(expected: list[dict[str, Any]], seen: list[dict[str, Any]
 def kill_and_compare(
     folder: Path, index: int, references: dict[tuple[str, int], tuple[Path, float]]
 ) -> dict[str, Any]:
-    """One run: killed up to four times, resumed to its end, compared; says what was done and
-    seen."""
+    """Kill one run up to four times, resume it to its end and compare it with its reference.
+
+    Args:
+        folder: the folder of all runs.
+        index: the number of the run, which decides its case, devices and kills.
+        references: the folders of runs without kills and their seconds, by case and number of
+            devices. A missing one is trained and added.
+
+    Returns:
+        What was done and seen: a row of the results.
+    """
     choose = random.Random(index)
     name = list(CASES)[index % len(CASES)]
     devices = [SWITCHING, (1,) * 4, (2,) * 4, (1,) * 4][index // len(CASES) % 4]
@@ -229,10 +240,8 @@ def kill_and_compare(
         start = Real if is_real else Forked
         # A real process loads torch first, so it lives longer.
         moment = choose.uniform(0.0, length + (6.0 if is_real else 0.0))
-        run, deadline = (
-            start(with_devices(config, num_ranks), out, num_ranks),
-            time.monotonic() + moment,
-        )
+        run = start(with_devices(config, num_ranks), out, num_ranks)
+        deadline = time.monotonic() + moment
         while time.monotonic() < deadline and run.poll():
             time.sleep(0.002)
         if not run.poll():
@@ -241,11 +250,8 @@ def kill_and_compare(
         rank = choose.randrange(num_ranks)
         run.kill(rank)
         run.wait()
-        lines = (
-            (out / "metrics.jsonl").read_bytes().count(b"\n")
-            if (out / "metrics.jsonl").exists()
-            else 0
-        )
+        metrics = out / "metrics.jsonl"
+        lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
         kills.append(
             {"devices": num_ranks, "rank": rank, "seconds": round(moment, 3), "lines": lines}
         )

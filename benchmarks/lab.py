@@ -1,16 +1,17 @@
 """What the delay lab costs: methods, delay profiles, micro-batches, staleness measures, and `brx
 verdict`'s answer.
 
-- an iteration of every method over AdamW's, which `brx verdict --cost-from
-  benchmarks/results/methods.json` takes;
-- M micro-batches per update over M times one, a delay profile over the pipeline's, staleness
-  measures over none;
+- the time of an iteration with every method, divided by AdamW's (`brx verdict --cost-from
+  benchmarks/results/methods.json` reads it);
+- the time of an iteration with M micro-batches per update divided by M times the time with one,
+  with a delay profile divided by the pipeline's, and with staleness measures divided by the time
+  without;
 - the seconds in which `brx verdict` answers from the committed results.
 
 Variants take turns in one process, so that the ratios hold when the machine's speed drifts.
 
-    python -m benchmarks.lab [--threads 1] [--rounds 12] [--iterations 20] [--turns 5] [--blocks 8]
-    [--out FOLDER]
+    python -m benchmarks.lab [--threads 1] [--rounds 12] [--iterations 20] [--turns 10]
+        [--blocks 8] [--out FOLDER]
 """
 
 import argparse
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def write_methods(options: argparse.Namespace, title: str) -> None:
-    """A row per built-in method."""
+    """Write the table with a row per built-in method."""
     variants: dict[str, Settings] = {
         name: {"optimizer.method": name} for name in METHODS if name != CUSTOM
     }
@@ -72,7 +73,7 @@ def write_methods(options: argparse.Namespace, title: str) -> None:
 
 
 def write_delays(options: argparse.Namespace, title: str) -> None:
-    """A row per requirement: the ratio that was measured, and the largest that is wanted."""
+    """Write the table with a row per requirement: the measured ratio, and the largest allowed."""
     table = Table("lab", ["what", "over", "ratio (median)", "at most"])
     several = {"pipeline.accumulation": ACCUMULATION}
     variants: dict[str, Settings] = {
@@ -121,26 +122,27 @@ def measure(
 
 
 def measures_share(settings: Settings, blocks: int, turns: int) -> float:
-    """Seconds of MEASURE_EVERY iterations with a staleness measure in the last one, over the
-    seconds without it.
+    """Seconds of MEASURE_EVERY iterations with a staleness measure in the last one, divided by the
+    seconds without it: the median over turns.
 
-    Within one run, because two engines of the same settings differ by more than the 2 % that are
-    asked about: the first 80 of 100 iterations keep nothing for the measures (delays are less than
-    20). Each of the last 20 is compared with the median of these at the same place between two
-    refreshes of the basis. The median over turns."""
+    Both are measured within one run, because two engines with the same settings differ by more
+    than the 2 % in question. The first 80 of every 100 iterations keep nothing for the measures
+    (delays are less than 20), so they show the time without. Each of the last 20 is compared with
+    the median of those at the same place between two refreshes of the basis."""
     run = runner(make_engine({**settings, "logging.staleness_every": MEASURE_EVERY}, blocks))
     seconds = np.reshape(
         [seconds_of(lambda: run(1)) for _ in range((turns + 1) * MEASURE_EVERY)],
         (turns + 1, -1, FREQUENCY),
     )
-    seconds = seconds[1:]  # the first turn warms up
+    # (turns, refresh intervals per turn, FREQUENCY); the first turn warms up
+    seconds = seconds[1:]
     without = np.median(seconds[:, : WITHOUT_MEASURES // FREQUENCY], axis=1, keepdims=True)
     extra = (seconds[:, WITHOUT_MEASURES // FREQUENCY :] - without).sum(axis=(1, 2))
     return float(np.median(1.0 + extra / (without.sum(axis=(1, 2)) * MEASURE_EVERY / FREQUENCY)))
 
 
 def verdict_seconds() -> float:
-    """Seconds that a user waits for the fastest of three answers."""
+    """Seconds until `brx verdict` has answered, in a process of its own: the fastest of three."""
     command = [sys.executable, "-m", "brx", *VERDICT]
     return min(
         seconds_of(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))

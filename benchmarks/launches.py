@@ -1,6 +1,6 @@
-"""Operations per iteration and phase: the kernel launches that a GPU would get.
+"""Operations per iteration and phase: the kernels that a GPU would have to launch.
 
-Counted on the CPU, for a model with as many blocks and stages as `paper-95m` and with small
+They are counted on the CPU, for a model with as many blocks and stages as `paper-95m` but small
 matrices, because the counts hardly depend on sizes. Views and empty tensors are not counted. An
 operation on a list of tensors (`_foreach_...`, `_fused_...`) counts once.
 
@@ -76,7 +76,7 @@ def _row(one: int, many: int) -> tuple[str, str, str]:
 
 
 def config_for(stages: int, settings: Settings | None = None, *, blocks: int = BLOCKS) -> RunConfig:
-    """The configuration that is counted, with other settings."""
+    """The configuration whose operations are counted, with some settings changed."""
     content = {
         "model": {"blocks": blocks, "width": 16, "heads": 2, "sequence_length": 8},
         "pipeline": {"stages": stages},
@@ -90,7 +90,8 @@ def config_for(stages: int, settings: Settings | None = None, *, blocks: int = B
 def count(config: RunConfig, *, refresh: bool = False) -> Counter[str]:
     """The operations of one iteration by phase: an ordinary one, or one with a refresh.
 
-    On one thread: what basis rotation gives to others on the CPU would not be seen."""
+    It runs on one thread, because the count would miss what basis rotation does on other threads of
+    the CPU."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -100,8 +101,10 @@ def count(config: RunConfig, *, refresh: bool = False) -> Counter[str]:
 
 
 def _count(config: RunConfig, counted: int) -> Counter[str]:
-    """The operations of an iteration by phase. An optimizer's state comes with iteration 1, the
-    first bases with 2; refreshes are at multiples of the frequency."""
+    """The operations of iteration number `counted` by phase.
+
+    An optimizer's state is made in iteration 1 and the first bases in iteration 2; refreshes are at
+    multiples of the frequency."""
     training, sequence = config.training, config.model.sequence_length
     assembly = assemble(config, random_tokens(training.batch_size, sequence))
     for _ in assembly.engine.run(1, lambda: counted - 1):
@@ -132,7 +135,7 @@ class _Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
     def during(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, whose operations count for a phase."""
+        """The same function, but its operations are counted under `phase`."""
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             before, self.phase = self.phase, phase
@@ -145,7 +148,7 @@ class _Operations(TorchDispatchMode):
 
 
 def _launches_nothing(function: Any) -> bool:
-    """Whether an operation is a view of its argument, or gives memory without contents."""
+    """Whether an operation only makes a view of its argument, or memory without contents."""
     name = function.name()
     if name.startswith(_WITHOUT_KERNELS) or not name.startswith("aten::"):
         return True
@@ -156,7 +159,7 @@ def _launches_nothing(function: Any) -> bool:
 
 @contextmanager
 def counting(assembly: Assembly) -> Iterator[Counter[str]]:
-    """What is computed within is counted, by phase. The assembly is of no other use afterwards."""
+    """Count the operations inside the block by phase. The assembly is useless afterwards."""
     operations = _Operations()
     places: list[tuple[Any, str, str]] = [
         (StageVersions, "bind", BIND_STORE),

@@ -94,7 +94,7 @@ def write_runs(folder: Path, num_runs: int, iterations: int) -> None:
 
 
 def configs(iterations: int) -> Iterator[RunConfig]:
-    """Settings of runs, each another one."""
+    """Settings of runs, all of them different, without an end."""
     seed = -1
     while True:
         seed += 1
@@ -137,16 +137,16 @@ def records(config: RunConfig, index: int) -> Iterator[dict[str, object]]:
 
 
 def forget(folder: Path) -> None:
-    """Remove what brx has kept of parsed runs."""
+    """Remove brx's cache of parsed runs."""
     for path in folder.glob(f"*/{CACHE}"):
         path.unlink()
 
 
 def run(arguments: list[str], *, is_kept: bool) -> Cost:
-    """Run a command of brx to its end."""
+    """Run a brx command to its end; with `is_kept`, it uses the cache of parsed runs."""
     program = ["-m", "brx"] if is_kept else ["-c", WITHOUT]
     environment = dict(os.environ)
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled once, as elsewhere
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # so that modules are compiled only once
     process = subprocess.Popen(
         [sys.executable, *program, *arguments],
         env=environment,
@@ -154,10 +154,10 @@ def run(arguments: list[str], *, is_kept: bool) -> Cost:
         stderr=subprocess.PIPE,
     )
     assert process.stderr is not None
-    told = process.stderr.read().decode()
+    errors = process.stderr.read().decode()
     _, status, usage = os.wait4(process.pid, 0)
     if os.waitstatus_to_exitcode(status) != 0:
-        raise SystemExit(f"brx {' '.join(arguments)}: {told}")
+        raise SystemExit(f"brx {' '.join(arguments)}: {errors}")
     return Cost(usage.ru_utime + usage.ru_stime, 1024 * usage.ru_maxrss)
 
 

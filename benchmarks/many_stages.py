@@ -45,7 +45,7 @@ def main() -> None:
     headings = ["checkpoint", "planned (GB)", "peak (GB)", "before the run (GB)"]
     headings += ["start (s)", "iteration (s)", "checkpoint (s)", "checkpoint (GB)"]
     table = Table("many_stages", headings)
-    # A process that has run before would hand its memory on.
+    # A fresh process for each run: a forked or reused one would begin with memory of earlier work.
     context = multiprocessing.get_context("spawn")
     for name, background in (("in turn", "false"), ("in the background", "true")):
         with context.Pool(1) as pool:
@@ -70,7 +70,7 @@ def measure(num_stages: int, background: str) -> Cost:
         ended: list[float] = []
         trainer._after_iteration = lambda: ended.append(time.process_time())
         trainer.run(resume=False)
-        rest = time.process_time() - ended[-1]
+        after_last = time.process_time() - ended[-1]  # the checkpoint at the end
         manifest = read_manifest(list_checkpoints(run)[-1])
         return Cost(
             planned=trainer.planned_memory.peak,
@@ -78,7 +78,7 @@ def measure(num_stages: int, background: str) -> Cost:
             before=before,
             start=start,
             iteration=ended[1] - ended[0],
-            checkpoint=rest,
+            checkpoint=after_last,
             saved=sum(entry["bytes"] for entry in manifest["stages"]),
         )
 

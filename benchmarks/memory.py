@@ -1,8 +1,8 @@
 """The peak memory of short trainings, compared with `brx plan`.
 
-On CUDA, the allocator reports the measured peak. On CPUs it is the largest sum of live
-allocations of torch's CPU allocator, as torch.profiler records each of them (resident memory would
-count Python, libraries and malloc's reserves).
+On CUDA, the allocator reports the peak. On a CPU, it is the largest sum of live allocations of
+torch's CPU allocator, each of which torch.profiler records (resident memory would count Python,
+libraries and malloc's reserves).
 
     python -m benchmarks.memory paper-95m --stages 1 32 [--set KEY=VALUE ...] [--out results/gpu]
 """
@@ -43,7 +43,7 @@ def main() -> None:
         config = load_config(options.config, [*options.overrides, *chosen])
         device, _ = choose_device(config.runtime.device)
         if rings == "host" and (stages == 1 or device.type == "cpu"):
-            continue  # no rings, or all in one memory
+            continue  # there are no rings, or the host's memory is the device's
         (planned,) = plan_memory(config, device.type)
         with quick_first_basis():
             measured = measured_peak(config, device)
@@ -64,15 +64,15 @@ def main() -> None:
 
 
 def measured_peak(config: RunConfig, device: torch.device, iterations: int = 11) -> int:
-    """Largest number of bytes that tensors held at one time, from building the stages to the last
-    iteration (R = 1)."""
+    """The most bytes that tensors held at one time, from building the stages to the last iteration
+    (R = 1)."""
     return peak_during(lambda: _train(config, device, iterations), device)
 
 
 def peak_during(work: Callable[[], None], device: torch.device) -> int:
-    """Largest number of bytes of tensors that the work held at one time, beyond those that were
-    there before."""
-    gc.collect()  # what came before
+    """The most bytes that tensors held at one time during the work, beyond those that were there
+    before."""
+    gc.collect()  # frees what earlier work left
     if device.type == "cuda":
         torch.cuda.init()
         before = torch.cuda.memory_allocated(device)
@@ -93,7 +93,7 @@ def peak_during(work: Callable[[], None], device: torch.device) -> int:
     held = peak = 0
     for event in sorted(events, key=lambda event: event["ts"]):
         address, size = event["args"]["Addr"], event["args"]["Bytes"]
-        # Memory from before the profiler does not count.
+        # Freeing memory that was allocated before the profiler started does not count.
         held += size if size > 0 else -live.pop(address, 0)
         if size > 0:
             live[address] = size

@@ -1,10 +1,11 @@
 """Does it matter how the bases of source `1st` are refreshed? M M^T U and M^T M V (algorithm 2)
 against M V and M^T U.
 
-brx does what the paper's text says; the authors' implementation takes the other side's basis
-instead of a second factor, which saves a product and weighs directions by singular values instead
-of their squares. Both have the same fixed points. Trains the model of `brx compare` at P = 8 with
-each, three seeds, rate 1e-3; continues where it stopped.
+brx does what the paper's text says. The authors' implementation multiplies by the other side's
+basis instead of a second factor, which saves a product and weighs directions by singular values
+instead of their squares. Both have the same fixed points. Trains the model of `brx compare` at
+P = 8 with each of them, with three seeds at learning rate 1e-3. When called again, it continues
+where it stopped.
 
     python -m benchmarks.momentum_bases
 """
@@ -43,12 +44,12 @@ def product_of_other_side(factor: Tensor, basis: Tensor, other: Tensor) -> Tenso
 
 @contextmanager
 def refreshed_from_the_other_side() -> Iterator[None]:
-    """Within it, source `1st` refreshes each basis from the other side's."""
+    """Inside the block, source `1st` refreshes each basis from the other side's basis."""
     usual = basis_rotation.estimate_eigenbasis
     usual_product = refresh.factor_product
 
     def estimate(batch: MatrixBatch, gradient: Tensor, exact: bool) -> None:
-        sides = iter(batch.sides)
+        sides = iter(batch.sides)  # `factor_product` is called once per side, in this order
         refresh.factor_product = lambda factor, basis: product_of_other_side(
             factor, basis, batch.matrices(f"{OTHER[next(sides)]}_basis")
         )
@@ -63,7 +64,7 @@ def refreshed_from_the_other_side() -> Iterator[None]:
 
 
 def train_all(name: str) -> list[float]:
-    """Final validation losses of the seeds."""
+    """Train with every seed; returns the final validation losses."""
     return [
         final_loss(RUNS / f"{name}-s{seed}", [*SETTINGS, f"training.seed={seed}"]) for seed in SEEDS
     ]

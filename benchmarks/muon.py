@@ -1,5 +1,5 @@
-"""A step of Muon on a CPU, whose matrices of one shape are orthogonalized together, against
-`torch.optim.Muon`, which takes one after another.
+"""A step of brx's Muon on a CPU, which orthogonalizes all matrices of the same shape together,
+against `torch.optim.Muon`, which takes one after another.
 
 The matrices are those of the presets. Both take turns in one process, so that the ratios hold when
 the machine's speed drifts.
@@ -21,7 +21,7 @@ from brx.methods.muon import BatchedMuon
 from brx.model.stage import whole_model
 
 PRESETS = ("laptop", "similar", "similar-llama", "paper-95m")
-VOCABULARY = 256  # embeddings and head are not Muon's
+VOCABULARY = 256  # it does not matter: Muon does not update embeddings and head
 
 
 def main() -> None:
@@ -52,7 +52,8 @@ def matrices_of(preset: str) -> list[Tensor]:
 
 
 def steps(kind: type[Optimizer], matrices: list[Tensor]) -> Callable[[int], None]:
-    """Makes steps of an optimizer on copies of the matrices, with random gradients."""
+    """A function that takes steps of an optimizer on copies of the matrices, with random
+    gradients."""
     parameters = [torch.nn.Parameter(copy.deepcopy(matrix)) for matrix in matrices]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)

@@ -1,5 +1,5 @@
-"""What a step of each optimizer costs on the attention and MLP matrices of a Transformer, its
-refreshes included.
+"""What a step of each optimizer costs on the attention and MLP matrices of a Transformer, refreshes
+included.
 
 All optimizers take their steps in turn in one process, so that the ratios hold when the machine's
 speed drifts.
@@ -9,7 +9,7 @@ speed drifts.
 
 On a GPU, the first basis is computed for one matrix of each shape and used for all of them.
 
-Rows of the table for other threads or sizes, which this call does not measure, stay.
+The table keeps its rows for threads and sizes that this call does not measure.
 """
 
 import itertools
@@ -33,12 +33,12 @@ from brx.optim import BasisRotation
 
 try:
     import heavyball
-except ImportError:  # its row is left out then
+except ImportError:  # then the table has no row for it
     heavyball = None
 
 SIZES = {"cpu": [(16, 128), (8, 384)], "cuda": [(32, 384), (4, 1728)]}
-"""(blocks, width) by device. All optimizers hold their states at a time: of the 1B model's 24
-blocks four fit 80 GB."""
+"""(blocks, width) by device. All optimizers hold their states at the same time, so that 80 GB have
+room for only four of the 1B model's 24 blocks."""
 
 FREQUENCY = 10
 OURS = "BasisRotation 2nd bilateral"
@@ -56,8 +56,8 @@ STRAIGHTFORWARD = "straightforward (2nd bilateral)"
 
 
 class Straightforward(torch.optim.Optimizer):
-    """Algorithms 1 and 2 written down matrix by matrix: three rotations and both covariances in
-    every step."""
+    """Algorithms 1 and 2 of the paper, written down matrix by matrix: three rotations and both
+    covariances in every step."""
 
     def __init__(
         self, params: Iterable[Tensor], lr: float = 1e-3, weight_decay: float = 0.01
@@ -72,7 +72,7 @@ class Straightforward(torch.optim.Optimizer):
                 self.update(weight, self.state[weight], group["lr"], group["weight_decay"])
 
     def update(self, W: Tensor, state: dict[str, Any], lr: float, weight_decay: float) -> None:
-        """One step of one matrix."""
+        """One step of one matrix W (m, n), in the paper's symbols."""
         G, beta1, beta2 = W.grad, 0.9, 0.999
         assert G is not None
         if not state:
@@ -107,7 +107,7 @@ def rotation_variant(**options: str) -> Callable[[list[Tensor]], torch.optim.Opt
 
 
 def heavyball_soap(weights: list[Tensor]) -> torch.optim.Optimizer:
-    """HeavyBall's SOAP with the covariance at every step, uncompiled as all others are."""
+    """HeavyBall's SOAP with the covariance at every step, uncompiled like all others."""
     heavyball.utils.compile_mode = None
     return heavyball.SOAP(
         weights,
@@ -176,7 +176,7 @@ def main() -> None:
     )
     notes = []
     threads = options.threads or ([1] if device.type == "cuda" else [1, 2])
-    with suppress(KeyboardInterrupt):  # which keeps what has been measured
+    with suppress(KeyboardInterrupt):  # Ctrl-C ends the measurement, but keeps its rows
         for (blocks, width), num_threads in itertools.product(sizes, threads):
             torch.set_num_threads(num_threads)
             matrices = f"{blocks} blocks, d {width}"
@@ -188,16 +188,9 @@ def main() -> None:
             runners, first_steps, rate = measure(chosen, blocks, width, device, options.steps)
             means = {name: statistics.mean(runner.seconds) for name, runner in runners.items()}
             for name, runner in runners.items():
-                ordinary = [
-                    s
-                    for step, s in enumerate(runner.seconds, start=FREQUENCY + 1)
-                    if step % FREQUENCY
-                ]
-                refresh = [
-                    s
-                    for step, s in enumerate(runner.seconds, start=FREQUENCY + 1)
-                    if not step % FREQUENCY
-                ]
+                numbered = list(enumerate(runner.seconds, start=FREQUENCY + 1))
+                ordinary = [seconds for step, seconds in numbered if step % FREQUENCY != 0]
+                refresh = [seconds for step, seconds in numbered if step % FREQUENCY == 0]
                 table.add(
                     matrices,
                     str(num_threads),
@@ -225,7 +218,7 @@ def main() -> None:
 
 
 def keep_others(table: Table, notes: list[str]) -> list[str]:
-    """Take over rows and notes of the written table that have not been measured anew; returns all
+    """Add the rows and notes of the written table that have not been measured again; returns all
     notes."""
     path = RESULTS / f"{table.name}.json"
     if not path.exists():
@@ -233,6 +226,7 @@ def keep_others(table: Table, notes: list[str]) -> list[str]:
     written = json.loads(path.read_text(encoding="utf-8"))
     measured = {(row[0], row[1]) for row in table.rows}
     table.rows += [row for row in written["rows"] if (row[0], row[1]) not in measured]
+    # By width, then blocks, then threads: the first cell is `16 blocks, d 128`.
     table.rows.sort(
         key=lambda row: ([int(n) for n in re.findall(r"\d+", row[0])][::-1], int(row[1]))
     )
@@ -248,8 +242,9 @@ def measure(
 ) -> tuple[dict[str, Runner], dict[str, float], float]:
     """Time the optimizers in turns, after ten warm-up steps that end in a refresh.
 
-    Returns: The runners, the seconds of their first steps (exact eigenvectors), and the rate of
-        matrix products (FLOP/s).
+    Returns:
+        The runners, the seconds of their first steps (which compute exact eigenvectors), and the
+        rate of matrix products (FLOP/s).
     """
     shapes = matrix_shapes(blocks, width)
     gradients = [make_gradients(shapes, seed, device) for seed in range(4)]
@@ -270,7 +265,7 @@ def measure(
 
 
 def matrix_shapes(blocks: int, width: int) -> list[tuple[int, int]]:
-    """q, k, v, output projection and both MLP matrices of every block."""
+    """The shapes of q, k, v, output projection and both MLP matrices of every block."""
     return [(width, width)] * 4 * blocks + [(4 * width, width), (width, 4 * width)] * blocks
 
 
@@ -294,7 +289,7 @@ def product_rate(width: int, device: torch.device) -> float:
     """FLOP/s of the product that dominates, (4d, 4d) times (4d, d)."""
     left = torch.randn(4 * width, 4 * width, device=device)
     right = torch.randn(4 * width, width, device=device)
-    repeats = max(1, int(2e9 / (32 * width**3)))
+    repeats = max(1, int(2e9 / (32 * width**3)))  # a product has 2 (4d) (4d) d = 32 d^3 FLOPs
     left @ right
     synchronize(device)
     started = time.perf_counter()
@@ -305,7 +300,8 @@ def product_rate(width: int, device: torch.device) -> float:
 
 
 def explain(blocks: int, width: int, seconds: float, rate: float, runner: Runner) -> str:
-    """The counted floor, the share of it that is reached, and where the time goes."""
+    """A text: the time that the counted multiply-adds take at best, how close the step comes to it,
+    and where the time goes."""
     step, refresh = counted_multiply_adds(matrix_shapes(blocks, width))
     floor = 2 * (step + refresh / FREQUENCY) / rate
     activities = [
@@ -313,7 +309,7 @@ def explain(blocks: int, width: int, seconds: float, rate: float, runner: Runner
         *([ProfilerActivity.CUDA] if torch.cuda.is_available() else []),
     ]
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the profiler does not see the threads that work side by side
+    torch.set_num_threads(1)  # the profiler does not see work on the optimizer's other threads
     with profile(activities=activities) as profiler:
         for _ in range(FREQUENCY):
             runner.optimizer.step()
@@ -335,8 +331,8 @@ def explain(blocks: int, width: int, seconds: float, rate: float, runner: Runner
 
 
 def counted_multiply_adds(shapes: list[tuple[int, int]]) -> tuple[int, int]:
-    """The fewest operations of 2nd bilateral with covariances at every step: per step, and extra
-    per refresh."""
+    """The fewest multiply-adds of 2nd bilateral with covariances at every step: per step, and in
+    addition per refresh."""
     step = refresh = 0
     for m, n in shapes:
         rotation = m * n * (m + n)
@@ -345,7 +341,7 @@ def counted_multiply_adds(shapes: list[tuple[int, int]]) -> tuple[int, int]:
         for size, other in ((m, n), (n, m)):
             step += size * size * other // 2  # a covariance, which is symmetric
             power = size**3
-            # Gram matrix, its Cholesky factor, triangular solve.
+            # Gram matrix (1/2), its Cholesky factor (1/6), triangular solve (1/2).
             orthonormalisation = 7 * size**3 // 6
             refresh += power + orthonormalisation
     return step, refresh

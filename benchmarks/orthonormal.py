@@ -1,13 +1,13 @@
 """How orthogonal a refreshed basis is, by method, and what a refresh's orthonormalisation costs.
 
-A power iteration ends with two QR decompositions: of its columns by size, and of what each column
-keeps along the directions found so. `factors` takes both matrices at every refresh of a short
-training of `quick` at width 128 (both sides of all attention and MLP matrices), scales their
-columns to length 1, and orthonormalises them in several ways. The exact factor is Householder's in
-float64.
+A power iteration ends with two QR decompositions: of its columns in the order of their sizes, and
+of what each column keeps along the directions that the first one found. `factors` takes the
+matrices of both at every refresh of a short training of `quick` at width 128 (both sides of all
+attention and MLP matrices), scales their columns to length 1, and orthonormalises them in several
+ways. The exact factor is Householder's in float64.
 
-`times` compares what brx does with one QR decomposition, and with the same mathematics written out.
-The variants take turns in one process.
+`times` compares brx's way with one QR decomposition, and with the same mathematics written out. The
+variants take turns in one process.
 
     python -m benchmarks.orthonormal factors [--iterations 60]
     python -m benchmarks.orthonormal times [--rounds 15]
@@ -71,7 +71,8 @@ METHODS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def matrices_of_a_training(iterations: int) -> tuple[list[Tensor], list[Tensor]]:
-    """The columns (b, m, m) of each refresh, of length 1: by size, and what is kept of them."""
+    """The matrices (b, m, m) that the refreshes of a training decompose, with columns of length 1:
+    those of the first decompositions (by size) and those of the second ones (what is kept)."""
     seen: list[Tensor] = []
     usual = eigenbasis._decompose
 
@@ -88,11 +89,12 @@ def matrices_of_a_training(iterations: int) -> tuple[list[Tensor], list[Tensor]]
             train(load_config("quick", settings), Path(folder) / "run")
     finally:
         eigenbasis._decompose = usual
-    return seen[0::2], seen[1::2]
+    return seen[0::2], seen[1::2]  # a refresh makes the two decompositions in turn
 
 
 def positive_diagonal(basis: Tensor, columns: Tensor) -> Tensor:
-    """The same factor with the signs that make it unique."""
+    """The factor Q of the columns C, with the signs that make the diagonal of R = Q^T C positive
+    and so Q unique."""
     signs = (basis.double() * columns.double()).sum(dim=-2, keepdim=True).sign()
     return basis * signs
 
@@ -103,7 +105,8 @@ def exact_factors(columns: list[Tensor]) -> list[Tensor]:
 
 
 def measure(name: str, columns: list[Tensor], exact: list[Tensor]) -> list[str]:
-    """What a row of the table says of a method."""
+    """The cells of a method's row: how far Q^T Q is from the identity (median and largest over
+    matrices), how far Q is from the exact factor (largest), and how many matrices failed."""
     losses: list[Tensor] = []
     errors: list[Tensor] = []
     for one, exact_factor in zip(columns, exact, strict=True):
@@ -118,7 +121,7 @@ def measure(name: str, columns: list[Tensor], exact: list[Tensor]) -> list[str]:
 
 
 def conditions_of(columns: list[Tensor]) -> str:
-    """The sentence on the condition numbers."""
+    """A text about the condition numbers."""
     conditions = torch.cat([torch.linalg.cond(one.double()) for one in columns])
     return (
         f"median {conditions.median():.3g}, 99 of 100 below {conditions.quantile(0.99):.3g}, "
@@ -157,11 +160,11 @@ def factors(iterations: int) -> None:
 
 
 SHAPES = ((24, 128), (12, 384), (4, 768), (1, 1536))
-"""Matrices that are orthonormalised together, and their columns."""
+"""Pairs of the number of matrices that are orthonormalised together, and their size."""
 
 
 def one_qr(columns: Tensor, _: Tensor) -> Tensor:
-    """In the order in which columns stand: trajectory version 5."""
+    """One decomposition, of the columns in the order in which they come (trajectory version 5)."""
     return eigenbasis._householder_qr(columns)
 
 
@@ -169,7 +172,7 @@ def written_out(
     columns: Tensor,  # (b, m, m)
     sizes: Tensor,  # (b, m)
 ) -> Tensor:
-    """The mathematics of brx, with every factor as a matrix."""
+    """The mathematics of brx, but every factor is formed as a matrix."""
     order = sizes.argsort(dim=-1, descending=True, stable=True)
     by_size = eigenbasis._householder_qr(eigenbasis.select_columns(columns, order))
     directions = eigenbasis.select_columns(by_size, order.argsort(dim=-1))
@@ -190,8 +193,9 @@ TIMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def timed_case(num: int, size: int) -> tuple[Tensor, Tensor]:
-    """Columns (num, size, size) near those of a random basis, and their sizes, neighbours in any
-    order."""
+    """Columns (num, size, size) close to a random basis, scaled by their sizes (num, size).
+
+    The sizes fall from 1 to 1e-4 on the whole, but neighbours may come in any order."""
     generator = torch.Generator().manual_seed(0)
     disorder = torch.randn(num, size, generator=generator)
     sizes = torch.logspace(0, -4, size) * disorder.mul(0.5).exp()

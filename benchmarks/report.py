@@ -1,5 +1,5 @@
-"""What the benchmarks share: options, timing in turns, and tables under benchmarks/results/ with
-their machine."""
+"""What the benchmarks share: options, timing in turns, and tables under benchmarks/results/, which
+name the machine."""
 
 import argparse
 import json
@@ -31,7 +31,7 @@ HELP = {
 
 
 def parser_of(description: str | None, **defaults: int) -> argparse.ArgumentParser:
-    """The options of a benchmark: the common ones, and the given ones that take a number."""
+    """The options of a benchmark: an option `--NAME`, which takes a number, for each default."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -41,7 +41,7 @@ def parser_of(description: str | None, **defaults: int) -> argparse.ArgumentPars
 
 
 def gpu_parser_of(description: str | None, **defaults: int) -> argparse.ArgumentParser:
-    """The options of benchmarks on one device, of a preset at several P."""
+    """The options of benchmarks that measure a preset at several P on one device."""
     parser = parser_of(description, **defaults)
     parser.add_argument("config", help="a preset or a file")
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 32], metavar="P")
@@ -61,13 +61,21 @@ def take_turns(
     clock: Callable[[], float] = time.perf_counter,
     wait: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds per iteration of each variant, per turn, without the first turns, which warm up.
+    """Seconds per iteration of each variant, one number per turn.
 
-    The variants take turns, so ratios hold when the machine's speed drifts. `wait` waits until a
-    variant's work has finished."""
+    The variants take turns, so that their ratios hold when the machine's speed drifts.
+
+    Args:
+        variants: functions that make a number of iterations, by name.
+        rounds: timed turns of each variant.
+        iterations: iterations in a turn.
+        warm_up: further turns before these, which are not timed.
+        clock: gives the seconds.
+        wait: waits until a variant's work has finished, for work on a GPU or in other processes.
+    """
     times: dict[str, list[float]] = {name: [] for name in variants}
     for turn in range(rounds + warm_up):
-        # Each turn in the other order: who comes after whom must not decide.
+        # Every other turn in reverse order, so that no variant always follows the same one.
         for name in list(variants)[:: 1 if turn % 2 else -1]:
             wait()
             started = clock()
@@ -79,12 +87,12 @@ def take_turns(
 
 
 def ratio(numerator: list[float], denominator: list[float]) -> float:
-    """Median of the ratios turn by turn."""
+    """The median over turns of numerator / denominator."""
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for a GPU."""
+    """Wait until a GPU has finished its work; nothing for other devices."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -92,7 +100,8 @@ def synchronize(device: torch.device) -> None:
 def random_tokens(
     batch_size: int, sequence_length: int, vocabulary: int = 256
 ) -> Callable[[int], MicroBatch]:
-    """Micro-batches, each with its own tokens."""
+    """A function from the number of a micro-batch to its random inputs and targets, each
+    (batch_size, sequence_length)."""
 
     def micro_batch(n: int) -> MicroBatch:
         generator = torch.Generator().manual_seed(n)
@@ -104,8 +113,8 @@ def random_tokens(
 
 @contextmanager
 def quick_first_basis() -> Iterator[None]:
-    """Decompose one matrix of each shape for all of them: exact eigenvectors take minutes, once in
-    a training."""
+    """Inside the block, compute exact eigenvectors for one matrix of each shape and use them for
+    all of that shape. They take minutes, but a training computes them only once."""
     decomposed: dict[tuple[torch.Size, torch.dtype], Any] = {}
     eigh = torch.linalg.eigh
 
@@ -129,7 +138,8 @@ def quick_first_basis() -> Iterator[None]:
 
 
 def runner(engine: Engine) -> Callable[[int], Tensor | None]:
-    """Continues the engine's training where the last turn left it; returns the last loss."""
+    """A function that makes a number of iterations, from where its last call ended, and returns the
+    last loss."""
     done = 0
 
     def run(iterations: int) -> Tensor | None:
@@ -141,7 +151,7 @@ def runner(engine: Engine) -> Callable[[int], Tensor | None]:
 
 
 class Table:
-    """Rows of text under named columns; NAME.md and NAME.json when written."""
+    """Rows of text under named columns. `write` makes NAME.md and NAME.json of them."""
 
     def __init__(self, name: str, columns: list[str]) -> None:
         self.name = name

@@ -1,5 +1,5 @@
-"""What FSDP2 saves in a step of BasisRotation: two processes of one thread each, over one process
-of one thread.
+"""What FSDP2 saves in a step of BasisRotation: the time with two processes, divided by the time
+with one, with one thread per process.
 
 python -m benchmarks.sharded [--blocks 8] [--width 384] [--steps 20]
 """
@@ -75,7 +75,7 @@ def measure(
 
 
 def shard_like(gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """A gradient as FSDP2 leaves it."""
+    """The gradient, sharded like its weight, as FSDP2 leaves it after a backward pass."""
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(gradient, weight.device_mesh, weight.placements)  # type: ignore[attr-defined]

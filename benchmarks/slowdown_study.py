@@ -1,13 +1,14 @@
 """How far the slowdowns of brx are from the truth, on loss curves whose slowdown is known.
 
-Every run is a smooth curve plus independent noise at each iteration, as the committed runs have it
-(autocorrelation below 0.05; standard deviation 0.16 to 0.21 nats; correlation 0.8 between two runs
-of one seed, which see the same batches). The delayed curve is the reference's with its iterations
-multiplied by s, or another curve altogether; then the truth is the ratio at which the two
-noise-free curves pass the target that was used. Seeds stretch each run's iterations by a lognormal
-factor, on both sides independently.
+Every run is a smooth curve plus independent noise at each iteration, with the noise of the
+committed runs (autocorrelation below 0.05; standard deviation 0.16 to 0.21 nats; correlation 0.8
+between two runs with the same seed, which see the same batches). The delayed curve is either the
+reference's with its iterations multiplied by s, or another curve altogether. In the latter case,
+the truth is the ratio of the iterations at which the two noise-free curves pass the target. Each
+seed stretches a run's iterations by a lognormal factor, independently on both sides.
 
-Two tables: the estimate that `brx slowdown` uses, on every cell; and all candidates, on a few.
+There are two tables: the estimate that `brx slowdown` uses, on every cell, and all candidates for
+it, on a few cells.
 
     python -m benchmarks.slowdown_study [--repeats 2000] [--table estimate]
         # about 10 minutes on one core
@@ -51,19 +52,19 @@ def steep(x: Series) -> Series:
 
 
 def flat(x: Series) -> Series:
-    """Power law that has almost arrived; 0.05 nats per e-fold at iteration 3,600."""
+    """Power law that has almost converged; falls by 0.05 nats per e-fold at iteration 3,600."""
     return 2.5 + 2.5 * (x + 10) ** -0.35
 
 
 def annealed(x: Series, length: float = ITERATIONS) -> Series:
-    """As the committed runs without delay: a power law, and what the cosine schedule gains on top
+    """Like the committed runs without delay: a power law, and what the cosine schedule gains on top
     of it."""
     return 1.55 + 4 * (x + 15) ** -0.35 + 0.15 * (1 + np.cos(np.pi * np.clip(x / length, 0, 1)))
 
 
 def plateau(x: Series, length: float = ITERATIONS) -> Series:
-    """As the committed runs at P = 32: hardly a gain until the schedule has taken the learning rate
-    down."""
+    """Like the committed runs at P = 32: hardly any progress until the schedule has lowered the
+    learning rate."""
     return 2.35 + 2.0 * (x + 20) ** -0.5 + 0.25 * (1 + np.cos(np.pi * np.clip(x / length, 0, 1)))
 
 
@@ -71,11 +72,17 @@ def plateau(x: Series, length: float = ITERATIONS) -> Series:
 class Cell:
     """One kind of comparison.
 
-    Attributes: name: of its curves. reference: noise-free curve without delay. delayed: with delay.
-        stretch: s; None for curves that are no stretch of each other. spread: standard deviations
-        over seeds of log(iterations), of the reference and of the delayed runs. length: iterations
-        of every run. others: further runs, as slow as the delayed ones, that take part in the
-        target. alike: correlation between the two sides' factors of one seed.
+    Attributes:
+        name: the name of its curves.
+        reference: the noise-free curve without delay.
+        delayed: the noise-free curve with delay.
+        stretch: s; None if neither curve is a stretch of the other.
+        spread: standard deviations over seeds of log(iterations), for the reference and for the
+            delayed runs.
+        length: iterations of every run.
+        others: the number of further runs, as slow as the delayed ones, that help to choose the
+            target.
+        alike: the correlation between the factors that a seed gives to the two sides.
     """
 
     name: str
@@ -88,10 +95,11 @@ class Cell:
     alike: float = 0.0
 
     def log_ratio(self, target: float) -> float:
-        """The truth at a target."""
+        """The true slowdown at a target, as a logarithm."""
         if self.stretch is not None:
             return math.log(self.stretch)
-        # Both curves decrease; a seed's factor has a mean logarithm of 0.
+        # np.interp needs rising values, and both curves fall. Seeds do not change the truth: the
+        # logarithm of a seed's factor has a mean of 0.
         log_x, (delayed, reference) = self._inverses
         return float(np.interp(-target, -delayed, log_x) - np.interp(-target, -reference, log_x))
 
@@ -102,7 +110,7 @@ class Cell:
 
 
 class Runs(NamedTuple):
-    """Losses of both sides, (seeds, iterations), and of the other runs that take part in the
+    """Losses of both sides, (seeds, iterations), and of the other runs that help to choose the
     target."""
 
     reference: Series
@@ -111,7 +119,7 @@ class Runs(NamedTuple):
 
 
 def stretched(curve: Curve, stretch: float) -> Curve:
-    """The same losses, `stretch` times as many iterations later."""
+    """The curve that reaches every loss after `stretch` times as many iterations."""
     return lambda x: curve(x / stretch)
 
 
@@ -142,15 +150,19 @@ def long_annealed(x: Series) -> Series:
 def simulate(
     cell: Cell, noises: tuple[float, ...], repeats: int, seed: int
 ) -> Iterator[tuple[float, Runs]]:
-    """Runs of `repeats` repeats at every noise; one draw serves all noises."""
+    """Draw the runs of `repeats` comparisons at every noise, as pairs of the noise and the runs.
+
+    One draw serves all noises. Numbers are rounded up to whole chunks."""
     rng = np.random.default_rng(seed)
     iterations = np.arange(1, cell.length + 1, dtype=np.float32)
     seeds, chunk = max(SEEDS), max(1, CHUNK * ITERATIONS // cell.length)
     for _ in range(0, repeats, chunk):
+        # Of the reference, the delayed and the other runs: factors of seeds, and noise.
         slow, errors = [], []
         for number in (seeds, seeds, cell.others):
             slow.append(rng.standard_normal((chunk, number, 1)))
             errors.append(rng.standard_normal((chunk, number, cell.length), dtype=np.float32))
+        # Correlate the delayed runs with the reference runs of the same seed.
         for drawn, correlation in ((slow, cell.alike), (errors, SHARED_NOISE)):
             drawn[1] = correlation * drawn[0] + math.sqrt(1 - correlation**2) * drawn[1]
         clean = [
@@ -181,21 +193,21 @@ class Outcome:
 
     @property
     def bias(self) -> float:
-        """The bias of the estimate's geometric mean over repeats, as a share of the truth."""
+        """How far the geometric mean of the estimates is from the truth, as a share of it."""
         return math.expm1(np.mean(self.errors))
 
     @property
     def coverage(self) -> float:
-        """Share of the intervals that hold the truth."""
+        """The share of the intervals that contain the truth."""
         return float(np.mean(self.covered))
 
     @property
     def width(self) -> float:
-        """Median of upper over lower end."""
+        """The median over intervals of upper end / lower end."""
         return math.exp(np.median(self.widths))
 
     def add(self, truth: float, ratio: float, low: float | None, high: float | None) -> None:
-        """Take in an estimate."""
+        """Add an estimate with the ends of its interval; `truth` is a logarithm."""
         self.errors.append(math.log(ratio) - truth)
         if low is not None and high is not None:
             self.covered.append(math.log(low) - 1e-12 <= truth <= math.log(high) + 1e-12)
@@ -203,7 +215,7 @@ class Outcome:
 
 
 def study(cell: Cell, repeats: int, seed: int) -> Mapping[tuple[float, int], Outcome]:
-    """The estimate of `brx slowdown` by noise and number of seeds."""
+    """How good the estimate of `brx slowdown` is on a cell, by noise and number of seeds."""
     outcomes = {(noise, seeds): Outcome() for noise in NOISES for seeds in SEEDS}
     iterations = np.arange(1.0, cell.length + 1)
 
@@ -227,7 +239,8 @@ def study(cell: Cell, repeats: int, seed: int) -> Mapping[tuple[float, int], Out
     return outcomes
 
 
-# The other candidates: how a target is chosen, when a run passes it, and what the interval is.
+# The other candidates differ in how the target is chosen, when a run passes it, and how the
+# interval is computed.
 
 
 def final_loss(losses: Series) -> float:
@@ -253,8 +266,11 @@ def last_passage(iterations: Series, losses: Series, target: float) -> float | N
 
 
 def line_through_passage(iterations: Series, losses: Series, target: float) -> float | None:
-    """Where a line in log(iteration), fitted from 1 / 1.3 to 1.3 times the monotone fit's passage,
-    meets the target."""
+    """The iteration at which a fitted line meets the target.
+
+    The line is fitted in log(iteration), from 1 / 1.3 to 1.3 times the iteration at which the
+    monotone fit passes the target. That iteration is the answer if the line meets the target
+    outside of this range."""
     passage = iterations_to_target(iterations, losses, target)
     if passage is None:
         return None
@@ -265,10 +281,10 @@ def line_through_passage(iterations: Series, losses: Series, target: float) -> f
 
 
 def whole_curve_stretch(reference: Series, delayed: Series) -> float:
-    """The stretch that maps the reference's curve on the delayed one with the least squares, per
-    e-fold of iterations.
+    """The stretch by which the reference's curve fits the delayed one best, by least squares over
+    log(iteration).
 
-    Both as means over steps of 2 % in iterations, from iteration 40 on.
+    Both curves are averaged over steps of 2 % in iterations, from iteration 40 on.
     """
     edges = np.unique(
         (40 * 1.02 ** np.arange(math.log(len(reference) / 40) / math.log(1.02))).astype(int)
@@ -288,12 +304,12 @@ def whole_curve_stretch(reference: Series, delayed: Series) -> float:
 
 
 Interval = Callable[[Series, Series], tuple[float, float, float]]
-"""From the logarithms of the iterations of delayed and reference runs: the logarithm of the ratio,
-and its interval."""
+"""Takes the logarithms of the iterations that delayed and reference runs needed. Returns the
+logarithm of the ratio and of the ends of its interval."""
 
 
 def paired_t(ours: Series, theirs: Series) -> tuple[float, float, float]:
-    """As `brx slowdown`."""
+    """The interval of `brx slowdown`."""
     ratio = iteration_ratio(
         *({i: Reached(math.exp(x), True) for i, x in enumerate(side)} for side in (ours, theirs))
     )
@@ -313,7 +329,7 @@ def welch(ours: Series, theirs: Series) -> tuple[float, float, float]:
 
 
 def bootstrap(ours: Series, theirs: Series) -> tuple[float, float, float]:
-    """Ratio of means, and its percentile bootstrap over pairs."""
+    """The ratio of means, with a percentile bootstrap over pairs of runs."""
     draws = np.random.default_rng(0).integers(len(ours), size=(999, len(ours)))
     ratios = np.log(np.exp(ours)[draws].mean(axis=1) / np.exp(theirs)[draws].mean(axis=1))
     low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
@@ -321,7 +337,8 @@ def bootstrap(ours: Series, theirs: Series) -> tuple[float, float, float]:
 
 
 class Rule(NamedTuple):
-    """A candidate."""
+    """A candidate for the estimate: how it chooses the target, finds when a run passes it, and
+    computes the interval."""
 
     name: str
     candidate_target: Callable[[Series], float]
@@ -384,7 +401,7 @@ def candidate_cells() -> Iterator[tuple[str, Cell, float]]:
 def compare(
     cell: Cell, noise: float, repeats: int, seed: int, seeds: int = 3
 ) -> Mapping[str, Outcome]:
-    """Every candidate on one cell."""
+    """How good every candidate is on one cell."""
     outcomes = {name: Outcome() for name in [*(rule.name for rule in RULES), WHOLE_CURVES]}
     iterations = np.arange(1.0, cell.length + 1)
     for _, runs in simulate(cell, (noise,), repeats, seed):
@@ -407,7 +424,7 @@ def compare(
 
 
 def write_estimate_table(repeats: int) -> None:
-    """The estimate of `brx slowdown` on every cell."""
+    """Write the table of the estimate of `brx slowdown`, on every cell."""
     table = Table(
         "slowdown", ["curves", "s", "seeds vary by", *(f"noise {noise:g}" for noise in NOISES)]
     )
@@ -470,7 +487,7 @@ def _ranges(
 
 
 def write_candidate_table(repeats: int) -> None:
-    """All candidates on a few cells."""
+    """Write the table of all candidates, on a few cells."""
     chosen = list(candidate_cells())
     heads = [
         f"{name}: {cell.name}, {'no stretch' if cell.stretch is None else f's {cell.stretch:g}'}"

@@ -1,10 +1,10 @@
-"""The cost of basis rotation with small models: an iteration over AdamW's, at the sizes of laptop
-runs.
+"""The cost of basis rotation with small models: the time of an iteration divided by AdamW's, at the
+sizes of laptop runs.
 
 The smallest model is the preset `laptop`'s, and the one of width 64 is `similar`'s. `brx claims`
 uses their times to turn iterations into hours. Nesterov is timed in its fastest implementation, so
-that no method gains from a slow baseline. All take turns in one process, so that the ratios hold
-when the machine's speed drifts.
+that no method gains from a slow baseline. All methods take turns in one process, so that the ratios
+hold when the machine's speed drifts.
 
     python -m benchmarks.small_models [--threads 1] [--rounds 12] [--iterations 20]
         (a multiple of 10)

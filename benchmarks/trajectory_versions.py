@@ -33,6 +33,7 @@ class Pair:
 
 
 def settings_hash(folder: Path) -> str:
+    """The hash of a run's settings: the end of `s0-p1--1f3a9c07`."""
     return folder.name.rpartition("--")[2]
 
 

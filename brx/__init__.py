@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_ELSEWHERE = {"delayed": "brx.pipeline.anywhere", "record": "brx.train.recording"}
+_MODULE_OF = {"delayed": "brx.pipeline.anywhere", "record": "brx.train.recording"}
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when asked for: `import brx` itself needs nothing, and `delayed` only torch.
-    if name in _ELSEWHERE:
+    # Import on first use: `import brx` alone loads no other package, and `delayed` only torch.
+    if name in _MODULE_OF:
         import importlib
 
-        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module 'brx' has no attribute '{name}'")

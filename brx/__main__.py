@@ -1,5 +1,5 @@
-"""`brx` and `python -m brx`: start the command. Ctrl-C ends the process cleanly from its first
-moment on."""
+"""The entry point of `brx` and `python -m brx`. Ctrl-C ends the process cleanly, even while modules
+are still being imported."""
 
 import os
 import signal
@@ -11,10 +11,10 @@ from brx.environment import OutputStream
 
 def start() -> None:
     """Run the command line of this process, and exit."""
-    # The parent process may have made us ignore Ctrl-C, which then stays so.
+    # If the parent process made this one ignore Ctrl-C, keep ignoring it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
-    # A stream is None if it was closed before we began.
+    # Python sets a stream to None if it was closed before the process started.
     if sys.stdout is not None:
         sys.stdout = OutputStream(sys.stdout)
     if sys.stderr is not None:
@@ -25,7 +25,7 @@ def start() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; but exit at once while a module is imported, as some libraries
+    """Raise KeyboardInterrupt, or exit at once while a module is being imported: some libraries
     swallow the exception there."""
     while frame is not None:
         if "importlib._bootstrap" in frame.f_code.co_filename:

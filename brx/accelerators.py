@@ -29,19 +29,20 @@ PEAKS = {
     "RTX 3080": Rates(59.5, 29.8),
     "MI300X": Rates(1307, 163.4),
 }
-"""Peaks by name, from data sheets. Where one name holds another, the longer one comes first."""
+"""Peaks by name, from data sheets. If one name contains another, the longer one comes first,
+because `peak_flops` takes the first match."""
 
 
 def peak_flops(name: str, precision: Literal["fp32", "bf16"]) -> float | None:
     """The peak rate of a device in FLOP/s, by its data sheet; None if it is not known.
 
     Args:
-        name: as the device gives it, for example "NVIDIA A100-SXM4-80GB".
-        precision: of the matrix products.
+        name: the name that the device reports, for example "NVIDIA A100-SXM4-80GB".
+        precision: the precision of the matrix products.
     """
     words = name.lower().replace("-", " ")
     for known, peak in PEAKS.items():
-        # As a whole word: an L40 is no L4, an A1000 no A100.
+        # Match whole words: an L40 is not an L4, and an A1000 is not an A100.
         if f" {known.lower()} " in f" {words} ":
             return 1e12 * (peak.bf16 if precision == "bf16" else peak.fp32)
     return None
@@ -57,4 +58,4 @@ class MeasuredRates(NamedTuple):
 
 
 H100 = MeasuredRates("H100", bf16=790.2, tf32=412.5, fp32=51.2)
-"""Measured, matrices of 8192: results/gpu/ceilings.md."""
+"""Measured with 8192 x 8192 matrices: results/gpu/ceilings.md."""

@@ -1,5 +1,5 @@
-"""What a process inherits: environment variables (checked before use), output streams and signals.
-Also what it passes on to the processes that it starts."""
+"""What a process inherits (environment variables, checked before use; output streams; signals), and
+what it passes on to the processes that it starts."""
 
 import contextlib
 import gc
@@ -13,10 +13,10 @@ from typing import Any, TextIO
 
 from brx.errors import RunError, UserError
 
-# The longest path of a socket, by the smallest `sun_path` among the systems that we run on (macOS),
-# without its final zero byte.
+# The longest path of a Unix socket, in bytes. Of the systems that we run on, macOS has the smallest
+# `sun_path`: 104 bytes, including the final zero.
 _LONGEST_SOCKET_PATH = 103
-# What multiprocessing puts below the temporary folder: /pymp-XXXXXXXX/listener-XXXXXXXX
+# multiprocessing adds /pymp-XXXXXXXX/listener-XXXXXXXX to the path of the temporary folder.
 _SOCKET_NAME_LENGTH = len("/pymp-") + len("/listener-") + 2 * 8
 
 
@@ -32,7 +32,7 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL`; a number for signals without a name."""
+    """The name of a signal, such as `SIGKILL`, or `signal 99` if Python knows no name for it."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -45,24 +45,25 @@ class OutputStream(io.TextIOWrapper):
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._original = stream  # which would close the descriptor if it were let go
+        # Keep a reference: when the original stream is garbage-collected, it closes the descriptor.
+        self._original = stream
         self._sink = _Sink(stream.fileno())
         super().__init__(
             io.BufferedWriter(self._sink),
             encoding=stream.encoding,
-            # A name that the encoding has no character for ends no command.
+            # A name with a character that the encoding lacks must not end a command.
             errors="backslashreplace",
             line_buffering=stream is sys.stderr or stream.isatty(),
         )
 
     @property
     def lost(self) -> OSError | None:
-        """The first error with which output was dropped; None if all was written."""
+        """The first error that made the stream drop output; None if everything was written."""
         return self._sink.lost
 
 
 class _Sink(io.RawIOBase):
-    """A file descriptor for writing that drops what cannot be written."""
+    """Writes to a file descriptor, and drops what cannot be written."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -82,15 +83,15 @@ class _Sink(io.RawIOBase):
             return os.write(self._descriptor, data)
         except OSError as error:
             self.lost = self.lost or error
-            return len(data)
+            return len(data)  # claim success, so that the buffer above does not try again
 
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
     """Let Python's garbage collector run a hundred times less often.
 
-    For work that reads much and keeps it, such as thousands of runs: the collector would walk over
-    all of it again and again, which takes a tenth of the time."""
+    For work that reads a lot of data and keeps it, such as thousands of runs. Otherwise the
+    collector walks over all of it again and again, which takes a tenth of the time."""
     before = gc.get_threshold()
     youngest, *older = before
     gc.set_threshold(100 * youngest, *older)
@@ -109,12 +110,12 @@ def brx_command(*arguments: str) -> list[str]:
 
 
 def child_environment() -> dict[str, str]:
-    """Our environment, for Python processes that import from the same places as this one.
+    """The environment for a Python process that is to import from the same places as this one.
 
     Python looks into the working folder first when it is started with `-m` or `-c`. A child looks
     there only if this process does, too.
     """
-    # An empty entry is the working folder (of `python -c`), and might become another one.
+    # An empty entry (from `python -c`) means the working folder, and the child's may be another.
     places = [place or os.getcwd() for place in sys.path]
     return {
         **os.environ,
@@ -124,7 +125,7 @@ def child_environment() -> dict[str, str]:
 
 
 def variable(name: str) -> str | None:
-    """An environment variable; None if it is not set, or empty, as schedulers leave some."""
+    """An environment variable; None if it is not set, or empty (some schedulers set empty ones)."""
     return os.environ.get(name) or None
 
 
@@ -143,9 +144,9 @@ def whole_number(name: str, *, least: int = 0) -> int | None:
 
 
 def environment_for_git() -> dict[str, str]:
-    """Our environment without the variables that name a repository.
+    """This process's environment, without the variables that name a git repository.
 
-    Within a hook, GIT_DIR and the like name the hook's repository, and git would look there.
+    Inside a git hook, GIT_DIR and the like name the hook's repository, and git would look there.
     Variables that configure git stay.
     """
     kept = {}
@@ -168,6 +169,6 @@ def temporary_folder() -> str:
 
 
 def has_room_for_sockets() -> bool:
-    """Whether the path of a socket of multiprocessing fits below the temporary folder."""
+    """Whether the temporary folder's path is short enough for the sockets of multiprocessing."""
     length = len(os.fsencode(temporary_folder())) + _SOCKET_NAME_LENGTH
     return length <= _LONGEST_SOCKET_PATH

@@ -9,7 +9,7 @@ SYNONYMS = {
     "nadam": ("nesterov", "which is NAdam"),
     "micro_batches": ("accumulation", "the micro-batches per update"),
 }
-"""By what users call a method or a key: its name here, and an explanation."""
+"""What users may call a method or a key, with the name that brx uses and an explanation."""
 
 
 class UserError(Exception):
@@ -21,15 +21,15 @@ class UserError(Exception):
 
 
 class RunError(Exception):
-    """A run that was asked for correctly failed on its way (non-finite loss, full disk, dead rank):
-    exit code 1."""
+    """The request was right, but the run failed (non-finite loss, full disk, dead rank): exit code
+    1."""
 
 
 class DamagedRunError(Exception):
     """A run cannot be read, and `--strict` asked to stop there: exit code 2.
 
-    It is no UserError: code that leaves out a figure without runs catches these, and must not catch
-    this one.
+    This is not a UserError: code that skips a figure because it has no runs catches UserErrors, and
+    must not catch this one.
     """
 
 
@@ -42,7 +42,7 @@ class NeighbourLostError(RunError):
     """Another rank is lost.
 
     Args:
-        peer: the rank; None if it could be any.
+        peer: the lost rank; None if it is not known which one.
         problem: what it did, such as `closed its connection`.
     """
 
@@ -54,13 +54,13 @@ class NeighbourLostError(RunError):
 
 
 def some(names: Sequence[str]) -> str:
-    """The beginning of a sentence about some things: `head.weight is`, or `head.weight and 3 more
-    are`."""
+    """The beginning of a sentence about one or more names: `head.weight is`, or `head.weight and 3
+    more are`."""
     return f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint for an unknown word: `, did you mean 'quick'?`; empty if no known one is similar."""
+    """A hint for an unknown word: `, did you mean 'quick'?`; empty if no known word is similar."""
     by_lower = {name.lower(): name for name in known}
     name, why = SYNONYMS.get(word.lower(), ("", ""))
     if name in by_lower:

@@ -1,4 +1,4 @@
-"""Write files so that a crash leaves the old content or the new one, never half of either."""
+"""Write files so that a crash leaves the old content or the new content, never half of either."""
 
 import contextlib
 import errno
@@ -31,17 +31,18 @@ def user_path(text: str | os.PathLike[str]) -> Path:
 
 
 def temporary_for(path: Path) -> Path:
-    """A hidden name in the folder of `path` for what will be renamed to `path`.
+    """A hidden name next to `path`, for a file or folder that will be renamed to `path`.
 
-    Other processes have other names. The name fits the file system even if the name of `path` has
-    the largest length.
+    The name holds the process id, so that processes do not collide. It is short enough for the file
+    system even if the name of `path` has the largest length.
     """
     return path.with_name(f".{file_name(path.name)}.{os.getpid()}.tmp")
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when it is complete (temporary name, fsync, rename).
+    """Open a binary file that replaces `path` when the block ends without an error (temporary name,
+    fsync, rename).
 
     Raises:
         RunError: the folder cannot be written to, the disk is full, or `path` is a folder or a
@@ -63,11 +64,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise cannot_write(path, error) from None
     except RuntimeError as error:
-        if "inline_container" not in str(error):  # torch.save has written less than it wanted
+        # torch.save names this C++ file in its error when a write was cut short.
+        if "inline_container" not in str(error):
             raise
         raise cannot_write(path, OSError(0, "no space, or a short write")) from None
     finally:
-        with contextlib.suppress(OSError):  # a read-only folder refuses this, too
+        with contextlib.suppress(OSError):  # a read-only folder refuses this as well
             temporary.unlink(missing_ok=True)
 
 
@@ -89,7 +91,7 @@ def write_json(path: Path, content: Any) -> None:
 def replace_folder(new: Path, path: Path) -> None:
     """Rename a folder to `path`, and remove the folder that was there, if any.
 
-    Both are on one disk. If this fails, the old folder is there again.
+    Both must be on one disk. If the rename fails, the old folder is put back.
     """
     old = new.with_name(new.name + ".old")
     if path.exists():
@@ -116,10 +118,10 @@ def sync_folder(folder: Path) -> None:
 def sync(descriptor: int, path: Path) -> None:
     """Make what was written to a file or folder survive a power cut.
 
-    A file system that cannot do that is named on stderr, once.
+    If the file system cannot do that, a note on stderr says so once.
 
     Args:
-        descriptor: of the file or folder.
+        descriptor: the open file or folder.
         path: its path, for the note.
     """
     try:

@@ -1,7 +1,7 @@
-"""Make names that somebody chose safe for the name of a file, a terminal or a figure.
+"""Make names that a user chose safe for a file name, a terminal or a figure.
 
 Run folders, files of methods, text sources and settings have names that brx did not choose. On disk
-they may hold anything but `/` and zero bytes, and in each place other characters do harm.
+they may hold anything but `/` and zero bytes, and each place has other characters that do harm.
 """
 
 import hashlib
@@ -11,14 +11,14 @@ import unicodedata
 from pathlib import Path
 
 LONGEST_FILE_NAME = 120
-"""Bytes of a name that brx makes. File systems allow 255, encrypted ones 143; brx adds a hash, a
-dot in front or `.tmp` behind."""
+"""The longest file name that brx makes, in bytes. File systems allow 255, encrypted ones 143, and
+brx may add a hash, a dot in front or `.tmp` at the end."""
 
 _ESCAPED_BYTE = re.compile(r"\\x([89a-f][0-9a-f])")
 
 
 def file_name(*values: str, joint: str = "-") -> str:
-    """Make a file's name of values, such as methods and sources.
+    """Join values, such as methods and sources, into a file name.
 
     It has letters, digits and `._+=,@%-`, does not begin with a dot or a hyphen, and has at most
     `LONGEST_FILE_NAME` bytes of UTF-8. `folder/my_method.py:Mine` becomes `folder.my_method.Mine`.
@@ -38,7 +38,7 @@ def file_name(*values: str, joint: str = "-") -> str:
 
 def _plain(value: str) -> str:
     """A value without the characters that mark a path, or a class in a file."""
-    value = re.sub(r"^(\.*/)+", "", value)
+    value = re.sub(r"^(\.*/)+", "", value)  # leading `/`, `./` and `../`
     return value.replace(".py:", ".").replace(":", ".").replace("/", ".")
 
 
@@ -46,7 +46,7 @@ def shown(text: str) -> str:
     r"""A text for a terminal or a page: one line, without control characters.
 
     Characters that are not visible (escape sequences, U+FEFF, marks that change the direction of
-    writing) and bytes that are no UTF-8 are written as `\x1b`, `\ufeff` or `\xe9`.
+    writing) and bytes that are not UTF-8 are written as `\x1b`, `\ufeff` or `\xe9`.
     """
     if text.isprintable():
         return text
@@ -57,7 +57,8 @@ def _shown_character(character: str) -> str:
     if character.isprintable() or unicodedata.category(character) == "Zs":
         return character
     code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # what Python makes of a byte that is no UTF-8
+    # Python decodes a byte that is not UTF-8 to one of these ("surrogateescape", PEP 383).
+    if 0xDC80 <= code <= 0xDCFF:
         return f"\\x{code - 0xDC00:02x}"
     return character.encode("unicode_escape", "backslashreplace").decode("ascii")
 
@@ -72,15 +73,15 @@ def figure_label(text: str) -> str:
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """A path as a text for tables, which cannot hold bytes that are no UTF-8: these become
+    """A path as a text for tables, which cannot hold bytes that are not UTF-8: these become
     `\\xe9`. `path_of_text` is the reverse."""
     return re.sub("[\udc80-\udcff]", lambda match: _shown_character(match[0]), os.fspath(path))
 
 
 def path_of_text(text: str | os.PathLike[str]) -> Path:
-    """The path that `path_text` made a text of."""
+    """The path that `path_text` turned into this text; the text itself if no such path exists."""
     path = Path(text)
     if path.exists():
         return path
-    other = Path(_ESCAPED_BYTE.sub(lambda match: chr(0xDC00 + int(match[1], 16)), str(text)))
-    return other if other.exists() else path
+    unescaped = Path(_ESCAPED_BYTE.sub(lambda match: chr(0xDC00 + int(match[1], 16)), str(text)))
+    return unescaped if unescaped.exists() else path

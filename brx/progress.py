@@ -13,10 +13,10 @@ class ProgressBar:
     """Shows how much is done, a text, and the time left.
 
     Args:
-        label: what is done, for example `training`.
+        label: the name of the work, for example `training`.
         unit: what is counted, for example `iteration`.
-        total: how many units there are; None if that is not known.
-        done: how many of them were done before this session.
+        total: the number of units; None if it is not known.
+        done: the number of units that were done before this session.
         quiet: show nothing.
     """
 
@@ -43,8 +43,8 @@ class ProgressBar:
         self._task = self._bar.add_task(label, total=total, completed=done, text=self._count(done))
 
     def update(self, done: int, text: str) -> None:
-        """Show that `done` units are done now, with a text. Plain lines come every ten seconds at
-        most, and at the end."""
+        """Show that `done` units are done now, with a text. Plain lines are printed at most every
+        ten seconds, and at the end."""
         self._bar.update(self._task, completed=done, text=f"{self._count(done)}  {text}")
         if self._console.is_terminal:
             return
@@ -62,7 +62,8 @@ class ProgressBar:
         return f"  {per_unit * (self._total - done):.0f} s left"
 
     def say_at_times(self, message: str) -> None:
-        """Print how far a long step is, every ten seconds at most; nothing about short steps."""
+        """Print a message, unless a line was printed in the last ten seconds: long steps report
+        how far they are, short ones print nothing."""
         now = time.monotonic()
         if now - self._last_line >= PLAIN_LINE_EVERY_S:
             self._last_line = now

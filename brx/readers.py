@@ -2,7 +2,7 @@
 
 - Any error of a library becomes `Damaged`, a ValueError with one line. The caller adds the name of
   the file, and what would help.
-- Memory is bounded, whatever a file says that it holds.
+- Memory is bounded, whatever sizes a file claims.
 - Only ordinary files are read: a pipe or a device may never end.
 
 `brx.config.parsing.parse_yaml` keeps the same promises for YAML. `python -m
@@ -25,11 +25,11 @@ MOST_TEXT_BYTES = 64 * 2**20
 MOST_LINE = 64 * 2**20
 """The longest line of a JSONL file, in characters."""
 MOST_ARRAY_BYTES = 256 * 2**20
-"""The most that all arrays of an .npz file hold: millions of iterations."""
+"""The most bytes that all arrays of an .npz file may take: enough for millions of iterations."""
 MOST_HEADER_BYTES = 10_000
 """The longest header of an array."""
 MOST_DIGITS = 300
-"""The most digits of an integer: more do not fit into a float."""
+"""The most digits of an integer. A float holds at most 309."""
 
 
 class Damaged(ValueError):
@@ -76,7 +76,7 @@ def read_json(path: Path, *, most_bytes: int = MOST_TEXT_BYTES) -> Any:
     """The content of a JSON file.
 
     Raises:
-        Damaged: it cannot be read, is longer than `most_bytes`, or is no JSON.
+        Damaged: it cannot be read, is longer than `most_bytes`, or is not JSON.
     """
     return parse_json(read_text(path, most_bytes=most_bytes))
 
@@ -87,7 +87,7 @@ def parse_json(text: str) -> Any:
     `NaN` and `Infinity`, which Python writes, are read.
 
     Raises:
-        Damaged: it is no JSON.
+        Damaged: it is not JSON.
     """
     try:
         return json.loads(text, parse_int=_integer, parse_float=_number)
@@ -111,7 +111,7 @@ def _number(text: str) -> float:
 
 
 def read_arrays(path: Path, *, most_bytes: int = MOST_ARRAY_BYTES) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file by name. They hold numbers, texts or dates, no objects.
+    """The arrays of an .npz file by name. They hold numbers, texts or dates, not Python objects.
 
     Raises:
         Damaged: it is no such file, or its arrays take more than `most_bytes`.
@@ -131,8 +131,8 @@ def read_arrays(path: Path, *, most_bytes: int = MOST_ARRAY_BYTES) -> dict[str, 
             return arrays
     except Damaged:
         raise
-    # zipfile, zlib and numpy raise a dozen kinds, among them NotImplementedError (encryption),
-    # RuntimeError, EOFError and TokenError.
+    # zipfile, zlib and numpy raise a dozen kinds of errors, among them NotImplementedError
+    # (encryption), RuntimeError, EOFError and TokenError.
     except Exception as error:
         raise Damaged(_in_one_line(error)) from None
 
@@ -140,10 +140,10 @@ def read_arrays(path: Path, *, most_bytes: int = MOST_ARRAY_BYTES) -> dict[str, 
 def _parse_array(content: bytes) -> NDArray[Any]:
     """The array of an .npy file.
 
-    The format is https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html: a magic
-    text, two bytes of version, the length of the header (two bytes in version 1, else four), the
-    header as a Python dictionary, and the numbers. numpy's own reader would reserve memory for any
-    shape that the header says.
+    The format (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html) is a magic
+    string, two bytes of version, the length of the header (two bytes in version 1, else four), the
+    header as a Python dictionary, and the numbers. numpy's own reader would allocate memory for any
+    shape that the header claims.
     """
     magic = np.lib.format.MAGIC_PREFIX
     version = content[len(magic) : len(magic) + 1]
@@ -172,7 +172,7 @@ def read_tensors(path: Path, device: Any = "cpu") -> Any:
     Raises:
         Damaged: it is no such file, or this version of torch cannot read it.
     """
-    import torch  # readers of curves need not wait for it
+    import torch  # slow to load, and reading loss curves does not need it
 
     _check_ordinary(path)
     try:

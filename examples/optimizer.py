@@ -11,11 +11,12 @@ from brx.optim import BasisRotation
 
 
 def train(make_optimizer, num_steps=300):
-    """Train a network to imitate a small one on strongly correlated inputs; return the first and
-    last loss."""
+    """Train a network to imitate a smaller one on strongly correlated inputs; return the first and
+    the last loss."""
     torch.manual_seed(0)
-    first, second = torch.linalg.qr(torch.randn(2, 32, 32)).Q
-    mixing = first * torch.logspace(0.6, -0.9, 32) @ second
+    # The inputs are noise times a matrix with singular values from 4 down to 0.13.
+    left, right = torch.linalg.qr(torch.randn(2, 32, 32)).Q
+    mixing = left * torch.logspace(0.6, -0.9, 32) @ right
     teacher = nn.Sequential(nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 8)).requires_grad_(False)
     model = nn.Sequential(
         nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)

@@ -17,13 +17,13 @@ from brx.config import user_code
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
-# Output to a pipe is not for a terminal, even if a CI service says so.
+# With these variables, which CI services set, rich would write as if to a terminal.
 for variable in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
     os.environ.pop(variable, None)
 
 
-# PyPI's torchvision is built for CUDA. With torch's CPU build, neither it nor transformers and
-# Lightning can be imported unless its operators are declared. No test calls one.
+# PyPI's torchvision is built for CUDA. With torch's CPU build, neither torchvision nor transformers
+# and Lightning can be imported unless its operators are declared. No test calls these operators.
 _vision = find_spec("torchvision")
 if (
     torch.version.cuda is None
@@ -36,13 +36,13 @@ if (
         )
 
 
-# The tests of these folders share runs and figures that take long to make.
+# The tests in each of these folders share runs and figures that take long to make.
 SHARING = ("tests/curvature", "tests/paper", "tests/report")
 
 
 class ByFile(LoadFileScheduling):
-    """Gives each worker whole files, and of some folders all files: what their tests share is made
-    once."""
+    """Gives all tests of a file to one worker, and all files of a folder in `SHARING`, so that what
+    these tests share is made only once."""
 
     def _split_scope(self, nodeid):
         path = nodeid.partition("::")[0]
@@ -68,8 +68,7 @@ def printed(capsys):
 
 @pytest.fixture
 def refused(capsys):
-    """Runs a command that must end with exit code 2 and one line of error, and returns this
-    line."""
+    """Runs a command that must end with exit code 2 and one line on stderr; returns that line."""
 
     def run(*arguments):
         assert main(list(map(str, arguments))) == 2
@@ -86,12 +85,12 @@ def refused(capsys):
 
 @pytest.fixture
 def own_code():
-    """Allows importing a user's code, as in a command that trains."""
+    """Allows the test to import a user's code, as commands that train do."""
     with user_code.allowed():
         yield
 
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """Sets one thread, so that rounding and times do not depend on another test."""
+    """Sets one thread before each test, so that rounding and times do not depend on other tests."""
     torch.set_num_threads(1)

@@ -1,9 +1,9 @@
 """The command `brx` in processes that start in milliseconds.
 
-Loading torch and brx takes some three seconds of processor time. On Linux a server does that once,
-as for the cells of a sweep, and each process is a fork of it; ranks are forks of their launcher.
-All that follows is real: signals, locks, messages, exit codes. Tests of the start itself use
-`brx.environment.brx_command`, or torchrun.
+Loading torch and brx takes about three seconds of processor time. On Linux, a fork server does that
+once, as for the cells of a sweep; each process is a fork of it, and ranks are forks of their
+launcher. Everything after the start is real: signals, locks, messages, exit codes. Tests of the
+start itself use `brx.environment.brx_command`, or torchrun.
 """
 
 import atexit
@@ -33,12 +33,13 @@ LOADED = [*SHARED_IMPORTS, "brx.cli.main", "brx.distributed.processes", "tests.p
 
 
 class Started:
-    """A process of multiprocessing, with the methods of `subprocess.Popen` that are used.
+    """A process of multiprocessing, with those methods of `subprocess.Popen` that brx and the tests
+    use.
 
     Args:
-        process: has been started, or is about to be.
+        process: the process, which has been started.
         output, errors: the files that its standard output and error go to.
-        stdin: the end of a pipe to its standard input, if there is one.
+        stdin: our end of a pipe to its standard input, if there is one.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Started:
         stdin: IO[bytes] | None = None,
     ) -> None:
         self._process, self._files, self.stdin = process, (output, errors), stdin
-        atexit.register(self._end)  # or the tests would wait for it
+        atexit.register(self._end)  # otherwise, Python would wait for the process at its exit
 
     @property
     def pid(self) -> int:
@@ -71,7 +72,7 @@ class Started:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait for its end; gives what it has written to its standard output and error."""
+        """Wait for its end; returns what it wrote to its standard output and error."""
         self.wait(timeout)
         output, errors = map(_content, self._files)
         return output, errors
@@ -108,21 +109,24 @@ def start(
     output: IO[str] | None = None,
     errors: IO[str] | None = None,
 ) -> Started:
-    """Call a function in a process, and session, of its own, with one thread.
+    """Call a function in a process and session of its own, with one thread.
 
     Args:
-        environment: variables besides ours.
-        output, errors: take its standard output and error; by default files for `communicate`.
+        function: at the top of a module, so that the process can import it.
+        arguments: for the function.
+        environment: variables in addition to those of this process.
+        output, errors: files for its standard output and error; by default temporary ones, which
+            `communicate` reads.
     """
     output, errors = output or _new_file(), errors or _new_file()
     context: Any = multiprocessing.get_context(START)
     if START == "forkserver":
         context.set_forkserver_preload(LOADED)
-    # As a Connection, a descriptor is good in the process that it is sent to.
+    # multiprocessing sends the descriptor of a Connection to the other process along with it.
     streams = [Connection(os.dup(stream.fileno())) for stream in (output, errors)]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     process = context.Process(target=_call, args=(function, arguments, variables, streams))
-    # The server, which the first process starts, finds brx and the tests as we do.
+    # The first call starts the server, which must import brx and the tests from the same places.
     with mock.patch.dict(os.environ, {**child_environment(), "OMP_NUM_THREADS": "1"}):
         process.start()
     return Started(process, output, errors)
@@ -133,14 +137,16 @@ def _new_file() -> IO[str]:
 
 
 def start_brx(*arguments: Any, **options: Any) -> Started:
-    """The command `brx ARGUMENTS` in a process of its own; the options are those of `start`."""
+    """Start `brx ARGUMENTS` in a process of its own; the options are those of `start`."""
     return start(_brx, list(map(str, arguments)), **options)
 
 
 def start_ranks(num_ranks: int, start_one: Callable[..., Started]) -> list[Started]:
-    """Processes that find each other, as those of torchrun do.
+    """Start processes that find each other, as those of torchrun do.
 
-    `start_one` is called with a rank and the `environment` of its process.
+    Args:
+        num_ranks: the number of processes.
+        start_one: starts a process; it is called with a rank and the keyword `environment`.
     """
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     meeting["WORLD_SIZE"] = str(num_ranks)
@@ -150,8 +156,8 @@ def start_ranks(num_ranks: int, start_one: Callable[..., Started]) -> list[Start
 
 
 def free_port() -> int:
-    """A port below those that systems hand out by themselves: nobody is given it before rank 0
-    binds it."""
+    """A free port below those that systems hand out by themselves, so that no other program gets it
+    before rank 0 binds it."""
     for port in random.SystemRandom().sample(range(20_000, 32_768), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -166,7 +172,8 @@ def _call(
     streams: Sequence[Connection],
 ) -> None:
     os.setsid()
-    # A server that was started for a sweep has these blocked, and `nohup` ignores one.
+    # A server that was started for a sweep blocks these signals, and under `nohup` SIGHUP is
+    # ignored.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
@@ -184,9 +191,9 @@ def _set_environment(variables: Mapping[str, str]) -> None:
 
 
 def _brx(arguments: Sequence[str]) -> None:
-    """Be `python -m brx ARGUMENTS`."""
+    """Do in this process what `python -m brx ARGUMENTS` does."""
     if START == "forkserver":
-        # Only of this module: others start git with theirs.
+        # Replace it in this module alone: other modules start git with `subprocess`.
         launch.subprocess = mock.Mock(Popen=fork_rank, PIPE=subprocess.PIPE)
     sys.argv[1:] = arguments
     runpy.run_module("brx", run_name="__main__")
@@ -214,10 +221,11 @@ def fork_rank(command: Sequence[str], *, env: Mapping[str, str], **options: Any)
 def _be_rank(arguments: Sequence[str], environment: Mapping[str, str], source: int) -> None:
     os.setsid()
     os.dup2(source, 0)
-    for writer in _writers:  # or this rank, or another one, would not see the launcher's end
+    # A rank sees the end of its launcher when its pipe has no writer left, so close our copies.
+    for writer in _writers:
         with contextlib.suppress(OSError):
             os.close(writer.fileno())
-    # As in a new program.
+    # The signal handlers of a new program, in place of the launcher's.
     for number in stop_signals():
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,10 +1,10 @@
-"""The cost and the accuracy of bases for the paper's matrices on a device: a first basis, and a
-refresh.
+"""The cost and the accuracy of a first basis and of a refresh on a device, for the paper's
+matrices.
 
     python -m benchmarks.gpu.bases [--sizes 384x1536 ...] [--device cuda] [--out DIR]
 
-For a matrix m x n (m <= n) it takes the covariance of the rows, and the one of the columns, with
-rank m.
+For each matrix m x n (m <= n), it takes the covariance of the rows (m x m) and the one of the
+columns (n x n); both have rank m.
 """
 
 import time
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def refresh(covariance: Tensor, basis: Tensor) -> Refreshed:
-    """As the optimizer does it."""
+    """A refresh as the optimizer makes it."""
     return power_iteration(covariance_product(covariance, basis), basis)
 
 
@@ -96,7 +96,7 @@ def off_identity(basis: Tensor) -> float:
 
 
 def off_diagonal(basis: Tensor, covariance: Tensor) -> float:
-    """How far U^T C U is from diagonal."""
+    """The Frobenius norm of U^T C U off its diagonal, divided by that of C."""
     basis, covariance = basis.double(), covariance.double()
     rotated = basis.mT @ covariance @ basis
     return float((rotated - rotated.diagonal().diag()).norm() / covariance.norm())

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.ceilings [--size 8192] [--device cuda] --out results/gpu
 
-Products of square matrices by precision, and a copy, counting bytes read and written. Next to
-each rate stands the relative error of the product against float64.
+They are products of square matrices, by precision, and a copy, whose bytes are counted as read and
+as written. Each product also has its relative error against float64.
 """
 
 import time
@@ -59,7 +59,7 @@ def product(
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds, the mean of some repetitions after a warm-up."""
+    """Seconds of the work: the mean of `REPEATS` calls after a warm-up."""
     work()
     synchronize(device)
     started = time.perf_counter()

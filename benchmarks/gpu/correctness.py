@@ -9,8 +9,8 @@ Three kinds of checks, as many at a time as --jobs says, because no time is meas
 - **tests**: the tests of the project that use a GPU where there is one;
 - **runs**: pairs of short trainings whose metrics must be equal, to the last bit or within a bound.
 
-The table says what was expected, what was found, and whether it holds. What did not end in time is
-"not run". --tiny runs everything in small on any machine.
+The table says what was expected, what was found, and whether it holds. A check that did not end in
+time is "not run". --tiny runs everything with small models, on any machine.
 """
 
 import argparse
@@ -91,8 +91,8 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Pair:
-    """Two runs, and how far apart their last losses may be as a share of the loss (0: every metric
-    is equal to the last bit)."""
+    """Two runs, and how far apart their last losses may be, as a share of the loss. With a bound of
+    0, every metric must be equal to the last bit."""
 
     first: str
     second: str
@@ -106,7 +106,8 @@ PAIRS = (
     Pair("base", "4 ranks", 0.0),
     Pair("AdamW", "AdamW, 2 ranks", 0.0),
     Pair("AdamW", "AdamW, graphs", 0.0),
-    # A recorded refresh rounds the decay of covariances twice, because it looks at no gradient.
+    # A refresh in a CUDA graph rounds the decay of covariances twice, because it looks at no
+    # gradient.
     Pair("base", "graphs", 0.01),
     Pair("base", "compiled", 0.01),
     Pair("base", "fp32", 0.01),
@@ -121,7 +122,7 @@ class Finding:
     check: str
     expected: str
     found: str
-    holds: bool | None  # None: not run, or only to be known
+    holds: bool | None  # None: nothing was expected
 
 
 def main() -> None:
@@ -149,14 +150,14 @@ def main() -> None:
 
 
 class Work:
-    """Processes with a common end."""
+    """Runs processes until a common deadline."""
 
     def __init__(self, folder: Path, deadline: float, options: argparse.Namespace) -> None:
         self.folder = folder
         self.deadline = deadline
         self.is_tiny = options.tiny
         self.text = folder / "pages.txt"
-        # Many documents: with few, none might fall to the validation.
+        # Many documents, so that some of them go to the validation data.
         files = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "brx").rglob("*.py")])
         texts = [file.read_text(encoding="utf-8") for file in files]
         self.text.write_text("\n".join(texts), encoding="utf-8")
@@ -165,7 +166,7 @@ class Work:
         self.log.write_text("", encoding="utf-8")
 
     def train(self, name: str) -> str | None:
-        """Train one variant; gives what went wrong, or None."""
+        """Train one variant; returns what went wrong, or None."""
         data = [f"data.source={self.text}", f"data.directory={self.folder / 'data'}"]
         settings = [*COMMON, *data, *VARIANTS[name]]
         if not any("precision" in setting for setting in settings):
@@ -194,7 +195,7 @@ class Work:
         return Finding(f"tests: {path}", "all pass", last_line(output), code == 0)
 
     def run(self, command: list[str]) -> tuple[int, str]:
-        """Exit code and output; the output goes into the log as well."""
+        """Run a command; returns its exit code and output, which also goes into the log."""
         environment = {
             **os.environ,
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -225,7 +226,7 @@ class Work:
 
 
 def mixed_copies(device: torch.device) -> Finding:
-    """torch's own copies into a list of several dtypes, against one copy after the other."""
+    """Compare torch's copy into a list of several dtypes with one copy after the other."""
     generator = torch.Generator().manual_seed(0)
     sources = [torch.randn(1000 + size, generator=generator).to(device) for size in range(64)]
     dtypes = [(torch.bfloat16, torch.float32)[index % 2] for index in range(64)]
@@ -239,7 +240,7 @@ def mixed_copies(device: torch.device) -> Finding:
 
 
 def ring_contents(device: torch.device) -> Finding:
-    """Every version in the rings of a bf16 run, against the weights that were there then."""
+    """Compare every version in the rings of a bf16 run with the weights that the stage had then."""
     settings = [*COMMON, *TINY, *ROTATED, "runtime.precision=bf16", "training.iterations=100"]
     config = load_config(
         "quick", [setting for setting in settings if "training.val" not in setting]
@@ -270,7 +271,7 @@ def weights_of(engine: object) -> list[list[Tensor]]:
 
 
 def compare(pair: Pair, folder: Path, problems: dict[str, str | None]) -> Finding:
-    """Hold the metrics of two runs against each other."""
+    """Compare the metrics of two runs."""
     check = f"{pair.first} against {pair.second}"
     expected = "equal to the last bit" if pair.bound == 0 else f"last loss within {pair.bound:.1%}"
     for name in (pair.first, pair.second):

@@ -2,8 +2,9 @@
 
 For each variant: wall-clock time, time in kernels, kernel launches, and the share of the wall-clock
 time in which no kernel runs because the host has not launched it yet. The plain loop is what one
-would write without brx: blocks compiled, autocast, a clip, fused AdamW. Each variant has the device
-to itself, one after the other. Ctrl-C and the end of the time keep what has been measured.
+would write without brx: compiled blocks, autocast, gradient clipping, fused AdamW. The variants run
+one after the other, so that each has the device to itself. After Ctrl-C or when the time is over,
+the rows measured so far are written.
 
     python -m benchmarks.gpu.iterations paper-95m --stages 1 32 [--only basis ...]
         [--set KEY=VALUE ...] [--seconds 300] --out results/gpu
@@ -64,11 +65,11 @@ VARIANTS: dict[str, list[str]] = {
     "soap": [],
     "muon": [],
 }
-"""Settings by variant. A name begins with its method's; every variant runs at every P, those with
-graphs on a GPU only."""
+"""Settings by variant, whose name begins with its method. Every variant runs at every P, those with
+graphs only on a GPU."""
 
 PROFILED = 10
-"""Iterations under the profiler: one refresh of basis rotation is among them."""
+"""Iterations under the profiler; one of them has a refresh of basis rotation."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,7 @@ def main() -> None:
 def chosen_variants(
     only: list[str], stages: list[int], device: torch.device
 ) -> dict[tuple[str, int], list[str]]:
-    """Settings by variant and P, of the variants that were asked for and that the device can
-    run."""
+    """Settings by variant and P, for variants that are asked for and that the device can run."""
     chosen = {}
     for name, own in VARIANTS.items():
         is_possible = device.type == "cuda" or GRAPHS not in own
@@ -132,7 +132,7 @@ def measure(
     device: torch.device,
     options: argparse.Namespace,
 ) -> Cost:
-    """What an iteration of a loop costs; the loop is dropped afterwards."""
+    """What an iteration of the loop that `make` returns costs; the loop is freed afterwards."""
     with quick_first_basis():
         loop = and_wait(make())
         seconds = take_turns({"": loop}, options.rounds, options.iterations)[""]
@@ -160,7 +160,7 @@ def profiled(loop: Callable[[int], None], device: torch.device) -> tuple[float, 
 
 
 def and_wait(run: Callable[[int], Tensor | None]) -> Callable[[int], None]:
-    """The loop, until the device is done."""
+    """The loop, but it returns only when the device has finished."""
 
     def work(iterations: int) -> None:
         loss = run(iterations)
@@ -171,18 +171,18 @@ def and_wait(run: Callable[[int], Tensor | None]) -> Callable[[int], None]:
 
 
 def engine_loop(config: RunConfig, device: torch.device) -> Callable[[int], Tensor | None]:
-    """brx's own, as `brx train` runs it."""
+    """brx's loop, as `brx train` runs it."""
     return runner(assemble(config, random_batches(config, device).batch, device=device).engine)
 
 
 def random_batches(config: RunConfig, device: torch.device) -> Prefetcher:
-    """Random tokens by way of the trainer's prefetcher."""
+    """Random tokens that come through the trainer's prefetcher."""
     shape = (config.training.batch_size, config.model.sequence_length)
     return Prefetcher(random_tokens(*shape, config.data.vocabulary_size), device)
 
 
 def plain_loop(config: RunConfig, device: torch.device) -> Callable[[int], Tensor]:
-    """Model, backward pass, clip, fused AdamW."""
+    """A training loop without brx: autocast, backward pass, gradient clipping, fused AdamW."""
     model = whole_model(config.model, config.data.vocabulary_size, config.training.seed)
     model.to(device)
     if config.runtime.compile:
@@ -213,7 +213,7 @@ def plain_loop(config: RunConfig, device: torch.device) -> Callable[[int], Tenso
 def write(
     costs: dict[tuple[str, int], Cost], options: argparse.Namespace, config: RunConfig
 ) -> None:
-    """The table; ratios are to AdamW under the same delay, and to the variant without delay."""
+    """Write the table. Its ratios are to AdamW at the same P, and to the same variant at P = 1."""
     columns = ["variant", "P", "ms", "kernels, ms", "launches", "no kernel runs", "tokens/s"]
     table = Table("iterations", [*columns, "over AdamW", "over own P = 1"])
     tokens = config.training.batch_size * config.model.sequence_length

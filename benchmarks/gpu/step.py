@@ -5,12 +5,12 @@
 
 Every variant takes the same steps on the same gradients: those of FILE (a list of lists of
 matrices, by step, saved with torch.save), or noise with a decaying spectrum. Its error is the
-distance of its weights from the weights of the same algorithm in float64, over the way that the
-float64 weights have gone. Float64 resolves directions that fp32 counts as noise, so compare the
-errors of variants with each other.
+distance between its weights and those of the same algorithm in float64, divided by the distance
+that the float64 weights have moved. Float64 resolves directions that fp32 counts as noise, so
+compare the errors of variants with each other.
 
-Prediction: the multiply-adds and bytes of the variant at the device's ceilings
-(`benchmarks.gpu.ceilings`). Keep a variant that gives at least 70 % of what was predicted. After
+To predict a variant's time, take its multiply-adds and bytes at the device's ceilings
+(`benchmarks.gpu.ceilings`). Keep a variant that gains at least 70 % of what was predicted. After
 two that do not, profile before trying a third.
 """
 
@@ -99,8 +99,8 @@ def step_times(
 def error_of(
     arguments: dict[str, object], gradients: list[list[Tensor]], device: torch.device
 ) -> float:
-    """The distance of the weights from float64's after some steps, divided by the distance that
-    these moved."""
+    """The distance between the weights and those in float64 after some steps, divided by the
+    distance that the latter have moved."""
     exactly = {key: value for key, value in arguments.items() if key != "rotation_precision"}
     step, weights = stepper(arguments, gradients, device, torch.float32)
     exact_step, exact_weights = stepper(exactly, gradients, device, torch.float64)
@@ -109,8 +109,8 @@ def error_of(
         exact_step(number)
     pairs = list(zip(weights, exact_weights, strict=True))
     apart = sum(float((weight - exact).square().sum()) for weight, exact in pairs)
-    way = sum(float(exact.square().sum()) for _, exact in pairs)  # they began at zero
-    return (apart / way) ** 0.5
+    moved = sum(float(exact.square().sum()) for _, exact in pairs)  # they began at zero
+    return (apart / moved) ** 0.5
 
 
 def stepper(

@@ -2,12 +2,13 @@
 
     python -m benchmarks.gpu.table paper-95m --out results/gpu [--seconds 460] [--tiny]
 
-In turn, each in a process of its own and as long as there is time:
+The parts run one after the other, each in a process of its own, as long as there is time:
 
 1. `ceilings`: rates of copies and products;
 2. `bases`: the first basis and a refresh, by size of the matrix;
 3. `iterations`: whole iterations of AdamW and of basis rotation at P = 1 and 32;
-4. `optimizers`: the step alone, against SOAP of two libraries and a plain transcription.
+4. `optimizers`: the step alone, against SOAP from two libraries and a plain transcription of the
+   paper's algorithms.
 
 Goals: basis rotation with refreshes costs at most 1.25 times AdamW's iteration, and any method at
 P = 32 at most 1.05 times its iteration at P = 1, both in wall-clock time. The report says whether
@@ -66,7 +67,7 @@ def main() -> None:
 
 
 def run_part(name: str, arguments: list[str], seconds: float) -> None:
-    """Run one part; at the end of the time it is asked to stop, and writes what it has."""
+    """Run one part. When the time is over, it is interrupted, and writes what it has measured."""
     module, *rest = arguments
     process = subprocess.Popen(
         [sys.executable, "-m", f"benchmarks.{module}", *rest],
@@ -82,7 +83,7 @@ def run_part(name: str, arguments: list[str], seconds: float) -> None:
 
 
 def judge(path: Path) -> None:
-    """Say which goals are met."""
+    """Print which goals are met, from the table of iterations."""
     if not path.exists():
         print("goals: no iterations were measured")
         return
@@ -97,7 +98,7 @@ def judge(path: Path) -> None:
 
 
 def say(what: str, value: float, goal: float) -> None:
-    """One line per goal."""
+    """Print a line about one goal."""
     verdict = "met" if value <= goal else "MISSED"
     print(f"{what}: {value:.2f}, goal at most {goal:.2f}: {verdict}")
 

@@ -4,12 +4,12 @@
         [--data SOURCE] [--more] [--seconds 460] [--set KEY=VALUE ...]
 
 AdamW at P = 1 and P = 32 and basis rotation at P = 32 train on the corpus of installed packages,
-with a warm-up of 10 % and one learning rate for all: too short for a choice of rates, and said so
-in the table. --more adds Nesterov and Muon at P = 32 and basis rotation at P = 1.
+with a warm-up of 10 % and one learning rate for all. The time is too short to choose rates, and the
+table says so. --more adds Nesterov and Muon at P = 32 and basis rotation at P = 1.
 
-With --jobs above 1 the runs share the GPU, and the table gives no seconds. A run that does not end
-in time is stopped, and its row says how far it came. Curves and table go to --out, the runs to
---out/runs, with a checkpoint each, which need not be kept.
+With --jobs above 1, the runs share the GPU, and the table gives no seconds. A run that does not end
+in time is stopped, and its row says how far it came. Curves and table go to --out, and the runs to
+--out/runs. Each run leaves a checkpoint, which need not be kept.
 """
 
 import os
@@ -28,7 +28,7 @@ from brx.runs.frames import DEPTH, differences, load
 
 ROOT = Path(__file__).parents[2]
 FIRST = (("pipedream", 1), ("pipedream", None), ("basis-rotation", None))
-"""Method and P; None is the deepest."""
+"""Pairs of a method and P. None stands for the deepest P (`--stages`)."""
 MORE = (("nesterov", None), ("muon", None), ("basis-rotation", 1))
 
 
@@ -69,7 +69,8 @@ def main() -> None:
 
 
 def train(config: str, folder: Path, settings: list[str], deadline: float) -> None:
-    """One run in a process of its own; Ctrl-C, shortly before the end of the time, stops it."""
+    """Train one run in a process of its own. If it has not ended shortly before the deadline, it is
+    interrupted as by Ctrl-C."""
     left = deadline - time.monotonic() - 30
     if left < 10:
         print(f"{folder.name}: not run, no time was left", flush=True)
@@ -84,7 +85,8 @@ def train(config: str, folder: Path, settings: list[str], deadline: float) -> No
 
 
 def report(folders: list[Path], out: Path, *, timed: bool) -> None:
-    """The curves, and a table with the iterations and seconds to AdamW's last loss under delay."""
+    """Draw the curves, and write a table with the iterations and seconds that each run takes to
+    reach the last loss of AdamW under delay."""
     runs = load(folders)
     deepest = runs[DEPTH].max()
     delayed = runs[(runs["method"] == "pipedream") & (runs[DEPTH] == deepest)]

@@ -143,7 +143,7 @@ def prepare(
     from brx.data import prepare as preparation
 
     given = {"source": source, "tokenizer": tokenizer, "tokens": tokens, "directory": directory}
-    # json would escape an emoji as a surrogate pair, which YAML does not have.
+    # By default, json escapes an emoji as a surrogate pair, which YAML does not know.
     as_yaml = partial(json.dumps, ensure_ascii=False)
     settings = [f"data.{key}={as_yaml(value)}" for key, value in given.items() if value is not None]
     section = load_config(config, [*overrides, *settings]).data

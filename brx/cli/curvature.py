@@ -143,7 +143,7 @@ def hessian_norm(
 def _check_basis(
     original: bool, strategies: bool, basis_from: Path | None, basis_batches: int | None
 ) -> None:
-    """UserError if a basis is asked for where none is used, or from two places."""
+    """Raise a UserError if a basis is given where none is used, or given in two ways."""
     refuse(
         original and (basis_from or basis_batches),
         "--original: takes no basis; leave out --basis-*",
@@ -153,8 +153,8 @@ def _check_basis(
 
 
 def _spaces(original: bool, rotated: bool, strategies: bool) -> Sequence[Space] | None:
-    """The coordinates to measure in; None: the original ones, and the rotated ones if there is a
-    basis. UserError if two choices are given."""
+    """The coordinates to measure in. None means the original ones, and the rotated ones if there is
+    a basis. UserError if two choices are given."""
     from brx.curvature.norm_result import STRATEGY_SPACES
 
     refuse(
@@ -173,7 +173,7 @@ def _spaces(original: bool, rotated: bool, strategies: bool) -> Sequence[Space] 
 def _print_details(
     results: Sequence[NormResult], by: Breakdown, format: TableFormat, *, with_paths: bool
 ) -> None:
-    """For each norm: its breakdown if one is asked for, a warning if many rows lie below the
+    """Print for each norm: its breakdown if one is asked for, a warning if many rows lie below the
     resolution of the precision, and with `with_paths` the file that holds it."""
     from brx.curvature.norm_result import breakdown_table, resolution_warning
 

@@ -18,8 +18,8 @@ from brx.environment import OutputStream, rare_collections
 from brx.errors import DamagedRunError, RunError, UserError
 from brx.names import shown
 
-# The panels of `brx --help`. By command: its module, which is imported when the command is used
-# (`brx --help` reads this table alone), and its summary.
+# The panels of `brx --help`. Each command has its module in brx/cli, which is imported only when
+# the command is used, and its summary. `brx --help` needs nothing but this table.
 PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Train": {
         "demo": (
@@ -94,7 +94,7 @@ for _commands in PANELS.values():
 
 # The results of these commands are files: they succeed even if what they print is lost.
 RESULT_IN_FILES = ("train", "sweep")
-# These read many runs, and train none.
+# These commands read many runs and train none.
 READING = ("slowdown", "plot", "claims", "tables", "report")
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -105,7 +105,7 @@ class _Brx(CommandGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # The names alone: see `get_command`.
+        # Click needs only the names here; `get_command` imports a command when it is used.
         self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | TyperGroup | None:
@@ -119,7 +119,7 @@ class _Brx(CommandGroup):
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """One panel per purpose, from the table alone."""
+        """Write one panel per purpose, from `PANELS` and without importing any command."""
         for panel, commands in PANELS.items():
             with formatter.section(panel):
                 formatter.write_dl([(name, summary) for name, (_, summary) in commands.items()])
@@ -202,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lost_output() -> str:
-    """Why not all of the output has arrived; empty where it has, or its reader wanted no more."""
+    """Why some output was lost; empty if none was, or if its reader ended early (`| head`)."""
     if not isinstance(sys.stdout, OutputStream):  # stdout belongs to a caller, such as a test
         return ""
     sys.stdout.flush()
@@ -214,9 +214,9 @@ def _lost_output() -> str:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        # Without Typer's standalone mode, errors come here, and the code of a typer.Exit is
-        # returned. The context ends with the command, and with it what the command allows a user's
-        # code to do (brx.config.user_code).
+        # Without Typer's standalone mode, errors arrive here, and the code of a typer.Exit is
+        # returned. Permissions for a user's code (brx.config.user_code) are context variables: in a
+        # context of its own, a command's permissions end with it.
         context = copy_context()
         return int(context.run(app, arguments, prog_name="brx", standalone_mode=False) or 0)
     except typer.TyperException as error:

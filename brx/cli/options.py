@@ -9,23 +9,28 @@ import typer
 
 
 def argument(metavar: str, help: str, **settings: Any) -> Any:
-    """An argument whose default, if it has one, is not shown: the text says it."""
+    """An argument; its help text, not Typer, states the default if there is one."""
     return typer.Argument(metavar=metavar, help=help, **{"show_default": False, **settings})
 
 
 def option(metavar: str, help: str, *flags: str, **settings: Any) -> Any:
-    """An option with a value; its flag is the parameter's name, if no other is given."""
+    """An option with a value. Without `flags`, its flag is the parameter's name."""
     return typer.Option(*flags, metavar=metavar, help=help, **settings)
 
 
 def flag(name: str, help: str) -> Any:
-    """A switch, which has no opposite."""
+    """A switch without a `--no-...` form."""
     return typer.Option(name, help=help)
 
 
 def completing(module: str, catalogue: str, *more: str) -> Callable[[str], list[str]]:
-    """Completes names of a catalogue (names, or a function that gives them), imported when the
-    shell asks."""
+    """A function that completes names for the shell.
+
+    Args:
+        module: the module of the catalogue, imported when the shell asks for names.
+        catalogue: its attribute that holds the names, or is a function that returns them.
+        more: further names.
+    """
 
     def complete(incomplete: str) -> list[str]:
         names = getattr(import_module(module), catalogue)
@@ -35,7 +40,7 @@ def completing(module: str, catalogue: str, *more: str) -> Callable[[str], list[
     return complete
 
 
-# Presets, and methods that come with brx; files are completed by the shell.
+# Names that come with brx; the shell itself completes files.
 complete_config = completing("brx.config.loading", "preset_names")
 complete_method = completing("brx.config.loading", "method_names")
 complete_model = completing("brx.config.loading", "model_names")

@@ -1,5 +1,5 @@
-"""The paper's own, from runs: `brx demo`, `plot` (of any runs, too), `tables`, `claims`, `report`,
-and `brx toy`."""
+"""The paper's results: `brx demo`, `plot` (also of any runs), `tables`, `claims`, `report` and
+`toy`."""
 
 import tempfile
 from collections.abc import Callable, Iterable
@@ -101,7 +101,7 @@ def plot(
         """Draw to `where`: the path without suffix for figures of any runs, else a folder."""
         if folders:
             return _of_runs(figure, folders, where)
-        # Here, since it imports torch and scipy, which take seconds that other figures do not need.
+        # Imported here because it loads torch and scipy, which takes seconds.
         from brx.paper.figures import draw_figures
 
         return draw_figures(figure, scale, runs, where, print_note)
@@ -130,11 +130,15 @@ def _is_file(out: Path) -> bool:
 def _check_request(
     figure: str, folders: list[Path] | None, out: Path | None, runs: Path | None
 ) -> None:
+<<<<<<< HEAD
     """UserError if the figure, its runs and where to draw do not fit together."""
     refuse(
         out is not None and out.suffix.lower() in OTHER_FORMATS,
         f"--out {out}: a figure is written as {', '.join(FORMATS)}",
     )
+=======
+    """Raise a UserError if the figure, its runs and where to draw it do not fit together."""
+>>>>>>> 451d70b149196a93ab5be1f939cc2547e38f4b50
     is_of_any_runs = figure in OF_ANY_RUNS
     refuse(is_of_any_runs and not folders, "RUN: name at least one run's folder")
     refuse(
@@ -145,7 +149,7 @@ def _check_request(
         from brx.paper.figures import FIGURES
         from brx.paper.tables import entries
 
-        # A name that is unknown is told first
+        # Raises a UserError of its own if the figure is unknown, which the user should read first.
         entries(figure, FIGURES, "figure", ", ".join(OF_ANY_RUNS))
         raise UserError(
             f"RUN: only {', '.join(OF_ANY_RUNS)} take runs as arguments; for {figure}, name "
@@ -158,7 +162,7 @@ def _check_request(
 
 
 def _draw_one_file(figure: str, draw: Callable[[Path], Iterable[Path]], out: Path) -> None:
-    """Draw a figure, which is always drawn in all formats, and keep the file that is asked for."""
+    """Draw a figure in all formats into a temporary folder, and copy the one that is asked for."""
     with tempfile.TemporaryDirectory() as scratch:
         where = Path(scratch)
         if figure in OF_ANY_RUNS:
@@ -172,7 +176,9 @@ def _draw_one_file(figure: str, draw: Callable[[Path], Iterable[Path]], out: Pat
 
 
 def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
-    """Draw one of `OF_ANY_RUNS`, by default to its name; gives the files."""
+    """Draw one of `OF_ANY_RUNS`; returns the files written.
+
+    `out` is the path without suffix, by default the figure's name in the working folder."""
     from brx.runs.frames import comparable, differences, left_out, load
 
     path = out or Path(figure)

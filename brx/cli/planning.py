@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from brx.config.schema import PipelineConfig
     from brx.planning.report import Report
 
-# Options that the help lists apart.
+# An option that the help lists in a panel of its own.
 of_own_model = partial(
     option, rich_help_panel="A model of your own (default: the paper's LLaMA models)"
 )
@@ -65,7 +65,7 @@ def schedule(
     from brx.config.user_code import allow
     from brx.pipeline.schedule import check_size, schedule_lines
 
-    allow()  # a function that --delay names
+    allow()  # --delay may name a function in a user's file
     num_ranks = stages if devices is None else devices
     refuse(
         not 1 <= num_ranks <= stages,
@@ -118,7 +118,7 @@ def plan(
     throughput: Throughput = None,
     bandwidth: Bandwidth = None,
 ) -> None:
-    """Print the plan; exit code 0 also where it does not fit."""
+    """Print the plan; exit code 0 even if the run does not fit."""
     from brx.config.loading import allow_code_of, load_config_to_plan
     from brx.planning.planned_run import parse_devices
     from brx.planning.report import plan_report
@@ -154,7 +154,7 @@ def memory(
     overrides: Overrides,
     matrix: Annotated[list[str] | None, option("MxN...", "weight matrices")] = None,
 ) -> None:
-    """Print the table; for a configuration, two more, of its stages and of its devices."""
+    """Print the table of the matrices; for a configuration also those of its stages and devices."""
     refuse(config is not None and matrix, "CONFIG and --matrix: give one of the two")
     refuse(overrides and config is None, "--set: needs a CONFIG to change")
     if config is None:
@@ -168,7 +168,7 @@ def memory(
 
 
 def _print_overhead(matrix: Sequence[str] | None) -> None:
-    """For any matrices, by default the paper's."""
+    """Print the overhead for matrices such as `4096x4096`, by default the paper's."""
     from brx.paper.printed import LLAMA_3_8B
     from brx.planning.memory_tables import overhead_texts, parse_matrix
 

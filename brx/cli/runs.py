@@ -105,7 +105,7 @@ def slowdown(
 
 
 def _print(comparison: Comparison, format: TableFormat, target_rule: str) -> None:
-    """Print the slowdowns; for readers and as JSON also the iterations saved."""
+    """Print the slowdowns and, as a table for readers or as JSON, also the iterations saved."""
     from brx.runs.tables import slowdown_table
 
     if format == "json":
@@ -125,7 +125,7 @@ def _print(comparison: Comparison, format: TableFormat, target_rule: str) -> Non
 
 
 def _print_for_readers(comparison: Comparison) -> None:
-    """Print what explains the table of slowdowns, and the table of iterations saved."""
+    """Print notes that explain the table of slowdowns, and the table of iterations saved."""
     from brx.runs.comparison import EARLY
     from brx.runs.tables import reduction_table
 

@@ -91,7 +91,7 @@ def train(
 ) -> None:
     """Train; exit code 0 when the run is finished or its time is over, 130 when it was stopped.
 
-    Both can be resumed.
+    A run that is not finished can be resumed.
     """
     started = time.monotonic()
     from brx.config.loading import find_config, load_config
@@ -116,7 +116,7 @@ def train(
         run_config.is_recorded,
         f"{config}: was recorded from a loop of your own; continue it in that loop",
     )
-    # Wrong settings are told before torch is loaded, which takes seconds.
+    # Imported after the settings are checked: loading torch takes seconds.
     from brx.runs.folder import default_folder
     from brx.train.loop import train
 
@@ -152,8 +152,8 @@ def train(
 
 
 def _start_ranks(config: RunConfig, folder: Path, arguments: list[str], *, resume: bool) -> int:
-    """Run `brx` with these arguments in a process per device, which together train in the folder;
-    gives the exit code."""
+    """Run `brx` with these arguments in one process per device, which train together in `folder`;
+    returns the exit code."""
     from brx.distributed.launch import launch
     from brx.runs.checkpoint import check_request
     from brx.runs.folder import RunFolder, hand_down, hold
@@ -161,7 +161,7 @@ def _start_ranks(config: RunConfig, folder: Path, arguments: list[str], *, resum
 
     runtime = config.runtime
     num_devices = config.pipeline.devices
-    # Refuses more devices than there are.
+    # Raises a UserError if there are fewer devices than the run needs.
     choose_device(runtime.device, num_devices - 1, share_gpus=runtime.share_gpus)
     with hold(folder) as lock:
         check_request(RunFolder(folder), config, resume=resume)
@@ -169,10 +169,8 @@ def _start_ranks(config: RunConfig, folder: Path, arguments: list[str], *, resum
 
 
 def _when_to_stop(stop_after: str | None) -> tuple[list[str], float]:
-    """`--stop-after` as settings and as seconds: an iteration is a setting, a time is seconds.
-
-    Without a time, the seconds are infinite.
-    """
+    """`--stop-after` as settings and as seconds: an iteration becomes a setting, a time becomes
+    seconds. Without a time, the seconds are infinite."""
     if stop_after is None:
         return [], math.inf
     if stop_after.isdecimal():
@@ -186,7 +184,7 @@ def _when_to_stop(stop_after: str | None) -> tuple[list[str], float]:
 
 
 def _meet(config: RunConfig, *, is_one_of_many: bool) -> World:
-    """The processes of the run, as this one sees them; waits until they have met."""
+    """This process's view of all processes of the run; waits until all of them have joined."""
     from brx.distributed.processes import DistributedWorld
     from brx.pipeline.world import World
 
@@ -332,7 +330,7 @@ def compare(
     settings = comparison.parse_settings(overrides or [])
     sweeps = comparison.protocols(asked, settings, rest_lr or [], seeds, out)
     check_own_methods(sweeps)
-    # Data are prepared first: committed runs on another corpus do not count.
+    # Prepare the data first: committed runs count only if their corpus is the same.
     corpus = prepare(sweeps[0].cells[0].config.data).fingerprint if sweeps else None
     comparison.take_committed(sweeps, committed, corpus)
     if dry_run:

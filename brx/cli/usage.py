@@ -29,8 +29,8 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 
 
 
 class _PlainHelp:
-    """Help without boxes: options by their panels, the commands of a group, then examples, as they
-    are written."""
+    """Help without boxes: arguments and options by panel, the commands of a group, then the
+    examples, verbatim."""
 
     epilog: str | None
 
@@ -44,7 +44,7 @@ class _PlainHelp:
             panel = "Options"
             if parameter.param_type_name == "argument":
                 panel = "Arguments"
-                name = name.partition(" <")[0]  # without its type: `CONFIG <str>`
+                name = name.partition(" <")[0]  # `CONFIG <str>` without its type
             panel = getattr(parameter, "rich_help_panel", None) or panel
             panels.setdefault(panel, []).append((name, text))
         for title, records in panels.items():
@@ -64,7 +64,7 @@ class Command(_PlainHelp, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Write every value of a list option behind a flag of its own, then parse as Typer does."""
-        # In completion the line is not at its end, and options may still get their values.
+        # While the shell completes a line, an option at its end may still get its value.
         if not ctx.resilient_parsing:
             self._refuse_missing_value(ctx, args)
         rest = super().parse_args(ctx, self._one_value_per_flag(args))
@@ -103,7 +103,7 @@ class Command(_PlainHelp, TyperCommand):
         options = self._options_by_flag()
         written: list[str] = []
         list_flag: str | None = None  # the flag of the list option whose values are being read
-        needs_flag = False  # its next value has no flag before it
+        needs_flag = False  # whether its next value must get a flag of its own
         for position, word in enumerate(args):
             if word == "--":
                 return written + args[position:]
@@ -119,12 +119,12 @@ class Command(_PlainHelp, TyperCommand):
         return written
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """`CONFIG [NAME]`, without Typer's braces around what is required."""
+        """Pieces such as `CONFIG` and `[NAME]`, without Typer's braces around required ones."""
         return [re.sub(r"[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
 
 class CommandGroup(_PlainHelp, TyperGroup):
-    """A command that consists of commands."""
+    """A command with subcommands."""
 
 
 class Application(typer.Typer):
@@ -145,14 +145,13 @@ class Application(typer.Typer):
 
 
 def refuse(is_wrong: object, message: str) -> None:
-    """Raise a UserError with this message if something is wrong, such as two options that
-    contradict each other."""
+    """Raise a UserError with this message if `is_wrong` is true (or not empty)."""
     if is_wrong:
         raise UserError(message)
 
 
 def print_note(*lines: str) -> None:
-    """Print lines on stderr that the user should know, but that are not part of the result."""
+    """Print lines on stderr that the user should read, but that are not part of the result."""
     for line in lines:
         print(f"brx: note: {shown(line)}", file=sys.stderr)
 
@@ -196,8 +195,8 @@ def _what_is_wrong(error: typer.TyperException) -> str:
 
 
 def _without_tilde(value: Any) -> Any:
-    """A parameter's value. In paths `~` is the home folder, also where the shell does not replace
-    it (after `=`, in quotes)."""
+    """A parameter's value, with `~` in paths replaced by the home folder. The shell does not do so
+    everywhere (after `=`, in quotes)."""
     if isinstance(value, Path):
         return user_path(value)
     if isinstance(value, list):

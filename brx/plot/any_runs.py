@@ -29,16 +29,17 @@ from brx.runs.metrics import read_staleness
 
 Array = NDArray[np.float64]
 
-NUM_TARGETS = 40  # points of a line in `draw_all_targets`
-SMOOTHED = 5  # measurements of staleness in a mean
+NUM_TARGETS = 40  # points per line in `draw_all_targets`
+SMOOTHED = 5  # measurements of staleness per moving average
 # Entries of a legend. More do not fit under the panel, and take longer to draw than the curves.
 MOST_LABELS = 20
 
 
 def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) -> list[Path]:
-    """Draw smoothed training losses, dashed with delay; gives the files written.
+    """Draw smoothed training losses, with dashed lines for runs with delay; returns the files
+    written.
 
-    The legend names at most `MOST_LABELS` runs, the ones that end lowest.
+    The legend names at most `MOST_LABELS` runs, those that end lowest.
 
     Args:
         runs: rows of `brx.runs.load`.
@@ -83,19 +84,26 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
 
 
 def _limit_to_settled(axes: Axes, runs: Sequence[pd.DataFrame]) -> None:
-    """Set ranges that show the runs' losses after their first twentieth, without spikes."""
+    """Set ranges that show the losses after the first twentieth of each run, without spikes."""
     smoothed = [losses["smoothed"].dropna() for losses in runs]
     settled = np.concatenate([losses[len(losses) // 20 :] for losses in smoothed])
+<<<<<<< HEAD
     settled = settled[np.isfinite(settled)]  # a run that diverged may end at infinity
     if len(settled):
         # A spike must not set the scale.
         axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)
+=======
+    # The 99th percentile, so that a spike does not set the scale.
+    axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)
+>>>>>>> 451d70b149196a93ab5be1f939cc2547e38f4b50
     axes.set_xlim(0, max(losses["iteration"].max() for losses in runs))
 
 
 def _curves_title(runs: pd.DataFrame, labels: pd.Series, is_delayed: pd.Series) -> str:
-    """The cost of delay, if the runs are pairs without delay and with it; else the run that ends
-    lowest. Empty if not all runs have finished, with equal lengths."""
+    """A title that states the cost of delay if the runs are pairs with and without it, and else
+    names the run that ends lowest.
+
+    Empty unless there are several runs, all finished and equally long."""
     all_finished = (runs["status"] == "finished").all() and runs["last_iteration"].nunique() == 1
     if not all_finished or len(runs) < 2:
         return ""
@@ -123,7 +131,7 @@ def _labels_and_colors(runs: pd.DataFrame, style: pd.Series) -> tuple[pd.Series,
 
 
 def _variant_labels(runs: pd.DataFrame) -> pd.Series:
-    """For each run the label of its method, and the settings that the variant adds."""
+    """For each run, the label of its method followed by the settings that its variant adds."""
     methods = runs["method"].map(lambda method: look_of(method).label)
     suffixes = [
         figure_label(variant.removeprefix(method))
@@ -155,7 +163,7 @@ def _costs_of_delay(runs: pd.DataFrame, is_delayed: pd.Series) -> str:
 def draw_all_targets(
     chosen: pd.DataFrame, path: Path, reference_stages: int = 1, marked: float | None = None
 ) -> list[Path]:
-    """Draw the slowdown at the largest number of stages against the target; gives the files
+    """Draw the slowdown at the largest number of stages against the target; returns the files
     written.
 
     The targets go from an early loss to the best final loss.
@@ -171,9 +179,9 @@ def draw_all_targets(
         UserError: no target gives a slowdown.
     """
     compared = with_reference(chosen, reference_stages)
-    most = compared.loc[~is_reference(compared, reference_stages), DEPTH].max()
-    ends = compared[compared[DEPTH].isin((most, reference_stages))]
-    ratios = _ratios_by_target(ends, most, reference_stages)
+    deepest = compared.loc[~is_reference(compared, reference_stages), DEPTH].max()
+    ends = compared[compared[DEPTH].isin((deepest, reference_stages))]
+    ratios = _ratios_by_target(ends, deepest, reference_stages)
     with new_figure(width=6.6, height=4.6) as figure:
         axes = figure.add_subplot()
         for method, points in ratios.groupby("method", sort=False):
@@ -185,23 +193,34 @@ def draw_all_targets(
         axes.axvline(line, color="black", linewidth=0.6, linestyle=":", label=label)
         axes.invert_xaxis()
         factor_axis(axes)
-        least = ratios.loc[ratios.groupby("target")["ratio"].idxmin(), "method"].value_counts()
+        least_slowed = ratios.groupby("target")["ratio"].idxmin()  # a row per target
+        wins = ratios.loc[least_slowed, "method"].value_counts()
         title = (
-            f"{look_of(least.index[0]).label}: least slowed down at {least.iloc[0]} of "
+            f"{look_of(wins.index[0]).label}: least slowed down at {wins.iloc[0]} of "
             f"{NUM_TARGETS} targets"
         )
-        y_label = f"slowdown at P = {most}"
+        y_label = f"slowdown at P = {deepest}"
         finish_panel(axes, "target training loss (nats)", y_label, title, columns=3)
-        caption = f"Slowdown at P = {most} against the target loss; a line ends where delay wins."
+        caption = (
+            f"Slowdown at P = {deepest} against the target loss; a line ends where delay wins."
+        )
         command = "brx slowdown RUNS --all-targets FIGURE"
         return save(figure, path, caption, command=command, details={"runs": list(ends.index)})
 
 
 def _ratios_by_target(ends: pd.DataFrame, most: int, reference_stages: int) -> pd.DataFrame:
-    """Slowdowns at each target; without lower bounds. UserError if there are none.
+    """Slowdowns at each target, without those that are only lower bounds.
 
-    ends: runs at P = `most` and at the reference."""
+    Args:
+        ends: runs at P = `most` and at P = `reference_stages`.
+        most: the largest number of stages.
+        reference_stages: P of the reference runs.
+
+    Raises:
+        UserError: there are none.
+    """
     losses_by_seed = [side_by_side(seeds) for seeds in by_experiment(ends)]
+    # The first target is the highest loss that an experiment has after a twentieth of its run.
     early_losses = [float(losses.iloc[len(losses) // 20].mean()) for losses in losses_by_seed]
     finals = ends[ends[DEPTH] == most].groupby("experiment")["train_loss"].mean()
     targets = np.linspace(max(early_losses), finals.min(), NUM_TARGETS)
@@ -216,7 +235,7 @@ def _ratios_by_target(ends: pd.DataFrame, most: int, reference_stages: int) -> p
 
 
 def draw_leaderboard(board: pd.DataFrame, delays: Sequence[str], path: Path) -> list[Path]:
-    """Draw final losses, a row per method and a point per delay; gives the files written.
+    """Draw final losses, a row per method and a point per delay; returns the files written.
 
     The method that is best under the longest delay is at the top.
 
@@ -270,22 +289,22 @@ STALENESS_PANELS = {
     "stage_rotated_sign_changes": "share of sign changes of the update\nin the eigenbasis",
     "stage_basis_angle": "angle that the eigenbasis turned\nat a refresh (degrees)",
 }
-"""The title of the panel of each metric that `logging.staleness_every` records."""
+"""The panel title of each metric that `logging.staleness_every` records."""
 
 
 class _Series(NamedTuple):
     """One metric of one run."""
 
     iterations: Array  # (T,)
-    by_stage: Array  # (T, stages), of the stages with delay; NaN for a missing number
+    by_stage: Array  # (T, stages that are shown); NaN where a number is missing
 
 
 def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
-    """Draw a panel per metric of staleness; gives the files written.
+    """Draw a panel per metric of staleness; returns the files written.
 
-    A line is the mean over the stages with delay (over all stages if none has delay). A single run
-    also has the range over its stages as a band. With several runs the bands would cover each
-    other. Their lines are means over `SMOOTHED` measurements, too.
+    A line is the mean over the stages with delay (over all stages if none has delay). With a single
+    run, a band shows the range over these stages. With several runs, the bands would cover each
+    other: there are none, and each line is a moving average over `SMOOTHED` measurements.
 
     Args:
         folders: runs, or folders of runs.
@@ -318,7 +337,7 @@ def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
 
 
 def _draw_metric(axes: Axes, series: _Series, style: dict[str, Any], *, with_range: bool) -> None:
-    """The mean over the stages: with the stages' range, or else smoothed."""
+    """Draw the mean over the stages: with their range as a band, or else as a moving average."""
     means = np.nanmean(series.by_stage, axis=1)
     if not with_range:
         axes.plot(series.iterations, _smoothed(means), **style)
@@ -330,7 +349,7 @@ def _draw_metric(axes: Axes, series: _Series, style: dict[str, Any], *, with_ran
 
 
 def _smoothed(values: Array) -> Array:
-    """Centred means over SMOOTHED measurements, over fewer at the ends."""
+    """Centred moving averages over SMOOTHED measurements, over fewer at the ends."""
     rolling = pd.Series(values).rolling(SMOOTHED, center=True, min_periods=1)
     return np.asarray(rolling.mean(), dtype=np.float64)
 
@@ -340,14 +359,12 @@ def _staleness_of(folder: Path) -> dict[str, _Series]:
     run = read_run(folder)
     records = read_staleness(run.path)
     delays = np.array([delay.tau for delay in run.delays])
-    is_shown = delays > 0 if delays.any() else delays == 0
+    is_shown = delays > 0
+    if not is_shown.any():
+        is_shown = np.full(len(delays), True)
     measures = {}
     for name in STALENESS_PANELS:
-        known = [
-            record
-            for record in records
-            if name in record and any(number is not None for number in record[name])
-        ]
+        known = [record for record in records if _has_number(record, name)]
         if known:
             measures[name] = _Series(
                 iterations=np.array([record["iteration"] for record in known], dtype=float),
@@ -358,3 +375,8 @@ def _staleness_of(folder: Path) -> dict[str, _Series]:
             f"{folder}: no staleness was measured; train with logging.staleness_every=100"
         )
     return measures
+
+
+def _has_number(record: dict[str, Any], name: str) -> bool:
+    """Whether a record has the metric for at least one stage."""
+    return name in record and any(number is not None for number in record[name])

@@ -48,11 +48,11 @@ SHIFT = 0.2
 SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
 MARKERS = "osD^v<>P*X"
 BARS = "Bars: 95 % intervals."
-FEWEST_POINTS = 3  # with fewer slowdowns, there is no panel of them
+FEWEST_POINTS = 3  # with fewer slowdowns, their panel is left out
 MOST_PARTS = 3  # a delay profile with more parts is not put into words
 NORM_LABEL = "Hessian (1,1)-norm / parameter"
 PREDICTORS = {"tau": "effective delay tau' (updates)", "product": "tau' x (1,1)-norm / parameter"}
-"""Columns of `profile_points`, each with the label of its axis."""
+"""Columns of `profile_points` that may predict a slowdown, each with its axis label."""
 TITLES = {  # by direction
     "dominant": "along the dominant eigenvector",
     "random": "along a random orthogonal direction",
@@ -62,8 +62,8 @@ TITLES = {  # by direction
 def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
     """Draw the (1,1)-norm per parameter in both coordinates, with 95 % intervals.
 
-    A tick is a method at a number of stages; its seeds are next to each other. `path` is without
-    suffix. Gives the files written."""
+    There is a tick for each method and number of stages, with its seeds next to each other. `path`
+    is without suffix. Returns the files written."""
     kinds = by_method_and_depth(results)
     with new_figure(width=max(COLUMN_WIDTH_IN, 1.0 * len(kinds) + 0.8)) as figure:
         axes = figure.subplots()
@@ -87,17 +87,19 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
 
 
 def _share_title(results: Sequence[NormResult]) -> str:
-    """The share of the norm that is left in rotated coordinates: the geometric mean over the seeds
-    of a method at a number of stages, or the range of these means.
+    """A title that says which share of the norm is left in rotated coordinates.
 
-    Empty if nothing was measured in both coordinates."""
+    The share is the geometric mean over the seeds of a method at a number of stages; with several
+    such means, the title has their range. It is empty if nothing was measured in both coordinates.
+    """
     shares = []
     for of_seeds in by_method_and_depth(results).values():
-        rotated = [result for result in of_seeds if result.space == "rotated"]
-        found = [shares_of_original(result, results) for result in rotated]
-        of_kind = [share for share, *_ in filter(None, found)]
-        if of_kind:
-            shares.append(geometric_mean(of_kind))
+        by_seed = []
+        for result in of_seeds:
+            if result.space == "rotated":
+                by_seed += shares_of_original(result, results)[:1]  # the first norm's share, if any
+        if by_seed:
+            shares.append(geometric_mean(by_seed))
     if not shares:
         return ""
     low = f"{min(shares):.2f}"
@@ -107,8 +109,8 @@ def _share_title(results: Sequence[NormResult]) -> str:
 
 
 def _draw_seeds(axes: Axes, alike: Sequence[NormResult], center: float) -> None:
-    """Norms of one method's seeds in the same coordinates, next to each other around x = `center`;
-    hollow in the original coordinates."""
+    """Draw the norms of one method's seeds in the same coordinates, next to each other around
+    x = `center`; hollow markers are the original coordinates."""
     for index, result in enumerate(alike):
         look = look_of(result.method)
         face = "white" if result.space == "original" else look.color
@@ -119,11 +121,11 @@ def _draw_seeds(axes: Axes, alike: Sequence[NormResult], center: float) -> None:
 def draw_strategy_norms(
     results: Sequence[NormResult], delays: StrategySlowdowns | None, path: Path
 ) -> list[Path]:
-    """Draw the norms in the coordinates of each strategy, and with `delays` a second panel: the
-    slowdowns against the norms.
+    """Draw the norms in the coordinates of each strategy. If `delays` is given, a second panel has
+    the slowdowns against the norms.
 
-    Bars are 95 % intervals, or the range over several seeds. `path` is without suffix. Gives the
-    files written."""
+    Bars are 95 % intervals for one seed, and the range for several. `path` is without suffix.
+    Returns the files written."""
     columns = 2 if delays else 1
     with new_figure(width=3.4, height=3.1, columns=columns) as figure:
         left, *right = figure.subplots(1, columns, squeeze=False)[0]
@@ -137,7 +139,7 @@ def draw_strategy_norms(
 
 
 def _draw_norms_by_strategy(axes: Axes, results: Sequence[NormResult]) -> None:
-    """A line per method and number of stages over the coordinates."""
+    """Draw a line per method and number of stages, with the strategies' coordinates along x."""
     kinds = by_method_and_depth(results)
     for index, ((method, num_stages), of_seeds) in enumerate(kinds.items()):
         norms = {}
@@ -166,8 +168,8 @@ def _draw_norms_by_strategy(axes: Axes, results: Sequence[NormResult]) -> None:
 
 
 def _over_seeds(of_seeds: Sequence[NormResult]) -> tuple[float, float, float]:
-    """The geometric mean of the norms per parameter, and their lowest and highest; for one seed,
-    its norm and interval."""
+    """The geometric mean, minimum and maximum of the seeds' norms per parameter; for a single seed,
+    its norm and the ends of its interval."""
     norms = [result.normalized for result in of_seeds]
     if len(norms) == 1:
         low, high = of_seeds[0].interval
@@ -178,13 +180,13 @@ def _over_seeds(of_seeds: Sequence[NormResult]) -> tuple[float, float, float]:
 def _draw_slowdown_by_norm(
     axes: Axes, results: Sequence[NormResult], delays: StrategySlowdowns
 ) -> None:
-    """A point per strategy: its slowdown, against its norm divided by the norm in the original
+    """Draw a point per strategy: its slowdown, against its norm divided by the norm in the original
     coordinates (geometric mean over the runs)."""
     for space, row in delays.items():
         shares = []
         for result in results:
             if result.space == space:
-                shares += shares_of_original(result, results)[:1]
+                shares += shares_of_original(result, results)[:1]  # the first norm's share, if any
         # The ratio is NaN if the reference never reaches the target.
         if shares and not pd.isna(row["ratio"]):
             _draw_strategy(axes, space, geometric_mean(shares), row)
@@ -199,9 +201,9 @@ def _draw_slowdown_by_norm(
 
 
 def _draw_strategy(axes: Axes, space: Space, share: float, row: Mapping[str, Any]) -> None:
-    """A strategy's point with its name; an arrow upwards is a lower bound.
+    """Draw a strategy's point with its name; a lower bound is a triangle that points up.
 
-    `row` is one of `StrategySlowdowns`."""
+    `row` is a value of `StrategySlowdowns`."""
     name = space.replace("-", "/")
     look = look_of(VARIANT_OF_SPACE[space])
     marker = look.marker
@@ -228,8 +230,9 @@ def draw_effective_delay(
 ) -> list[Path]:
     """Draw tau' as a share of the largest delay against P, and measured slowdowns against tau'.
 
-    `curves` has each run's measurement with its tau' by P. `points` are rows of `profile_points`;
-    fewer than FEWEST_POINTS are not drawn. `path` is without suffix. Gives the files written."""
+    `curves` pairs each measured norm with its tau' at each P. `points` are rows of
+    `profile_points`; fewer than FEWEST_POINTS are not drawn. `path` is without suffix. Returns the
+    files written."""
     shown = points if len(points) >= FEWEST_POINTS else points.iloc[:0]
     columns = 2 if len(shown) else 1
     with new_figure(height=3.6, columns=columns) as figure:
@@ -259,7 +262,7 @@ def _delays_text(result: NormResult, delays: Sequence[EffectiveDelay]) -> str:
 
 
 def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDelay]]]) -> None:
-    """A line per run over P, the mean where several runs have one label."""
+    """Draw a line over P for each label, the mean of the runs that share it."""
     rows = []
     for result, delays in curves:
         for one in delays:
@@ -299,7 +302,7 @@ def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDe
 
 
 def _label(result: NormResult) -> str:
-    """The method, its P, and the coordinates."""
+    """The method, the number of stages that it was trained with, and the coordinates."""
     return f"{look_of(result.method).label} (run at P = {result.num_stages}), {result.space}"
 
 
@@ -307,7 +310,7 @@ def draw_profiles(points: pd.DataFrame, path: Path) -> list[Path]:
     """Draw slowdowns under delay profiles, a panel per predictor in PREDICTORS.
 
     `points` are rows of `profile_points`. Colours are methods, markers are profiles, bars are 95 %
-    intervals. `path` is without suffix. Gives the files written."""
+    intervals. `path` is without suffix. Returns the files written."""
     methods = dict(iter(points.groupby("method", sort=False)))
     groups = {look_of(method).label: of_method for method, of_method in methods.items()}
     if len(methods) > 1:
@@ -322,7 +325,7 @@ def draw_profiles(points: pd.DataFrame, path: Path) -> list[Path]:
             for name, members in groups.items():
                 correlation = rank_correlation(members, predictor)
                 texts.append(f"{name} {correlation:.2f}")
-            # The last group is all of the points.
+            # The correlation of the last group: it holds all points.
             axes.set_title(f"rank correlation with the slowdown: {correlation:.2f}")
             lines.append(f"Spearman correlation with {title}: {', '.join(texts)}.")
         panels[0].set_ylabel("slowdown in iterations")
@@ -336,8 +339,9 @@ def draw_profiles(points: pd.DataFrame, path: Path) -> list[Path]:
 
 
 def profile_words(profile: str) -> str:
-    """A delay profile as text, such as `0 x 4, 8 x 4` (`profile_text`), in words: `8 in stages 5 to
-    8`. A profile of many different delays, or of a user's function, stays as it is."""
+    """Put a delay profile into words: `0 x 4, 8 x 4` (as `profile_text` writes it) becomes `8 in
+    stages 5 to 8`. A profile with many different delays, or of a user's function, stays as it is.
+    """
     parts = []
     first = 1
     for part in profile.split(", "):
@@ -361,7 +365,7 @@ def _markers_of(points: pd.DataFrame) -> dict[str, str]:
 
 
 def _name_profiles(axes: Axes, points: pd.DataFrame) -> None:
-    """Put markers (profiles) and colours (methods) into the legend, with empty lines."""
+    """Explain markers (profiles) and colours (methods) in the legend, by lines without points."""
     for profile, marker in _markers_of(points).items():
         label = profile_words(profile)
         axes.plot([], [], color="black", marker=marker, markersize=4, linestyle="none", label=label)
@@ -370,7 +374,7 @@ def _name_profiles(axes: Axes, points: pd.DataFrame) -> None:
 
 
 def _draw_profile_points(axes: Axes, points: pd.DataFrame, predictor: str) -> None:
-    """Slowdowns against a predictor, a column of `points`; arrows are lower bounds."""
+    """Draw slowdowns against a predictor, a column of `points`; arrows are lower bounds."""
     markers = _markers_of(points)
     # A point has no ratio if the reference never reaches the loss.
     for point in points[points["ratio"] > 0].to_dict("records"):
@@ -379,7 +383,7 @@ def _draw_profile_points(axes: Axes, points: pd.DataFrame, predictor: str) -> No
         is_bound = point["is_censored"]
         style = {"marker": markers[point["profile"]], "elinewidth": 0.8, "lolims": is_bound}
         if is_bound and not point["low"] > 0:
-            # A bound without an interval: its arrow has a length that means nothing.
+            # A bound without an interval. The length of its arrow means nothing.
             style["yerr"] = 0.15 * ratio
         draw_points(axes, point[predictor], ratio, ends, look_of(point["method"]), **style)
     axes.axhline(1.0, color="black", linewidth=0.5)
@@ -388,10 +392,11 @@ def _draw_profile_points(axes: Axes, points: pd.DataFrame, predictor: str) -> No
 
 
 def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
-    """Draw the updates along the two directions, a row per P.
+    """Draw the updates along the two directions, in a row of panels per P.
 
-    The first two panels have the projections of one checkpoint per method (`representative`), the
-    third the variances of all checkpoints. `path` is without suffix. Gives the files written."""
+    The first two panels have the projections at one checkpoint per method (`representative`), the
+    third has the variances at all checkpoints. `path` is without suffix. Returns the files written.
+    """
     stages = sorted({result.num_stages for result in results})
     with new_figure(width=2.6, height=0.9 + 1.5 * len(stages), columns=3) as figure:
         rows = figure.subplots(
@@ -426,7 +431,7 @@ def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
 def _draw_oscillation_row(
     row: Sequence[Axes], num_stages: int, by_method: Mapping[str, Sequence[Oscillation]]
 ) -> None:
-    """The three panels of one P."""
+    """Draw the three panels of one P."""
     shown = [representative(of_method) for of_method in by_method.values()]
     for axes, direction in zip(row[:2], DIRECTIONS, strict=True):
         for result in shown:
@@ -458,7 +463,8 @@ def _oscillation_texts(result: Oscillation) -> tuple[str, dict[str, str]]:
 def _draw_points_with_mean(
     axes: Axes, x: float, values: Sequence[float], style: Mapping[str, Any], *, is_above: bool
 ) -> None:
-    """Points in a column, with a bar at their geometric mean and its number above or below."""
+    """Draw points above each other, with a bar at their geometric mean, whose value is written
+    above the points or below them."""
     axes.plot([x] * len(values), values, linestyle="none", **style)
     mean = geometric_mean(values)
     if len(values) > 1:
@@ -475,14 +481,14 @@ def _draw_points_with_mean(
 
 
 def _draw_variances(axes: Axes, by_method: Mapping[str, Sequence[Oscillation]]) -> None:
-    """A point per measurement: filled along the dominant eigenvector, hollow along the random
-    direction. A bar is the geometric mean of several."""
+    """Draw a point per measurement: filled along the dominant eigenvector, hollow along the random
+    direction. A bar is the geometric mean of several measurements."""
     for index, (method, results) in enumerate(by_method.items()):
         _, color, marker = look_of(method)
         dominant = [result.dominant.variance for result in results]
         random = [result.random.variance for result in results]
         style: dict[str, Any] = {"color": color, "marker": marker, "ms": 5}
-        # Variances along the random direction are smaller, so their number is below the points.
+        # Variances along the random direction are smaller, so their mean is written below.
         _draw_points_with_mean(axes, index - 0.15, dominant, style, is_above=True)
         hollow = {**style, "markerfacecolor": "white"}
         _draw_points_with_mean(axes, index + 0.15, random, hollow, is_above=False)

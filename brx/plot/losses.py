@@ -10,29 +10,29 @@ from matplotlib.axes import Axes
 from brx.plot.style import draw_points, finish_panel, look_of, thin
 from brx.runs.frames import DEPTH, RATE, SEED, side_by_side, validation_loss
 
-THIN = 0.8  # width of the curve of one seed
-THICK = 1.5  # width of the mean over several seeds
+THIN = 0.8  # line width if a method has one seed
+THICK = 1.5  # line width of a mean over several seeds
 
 
 class Curve(NamedTuple):
     """One line of a panel."""
 
-    runs: pd.DataFrame  # its seeds, rows of `brx.runs.load`
+    runs: pd.DataFrame  # one run per seed, rows of `brx.runs.load`
     label: str
     style: dict[str, Any]  # keyword arguments of matplotlib's lines
 
 
 def curve_of(runs: pd.DataFrame, label: str | None = None, **style: Any) -> Curve:
-    """The curve of one method's runs in the method's colour; by default with its label, too."""
+    """The curve of one method's runs, in the method's colour and by default with its label."""
     look = look_of(runs["method"].iloc[0])
     return Curve(runs, label or look.label, {"color": look.color, **style})
 
 
 def draw_training_losses(axes: Axes, curves: Sequence[Curve], title: str = "") -> None:
-    """Training loss against iterations: the mean over seeds, and their range as a band.
+    """Draw training loss against iterations: the mean over seeds, with their range as a band.
 
-    The line is thin if there is one seed. A note in the corner says which curves have one seed or
-    were run at one learning rate."""
+    The line is thin if there is only one seed. A note in the corner says so, and also if curves
+    were run at only one learning rate."""
     for runs, label, style in curves:
         losses = thin(side_by_side(runs))
         width = THIN if len(losses.columns) == 1 else THICK
@@ -58,7 +58,8 @@ def draw_training_losses(axes: Axes, curves: Sequence[Curve], title: str = "") -
 
 
 def _few_text(curves: Sequence[Curve]) -> str:
-    """A line each about curves with one seed and curves with one learning rate; "" if none has."""
+    """A line about curves with one seed and a line about curves with one learning rate, each only
+    if there are such curves."""
     lines = []
     num_one_seed = len([curve for curve in curves if len(curve.runs) == 1])
     if num_one_seed == len(curves):
@@ -74,17 +75,17 @@ def _few_text(curves: Sequence[Curve]) -> str:
 
 
 def draw_validation(axes: Axes, curves: Sequence[Curve], title: str) -> None:
-    """Validation loss against iterations, the mean over seeds."""
+    """Draw validation loss against iterations, as the mean over seeds."""
     for runs, label, style in curves:
         axes.plot(side_by_side(runs, validation_loss).mean(axis="columns"), label=label, **style)
     finish_panel(axes, "iteration", "validation loss (nats)", title)
 
 
 def draw_against_time(axes: Axes, curves: Sequence[Curve], title: str) -> None:
-    """Training loss against training time: the mean over seeds, and their range as a band.
+    """Draw training loss against training time: the mean over seeds, with their range as a band.
 
-    All seeds get the time per iteration of the fastest one, because other work on the machine may
-    have slowed the rest down."""
+    All seeds are drawn with the time per iteration of the fastest one, because other work on the
+    machine may have slowed the rest down."""
     for runs, label, style in curves:
         losses = thin(side_by_side(runs))
         minutes = losses.index * runs["seconds_per_iteration"].min() / 60.0
@@ -96,9 +97,9 @@ def draw_against_time(axes: Axes, curves: Sequence[Curve], title: str) -> None:
 
 
 def _limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Set a range without the steep fall at the beginning and without spikes.
+    """Set a range of losses without the steep fall at the beginning and without spikes.
 
-    If panels share the range, all their curves fit in."""
+    If panels share their y axis, the range fits the curves of all of them."""
     losses = [side_by_side(curve.runs).to_numpy() for curve in curves]
     finite = [values[np.isfinite(values)] for values in losses]
     lowest = min(float(values.min()) for values in finite)
@@ -106,7 +107,7 @@ def _limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:
     usual = max(float(np.quantile(values, 0.75)) for values in finite)
     low = lowest - 0.05
     high = usual + max(0.1, 0.4 * (usual - lowest))
-    if not axes.get_autoscaley_on():  # a panel that shares this range has set it
+    if not axes.get_autoscaley_on():  # another panel on the same y axis has already set a range
         shared_low, shared_high = axes.get_ylim()
         low = min(low, shared_low)
         high = max(high, shared_high)
@@ -114,17 +115,18 @@ def _limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:
 
 
 def draw_final_losses(axes: Axes, runs: pd.DataFrame, best_of: Sequence[str]) -> None:
-    """Final training loss against P: a line per method, with bars for the range over seeds.
+    """Draw final training loss against P: a line per method, with bars for the range over seeds.
 
     Args:
         axes: the panel.
         runs: rows of `at_best_rates`.
-        best_of: methods that are drawn as one line: at each P, the mean over seeds of each seed's
-            best loss.
+        best_of: methods that share one line: at each P, the lowest loss of any of them for each
+            seed, averaged over the seeds.
     """
     is_rival = runs["method"].isin(best_of)
     if is_rival.any():
-        best = runs[is_rival].groupby([DEPTH, SEED])["train_loss"].min().groupby(DEPTH).mean()
+        best_by_seed = runs[is_rival].groupby([DEPTH, SEED])["train_loss"].min()
+        best = best_by_seed.groupby(DEPTH).mean()
         axes.plot(
             best.index,
             best,
@@ -145,14 +147,14 @@ def draw_final_losses(axes: Axes, runs: pd.DataFrame, best_of: Sequence[str]) ->
 
 
 def draw_rates(axes: Axes, scores: pd.DataFrame, color: Any) -> None:
-    """Final validation loss against the learning rate.
+    """Draw final validation loss against the learning rate.
 
-    The chosen rate is filled; rates at which a run diverged are crosses at the top.
+    The chosen rate has a filled marker; rates at which a run diverged are crosses at the top.
 
     Args:
         axes: the panel.
         scores: rows of `brx.runs.experiments.tried_rates` for one method and P.
-        color: the method's.
+        color: the method's colour.
     """
     style: dict[str, Any] = {"color": color, "marker": "o", "markersize": 4}
     is_failed = np.isinf(scores["score"])

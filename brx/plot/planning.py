@@ -44,21 +44,21 @@ UPDATE_COLOR = "#D62728"
 # P and M of the grid of `brx verdict`.
 STAGES = (2, 4, 8, 16, 32)
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-STRONGEST = 2.0  # |log2| of the ratio of times from which on the colour is full
+STRONGEST = 2.0  # the colour scale ends where |log2(ratio of times)| reaches this
 
 Grid = dict[tuple[int, int], Verdict | None]
 """A verdict by P and M; None if the model cannot be split in this way."""
 
 
 def draw_schedules(num_ranks: int, num_micro_batches: int, path: Path) -> list[Path]:
-    """Draw a synchronous and an asynchronous pipeline over time; gives the files written.
+    """Draw a synchronous and an asynchronous pipeline over time; returns the files written.
 
     Args:
         num_ranks: devices, with one stage each.
         num_micro_batches: micro-batches per update of the synchronous pipeline.
         path: the figure's path without suffix.
     """
-    last = 2 * num_micro_batches + 4 * num_ranks  # micro-batches that fill the window
+    last = 2 * num_micro_batches + 4 * num_ranks  # enough micro-batches to fill the window
     synchronous_actions = []
     asynchronous_actions = []
     for rank in range(num_ranks):
@@ -66,6 +66,7 @@ def draw_schedules(num_ranks: int, num_micro_batches: int, path: Path) -> list[P
         asynchronous_actions.append(list(asynchronous_1f1b(rank, num_ranks, 1, lambda: last)))
     synchronous = timeline(synchronous_actions)
     asynchronous = timeline(asynchronous_actions)
+    # Both panels show the time that the two synchronous steps take.
     window = max(entry.end for entry in chain.from_iterable(synchronous))
     idle = bubble_share(synchronous)
     idle_once_full = bubble_share(asynchronous, *steady_state(asynchronous))
@@ -91,7 +92,7 @@ def draw_schedules(num_ranks: int, num_micro_batches: int, path: Path) -> list[P
 
 
 def _name_colors(figure: Figure) -> None:
-    """A legend below all panels."""
+    """Draw a legend below all panels."""
     handles: list[Artist] = [
         Patch(color=FORWARD_COLOR, label="forward pass"),
         Patch(color=BACKWARD_COLOR, label="backward pass"),
@@ -102,7 +103,7 @@ def _name_colors(figure: Figure) -> None:
 
 
 def _draw_devices(axes: Axes, timed: Sequence[Sequence[Timed]], window: float, title: str) -> None:
-    """A row per device, the first one at the top."""
+    """Draw a row per device, the first one at the top."""
     axes.set_title(title, loc="left")
     num_ranks = len(timed)
     for rank, entries in enumerate(timed):
@@ -113,7 +114,7 @@ def _draw_devices(axes: Axes, timed: Sequence[Sequence[Timed]], window: float, t
 
 
 def _draw_row(axes: Axes, entries: Sequence[Timed], height: float, window: float) -> None:
-    """A device's actions that begin within the window, around y = `height`."""
+    """Draw the actions of a device that begin within the window, centred at y = `height`."""
     for entry in entries:
         if entry.start >= window:
             continue
@@ -144,9 +145,9 @@ def _draw_row(axes: Axes, entries: Sequence[Timed], height: float, window: float
 
 
 def _draw_delay(axes: Axes, entries: Sequence[Timed], num_ranks: int, window: float) -> None:
-    """The first stage's row with its weight versions, and an arrow from a forward pass to the
-    update that its gradient makes."""
-    micro_batch = num_ranks
+    """Draw the first stage's row with its weight versions, and an arrow from a forward pass to the
+    update with its gradient."""
+    micro_batch = num_ranks  # the first one with the full delay, P - 1
     tau = updates_between([entry.action for entry in entries], micro_batch)
     _draw_row(axes, entries, 0.0, window)
     by_action = {(entry.action.kind, entry.action.number): entry for entry in entries}
@@ -183,7 +184,7 @@ def _draw_delay(axes: Axes, entries: Sequence[Timed], num_ranks: int, window: fl
 
 
 def _frame(axes: Axes, window: float, num_rows: int) -> None:
-    """Ranges, without grid and without a line at the left."""
+    """Set the ranges, and remove the grid and the left spine."""
     axes.set(xlim=(0, window), ylim=(-0.6, num_rows - 0.4))
     axes.grid(False)
     axes.spines["left"].set_visible(False)
@@ -208,15 +209,15 @@ def grid(measurements: Measurements, ask: Callable[[int, int], Question]) -> Gri
 def draw_verdict(
     cells: Grid, path: Path, measurements: Measurements, run: PlannedRun | None = None
 ) -> list[Path]:
-    """Draw the verdicts for every P and M; gives the files written.
+    """Draw the verdicts for every P and M; returns the files written.
 
-    Left: the ratio of times, P by M. Right: at the largest P, slowdowns and the slowdowns at which
-    both sides would take equally long.
+    Left: the ratio of times, P by M. Right: the slowdowns at the largest P, and the slowdowns at
+    which both sides would take equally long.
 
     Args:
-        cells: of `grid`; at least one verdict.
+        cells: what `grid` returned, with at least one verdict.
         path: the figure's path without suffix.
-        measurements: what the verdicts are from.
+        measurements: the times and slowdowns behind the verdicts.
         run: the planned run, if there is one, for its units.
     """
     verdicts = [verdict for verdict in cells.values() if verdict is not None]
@@ -248,7 +249,7 @@ def draw_verdict(
 
 
 def _draw_grid(axes: Axes, cells: Grid) -> None:
-    """A cell per P and M, coloured by the ratio of times."""
+    """Draw a cell per P and M, coloured by the ratio of times."""
     stages = sorted({num_stages for num_stages, _ in cells})
     micro_batches = sorted({num_micro_batches for _, num_micro_batches in cells})
     ratios = np.full((len(stages), len(micro_batches)), np.nan)  # log2; NaN has no colour
@@ -272,7 +273,7 @@ def _draw_grid(axes: Axes, cells: Grid) -> None:
 
 
 def _grid_title(verdicts: Sequence[Verdict]) -> str:
-    """How often each side is faster."""
+    """A title that says how often each side is faster."""
     bests = [verdict.best_of_each for verdict in verdicts]
     decided = [best for best in bests if best is not None and not best.is_open]
     ties = [best for best in decided if best.is_tie]
@@ -298,7 +299,7 @@ def _cell(verdict: Verdict) -> str:
 
 
 def _break_even_points(verdicts: Sequence[Verdict]) -> pd.DataFrame:
-    """A row per method and M: its slowdown, and the slowdown at which both sides are equally
+    """A row per method and M, with its slowdown and the slowdown at which both sides are equally
     fast."""
     points = []
     for verdict in verdicts:
@@ -312,7 +313,7 @@ def _break_even_points(verdicts: Sequence[Verdict]) -> pd.DataFrame:
 
 
 def _draw_break_even(axes: Axes, verdicts: Sequence[Verdict]) -> None:
-    """Slowdowns against M at one P, each method with its break-even."""
+    """Draw slowdowns against M at one P, each method with its break-even."""
     verdicts = sorted(verdicts, key=lambda verdict: verdict.question.num_micro_batches)
     counts = [verdict.question.num_micro_batches for verdict in verdicts]
     for method, points in _break_even_points(verdicts).groupby("method"):

@@ -25,7 +25,8 @@ from brx.errors import UserError
 from brx.files import replacing, write_json, write_text
 from brx.names import figure_label
 
-logging.getLogger("fontTools").setLevel(logging.ERROR)  # it warns of the dates of fonts in a PDF
+# fontTools warns about the dates of fonts when matplotlib writes a PDF.
+logging.getLogger("fontTools").setLevel(logging.ERROR)
 
 # Most are from the palettes of Okabe & Ito and of Paul Tol. Colour-blind readers can tell all of
 # them apart.
@@ -65,8 +66,8 @@ GROUP_COLORS = (_BLUE, _RED, GREY)
 
 COLUMN_WIDTH_IN = 3.4  # inches
 DPI = 200
-# The formats of a figure, each with the metadata that would differ from one day, or from one
-# version of matplotlib, to the next.
+# The formats of a figure, each with the metadata key that changes from day to day, or with the
+# version of matplotlib. `save` leaves it out, so that the same figure gives the same bytes.
 VARYING_METADATA = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}
 SHORT_LABEL = 10  # characters; a legend of such labels has room for two columns under a panel
 
@@ -97,12 +98,12 @@ METHOD_LOOKS = {
 
 
 def look_of(method: str) -> Look:
-    """A method's look; methods that have none are red circles with their own name."""
+    """A method's look. Methods without an entry are red circles with their own name."""
     return METHOD_LOOKS.get(method, Look(figure_label(method), _RED, "o"))
 
 
 def method_colors(methods: Iterable[str]) -> dict[str, str]:
-    """A colour per method: a known method's own colour, and for the others the remaining colours.
+    """A colour per method: known methods have their own, and others get the remaining colours.
 
     The first twelve are all different. A method that brx does not know keeps its colour as long as
     the methods before it stay the same."""
@@ -117,7 +118,7 @@ def method_colors(methods: Iterable[str]) -> dict[str, str]:
 
 
 def sequence_color(place: int, count: int) -> tuple[float, float, float, float]:
-    """The colour of number `place` of `count` ordered things, light to dark.
+    """The colour of item `place` (from 0) of `count` ordered items, light to dark.
 
     Colour-blind readers can tell the colours apart."""
     position = 0.1 + 0.85 * place / max(1, count - 1)
@@ -126,12 +127,12 @@ def sequence_color(place: int, count: int) -> tuple[float, float, float, float]:
 
 
 def shade(color: str, place: int, count: int) -> tuple[float, float, float]:
-    """The shade of a method's colour for number `place` of `count` ordered things, light to
+    """The shade of a method's colour for item `place` (from 0) of `count` ordered items, light to
     dark."""
-    # From three fifths of white to half of black.
-    towards = -0.6 + 1.1 * place / max(1, count - 1)
-    end = 1.0 if towards < 0 else 0.0
-    red, green, blue = (part + abs(towards) * (end - part) for part in to_rgb(color))
+    # From -0.6 (60 % of white mixed in) to 0.5 (50 % of black mixed in).
+    mix = -0.6 + 1.1 * place / max(1, count - 1)
+    end = 1.0 if mix < 0 else 0.0
+    red, green, blue = (part + abs(mix) * (end - part) for part in to_rgb(color))
     return red, green, blue
 
 
@@ -144,7 +145,13 @@ def line_style(*, is_delayed: bool) -> str | tuple[int, tuple[float, float]]:
 def new_figure(
     width: float = COLUMN_WIDTH_IN, height: float = 2.4, columns: int = 1
 ) -> Iterator[Figure]:
-    """A figure in the common style, closed at the end; sizes in inches."""
+    """A figure in the common style, closed when the block ends.
+
+    Args:
+        width: the width of one column, in inches.
+        height: the height of the whole figure, in inches.
+        columns: the number of columns.
+    """
     settings: Any = {
         "font.size": 8,
         "axes.titlesize": 8,
@@ -170,8 +177,8 @@ def new_figure(
 
 
 def legend_below(axes: Axes, columns: int = 1) -> None:
-    """Put the legend under the panel, below the axis' ticks and label."""
-    # The padding is in font sizes: room for the ticks and the label.
+    """Put the legend under the panel, below the ticks and label of the x axis."""
+    # The padding, in units of the font size, leaves room for the ticks and the label.
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.0, ncols=columns)
 
 
@@ -182,11 +189,11 @@ def draw_points(
 
     Args:
         axes: the panel.
-        x: of the points.
-        y: of the points.
+        x: a number, or an array with one number per point.
+        y: the same for the y axis.
         ends: low and high ends of the bars; no bars are drawn if a low end is NaN.
-        look: the method's.
-        style: keyword arguments of `Axes.errorbar`, in place of the usual ones.
+        look: the method's look.
+        style: keyword arguments of `Axes.errorbar` that replace the usual ones.
     """
     low, high = ends
     bars = None if np.isnan(low).any() else np.reshape([y - low, high - y], (2, -1))
@@ -201,8 +208,8 @@ def draw_points(
 
 
 def factor_axis(axes: Axes) -> None:
-    """A logarithmic y axis of factors near 1, with plain numbers at 1, 2, 3, 5 and their multiples
-    of 10."""
+    """Make the y axis logarithmic, for factors near 1: with plain numbers at 1, 2, 3, 5 and at
+    these times powers of 10."""
     axes.set_yscale("log")
     axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
@@ -225,7 +232,7 @@ def finish_panel(
 
 
 def say_not_run(axes: Axes, title: str) -> None:
-    """An empty panel with a title, which says that its experiments were not run."""
+    """Draw an empty panel with a title and a note that its experiments were not run."""
     axes.set_title(title)
     axes.tick_params(bottom=False, left=False, labelbottom=False)
     axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes, color="grey")
@@ -234,7 +241,7 @@ def say_not_run(axes: Axes, title: str) -> None:
 def thin(losses: pd.DataFrame, most: int = 300) -> pd.DataFrame:
     """At most `most` evenly spread rows, including the first and the last.
 
-    Losses are means over 2 % of a run, so 300 points are six per such window."""
+    Losses are means over 2 % of a run, so that 300 points are six per such window."""
     return losses.iloc[thin_rows(len(losses), most)]
 
 
@@ -252,15 +259,15 @@ def save(
     command: str = "",
     details: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Write a figure in several formats; gives the files written.
+    """Write a figure in several formats; returns the files written.
 
-    They are PATH.png, .pdf, .svg, .txt (caption and command), and with details .json, in this
-    order. The same figure gives the same bytes.
+    They are PATH.png, PATH.pdf, PATH.svg, PATH.txt (caption and command) and, if there are details,
+    PATH.json, in this order. The same figure gives the same bytes.
 
     Args:
-        figure: of `new_figure`.
+        figure: a figure from `new_figure`.
         path: the path without suffix.
-        caption: a text.
+        caption: what the figure shows, one or several lines.
         command: the command that draws the figure.
         details: what it was drawn from, such as the runs, and what was missing.
 
@@ -303,4 +310,5 @@ def _fix_layout(figure: Figure) -> None:
         return
     layout.execute(figure)
     with mpl.rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
-        figure.set_layout_engine(None)  # "none" would keep one, for which savefig draws twice
+        # "none" instead of None would keep a placeholder engine, for which savefig draws twice.
+        figure.set_layout_engine(None)

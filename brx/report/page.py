@@ -1,5 +1,5 @@
-"""One HTML file with everything in it: findings, figures, tables, runs, and the library that draws
-the runs' curves."""
+"""One self-contained HTML file: findings, figures, tables, runs, and the JavaScript library that
+draws the runs' curves."""
 
 import base64
 import gzip
@@ -85,7 +85,8 @@ class Drawing(NamedTuple):
 
     @property
     def across(self) -> int:
-        """How many panels of the usual width it has in a row; with more, it needs more room."""
+        """How many panels of the usual width fit into the drawing's width; the page gives more room
+        to a drawing with more of them."""
         return max(1, round(self.width / (PANEL_IN * 72)))
 
     @property
@@ -95,7 +96,7 @@ class Drawing(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """Claims and figures on the page."""
+    """The claims and figures that the page shows."""
 
     is_own: bool  # the page is about somebody's own runs, not about the paper
     opening: Sequence[Drawing]  # figures of somebody's own runs
@@ -112,8 +113,8 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
         experiments: the runs.
         figure_folders: where commands drew figures. The paper's figures are taken from there if
             they show these runs as they are now, and drawn anew if not. Other figures are shown as
-            they are. If two folders have figures of one name, the first folder's is taken.
-        path: of the HTML file.
+            they are. If two folders have a figure of the same name, the first folder's is taken.
+        path: where to write the HTML file.
 
     Raises:
         UserError: an optional package is missing, or a file in `figure_folders` is no figure.
@@ -158,7 +159,8 @@ def contents_of(experiments: Experiments, figure_folders: Sequence[Path]) -> Con
 
 
 def _template_values(experiments: Experiments, contents: Contents) -> dict[str, Any]:
-    """The values of the template's names. `later` is packed, and unpacked by the browser."""
+    """The values that the template (template/page.html) uses, by name. Those in `later` are
+    compressed, and the browser unpacks them."""
     further = [drawing for drawing in contents.drawings if drawing.name not in HEADLINES]
     sections = sections_of(
         is_own=contents.is_own,
@@ -232,7 +234,7 @@ def sections_of(
 def other_drawings(folders: Sequence[Path]) -> list[Drawing]:
     """Figures that other commands drew: SVG files, each with its caption in a .txt file next to it.
 
-    If two folders have figures of one name, the first folder's is taken."""
+    If two folders have a figure of the same name, the first folder's is taken."""
     images: dict[str, Path] = {}
     for folder in folders:
         for image in sorted(folder.glob("*.svg")):
@@ -246,7 +248,7 @@ def other_drawings(folders: Sequence[Path]) -> list[Drawing]:
 
 
 def _packed(content: Any) -> str:
-    """As JSON, compressed, in base64."""
+    """A value as JSON, compressed by gzip and written in base64."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode("ascii")
 
@@ -256,7 +258,7 @@ def paper_drawings(
 ) -> tuple[list[Drawing], list[str]]:
     """The paper's figures that have runs, and a line for each figure that has none.
 
-    A figure is taken from `folders` if it shows these runs as they are now, else it is drawn."""
+    A figure is taken from `folders` if it shows these runs as they are now, and drawn if not."""
     drawn = []
     undrawn = []
     with tempfile.TemporaryDirectory(prefix="brx-report-") as scratch:
@@ -285,10 +287,10 @@ def _is_of(path: Path, experiments: Experiments) -> bool:
 
 
 def _read_drawing(image: Path) -> Drawing:
-    """An SVG, and the caption in the .txt file next to it.
+    """Read an SVG, and its caption from the .txt file next to it.
 
     Raises:
-        UserError: it is no SVG of a known size.
+        UserError: the file is not an SVG with a size in points.
     """
     svg = image.read_text(encoding="utf-8", errors="replace")
     sizes = re.findall(r' (width|height)="(\d+(?:\.\d+)?)pt"', svg[:2000])
@@ -303,7 +305,7 @@ def _read_drawing(image: Path) -> Drawing:
 def own_curves(chosen: pd.DataFrame) -> list[Drawing]:
     """A figure of training losses, one seed per experiment; no figure if there are no losses.
 
-    It shows the largest set of experiments that compare.
+    It shows the largest set of experiments that can be compared with each other.
 
     Args:
         chosen: runs at the best learning rates.
@@ -326,13 +328,13 @@ def page_tables(
     Args:
         experiments: the runs.
         claims: the table of the paper's claims, if it is to be shown.
-        opens_with_runs: the tables of the experiments come first.
+        opens_with_runs: whether the three tables about every experiment come first.
     """
     tables = [] if claims is None else [PageTable("claims", TABLES["claims"].title, claims)]
     for name, table in TABLES.items():
         if name == "claims":
             continue
-        asked = experiments.fresh()
+        asked = experiments.fresh()  # its `missing` is about this table alone
         with suppress(UserError):  # there are no rows
             tables.append(PageTable(name, table.title, table.make(asked), list(asked.missing)))
 
@@ -363,11 +365,11 @@ def _experiment_tables(experiments: Experiments) -> list[PageTable]:
 
 
 def provenance(runs: pd.DataFrame) -> list[tuple[str, list[str]]]:
-    """How the runs were made: headings, each with a line per distinct value and its number of
-    runs."""
+    """How the runs were made: headings, each with a line per distinct value and the number of runs
+    that have it."""
     dates = runs["finished_at"].dropna().sort_values().tolist() if "finished_at" in runs else []
 
-    # A list of dictionaries, because pandas takes tens of microseconds for each value of a row.
+    # A list of dictionaries, because pandas takes tens of microseconds to look up a value of a row.
     rows = runs.to_dict("records")
     version_columns = [key for key in runs.columns if "versions." in key]
 
@@ -400,14 +402,14 @@ def provenance(runs: pd.DataFrame) -> list[tuple[str, list[str]]]:
 
 def _is_known(value: Any) -> bool:
     """Whether a value of a frame is neither None nor NaN."""
-    return value is not None and value == value
+    return value is not None and value == value  # NaN differs from itself
 
 
 def _counted(
     runs: list[dict[str, Any]],
     text: Callable[[dict[str, Any]], object],
 ) -> list[str]:
-    """The distinct texts of runs with their numbers of runs, the most frequent first."""
+    """The distinct texts of runs, each with its number of runs, the most frequent first."""
     texts = (
         pd.Series([text(run) for run in runs], dtype=object)
         .fillna("unknown")
@@ -442,7 +444,7 @@ def run_entries(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[dict[str, Any]
     dashes = _dashes_by_variant(ordered["variant"])
     texts: dict[str, str] = {}
     entries = []
-    # A list of dictionaries, because pandas takes tens of microseconds for each value of a row.
+    # A list of dictionaries, because pandas takes tens of microseconds to look up a value of a row.
     for path, row in zip(ordered.index, ordered.to_dict("records"), strict=True):
         read = read_run(Path(str(path)))
         settings = _settings_text(read, texts)
@@ -451,8 +453,8 @@ def run_entries(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[dict[str, Any]
 
 
 def _dashes_by_variant(variants: pd.Series) -> dict[str, str]:
-    """A line style for each variant. The variants of a method have different ones; after
-    `len(DASHES)` variants they repeat."""
+    """A line style for each variant. Variants of the same method have different styles, which
+    repeat after `len(DASHES)` variants."""
     dashes: dict[str, str] = {}
     num_of_method: Counter[str] = Counter()
     for variant in variants.unique():
@@ -464,12 +466,12 @@ def _dashes_by_variant(variants: pd.Series) -> dict[str, str]:
 
 def _settings_text(
     run: Run,
-    texts: dict[str, str],  # sections that have been written already, by their content
+    texts: dict[str, str],  # the YAML of sections that other runs had, by content; extended here
 ) -> str:
     """The settings that are not defaults, as YAML.
 
-    Most sections are equal in many runs, and PyYAML takes milliseconds for the sections of one
-    run."""
+    The YAML of a section is kept in `texts`, because most sections are equal in many runs and
+    PyYAML takes milliseconds to write those of one run."""
     text = ""
     for section, values in trajectory_of(run.config, with_defaults=False).items():
         content = f"{section} {values!r}"
@@ -480,8 +482,8 @@ def _settings_text(
 
 
 def comparable_selection(chosen: pd.DataFrame) -> dict[str, str]:
-    """The values of facets that are selected when the page opens: the deepest pipeline, and there
-    the most frequent model, and the length and data that most runs of this model have."""
+    """The values of facets that are selected when the page opens: the deepest pipeline, its most
+    frequent model, and the length and data that most of that model's runs have."""
     if chosen.empty:
         return {}
     deepest = chosen[chosen[DEPTH] == chosen[DEPTH].max()]
@@ -497,7 +499,7 @@ def comparable_selection(chosen: pd.DataFrame) -> dict[str, str]:
 
 
 def _base(variant: str) -> str:
-    """The method of a variant."""
+    """The method of a variant: `basis-rotation` for `basis-rotation 2nd/unilateral`."""
     return variant.partition(" ")[0]
 
 
@@ -528,7 +530,8 @@ def _by_method(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _origins(runs: pd.DataFrame) -> pd.Series:
-    """Data and trajectory version; losses of runs that differ in them do not compare."""
+    """Each run's data and trajectory version. Losses of runs that differ in them cannot be
+    compared."""
     # A run without a summary has no trajectory version.
     versions = runs["trajectory_version"].astype("Int64").astype(str).fillna("unknown")
     return runs["data_fingerprint"].fillna("unknown").str[:8] + ", version " + versions
@@ -576,8 +579,8 @@ def _cell(value: float, digits: int) -> str:
 
 
 def _curves(run: Run) -> dict[str, list[float | None]]:
-    """Series for the chart, rounded. A loss that is not finite is null, because JSON has no such
-    numbers."""
+    """Series for the chart, rounded. A loss that is not finite is None, because JSON has no NaN and
+    no infinity."""
     iterations = run.iterations[run.centres]
     shown = thin_rows(len(iterations), MOST_POINTS)
     train_iterations = iterations[shown]
@@ -599,13 +602,14 @@ def _minutes_at(
     if len(run.iterations) == 0:
         return np.full(len(iterations), np.nan)
     places = np.searchsorted(run.iterations, iterations)
-    places = np.minimum(places, len(run.iterations) - 1)
+    places = np.minimum(places, len(run.iterations) - 1)  # for iterations after the last loss
     is_there = run.iterations[places] == iterations
     minutes: NDArray[np.float64] = np.where(is_there, run.seconds[places] / 60, np.nan)
     return minutes
 
 
 def _rounded(values: NDArray[np.float64], digits: int) -> list[float | None]:
+    """Rounded numbers, with None in place of those that are not finite."""
     if np.isfinite(values).all():
         return [round(value, digits) for value in values.tolist()]
     return [round(value, digits) if np.isfinite(value) else None for value in values.tolist()]

@@ -1,7 +1,7 @@
-"""The quadratic over angles and delays: slowdown and the Hessian's (1,1)-norm.
+"""The quadratic at many angles and delays: slowdown, and the (1,1)-norm of the Hessian.
 
 Theorem 2.3 bounds the cost of delay by tau times this norm. A rotation of the eigenvectors changes
-the norm and nothing else."""
+the norm and leaves the eigenvalues as they are."""
 
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
@@ -24,11 +24,11 @@ from brx.toy.quadratic import (
 class SweepConfig(QuadraticSection):
     """Adam on the quadratic at every angle, momentum and delay, from many starts."""
 
-    # beta1; each has a sweep over angles and delays.
+    # Values of beta1. Each has its own sweep over angles and delays.
     momenta: list[Annotated[float, Field(ge=0, lt=1)]] = Field(min_length=1)
     angles_degrees: list[float] = Field(min_length=2)  # between eigenvectors and coordinates
     delays: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)  # tau, in updates
-    distance: float = Field(gt=0)  # of the starts from the optimum, in random directions
+    distance: float = Field(gt=0)  # from the starts to the optimum, in random directions
     starts: int = Field(ge=1)  # number of starts
 
     @model_validator(mode="after")
@@ -38,20 +38,20 @@ class SweepConfig(QuadraticSection):
 
 
 class SweepResult(NamedTuple):
-    """Norms and numbers of updates."""
+    """The Hessian's norm at each angle, and the number of updates that each descent needed."""
 
     config: SweepConfig
-    # At each angle sum |H_ij| over its minimum over rotations, which is the sum of the eigenvalues
-    # (angles,).
+    # (angles,): sum |H_ij|, divided by the sum of the eigenvalues, which is its minimum over all
+    # rotations.
     norms: Array
-    # Updates to the target (momenta, 1 + delays, angles, starts); the first ones are without delay.
-    # Infinite if a start never arrives.
+    # (momenta, 1 + delays, angles, starts): updates until the target loss; infinite if a start
+    # never arrives. Index 0 of the second axis is without delay.
     updates: Array
 
     @property
     def slowdowns(self) -> Array:
-        """Median over the starts of updates with delay over updates without (momenta, delays,
-        angles).
+        """(momenta, delays, angles): updates with delay divided by updates without, the median over
+        the starts.
 
         Infinite where more than half of the starts never arrive. Starts that do not arrive even
         without delay are left out."""
@@ -109,12 +109,12 @@ def run_sweep(config: SweepConfig) -> SweepResult:
 
 
 def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
-    """Draw two panels per momentum and save the figure; gives the files written.
+    """Draw two panels per momentum and save the figure; returns the files written.
 
     Top: slowdown and the (1,1)-norm against the angle. Bottom: slowdown against tau x norm.
 
     Args:
-        result: of `run_sweep`.
+        result: what `run_sweep` returned.
         path: the figure's path without suffix.
     """
     num_momenta = len(result.config.momenta)
@@ -132,7 +132,7 @@ def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
 
 
 def _draw_momentum(top: Axes, bottom: Axes, result: SweepResult, momentum: int) -> None:
-    """Both panels of a momentum, by its index."""
+    """Draw both panels of a momentum, an index into `config.momenta`."""
     delays = result.config.delays
     angles = result.config.angles_degrees
     # Lines have gaps where a slowdown is infinite.
@@ -154,7 +154,7 @@ def _draw_momentum(top: Axes, bottom: Axes, result: SweepResult, momentum: int) 
     factor_axis(top)
     bottom.set(xscale="log", xlabel="$\\tau \\times$ (1,1)-norm / its minimum")
     bottom.xaxis.set_major_formatter("{x:g}")
-    # A log scale is impossible without a finite value.
+    # A log scale needs at least one finite value.
     if np.isfinite(slowdowns).any():
         factor_axis(bottom)
 

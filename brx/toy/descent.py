@@ -1,4 +1,4 @@
-"""Adam and AdaSGD under delay, on many points at once; used by all toy landscapes."""
+"""Adam and AdaSGD under delay, from many points at once; used by all toy landscapes."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ COLORS = {"AdaSGD": "#0072B2", "Adam": "#E69F00"}
 class ToySection(Section):
     """Settings that every landscape has.
 
-    The files in configs/toy say which values are the paper's, and why the others were chosen."""
+    The files in configs/toy say which values the paper states, and why the others were chosen."""
 
     lr: float = Field(gt=0)
     beta2: float = Field(ge=0, lt=1)
@@ -32,7 +32,7 @@ class ToySection(Section):
 
 
 class State(NamedTuple):
-    """Points and their moments after an update, each (..., 2)."""
+    """Points and their moments after an update, three arrays (..., 2)."""
 
     point: Array
     exp_avg: Array
@@ -41,18 +41,19 @@ class State(NamedTuple):
 
 @dataclass
 class DelayedAdam:
-    """Adam on many points (..., 2) at once, which do not affect each other:
+    """Adam from many points (..., 2) at once, which do not affect each other:
 
         w(t) = w(t-1) - update(gradient(w(t-1-tau)))
 
-    With `one_size` it is AdaSGD (Wang & Wiens 2020, arXiv:2006.16541): the second moment averages
-    the squared gradient's mean over the coordinates, so that all coordinates have one step size."""
+    With `one_size` it is AdaSGD (Wang & Wiens 2020, arXiv:2006.16541): the squared gradient is
+    averaged over the coordinates before it enters the second moment, so that all coordinates have
+    the same step size."""
 
     gradient: Callable[[Array], Array]
     lr: float
     beta1: float
     beta2: float
-    recent: list[Array]  # the last tau + 1 points, the newest last; at first all are the start
+    recent: list[Array]  # the last tau + 1 points, the newest last; all equal at the start
     exp_avg: Array | float = 0.0
     exp_avg_sq: Array | float = 0.0
     step: Array | int = 0  # updates made so far: one number, or one per point (..., 1)
@@ -60,13 +61,13 @@ class DelayedAdam:
     trace: list[State] | None = None  # if given, every update appends its state
 
     def update(self) -> Array:
-        """Update every point once; gives the new points (..., 2)."""
-        slope = self.gradient(self.recent[0])  # at the weights of tau updates ago
-        square = slope**2
+        """Update every point once; returns the new points (..., 2)."""
+        gradient = self.gradient(self.recent[0])  # at the points of tau updates ago
+        square = gradient**2
         if self.one_size:
             square = square.mean(-1, keepdims=True)
         self.step = self.step + 1
-        self.exp_avg = self.beta1 * self.exp_avg + (1.0 - self.beta1) * slope
+        self.exp_avg = self.beta1 * self.exp_avg + (1.0 - self.beta1) * gradient
         self.exp_avg_sq = self.beta2 * self.exp_avg_sq + (1.0 - self.beta2) * square
         mean = self.exp_avg / (1.0 - self.beta1**self.step)
         root = np.sqrt(self.exp_avg_sq / (1.0 - self.beta2**self.step)) + EPS
@@ -76,12 +77,13 @@ class DelayedAdam:
         return self.recent[-1]
 
     def updates_until(self, has_arrived: Callable[[Array], NDArray[np.bool_]], most: int) -> Array:
-        """Update until all points have arrived; gives the number of updates that each needed (...).
+        """Update until all points have arrived; returns the number of updates that each of them
+        needed (...).
 
         It is infinite for points that have not arrived after `most` updates.
 
         Args:
-            has_arrived: whether each of the points (..., 2) has arrived (...).
+            has_arrived: takes points (..., 2), and says for each whether it has arrived (...).
             most: the largest number of updates.
         """
         needed = np.full(self.recent[-1].shape[:-1], np.inf)
@@ -94,7 +96,7 @@ class DelayedAdam:
 
 
 def kept(values: Iterable[float | None], digits: int | None) -> list[float | None]:
-    """Numbers as they are written to a file: rounded, and None if not finite.
+    """Numbers as a file holds them: rounded, and None if they are not finite.
 
     Args:
         values: numbers, or None.
@@ -110,8 +112,9 @@ def kept(values: Iterable[float | None], digits: int | None) -> list[float | Non
 
 
 def slowdown_ratios(plain: Array, delayed: Array) -> Array:
-    """Updates with delay over updates without, for each start.
+    """Updates with delay divided by updates without, for each start.
 
-    NaN if the start never arrives without delay, infinite if it never arrives with delay only."""
+    Infinite if the start arrives without delay but never with it; NaN if it never arrives without
+    delay."""
     arrives = np.isfinite(plain)
     return np.where(arrives, delayed / np.where(arrives, plain, 1.0), np.nan)

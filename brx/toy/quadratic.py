@@ -1,7 +1,7 @@
 """A quadratic whose eigenvectors are at an angle to the coordinates, with and without delay.
 
-This is the paper's first toy landscape. Adam scales the gradient by a diagonal matrix. That fits
-the Hessian if the eigenvectors are the axes. If they are not, delay costs Adam more."""
+This is the paper's first toy landscape. Adam scales the gradient by a diagonal matrix, which fits
+the Hessian if its eigenvectors are the axes. If they are not, delay costs Adam more."""
 
 import math
 from collections.abc import Sequence
@@ -32,14 +32,15 @@ COMPARISONS: list[tuple[OptimizerName, bool]] = [
     ("AdaSGD", False),
     ("Adam", False),
 ]
-"""Optimizer, and whether the eigenvectors are the axes; each runs with delay and without."""
+"""Pairs of an optimizer and whether the eigenvectors are the axes. Each runs with delay and
+without."""
 
 
 class QuadraticSection(ToySection):
     """Settings of everything that descends a quadratic."""
 
     target: float = Field(gt=0)  # the loss at which a run has converged
-    # The dominant one first.
+    # The dominant eigenvalue comes first.
     eigenvalues: list[Annotated[float, Field(gt=0)]] = Field(min_length=2, max_length=2)
 
     def check_loss(self, key: str, loss: float) -> None:
@@ -78,7 +79,7 @@ def rotation(degrees: float) -> Array:
 
 
 def quadratic_hessians(eigenvalues: Sequence[float], angles_degrees: Sequence[float]) -> Array:
-    """Q diag(eigenvalues) Q^T at each angle (A, 2, 2)."""
+    """The Hessians Q diag(eigenvalues) Q^T (A, 2, 2), with Q = `rotation` of each angle."""
     bases = np.stack([rotation(angle) for angle in angles_degrees])
     hessians: Array = np.einsum("aij,j,akj->aik", bases, np.array(eigenvalues), bases)
     return hessians
@@ -101,10 +102,10 @@ def descend(
 ) -> Array:
     """Adam (or AdaSGD, with `one_size`) on A quadratics from S starts each.
 
-    Gives the number of updates that each start needs to reach the target loss (A, S); infinite if
-    it never does. A `trace` gets the state after every update."""
+    Returns the number of updates that each start needs to reach the target loss (A, S), which is
+    infinite if it never does. The state after every update is appended to `trace`, if given."""
     adam = DelayedAdam(
-        lambda points: np.einsum("aij,asj->asi", curvatures, points),
+        lambda points: np.einsum("aij,asj->asi", curvatures, points),  # H w
         config.lr,
         beta1,
         config.beta2,
@@ -114,6 +115,7 @@ def descend(
     )
 
     def is_at_target(points: Array) -> NDArray[np.bool_]:
+        # w^T H w / 2
         losses: Array = 0.5 * np.einsum("asi,aij,asj->as", points, curvatures, points)
         return losses <= config.target
 
@@ -129,12 +131,12 @@ class Case(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """The descent of one case, and its updates from other starts."""
+    """The descent of one case, and the number of updates that it needs from other starts."""
 
     path: Array  # the points (T + 1, 2), in the coordinates in which the optimizer works
     along_dominant: Array  # each update's component along the dominant eigenvector (T,)
-    # Updates to the target loss from the configured start and from N others (1 + N,); infinite if
-    # they never arrive.
+    # (1 + N,): updates until the target loss, from the configured start and from N others; infinite
+    # if a start never arrives.
     updates: Array
 
 
@@ -145,11 +147,11 @@ class QuadraticResult(NamedTuple):
     runs: dict[Case, Trajectory]
 
     def slowdowns(self, optimizer: OptimizerName, aligned: bool) -> tuple[float, float]:
-        """Updates with delay over updates without: from the configured start, and the median over
-        the other starts.
+        """Updates with delay divided by updates without: from the configured start, and the median
+        over the other starts.
 
-        Infinite if only the delayed run never arrives. If the run without delay never arrives, the
-        first number is NaN; the median leaves such starts out."""
+        A start's slowdown is infinite if only the delayed run never arrives. It is NaN if the run
+        without delay never arrives; the median leaves such starts out."""
         plain = self.runs[Case(optimizer, aligned, 0)].updates
         delayed = self.runs[Case(optimizer, aligned, self.config.delay)].updates
         first, *others = slowdown_ratios(plain, delayed)
@@ -161,6 +163,7 @@ class QuadraticResult(NamedTuple):
         runs = [_numbers_of(case, run) for case, run in self.runs.items()]
         slowdowns = []
         for optimizer, aligned in COMPARISONS:
+            # 17 decimal places change nothing: only infinity and NaN become None.
             first, median = kept(self.slowdowns(optimizer, aligned), 17)
             slowdowns.append(
                 {
@@ -176,8 +179,8 @@ class QuadraticResult(NamedTuple):
 def _numbers_of(case: Case, run: Trajectory) -> dict[str, Any]:
     """A run's numbers in the file.
 
-    `sign_changes` is the share of updates that go the other way than the one before, along the
-    dominant eigenvector; None if there is only one update."""
+    `sign_changes` is the share of updates whose sign along the dominant eigenvector differs from
+    the previous update's; None if there is only one update."""
     signs = np.sign(run.along_dominant)
     turns = signs[1:] != signs[:-1]
     first, *others = kept(run.updates, None)
@@ -201,7 +204,8 @@ def run_quadratic(config: QuadraticConfig) -> QuadraticResult:
             updates = descend(
                 config, curvature, starts[None], config.beta1, delay, optimizer == "AdaSGD", trace
             )[0]
-            # The trace goes on until all starts have arrived; the path ends when the first has.
+            # The trace goes on until all starts have arrived. The path is of the configured start,
+            # the first one, and ends when that has arrived.
             last = int(min(updates[0], config.most_updates))
             path = np.stack([starts[0], *(state.point[0, 0] for state in trace[:last])])
             along_dominant = np.diff(path, axis=0) @ basis[:, 0]
@@ -210,12 +214,12 @@ def run_quadratic(config: QuadraticConfig) -> QuadraticResult:
 
 
 def draw_quadratic(result: QuadraticResult, path: Path) -> list[Path]:
-    """Draw the aligned case (left) and the misaligned one, and save; gives the files written.
+    """Draw the aligned case (left) and the misaligned one (right); returns the files written.
 
     Top: the paths on the landscape. Bottom: Adam's updates along the dominant eigenvector.
 
     Args:
-        result: of `run_quadratic`.
+        result: what `run_quadratic` returned.
         path: the figure's path without suffix.
     """
     with new_figure(width=3.6, height=4.8, columns=2) as figure:
@@ -241,7 +245,7 @@ def _draw_paths(axes: Axes, result: QuadraticResult, aligned: bool) -> None:
 
 
 def _draw_updates(axes: Axes, result: QuadraticResult, aligned: bool) -> None:
-    """Adam's updates along the dominant eigenvector."""
+    """Draw Adam's updates along the dominant eigenvector."""
     for case, run in _runs_where(result, aligned).items():
         if case.optimizer == "Adam":
             numbers = range(1, len(run.path))
@@ -262,12 +266,12 @@ def _style(case: Case) -> dict[str, Any]:
 
 
 def _count(run: Trajectory) -> str:
-    """The updates from the configured start, as a text."""
+    """How many updates the configured start needs, as a text."""
     return f"{run.updates[0]:.0f} updates" if np.isfinite(run.updates[0]) else "never there"
 
 
 def _draw_landscape(axes: Axes, result: QuadraticResult, aligned: bool) -> None:
-    """Level lines around all the points; the level of the target loss is thick."""
+    """Draw contour lines of the loss around all points, with a thick one at the target loss."""
     config = result.config
     points = np.concatenate([run.path for run in _runs_where(result, aligned).values()])
     middle = (points.min(0) + points.max(0)) / 2

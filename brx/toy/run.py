@@ -1,4 +1,4 @@
-"""`brx toy`: runs one landscape by name, draws it and writes its numbers."""
+"""What `brx toy` does: run a landscape by name, draw it and write its numbers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +15,8 @@ class Toy(NamedTuple):
     """A landscape: the class of its settings, and how it is run and drawn."""
 
     config: type[Any]
-    run: Callable[[Any], Any]  # from the settings to a result
-    draw: Callable[[Any, Path], list[Path]]  # a result, to a path without suffix
+    run: Callable[[Any], Any]  # takes the settings, returns a result
+    draw: Callable[[Any, Path], list[Path]]  # takes a result and the figure's path without suffix
 
 
 TOYS: dict[str, Toy] = {
@@ -32,7 +32,7 @@ def run_toy(
     config: Path | None = None,
     numbers: Path | None = None,
 ) -> list[Path]:
-    """Run a landscape, draw it, and write its numbers; gives the files written.
+    """Run a landscape, draw it, and write its numbers; returns the files written.
 
     Args:
         landscape: a name in `TOYS`.

@@ -1,7 +1,7 @@
-"""A spiral valley whose eigenvectors turn along the way: what a delay costs Adam at each place.
+"""A spiral valley along which the eigenvectors turn: what a delay costs Adam at each place.
 
 This is the paper's second toy landscape. Where the valley runs along an axis, the Hessian's
-eigenbasis is aligned with the coordinates. 45 degrees further it is misaligned."""
+eigenbasis is aligned with the coordinates; 45 degrees further on it is misaligned."""
 
 import math
 from pathlib import Path
@@ -30,17 +30,17 @@ class SpiralConfig(ToySection):
 
     beta1: float = Field(ge=0, lt=1)
     delay: int = Field(ge=1)  # tau, once it is introduced
-    interval_degrees: float = Field(gt=0)  # the angle to be travelled with delay and without
+    interval_degrees: float = Field(gt=0)  # updates are counted until this angle is travelled
     start_radius: float = Field(gt=0)  # the trajectory starts on the valley's floor at this radius,
     end_radius: float = Field(gt=0)  # and ends at this one, or after `most_updates`
-    # The number of iterations, drawn at random, at which the delay is introduced.
+    # How many iterations are drawn at random, to introduce the delay at each of them.
     measurements: int = Field(ge=2)
     most_measured: int = Field(ge=1)  # updates after which a measurement gives up
 
     @property
     def first_measured(self) -> int:
-        """The first iteration at which a delay may begin: the second moment no longer depends on
-        the start."""
+        """The first iteration at which the delay may be introduced: by then the second moment no
+        longer depends on the start."""
         return round(2.0 / (1.0 - self.beta2))
 
     @model_validator(mode="after")
@@ -57,7 +57,7 @@ class SpiralConfig(ToySection):
 
 
 class SpecialAngles(NamedTuple):
-    """Angles on the valley's floor, in degrees along the way."""
+    """Angles on the valley's floor, in degrees along the path (unwrapped)."""
 
     aligned: Array  # the dominant eigenvector lies on an axis
     misaligned: Array  # it lies halfway between two axes
@@ -66,20 +66,21 @@ class SpecialAngles(NamedTuple):
 class SpiralResult(NamedTuple):
     """A trajectory without delay, and what a delay costs at N of its iterations.
 
-    Angles are in degrees along the way (unwrapped); they fall towards the centre."""
+    Angles are in degrees along the path (unwrapped); they fall towards the centre."""
 
     config: SpiralConfig
     path: Array  # the trajectory without delay (T + 1, 2)
     angles: Array  # where the delay was introduced (N,)
-    # Updates for the interval (N,); infinite where the run gave up before its end.
+    # Updates until the interval's angle was travelled (N,); infinite if `most_measured` updates
+    # were not enough.
     plain: Array  # without delay
     delayed: Array  # with delay
-    misalignments: Array  # at the same places (N,); see `misalignment`
+    misalignments: Array  # where the delay was introduced (N,); see `misalignment`
     special_angles: SpecialAngles
 
     @property
     def slowdowns(self) -> Array:
-        """Updates with delay over updates without (N,); NaN where one of the runs gave up."""
+        """Updates with delay divided by updates without (N,); NaN where either is infinite."""
         ratios = slowdown_ratios(self.plain, self.delayed)
         return np.where(np.isfinite(ratios), ratios, np.nan)
 
@@ -109,12 +110,12 @@ class SpiralResult(NamedTuple):
     def numbers(self) -> dict[str, Any]:
         """The content of the JSON file."""
         correlation, p_value = self.correlation()
-        way = angles_along(self.path)
+        angles = angles_along(self.path)
         return {
             "config": self.config.model_dump(),
             "updates": len(self.path) - 1,
             "arrived": self.arrived,
-            "turned_degrees": round(float(way[-1] - way[0]), 2),
+            "turned_degrees": round(float(angles[-1] - angles[0]), 2),
             "spearman": kept([correlation], 4)[0],
             "p_value": None if math.isnan(p_value) else float(f"{p_value:.2g}"),
             "not_travelled_without_delay": int(np.isinf(self.plain).sum()),
@@ -146,9 +147,11 @@ def _radius_and_phase(points: Array) -> tuple[Array, Array]:
 def spiral_gradient(points: Array) -> Array:
     """The gradient of `spiral` at points (N, 2).
 
-    It is written out because a descent takes a hundred thousand gradients."""
+    It is written out for speed: a descent takes a hundred thousand gradients."""
     x, y = points.T
     radius, phase = _radius_and_phase(points)
+    # `by_x` is the derivative of f by x. By the chain rule: the phase 4 r - theta, then r and
+    # theta, then x and y.
     by_phase = 2.0 * (20.0 * np.sin(phase) + 1.0) * 20.0 * np.cos(phase)
     by_radius = 2.0 * radius + 4.0 * by_phase
     by_angle = -by_phase
@@ -164,7 +167,7 @@ def spiral_hessians(points: Array) -> Tensor:
 
 
 def misalignment(hessians: Tensor) -> Array:
-    """sum |H_ij| of matrices (N, 2, 2), over its minimum over rotations.
+    """sum |H_ij| of matrices (N, 2, 2), divided by its minimum over all rotations (N,).
 
     The minimum is the sum of |eigenvalues|; the ratio lies between 1 and 2."""
     norms = hessians.abs().sum((-2, -1))
@@ -175,14 +178,14 @@ def misalignment(hessians: Tensor) -> Array:
 
 def floor_points(radii: Array) -> Array:
     """Points on the valley's floor (N, 2) at these radii (N,)."""
-    angles = 4.0 * radii - PHASE_OF_FLOOR
+    angles = 4.0 * radii - PHASE_OF_FLOOR  # theta
     return np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1)
 
 
 def distance_from_floor(points: Array) -> Array:
     """The signed distance of points (N, 2) from the valley's floor, to first order.
 
-    It is the deviation of the phase 4 r - theta, over the norm of the phase's gradient."""
+    It is the deviation of the phase 4 r - theta, divided by the norm of the phase's gradient."""
     radius, phase = _radius_and_phase(points)
     return _wrapped(phase - PHASE_OF_FLOOR) / np.sqrt(16.0 + 1.0 / radius**2)
 
@@ -208,14 +211,16 @@ def angles_along(path: Array) -> Array:
 def adam_at(
     config: SpiralConfig, states: State, iterations: NDArray[np.int64], delay: int
 ) -> DelayedAdam:
-    """Adam that goes on with a delay from N iterations of a trajectory, from each one separately.
+    """Adam that continues with a delay from N iterations of a trajectory, separately from each.
 
     Args:
         config: the optimizer's settings.
-        states: the states of a trajectory without delay, (T + 1, 2).
-        iterations: where to go on from (N,).
+        states: the states of a trajectory without delay, arrays (T + 1, 2).
+        iterations: the iterations to continue from (N,).
         delay: tau from there on.
     """
+    # The last tau + 1 points before each iteration, the oldest first; the start stands in for
+    # points before it.
     recent = [states.point[np.maximum(0, iterations - age)] for age in range(delay, -1, -1)]
     return DelayedAdam(
         spiral_gradient,
@@ -230,8 +235,8 @@ def adam_at(
 
 
 def run_spiral(config: SpiralConfig) -> SpiralResult:
-    """Descend without delay, and measure at random iterations what a delay introduced there would
-    cost."""
+    """Descend without delay, and measure at random iterations what a delay would cost if it were
+    introduced there."""
     states = spiral_trajectory(config)
     path = states.point
     candidates = np.arange(min(len(path) - 1, config.first_measured), len(path))
@@ -253,7 +258,7 @@ def run_spiral(config: SpiralConfig) -> SpiralResult:
 
 
 def spiral_trajectory(config: SpiralConfig) -> State:
-    """Descend without delay; gives the states at iterations t = 0 .. T, arrays (T + 1, 2)."""
+    """Descend without delay; returns the states at iterations t = 0 .. T, arrays (T + 1, 2)."""
     start = State(floor_points(np.array([config.start_radius])), np.zeros((1, 2)), np.zeros((1, 2)))
     adam = adam_at(config, start, np.array([0]), delay=0)
     trace = [start]
@@ -269,9 +274,9 @@ def spiral_trajectory(config: SpiralConfig) -> State:
 def updates_for_interval(config: SpiralConfig, adam: DelayedAdam) -> Array:
     """Updates until each point's angle has fallen by the interval (N,).
 
-    Infinite for points that have not got so far after `most_measured` updates."""
+    Infinite for points that have not come that far after `most_measured` updates."""
     angles = _angles_of(adam.recent[-1])
-    turned = np.zeros(len(angles))
+    turned = np.zeros(len(angles))  # radians since the beginning; negative towards the centre
 
     def has_arrived(points: Array) -> NDArray[np.bool_]:
         nonlocal angles
@@ -288,17 +293,19 @@ def special_angles(config: SpiralConfig, angles: Array) -> SpecialAngles:
 
     Args:
         config: the radii between which the floor is searched.
-        angles: the angles along the path, in degrees; only angles that the path reaches are given.
+        angles: the angles along the trajectory (T + 1,), in degrees. Only angles that it reaches
+            are returned.
     """
     points = floor_points(np.linspace(config.start_radius, config.end_radius, 4000))
     along_floor = angles_along(points)
-    along_floor += angles[0] - along_floor[0]
-    dominant = torch.linalg.eigh(spiral_hessians(points)).eigenvectors[:, :, -1].numpy()
-    # Four times the eigenvector's direction makes one turn from axis to axis. The eigenvector's
-    # sign does not change it.
+    along_floor += angles[0] - along_floor[0]  # both begin at the same angle
+    eigenvectors = torch.linalg.eigh(spiral_hessians(points)).eigenvectors
+    dominant = eigenvectors[:, :, -1].numpy()  # (4000, 2): of the largest eigenvalue
+    # Four times the eigenvector's angle makes one full turn from an axis to the next, and does not
+    # depend on the eigenvector's sign.
     turns = np.unwrap(4.0 * _angles_of(dominant)) / (2.0 * math.pi)
     is_reached = (along_floor >= angles.min()) & (along_floor <= angles.max())
-    # A whole number of turns is an axis, a half number lies halfway between two axes.
+    # At a whole number of turns it lies on an axis, at a half number halfway between two axes.
     passes_axis = np.diff(np.floor(turns)) != 0
     passes_halfway = np.diff(np.floor(turns - 0.5)) != 0
     return SpecialAngles(
@@ -308,45 +315,45 @@ def special_angles(config: SpiralConfig, angles: Array) -> SpecialAngles:
 
 
 def draw_spiral(result: SpiralResult, path: Path) -> list[Path]:
-    """Draw four panels and save the figure; gives the files written.
+    """Draw four panels and save the figure; returns the files written.
 
     They are the trajectory, its oscillation across the valley, and the slowdown against the angle
     and against the misalignment.
 
     Args:
-        result: of `run_spiral`.
+        result: what `run_spiral` returned.
         path: the figure's path without suffix.
     """
     with new_figure(width=3.2, height=5.4, columns=2) as figure:
-        (way, across), (along, against) = figure.subplots(2, 2)
-        _draw_way(way, result)
-        _draw_oscillation_across(across, result)
+        (trajectory, oscillation), (by_angle, by_misalignment) = figure.subplots(2, 2)
+        _draw_trajectory(trajectory, result)
+        _draw_oscillation_across(oscillation, result)
         slowdowns = result.slowdowns
         highest = max(1.1, 1.1 * float(np.nanmax(slowdowns, initial=1.0)))
-        for axes, places in ((along, result.angles), (against, result.misalignments)):
-            axes.plot(places, slowdowns, ".", color=COLORS["Adam"], markersize=3)
+        for axes, x in ((by_angle, result.angles), (by_misalignment, result.misalignments)):
+            axes.plot(x, slowdowns, ".", color=COLORS["Adam"], markersize=3)
             axes.axhline(1.0, color="black", linewidth=0.5)
             axes.set_ylim(0.0, highest)
-        _mark(along, result)
-        along.set_ylabel("slowdown $T_{delay} / T_{no\\ delay}$")
-        along.set_title("dotted: aligned (green), misaligned (red)")
+        _mark_special_angles(by_angle, result)
+        by_angle.set_ylabel("slowdown $T_{delay} / T_{no\\ delay}$")
+        by_angle.set_title("dotted: aligned (green), misaligned (red)")
         correlation, _ = result.correlation()
         if math.isfinite(correlation):
-            against.set_title(f"Spearman correlation {correlation:.3f}")
-        against.set(xlabel="misalignment $\\Sigma |H_{ij}|$ / minimum", ylabel="slowdown")
+            by_misalignment.set_title(f"Spearman correlation {correlation:.3f}")
+        by_misalignment.set(xlabel="misalignment $\\Sigma |H_{ij}|$ / minimum", ylabel="slowdown")
         return save(figure, path, _spiral_caption(result))
 
 
-def _draw_way(axes: Axes, result: SpiralResult) -> None:
-    """The trajectory on the valley's floor, with the special angles."""
-    shown = result.path[:: max(1, len(result.path) // 20000)]  # at most some 20,000 points
+def _draw_trajectory(axes: Axes, result: SpiralResult) -> None:
+    """Draw the trajectory on the valley's floor, with the special angles."""
+    shown = result.path[:: max(1, len(result.path) // 20000)]  # at most about 20,000 points
     floor = floor_points(np.linspace(result.config.start_radius, result.config.end_radius, 2000))
     axes.plot(*floor.T, color="0.85", linewidth=3.0, zorder=1)
     axes.plot(*shown.T, color=COLORS["Adam"], linewidth=0.8, zorder=2, rasterized=True)
     axes.plot(*result.path[0], marker="s", color="black", markersize=4)
     first_angle = angles_along(result.path)[0]
     for angles, color in zip(result.special_angles, SPECIAL_COLORS, strict=True):
-        # On the floor 4 r - theta is constant.
+        # 4 r - theta is constant on the floor, so that r grows by a quarter of theta's growth.
         radii = result.config.start_radius + np.radians(angles - first_angle) / 4.0
         radians = np.radians(angles)
         points = np.stack([radii * np.cos(radians), radii * np.sin(radians)])
@@ -361,10 +368,10 @@ def _draw_way(axes: Axes, result: SpiralResult) -> None:
 
 
 def _magnify_oscillation(axes: Axes, result: SpiralResult, floor: Array) -> None:
-    """An inset around the place where the trajectory is farthest from the floor (N, 2)."""
+    """Draw an inset around the place where the trajectory is farthest from the floor (N, 2)."""
     distance = distance_from_floor(result.path)
     center = result.path[int(np.argmax(distance))]
-    # Show a little more than the largest distance.
+    # Half the width of the inset: a little more than the largest distance, or than one step.
     half = 1.3 * max(float(distance.max()), result.config.lr)
     inset = axes.inset_axes(
         (1.0, 0.7, 0.28, 0.28), xlim=center[0] + [-half, half], ylim=center[1] + [-half, half]
@@ -381,12 +388,12 @@ def _magnify_oscillation(axes: Axes, result: SpiralResult, floor: Array) -> None
 
 
 def _draw_oscillation_across(axes: Axes, result: SpiralResult) -> None:
-    """The root mean square distance from the floor, in steps of lr; averaged over two degrees."""
+    """Draw the root mean square distance from the floor in units of lr, by bins of two degrees."""
     angles = angles_along(result.path)
     bins = np.floor((angles[0] - angles) / 2.0).astype(int)
     bins -= bins.min()
     counts = np.bincount(bins)
-    visited = counts >= 10  # a bin of fewer points has no mean worth drawing
+    visited = counts >= 10  # a mean over fewer points is too noisy to draw
 
     def mean_by_bin(values: Array) -> Array:
         return np.bincount(bins, weights=values)[visited] / counts[visited]
@@ -395,13 +402,13 @@ def _draw_oscillation_across(axes: Axes, result: SpiralResult) -> None:
     axes.plot(
         mean_by_bin(angles), oscillation / result.config.lr, color=COLORS["Adam"], linewidth=1.0
     )
-    _mark(axes, result)
+    _mark_special_angles(axes, result)
     axes.set(ylabel="oscillation across the valley\n(r.m.s. distance, in steps of lr)")
 
 
-def _mark(axes: Axes, result: SpiralResult) -> None:
-    """Green lines at aligned angles and red ones at misaligned angles, on an axis of angles along
-    which the trajectory runs from left to right."""
+def _mark_special_angles(axes: Axes, result: SpiralResult) -> None:
+    """Draw green lines at aligned angles and red ones at misaligned angles. The axis of angles is
+    set so that the trajectory runs from left to right."""
     for angles, color in zip(result.special_angles, SPECIAL_COLORS, strict=True):
         for angle in angles:
             axes.axvline(float(angle), color=color, linestyle=":", linewidth=1.0)

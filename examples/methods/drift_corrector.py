@@ -1,7 +1,8 @@
 r"""AdamW with gradients that are damped where the weights have already moved in their direction.
 
-A gradient at old weights asks for a move that later updates may have made already. So the gradient
-is damped in each coordinate that has moved against it since then, in proportion to the move.
+A gradient at old weights asks for a move that later updates may already have made. So each
+coordinate of the gradient is damped if the weight has moved against it since then, in proportion to
+that move.
 
     brx train quick --set pipeline.stages=8 \
         optimizer.method=examples/methods/drift_corrector.py:DriftCorrector
@@ -26,6 +27,6 @@ class DriftCorrector(Method):
         self, gradients: list[Tensor], newest: list[Tensor], used: list[Tensor], state: list[dict]
     ) -> None:
         for gradient, now, then in zip(gradients, newest, used, strict=True):
-            followed = torch.relu((then - now) * gradient.sign())
+            followed = torch.relu((then - now) * gradient.sign())  # d
             largest = followed.amax().clamp_min(1e-12)
             gradient.mul_(1 - self.strength * followed / largest)

@@ -1,4 +1,4 @@
-r"""Lion (Chen et al. 2023, arXiv:2302.06675) on the matrices of attention and MLP, AdamW on
+r"""Lion (Chen et al. 2023, arXiv:2302.06675) on the matrices of attention and MLPs, AdamW on
 everything else.
 
     brx train quick --set pipeline.stages=8 \
@@ -23,6 +23,7 @@ class Lion(Optimizer):
             beta1, beta2 = group["betas"]
             for weight in group["params"]:
                 average = self.state[weight].setdefault("exp_avg", torch.zeros_like(weight))
+                # torch.lerp(g, m, beta1) = (1 - beta1) g + beta1 m
                 direction = torch.lerp(weight.grad, average, beta1).sign()
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
                 weight.sub_(direction, alpha=group["lr"])
@@ -30,7 +31,8 @@ class Lion(Optimizer):
 
 
 class LionOnMatrices(Method):
-    """All steps of Lion have the same size, so it needs a smaller learning rate than AdamW."""
+    """Every entry of a Lion update has the size lr, which is more than in most AdamW updates. So
+    Lion needs a smaller learning rate."""
 
     summary = "Lion on the matrices, AdamW on the rest"
 

@@ -1,5 +1,5 @@
-"""A language model without attention. Each block mixes positions by a gated causal convolution per
-channel, and channels by an MLP.
+"""A language model without attention. Each block mixes positions with a gated causal convolution
+per channel, and channels with an MLP.
 
     brx train quick --set model.class=examples/models/conv_mixer.py:ConvMixer model.kernel=8
 """
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """From and to the stream, (examples, tokens, width)."""
+    """Takes and returns the residual stream (examples, tokens, width)."""
 
     def __init__(self, width: int, kernel: int) -> None:
         super().__init__()

@@ -16,8 +16,8 @@ EPS = 1e-5
 
 
 class Attention(nn.Module):
-    """Causal attention whose queries and keys are turned by their positions. From and to the
-    normalised stream, (examples, tokens, width)."""
+    """Causal attention whose queries and keys are rotated by their positions. Takes the normalised
+    stream (examples, tokens, width), and returns what the block adds to the stream."""
 
     def __init__(self, width: int, heads: int, rotary: Rotary) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Attention(nn.Module):
 
 
 class RopeGPT(nn.Module):
-    """`heads` divides `width` into an even head width."""
+    """`width / heads` must be a whole, even number: rotary positions turn pairs of channels."""
 
     def __init__(
         self, vocabulary_size: int, sequence_length: int, blocks: int, width: int, heads: int = 4

@@ -18,6 +18,7 @@ def network(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def circle(count: int, seed: int) -> torch.Tensor:
+    """Random points on the unit circle (count, 2)."""
     angles = 6.2832 * torch.rand(count, 1, generator=torch.Generator().manual_seed(seed))
     return torch.cat([angles.cos(), angles.sin()], 1)
 
@@ -43,7 +44,7 @@ for stages in (1, 4):
             loss = critic(fake.detach()).mean() - critic(circle(128, t)).mean()
             loss.backward()
             critic_optimizer.step()
-            for weight in critic.parameters():  # after the step; the next version has it
+            for weight in critic.parameters():  # after the step: the next version is clamped
                 weight.data.clamp_(-0.1, 0.1)
             generator_optimizer.zero_grad()
             (-critic(fake).mean()).backward()

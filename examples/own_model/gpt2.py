@@ -13,11 +13,14 @@ from brx.cli.main import main
 iterations = int(sys.argv[1]) if len(sys.argv) > 1 else 400
 manual = "".join(topics.topics.values())
 tokens = torch.frombuffer(bytearray(manual.encode()), dtype=torch.uint8).long()
-examples = [{"input_ids": part, "labels": part} for part in tokens.split(64)[:-1]]
+parts = tokens.split(64)[:-1]  # without the last one, which is shorter
+examples = [{"input_ids": part, "labels": part} for part in parts]
 SIZES = {"vocab_size": 256, "n_positions": 64, "n_embd": 64, "n_layer": 4, "n_head": 2}
 
 
 class Log(TrainerCallback):
+    """Hands every loss that the Trainer logs to the recorded run."""
+
     def __init__(self, run):
         self.run = run
 

@@ -1,7 +1,8 @@
 """AdamW, Muon and basis rotation on a model of your own, a residual MLP on scikit-learn's digits,
 at P = 1 and 16.
 
-python methods.py [ITERATIONS] writes runs/methods: three learning rates and two seeds of each.
+`python methods.py [ITERATIONS]` writes runs/methods: each method with three learning rates and two
+seeds.
 """
 
 import sys
@@ -45,6 +46,7 @@ for method, stages, lr, seed in product(METHODS, (1, 16), (3e-4, 1e-3, 3e-3), (0
     task = {"task": "residual MLP on digits", "iterations": iterations}
     with record(folder, method, pipeline=pipeline, lr=lr, seed=seed, **task) as run:
         for t in range(1, iterations + 1):
+            # The batches depend on the seed and t alone: they are the same for every method and P.
             generator = torch.Generator().manual_seed(seed * 10**6 + t)
             chosen = torch.randint(len(images), (64,), generator=generator)
             loss = nn.functional.cross_entropy(model(images[chosen]), labels[chosen])

@@ -1,4 +1,4 @@
-"""Models small enough for their whole Hessian, and small finished runs."""
+"""Models that are small enough to compute their whole Hessian, and small finished runs."""
 
 import pytest
 import torch
@@ -20,8 +20,8 @@ KINDS = {
 
 
 def tiny_model(kind, dtype=torch.float64):
-    """A model of about a thousand parameters, parameters that are not at their special initial
-    values, and a batch."""
+    """A model of about a thousand parameters, values for them that differ from the special initial
+    ones (zero biases and the like), and a batch."""
     config = GPTConfig(blocks=2, width=4, heads=2, sequence_length=5, moe=KINDS[kind])
     model = whole_model(config, VOCABULARY, seed=0)
     generator = torch.Generator().manual_seed(1)
@@ -34,10 +34,12 @@ def tiny_model(kind, dtype=torch.float64):
 
 
 def flat(vectors):
+    """A dictionary of tensors as one vector (d,)."""
     return torch.cat([value.flatten() for value in vectors.values()])
 
 
 def unflat(vector, like):
+    """The reverse of `flat`, with the names and shapes of `like`."""
     parts = vector.split([value.numel() for value in like.values()])
     return {
         name: part.view_as(value) for part, (name, value) in zip(parts, like.items(), strict=True)
@@ -83,8 +85,8 @@ def norm_result(
 ):
     """A made-up measurement.
 
-    `squares` are the sums of the squared row norms of embedding, blocks and head, and `covariance`
-    is theirs; `others` are further fields."""
+    `squares` are the sums of the squared row norms of the embedding, of each block and of the head;
+    `covariance` is the covariance of these sums (zero by default). `others` are further fields."""
     count = len(squares)
     names = ["embedding", *map(str, range(count - 2)), "head"]
     zero = [[0.0] * count] * count

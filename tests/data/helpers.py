@@ -11,17 +11,17 @@ from brx.config.schema import DataConfig
 
 
 def texts(count, seed=0):
-    """Documents of different lengths, some of them awkward."""
-    chance = random.Random(seed)
+    """Documents of different lengths, with words that are hard on tokenizers."""
+    rng = random.Random(seed)
     words = ["delay", "stage", "'s", "naïve", "中文", "\n\n", "x = 1", "\U0001f600", "3.14", "   "]
     return [
-        f"document {number}: " + " ".join(chance.choices(words, k=chance.randrange(60)))
+        f"document {number}: " + " ".join(rng.choices(words, k=rng.randrange(60)))
         for number in range(count)
     ]
 
 
 def write_rows(path, documents, field="text"):
-    """A .jsonl or .parquet file with one document a row, and another field."""
+    """Write a .jsonl or .parquet file with one document per row, which also has a field `id`."""
     rows = datasets.Dataset.from_dict({"id": list(range(len(documents))), field: documents})
     rows.to_json(path) if path.suffix == ".jsonl" else rows.to_parquet(path)
     return path
@@ -36,7 +36,7 @@ def local_config(tmp_path, documents, **settings):
 
 
 def run_python(code, *arguments, **variables):
-    """Start Python on a piece of code, with pipes to it."""
+    """Start Python with a piece of code, and with pipes to its standard streams."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
         stdin=subprocess.PIPE,

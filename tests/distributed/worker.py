@@ -46,8 +46,8 @@ def equality_configs(folder, which="all"):
     """The runs that must not depend on the number of devices, by name.
 
     Args:
-        folder: where their data are.
-        which: `all`; or the two halves of them: those in `FEW`, and the `rest`.
+        folder: the folder of their data.
+        which: `all`, `few` (those in `FEW`) or `rest` (the others).
     """
     runs = {}
     for stages, modes in ((4, ("none", "predict", "exact")), (8, ("exact", "none", "predict"))):
@@ -92,6 +92,7 @@ def equality_configs(folder, which="all"):
 
 
 def equality(folder, world, which):
+    """Train the runs of `equality_configs` on the devices of `world`."""
     for name, config in equality_configs(folder, which).items():
         train(config, folder / f"r{world.num_ranks}" / name, world=world)
 
@@ -103,9 +104,9 @@ def resume(folder, world):
 
 
 def stop(folder, world):
-    """Ask the last rank to stop between two validations, and note what is on its way when all have
-    saved."""
-    # All stop 2 R - 1 updates after the last rank's update 20. A segment ends at 21.
+    """Ask the last rank to stop between two validations, and note which micro-batches are in flight
+    when all ranks have saved."""
+    # All ranks stop 2 R - 1 updates after the last rank's update 20. A segment ends at 21.
     intervals = [
         "training.log_every=10",
         "training.validation_every=21",
@@ -131,7 +132,7 @@ def stop(folder, world):
 
 
 def work(folder, jobs):
-    """Do one job after the other, with the processes that the environment names.
+    """Do one job after the other, as one of the processes that the environment names.
 
     A job is `few`, `rest` or `all` (the runs of `equality_configs`), `resume` or `stop`."""
     world = DistributedWorld(timeout_s=120)

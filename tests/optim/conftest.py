@@ -1,4 +1,5 @@
-"""Tests of the optimizer's arithmetic are run under other kernels, too (`make test-numerics`)."""
+"""Marks the tests of the optimizer's arithmetic, which also run with other kernels (`make
+test-numerics`)."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Parameters and gradients from seeds alone; numbers of threads."""
+"""Parameters and gradients that depend on seeds alone, and a switch for the number of threads."""
 
 import itertools
 from contextlib import contextmanager
@@ -9,22 +9,25 @@ STRATEGIES = list(itertools.product(["2nd", "1st"], ["bilateral", "unilateral"])
 
 
 def random(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(
-        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    ).to(dtype)
+    """Normal noise, drawn in float64 so that it is the same in every dtype, up to rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def parameters(num, *shape, dtype=torch.float32):
+    """Parameters of the same shape, each from a seed of its own."""
     return [torch.nn.Parameter(random(*shape, seed=k, dtype=dtype)) for k in range(num)]
 
 
 def give_gradients(series, time):
+    """Set the gradients of step `time`, which depend on `time` and on a parameter's place alone."""
     for k, parameter in enumerate(series):
         parameter.grad = random(*parameter.shape, seed=100 * time + k, dtype=parameter.dtype)
 
 
 @contextmanager
 def threads(num):
+    """Compute on `num` threads, and check that nothing in the block changes that."""
     before = torch.get_num_threads()
     torch.set_num_threads(num)
     try:
@@ -35,24 +38,25 @@ def threads(num):
 
 
 def train(optimizer, series, first, last):
+    """Take the steps from `first` up to `last`, without the latter."""
     for time in range(first, last):
         give_gradients(series, time)
         optimizer.step()
 
 
 def full_rank_gradients(num, *shape, seed=1, dtype=torch.float64):
-    rows, columns = shape[
-        -2:
-    ]  # a fixed part makes all eigenvalues distinct; noise keeps every step different
-    scales = torch.outer(
-        torch.linspace(3, 1, rows).double(), torch.linspace(2, 1, columns).double()
-    )
+    """Gradients for `num` steps: noise, with fixed scales that make all eigenvalues distinct."""
+    rows, columns = shape[-2:]
+    row_scales = torch.linspace(3, 1, rows).double()
+    column_scales = torch.linspace(2, 1, columns).double()
+    scales = torch.outer(row_scales, column_scales)
     return [
         (scales * random(*shape, seed=seed + k, dtype=torch.float64)).to(dtype) for k in range(num)
     ]
 
 
 def take_steps(optimizer, series, gradient_lists):
+    """Take a step per gradient; `gradient_lists` has a list of gradients for each parameter."""
     for gradients in zip(*gradient_lists, strict=True):
         for parameter, gradient in zip(series, gradients, strict=True):
             parameter.grad = gradient.clone()
@@ -60,7 +64,8 @@ def take_steps(optimizer, series, gradient_lists):
 
 
 def assert_orthonormal(state):
-    for basis in (value for name, value in state.items() if name.endswith("_basis")):
-        torch.testing.assert_close(
-            basis.mT @ basis, torch.eye(basis.shape[-1]).expand_as(basis), rtol=0, atol=1e-5
-        )
+    """Check that Q^T Q = I for every basis Q in a parameter's state."""
+    for name, basis in state.items():
+        if name.endswith("_basis"):
+            identity = torch.eye(basis.shape[-1]).expand_as(basis)
+            torch.testing.assert_close(basis.mT @ basis, identity, rtol=0, atol=1e-5)

@@ -1,5 +1,5 @@
-"""Algorithms 1 and 2 of the paper, and brx's start, for one matrix in float64, as plainly as they
-can be written."""
+"""Algorithms 1 and 2 of the paper, with brx's start, for one matrix in float64. They are written as
+plainly as possible, and share no code with brx."""
 
 import math
 
@@ -21,7 +21,10 @@ def naive_basis_rotation(
     betas=(0.9, 0.999),
     eps=1e-8,
 ):
-    """The weights after each of the gradients in turn."""
+    """The weights (m, n) after each step, in float64.
+
+    The names are the paper's: momentum M, second moment v, bases Q (U on the left, V on the right)
+    and covariances C (L and R)."""
     first = first_refresh
     (beta1, beta2), (m, n) = betas, weight.shape
     W, M, v = weight.double().clone(), torch.zeros(m, n).double(), torch.zeros(m, n).double()
@@ -32,6 +35,8 @@ def naive_basis_rotation(
     for t, G in enumerate(gradients, start=1):
         G = G.double()
         M_before, M = M, beta1 * M + (1 - beta1) * G
+        # The update up to which `covariance="interval"` has averaged: the last refresh before t, or
+        # at the start the previous update.
         last = t - 1 if t <= first else max(u for u in range(first, t) if u in (first, *multiples))
         refresh = t == first or (t > first and t % frequency == 0)
         for side in ("left", "right"):
@@ -52,11 +57,14 @@ def naive_basis_rotation(
         if t == first:
             v = shared_out(v, C if source == "2nd" else None, Q, sides)
         if refresh:
+            # In the new basis, v is at least what the momentum's mean gradient alone would give.
             mean = (U.T @ M_before @ V) / (1 - beta1 ** (t - 1))
             v = torch.maximum(v, (1 - beta2 ** (t - 1)) * mean**2)
         v = beta2 * v + (1 - beta2) * (U.T @ G @ V) ** 2
         step = (U.T @ M @ V) / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + eps)
         step = step * above_noise(v, (1 - beta2**t) * (U.T @ M @ V / (1 - beta1**t)) ** 2)
+        # No entry of an update exceeds 1.8 times the largest that Cauchy-Schwarz allows Adam: M and
+        # v average the same gradients, with these weights by age.
         in_m = [(1 - beta1) * beta1**k / (1 - beta1**t) for k in range(t)]
         in_v = [(1 - beta2) * beta2**k / (1 - beta2**t) for k in range(t)]
         largest = 1.8 * math.sqrt(sum(a**2 / b for a, b in zip(in_m, in_v, strict=True)))
@@ -67,7 +75,8 @@ def naive_basis_rotation(
 
 
 def above_noise(v, mean_square):
-    """From 0 for what rounding leaves in an entry, its momentum, or a whole row or column, to 1."""
+    """A factor from 0 to 1 for each entry (m, n): near 0 if the entry, its momentum, its row or its
+    column holds only what rounding leaves."""
     (m, n), eps, factor = v.shape, torch.finfo(torch.float64).eps, torch.zeros_like(v)
     for i in range(m):
         for j in range(n):
@@ -86,8 +95,10 @@ def above_noise(v, mean_square):
 
 
 def shared_out(v, C, Q, sides):
-    """v in the first basis: the product of its rows' and columns' shares, where covariances know
-    their eigenvalues."""
+    """v in the first basis, as the product of the shares of its rows and columns.
+
+    The shares of a side are its covariance's eigenvalues where these are above the noise. Otherwise
+    the shares before are rotated as if their entries were uncorrelated."""
     shares = {"left": v.sum(1), "right": v.sum(0)}
     for side in [side for side in shares if sides[side]]:
         uncorrelated = (Q[side] ** 2).T @ shares[side]
@@ -102,8 +113,9 @@ def shared_out(v, C, Q, sides):
 
 
 def first_basis(S, smallest):
-    """Eigenvectors by falling eigenvalue, the leading entry positive; where that is next to
-    nothing, projected axes."""
+    """Eigenvectors of S (m, m) as columns, by falling eigenvalue, with positive leading entries.
+
+    Where the eigenvalue is next to nothing, the columns are axes, projected on what is left."""
     eigenvalues, vectors = torch.linalg.eigh(S)
     is_decided = eigenvalues > smallest * eigenvalues[-1]
     decided, others = vectors[:, is_decided].flip(1), vectors[:, ~is_decided]
@@ -123,8 +135,8 @@ def first_basis(S, smallest):
 
 
 def leading_rows(vectors):
-    """Choose rows one after another: the first whose rest outside the span of the chosen ones is
-    about the longest."""
+    """Choose rows one after another: each time, the first row whose part outside the span of those
+    chosen before is about the longest (at least 0.618 of it)."""
     rows, chosen = vectors.clone(), []
     for _ in range(vectors.shape[1]):
         lengths = [row.norm() for row in rows]
@@ -160,10 +172,11 @@ def power_iteration(S, Q):
 
 
 def gram_schmidt(columns):
+    """Orthonormalise columns in their order."""
     done = []
     for column in columns:
         rest = column
-        for _ in "ab":  # the second time for the sake of rounding
+        for _ in range(2):  # the second pass removes what rounding left in the first
             for other in done:
                 rest = rest - other.dot(rest) * other
             rest = rest / rest.norm()

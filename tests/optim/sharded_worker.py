@@ -1,5 +1,5 @@
-"""Run by several processes: sharded models against the same model whole; rank 0 writes what came
-out as JSON."""
+"""Code for several processes: sharded models against the same model on one process. Rank 0 writes
+the results as JSON."""
 
 import copy
 import json
@@ -33,8 +33,8 @@ OPTIONS = {"lr": 0.01, "frequency": 3, "weight_decay": 0.1}
 
 
 class Model(nn.Module):
-    """Embedding, norm, two matrices whose rows no number of ranks divides, a stack of experts, a
-    head."""
+    """Embedding, norm, two matrices whose sizes the number of ranks does not always divide, a stack
+    of experts, and a head."""
 
     def __init__(self, num_experts):
         super().__init__()
@@ -60,7 +60,8 @@ def adapted(model, **options):
 
 
 def train(model, optimizer, first, last):
-    """The same tokens on every rank, so that the mean over ranks is the gradient of one process."""
+    """Train on the same tokens on every rank, so that the mean of the gradients over ranks is the
+    gradient of a single process."""
     for t in range(first, last):
         tokens = torch.randint(13, (8, 5), generator=torch.Generator().manual_seed(t))
         optimizer.zero_grad()
@@ -85,6 +86,7 @@ def expected(num_steps=NUM_STEPS, dtype=torch.float64, num_experts=3, **options)
 
 
 def difference(model, other):
+    """The largest absolute difference of any weight."""
     return max(
         (value.double() - other[name].double()).abs().max().item()
         for name, value in whole(model).items()
@@ -113,15 +115,15 @@ def both():
 
 
 def trained(model, num_steps, **options):
-    """The optimizer after some steps."""
+    """Train a model from the first step on; returns its optimizer."""
     optimizer = adapted(model, **options)
     train(model, optimizer, 0, num_steps)
     return optimizer
 
 
 def sequence_parallel():
-    """Each rank norms a part of the tokens; the norm's gradient is a sum that nobody has added up
-    for the optimizer."""
+    """Each rank normalises a part of the tokens, so that its gradient of the norm is only a part of
+    a sum over ranks, which the optimizer must add up."""
     plan = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
@@ -192,8 +194,8 @@ def set_weights(model, weights):
 
 
 def resumes(through, folder):
-    """Save after the first bases, load into a new model and optimizer, go on: as if never
-    stopped."""
+    """Save after the first bases, load into a new model and optimizer, and continue; returns the
+    difference to training that was never stopped."""
     model, later = fsdp2(), fsdp2()
     optimizer, resumed = trained(model, 11), adapted(later)
     if through == "state_dict":
@@ -217,7 +219,7 @@ def resumes(through, folder):
 
 
 class MeshOfGPUs:
-    """Requests to a mesh whose processes exchange through NCCL, as in FSDP2 with offloading to the
+    """Answers like a mesh whose processes exchange through NCCL, as in FSDP2 with offloading to the
     CPU."""
 
     ndim, mesh = 1, torch.arange(2)
@@ -227,8 +229,8 @@ class MeshOfGPUs:
 
 
 def offloaded():
-    """The process group that shards on the CPU are exchanged through, if the mesh's own takes
-    tensors of GPUs alone."""
+    """The process group through which shards on the CPU are exchanged if the mesh's own group takes
+    only tensors on GPUs."""
     own = dist.new_group([0, 1], backend="gloo")
     config = dist.get_backend_config
     with patch.object(
@@ -241,7 +243,7 @@ def offloaded():
 
 
 def taken_over():
-    """AdamW under FSDP2, continued: the next step is AdamW's."""
+    """Continue AdamW under FSDP2: without a basis yet, the next steps are AdamW's."""
     model, twin = fsdp2(), make()
     first, alone = (
         torch.optim.AdamW(model.parameters(), lr=0.01),
@@ -293,7 +295,7 @@ def saves_entries_of_the_program():
 
 
 def cases(folder):
-    """By name; with four processes what differs from two."""
+    """The cases by name. With four processes, only those that differ from two."""
     common = {
         "fsdp2": lambda: trains_as_one_process(fsdp2),
         "sequence parallel": sequence_parallel,

@@ -14,7 +14,7 @@ ENDS = [{"pipeline.stages": P} for P in (1, 32)]
 
 
 def experiments_of_the_paper():
-    """Method and settings of every experiment at the scale `laptop`, except for the mixture."""
+    """The method and settings of every experiment at the scale `laptop`, except the mixture."""
     deep = {"pipeline.stages": 32}
     most = scales.BASELINES_AND_STRATEGIES
     yield from product(most, [{"pipeline.stages": P} for P in scales.DEPTHS])
@@ -37,7 +37,7 @@ def experiments_of_the_paper():
 
 @pytest.fixture(scope="session")
 def complete(tmp_path_factory):
-    """A folder with made-up runs of all these experiments; with more delay they are slower."""
+    """A folder with made-up runs of all these experiments, which are slower with more delay."""
     folder = tmp_path_factory.mktemp("results") / "laptop"
     for method, settings in experiments_of_the_paper():
         seeds = (0, 1, 2) if settings in ENDS else (0,)
@@ -49,7 +49,7 @@ def complete(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def experiments(complete):
-    """Those runs, read once; tests that count what was asked for take it `fresh`."""
+    """These runs, read once. Tests that look at what was asked for use `experiments.fresh()`."""
     return scales.Experiments.load(LAPTOP, complete)
 
 

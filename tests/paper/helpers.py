@@ -13,7 +13,7 @@ LAPTOP = SCALES["laptop"]
 
 
 def row(folder, name, scale=LAPTOP):
-    """A claim, compared with the runs in a folder."""
+    """The outcome of a claim, judged by the runs in a folder."""
     (claim,) = [claim for claim in CLAIMS if claim.name == name]
     (outcome,) = judge(Experiments.load(scale, folder), [claim])
     return outcome
@@ -30,9 +30,18 @@ def write_experiment(
 ):
     """Runs whose training loss falls as 3 / (1 + t / (100 slowness)), a run per seed.
 
-    slowness: P by default. val_loss: the final validation loss, by default the training loss. If
-    there are more stages than the model has blocks, the blocks get the stages' delays, as in the
-    sweeps."""
+    If there are more stages than the model has blocks, the blocks get the stages' delays, as in the
+    sweeps.
+
+    Args:
+        folder: the folder of the runs.
+        preset: the name of a preset.
+        settings: overrides of the preset.
+        seeds: the seeds of the runs.
+        val_loss: the final validation loss; by default the training loss.
+        slowness: by default P.
+        status: the status in summary.json.
+    """
     stages = settings.get("pipeline.stages") or 1
     blocks = settings.get("model.blocks") or preset_with(preset, {}).model.blocks
     settings = settings | depth_settings(stages, blocks)

@@ -1,4 +1,4 @@
-"""Somebody's loops under `delayed`, and the same loops by a naive simulation that keeps every
+"""A user's training loop under `delayed`, and the same loop as a naive simulation that keeps every
 version of the weights in a list."""
 
 import torch
@@ -29,6 +29,7 @@ def make(layer=Layer):
 
 
 def batch(t):
+    """The inputs (8, 4) of iteration t."""
     return torch.randn(8, 4, generator=torch.Generator().manual_seed(100 + t), dtype=torch.float64)
 
 
@@ -45,14 +46,16 @@ def sgd(parameters, lr=0.3):
 
 
 def flat(model):
-    """All weights; sharded ones are gathered."""
+    """All weights as one vector; sharded ones are gathered first."""
     weights = [weight.detach() for weight in model.parameters()]
     whole = [weight.full_tensor() if is_sharded(weight) else weight for weight in weights]
     return torch.cat([weight.flatten() for weight in whole])
 
 
 class Naive:
-    """Versions of a model's weights in a list. Stage k is the k-th child of the model."""
+    """Keeps all versions of a model's weights in a list, and computes gradients at old ones.
+
+    Stage k is the k-th child of the model, with delay 3 - k in micro-batches."""
 
     def __init__(self, model, accumulation=1, stage_of=lambda name: int(name.split(".")[0])):
         self.model = model
@@ -66,7 +69,9 @@ class Naive:
         self.versions.append({name: weight.detach().clone() for name, weight in named})
 
     def used(self, micro_batch=1):
-        """The weights of the j-th micro-batch of the newest update, as leaves."""
+        """The weights that micro-batch number `micro_batch` of the newest update uses, as leaves.
+
+        Micro-batch n of M per update uses version max(0, floor((n - 1 - tau) / M))."""
         n = (len(self.versions) - 1) * self.accumulation + micro_batch
         weights = {}
         for name, tau in self.taus.items():
@@ -87,7 +92,8 @@ class Naive:
 
 
 def simulate(optimizer_of=sgd, *, loss=plain_loss, after=lambda model: None, updates=12, skips=()):
-    """The final weights of a naive loop; `after` runs after each step, `skips` are not taken."""
+    """The final weights of a naive loop. `after` is called after each step, and iterations in
+    `skips` take no step."""
     model = make()
     optimizer = optimizer_of(model.parameters())
     naive = Naive(model)

@@ -13,7 +13,8 @@ from torch.func import functional_call
 
 
 class OverwrittenWeights(torch.autograd.graph.saved_tensors_hooks):
-    """Hands the backward pass `newest` wherever the forward pass saved one of `used`."""
+    """Hands `newest` to the backward pass wherever the forward pass saved one of `used`, as in a
+    pipeline that overwrites its weights in between (`pipeline.stash: none`)."""
 
     def __init__(self, used, newest):
         by_storage = {weight.untyped_storage().data_ptr(): name for name, weight in used.items()}
@@ -52,9 +53,9 @@ class NaivePipeline:
     ):
         self.modules = stages
         self.stash = stash
-        self.update = (
-            update  # (stage index, newest weights, gradients, iteration) -> new weights; has .rule
-        )
+        # (stage, newest weights, gradients, iteration) -> new weights. Its attribute `rule` is the
+        # gradient rule: (newest weights, gradients, weights of the backward pass) -> gradients.
+        self.update = update
         self.clip = clip
         self.taus = list(range(len(stages)))[::-1] if taus is None else taus
         self.accumulation = accumulation
@@ -100,13 +101,12 @@ class NaivePipeline:
         }
 
     def _gradients(self, n, inputs, targets):
-        """The loss of micro-batch n, and its gradients after the gradient rule, by stage."""
+        """The loss of micro-batch n, and its gradients by stage, after the gradient rule."""
         x, records = inputs, []
         for k, module in enumerate(self.modules):
             history = self.versions[k]
-            weights = self._forecast(
-                k, history[: max(0, math.floor((n - 1 - self.taus[k]) / self.accumulation)) + 1]
-            )
+            version = max(0, math.floor((n - 1 - self.taus[k]) / self.accumulation))
+            weights = self._forecast(k, history[: version + 1])
             used = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
             seen = used if self.stash == "exact" else self._seen_by_backward(history, self.taus[k])
             entered = x if k == 0 else x.detach().requires_grad_()
@@ -129,8 +129,8 @@ class NaivePipeline:
         return loss.item(), by_stage
 
     def _forecast(self, k, history):
-        """The newest weights of `history`, moved on by tau updates like the last one, like the
-        average one, or by what `forecast` says of (stage, version, tau)."""
+        """The newest weights of `history`, moved ahead by tau updates like the last one, by tau
+        updates like the average one, or by what `forecast(stage, version, tau)` returns."""
         newest, tau = history[-1], self.taus[k] / self.accumulation
         if self.forecast is None or len(history) == 1:
             return newest
@@ -152,6 +152,8 @@ class NaivePipeline:
         return {name: weight + tau * direction[name] for name, weight in newest.items()}
 
     def _seen_by_backward(self, history, tau):
+        """The weights of the backward pass if they are not stashed: the newest ones, or under
+        `predict` w - tau delta, where delta averages the updates (PipeMare's T2)."""
         newest = history[-1]
         if self.stash == "none" or tau == 0:
             return newest

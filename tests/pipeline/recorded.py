@@ -1,10 +1,10 @@
-"""A stand-in for a CUDA graph on the CPU: it holds operations and addresses, and nothing of what
-the host does between them.
+"""A stand-in for a CUDA graph on the CPU: it holds operations and addresses, but nothing that the
+host does in between.
 
-Recording notes every operation with its tensors and numbers, and leaves all tensors as they were. A
-replay runs the same operations on the same tensors: results go where they went before, and numbers
-that the host has chosen stay as they were. As on CUDA, what asks the device for a number cannot be
-recorded.
+Recording notes every operation with its tensors and numbers, and leaves the contents of all tensors
+unchanged. A replay runs the same operations on the same tensors: results go where they went before,
+and numbers that the host chose stay what they were. As on CUDA, operations that ask the device for
+a number cannot be recorded.
 """
 
 import torch
@@ -16,7 +16,7 @@ ASKS_THE_DEVICE = ("aten::_local_scalar_dense", "aten::nonzero", "aten::bincount
 
 
 class OperationsGraph(TorchDispatchMode):
-    """The operations that are computed within the mode."""
+    """The operations that are computed inside the mode."""
 
     def __init__(self):
         super().__init__()
@@ -27,7 +27,7 @@ class OperationsGraph(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.name().startswith(ASKS_THE_DEVICE):
             raise RuntimeError("operation not permitted when stream is capturing")
-        # Detached: where a tensor lies counts, whatever becomes of the Python object.
+        # Detached: only a tensor's memory counts, whatever happens to the Python object.
         args_now, kwargs_now = tree_map_only(Tensor, Tensor.detach, (args, kwargs or {}))
         for tensor in _written(function, args_now, kwargs_now):
             self._overwritten.append((tensor, tensor.clone()))
@@ -46,7 +46,7 @@ class OperationsGraph(TorchDispatchMode):
         for function, args, kwargs, result in self._operations:
             found = function(*args, **kwargs)
             for old, new in zip(tree_leaves(result), tree_leaves(found), strict=True):
-                # A view, or an operation in place, gives the memory that it gave before.
+                # Views and in-place operations return the same memory as before.
                 if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
         self.num_replays += 1
@@ -66,7 +66,7 @@ def _written(function, args, kwargs):
 
 
 class OperationsRecorder:
-    """Records graphs, and keeps them (`graphs`)."""
+    """Records graphs, in place of brx's recorder of CUDA graphs, and keeps them in `graphs`."""
 
     def __init__(self):
         self.graphs = []

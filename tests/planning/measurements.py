@@ -1,4 +1,4 @@
-"""Made-up measurements, whose answers are plain arithmetic."""
+"""Made-up measurements from which answers follow by plain arithmetic."""
 
 from brx.planning.schedules import EqualStages
 from brx.planning.verdict import Question
@@ -8,7 +8,8 @@ LOSSES = [3.02, 3.0, 2.98]
 
 
 def experiment(method, delay, to_losses, **others):
-    """Iterations to the losses 3.02, 3.0, 2.98, of one seed or several."""
+    """A method at a delay. `to_losses` has the iterations to each of `LOSSES`: a number (or None),
+    or a list with one per seed."""
     rows = [row if isinstance(row, list) else [row] for row in to_losses]
     usual = {
         "settings": {},
@@ -21,6 +22,7 @@ def experiment(method, delay, to_losses, **others):
 
 
 def of(*experiments, examples=1):
+    """Measurements of these experiments."""
     about = {"source": "runs", "model": "4 blocks", "examples": examples, "last_iteration": 1000}
     return Measurements(**about, losses=LOSSES, experiments=list(experiments))
 
@@ -36,10 +38,12 @@ PIPEDREAM = [one for one in MEASURED.experiments if one.method == "pipedream"]
 
 
 def asked(loss, num_stages, num_micro_batches, *, examples=1, costs=None):
+    """The question for a pipeline of equal stages."""
     devices = EqualStages(num_stages, num_micro_batches, examples)
     return Question(loss, num_stages, num_micro_batches, devices, costs or {})
 
 
 def fresh_and_delayed(fresh, delayed, method="pipedream"):
-    """One method without delay and at a delay of 3, by seed."""
+    """Measurements of one method without delay and at a delay of 3. Each argument has an iteration
+    per seed, which is the same for all losses."""
     return of(experiment(method, 0, [fresh] * 3), experiment(method, 3, [delayed] * 3))

@@ -10,8 +10,8 @@ from tests.report.helpers import EVIL_NAME, write_run
 
 @pytest.fixture(scope="package")
 def runs(tmp_path_factory):
-    """Two methods at P = 1 and 32, a learning rate that was not chosen, a failed run, and one with
-    an evil name."""
+    """Two methods at P = 1 and 32, a run at a learning rate that is not chosen, one that diverged, and
+    one with an evil name."""
     folder = tmp_path_factory.mktemp("results")
     for method, delayed in (("pipedream", 2.8), ("basis-rotation", 2.1)):
         for stages, final_loss in ((1, 2.0), (32, delayed)):
@@ -37,8 +37,8 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="package", autouse=True)
 def _few_figures_and_tables():
-    """Two with runs, one without: to make them all is not this room's to test, and takes a
-    while."""
+    """Limits the page to three figures and three tables, some with runs and some without. Other
+    tests draw all of them, which takes a while."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "brx.report.page.FIGURES",
@@ -76,7 +76,7 @@ def page(runs, tmp_path_factory):
 
 @pytest.fixture(scope="package")
 def own_page(tmp_path_factory):
-    """The report of two runs that are none of the paper's experiments."""
+    """The report of two runs that do not belong to the paper's experiments."""
     folder = tmp_path_factory.mktemp("own")
     for stages, final_loss in ((1, 2.0), (2, 2.3)):
         settings = {"optimizer.method": "muon", "pipeline.stages": stages, "model.width": 24}

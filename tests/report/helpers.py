@@ -49,8 +49,8 @@ class Elements(HTMLParser):
             self.all[-1][2] += data
 
     def named(self, tag, **wanted):
-        """Attributes and text of the elements of a tag that have these attributes (`class_` for
-        class)."""
+        """The attributes and text of all elements with this tag and these attributes (`class_` for
+        class, `data_name` for data-name)."""
         pairs = {key.rstrip("_").replace("_", "-"): value for key, value in wanted.items()}
         return [
             (attributes, text)

@@ -1,4 +1,4 @@
-"""Run folders that nobody has trained."""
+"""Made-up run folders."""
 
 import json
 
@@ -20,8 +20,18 @@ def write_run(
     corpus="f",
     **summary,
 ):
-    """A run whose training loss falls on a line from 4, through 3 at the given iteration; None: it
-    never had a loss."""
+    """Write a run whose training loss falls along a line from 4; returns it as read back.
+
+    Args:
+        folder: the folder of the test.
+        name: the name of the run's folder in `folder`/runs.
+        overrides: settings.
+        crosses_3_at: the iteration at which the loss is 3; None for a run without losses.
+        val_loss: the validation loss at the end.
+        status: the status in summary.json; None for a run without that file.
+        corpus: the fingerprint of the data.
+        summary: further values of summary.json.
+    """
     config = tiny_config(folder, f"training.iterations={ITERATIONS}", *overrides)
     path = folder / "runs" / name
     path.mkdir(parents=True)
@@ -34,6 +44,7 @@ def write_run(
 
 
 def write_metrics(path, losses, validations=()):
+    """Write metrics.jsonl: a training loss per iteration from 1, and then the validations."""
     steps = [
         {"iteration": t, "train_loss": loss, "seconds": 0.5 * t}
         for t, loss in enumerate(losses, start=1)

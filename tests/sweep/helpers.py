@@ -1,4 +1,4 @@
-"""Sweeps of runs that take a second each."""
+"""Sweeps of runs that take a second each, and a launcher that only pretends to run them."""
 
 import yaml
 
@@ -10,7 +10,7 @@ from tests.train.helpers import tiny_config
 
 
 def write_sweep(folder, **content):
-    """A sweep file over the tiny run: by default two methods at P = 1 and 4."""
+    """Write a sweep of the tiny run, by default of two methods at P = 1 and 4; returns its path."""
     base = folder / "tiny.yaml"
     if not base.exists():
         base.write_text(dump_config(tiny_config(folder)))
@@ -29,7 +29,7 @@ def write_sweep(folder, **content):
 
 
 def finish(cell, loss, status="finished"):
-    """Leave the folder of a cell as its run would."""
+    """Leave the folder of a cell in the state in which its run would leave it."""
     prepare_folder(cell)
     summary = {
         "status": status,
@@ -44,7 +44,7 @@ class Pretending:
     """A launcher whose cells end at once.
 
     Args:
-        loss_of: the final loss of a cell; None if it is killed.
+        loss_of: takes a cell and returns its final loss, or None for a cell that is killed.
     """
 
     num_jobs = 1

@@ -1,4 +1,4 @@
-"""A run small enough for a second, on a text file of its own."""
+"""A run that takes a second, on a text file of its own, and waiting for what runs do."""
 
 import os
 import resource
@@ -43,8 +43,8 @@ def tiny_config(folder, *overrides):
 
 
 def write_once(path, content):
-    """Make a file that is whole from the start and the first writer's, although several ranks do
-    this at once."""
+    """Make a file that is complete as soon as it exists. If several ranks do this at once, the
+    first one's file stays."""
     own = path.with_name(f"{path.name}-{os.getpid()}")
     own.write_text(content)
     with suppress(FileExistsError):
@@ -53,7 +53,7 @@ def write_once(path, content):
 
 
 def losses(folder):
-    """All that metrics.jsonl says but what was measured (times, rates, memory)."""
+    """The records of metrics.jsonl, without what was measured (times, rates, memory)."""
     return [
         {key: value for key, value in record.items() if key not in MEASURED}
         for record in read_metrics(folder / "metrics.jsonl")
@@ -61,14 +61,15 @@ def losses(folder):
 
 
 def steps_of(folder):
+    """The records of iterations, without those of validations."""
     return [record for record in losses(folder) if "train_loss" in record]
 
 
 @contextmanager
 def files_of_at_most(size):
-    """Let no file grow beyond so many bytes, in place of a full disk."""
+    """Let no file grow beyond `size` bytes, to imitate a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # Or Python caches modules that are cut to that size, for all to load.
+    # Otherwise Python could write a cached module that is cut off at that size, and load it later.
     with mock.patch.object(sys, "dont_write_bytecode", True):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
         try:
@@ -83,7 +84,7 @@ def wait_for_lines(path, number, process, timeout=300):
 
 
 def wait_until(is_so, process, timeout=300):
-    """Wait until a condition holds, while a process runs."""
+    """Wait until a condition holds. Fails if the process ends first, or after `timeout` seconds."""
     end = time.monotonic() + timeout
     while not is_so():
         assert process.poll() is None, process.errors()

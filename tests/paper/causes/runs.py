@@ -18,10 +18,17 @@ NOISE = (0.0, 0.004, -0.003)  # nats, of the three seeds with delay
 
 
 def write_arm(folder, arm, costs, noise=NOISE, without=1.3, *, slowness=None):
-    """Runs of an arm without delay, and with delays that cost so many nats.
+    """Write the runs of an arm, without delay and with the delays in `costs`.
 
-    With delay the loss also falls more slowly, by a factor of 1 + slowness (by default 1 + the
-    cost)."""
+    Args:
+        folder: the folder of the runs.
+        arm: a key of `ARMS`.
+        costs: by how many nats each delay raises the final validation loss.
+        noise: shifts of the final validation losses with delay, in nats, one per seed.
+        without: the final validation loss without delay.
+        slowness: with delay, the training loss falls 1 + slowness times as slowly; by default, this
+            is the cost.
+    """
     for seed in range(len(noise)):
         write_arm_run(folder, arm, NONE, seed, without + 0.01 * seed, slow=1)
     for delay, cost in costs.items():
@@ -32,7 +39,8 @@ def write_arm(folder, arm, costs, noise=NOISE, without=1.3, *, slowness=None):
 
 
 def write_arm_run(folder, arm, delay, seed, final, slow):
-    """A run whose training loss falls as 3 / (1 + t / (5 slow)), with a final validation loss."""
+    """Write a run whose training loss falls as 3 / (1 + t / (5 slow)), and whose final validation
+    loss is `final`."""
     settings = {
         **ARMS[arm],
         **DELAYS[delay],
@@ -47,6 +55,7 @@ def write_arm_run(folder, arm, delay, seed, final, slow):
 
 
 def write_bases(folder, costs, adamw=0.3):
+    """Write the runs of all bases and of AdamW, with the nats that the longest delay costs each."""
     for arm, cost in zip(BASES, costs, strict=True):
         write_arm(folder, arm, {DEEPEST: cost})
     write_arm(folder, ADAMW, {DEEPEST: adamw})
