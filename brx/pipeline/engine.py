@@ -187,7 +187,7 @@ class Engine:
         self._gradients = Gradients(self.stages)
         self._accumulation = self.stages[0].delay.accumulation
         self._in_flight: dict[int, _InFlight] = {}  # by micro-batch
-        # Of the update that comes next, from its micro-batches so far:
+        # What the micro-batches of the next update have given so far:
         self._losses: list[Tensor] = []  # () each
         self._auxiliary_losses: list[Tensor] = []  # (stages with a mixture,) each
         self._grad_norms: Tensor | None = None  # (stages,)
@@ -331,7 +331,7 @@ class Engine:
         return StepResult(t, loss, auxiliary_losses, grad_norms, update_norms, stopwatch)
 
     def _update_norms(self) -> Tensor:
-        """Norm of what the update added to each stage's weights, (stages,)."""
+        """The norm of each stage's last update, w(t) - w(t - 1), (stages,)."""
         return torch.stack([get_total_norm(stage.last_update()) for stage in self.stages])
 
     # One iteration with both passes as a graph
@@ -462,8 +462,8 @@ def _take_stage_means(
     if not losses:
         return None
     total = losses[0]
-    for of_micro_batch in losses[1:]:
-        total = total + of_micro_batch
+    for stage_losses in losses[1:]:
+        total = total + stage_losses
     num_micro_batches = len(losses)
     losses.clear()
     return total / num_micro_batches
