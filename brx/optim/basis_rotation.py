@@ -86,9 +86,9 @@ class BasisRotation(Optimizer):
 
     with m^ = U^T M V / (1 - beta1^t) and v^ = v / (1 - beta2^t). A parameter of more than two
     dimensions is a batch of matrices in its last two, each with its own bases (the experts of a
-    mixture); a convolution kernel is one matrix. What has no two sides gets AdamW. The arithmetic
-    is float64 for float64 parameters, else float32. README.md in this folder: which parameters are
-    rotated, what it costs, how to come from AdamW.
+    mixture); a convolution kernel is one matrix. Vectors get AdamW. The arithmetic is float64 for
+    float64 parameters, else float32. README.md in this folder says which parameters are rotated,
+    what it costs, and how to come from AdamW.
 
     Args:
         params: a module; or tensors, named tensors, groups of either; or
@@ -103,14 +103,14 @@ class BasisRotation(Optimizer):
             (no extra moments).
         geometry: "bilateral" rotates both sides, "unilateral" only the smaller one (m < n: U, else
             V).
-        frequency: refreshes fall on its multiples; 9.5 for 9 and 10 updates in turn; None for never
-            after the first.
-        first_refresh: the update at which a matrix gets its first basis, exactly; until then
-            AdamW's steps, but for entries below the noise floor. At least 2: off the diagonal of a
-            single gradient in its own eigenbasis there is only rounding.
-        covariance: whether G G^T enters its average at every "step"; at every "refresh" (algorithm
-            2 as printed); or there for the whole "interval", as beta2^n L + (1 - beta2^n) G G^T
-            after n updates.
+        frequency: the bases are renewed at its multiples. 9.5 gives intervals of 9 and 10 updates
+            in turn; None: never after the first basis.
+        first_refresh: the update at which a matrix gets its first basis, by an exact decomposition.
+            Until then it takes AdamW's steps, except for entries below the noise floor. At least 2:
+            in its own eigenbasis a single gradient is diagonal, and the other entries are rounding.
+        covariance: when G G^T enters its average: at every "step"; at every "refresh" (algorithm 2
+            as printed); or at every refresh with the weight of the whole "interval" of n updates,
+            as beta2^n L + (1 - beta2^n) G G^T.
         staggered: spreads the refreshes of a group's parameters over the interval.
         rotation_precision: of the two rotations of a step (products.py); refreshes and states keep
             theirs.
@@ -121,29 +121,31 @@ class BasisRotation(Optimizer):
             rotated; None: no limit.
         flatten: take a convolution kernel (out, in, h, w) as one matrix (out, in h w), not as a
             stack of (h, w). None: where there are four dimensions, the last two up to 16.
-        max_kernel_state: numbers of state, per weight, that a flattened kernel has at most; its
-            longest sides are not rotated until that holds; None: no limit.
+        max_kernel_state: the most numbers of state per weight that a flattened kernel may have.
+            Sides go unrotated, the longest first, until it holds; None: no limit.
         split: (parts, dim): take a fused projection as so many matrices along its rows (-2) or
             columns (-1).
-        rest_lr: learning rate of what is not rotated, while `lr` is that of the rest of its group;
-            kept as the factor `rest_factor` = rest_lr / lr of each group, so that schedules scale
-            both. A group with `rotate=False` and no `lr` of its own has it as its `lr`.
-        as_published: compute what the authors' implementation computes, where it is not this.
+        rest_lr: learning rate of the parameters that are not rotated; `lr` is then the rate of
+            those that are. Kept as the factor `rest_factor` = rest_lr / lr of each group, so that
+            schedules scale both. A group with `rotate=False` and no `lr` of its own has it as its
+            `lr`.
+        as_published: compute as the authors' implementation does, wherever it differs from this.
         compiled: on a GPU, let `torch.compile` make one pass of the elementwise part; the first
             step takes seconds longer. Without it, and on the CPU, torch's fused kernel does most of
             it.
 
-    Options may differ by group. `state` and `param_groups` are the truth: what is replaced, cleared
-    or written there (but for `options.FORM` once there is state) counts from the next step on. A
-    state has `step`, `exp_avg` and `exp_avg_sq` (both in the rotated space), and what
-    `parameter_state.state_shapes` adds for its options.
+    Options may differ by group. `state` and `param_groups` are the truth: whatever a program
+    replaces, clears or writes there takes effect at the next step (except for the options in
+    `options.FORM` once there is state). A state has `step`, `exp_avg` and `exp_avg_sq` (both in the
+    rotated space), and what `parameter_state.state_shapes` adds for its options.
 
     Raises ValueError for an option out of range or a parameter that does not fit.
     """
 
     on_first_bases: Callable[[int, int], None] | None = None
-    """Called during the update that computes the first bases, with the number of bases that are
-    done and the number of all: large ones take seconds each. Not saved with the optimizer."""
+    """Called during the update that computes the first bases, because large ones take seconds each.
+    Its arguments are how many bases are done, and how many there are. Not saved with the
+    optimizer."""
 
     _rest_lr: float | None = None
     _compiled: bool = False
@@ -207,10 +209,10 @@ class BasisRotation(Optimizer):
         is_complete = len(known) == len(named)
         self._lazy_model = None if is_complete else model
         if len(known) == self._num_known:
-            return  # no further shape is known since the last time
+            return  # no further shape has become known since the last time
         self._num_known = len(known)
-        of_all = roles(model)
-        self._roles = {parameter: of_all[name] for name, parameter in known.items()}
+        role_by_name = roles(model)
+        self._roles = {parameter: role_by_name[name] for name, parameter in known.items()}
 
     def _forget(self) -> None:
         """Drop everything that was derived from `state` and `param_groups`."""
@@ -228,7 +230,8 @@ class BasisRotation(Optimizer):
         name = "num_failed_refreshes"
         return int(sum(state[name].sum() for state in self.state.values() if name in state))
 
-    # torch.compiler.disable without its import: a compiled train step leaves this one out.
+    # The same as `torch.compiler.disable`, without its import: a compiled training step does not
+    # trace into this function.
     @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -295,6 +298,8 @@ class BasisRotation(Optimizer):
 
     @contextmanager
     def _counts_put_right(self) -> Iterator[None]:
+        """A context in which BadGradientError may be raised: then the host's counts of updates are
+        read from the device again."""
         try:
             yield
         except BadGradientError:
@@ -368,6 +373,7 @@ class BasisRotation(Optimizer):
         return {p: Place(index, len(rotated)) for index, p in enumerate(rotated)}
 
     def _give_state(self, member: Member, own: dict[str, Any]) -> None:
+        """Give a member the state that `state` has for its parameter, after checking it."""
         parameter = member.parameter
         if member.is_stacked or not member.is_rotated:
             check_state(own, parameter, member.options, self._describe(parameter))
@@ -574,13 +580,13 @@ class BasisRotation(Optimizer):
                 num_vectors += 1
         if not num_vectors and not tables:
             return
-        told = []
+        facts = []
         if num_vectors:
-            told.append(f"{num_vectors} parameters have no side to rotate and get AdamW.")
+            facts.append(f"{num_vectors} parameters have no side to rotate and get AdamW.")
         if tables:
-            told.append(f"By their names embeddings or heads, but rotated: {', '.join(tables)}.")
+            facts.append(f"By their names embeddings or heads, but rotated: {', '.join(tables)}.")
         warnings.warn(
-            f"{' '.join(told)} Give the model, BasisRotation(model) or model=model with your "
+            f"{' '.join(facts)} Give the model, BasisRotation(model) or model=model with your "
             "groups, and embeddings and its head get AdamW, too; optimizer.summary() says what "
             "becomes of each",
             stacklevel=3,
@@ -607,9 +613,9 @@ class BasisRotation(Optimizer):
         """Continue from another optimizer over the same parameters: torch's AdamW, Adam, NAdam or
         RAdam, or pytorch-optimizer's SOAP (with its bases) or StableAdamW.
 
-        Where no bases come along they begin as the identity, and the first exact one comes
-        `first_refresh` updates later: the group's `first_refresh` becomes that update of the matrix
-        that has made most (a warning, where they differ).
+        Matrices without bases begin with the identity, and get their first exact basis
+        `first_refresh` updates later. For this, the number of updates that they have made is added
+        to the group's `first_refresh` (the largest number, with a warning, if they differ).
 
         Raises ValueError where the optimizer is none of these, or a state is missing or does not
         fit; nothing has changed then.
@@ -726,8 +732,8 @@ class BasisRotation(Optimizer):
     def _fitting(
         self, given: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[Tensor, dict[str, Any]]]:
-        """A state dict with all options of today, and its states by parameter in the form in which
-        they are kept here."""
+        """A given state dict with all of today's options, and its states by parameter in the form
+        that this optimizer keeps. ValueError where something does not fit."""
         # torch's own loading would cast states to the parameter's precision: bfloat16 loses half.
         groups = todays_groups(given["param_groups"], self.param_groups, self.defaults)
         saved = [len(group["params"]) for group in groups]

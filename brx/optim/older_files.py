@@ -1,4 +1,4 @@
-"""State dicts of former versions, in today's form."""
+"""Brings the groups of older state dicts into today's form."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from .options import OLDER_DEFAULTS, Group
 from .parameter_state import is_rotated
 
-# The mark of a group that was split off another one, with those of its parameters that are no
-# matrices.
+# Older versions moved the parameters of a group that are not matrices into a group of their own,
+# which has this mark.
 NO_MATRIX = "no matrix to rotate"
 
 

@@ -60,7 +60,7 @@ def estimate_eigenbasis(
     exact: bool,  # whether it is the first basis
     on_done: Callable[[int], None] = lambda num: None,  # called as exact bases are done
 ) -> None:
-    """Algorithm 2. Takes the moments over into the new bases."""
+    """Algorithm 2: renew the bases of a batch, and bring its moments into them."""
     before = None if batch.bad is None else _copies(batch)
     # M = U (U^T M V) V^T, in the old bases.
     momentum = rotate(batch, batch.matrices("exp_avg"), back=True)
@@ -91,7 +91,7 @@ def _refreshed(
         if on_exact is not None:
             return exact_eigenbasis(covariance, on_done=on_exact)
         return power_iteration(covariance_product(covariance, basis), basis)
-    # M of this update, which `momentum` is not yet.
+    # `momentum` is M before this update. The factor is M after it (algorithm 1, line 4).
     factor = seen_from(side, momentum.lerp(gradient, 1 - batch.options["betas"][0]))
     if on_exact is not None:
         return exact_factor_eigenbasis(factor, on_exact)

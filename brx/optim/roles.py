@@ -35,8 +35,8 @@ EMBEDDING_NAME = re.compile(
 )
 # Names of embeddings of positions, not of tokens.
 POSITIONS = re.compile(r"wpe|(^|[._])pos(ition)?")
-# Projections that hold several matrices one after the other, and their number. Not
-# `query_key_value`, in which the heads alternate.
+# Projections that hold several matrices one after the other, and how many. `query_key_value` is not
+# among them, because there the matrices alternate from head to head.
 FUSED = {
     "c_attn": 3,
     "qkv": 3,
@@ -183,6 +183,7 @@ def _weights(found: list[Place]) -> dict[str, Place]:
 
 def _called_head(weight: str, is_last: bool) -> str:
     """The name of the layer if it is a head's name; otherwise ""."""
+    # Without the weight's own name. A parameter of the model itself has no layer.
     *above, layer = weight.split(".")[:-1] or [""]
     # The `fc_out` of a block, as in GPT-J, is no head.
     if any(part.isdigit() for part in above):
@@ -310,7 +311,8 @@ def _known_parts(place: Place) -> Split | None:
     shape, dim = place.shape, place.output_dim
     if len(shape) != 2 or shape[dim] % parts:
         return None
-    is_square = shape[dim] == parts * shape[-3 - dim]
+    other_dim = -3 - dim  # -1 for -2, and -2 for -1
+    is_square = shape[dim] == parts * shape[other_dim]
     return (parts, dim) if is_square or place.own_name in GATES else None
 
 
