@@ -68,8 +68,8 @@ def one_method(name: str) -> str:
 
 
 def refresh_table(num_stages: int, frequency: int) -> str:
-    """Iterations between the refreshes of each stage, by refresh schedule, with what each schedule
-    spends."""
+    """A table of the iterations between the refreshes of each stage, with a column per refresh
+    schedule. Its last row has the refreshes per iteration of all stages together."""
     schedules = get_args(RefreshSchedule)
     delays = pipeline_delays(num_stages)
     columns = {name: refresh_intervals(delays, frequency, name) for name in schedules}
