@@ -37,10 +37,10 @@ def all_models() -> str:
 
 
 def one_model(name: str) -> str:
-    """One model with its options, of a user's own those that its constructor takes.
+    """One model with its options. For a user's own model, these are its constructor's arguments.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: there is no model of this name.
     """
     if ":" in name:
         settings = validate({"class": name}, OwnModelConfig, "model")

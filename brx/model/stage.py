@@ -21,9 +21,9 @@ from brx.model.models import make_model, matrix_names
 
 
 class StageOutput(NamedTuple):
-    """What a stage's forward pass gives."""
+    """The results of a stage's forward pass."""
 
-    stream: Tensor  # (B, S, D), behind the stage's last block
+    stream: Tensor  # (B, S, D), after the stage's last block
     loss: Tensor | None  # the mean cross-entropy in nats, from the last stage; else None
     auxiliary_loss: Tensor | None  # the sum over the stage's mixtures of experts; None without any
 
@@ -46,7 +46,8 @@ class Stage(nn.Module):
             methods treat each member separately.
         cast: names of the matrices that autocast casts wherever they are used; older versions of
             them may be kept in bf16.
-        has_auxiliary_loss: whether the model has auxiliary losses that are no means over examples.
+        has_auxiliary_loss: whether the model has auxiliary losses, which are not means over
+            examples.
     """
 
     def __init__(
@@ -87,8 +88,8 @@ class Stage(nn.Module):
         for block in self.blocks.values():
             output = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
             if isinstance(output, tuple):
-                output, of_block = output
-                auxiliary_losses.append(of_block)
+                output, auxiliary = output
+                auxiliary_losses.append(auxiliary)
             # The stream keeps its dtype whatever a block computes in, so that no cut into stages
             # changes a number.
             x = output.to(x.dtype)
@@ -118,7 +119,7 @@ def _stacks(stage: nn.Module) -> set[str]:
 
 
 def _cast(stage: nn.Module) -> set[str]:
-    """Names of the weights of linear maps, which autocast computes in bf16."""
+    """Names of the weights of linear maps, which autocast casts to bf16 wherever they are used."""
     linear = (nn.Linear.forward, Experts.forward)
     modules = stage.named_modules()
     return {f"{path}.weight" for path, module in modules if type(module).forward in linear}
@@ -147,7 +148,7 @@ def make_stages(
         recompute: see `Stage`.
     """
     model = make_model(config, vocabulary_size, seed, parts)
-    # Once for all stages: it looks at each block of the model, and there may be as many stages.
+    # Once for all stages: it looks at every block of the model, and a stage may be a single block.
     matrices = matrices_of(model)
     return [
         Stage(model, config, vocabulary_size, own, matrices, recompute=recompute) for own in parts

@@ -1,8 +1,8 @@
-"""Measure the activations that a block keeps for its backward pass and the operations that it
-takes, by a forward pass without numbers.
+"""Measures the activations that a block keeps for its backward pass and the operations that it
+takes, by a forward pass on the meta device, where tensors have no values.
 
-The block runs on the meta device. This module adds what a real device does differently: autocast's
-casts (torch has none for meta tensors), and kernels that keep less than their definition says.
+This module adds what a real device does differently: autocast's casts (torch has none for meta
+tensors), and kernels that keep less than their definition says.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -76,8 +76,8 @@ def trace(
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Modules that are made within have their parameters on the meta device: without memory and
-    values. Their buffers are real."""
+    """A context in which modules are made with their parameters on the meta device, without memory
+    and values. Their buffers are real."""
 
     def on_meta(_module: nn.Module, _name: str, parameter: Any) -> Any:
         if parameter is None or parameter.is_meta:
@@ -93,7 +93,7 @@ def without_values() -> Iterator[None]:
 
 
 class _WithoutInitialValues(TorchFunctionMode):
-    """Skips `torch.nn.init`: on the meta device it draws nothing, and imports half of torch for it
+    """Skips `torch.nn.init`: on the meta device it has no effect, but imports half of torch
     (2 s)."""
 
     def __torch_function__(
@@ -164,7 +164,7 @@ class _Device(TorchFunctionMode):
         self._bf16 = bf16
         self._is_cuda = device_type == "cuda"
         self._cast_weights: dict[int, Tensor] = {}
-        # What stands for a function, by its name.
+        # The stand-ins for torch's functions, by the functions' names.
         self._kernels: dict[str, Callable[..., Tensor]] = {
             "scaled_dot_product_attention": self._attention
         }
