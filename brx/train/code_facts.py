@@ -1,4 +1,4 @@
-"""What readers of a run need of its user's code, noted in config.yaml when the run trains.
+"""Notes in config.yaml, when a run trains, what readers of the run need to know of its user's code.
 
 Reading a run runs nothing (`brx.config.user_code`), so whatever an analysis, a plan or a figure
 asks of user code has to be known before. `note_facts` is called once, after the code is loaded and
@@ -32,7 +32,7 @@ from brx.train.build import Assembly
 
 
 def note_facts(config: RunConfig, assembly: Assembly) -> RunConfig:
-    """The configuration with what readers need of the user's own code.
+    """The configuration, with what readers need to know of the user's own code.
 
     Args:
         config: of the run that is about to train.
@@ -49,8 +49,8 @@ def note_facts(config: RunConfig, assembly: Assembly) -> RunConfig:
         facts = method_facts(config, assembly)
         changed["optimizer"] = config.optimizer.model_copy(update={"facts": facts})
     if isinstance(config.model, OwnModelConfig):
-        facts_of_model = model_facts(config.model, config.data.vocabulary_size)
-        changed["model"] = config.model.model_copy(update={"facts": facts_of_model})
+        counts = model_facts(config.model, config.data.vocabulary_size)
+        changed["model"] = config.model.model_copy(update={"facts": counts})
     return config.model_copy(update=changed)
 
 
@@ -61,12 +61,12 @@ def model_facts(model: OwnModelConfig, vocabulary_size: int) -> ModelFacts:
 
 
 def delay_facts(config: RunConfig) -> DelayFacts:
-    """The largest and mean delays of the run's delay function."""
+    """The largest and mean delays of the run's delay function, by stage, in micro-batches."""
     delays = stage_delays(config.pipeline, config.training.seed)
-    in_micro_batches = config.pipeline.accumulation
+    accumulation = config.pipeline.accumulation
     return DelayFacts(
         largest=[delay.tau for delay in delays],
-        mean=[delay.tau_updates * in_micro_batches for delay in delays],
+        mean=[delay.tau_updates * accumulation for delay in delays],
     )
 
 

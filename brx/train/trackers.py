@@ -86,7 +86,7 @@ def board(module: str, project: str, run: Path, config: RunConfig) -> Tracker:
 
 
 def check_trackers(config: RunConfig) -> None:
-    """Look for the configured trackers, before there is a run folder.
+    """Check that the configured trackers can be used, before there is a run folder.
 
     Raises:
         UserError: one is not installed or has no key.
