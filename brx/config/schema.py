@@ -33,7 +33,7 @@ readers of the run need to know about it."""
 
 
 def refuse(is_wrong: object, message: str) -> None:
-    """ValueError, for pydantic to tell with the key's place."""
+    """ValueError if `is_wrong`. pydantic reports it together with the key's place."""
     if is_wrong:
         raise ValueError(message)
 
@@ -103,7 +103,7 @@ class ModelSection(Section):
         return f"{self.blocks} blocks, d {self.width}"
 
     def options(self) -> dict[str, Any]:
-        """What the class's constructor is given, besides the size of the vocabulary."""
+        """The arguments of the class's constructor, besides the size of the vocabulary."""
         known = {
             key: getattr(self, key)
             for key in type(self).model_fields
@@ -231,12 +231,12 @@ class LlamaConfig(ModelSection):
 
 
 class ModelFacts(Section):
-    """What readers need of a model of the user's own, noted when the run trains."""
+    """What readers need to know of a user's own model, noted when the run trains."""
 
     num_parameters: int = Field(ge=0)
-    """All of the model."""
+    """Parameters of the whole model."""
     num_in_blocks: int = Field(ge=0)
-    """Those of the blocks, without embedding and head."""
+    """Parameters of the blocks, without embedding and head."""
 
 
 class OwnModelConfig(ModelSection):
@@ -250,7 +250,7 @@ class OwnModelConfig(ModelSection):
     """SHA-256 of the model's file, filled in by brx: an edited model is another run. Null for
     packages."""
     facts: ModelFacts | None = None
-    """Which brx fills in when the run trains."""
+    """Filled in by brx when the run trains."""
 
     @field_validator("name")
     @classmethod
@@ -263,14 +263,14 @@ class OwnModelConfig(ModelSection):
             "vocabulary_size" in (self.model_extra or {}),
             "vocabulary_size: leave it out; brx takes it from the tokenizer",
         )
-        # The settings of an old run have a fingerprint: they can be read when its file is long gone
-        #     or another.
+        # The settings of an old run have a fingerprint already, so they can be read when the file
+        # is long gone or has changed.
         if self.code_sha256 is None:
             object.__setattr__(self, "code_sha256", code_sha256(self.name, "class: "))
         return self
 
     def shrunk(self, width: int) -> GPTConfig:
-        """One with as many blocks, since only the user knows how to make this one smaller."""
+        """A small GPT with as many blocks: only the user knows how to make this model smaller."""
         return GPTConfig(
             blocks=self.blocks, width=min(width, self.width), heads=1, sequence_length=4
         )
@@ -286,7 +286,8 @@ DEFAULT_MODEL = "gpt"
 
 
 def model_tag(value: Any) -> str:
-    """The section of a model, or of a mapping that names one: `own` for `FILE.py:CLASS`."""
+    """The tag of the section that describes a model, given the section, a mapping or the class's
+    name: `own` for `FILE.py:CLASS`."""
     if isinstance(value, dict):
         name = value.get("class", DEFAULT_MODEL)
     else:
@@ -337,7 +338,8 @@ class DataConfig(Section):
 
 
 class DelayFacts(Section):
-    """What readers need of a delay function, noted when the run trains: they do not call it."""
+    """What readers need to know of a delay function, noted when the run trains: readers do not call
+    it."""
 
     largest: list[Annotated[int, Field(ge=0)]]
     """Per stage, the largest delay in micro-batches."""
@@ -361,7 +363,7 @@ class DelayCode(Section):
     """SHA-256 of its file, filled in by brx: an edited function is another run. Null for
     packages."""
     facts: DelayFacts | None = None
-    """Which brx fills in when the run trains."""
+    """Filled in by brx when the run trains."""
 
 
 DelayName = Literal["pipeline", "2bw"]
@@ -430,8 +432,7 @@ class PipelineConfig(Section):
     """Seconds without an answer after which a device counts as lost."""
     cut: list[str] | None = None
     """The parameters of each stage, as beginnings of their names; only `record` writes this, for a
-    loop of your own. brx cuts its own models
-by blocks."""
+    loop of your own. brx cuts its own models by blocks."""
 
     @property
     def delay_text(self) -> str:
@@ -555,8 +556,7 @@ class BasisRotationConfig(MatrixOptimizerSection):
     much as `uniform`."""
     covariance: Literal["step", "refresh", "interval"] = "step"
     """Which gradients enter the covariances: all (step), those at refreshes (refresh, algorithm 2
-    as printed), or those at refreshes weighted
-for the whole interval (interval)."""
+    as printed), or those at refreshes weighted for the whole interval (interval)."""
     rotation_precision: Literal["highest", "tf32", "bf16"] = "highest"
     """Products of the rotations: fp32, TF32, or bf16 in two parts (16 bits), faster on a GPU's
     matrix units."""
@@ -667,7 +667,7 @@ class AdanConfig(Section):
 
 
 class MethodFacts(Section):
-    """What readers need of a method of the user's own, noted when the run trains."""
+    """What readers need to know of a user's own method, noted when the run trains."""
 
     kind: Literal["method", "optimizer"]
     """A `brx.methods.method.Method`, or a `torch.optim.Optimizer`."""
@@ -696,7 +696,7 @@ class CustomConfig(Section):
     """SHA-256 of the method's file, filled in by brx: an edited method is another run. Null for
     packages."""
     facts: MethodFacts | None = None
-    """Which brx fills in when the run trains."""
+    """Filled in by brx when the run trains."""
 
     @field_validator("method")
     @classmethod
@@ -707,16 +707,16 @@ class CustomConfig(Section):
     def _consistent(self) -> Self:
         for key, does in (("params", "brx does"), ("lr", "set optimizer.lr")):
             refuse(key in self.arguments, f"arguments must not hold {key}: {does}")
-        # The settings of an old run have a fingerprint: they can be read when its file is long gone
-        #     or another.
+        # The settings of an old run have a fingerprint already, so they can be read when the file
+        # is long gone or has changed.
         if self.code_sha256 is None:
             object.__setattr__(self, "code_sha256", code_sha256(self.method, "method: "))
         return self
 
 
 def method_tag(value: Any) -> str:
-    """The section of a method, or of a mapping that names one: `custom` for
-    `package.module:Class`."""
+    """The tag of the section that describes a method, given the section, a mapping or the method's
+    name: `custom` for `package.module:Class`."""
     method = (
         value.get("method", "pipedream")
         if isinstance(value, dict)
@@ -749,7 +749,7 @@ def parse_duration(text: str) -> float:
     """The seconds of a duration such as `11h50m`, `90m`, `1d12h` or `45s`.
 
     Raises:
-        ValueError: it is none, or none at all (`0m`).
+        ValueError: it is not a duration, or is zero (`0m`).
     """
     match = re.fullmatch(DURATION, text, re.ASCII)
     seconds = 0
