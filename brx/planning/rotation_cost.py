@@ -1,10 +1,10 @@
-"""From how many micro-batches per update on the step of basis rotation costs little, next to
-AdamW's iteration.
+"""The number of micro-batches per update from which on the step of basis rotation costs little,
+compared with AdamW's iteration.
 
-The products of a step do not depend on the number of tokens, and the passes do: with enough tokens
-per update, the step costs as little as one likes. Rates were measured with large products on one
-GPU; only their ratios matter. The passes of small models run far below their rate, so for them the
-number of micro-batches is an upper bound. Elementwise work, which AdamW has as well, is not
+The products of a step do not depend on the number of tokens, but the passes do. So with enough
+tokens per update, the step costs as little as one likes. Rates were measured with large products on
+one GPU; only their ratios matter. The passes of small models run far below their rate, so for them
+the number of micro-batches is an upper bound. Elementwise work, which AdamW has as well, is not
 counted."""
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from brx.planning.cuts import planned_ranges
 from brx.planning.flops import forward_flops, passes, update_products
 
 LARGEST_RATIO = 1.25
-"""The iteration with basis rotation, over AdamW's."""
+"""The step counts as cheap if an iteration with basis rotation takes at most this many times as
+long as one with AdamW."""
 TERA = 1e12
 
 
 @dataclass(frozen=True)
 class StepRates:
-    """FLOP/s of the kinds of products."""
+    """FLOP/s of each kind of product."""
 
     passes: float
     rotations: float
     covariances: float
-    """And refreshes."""
+    """The rate of refreshes, too."""
 
 
 def configured_rates(config: RunConfig, device: MeasuredRates = H100) -> StepRates:
-    """As the settings have it: covariances and refreshes are always in fp32."""
+    """The rates in the configured precisions; covariances and refreshes count in fp32."""
     assert isinstance(config.optimizer, BasisRotationConfig)
     by_precision = {
         "highest": device.fp32,
@@ -46,13 +47,14 @@ def configured_rates(config: RunConfig, device: MeasuredRates = H100) -> StepRat
 
 
 def rates_in_tf32(config: RunConfig, device: MeasuredRates = H100) -> StepRates:
-    """As if all products of the step were in TF32."""
+    """The rates if all products of the step were in TF32."""
     of_passes = device.bf16 if config.runtime.precision == "bf16" else device.fp32
     return StepRates(TERA * of_passes, TERA * device.tf32, TERA * device.tf32)
 
 
 def step_ratio(config: RunConfig, rates: StepRates) -> float:
-    """The iteration of basis rotation over AdamW's, with the configured micro-batches."""
+    """The time of an iteration with basis rotation, divided by that with AdamW, with the configured
+    number of micro-batches."""
     num_micro_batches = config.pipeline.accumulation
     of_passes, updates = _seconds(config, rates)
     adamw = max(num_micro_batches * seconds for seconds in of_passes)
@@ -73,7 +75,8 @@ def least_micro_batches(config: RunConfig, rates: StepRates) -> int:
 
 
 def _seconds(config: RunConfig, rates: StepRates) -> tuple[list[float], list[float]]:
-    """By rank, the times of a micro-batch's passes and of an update's products."""
+    """For each rank, the seconds of a micro-batch's passes, and the seconds of an update's
+    products."""
     of_passes = []
     updates = []
     for own in planned_ranges(config):
@@ -85,7 +88,8 @@ def _seconds(config: RunConfig, rates: StepRates) -> tuple[list[float], list[flo
 
 
 def rotation_lines(config: RunConfig) -> list[str]:
-    """For basis rotation, from which M on its step is cheap; nothing for other methods."""
+    """Lines that say, for basis rotation, from which M on its step is cheap; none for other
+    methods."""
     if not isinstance(config.optimizer, BasisRotationConfig):
         return []
     products = update_products(config, range(config.pipeline.stages))
