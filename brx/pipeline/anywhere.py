@@ -1,5 +1,5 @@
-"""`delayed`: trains anybody's model, in anybody's training loop, under the delay of a pipeline.
-Needs torch alone.
+"""`delayed`: trains any model, in any training loop, under the delay of a pipeline. Needs torch
+alone.
 
 It works by hooks: a training forward pass opens a *window*, the end of its backward pass closes it,
 and in between the parameters hold the versions that docs/semantics.md names. The parts:
@@ -65,8 +65,8 @@ WITH_FULLGRAPH = "delayed: with fullgraph=True, give it the compiled model: torc
 
 
 class DelayedPipeline:
-    """Let a model train as an asynchronous pipeline of its stages would train it; the loop stays as
-    it is.
+    """Makes a model train as an asynchronous pipeline of its stages would train it, while the
+    training loop stays as it is.
 
         pipeline = delayed(model, optimizer, stages=32)
 
@@ -81,8 +81,9 @@ class DelayedPipeline:
         optimizer: the torch optimizer that trains the model, or a list of them. Wrappers of
             optimizers will do, too.
         stages: P, which cuts the model's blocks (or layers) evenly in the order in which its first
-            forward pass uses them; or a mapping from parameter names or their beginnings
-            (`blocks.3`), or a function of the name, to the stage from 0 (docs/own-model.md).
+            forward pass uses them; or a mapping from parameter names or their prefixes
+            (`blocks.3`), or a function of the name, to the stage, counted from 0
+            (docs/own-model.md).
         delay: as in the section `pipeline` of a configuration (docs/semantics.md). A list may be an
             array.
         accumulation: M, the micro-batches (forward and backward passes) per update. All passes
@@ -91,7 +92,7 @@ class DelayedPipeline:
         stash: what a backward pass computes with, as in a configuration.
         forecast: both passes compute with expected weights, as in a configuration.
         rings: where older versions are kept: `device`, or `host` memory.
-        seed: for a delay function.
+        seed: passed to a delay function.
         example: inputs of a forward pass (a tuple, or a dictionary of keyword arguments). With them
             the order in which the model uses its parameters is known at once, from a pass on the
             meta device.
@@ -220,9 +221,9 @@ class DelayedPipeline:
         }
         if self._is_cut_known and len(self._delays) > 1:
             cut: list[list[str]] = [[] for _ in self._delays]
-            for beginning, stage in self.stage_map().items():
-                cut[stage].append(beginning)
-            settings["cut"] = [" ".join(beginnings) for beginnings in cut]
+            for prefix, stage in self.stage_map().items():
+                cut[stage].append(prefix)
+            settings["cut"] = [" ".join(prefixes) for prefixes in cut]
         return settings
 
     def stage_map(self) -> dict[str, int]:
@@ -232,7 +233,7 @@ class DelayedPipeline:
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
-        """The explicit form of a window, for loops that call parts of the model:
+        """Open a window explicitly, for loops that call parts of the model instead of the whole:
 
             with pipeline.micro_batch():
                 loss = loss_of(model.decode(model.encode(x)))
@@ -256,7 +257,7 @@ class DelayedPipeline:
         self._windows.raise_problem()
 
     def remove(self) -> None:
-        """Take the hooks off: from here on the model trains without delay."""
+        """Remove the hooks: from here on the model trains without delay."""
         self._windows.close()
         for hook in (*self._hooks, *self._gradient_hooks):
             hook.remove()
@@ -324,8 +325,8 @@ class DelayedPipeline:
         history = self._make_history(self._contents_by_name())
         if len(history.stages) != len(saved):
             raise ValueError("the state comes from a pipeline with other delays")
-        for stage, of_stage in zip(history.stages, saved, strict=True):
-            _load_stage(stage, of_stage)
+        for stage, stage_state in zip(history.stages, saved, strict=True):
+            _load_stage(stage, stage_state)
         return history
 
     def _load_initial(self, saved: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
@@ -442,7 +443,7 @@ class DelayedPipeline:
         return History(stages, self._stash, before_move=self._drop_gathered)
 
     def _drop_gathered(self) -> None:
-        """Under FSDP: modules that keep whole parameters after a pass must gather them anew."""
+        """Under FSDP: modules that keep whole parameters after a pass must gather them again."""
         for module in self._sharded:
             drop_gathered(module)
 
@@ -566,7 +567,7 @@ class DelayedPipeline:
                 )
 
     def _warn_of_lost_versions(self) -> None:
-        """Warn if the optimizer has been resumed, but the pipeline starts anew."""
+        """Warn if the optimizer has been resumed, but the pipeline starts afresh."""
         # Within its step, LBFGS already has its state when it calls the first forward pass.
         if self._windows.has_begun or self._windows.is_in_step:
             return
@@ -656,7 +657,8 @@ class DelayedPipeline:
         self._windows.end_peek()
 
     def _check_model(self) -> None:
-        """UserError where what was given to `delayed` is no longer what trains."""
+        """UserError if the model or its optimizers have changed since `delayed`, or if autocast is
+        on although the stash does not allow it."""
         for module, name, parameter in self._places:
             if module._parameters.get(name) is not parameter:
                 raise UserError(
@@ -677,7 +679,7 @@ class DelayedPipeline:
             )
 
     def _check_number_of_parameters(self) -> None:
-        """UserError where the model has other parameters than it had."""
+        """UserError if the model has other parameters than it had."""
         # A walk through all parameters takes as long as all other hooks together. So first see
         # whether any module has changed.
         if all(_holds(module, *held) for module, held in self._children.items()):

@@ -24,7 +24,7 @@ class Chain:
     """Stages that compute one after another.
 
     Args:
-        modules: of the stages, in the order of the model.
+        modules: the stages' modules, in the order of the model.
         first: the index of the first stage.
         autocast: makes the context in which a forward pass runs.
     """

@@ -48,10 +48,10 @@ def cut(
     """Assign each parameter that trains to a stage.
 
     Args:
-        model: its blocks or layers are never divided.
+        model: the model. Its blocks or layers are never divided.
         trained: the names of the parameters that train.
         stages: the number of stages, which cuts the model's blocks evenly, in the order of their
-            use; or a mapping from names or their beginnings to stages; or a function of the name.
+            use; or a mapping from names or their prefixes to stages; or a function of the name.
         positions: each parameter's place in the order of use, by name. Only a number of stages
             needs it.
 

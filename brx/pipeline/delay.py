@@ -186,8 +186,8 @@ def delays_of(
             attribute `most` is the largest tau, a number or a function of (stage, number of
             stages).
         accumulation: M, the micro-batches per update.
-        seed: for a function.
-        name: of the setting, for messages.
+        seed: passed to a function.
+        name: the name of the setting, for messages.
 
     Raises:
         UserError: a function does not say its largest delay, or says none that is a whole number
@@ -209,7 +209,7 @@ def delays_of(
 
 
 def _constant_taus(profile: Any, num_stages: int, accumulation: int) -> list[int] | None:
-    """tau of each stage under a profile that is no function; None where it is no profile.
+    """tau of each stage under a profile that is not a function; None if it is not a profile.
 
     A new constant rule is a case of this function. A rule that varies in time is a function with an
     attribute `most` (`delays_of`)."""
@@ -323,7 +323,7 @@ def shortfall(delays: Sequence[StageDelay]) -> str | None:
     for; None if every stage gets the delays that its function asks for.
 
     Args:
-        delays: by stage, from `stage_delays` where the function may run.
+        delays: the delay of each stage, from `stage_delays` where the function may run.
     """
     missing = 0.0
     line = None
@@ -356,7 +356,7 @@ def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) ->
     """Why devices cannot run some delays; None if they can.
 
     Args:
-        delays: by stage.
+        delays: the delay of each stage.
         ranges: the stages of each device, in order of rank.
     """
     if len(ranges) > 1 and any(isinstance(delay, VaryingDelay) for delay in delays):

@@ -136,9 +136,9 @@ class Engine:
     `watcher`, if it is set, is shown every forward pass and every update.
 
     Args:
-        stages: of this device, in the order of the model.
+        stages: the stages of this device, in the order of the model.
         updater: the method.
-        micro_batch: gives micro-batch n (from 1) on this device. The first device uses its token
+        micro_batch: returns micro-batch n (from 1) on this device. The first device uses its token
             ids, and the last one its targets. Devices in between never call it.
         clip: largest gradient norm of a stage.
         autocast: makes the context in which a forward pass runs.
@@ -201,7 +201,7 @@ class Engine:
 
         Args:
             first: the first update, from 1.
-            last: gives the last update. It is asked before each forward pass, so that a run may be
+            last: returns the last update. It is asked before each forward pass, so a run may be
                 cut short.
 
         Yields:
@@ -412,9 +412,9 @@ class Engine:
             if output.auxiliary_losses is not None:
                 loss = loss + output.auxiliary_losses.sum()
             # An expert that no token was sent to gets zeros.
-            found = torch.autograd.grad(loss / M, in_use, allow_unused=True, materialize_grads=True)
+            taken = torch.autograd.grad(loss / M, in_use, allow_unused=True, materialize_grads=True)
             gradients = [
-                gradient.to(weight.dtype) for gradient, weight in zip(found, newest, strict=True)
+                gradient.to(weight.dtype) for gradient, weight in zip(taken, newest, strict=True)
             ]
             total = list(torch._foreach_add(total, gradients)) if total else gradients
         sizes = [len(stage.newest) for stage in self.stages]
@@ -429,7 +429,7 @@ def _differentiate(
 ) -> None:
     """Run a backward pass from the loss or from the residual stream.
 
-    It also begins at the sum of this device's auxiliary losses, which are no part of the loss on
+    It also begins at the sum of this device's auxiliary losses, which are not part of the loss on
     the last rank.
     """
     roots, gradients = [root], [gradient]

@@ -74,7 +74,7 @@ def copied_to(device: torch.device | str, kept: Any) -> Any:
     """A state with copies of all its tensors on a device.
 
     Args:
-        device: of the copies.
+        device: where the copies are made.
         kept: tensors and anything else, in nested dictionaries, lists and tuples.
     """
     return tree_map_only(Tensor, lambda tensor: tensor.detach().to(device, copy=True), kept)
@@ -88,11 +88,11 @@ class Extrapolation:
     weights that its rule gives. Otherwise, and without delay, this keeps nothing.
 
     Args:
-        layout: of the weights.
+        layout: the layout of the weights.
         newest: version 0 of the weights.
-        delay: of the stage.
+        delay: the stage's delay.
         stash: the stash mode.
-        rule: of the forecast, if there is one (with `exact` only).
+        rule: the rule of the forecast, if there is one (with `exact` only).
     """
 
     def __init__(

@@ -60,9 +60,9 @@ class StageHistory:
     """The versions of one stage with a delay.
 
     Args:
-        names: of the parameters.
-        parameters: in the same order.
-        delay: of the stage.
+        names: the names of the parameters.
+        parameters: the parameters, in the same order.
+        delay: the stage's delay.
         initial: version 0: the contents of the parameters when the first pass began.
         stash: the stash mode.
         forecast: the rule of a forecast, if there is one.

@@ -50,7 +50,7 @@ def asynchronous_1f1b(
         rank: r, from 0.
         num_ranks: R.
         first: the first micro-batch, from 1.
-        last: gives the last micro-batch. It is asked before each action, so that a run may be cut
+        last: returns the last micro-batch. It is asked before each action, so that a run may be cut
             short.
         accumulation: M, the micro-batches per update.
     """
@@ -142,7 +142,7 @@ def interleaved_1f1b(
     `ScheduleInterleaved1F1B`.
 
     Raises:
-        ValueError: `num_micro_batches` is no multiple of the number of rounds, which is
+        ValueError: `num_micro_batches` is not a multiple of the number of rounds, which is
             max(1, num_micro_batches // num_ranks).
     """
     rounds = max(1, num_micro_batches // num_ranks)
@@ -198,11 +198,11 @@ def timeline(
     pass waits for the one on the stage after.
 
     Args:
-        actions: by rank, in order.
+        actions: the actions of each rank, in order.
         transfer_time: how long a message takes from one rank to another, in units of one rank's
             forward pass. Both ranks may compute meanwhile.
-        duration: gives the time that an action takes, in the same units. By default `DURATIONS`
-            says it, and all stages are equal.
+        duration: returns the time that an action takes, in the same units. By default `DURATIONS`
+            has it, and all stages are equal.
 
     Raises:
         ValueError: the ranks wait for each other forever (a deadlock).
@@ -210,7 +210,7 @@ def timeline(
     num_ranks = len(actions)
     num_stages = 1 + max(action.stage for action in chain.from_iterable(actions))
     # Where a rank holds several chunks of the model, each takes its share of the rank's time.
-    durations = {kind: of_rank * num_ranks / num_stages for kind, of_rank in DURATIONS.items()}
+    durations = {kind: rank_time * num_ranks / num_stages for kind, rank_time in DURATIONS.items()}
     latency = transfer_time if num_ranks > 1 else 0.0
     arrivals: dict[_Message, float] = {}
     timed: list[list[Timed]] = [[] for _ in actions]
@@ -284,8 +284,8 @@ def updates_between(actions: Sequence[Action], micro_batch: int) -> int:
     forward pass and the backward pass.
 
     Args:
-        actions: of the rank, in order, with one chunk of the model.
-        micro_batch: from 1.
+        actions: the rank's actions, in order, with one chunk of the model.
+        micro_batch: the micro-batch, from 1.
     """
     passes: list[tuple[str, int]] = [(action.kind, action.number) for action in actions]
     forward = passes.index(("F", micro_batch))
@@ -322,7 +322,7 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
     Args:
         pipeline: stages, devices, delays and accumulation.
         num_micro_batches: per step of the synchronous schedules.
-        width: of the lines, in characters.
+        width: the width of the lines, in characters.
 
     Raises:
         UserError: this number of devices cannot run the delays, or there is too much to print.
@@ -335,8 +335,9 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
     delays = stage_delays(pipeline)
     ranges = partition(pipeline.stages, num_ranks)
     check_devices(delays, ranges)
-    wanted = num_micro_batches + 2 * num_ranks
-    num_updates = math.ceil(wanted / accumulation)
+    # The asynchronous schedule has at least this many micro-batches, and whole updates.
+    least = num_micro_batches + 2 * num_ranks
+    num_updates = math.ceil(least / accumulation)
     last = num_updates * accumulation
     every_rank = range(num_ranks)
     schedules = {

@@ -196,7 +196,7 @@ class _Rows:
     their views.
 
     Args:
-        layout: of the weights.
+        layout: the layout of the weights.
         blocks: (num_slots, num_elements) each, one per group of the layout.
         num_slots: the number of rows.
     """
@@ -238,8 +238,8 @@ class Slots:
     tests).
 
     Args:
-        layout: of the weights.
-        delay: of the stage.
+        layout: the layout of the weights.
+        delay: the stage's delay.
         initial: version 0 of the weights.
         on_host: keep the slots in host memory.
         num_in_flight: the most micro-batches that are between their forward and backward pass at

@@ -94,7 +94,7 @@ def _uses(tensors: Sequence[Tensor]) -> Iterator[tuple[tuple[int, int], Tensor]]
 
 def _unsharded_names(model: nn.Module, names: dict[int, str]) -> dict[int, str]:
     """By id of the whole parameters that FSDP2 computes with: the names of the sharded ones."""
-    found: dict[int, str] = {}
+    name_by_id: dict[int, str] = {}
     for module in model.modules():
         get_state = getattr(module, "_get_fsdp_state", None)
         group = getattr(get_state(), "_fsdp_param_group", None) if get_state else None
@@ -102,8 +102,8 @@ def _unsharded_names(model: nn.Module, names: dict[int, str]) -> dict[int, str]:
             name = names.get(id(kept.sharded_param))
             whole = getattr(kept, "_unsharded_param", None)
             if name is not None and whole is not None:
-                found[id(whole)] = name
-    return found
+                name_by_id[id(whole)] = name
+    return name_by_id
 
 
 def on_meta_device(model: nn.Module, example: Any) -> UseOrder:

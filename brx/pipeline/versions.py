@@ -45,8 +45,8 @@ class StageVersions:
     Args:
         module: computes the stage. Its parameters get new memory. With tau > 0, the module gets
             other parameters in their places.
-        index: of the stage, from 0.
-        delay: of the stage.
+        index: the stage's number, from 0.
+        delay: the stage's delay.
         stash: the stash mode, which says what the backward pass computes with.
         slot_dtype: the slots' data type for a weight, given its name. bf16 for weights that
             autocast would cast to it anyway: the numbers are the same, in half the memory.

@@ -81,7 +81,7 @@ class Windows:
         self._aside: list[Tensor] | None = None  # contents in the middle of an optimizer's step
         self._num_windows = 0  # windows of the current update
         self._num_backward = 0  # windows of it whose backward pass has ended
-        # Marks of the gradients when the last backward pass had ended; None if they are not known.
+        # Marks of the gradients when the last backward pass ended; None if they are not known.
         self._gradients_left: list[tuple[int, int]] | None = None
         self._serial = 0  # number of windows, over all updates
         # By id of an optimizer whose step is running: how deep its steps nest (`super().step()`).
@@ -288,8 +288,8 @@ class Windows:
         """Whether the gradients of the update under way have been cleared, to None or to zero."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if self._num_backward < self._accumulation:
-            # The search for nonzeros below makes the host wait for the device. So first see whether
-            # somebody has written gradients at all.
+            # The search for nonzeros below makes the host wait for the device. So first check
+            # whether anything has written to the gradients at all.
             is_touched = self._gradients_left != _marks_of(self._parameters)
             if gradients and not is_touched:
                 return False
@@ -340,7 +340,7 @@ class Windows:
             return
         self.reopen(window)
         if not window.has_ended:
-            self._count_anew_if_cleared()
+            self._restart_count_if_cleared()
         if self.history is not None and self.history.stash != "exact":
             self._look_for_writes(window)
             self.raise_problem()
@@ -359,12 +359,12 @@ class Windows:
             return  # create_graph: another backward pass goes through this one
         window.has_gradients = True
 
-    def _count_anew_if_cleared(self) -> None:
+    def _restart_count_if_cleared(self) -> None:
         """Notice that the loop, which has skipped a step, cleared its gradients between the forward
         and the backward pass of a micro-batch.
 
         That micro-batch is then the first of its update. With M = 1, its forward pass has used the
-        right version all the same. With more it has not: UserError."""
+        right version even so. With a larger M it has not: UserError."""
         if not self._num_backward or not self._are_gradients_gone():
             return
         self._num_backward = 0
