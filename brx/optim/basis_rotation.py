@@ -112,10 +112,10 @@ class BasisRotation(Optimizer):
             as printed); or at every refresh with the weight of the whole "interval" of n updates,
             as beta2^n L + (1 - beta2^n) G G^T.
         staggered: spreads the refreshes of a group's parameters over the interval.
-        rotation_precision: of the two rotations of a step (products.py); refreshes and states keep
-            theirs.
-        covariance_precision: of the products G G^T; their averages keep theirs. Only with source
-            "2nd".
+        rotation_precision: the precision of the two rotations of a step (products.py), not of
+            refreshes or of the state.
+        covariance_precision: the precision of the products G G^T, not of their averages. Only with
+            source "2nd".
         rotate: False for AdamW.
         max_dim, max_aspect: a side longer than this, or than this times the other side, is not
             rotated; None: no limit.
@@ -238,7 +238,7 @@ class BasisRotation(Optimizer):
         """Update every parameter that has a gradient.
 
         Args:
-            closure: computes the loss and the gradients anew; its loss is returned.
+            closure: computes the loss and the gradients again; its loss is returned.
 
         Raises BadGradientError for a gradient that is not finite or too large to be squared,
         ValueError for a sparse one, with nothing changed.
@@ -280,7 +280,7 @@ class BasisRotation(Optimizer):
                 `look_at_flags` raises for it later.
         """
         may_wait = plan.is_refresh and not without_waiting
-        with self._counts_put_right():
+        with self._recount_on_error():
             bad = self._guard.check(plan.members, may_wait, must_not_wait=without_waiting)
         self._update_all(plan, bad)
 
@@ -289,7 +289,7 @@ class BasisRotation(Optimizer):
 
         Only every `gradient_guard.LONGEST_WAIT` steps, since it waits for the device.
         """
-        with self._counts_put_right():
+        with self._recount_on_error():
             self._guard.look_at_times()
 
     def count_unseen_flag(self) -> None:
@@ -297,9 +297,9 @@ class BasisRotation(Optimizer):
         self._guard.count_unseen()
 
     @contextmanager
-    def _counts_put_right(self) -> Iterator[None]:
-        """A context in which BadGradientError may be raised: then the host's counts of updates are
-        read from the device again."""
+    def _recount_on_error(self) -> Iterator[None]:
+        """A context that, if a BadGradientError is raised in it, reads the host's counts of updates
+        from the device again."""
         try:
             yield
         except BadGradientError:
@@ -318,21 +318,21 @@ class BasisRotation(Optimizer):
         with_gradient = []
         fits = True
         for group in self.param_groups:
-            of_step = StepOptions(step_options(group), self._roles)
+            group_options = StepOptions(step_options(group), self._roles)
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                with_gradient.append((parameter, of_step))
-                form = of_step.form(parameter)
+                with_gradient.append((parameter, group_options))
+                form = group_options.form(parameter)
                 fits = fits and self._layout.fits(parameter, group, form, self.state.get(parameter))
         if not fits:
             self._make_layout()
         for batch in self._layout.batches:
             batch.take_counts()
         members = []
-        for parameter, of_step in with_gradient:
+        for parameter, group_options in with_gradient:
             member = self._layout.members[parameter]
-            member.options = of_step.of_member(member)
+            member.options = group_options.of_member(member)
             member.gradient = like_parameter(parameter.grad, parameter)
             members.append(member)
         return members
@@ -345,15 +345,15 @@ class BasisRotation(Optimizer):
         self._share_matrices()
         members = []
         for group in self.param_groups:
-            of_step = StepOptions(step_options(group), self._roles)
+            group_options = StepOptions(step_options(group), self._roles)
             places = self._places(group)
             for parameter in group["params"]:
                 own = self.state.get(parameter)
                 if parameter.grad is None and not own:
                     continue
-                options = of_step.of(parameter)
+                options = group_options.of(parameter)
                 self._check_parameter(parameter, options)
-                member = Member(parameter, group, options, of_step.form(parameter))
+                member = Member(parameter, group, options, group_options.form(parameter))
                 member.place = places.get(parameter, member.place)
                 if member.is_rotated and is_sharded(parameter):
                     member.shards = self._sharding.of[parameter]
@@ -654,9 +654,9 @@ class BasisRotation(Optimizer):
         if most < group["first_refresh"]:
             return
         if len(counts) > 1:
-            told = ", ".join(map(str, sorted(counts)))
+            text = ", ".join(map(str, sorted(counts)))
             warnings.warn(
-                f"matrices with {told} updates in one group: those with fewer get a basis so much "
+                f"matrices with {text} updates in one group: those with fewer get a basis so much "
                 f"later",
                 stacklevel=3,
             )

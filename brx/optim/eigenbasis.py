@@ -35,8 +35,8 @@ FAR_LARGER = 2
 DECOMPOSED_AT_ONCE = 2**26
 # Rows of zeros below the matrices that LAPACK decomposes.
 PADDING = 8
-# The number of column blocks in a product of which only one triangle is needed, or of which one
-# factor is triangular.
+# The number of column blocks into which a product is split if only one triangle of it is needed, or
+# if one of its factors is triangular.
 NUM_BLOCKS = 4
 # Eigenvalues that differ by at most this share of their mean count as equal when eigenvectors are
 # computed. Rounding moves eigenvalues by some 1e-7, and turns eigenvectors by that over the
@@ -211,7 +211,7 @@ def _padded(
 def _decompose(
     padded: Tensor,  # (b, m + PADDING, m), overwritten: R above the diagonal, reflections below
 ) -> Tensor:
-    """LAPACK's QR decomposition in place; gives the scales (b, m) of the reflections."""
+    """LAPACK's QR decomposition in place; returns the scales (b, m) of the reflections."""
     scales = padded.new_empty(len(padded), padded.shape[-1])
     torch.geqrf(padded, out=(padded, scales))
     return scales
@@ -279,8 +279,8 @@ def _lower_product(
     left: Tensor,  # (b, m, m)
     right: Tensor,  # (b, m, m)
 ) -> Tensor:
-    """The lower triangle of left^T right (b, m, m), with 5/8 of the operations. What is above it
-    has no meaning."""
+    """The lower triangle of left^T right (b, m, m), with 5/8 of the operations. Entries above it
+    have no meaning."""
     blocks = []
     for start, stop in _blocks(right.shape[-1]):
         below = left[:, :, start:].mT @ right[:, :, start:stop]
@@ -309,7 +309,7 @@ def select_columns(
     matrices: Tensor,  # (b, m, n)
     order: Tensor,  # (b, n)
 ) -> Tensor:
-    """The columns of each matrix in its own order."""
+    """The columns (b, m, n) of each matrix, in the order that `order` gives for this matrix."""
     batch = torch.arange(len(order), device=order.device)[:, None]
     return matrices.mT[batch, order].mT
 
@@ -337,9 +337,10 @@ def exact_eigenbasis(
     """Exact eigenvectors, largest eigenvalue first.
 
     Where rounding cannot distinguish eigenvalues, their common eigenspace gets the projections of
-    some axes, orthonormalised in turn. These depend on the space alone, not on the vectors that the
-    decomposition returns. The same holds for the space without energy (for a zero matrix this gives
-    the identity), and it decides the sign of a single eigenvector. Computed in float64.
+    some axes, orthonormalised one after the other. These depend on the space alone, not on the
+    vectors that the decomposition returns. The space without energy is treated in the same way, so
+    that a zero matrix gets the identity. The projection of an axis also decides the sign of a
+    single eigenvector. Computed in float64.
 
     Args:
         smallest: eigenvalues up to this share of the largest have no energy; None: the share that

@@ -232,22 +232,22 @@ def above_noise(
             of itself in such a row or column, and the floor adds twice its size.
         mean_square: m^2 (1 - beta2^t) / (1 - beta1^t)^2; None: far above noise.
     """
-    of_row = second_moment.mean(dim=-1, keepdim=True)  # (*, m, 1)
-    of_column = second_moment.mean(dim=-2, keepdim=True)  # (*, 1, n)
-    m, n = of_row.shape[-2], of_column.shape[-1]
+    row_means = second_moment.mean(dim=-1, keepdim=True)  # (*, m, 1)
+    column_means = second_moment.mean(dim=-2, keepdim=True)  # (*, 1, n)
+    m, n = row_means.shape[-2], column_means.shape[-1]
     finfo = torch.finfo(second_moment.dtype)
     share = (NOISE_FLOOR * finfo.eps) ** 2 + (2 * rounding) ** 2
     # m n tilt is the energy that rounding of the basis may put into one row or column.
-    tilt = of_row.mean(dim=-2, keepdim=True) * share + finfo.tiny  # (*, 1, 1)
-    floor = noise_floor(of_row, of_column, rounding)
+    tilt = row_means.mean(dim=-2, keepdim=True) * share + finfo.tiny  # (*, 1, 1)
+    floor = noise_floor(row_means, column_means, rounding)
     momentum_ratio = None  # of the floor to the momentum, squared (*, m, n)
     if mean_square is not None:
         momentum_ratio = (floor / mean_square).mul_(1 / MOMENTUM_FLOOR**2)
     # In place, with as few arrays of the matrices' size as possible: on the CPU their memory costs
     # more than the arithmetic.
     damping = _fourth_power(floor.div_(second_moment)).add_(1)
-    damping.add_(_fourth_power(m * tilt / of_row))
-    damping.add_(_fourth_power(n * tilt / of_column))
+    damping.add_(_fourth_power(m * tilt / row_means))
+    damping.add_(_fourth_power(n * tilt / column_means))
     if momentum_ratio is not None:
         damping.add_(momentum_ratio.clamp_(min=1e-10).square_())
     return damping.reciprocal_()

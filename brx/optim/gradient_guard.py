@@ -116,8 +116,8 @@ class GradientGuard:
         for parameter, norm in norms.items():
             by_device.setdefault(parameter.device, []).append(norm)
         flags = {}
-        for device, of_device in by_device.items():
-            flags[device] = ~torch.stack(of_device).isfinite().all()
+        for device, norms_there in by_device.items():
+            flags[device] = ~torch.stack(norms_there).isfinite().all()
         self._sharding.agree(filter(is_sharded, norms), flags)
         return flags
 

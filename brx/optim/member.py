@@ -62,7 +62,7 @@ class Member:
 
     @property
     def is_updated_here(self) -> bool:
-        """Whether this rank computes its update, or that of a part of it."""
+        """Whether this rank computes its update, or the update of a part of it."""
         if self.is_rotated:
             return self.is_stacked
         return local(self.parameter).numel() > 0

@@ -48,9 +48,10 @@ def todays_groups(
 def _joined(matrices: Group, others: Group, parameters: Sequence[Tensor]) -> Group:
     """One group of the two, its numbers in the order of the parameters."""
     numbers = []
-    of_matrices, of_others = iter(matrices["params"]), iter(others["params"])
+    matrix_numbers, other_numbers = iter(matrices["params"]), iter(others["params"])
     for parameter in parameters:
-        number = next(of_matrices if is_rotated(parameter, matrices) else of_others, None)
+        own_numbers = matrix_numbers if is_rotated(parameter, matrices) else other_numbers
+        number = next(own_numbers, None)
         if number is not None:
             numbers.append(number)
     joined = {**matrices, "params": numbers}

@@ -106,10 +106,10 @@ def share_out_second_moment(batch: MatrixBatch) -> None:
     Where a covariance tells no more than rounding, they are the shares of uncorrelated entries.
     """
     second_moment = batch.matrices("exp_avg_sq")
-    of_rows = _shares(batch, "left", second_moment.sum(dim=-1))  # (b, m)
-    of_columns = _shares(batch, "right", second_moment.sum(dim=-2))  # (b, n)
+    row_shares = _shares(batch, "left", second_moment.sum(dim=-1))  # (b, m)
+    column_shares = _shares(batch, "right", second_moment.sum(dim=-2))  # (b, n)
     total = second_moment.sum(dim=(-2, -1), keepdim=True)
-    torch.mul(of_rows[:, :, None] * total, of_columns[:, None, :], out=second_moment)
+    torch.mul(row_shares[:, :, None] * total, column_shares[:, None, :], out=second_moment)
 
 
 def _shares(
@@ -120,6 +120,8 @@ def _shares(
     """The share (b, m) of each column of a side's new basis in the sum of v."""
     if side in batch.sides:
         basis = batch.matrices(f"{side}_basis")
+        # If entries are uncorrelated, the energy along column k of the basis U is the sum over i of
+        # energies_i U_ik^2.
         energies = (energies[:, None, :] @ basis.square())[:, 0]
         if batch.options["source"] == "2nd":
             covariance = batch.matrices(f"{side}_covariance")

@@ -162,8 +162,8 @@ def plan_step(members: list[Member], layout: Layout, numbers: NumbersOfSteps) ->
         for key, run in batch.runs(_alike_in_a_step):
             if key is not None:
                 part = batch[run]
-                of_part = numbers.of(part.members[0])
-                plan.work.append(Work(part, of_part, list(part.runs(Member.next_refresh))))
+                part_numbers = numbers.of(part.members[0])
+                plan.work.append(Work(part, part_numbers, list(part.runs(Member.next_refresh))))
                 plan.places.append((place, run.start, run.stop))
     rest = [member for member in members if not member.is_rotated and member.is_updated_here]
     for _, alike in groupby(rest, _one_call):

@@ -83,11 +83,11 @@ def has_bases(other: Optimizer, parameter: Tensor) -> bool:
 
 def _bases(own: dict[str, Any]) -> dict[str, Tensor]:
     """SOAP's bases by side; it has an empty list for a side that it does not rotate."""
-    found = {}
+    bases = {}
     for side, basis in zip(("left", "right"), own.get("Q") or (), strict=False):
         if len(basis):
-            found[side] = basis
-    return found
+            bases[side] = basis
+    return bases
 
 
 def _check_bases(
