@@ -154,7 +154,7 @@ class TurnedBasisRotation(BasisRotation):
     Up to the first refresh the bases are the identity, as in BasisRotation. `state` has the turned
     bases.
 
-    It runs only on a CPU. On a GPU, a step with bad gradients is computed all the same and must
+    It runs only on a CPU. On a GPU, a step with bad gradients is computed nevertheless and must
     leave everything as it was; the turns do not.
 
     Args:

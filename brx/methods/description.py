@@ -29,10 +29,10 @@ def one_method(name: str) -> str:
     """One method with all its options; a user's own, with the arguments of its constructor.
 
     Args:
-        name: of a built-in method, FILE.py:NAME or package.module:NAME.
+        name: the name of a built-in method, FILE.py:NAME or package.module:NAME.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: there is no method of this name.
     """
     chosen = None
     if ":" in name:

@@ -81,7 +81,7 @@ def split_stacks(groups: list[Group], stacks: Collection[str]) -> list[StackMemb
     For optimizers that take matrices one at a time. Their `step` needs `lend_gradients`.
 
     Args:
-        groups: from `stage_groups`.
+        groups: the parameter groups that `stage_groups` made.
         stacks: the names of the parameters to be split.
 
     Returns:

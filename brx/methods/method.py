@@ -185,7 +185,7 @@ class Method:
     ) -> tuple[int, ...]:
         """The lengths of those sides of a weight matrix that the method rotates: m for U, n for V.
 
-        For plans; each built-in method that rotates matrices overrides it."""
+        Plans need it; each built-in method that rotates matrices overrides it."""
         return ()
 
     def products(

@@ -44,7 +44,7 @@ def rotation_products(
     """The products of a method that keeps U and V up to date by power iterations.
 
     Args:
-        shape: of a parameter: a matrix, or a stack of matrices.
+        shape: the shape of a parameter, which is a matrix or a stack of matrices.
         sides: the lengths of the sides that are rotated: m for U, n for V.
         covariance_interval: updates between two gradients that enter the covariances.
         refresh_interval: updates between two refreshes.

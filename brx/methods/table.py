@@ -424,7 +424,7 @@ def refreshes_per_iteration(intervals: list[float | None]) -> float:
     """The mean number of stages that are refreshed per iteration.
 
     Args:
-        intervals: from `refresh_intervals`.
+        intervals: the interval of each stage, from `refresh_intervals`.
     """
     return sum(1 / interval for interval in intervals if interval is not None)
 

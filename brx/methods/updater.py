@@ -156,7 +156,7 @@ class MethodUpdater:
         `tau_updates`.
 
         Raises:
-            RunError: it is no number above 0.
+            RunError: it is not a number above 0.
         """
         with user_code(self.config, "lr_divisor", RunError, iteration):
             divisor = float(
