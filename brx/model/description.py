@@ -21,12 +21,12 @@ OWN_SUMMARY = (
 def sections() -> dict[str, type[ModelSection]]:
     """The schema of each of brx's models, by name, in the order of `ModelConfig`."""
     union, _ = get_args(ModelConfig)  # the other is the discriminator
-    found = {}
+    section_by_name = {}
     for tagged in get_args(union):
         section, tag = get_args(tagged)
         if section is not OwnModelConfig:
-            found[tag.tag] = section
-    return found
+            section_by_name[tag.tag] = section
+    return section_by_name
 
 
 def all_models() -> str:

@@ -166,9 +166,9 @@ class _ChunkedLoss(torch.autograd.Function):
         with torch.enable_grad(), torch.autocast(**ctx.autocast):
             again = _plain_loss(x, weight, bias, targets)
         needed = ctx.needs_input_grad[:3]
-        wanted = [tensor for tensor, is_needed in zip(inputs, needed, strict=False) if is_needed]
+        sources = [tensor for tensor, is_needed in zip(inputs, needed, strict=False) if is_needed]
         create_graph = torch.is_grad_enabled()
-        gradients = torch.autograd.grad(again, wanted, upstream, create_graph=create_graph)
+        gradients = torch.autograd.grad(again, sources, upstream, create_graph=create_graph)
         remaining = iter(gradients)
         by_input: list[Tensor | None] = [None, None, None]
         for place, is_needed in enumerate(needed):

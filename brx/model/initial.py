@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 DEVIATION = 0.02  # standard deviation of GPT-2's initial weights
-# How the names of weights end whose output is added to the residual stream.
+# Endings of the names of weights whose output is added to the residual stream.
 WRITES_RESIDUAL = ("projection.weight", "down.weight")
 
 

@@ -41,7 +41,8 @@ def make_model(
     Args:
         config: the section `model` of the settings.
         vocabulary_size: V.
-        seed: of the initial weights. None: nothing has weights, and all is on the meta device.
+        seed: the seed of the initial weights. None: the whole model is on the meta device, without
+            weights.
         parts: runs of blocks. The embedding comes with the first block, the head with the last.
 
     Raises:
@@ -73,15 +74,15 @@ def _modules_of(model: nn.Module, parts: Sequence[range]) -> list[nn.Module]:
 def _give_memory(modules: Sequence[nn.Module]) -> None:
     """Replace parameters on the meta device by ones on the CPU, without values. A parameter that
     several modules share stays shared."""
-    given: dict[nn.Parameter, nn.Parameter] = {}
+    on_cpu: dict[nn.Parameter, nn.Parameter] = {}  # by the parameter that it replaces
     for module in modules:
         for submodule in module.modules():
             for name, parameter in submodule._parameters.items():
                 if parameter is None or not parameter.is_meta:
                     continue
-                if parameter not in given:
-                    given[parameter] = nn.Parameter(torch.empty_like(parameter, device="cpu"))
-                submodule._parameters[name] = given[parameter]
+                if parameter not in on_cpu:
+                    on_cpu[parameter] = nn.Parameter(torch.empty_like(parameter, device="cpu"))
+                submodule._parameters[name] = on_cpu[parameter]
 
 
 def _make_own(config: OwnModelConfig, vocabulary_size: int, seed: int | None) -> nn.Module:

@@ -201,8 +201,8 @@ def traced(
 
     Args:
         model: the settings of the model.
-        part: on the meta device.
-        name: for messages.
+        part: the part, on the meta device.
+        name: the part's name, for messages.
         given: the input of the part.
         bf16: whether autocast to bf16 is on.
         device_type: the type of the device that is planned for.

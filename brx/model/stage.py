@@ -32,11 +32,11 @@ class Stage(nn.Module):
     """Some blocks of a model. Between stages goes the residual stream (B, S, D).
 
     Args:
-        model: from `brx.model.models.make_model`.
+        model: the whole model, from `brx.model.models.make_model`.
         config: the model's settings.
         vocabulary_size: V.
         blocks: the blocks of the stage.
-        matrices: from `matrices_of` the whole model.
+        matrices: the names that `matrices_of` returns for the whole model.
         recompute: keep only the input of each block for the backward pass, and run it again there.
 
     Attributes:
@@ -144,7 +144,8 @@ def make_stages(
         config: the section `model` of the settings.
         vocabulary_size: V.
         parts: the blocks of each stage.
-        seed: of the initial weights; None: on the meta device, without weights.
+        seed: the seed of the initial weights. None: the stages are on the meta device, without
+            weights.
         recompute: see `Stage`.
     """
     model = make_model(config, vocabulary_size, seed, parts)

@@ -45,7 +45,7 @@ def trace(
     """Run a module without numbers, and measure its forward pass.
 
     Args:
-        module: its weights are on the meta device.
+        module: the module, with its weights on the meta device.
         inputs: meta tensors.
         bf16: whether autocast to bf16 is on.
         device_type: the type of the device that is planned for.
@@ -201,7 +201,7 @@ class _Device(TorchFunctionMode):
         storage = value.untyped_storage()._cdata
         if storage not in self._weights:
             return value.to(dtype)
-        # autocast casts a weight once and keeps the copy, which is no activation.
+        # autocast casts a weight once and keeps the copy, which is not an activation.
         if storage not in self._cast_weights:
             cast = value.to(dtype)
             self._cast_weights[storage] = cast
