@@ -49,7 +49,7 @@ class Assembly:
 
     def stage_state(self, stage: StageVersions) -> dict[str, Any]:
         """Everything that decides the trajectory of a stage: the content of its file in a
-        checkpoint. The entries in `SHARED` are no copies; the others are copies on the CPU."""
+        checkpoint. The entries in `SHARED` are not copies; the others are copies on the CPU."""
         state = {
             "versions": stage.state_dict(),
             "rng": torch.get_rng_state(),
@@ -94,12 +94,12 @@ def assemble(
     """Put together what one device of a run trains with.
 
     Args:
-        config: of the run.
-        micro_batch: gives micro-batch n (from 1).
+        config: the run's configuration.
+        micro_batch: returns micro-batch n (from 1).
         device: where to compute; by default the CPU.
         world: the processes of the run; by default this one alone.
         own: the stages of this device; by default its part of an even division.
-        dtype: of the weights.
+        dtype: the data type of the weights.
         record: makes the graphs of `runtime.graphs`; by default CUDA graphs.
 
     Raises:
@@ -177,12 +177,12 @@ def build_stages(
     """Some stages of a run with their initial weights and their rings.
 
     Args:
-        config: of the run.
-        device: of the weights.
+        config: the run's configuration.
+        device: where the weights are made.
         own: the indices of the stages.
         num_in_flight: the largest number of micro-batches between forward and backward pass on this
             device: R - r on rank r of R.
-        dtype: of the weights.
+        dtype: the data type of the weights.
     """
     block_ranges = partition(config.model.blocks, config.pipeline.stages)
     delays = stage_delays(config.pipeline, config.training.seed)
@@ -329,8 +329,8 @@ def check_method(config: RunConfig, device: torch.device) -> None:
     parameters. With a user's own method, also train this model for two updates.
 
     Args:
-        config: of the run.
-        device: of the run.
+        config: the run's configuration.
+        device: where the run will train.
 
     Raises:
         UserError: the device lacks a number format, a package is missing, error feedback is not

@@ -6,8 +6,8 @@ before the first iteration. To note something of another kind of code:
 
 1. In `brx/config/schema.py`, give the section that names the code a field `code_sha256` and a field
    `facts: MyFacts | None = None`, where `MyFacts` is a section of plain numbers and texts. List the
-   section in `CODE_SECTIONS`: then `facts` is no setting (it does not tell runs apart), and a new
-   run of an old configuration drops it.
+   section in `CODE_SECTIONS`: then `facts` is not a setting (it does not tell runs apart), and a
+   new run of an old configuration drops it.
 2. Here, compute the facts and add them to what `note_facts` returns.
 3. Where the code is loaded (with `brx.config.user_code.load_attribute`, which names it on stderr
    and refuses to run it for a reader), answer from `facts` if `user_code.is_allowed()` is false:
@@ -35,7 +35,7 @@ def note_facts(config: RunConfig, assembly: Assembly) -> RunConfig:
     """The configuration, with what readers need to know of the user's own code.
 
     Args:
-        config: of the run that is about to train.
+        config: the configuration of the run that is about to train.
         assembly: what this device trains with.
 
     Raises:

@@ -59,7 +59,7 @@ from brx.train.saving import CheckpointWriter
 from brx.train.trackers import check_trackers
 
 Status = Literal["finished", "interrupted", "out of time"]
-"""How a session ended. `out of time` means that its time was used up, which is no failure."""
+"""How a session ended. `out of time` means that its time was used up, which is not a failure."""
 
 
 # What a rank announces when it is asked to stop.
@@ -134,7 +134,7 @@ class Trainer:
         Args:
             world: the processes of the run.
             verify: compute the SHA-256 of the token files, even if they look unchanged.
-            fingerprint: of the data that the run was trained on before, if it was.
+            fingerprint: the fingerprint of the data that the run was trained on before, if it was.
 
         Raises:
             UserError: the run cannot be trained as configured.
@@ -258,7 +258,7 @@ class Trainer:
         )
 
     def _fail(self, error: Exception) -> None:
-        """Tell the other ranks of an error here, and sum the failed run up."""
+        """Tell the other ranks about an error here, and write the failed run's summary."""
         # A lost neighbour is only the consequence of another rank's error.
         if not isinstance(error, NeighbourLostError):
             topic = "diverged" if isinstance(error, DivergedError) else "failed"

@@ -73,7 +73,7 @@ class RunRecorder:
     Args:
         stack: closes the files and trackers that this opens.
         assembly: what this device trains with.
-        fingerprint: of the data.
+        fingerprint: the fingerprint of the data.
         start: the iteration and the training seconds at the beginning of this session.
     """
 
@@ -327,7 +327,7 @@ def write_summary(
         status: `finished`, `interrupted`, `failed`, `diverged` or `unfinished`.
         error: why the run failed.
         iteration: the last one that was made.
-        fingerprint: of the data.
+        fingerprint: the fingerprint of the data.
         measured: further entries, by name.
     """
     train: list[float] = []

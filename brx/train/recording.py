@@ -1,4 +1,4 @@
-"""`record`: writes ordinary run folders from anybody's training loop, for `brx slowdown`, `plot`,
+"""`record`: writes ordinary run folders from any training loop, for `brx slowdown`, `plot`,
 `report` and `export`."""
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Recording:
     summary.json. If a loss is not finite, the run has diverged: the block ends quietly.
 
     Args:
-        folder: of the run; made if it does not exist.
-        method: a name for figures and tables. Characters that are no letters or digits become
+        folder: the run's folder; made if it does not exist.
+        method: a name for figures and tables. Characters other than letters and digits become
             hyphens there.
         lr: the learning rate; of a schedule, its largest.
-        seed: of the run.
+        seed: the run's seed.
         stages: P of a plain pipeline; by default the number of stages of `pipeline`, or 1.
         pipeline: what `delayed` returned. It says stages, delays and stash mode.
         task: a name for model, data and tokens together. Runs of different tasks are never compared
@@ -199,7 +199,7 @@ class Recording:
 
         Args:
             t: the update that was logged last.
-            loss: in nats.
+            loss: the loss, in nats.
 
         Raises:
             UserError: `t` is another update, or has a validation loss already.

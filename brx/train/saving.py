@@ -66,7 +66,7 @@ class CheckpointWriter:
         Args:
             iteration: the last one that was made.
             assembly: what this rank trains with.
-            content: of the manifest, which rank 0 writes.
+            content: the content of the manifest, which rank 0 writes.
 
         Raises:
             RunError: a checkpoint could not be written.
@@ -201,8 +201,8 @@ class CheckpointWriter:
     def _saved_by(self, rank: int) -> dict[str, Any]:
         """What a rank has announced as saved: `iteration`, and `stages` with an entry per stage for
         the manifest. Empty before its first checkpoint."""
-        told = self._world.announced(f"{_SAVED} {rank}")
-        saved: dict[str, Any] = {} if told is None else json.loads(told)
+        announced = self._world.announced(f"{_SAVED} {rank}")
+        saved: dict[str, Any] = {} if announced is None else json.loads(announced)
         return saved
 
     def _has_saved(self, rank: int, iteration: int) -> bool:

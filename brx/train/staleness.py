@@ -28,12 +28,12 @@ class StalenessProbe:
 
     Args:
         stages: all stages.
-        optimizers: all optimizers, of which some may have bases.
+        optimizers: all optimizers; some of them may have bases.
         every: N.
         fresh_gradients: the gradients of update t at the newest weights, by stage, in the order of
             `newest` (`Engine.fresh_gradients`).
 
-    `take(t)` gives, per stage:
+    `take(t)` returns, per stage:
 
     - `stage_gradient_cosine`: cosine of the gradient that is applied (as stash mode and gradient
       rule make it) and the fresh gradient, which is the mean over the same micro-batches at the
