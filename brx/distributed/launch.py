@@ -101,7 +101,7 @@ def launch(
     interface.
 
     Args:
-        arguments: of the command line, without `brx`.
+        arguments: the arguments of the command line, without `brx`.
         num_ranks: how many processes to start.
         descriptors: open files, such as a lock, that the processes keep open.
         environment: environment variables for them, in addition to ours.
