@@ -126,7 +126,7 @@ def _neighbours(
 
     Args:
         best: the cells of the best combination, one per seed.
-        scored: from `choose`.
+        scored: the table that `choose` returns.
     """
     value = _value(best[0], rule)
     second_value = _second_value(best[0], rule)
@@ -163,8 +163,8 @@ def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> l
     There are none for a group whose cells have all failed.
 
     Args:
-        cells: those that were scored.
-        scored: from `choose`.
+        cells: the cells that were scored.
+        scored: the table that `choose` returns.
         rule: the keys that were chosen.
     """
     best = scored[scored["is_best"]].set_index("group")
@@ -248,7 +248,7 @@ def choice_table(choices: pd.DataFrame, rule: Choice) -> pd.DataFrame:
     """A row per combination that was tried, as texts.
 
     Args:
-        choices: from `choose`.
+        choices: the table that `choose` returns.
         rule: the keys that were chosen.
     """
     is_finite = choices["score"].map(math.isfinite)

@@ -38,7 +38,7 @@ def protocol(method: str, settings: Mapping[str, Any], num_seeds: int, out: Path
     rate of each delay.
 
     Args:
-        method: its name, or FILE.py:NAME.
+        method: the method's name, or FILE.py:NAME.
         settings: dotted keys of the section `optimizer`, from `parse_settings`.
         num_seeds: seeds per delay, 0 among them.
         out: the folder for the runs.
@@ -95,7 +95,7 @@ def take_committed(
     Runs of another trajectory version are not copied.
 
     Args:
-        sweeps: from `protocol`.
+        sweeps: the sweeps that `protocol` returned.
         committed: the folder of the committed runs.
         data_fingerprint: copy only runs on this corpus; None: on any.
 

@@ -231,7 +231,7 @@ class RayLauncher:
         num_jobs: how many cells are handed to Ray at a time. Ray queues those without room. By
             default, as many as the cluster has room for.
         cells: the cells that will be started. The largest one decides how many have room.
-        address: of the cluster; None: one is started on this machine.
+        address: the address of the cluster; None: one is started on this machine.
 
     Raises:
         UserError: Ray is missing, no cluster is at the address, or no node is large enough.
@@ -330,8 +330,8 @@ def run_cell(cell: Cell, working_folder: Path) -> tuple[State, str]:
     it save.
 
     Args:
-        cell: its folder is an absolute path.
-        working_folder: the sweep's.
+        cell: the cell; its folder is an absolute path.
+        working_folder: the sweep's working folder.
 
     Returns:
         See `outcome_of`.

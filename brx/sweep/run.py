@@ -163,10 +163,10 @@ def make_launcher(
     """The launcher for a sweep's cells.
 
     Args:
-        kind: on this machine, or on a Ray cluster.
-        sweep: its cells decide what a place needs.
+        kind: where the cells run: on this machine, or on a Ray cluster.
+        sweep: the sweep, whose cells decide what a place needs.
         jobs: how many cells run at a time; None: as many as the machine or cluster has room for.
-        address: of the Ray cluster; None: one that is started here.
+        address: the address of the Ray cluster; None: one is started on this machine.
 
     Raises:
         UserError: a cell needs more than the machine or cluster has.
@@ -204,7 +204,7 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         for stop in stop_signals():
             signal.signal(stop, signal.default_int_handler)
         _prepare_data(sweep, retry_failed=retry_failed)
-        # The whole list is made anew after each round: a cell that is tried again may change what
+        # The whole list is made again after each round: a cell that is tried again may change what
         # is best, and with it any part of the list.
         have_run: set[str] = set()
         while True:

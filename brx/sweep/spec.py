@@ -216,7 +216,7 @@ class Sweep:
 
         Args:
             path: the sweep's file, for messages.
-            spec: its content.
+            spec: the content of this file.
             folder: the folder for the cells.
 
         Raises:
@@ -244,7 +244,7 @@ class Sweep:
         return replace(self, cells=with_present_folders(self.cells))
 
     def _check_beyond_grid(self) -> None:
-        """Refuse further values and repetitions that are no valid runs, before the grid is paid
+        """Refuse further values and repetitions that are not valid runs, before the grid is paid
         for."""
         choose = self.spec.choose
         if choose is not None:
@@ -469,7 +469,7 @@ def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
 
 
 def _check_is_number(path: Path, where: str, key: str, content: Mapping[str, Any]) -> None:
-    """UserError if a key of a cell's settings is no number; `where` names the key of the sweep."""
+    """UserError if a key of a cell's settings is not a number; `where` is the sweep's key."""
     value = value_at(content, key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"{path}: {where}: needs a key of numbers, {key} is {value!r}")
