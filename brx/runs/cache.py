@@ -10,8 +10,8 @@ The cache is a line of JSON (`_Header`), the settings and the summary as JSON, a
 float64. Most runs are small, and a table format (Parquet, an archive of arrays) costs more to open
 than such a run costs to read.
 
-Settings are kept unchecked, and nothing that is computed from the files is kept: both are done anew
-each time.
+Settings are kept unchecked, and nothing that is computed from the files is kept: checks and
+computations are done again each time.
 """
 
 import contextlib
@@ -91,7 +91,7 @@ def read_parsed(run: Path, states: tuple[FileState, ...] | None = None) -> Parse
 
     Args:
         run: the folder.
-        states: of its files (`file_states`), if they have just been taken.
+        states: the states of its files (`file_states`), if they have just been taken.
 
     Raises:
         UserError: a file is damaged, or there is no training loss yet.

@@ -288,7 +288,7 @@ def read_stage(
     """Read the state of one stage, as `write_stage` got it.
 
     Args:
-        checkpoint: its folder.
+        checkpoint: the checkpoint's folder.
         stage: the stage's number.
         device: the device for the tensors.
         is_checked: `check_stages` has been called before.
@@ -453,7 +453,7 @@ def check_data(manifest: Content, checkpoint: Path, fingerprint: str) -> None:
     Args:
         manifest: the checkpoint's.
         checkpoint: its folder, for the message.
-        fingerprint: of the data that are there now.
+        fingerprint: the fingerprint of the data that are there now.
 
     Raises:
         UserError: the fingerprints differ.
@@ -477,7 +477,8 @@ def what_is_saved(run: Path, iteration: int) -> str:
 
 
 def _remove(checkpoint: Path) -> None:
-    # The manifest goes first. Without it, a folder that is half removed is no checkpoint any more.
+    # The manifest goes first: without it, a folder that is half removed does not count as a
+    # checkpoint.
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)
 

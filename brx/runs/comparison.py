@@ -146,7 +146,7 @@ def passage(run: str, target: float) -> float | None:
 
     Args:
         run: an entry of the index of `load`.
-        target: in nats.
+        target: the target loss, in nats.
     """
     read = read_run(Path(run))
     return slowdown.iterations_to_target(read.iterations, read.train_loss, target)
@@ -157,7 +157,7 @@ def reached_by_seed(seeds: pd.DataFrame, target: float) -> dict[int, slowdown.Re
 
     Args:
         seeds: the experiment's rows of `at_best_rates`.
-        target: in nats.
+        target: the target loss, in nats.
     """
     last = float(seeds["last_iteration"].iloc[0])
     never = slowdown.Reached(last, False)
@@ -332,7 +332,7 @@ def shared_seeds(*experiments: pd.DataFrame) -> list[pd.DataFrame]:
     A seed decides the initial weights and the order of the data, so such runs make pairs.
 
     Args:
-        experiments: from `with_diverged`.
+        experiments: the runs of each experiment, from `with_diverged`.
 
     Raises:
         UserError: they have no seed in common.
@@ -358,7 +358,7 @@ def best_by_seed(experiments: Sequence[pd.DataFrame], loss: str) -> pd.DataFrame
     Each seed thus repeats the paper's comparison with its own best baseline.
 
     Args:
-        experiments: from `shared_seeds`.
+        experiments: the runs of each experiment, from `shared_seeds`.
         loss: the column that is compared.
     """
     ranked = pd.concat(experiments).sort_values(loss, kind="stable")
@@ -403,9 +403,9 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
     """How many fewer iterations a method needs to reach the final loss of the best baseline, as in
     the paper's headline numbers.
 
-    A row per experiment that is no baseline and has baselines: experiments whose settings are equal
-    except for the optimizer's (`_usual_baselines` says which). If an experiment shares seeds with
-    all its baselines, only these seeds count.
+    A row per experiment that is not a baseline and has baselines: experiments whose settings are
+    equal except for the optimizer's (`_usual_baselines` says which). If an experiment shares seeds
+    with all its baselines, only these seeds count.
 
     Args:
         chosen: finished rows of `at_best_rates`.

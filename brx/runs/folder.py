@@ -264,8 +264,8 @@ def first_difference(old: Sections, new: Sections, *, ignore_new: bool = False) 
     """The first setting that differs, in words; None if all are equal.
 
     Args:
-        old: from `trajectory_of`.
-        new: from `trajectory_of`.
+        old: the earlier settings, from `trajectory_of`.
+        new: the present settings, from `trajectory_of`.
         ignore_new: leave out settings that `old` does not have.
     """
     for section, values in new.items():

@@ -134,10 +134,13 @@ def _column_widths(table: pd.DataFrame, width: int) -> list[int]:
     Each character that is left over goes to the column whose longest cell wraps into most lines.
     """
     widths = _longest_words(table)
-    wanted = [max(map(cell_len, cells)) for cells in _cells(table)]
+    longest_cells = [max(map(cell_len, cells)) for cells in _cells(table)]
     for _ in range(width - _width(table)):
-        neediest = max(range(len(widths)), key=lambda place: wanted[place] / max(1, widths[place]))
-        if widths[neediest] < wanted[neediest]:
+        num_lines = [
+            longest / max(1, own) for longest, own in zip(longest_cells, widths, strict=True)
+        ]
+        neediest = num_lines.index(max(num_lines))
+        if widths[neediest] < longest_cells[neediest]:
             widths[neediest] += 1
     return widths
 

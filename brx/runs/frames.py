@@ -93,7 +93,8 @@ class Run:
 
         Args:
             path: the folder.
-            states: of its files, if they have just been taken (`brx.runs.cache.file_states`).
+            states: the states of its files (`brx.runs.cache.file_states`), if they have just been
+                taken.
 
         Raises:
             UserError: it is not a run's folder, is damaged, or has no training loss yet.
@@ -263,17 +264,17 @@ def load(folders: Folders) -> pd.DataFrame:
         - `seconds_per_iteration` while nothing else used the machine (`Run.undisturbed_pace`).
 
     Raises:
-        UserError: one of `folders` is no folder, or none has a readable run.
+        UserError: one of `folders` is not a folder, or none has a readable run.
     """
     paths = find_runs([folders] if isinstance(folders, str | os.PathLike) else folders)
-    found = read_each(paths, _run_and_row)
-    runs = [run for _, (run, _) in found]
-    rows = [row for _, (_, row) in found]
+    readable = read_each(paths, _run_and_row)
+    runs = [run for _, (run, _) in readable]
+    rows = [row for _, (_, row) in readable]
     _note_unknown_delays(runs)
     frame = pd.json_normalize(rows)
     frame["trajectory_version"] = _common_versions(frame)
     frame["architecture"] = _distinct_architectures(frame)
-    return frame.set_index(pd.Index([path_text(path) for path, _ in found], name="run"))
+    return frame.set_index(pd.Index([path_text(path) for path, _ in readable], name="run"))
 
 
 def _distinct_architectures(runs: pd.DataFrame) -> pd.Series:
@@ -462,8 +463,8 @@ def experiment_id(
 
     Args:
         config: the settings of a run.
-        data_fingerprint: of the data that it was trained on.
-        trajectory_version: of the brx that trained it.
+        data_fingerprint: the fingerprint of the data that it was trained on.
+        trajectory_version: the trajectory version of the brx that trained it.
         second: a further setting, as a dotted key, in which the runs may differ.
     """
     ignored = [RATE, SEED]
@@ -630,7 +631,7 @@ class _RecentRuns:
     """The runs that were read last, as many as fit into `MOST_BYTES`.
 
     Commands read all runs several times in the same order. With room for n runs, a folder of n + 1
-    would be parsed anew in each pass, so the room is large and counted in bytes.
+    would be parsed again in each pass, so the room is large and counted in bytes.
     """
 
     def __init__(self) -> None:

@@ -110,7 +110,7 @@ class MetricsWriter:
 
 
 def garbled_lines(path: Path) -> list[int]:
-    """Numbers of the lines of a metrics file, from 1, that are no records.
+    """Numbers of the lines of a metrics file, from 1, that are not records.
 
     Garbled lines after the last record do not count: a crash cuts the last line off.
     """
@@ -154,7 +154,7 @@ def missing_iterations(
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
-    """The records of a metrics file; lines that are no records are left out.
+    """The records of a metrics file; lines that are not records are left out.
 
     Raises:
         UserError: the file cannot be read, or two processes have written it.
@@ -435,7 +435,7 @@ def _status_if_readable(folder: Path) -> str:
 
 
 def _check_no_links(run: Path) -> None:
-    """Refuse a run in which a link would let a file from elsewhere into what is shared."""
+    """Refuse a run in which a link would put a file from elsewhere into the export."""
     names = [*KEPT, "metrics.jsonl", COMPACT, STALENESS, "analysis"]
     inside = [*(run / name for name in names), *(run / "analysis").glob("*.json")]
     for path in inside:
