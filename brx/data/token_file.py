@@ -153,7 +153,7 @@ class Sidecar(BaseModel, extra="forbid", strict=True, frozen=True):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the sidecar of the token file at `path`; UserError where there is no good one."""
+        """Read the sidecar of the token file at `path`; UserError if there is no valid one."""
         try:
             return load_yaml_as(path.with_suffix(".json"), cls)
         except UserError as error:
