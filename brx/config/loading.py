@@ -94,7 +94,7 @@ def config_of(content: Mapping[str, Any], where: str, overrides: Sequence[str] =
     """Check the content of a configuration file together with `a.b=value` overrides.
 
     Args:
-        content: from `read_mapping` or `new_content`.
+        content: the file's content, from `read_mapping` or `new_content`.
         where: the file's name in messages.
 
     Raises:
@@ -316,7 +316,7 @@ def _set_value(content: dict[str, Any], key: str, value: Any, where: str) -> Non
 
 
 def _drop_outdated_facts(content: Mapping[str, Any], settings: Settings) -> None:
-    """Drop what is noted about the user's own code if the changed settings may change it, too."""
+    """Drop the facts recorded about the user's own code if the changed settings may change them."""
     decisive = ("model.", "optimizer.", "pipeline.delay", "pipeline.stages", "training.seed")
     changed = [key for key in settings if key.startswith(decisive) and key != "optimizer.lr"]
     if not changed:
@@ -327,7 +327,7 @@ def _drop_outdated_facts(content: Mapping[str, Any], settings: Settings) -> None
 
 def dump_config(config: BaseModel) -> str:
     """A configuration as YAML that reloads to an equal one. Defaults are written too, except for a
-    recorded run, of which brx knows only the settings that it was given."""
+    recorded run, for which brx knows only the settings that it was given."""
     is_recorded = isinstance(config, RunConfig) and config.is_recorded
     content = config.model_dump(mode="json", exclude_unset=is_recorded)
     return dump_yaml(content)
@@ -342,7 +342,7 @@ def validate(
     """Check a file's content against a pydantic model.
 
     Args:
-        where: what messages name as the source.
+        where: the name of the source in messages.
         origins: another source for some keys, such as the override that set them. A key is the
             tuple of its parts.
 

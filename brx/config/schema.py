@@ -370,7 +370,7 @@ DelayName = Literal["pipeline", "2bw"]
 
 
 def check_delay(value: Any) -> Any:
-    """Refuse what is no delay profile, in one line for all its forms."""
+    """Refuse a value that is not a delay profile, with one message for all its forms."""
     if isinstance(value, str) and re.fullmatch(USER_CODE, value):
         value = {"function": value}
     is_code = isinstance(value, dict) and re.fullmatch(USER_CODE, str(value.get("function")))
@@ -462,9 +462,9 @@ class PipelineConfig(Section):
             self.devices > self.stages,
             f"devices must be at most stages ({self.stages}), got {self.devices}",
         )
-        of_code = isinstance(self.delay, DelayCode)
+        is_code = isinstance(self.delay, DelayCode)
         refuse(
-            of_code and self.devices > 1,
+            is_code and self.devices > 1,
             f"delay: a function of your own needs devices: 1 (got {self.devices})",
         )
         for key, is_set, why in (
@@ -762,7 +762,7 @@ def parse_duration(text: str) -> float:
 
 
 def check_stop_after(value: Any) -> Any:
-    """Refuse what is neither an iteration nor a duration."""
+    """Refuse a value that is neither an iteration nor a duration."""
     if isinstance(value, str):
         parse_duration(value)
     else:

@@ -67,7 +67,7 @@ def allowed() -> Iterator[None]:
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
     """Import nothing in this block, even if the code around it trains: the block reads runs, which
-    may be anybody's."""
+    may come from somebody else."""
     if _permission.get() is not _Permission.OWN_RUN:
         yield
         return
