@@ -224,13 +224,13 @@ def find_checkpoint(run: Run, iteration: int | None, default: Default) -> Path:
             f"{run.path}: the run {_why_unfinished(run)}name a checkpoint with --checkpoint: "
             f"{listed}"
         )
-    wanted = last if default == "newest" else last // 2
-    nearest = min(available, key=lambda candidate: abs(candidate - wanted))
-    if default == "midway" and abs(nearest - wanted) > MIDWAY * last:
+    target = last if default == "newest" else last // 2
+    nearest = min(available, key=lambda candidate: abs(candidate - target))
+    if default == "midway" and abs(nearest - target) > MIDWAY * last:
         raise UserError(
             f"{run.path}: has no checkpoint near the middle of its {last} iterations; name one "
             f"with --checkpoint"
-            f" ({listed}), or train with training.keep_at=[{wanted}]"
+            f" ({listed}), or train with training.keep_at=[{target}]"
         )
     return available[nearest]
 
@@ -268,7 +268,7 @@ def load_checkpoint(
     """Read a run's checkpoint (`find_checkpoint` chooses it).
 
     Args:
-        dtype: dtype of weights and bases.
+        dtype: the data type of weights and bases.
         device: their device; by default the one that the run's configuration asks for.
 
     UserError if the checkpoint is damaged or belongs to another model or other data."""

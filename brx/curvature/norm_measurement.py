@@ -81,7 +81,7 @@ def measure_runs(
 
     Raises:
         UserError: a setting is impossible, or a run does not have what it needs.
-        KeyboardInterrupt: the process was asked to stop; what is done has been saved.
+        KeyboardInterrupt: the process was asked to stop; finished measurements have been saved.
     """
     _check_settings(settings)
     original = settings.model_copy(update={"basis_from": None, "basis_batches": None})

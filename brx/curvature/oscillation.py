@@ -168,7 +168,7 @@ def dominant_eigenvector(
     """The eigenvector of the largest |eigenvalue| of a symmetric H, by power iteration.
 
     Args:
-        product: gives H z for z.
+        product: returns H z for z.
         start: the first vector.
         tolerance: stop at this residual,
         max_iterations: or after this many iterations.
@@ -205,7 +205,7 @@ def track_updates(
 ) -> list[Track]:
     """Train on from the checkpoint exactly as the run did, and project the updates.
 
-    Gives one track per direction, with a projection per iteration."""
+    Returns one track per direction, with a projection per iteration."""
     assembly = assemble(checkpoint.run.config, checkpoint.micro_batch, device=checkpoint.device)
     assembly.restore(checkpoint.path)
     newest: Vectors = {}  # the tensors that the engine updates in place
