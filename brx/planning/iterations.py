@@ -63,9 +63,9 @@ def iterations_at(
 
     Args:
         measurements: hold the losses.
-        experiments: of one method.
-        delay: in updates.
-        loss: in nats.
+        experiments: the experiments of one method.
+        delay: the delay, in updates.
+        loss: the loss to reach, in nats.
 
     Returns:
         None beyond the measured delays, and in gaps wider than `WIDEST_GAP`.
@@ -143,10 +143,10 @@ def losses_to_ask(measurements: Measurements, delay: float) -> list[float]:
             method: _lowest(measurements, own, asked)
             for method, own in by_method(measurements).items()
         }
-        of_any = min(lowest.values())
-        if of_any < math.inf:
-            of_adamw = lowest.get(REFERENCE_METHOD, math.inf)
-            return sorted({of_any, of_adamw} - {math.inf}, reverse=True)
+        lowest_of_any = min(lowest.values())
+        if lowest_of_any < math.inf:
+            lowest_of_adamw = lowest.get(REFERENCE_METHOD, math.inf)
+            return sorted({lowest_of_any, lowest_of_adamw} - {math.inf}, reverse=True)
     highest = f"{measurements.losses[0]:g} nats"
     raise UserError(
         f"--loss: needed, since no run falls to {highest} under the longest delay, {longest:g} "
@@ -181,8 +181,8 @@ def read_measurements(runs: Sequence[Path]) -> tuple[Measurements, list[str]]:
     """Measurements, and lines about the runs that are left out.
 
     Args:
-        runs: a file that `Measurements.write` made, or folders of runs, of which the largest
-            comparable set is measured; by default the committed file.
+        runs: a file that `Measurements.write` made, or folders of runs. Of these, the largest
+            comparable set is measured. By default the committed file.
 
     Raises:
         UserError: they do not exist, or hold no usable run.

@@ -83,8 +83,8 @@ def check_memory(
     """Plan the memory of this rank, and compare it with the free memory.
 
     Args:
-        config: of the run.
-        device: of this rank.
+        config: the run's configuration.
+        device: this rank's device.
         world: the ranks.
         ranges: the stages of each rank.
 

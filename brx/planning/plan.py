@@ -118,8 +118,8 @@ class RankMemory:
     graphs: int
     """The pool of CUDA graphs (`runtime.graphs`)."""
     checkpoint: int
-    """The copy from which a checkpoint is written in the background. In host memory: on a GPU it is
-    no part of the peak."""
+    """The copy from which a checkpoint is written in the background. It is in host memory, so
+    on a GPU it is not part of the peak."""
     host: int
     """Memory of the machine that a rank on a GPU takes: rings and the copy for a checkpoint."""
     times: Sequence[Moment]
@@ -144,7 +144,7 @@ def plan_memory(
     """The memory of every rank.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         device_type: `cpu`, `cuda` or `mps`.
         ranges: the stages of each rank; by default `planned_ranges`.
         in_flight: by rank, the most micro-batches whose activations it keeps at one time; by
@@ -367,10 +367,11 @@ class _Rank:
         return isinstance(self.config.optimizer, schema.BasisRotationConfig)
 
     def _link_bytes(self) -> int:
-        """Received activations and gradients, and what is being sent."""
+        """The buffers for activations and gradients that are received or being sent."""
         if self.num_ranks == 1:
             return 0
-        num_buffers = 2
+        num_buffers = 2  # at most one message being sent in each direction
+        # The buffers of received messages, as `DistributedWorld.connect` makes them.
         if not self.has_first:
             num_buffers += math.ceil(self.in_flight) + 1
         if not self.has_last:
@@ -545,9 +546,9 @@ def rotation_update_bytes(config: RunConfig, sizes: Sizes, device_type: str) -> 
     """Temporary bytes of BasisRotation at a refresh of its largest batch of equal matrices.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         sizes: all parameters of the device.
-        device_type: its type.
+        device_type: the type of the device.
     """
     largest = 0
     all_matrices = matrices(sizes)

@@ -115,8 +115,8 @@ def asynchronous_elapsed(
     for them the schedule is simulated.
 
     Args:
-        passes: by rank, the time of a micro-batch's passes, a third of it the forward pass.
-        updates: by rank, the time of an update.
+        passes: for each rank, the time of a micro-batch's passes, a third of it the forward pass.
+        updates: for each rank, the time of an update.
         accumulation: M, the micro-batches of one update.
         transfer: the time from one device to the next.
     """

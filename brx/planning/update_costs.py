@@ -36,7 +36,7 @@ def parse_costs(texts: Sequence[str], measurements: Measurements) -> dict[str, f
     """Parse texts `METHOD=SHARE` into shares by method.
 
     Raises:
-        UserError: a method is not among the measured ones, or its share is no number from 0.
+        UserError: a method is not among the measured ones, or its share is not a number from 0.
     """
     methods = sorted(by_method(measurements))
     costs = {}
@@ -56,7 +56,7 @@ def parse_costs(texts: Sequence[str], measurements: Measurements) -> dict[str, f
 
 
 def _number(text: str) -> float:
-    """NaN if the text is no number."""
+    """NaN if the text is not a number."""
     try:
         return float(text)
     except ValueError:

@@ -39,8 +39,8 @@ def verdict_text(
         *_reasons(verdict),
         *_too_large_lines(verdict, measurements, run),
     ]
-    of_adamw = ", which AdamW reaches, too" if lower else ""
-    lines.append(f"To a training loss of {question.loss:g} nats{of_adamw}.")
+    also_adamw = ", which AdamW reaches, too" if lower else ""
+    lines.append(f"To a training loss of {question.loss:g} nats{also_adamw}.")
     for low in lower:
         loss = f"{low.question.loss:g} nats, the lowest of any method"
         lines.append(f"To {loss}: {sentence(low)}")
