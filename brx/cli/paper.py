@@ -130,15 +130,11 @@ def _is_file(out: Path) -> bool:
 def _check_request(
     figure: str, folders: list[Path] | None, out: Path | None, runs: Path | None
 ) -> None:
-<<<<<<< HEAD
-    """UserError if the figure, its runs and where to draw do not fit together."""
+    """Raise a UserError if the figure, its runs and where to draw it do not fit together."""
     refuse(
         out is not None and out.suffix.lower() in OTHER_FORMATS,
         f"--out {out}: a figure is written as {', '.join(FORMATS)}",
     )
-=======
-    """Raise a UserError if the figure, its runs and where to draw it do not fit together."""
->>>>>>> 451d70b149196a93ab5be1f939cc2547e38f4b50
     is_of_any_runs = figure in OF_ANY_RUNS
     refuse(is_of_any_runs and not folders, "RUN: name at least one run's folder")
     refuse(

@@ -1,4 +1,5 @@
-"""Checked configurations from YAML files and `--set` overrides; every mistake becomes one line."""
+"""Loads and checks configurations, from YAML files and `--set` overrides. Every mistake becomes one
+line."""
 
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,13 +25,13 @@ PRESETS = _PACKAGE / "presets" if (_PACKAGE / "presets").is_dir() else _PACKAGE.
 
 OF_RUNS = ("metrics.jsonl", "curves.npz", "summary.json", "checkpoints")
 """Files of a run's folder other than config.yaml; one of them identifies a run."""
-MOST_SHOWN = 200  # characters of an override that a message repeats
+MOST_SHOWN = 200  # how many characters of an override a message repeats
 Settings = Mapping[str, Any]  # dotted keys of a run's configuration and their values
 # Two sections have several forms, each a class of its own in the schema. The entry gives the key
 # that selects the form, and the function from that key's value to the tag of the form.
 FORMS = {"optimizer": ("method", method_tag), "model": ("class", model_tag)}
 OWN_TAGS = {"optimizer": "custom", "model": "own"}  # tags of the forms for the user's own code
-NOTED = ("code_sha256", "facts")  # keys in which brx notes what it found in the user's own code
+NOTED = ("code_sha256", "facts")  # keys in which brx notes what it knows of the user's own code
 _EITHER = {"delay"}  # keys that hold a value or a section of their own (`pipeline.delay.like`)
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -93,7 +94,7 @@ def config_of(content: Mapping[str, Any], where: str, overrides: Sequence[str] =
     """Check the content of a configuration file together with `a.b=value` overrides.
 
     Args:
-        content: from `read_mapping` or `new_content`.
+        content: the file's content, from `read_mapping` or `new_content`.
         where: the file's name in messages.
 
     Raises:
@@ -127,8 +128,8 @@ def new_content(path: Path) -> dict[str, Any]:
 def load_config_to_plan(name: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Load the configuration for a command that plans (arguments and errors as `load_config`).
 
-    A run's configuration keeps what the run noted about the user's own code. For a preset or a
-    file, that code is looked at anew."""
+    A run's configuration keeps what the run noted about the user's own code. For a preset or
+    another file, the code itself is looked at."""
     path = find_config(name)
     belongs_to_run = is_of_run(path)
     if belongs_to_run:
@@ -139,7 +140,7 @@ def load_config_to_plan(name: str | Path, overrides: Sequence[str] = ()) -> RunC
 def allow_code_of(*names: str | Path) -> None:
     """Let a command that plans import the user's own code that these configurations name.
 
-    Where one of them belongs to a run, nothing is imported: a run may come from anybody."""
+    If one of them belongs to a run, nothing is imported: a run may come from anybody."""
     if not any(is_of_run(find_config(name)) for name in names):
         allow()
 
@@ -218,8 +219,8 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
     """Check `content` together with `a.b=value` overrides, which win.
 
     Raises:
-        UserError: an override is not written so, or a key or value is wrong. The message names the
-            override where it is the cause, else `where`.
+        UserError: an override has another form, or a key or value is wrong. The message names the
+            override if it is the cause, else `where`.
     """
     settings: dict[str, Any] = {}
     origins: dict[tuple[str, ...], str] = {}  # the override that set a key, for messages
@@ -269,10 +270,11 @@ def set_values(content: Mapping[str, Any], settings: Settings, where: str) -> di
     method or model knows.
 
     Args:
-        where: what messages begin with.
+        where: the beginning of messages.
 
     Raises:
-        UserError: a key leads through a value, as `training.seed.a` does.
+        UserError: a part of a key, before its last one, is a value and no section, as in
+            `training.seed.a`.
     """
     copy = deepcopy(dict(content))
     for name, (key, tag_of) in FORMS.items():
@@ -293,13 +295,13 @@ def _known_to_form(section: dict[str, Any], name: str, tag: str) -> dict[str, An
     if tag == own and tag_of(section) == own:
         # Two classes of the user's own may have the same options.
         known |= section.keys()
-    # What was noted about the code before does not hold for the new code.
+    # Facts that were noted about the old code do not hold for the new code.
     kept = known.difference(NOTED)
     return {key: value for key, value in section.items() if key in kept}
 
 
 def _set_value(content: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Set one dotted key in place, and make the sections on its way that are missing."""
+    """Set one dotted key in place. Sections that it leads through are made if they are missing."""
     *sections, last = key.split(".")
     section = content
     for part in sections:
@@ -314,8 +316,7 @@ def _set_value(content: dict[str, Any], key: str, value: Any, where: str) -> Non
 
 
 def _drop_outdated_facts(content: Mapping[str, Any], settings: Settings) -> None:
-    """Drop what is noted about the user's own code where other arguments or other stages may change
-    it."""
+    """Drop the facts recorded about the user's own code if the changed settings may change them."""
     decisive = ("model.", "optimizer.", "pipeline.delay", "pipeline.stages", "training.seed")
     changed = [key for key in settings if key.startswith(decisive) and key != "optimizer.lr"]
     if not changed:
@@ -326,7 +327,7 @@ def _drop_outdated_facts(content: Mapping[str, Any], settings: Settings) -> None
 
 def dump_config(config: BaseModel) -> str:
     """A configuration as YAML that reloads to an equal one. Defaults are written too, except for a
-    recorded run, about which brx knows only what it was told."""
+    recorded run, for which brx knows only the settings that it was given."""
     is_recorded = isinstance(config, RunConfig) and config.is_recorded
     content = config.model_dump(mode="json", exclude_unset=is_recorded)
     return dump_yaml(content)
@@ -341,7 +342,7 @@ def validate(
     """Check a file's content against a pydantic model.
 
     Args:
-        where: what messages name as the source.
+        where: the name of the source in messages.
         origins: another source for some keys, such as the override that set them. A key is the
             tuple of its parts.
 

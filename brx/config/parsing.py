@@ -1,5 +1,5 @@
-"""Text into plain values: YAML, and numbers with a unit. Every mistake, and every trap, becomes one
-line."""
+"""Parses text into plain values: YAML, and numbers with a unit. Every mistake, and every trap of
+YAML, becomes one line."""
 
 import math
 import re
@@ -12,24 +12,25 @@ from brx.errors import UserError
 
 try:
     from yaml import CSafeLoader as SafeLoader
-except ImportError:  # PyYAML was built without libyaml: slower, and the same
+except ImportError:  # PyYAML was built without libyaml: slower, with the same results
     from yaml import SafeLoader  # type: ignore[assignment]
 
 MOST_VALUES, MOST_LEVELS = 100_000, 50
-"""More than any configuration or sweep has: a file beyond them is damaged, or aliases that multiply
-each other."""
+"""More values, and deeper nesting, than any configuration or sweep has. A file beyond these limits
+is damaged, or consists of aliases that multiply each other."""
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
 UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 class _Loader(SafeLoader):
-    """Plain words as YAML 1.2 reads them, and no key twice.
+    """Reads plain words as YAML 1.2 does, and refuses a key that appears twice.
 
     PyYAML reads YAML 1.1, in which 3e-4 is a string, 010 is eight, 1:30 is ninety, `no` is false
     and 2001-01-01 is a date."""
 
-    # Tables of its own, by first character; of YAML 1.1 stay `<<` (merge) and 1_000.
+    # Its own tables of patterns, by first character (`_CORE_SCHEMA`). From YAML 1.1, only `<<`
+    # (merge) and 1_000 remain.
     yaml_implicit_resolvers = {}  # noqa: RUF012  # PyYAML's own kind of class variable
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
@@ -48,8 +49,8 @@ class _Loader(SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that `_Loader` would read as something else, as YAML 1.1 would (PyYAML's
-    own rule) and as YAML 1.2 would."""
+    """Quotes every text that would be read as something else, by YAML 1.1 (PyYAML's own rule) or by
+    YAML 1.2 (`_Loader`'s)."""
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
@@ -60,8 +61,8 @@ def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 
 _Dumper.add_representer(str, _represent_text)
 
-# The core schema of YAML 1.2 (section 10.3.2): name, pattern, first characters. Tried in this
-# order: the pattern of floats matches integers, too.
+# The core schema of YAML 1.2 (section 10.3.2): name, pattern, first characters. Patterns are tried
+# in this order, because the pattern of floats matches integers, too.
 _CORE_SCHEMA = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -102,8 +103,8 @@ def parse_yaml(text: str, where: str) -> Any:
         line = f" (line {mark.line + 1})" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         raise UserError(f"{where}: not valid YAML: {problem[:200]}{line}") from None
-    # An impossible date, a number of thousands of digits, and what PyYAML meets where a tag does
-    # not suit its value.
+    # An impossible date, a number with thousands of digits, or PyYAML's own failure at a tag that
+    # does not suit its value.
     except (ValueError, OverflowError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{where}: not valid YAML: {str(error)[:200]}") from None
 
@@ -111,10 +112,10 @@ def parse_yaml(text: str, where: str) -> Any:
 def parse_value(text: str, where: str) -> Any:
     """The value of `--set key=VALUE`: as in a YAML file, but without comments.
 
-    A plain text keeps its ` #`, which a file would need quotes for.
+    A plain text keeps its ` #`; in a file it would need quotes.
 
     Raises:
-        UserError: it is no YAML, or there is a comment behind a quoted text, a list or a mapping.
+        UserError: it is not YAML, or a comment follows a quoted text, a list or a mapping.
     """
     value = parse_yaml(text, where)
     comment = _comment_in(text)
@@ -126,7 +127,7 @@ def parse_value(text: str, where: str) -> Any:
 
 
 def _comment_in(text: str) -> str | None:
-    """What YAML reads as a comment at the end of a value, if there is one."""
+    """The part at the end of a value that YAML reads as a comment; None if there is none."""
     last = 0
     for event in yaml.parse(text, Loader=SafeLoader):
         if isinstance(event, yaml.ScalarEvent | yaml.CollectionEndEvent):
@@ -137,17 +138,18 @@ def _comment_in(text: str) -> str | None:
 
 
 def _check_size(text: str) -> None:
-    """yaml.YAMLError where values or levels are too many, aliases written out, or an alias contains
-    itself."""
-    sizes: dict[str | None, list[int]] = {}  # values and levels of what an anchor names
-    # Anchor, and values and levels so far, of each collection around an event
+    """yaml.YAMLError if there are too many values or levels, counting aliases as if they were
+    written out, or if an alias contains itself."""
+    # A size is a pair: the number of values, and the number of levels.
+    sizes: dict[str | None, list[int]] = {}  # by anchor
+    # The anchor, and the size so far, of each collection around an event
     around: list[Any] = [(None, [0, 0])]
-    # One by one: libyaml builds nodes by recursion, and would crash
+    # Events come one by one. libyaml would build nodes by recursion, and might crash.
     for event in yaml.parse(text, Loader=SafeLoader):
         anchor, size = getattr(event, "anchor", None), [1, 0]
         if isinstance(event, yaml.CollectionStartEvent):
             around.append((anchor, size))
-            size = [0, -1]  # it counts when it ends
+            size = [0, -1]  # adds nothing yet: a collection counts when it ends
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, size = around.pop()
         elif isinstance(event, yaml.AliasEvent):
@@ -171,8 +173,17 @@ def _problem(text: str, place: yaml.Node | yaml.Event) -> yaml.constructor.Const
 
 
 def parse_bytes(text: str, where: str) -> float:
-    """From a number with a decimal or binary unit; else a UserError that names `where` it was
-    given. `10Gb` and `10Gbit` are refused: they are bits, where bytes are asked for."""
+    """Read a number of bytes with a decimal or binary unit, such as `80GB` or `24GiB`.
+
+    `10Gb` and `10Gbit` are refused, because they are bits.
+
+    Args:
+        text: the number and its unit.
+        where: the option or key, for the message.
+
+    Raises:
+        UserError: it is no such number above 0.
+    """
     bits = re.fullmatch(r"(.*\d)\s*([KMGTP]i?)(b|bits?)", text.strip())
     if bits is not None:
         eighth = parse_bytes(f"{bits[1]}{bits[2]}B", where) / 8
@@ -184,7 +195,7 @@ def parse_bytes(text: str, where: str) -> float:
 
 
 def parse_flops(text: str, where: str) -> float:
-    """FLOP/s, likewise."""
+    """Read a number of FLOP/s with a unit, such as `120T`; see `parse_bytes`."""
     return _parse_number(text, where, "flops|flop/s", "120T")
 
 

@@ -33,7 +33,7 @@ readers of the run need to know about it."""
 
 
 def refuse(is_wrong: object, message: str) -> None:
-    """ValueError, for pydantic to tell with the key's place."""
+    """ValueError if `is_wrong`. pydantic reports it together with the key's place."""
     if is_wrong:
         raise ValueError(message)
 
@@ -123,7 +123,7 @@ class ModelSection(Section):
         return f"{self.blocks} blocks, d {self.width}"
 
     def options(self) -> dict[str, Any]:
-        """What the class's constructor is given, besides the size of the vocabulary."""
+        """The arguments of the class's constructor, besides the size of the vocabulary."""
         known = {
             key: getattr(self, key)
             for key in type(self).model_fields
@@ -251,12 +251,12 @@ class LlamaConfig(ModelSection):
 
 
 class ModelFacts(Section):
-    """What readers need of a model of the user's own, noted when the run trains."""
+    """What readers need to know of a user's own model, noted when the run trains."""
 
     num_parameters: int = Field(ge=0)
-    """All of the model."""
+    """Parameters of the whole model."""
     num_in_blocks: int = Field(ge=0)
-    """Those of the blocks, without embedding and head."""
+    """Parameters of the blocks, without embedding and head."""
 
 
 class OwnModelConfig(ModelSection):
@@ -270,7 +270,7 @@ class OwnModelConfig(ModelSection):
     """SHA-256 of the model's file, filled in by brx: an edited model is another run. Null for
     packages."""
     facts: ModelFacts | None = None
-    """Which brx fills in when the run trains."""
+    """Filled in by brx when the run trains."""
 
     @field_validator("name")
     @classmethod
@@ -286,14 +286,14 @@ class OwnModelConfig(ModelSection):
         )
         for key, value in options.items():
             check_free_values(value, key)
-        # The settings of an old run have a fingerprint: they can be read when its file is long gone
-        #     or another.
+        # The settings of an old run have a fingerprint already, so they can be read when the file
+        # is long gone or has changed.
         if self.code_sha256 is None:
             object.__setattr__(self, "code_sha256", code_sha256(self.name, "class: "))
         return self
 
     def shrunk(self, width: int) -> GPTConfig:
-        """One with as many blocks, since only the user knows how to make this one smaller."""
+        """A small GPT with as many blocks: only the user knows how to make this model smaller."""
         return GPTConfig(
             blocks=self.blocks, width=min(width, self.width), heads=1, sequence_length=4
         )
@@ -309,7 +309,8 @@ DEFAULT_MODEL = "gpt"
 
 
 def model_tag(value: Any) -> str:
-    """The section of a model, or of a mapping that names one: `own` for `FILE.py:CLASS`."""
+    """The tag of the section that describes a model, given the section, a mapping or the class's
+    name: `own` for `FILE.py:CLASS`."""
     if isinstance(value, dict):
         name = value.get("class", DEFAULT_MODEL)
     else:
@@ -360,7 +361,8 @@ class DataConfig(Section):
 
 
 class DelayFacts(Section):
-    """What readers need of a delay function, noted when the run trains: they do not call it."""
+    """What readers need to know of a delay function, noted when the run trains: readers do not call
+    it."""
 
     largest: list[Annotated[int, Field(ge=0)]]
     """Per stage, the largest delay in micro-batches."""
@@ -384,14 +386,14 @@ class DelayCode(Section):
     """SHA-256 of its file, filled in by brx: an edited function is another run. Null for
     packages."""
     facts: DelayFacts | None = None
-    """Which brx fills in when the run trains."""
+    """Filled in by brx when the run trains."""
 
 
 DelayName = Literal["pipeline", "2bw"]
 
 
 def check_delay(value: Any) -> Any:
-    """Refuse what is no delay profile, in one line for all its forms."""
+    """Refuse a value that is not a delay profile, with one message for all its forms."""
     if isinstance(value, str) and re.fullmatch(USER_CODE, value):
         value = {"function": value}
     is_code = isinstance(value, dict) and re.fullmatch(USER_CODE, str(value.get("function")))
@@ -453,8 +455,7 @@ class PipelineConfig(Section):
     """Seconds without an answer after which a device counts as lost."""
     cut: list[str] | None = None
     """The parameters of each stage, as beginnings of their names; only `record` writes this, for a
-    loop of your own. brx cuts its own models
-by blocks."""
+    loop of your own. brx cuts its own models by blocks."""
 
     @property
     def delay_text(self) -> str:
@@ -484,9 +485,9 @@ by blocks."""
             self.devices > self.stages,
             f"devices must be at most stages ({self.stages}), got {self.devices}",
         )
-        of_code = isinstance(self.delay, DelayCode)
+        is_code = isinstance(self.delay, DelayCode)
         refuse(
-            of_code and self.devices > 1,
+            is_code and self.devices > 1,
             f"delay: a function of your own needs devices: 1 (got {self.devices})",
         )
         for key, is_set, why in (
@@ -578,8 +579,7 @@ class BasisRotationConfig(MatrixOptimizerSection):
     much as `uniform`."""
     covariance: Literal["step", "refresh", "interval"] = "step"
     """Which gradients enter the covariances: all (step), those at refreshes (refresh, algorithm 2
-    as printed), or those at refreshes weighted
-for the whole interval (interval)."""
+    as printed), or those at refreshes weighted for the whole interval (interval)."""
     rotation_precision: Literal["highest", "tf32", "bf16"] = "highest"
     """Products of the rotations: fp32, TF32, or bf16 in two parts (16 bits), faster on a GPU's
     matrix units."""
@@ -690,7 +690,7 @@ class AdanConfig(Section):
 
 
 class MethodFacts(Section):
-    """What readers need of a method of the user's own, noted when the run trains."""
+    """What readers need to know of a user's own method, noted when the run trains."""
 
     kind: Literal["method", "optimizer"]
     """A `brx.methods.method.Method`, or a `torch.optim.Optimizer`."""
@@ -719,7 +719,7 @@ class CustomConfig(Section):
     """SHA-256 of the method's file, filled in by brx: an edited method is another run. Null for
     packages."""
     facts: MethodFacts | None = None
-    """Which brx fills in when the run trains."""
+    """Filled in by brx when the run trains."""
 
     @field_validator("method")
     @classmethod
@@ -732,16 +732,16 @@ class CustomConfig(Section):
             refuse(key in self.arguments, f"arguments must not hold {key}: {does}")
         if not self.method.startswith(RECORDED):  # `record` writes what JSON has a form for
             check_free_values(self.arguments, "arguments")
-        # The settings of an old run have a fingerprint: they can be read when its file is long gone
-        #     or another.
+        # The settings of an old run have a fingerprint already, so they can be read when the file
+        # is long gone or has changed.
         if self.code_sha256 is None:
             object.__setattr__(self, "code_sha256", code_sha256(self.method, "method: "))
         return self
 
 
 def method_tag(value: Any) -> str:
-    """The section of a method, or of a mapping that names one: `custom` for
-    `package.module:Class`."""
+    """The tag of the section that describes a method, given the section, a mapping or the method's
+    name: `custom` for `package.module:Class`."""
     method = (
         value.get("method", "pipedream")
         if isinstance(value, dict)
@@ -774,7 +774,7 @@ def parse_duration(text: str) -> float:
     """The seconds of a duration such as `11h50m`, `90m`, `1d12h` or `45s`.
 
     Raises:
-        ValueError: it is none, or none at all (`0m`).
+        ValueError: it is not a duration, or is zero (`0m`).
     """
     match = re.fullmatch(DURATION, text, re.ASCII)
     seconds = 0
@@ -787,7 +787,7 @@ def parse_duration(text: str) -> float:
 
 
 def check_stop_after(value: Any) -> Any:
-    """Refuse what is neither an iteration nor a duration."""
+    """Refuse a value that is neither an iteration nor a duration."""
     if isinstance(value, str):
         parse_duration(value)
     else:

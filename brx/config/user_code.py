@@ -1,15 +1,16 @@
-"""Code of a user's own, `my_method.py:MyMethod` or `package.module:Name`: its file, fingerprint,
-import and faults, and who may run it.
+"""A user's own code, `my_method.py:MyMethod` or `package.module:Name`: its file, its fingerprint,
+its import, its errors, and who may run it.
 
 **Reading a run runs nothing.** A run's config.yaml may come from somebody else, with a Python file
 next to it. So `import_code` refuses unless somebody has allowed it in this context:
 
-- `allowed()` is entered by what trains (`brx.train.loop.train`, sweeps, `brx compare METHOD`), and
-  by planning a configuration that is no run's. It ends where runs are read: see `reading`.
+- `allowed()` is entered by code that trains (`brx.train.loop.train`, sweeps, `brx compare METHOD`),
+  and by code that plans a configuration that belongs to no run. Within it, code that reads runs
+  takes the permission back: see `reading`.
 - `allow_for_reading()` is `brx --run-code`: the person at the keyboard asked for it.
 
-What is imported is named on stderr before it runs. What a reader needs of such code is noted in
-config.yaml when the run trains; `brx.train.code_facts` tells how to add to it.
+Imported code is named on stderr before it runs. What a reader needs to know of it is noted in
+config.yaml when the run trains; `brx.train.code_facts` tells how to note more.
 """
 
 import contextlib
@@ -68,8 +69,8 @@ def allowed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Import nothing in this block, although what is around it trains: it reads runs, which may be
-    anybody's."""
+    """Import nothing in this block, even if the code around it trains: the block reads runs, which
+    may come from somebody else."""
     if _permission.get() is not _Permission.OWN_RUN:
         yield
         return
@@ -81,7 +82,7 @@ def reading() -> Iterator[None]:
 
 
 def allow() -> None:
-    """As `allowed`, until the command ends."""
+    """The same as `allowed`, until the command ends."""
     if not is_allowed():
         _permission.set(_Permission.OWN_RUN)
 
@@ -97,7 +98,8 @@ def code_file(name: str) -> Path | None:
     module, _, _ = name.rpartition(":")
     if module.endswith(".py"):
         return user_path(module)
-    # Whether brx is found as a package depends on how it was started, which must not count.
+    # How brx was started decides whether it is found as an installed package. That must not
+    # matter here.
     if module.partition(".")[0] == "brx":
         return None
     spec = _find_spec(module)
@@ -113,7 +115,8 @@ def code_file(name: str) -> Path | None:
 
 
 def _find_spec(module: str) -> importlib.machinery.ModuleSpec | None:
-    """Where a module is. `importlib.util.find_spec` would import the packages around it."""
+    """The place of a module, without importing anything. `importlib.util.find_spec` would import
+    the packages around it."""
     folders: list[str] | None = None  # sys.path
     spec = None
     names = module.split(".")
@@ -133,13 +136,13 @@ def _find_spec(module: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def name_without_folder(name: str) -> str:
-    """`my_method.py:MyMethod` of `folder/my_method.py:MyMethod`; other names as they are."""
+    """`my_method.py:MyMethod` for `folder/my_method.py:MyMethod`; other names stay as they are."""
     return Path(name).name
 
 
 def code_sha256(name: str, key: str = "") -> str | None:
-    """The SHA-256 of `code_file`, None for an installed package; ValueError where it cannot be
-    read, naming the key."""
+    """The SHA-256 of `code_file`; None for an installed package. ValueError, which begins with
+    `key`, if the file cannot be read."""
     file = code_file(name)
     if file is None:
         return None
@@ -150,8 +153,13 @@ def code_sha256(name: str, key: str = "") -> str | None:
 
 
 def check_unchanged(name: str, sha256: str | None, where: str) -> None:
-    """Refuse a file that is no longer the one of the run's settings, or cannot be read, with a
-    UserError."""
+    """UserError if a file has changed since the run's settings were made, or cannot be read.
+
+    Args:
+        name: `FILE.py:NAME` or `package.module:NAME`.
+        sha256: the file's fingerprint in the run's settings.
+        where: the key and the name, for the message.
+    """
     try:
         now = code_sha256(name)
     except ValueError as error:
@@ -163,29 +171,39 @@ def check_unchanged(name: str, sha256: str | None, where: str) -> None:
 
 
 def load_attribute(name: str, where: str, kind: str, fits: Callable[[Any], bool]) -> Any:
-    """What `FILE.py:NAME` or `package.module:NAME` names; a UserError, where it does not fit,
-    starts with `where`."""
+    """Import the object that `FILE.py:NAME` or `package.module:NAME` names.
+
+    Args:
+        name: the object.
+        where: the key and the name, for messages.
+        kind: what the object must be, for messages.
+        fits: whether an object is of that kind.
+
+    Raises:
+        UserError: the code cannot be imported (`import_code`), or has no such object.
+    """
     module_name, _, attribute = name.rpartition(":")
     module = import_code(module_name, where)
-    if not fits(chosen := getattr(module, attribute, None)):
-        there = [key for key, value in vars(module).items() if fits(value)]
-        hint = did_you_mean(attribute, there) or f" (there: {', '.join(there) or 'none'})"
+    chosen = getattr(module, attribute, None)
+    if not fits(chosen):
+        present = [key for key, value in vars(module).items() if fits(value)]
+        hint = did_you_mean(attribute, present) or f" (there: {', '.join(present) or 'none'})"
         raise UserError(f"{where}: {attribute} is no {kind} of {module_name}{hint}")
     return chosen
 
 
 def fault(error: BaseException, name: str) -> str:
-    """What went wrong, in one line, and where in the file of `name`."""
+    """Say in one line what went wrong, and where in the file of `name`."""
     file = code_file(name)
-    said = " ".join(str(error).split()) or type(error).__name__
+    message = " ".join(str(error).split()) or type(error).__name__
     if file is None:
-        return said
+        return message
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     lines = _lines_of(error, file)
-    # Without lines it was raised elsewhere, by what the file's code has returned.
+    # Without lines, the error was raised elsewhere, because of what the code returned.
     location = f"{file}:{lines[-1]}" if lines else file
-    return f"{location}: {type(error).__name__}: {said}"
+    return f"{location}: {type(error).__name__}: {message}"
 
 
 def is_raised_in(error: BaseException, name: str) -> bool:
@@ -201,24 +219,24 @@ def _lines_of(error: BaseException, file: Path) -> list[int | None]:
 
 
 def in_one_line(function: Callable[..., Any], name: str) -> Any:
-    """The delay function `name`; what it raises becomes a UserError with file and line."""
+    """Wrap the delay function `name`: an exception that it raises becomes a UserError with file and
+    line."""
 
     @wraps(function)
-    def told(*arguments: Any) -> Any:
+    def wrapped(*arguments: Any) -> Any:
         try:
             return function(*arguments)
         except Exception as error:
             raise UserError(f"pipeline.delay {name}: {fault(error, name)}") from error
 
-    return told
+    return wrapped
 
 
 def import_code(module_name: str, where: str) -> ModuleType:
-    """Import a file or a module, which is told on stderr first.
+    """Import a user's file or module, after naming it on stderr.
 
     Raises:
-        UserError: it may not run here (see the module's docstring), or it cannot be imported;
-            the code is the user's.
+        UserError: it may not run here (see this module's docstring), or it cannot be imported.
     """
     if not is_allowed():
         raise UserError(
@@ -249,7 +267,7 @@ def _advice_on_import(error: BaseException) -> str:
 
 @cache
 def _tell(module_name: str, where: str) -> None:
-    """Say whose code is about to run; once, and of several devices by the first."""
+    """Say on stderr which code is about to run. It is said once, and only by the first rank."""
     is_dependency = module_name.partition(".")[0] in ("torch", "brx")
     is_first_rank = os.environ.get("RANK", "0") in ("", "0")
     if is_dependency or not is_first_rank:
@@ -261,12 +279,12 @@ def _tell(module_name: str, where: str) -> None:
 
 @cache
 def _import_file(path: Path, sha256: str | None) -> ModuleType:
-    """Execute a file, anew only when its content is another."""
-    # Not its plain name, which may be an installed module's.
+    """Execute a file. It is executed again only if its content has changed."""
+    # A name of its own, because the file's plain name may be an installed module's.
     spec = importlib.util.spec_from_file_location(f"{_PACKAGE}.{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # where pickle and dataclasses look for it
+    sys.modules[module.__name__] = module  # pickle and dataclasses look for it there
     spec.loader.exec_module(module)
     return module

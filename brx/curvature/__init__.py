@@ -1,2 +1,2 @@
-"""Curvature of a training loss at a checkpoint: Hessian products, Cauchy norms, bases,
-oscillation."""
+"""Measures the curvature of the training loss at a checkpoint: Hessian-vector products, (1,1)-norms
+from Cauchy vectors, bases, and oscillation."""

@@ -1,4 +1,4 @@
-"""A run's checkpoint as the analyses need it, and their results in the run's folder:
+"""Loads a run's checkpoint for analyses, and keeps their results in the run's folder:
 RUN/analysis/NAME-ITERATION.json."""
 
 import json
@@ -78,7 +78,7 @@ class Measured(BaseModel, frozen=True):
 
         UserError for a damaged file."""
         at = "" if iteration is None else f"{iteration:08d}"
-        # A file's name may go on after the iteration, with settings that are not the usual ones.
+        # After the iteration, a file's name may have settings that are not the usual ones.
         paths = (run / "analysis").glob(f"{name or cls.command}-{at}*.json")
         return [cls.read(path) for path in sorted(paths)]
 
@@ -112,7 +112,7 @@ def measured_in(
     Args:
         paths: runs, folders of runs, or checkpoints; a checkpoint gives its own results only.
         iteration: only results at this iteration; None for all.
-        of_run: reads the results of one run, at an iteration or (None) at all.
+        of_run: reads the results of one run, at one iteration or (None) at all iterations.
         command: the command with its options, for the message.
 
     UserError if there are no results at all."""
@@ -138,9 +138,10 @@ def refuse_two_checkpoints(paths: Iterable[Path], checkpoint: int | None) -> Non
 
 
 def runs_in_place(paths: Iterable[Path]) -> list[Path]:
-    """The paths, with each folder of runs replaced by the runs in it.
+    """The paths, with each folder of runs replaced by the runs in it. Runs and checkpoints stay as
+    they are.
 
-    Runs and checkpoints stay as they are. UserError for a folder without runs."""
+    UserError for a folder without runs."""
     places: list[Path] = []
     for path in paths:
         run, _ = run_and_iteration(path)
@@ -155,7 +156,7 @@ class Checkpoint:
     run: Run
     path: Path
     iteration: int
-    model: Stage  # the whole model's structure, on the meta device: `parameters` holds the numbers
+    model: Stage  # the structure of the whole model, on the meta device; see `parameters`
     parameters: Vectors  # the newest weights of all stages
     bases: Bases  # basis rotation's; empty for other methods
     _batches: Batches
@@ -223,13 +224,13 @@ def find_checkpoint(run: Run, iteration: int | None, default: Default) -> Path:
             f"{run.path}: the run {_why_unfinished(run)}name a checkpoint with --checkpoint: "
             f"{listed}"
         )
-    wanted = last if default == "newest" else last // 2
-    nearest = min(available, key=lambda candidate: abs(candidate - wanted))
-    if default == "midway" and abs(nearest - wanted) > MIDWAY * last:
+    target = last if default == "newest" else last // 2
+    nearest = min(available, key=lambda candidate: abs(candidate - target))
+    if default == "midway" and abs(nearest - target) > MIDWAY * last:
         raise UserError(
             f"{run.path}: has no checkpoint near the middle of its {last} iterations; name one "
             f"with --checkpoint"
-            f" ({listed}), or train with training.keep_at=[{wanted}]"
+            f" ({listed}), or train with training.keep_at=[{target}]"
         )
     return available[nearest]
 
@@ -267,7 +268,7 @@ def load_checkpoint(
     """Read a run's checkpoint (`find_checkpoint` chooses it).
 
     Args:
-        dtype: dtype of weights and bases.
+        dtype: the data type of weights and bases.
         device: their device; by default the one that the run's configuration asks for.
 
     UserError if the checkpoint is damaged or belongs to another model or other data."""
@@ -328,10 +329,10 @@ def check_same_model(weights: Vectors, model: Stage, where: Path) -> None:
         where: the checkpoint that the weights are from, for the message."""
     expected = dict(model.named_parameters())
     for name in sorted(expected.keys() | weights.keys()):
-        found = tuple(weights[name].shape) if name in weights else "missing"
-        wanted = tuple(expected[name].shape) if name in expected else "missing"
-        if found != wanted:
+        actual_shape = tuple(weights[name].shape) if name in weights else "missing"
+        model_shape = tuple(expected[name].shape) if name in expected else "missing"
+        if actual_shape != model_shape:
             raise UserError(
-                f"{where}: is a checkpoint of another model: {name} is {found} in it and {wanted} "
-                f"in config.yaml"
+                f"{where}: is a checkpoint of another model: {name} is {actual_shape} in it and "
+                f"{model_shape} in config.yaml"
             )

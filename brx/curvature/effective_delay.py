@@ -1,5 +1,5 @@
-"""Slowdowns compared with curvature: the effective delay tau' of delay profiles, and the norms of
-the strategies.
+"""Compares slowdowns with curvature: the effective delay tau' of delay profiles (the paper's
+section 2.3), and the norms of the strategies.
 
     tau'^2 = sum_k tau_k^2 S_k / sum_k S_k
 
@@ -101,14 +101,14 @@ def delay_table(curves: Sequence[tuple[NormResult, Sequence[EffectiveDelay]]]) -
     rows = []
     for result, delays in curves:
         row = {"tau'": f"{Path(result.run).name}, {result.space}"}
-        for one in delays:
-            row[f"P = {one.num_stages}"] = f"{one.delay:.3g}±{one.standard_error:.1g}"
+        for tau in delays:
+            row[f"P = {tau.num_stages}"] = f"{tau.delay:.3g}±{tau.standard_error:.1g}"
         rows.append(row)
 
     equal = {"tau'": "equal stages"}
     _, delays = curves[0]
-    for one in delays:
-        equal[f"P = {one.num_stages}"] = f"{uniform_effective_delay(one.num_stages):.3g}"
+    for tau in delays:
+        equal[f"P = {tau.num_stages}"] = f"{uniform_effective_delay(tau.num_stages):.3g}"
     return pd.DataFrame([*rows, equal])
 
 
@@ -123,13 +123,13 @@ def measured_points(runs: pd.DataFrame, measured: Sequence[NormResult]) -> tuple
 
 
 def profile_points(runs: pd.DataFrame) -> pd.DataFrame:
-    """What each delay profile costs each method, and what the theory predicts.
+    """The measured slowdown of each method under each delay profile, with the theory's prediction.
 
     Args:
         runs: rows of `brx.runs.load`.
 
-    Gives a row per method and profile: the columns of `brx.runs.comparison.slowdowns` (at the best
-    learning rates, to one loss for all), and
+    Returns a row per method and profile: the columns of `brx.runs.comparison.slowdowns` (at the
+    best learning rates, to one loss for all), and
 
     - `profile`: the delays by stage, such as `8 x 4, 0 x 4`;
     - `tau`, `error`: tau' and its standard error, in updates;
@@ -172,7 +172,8 @@ def _profile_of(run: Run) -> str:
 
 
 def profile_text(taus: Sequence[int]) -> str:
-    """Equal neighbours together: `8 x 4, 0 x 4`, or `4 x 8` for a constant."""
+    """The delays of the stages as a text in which equal neighbours are one entry: `8 x 4, 0 x 4`,
+    or `4 x 8` for a constant delay."""
     parts = []
     for tau, equal in groupby(taus):
         count = len(list(equal))
@@ -219,9 +220,9 @@ def _norm_of(method: str, compared: pd.DataFrame, runs: pd.DataFrame) -> NormRes
     undelayed_at_best = best_own[best_own["largest_delay"] == 0]
     undelayed = own[own["largest_delay"] == 0]
     for run in (*undelayed_at_best.index, *undelayed.index, *own.index):
-        found = results_of(path_of_text(run)).get(space)
-        if found is not None:
-            return found
+        result = results_of(path_of_text(run)).get(space)
+        if result is not None:
+            return result
     best = undelayed_at_best.index[0]
     raise UserError(
         f"{best}: has no norm in {space} coordinates; run `brx hessian-norm {best}` first"
@@ -305,7 +306,7 @@ def complete_measurements(
 ) -> list[list[NormResult]]:
     """Each run's measurements in the order of `spaces`.
 
-    Left out are runs without a measurement in one of the spaces, and runs with measurements at
+    Runs that lack a measurement in one of the spaces are left out, as are runs with measurements at
     different checkpoints."""
     by_run: dict[str, dict[Space, NormResult]] = {}
     for result in results:

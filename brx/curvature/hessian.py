@@ -1,13 +1,15 @@
-"""Products of the training loss's Hessian with vectors, in the weights' or in rotated coordinates.
+"""Multiplies the training loss's Hessian with vectors, in the weights' or in rotated coordinates.
 The Hessian itself is never built.
 
 H z is the gradient of g . z, where g is the gradient: reverse mode over reverse mode. Forward mode
-over reverse mode takes longer and more memory here, because the forward-mode rules of layer norm
-and GELU are not fused (benchmarks/hessian.py).
+over reverse mode takes more time and memory here, because the forward-mode rules of layer norm and
+GELU are not fused (benchmarks/hessian.py).
 
-Basis rotation's coordinates are W = U W~ V^T for each rotated matrix, and the identity for all
-other parameters. With w = Q w~, the Hessian in these coordinates is Q^T H Q: multiply by Q, then by
-H, then by Q^T."""
+Basis rotation's coordinates W~ are given by W = U W~ V^T for each rotated matrix; all other
+parameters keep theirs. With w = Q w~, the Hessian in these coordinates is Q^T H Q: multiply by Q,
+then by H, then by Q^T.
+
+Shape legend: B examples, S positions."""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ Geometry = Literal["bilateral", "unilateral"]
 
 Vectors = dict[str, Tensor]  # one tensor per parameter, by its name and in its shape
 
-# A batch with more tokens is split, because attention that can be differentiated twice keeps its
-# (S, S) matrices.
+# By device: a batch with more tokens is split, because attention that can be differentiated twice
+# keeps its (S, S) matrices.
 TOKENS_PER_PASS = {"cpu": 512, "cuda": 2**15}
 # A pass over fewer elements of the residual stream spends its time on the overhead of many small
 # operations.
@@ -141,12 +143,12 @@ def _joined(
 def _parts(model: Stage, batch: MicroBatch) -> list[MicroBatch]:
     """The batch in parts that fit into memory.
 
-    The mean of the parts' losses, weighted by their examples, is the batch's loss."""
+    The batch's loss is the mean of the parts' losses, weighted by their numbers of examples."""
     if model.has_auxiliary_loss:  # it is not a mean over examples
         return [batch]
     inputs, targets = batch
-    # A pass keeps about five times as much as a gradient of the same tokens. With the batch in
-    # halves, that is less than three times as much as the batch's gradient.
+    # A pass keeps about five times as much memory as a gradient of the same tokens. If the batch is
+    # halved, that is less than three times as much as the gradient of the whole batch.
     half = math.ceil(len(inputs) / 2)
     per_pass = _examples_per_pass(model, batch)
     examples = min(per_pass.most, max(per_pass.least, half))

@@ -1,4 +1,5 @@
-"""The (1,1)-norm sum |H_ij| of a Hessian, from its products with Cauchy vectors (arXiv:2410.08198).
+"""Estimates the (1,1)-norm of a Hessian, sum |H_ij|, from its products with Cauchy vectors
+(arXiv:2410.08198).
 
 For z with independent standard Cauchy entries, (H z)_i is Cauchy with scale s_i = sum_j |H_ij|,
 exactly. Each row's scale is estimated from n vectors; the sum over the rows is the norm.
@@ -8,11 +9,12 @@ For X of scale s,
     E|X|^(1/n) = s^(1/n) / cos(pi / 2n)
 
 so the geometric mean of n values of |X|, times cos(pi / 2n)^n, has the mean s. It needs one pass
-over the vectors and memory for a few numbers per row. In one row its relative deviation is the one
-of a median, (pi / 2) / sqrt(n).
+over the vectors and memory for a few numbers per row. In one row, its relative standard deviation
+is the same as for a median, (pi / 2) / sqrt(n).
 
 All rows see the same vectors, so they are not independent. The standard error of a sum over rows is
-therefore computed from what each vector changes in the sum (the estimator's influence function)."""
+therefore computed from the change that each vector makes in the sum (the estimator's influence
+function)."""
 
 from __future__ import annotations
 
@@ -73,8 +75,8 @@ def membership(group_of: Sequence[str]) -> tuple[list[str], Array]:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of s_i and s_i^2 over rows by group (tensor, block, ...), with what their errors
-    need."""
+    """Sums of s_i and s_i^2 over rows, by group (tensor, block, ...), and the deviations from which
+    their errors are computed."""
 
     names: list[str]  # of the groups
     num_rows: list[int]  # in each group
@@ -113,7 +115,7 @@ class GeometricEstimate:
         self.mean_log = torch.zeros(sum(num_rows), dtype=dtype)  # of |H z|, where it is not zero
         self.num_seen = torch.zeros(sum(num_rows), dtype=torch.int32)  # products that are not zero
         self.num_vectors = 0
-        # For each vector (2, tensors), relative to the tensor's sums of s_i and s_i^2.
+        # For each vector, its change in the sums of s_i and s_i^2, relative to them: (2, tensors).
         self.deviations: list[Tensor] = []
 
     def add(self, product: Tensor) -> None:
@@ -134,7 +136,8 @@ class GeometricEstimate:
         innovation: Tensor,  # of log |H z| (d,)
         seen: Tensor,  # where the product is not zero (d,)
     ) -> Tensor:
-        """What the next vector changes in the logarithm of each tensor's sums, (2, tensors).
+        """The change that the next vector makes in the logarithm of each tensor's sums,
+        (2, tensors).
 
         d log(sum s_i^p) = p sum(s_i^p d log s_i) / sum(s_i^p), with the s_i known so far."""
         if self.num_vectors == 0:

@@ -81,7 +81,7 @@ def measure_runs(
 
     Raises:
         UserError: a setting is impossible, or a run does not have what it needs.
-        KeyboardInterrupt: the process was asked to stop; what is done has been saved.
+        KeyboardInterrupt: the process was asked to stop; finished measurements have been saved.
     """
     _check_settings(settings)
     original = settings.model_copy(update={"basis_from": None, "basis_batches": None})
@@ -109,7 +109,7 @@ def _check_settings(settings: NormSettings) -> None:
             " halved"
         )
     if settings.basis_from:
-        # Found out now, not after hours of work in other coordinates.
+        # An error here comes now, not after hours of work in other coordinates.
         find_checkpoint(Run.load(Path(settings.basis_from)), None, "newest")
 
 
@@ -148,16 +148,16 @@ class _Task:
         if num_batches is not None:
             strategy = () if self.space == "rotated" else strategy_of(self.space)
             return replace(checkpoint, bases=fit_bases(checkpoint, num_batches, *strategy))
-        lender = checkpoint
+        source = checkpoint  # the checkpoint that has the bases
         if self.settings.basis_from:
-            lender = load_checkpoint(
+            source = load_checkpoint(
                 Path(self.settings.basis_from), dtype=dtype, device=checkpoint.device
             )
-        if not lender.bases:
-            told = "give --basis-from a run of basis rotation, or --basis-batches N"
-            raise UserError(f"{lender.path}: has no basis (method {lender.run.method}); {told}")
-        check_same_model(lender.parameters, checkpoint.model, lender.path)
-        return replace(checkpoint, bases=lender.bases)
+        if not source.bases:
+            remedy = "give --basis-from a run of basis rotation, or --basis-batches N"
+            raise UserError(f"{source.path}: has no basis (method {source.run.method}); {remedy}")
+        check_same_model(source.parameters, checkpoint.model, source.path)
+        return replace(checkpoint, bases=source.bases)
 
 
 def fit_bases(
@@ -168,8 +168,8 @@ def fit_bases(
 ) -> hessian.Bases:
     """A strategy's bases, estimated from gradients at the checkpoint's weights.
 
-    They use the last `num_batches` micro-batches of the training. So the bases have not seen the
-    batches of the measurement itself, whose numbers begin at 1."""
+    The gradients are of the last `num_batches` micro-batches of the training. So the bases do not
+    depend on the batches of the measurement itself, whose numbers begin at 1."""
     numbers = range(1 - num_batches, 1)
     gradients = (
         hessian.gradient(checkpoint.model, checkpoint.parameters, batch)
@@ -195,8 +195,8 @@ def _measure(task: _Task, jobs: int) -> NormResult:
 
 
 def _add_products(state: _State, task: _Task, checkpoint: Checkpoint, jobs: int) -> None:
-    """Add the products of all vectors that the state does not have yet; it is saved now and then,
-    and at the end. KeyboardInterrupt if the process was asked to stop."""
+    """Add the products of all vectors that the state does not have yet. The state is saved every
+    `SAVE_EVERY_S` seconds and at the end. KeyboardInterrupt if the process was asked to stop."""
     total = task.settings.vectors
     label = f"{task.run.name} {task.iteration} {task.space}"
     saved_at = time.monotonic()
@@ -286,10 +286,10 @@ class _State:
         self.lost: list[float] = []  # `below_resolution` of each product
         self._path = task.folder / "state.pt"
         if self._path.exists():
-            self._go_on(task)
+            self._restore(task)
 
-    def _go_on(self, task: _Task) -> None:
-        """Continue from the file."""
+    def _restore(self, task: _Task) -> None:
+        """Continue from the file; UserError if it cannot be read."""
         try:
             content = read_tensors(self._path)
             for estimate, known in zip(self.estimates, content["estimates"], strict=True):
@@ -313,7 +313,7 @@ class _State:
             estimate.add(part)
 
     def save(self) -> None:
-        """Write the file anew."""
+        """Write the file, in place of an older one."""
         content = {
             "lost": self.lost,
             "estimates": [vars(estimate) for estimate in self.estimates],

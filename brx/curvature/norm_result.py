@@ -47,7 +47,7 @@ NORM_TITLE = (
 )
 # If more rows than this share may be rounding error only, they are to be checked in fp64.
 NOTABLE_SHARE = 0.01
-# Six digits are more than an estimate has.
+# A number that is written with six digits, which are more than an estimate has.
 Short = Annotated[float, AfterValidator(lambda value: float(f"{value:.6g}"))]
 
 
@@ -65,7 +65,8 @@ class NormSettings(BaseModel, frozen=True):
 
 
 class Groups(BaseModel):
-    """Sums of s_i and s_i^2 over the rows of groups of parameters, with their covariances."""
+    """For groups of parameters: the sums of s_i and s_i^2 over their rows, with the covariances of
+    these sums."""
 
     names: list[str]
     num_rows: list[int]
@@ -97,7 +98,7 @@ class NormResult(Measured):
     norm_of_half: float | None = None
     standard_error: float  # standard error of `norm` from the random vectors
     tokens: int  # in the sample
-    below_resolution: float  # mean share of rows that rounding may have drowned
+    below_resolution: float  # mean share of rows that may be rounding error only
     blocks: Groups  # rows by `block_of`
     kinds: Groups  # rows by `kind_of`
     # The stages that the model is cut into. `num_stages` is larger if the run has the delays of a
@@ -150,9 +151,8 @@ class NormResult(Measured):
 
     @property
     def norms(self) -> list[float]:
-        """The norm of the sample, of half the sample, and of an infinite one by extrapolation.
-
-        Only the first if the half's is not known.
+        """The norm of the sample, of half the sample, and of an infinite one by extrapolation. Only
+        the first is there if the norm of half the sample is not known.
 
         The Hessian of b batches has entries H_ij + e_ij / sqrt(b), with noise e of mean zero. The
         mean of their absolute values is above |H_ij| and convex in 1 / sqrt(b). So the population's
@@ -194,9 +194,9 @@ def results_of(
 ) -> dict[Space, NormResult]:
     """A run's measurements at one checkpoint with one number of batches and of vectors, by space.
 
-    The checkpoint and these numbers are the ones that were measured in the most of `spaces`; among
-    equals, the latest checkpoint, then the largest numbers. Of measurements that differ in other
-    settings, the ones with the usual settings count.
+    These are the checkpoint and the numbers with measurements in most of the `spaces`. Among
+    equals, it is the latest checkpoint, and then the largest numbers. If measurements differ in
+    other settings, those with the usual settings count.
 
     Args:
         run: the run's folder.
@@ -315,7 +315,7 @@ def _with_others(values: Sequence[float], form: str) -> str:
 
 
 def _coordinates(result: NormResult) -> str:
-    """The coordinates, and for rotated ones whose basis they have."""
+    """The coordinates in words; for rotated ones, with the source of their basis."""
     settings = result.settings
     if result.space == "original":
         return "original"

@@ -1,4 +1,4 @@
-"""How updates move along the Hessian's dominant eigenvector, and along a random direction
+"""Measures how updates move along the Hessian's dominant eigenvector, and along a random direction
 orthogonal to it.
 
 This is the paper's figure "oscillation". Training goes on from a checkpoint midway, with the run's
@@ -92,7 +92,7 @@ def measure_oscillation(
     """
     checkpoint = load_checkpoint(run_path, iteration, default="midway")
     _check_training(checkpoint, num_iterations)
-    # A folder that cannot be written to is found out before the work.
+    # If the folder cannot be written to, this fails before the work begins.
     (run_path / "analysis").mkdir(exist_ok=True)
     batches = list(checkpoint.batches(range(1, num_batches + 1)))
     where = str(checkpoint.path)
@@ -102,19 +102,19 @@ def measure_oscillation(
 
     generator = torch.Generator().manual_seed(seed)
     start = _random_like(checkpoint.parameters, generator)
-    found = dominant_eigenvector(product, start, tolerance, max_power_iterations)
+    top = dominant_eigenvector(product, start, tolerance, max_power_iterations)
     limits = f"stop at {tolerance:g} or {max_power_iterations} iterations"
     report(
-        f"{checkpoint.path}: eigenvalue {found.value:.4g}, residual {found.residual:.2g} after "
-        f"{found.num_iterations} power iterations ({limits})"
+        f"{checkpoint.path}: eigenvalue {top.value:.4g}, residual {top.residual:.2g} after "
+        f"{top.num_iterations} power iterations ({limits})"
     )
-    other = orthogonal_to(found.vector, _random_like(checkpoint.parameters, generator))
-    dominant, random = track_updates(checkpoint, [found.vector, other], num_iterations)
+    other = orthogonal_to(top.vector, _random_like(checkpoint.parameters, generator))
+    dominant, random = track_updates(checkpoint, [top.vector, other], num_iterations)
     result = Oscillation(
         **checkpoint.about,
-        eigenvalue=found.value,
-        residual=found.residual,
-        num_power_iterations=found.num_iterations,
+        eigenvalue=top.value,
+        residual=top.residual,
+        num_power_iterations=top.num_iterations,
         dominant=dominant,
         random=random,
     )
@@ -142,18 +142,19 @@ def oscillations_in(paths: Sequence[Path], iteration: int | None = None) -> list
 
 
 def representative(results: Sequence[Oscillation]) -> Oscillation:
-    """The result whose projections are drawn for several: the first run's middle checkpoint.
+    """The one result whose projections a figure shows for several results: the middle checkpoint of
+    the first run.
 
     Args:
         results: results of one method and P.
     """
-    of_first_run = [result for result in results if result.run == results[0].run]
-    of_first_run.sort(key=lambda result: result.iteration)
-    return of_first_run[len(of_first_run) // 2]
+    first_run = [result for result in results if result.run == results[0].run]
+    first_run.sort(key=lambda result: result.iteration)
+    return first_run[len(first_run) // 2]
 
 
 class DominantEigenvector(NamedTuple):
-    """What the power iteration found."""
+    """The result of a power iteration."""
 
     value: float  # v . H v
     vector: Vectors  # v, of norm 1
@@ -167,7 +168,7 @@ def dominant_eigenvector(
     """The eigenvector of the largest |eigenvalue| of a symmetric H, by power iteration.
 
     Args:
-        product: gives H z for z.
+        product: returns H z for z.
         start: the first vector.
         tolerance: stop at this residual,
         max_iterations: or after this many iterations.
@@ -204,7 +205,7 @@ def track_updates(
 ) -> list[Track]:
     """Train on from the checkpoint exactly as the run did, and project the updates.
 
-    Gives one track per direction, with a projection per iteration."""
+    Returns one track per direction, with a projection per iteration."""
     assembly = assemble(checkpoint.run.config, checkpoint.micro_batch, device=checkpoint.device)
     assembly.restore(checkpoint.path)
     newest: Vectors = {}  # the tensors that the engine updates in place

@@ -1,1 +1,2 @@
-"""Data: documents into token files (`prepare`), token files into micro-batches (`batches`)."""
+"""Data: documents become token files (`prepare`), and token files become micro-batches
+(`batches`)."""

@@ -1,5 +1,5 @@
-"""Micro-batches: random windows of the token file, each a pure function of (seed, iteration),
-brought to the device.
+"""Micro-batches: random windows of the token file, which the seed and the iteration alone decide,
+and their way to the device.
 
 Shape legend: B examples, S positions.
 """
@@ -17,12 +17,22 @@ from brx.data.token_file import TokenFile, Tokens
 from brx.errors import UserError
 
 Batch = tuple[Tensor, Tensor]
-AHEAD = 4
+"""Token ids and next tokens, each (B, S), int64."""
+AHEAD = 4  # micro-batches that are made in advance, on CUDA
 
 
 class Batches:
-    """The training micro-batches of a run, each decided by seed and iteration alone; UserError if
-    the file is short."""
+    """The training micro-batches of a run. The seed and the iteration alone decide each of them.
+
+    Args:
+        file: the training tokens.
+        sequence_length: S.
+        batch_size: B.
+        seed: the run's.
+
+    Raises:
+        UserError: the file has fewer than S + 1 tokens.
+    """
 
     def __init__(
         self, file: TokenFile, *, sequence_length: int, batch_size: int, seed: int
@@ -35,8 +45,8 @@ class Batches:
 
     def batch(self, iteration: int) -> Batch:
         """Token ids and next tokens of micro-batch `iteration`, each (B, S), int64."""
-        # The iteration as a spawn key, not as part of the entropy: no two (seed, iteration) share a
-        #     stream.
+        # The iteration is a spawn key, not part of the entropy, so that no two pairs of seed and
+        # iteration share a stream of random numbers.
         generator = np.random.default_rng(
             np.random.SeedSequence(self._seed, spawn_key=(iteration,))
         )
@@ -48,7 +58,11 @@ def validation_set(
     file: TokenFile, *, sequence_length: int, examples: int, batch_size: int
 ) -> list[Batch]:
     """The fixed validation examples, evenly spread over the file, in batches of at most
-    `batch_size`."""
+    `batch_size`; the last batch may be smaller.
+
+    Raises:
+        UserError: the file has too few tokens for a window.
+    """
     check_length(file, sequence_length)
     starts = np.linspace(0, len(file.tokens) - sequence_length - 1, examples).astype(np.int64)
     return [
@@ -58,13 +72,14 @@ def validation_set(
 
 
 def windows(tokens: Tokens, starts: NDArray[np.int64], length: int) -> Batch:
-    """Windows of `length` tokens at `starts` (B,), as inputs and targets (B, length - 1), int64."""
+    """The windows of `length` tokens that begin at `starts` (B,), as inputs and targets, each
+    (B, length - 1), int64. Targets are the inputs shifted by one token."""
     gathered = torch.from_numpy(tokens[starts[:, None] + np.arange(length)].astype(np.int64))
     return gathered[:, :-1].contiguous(), gathered[:, 1:].contiguous()
 
 
 def check_validation_examples(file: TokenFile, sequence_length: int, examples: int) -> None:
-    """Refuse more validation examples than the file has different windows."""
+    """UserError for more validation examples than the file has different windows."""
     check_length(file, sequence_length)
     num_windows = file.num_tokens - sequence_length
     if examples > num_windows:
@@ -77,9 +92,12 @@ def check_validation_examples(file: TokenFile, sequence_length: int, examples: i
 
 
 def check_length(file: TokenFile, sequence_length: int) -> None:
+    """UserError if the file is too short for a window of S + 1 tokens."""
     if file.num_tokens <= sequence_length:
-        few = f"{file.num_tokens} tokens are too few for model.sequence_length {sequence_length}"
-        raise UserError(f"data.source: {file.sidecar.source}: {few}")
+        raise UserError(
+            f"data.source: {file.sidecar.source}: {file.num_tokens} tokens are too few for "
+            f"model.sequence_length {sequence_length}"
+        )
 
 
 class Prefetcher:
@@ -102,8 +120,8 @@ class Prefetcher:
         self.seconds_waited = 0.0
 
     def batch(self, iteration: int) -> Batch:
-        """Inputs and targets (B, S) of micro-batch `iteration` on the device. In ascending order
-        they are ready; any other order works, too."""
+        """Inputs and targets (B, S) of micro-batch `iteration` on the device. If they are asked for
+        in ascending order they are ready; any other order works, too."""
         started = time.perf_counter()
         if self._thread is None:
             inputs, targets = self._make(iteration)
@@ -118,7 +136,8 @@ class Prefetcher:
         return on_device
 
     def _from_thread(self, thread: ThreadPoolExecutor, iteration: int) -> Batch:
-        """The micro-batch, once the thread has made it; the next `AHEAD` ones are begun."""
+        """Wait for the micro-batch from the thread, and let the thread begin the next `AHEAD`
+        ones."""
         ahead: dict[int, Future[Batch]] = {}
         for number in range(iteration, iteration + 1 + AHEAD):
             begun = self._ahead.get(number)

@@ -1,4 +1,4 @@
-"""Documents into token files: in parallel, in bounded memory, atomic, and resumable.
+"""Turns documents into token files: in parallel, in bounded memory, atomically, and resumably.
 
     DIRECTORY/<source>-<tokenizer>-<hash>/train.bin, train.json, validation.bin, validation.json
 
@@ -39,11 +39,12 @@ from brx.files import sync, sync_folder, user_path, write_json
 from brx.names import file_name, shown
 from brx.progress import ProgressBar
 
-# Enters the hash in a folder's name. Raise it when the same settings come to mean other tokens.
+# This number enters the hash in a folder's name. Raise it when the same settings come to mean other
+# tokens.
 FORMAT = 1
 SPLITS = ("train", "validation")
 NOTE = "note.json"
-DOCUMENTS_AHEAD = 256  # in memory at a time
+DOCUMENTS_AHEAD = 256  # documents in memory at a time
 DOCUMENTS_PER_COMMIT = 1024
 # One thread reads the documents for all; more threads than this would wait for it.
 MAX_DEFAULT_WORKERS = 8
@@ -126,7 +127,7 @@ def prepare(
 
 
 def _note_other_packages(config: DataConfig, fingerprint: str) -> None:
-    """Say on stderr where the corpus is not the one of the published results."""
+    """Say on stderr if the corpus is not the one of the published results."""
     difference = other_packages(config, fingerprint)
     if difference:
         published = "not the corpus of the published results (constraints.txt pins its packages)"
@@ -134,27 +135,27 @@ def _note_other_packages(config: DataConfig, fingerprint: str) -> None:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether a folder holds complete token files. To train on them needs no documents."""
+    """Whether a folder holds complete token files. Training on them needs no documents."""
     return all((folder / f"{split}.bin").is_file() for split in SPLITS)
 
 
 def _check_tokenizer(data: PreparedData, config: DataConfig) -> None:
-    """UserError where the token files were made with another tokenizer, as they may be where
+    """UserError if the token files were made with another tokenizer. That can happen if
     `data.source` names a folder of token files."""
     for split, file in (("train", data.train), ("validation", data.validation)):
-        found = file.sidecar.tokenizer
-        if found != config.tokenizer:
+        actual = file.sidecar.tokenizer
+        if actual != config.tokenizer:
             raise UserError(
                 f"data.tokenizer: {config.tokenizer}, but {split}.bin in {config.source} holds "
-                f"{found}; set data.tokenizer to {found}"
+                f"{actual}; set data.tokenizer to {actual}"
             )
 
 
 def token_folder(config: DataConfig) -> Path:
-    """The folder of the token files. Its name holds a hash of everything that decides their
+    """The folder of the token files. Its name contains a hash of everything that decides their
     content.
 
-    Where the source is a folder of token files, it is that folder.
+    If the source is itself a folder of token files, it is that folder.
 
     Raises:
         UserError: there is no such source.
@@ -174,13 +175,15 @@ def token_folder(config: DataConfig) -> Path:
 
 
 def _identity(file: Path) -> tuple[str, int, int]:
-    """A file's path, size in bytes and time of change in ns: a changed file is another source."""
+    """A file's path, its size in bytes, and the time of its last change in ns. A changed file is
+    another source."""
     stat = file.stat()
     return str(file.resolve()), stat.st_size, stat.st_mtime_ns
 
 
 def _folder_or_kept(config: DataConfig, fingerprint: str | None, quiet: bool) -> Path:
-    """`token_folder`, or where the source is gone, a folder with this fingerprint."""
+    """`token_folder`; or if the source is gone, a folder whose token files have this
+    fingerprint."""
     try:
         folder = token_folder(config)
     except UserError:
@@ -193,13 +196,14 @@ def _folder_or_kept(config: DataConfig, fingerprint: str | None, quiet: bool) ->
     is_on_disk = local_files(config.source) is not None
     if is_on_disk:
         return folder
-    # A dataset on the hub; or a folder of texts that is gone, whose name looks like a dataset's.
+    # The source is a dataset on the hub, or a folder of texts that is gone and whose name looks
+    # like a dataset's.
     return _kept_folder(config, fingerprint, quiet) or folder
 
 
 def _kept_folder(config: DataConfig, fingerprint: str | None, quiet: bool) -> Path | None:
-    """The folder in `config.directory` whose token files have this fingerprint, from whatever
-    source; None where there is none."""
+    """The folder in `config.directory` whose token files have this fingerprint, whatever their
+    source was; None if there is none."""
     if fingerprint is None:
         return None
     for folder in token_folders(user_path(config.directory)):
@@ -221,8 +225,8 @@ def _kept_folder(config: DataConfig, fingerprint: str | None, quiet: bool) -> Pa
 
 
 def token_folders(directory: Path) -> list[Path]:
-    """All folders of token files in a directory, sorted, with the hidden ones of preparations that
-    are not complete."""
+    """All folders of token files in a directory, sorted, including the hidden ones of incomplete
+    preparations."""
     complete = directory.glob("*/train.json")
     partial = directory.glob(f"*/{NOTE}")
     return sorted(path.parent for path in (*complete, *partial))
@@ -326,8 +330,8 @@ class TokenWriter:
 
 
 def _read_note(folder: Path) -> Written:
-    """What the note of a partial folder promises. It counts as nothing written where the note is
-    missing or damaged, or where the files hold less than it promises."""
+    """What has been written to a partial folder, by its note. If the note is missing or damaged, or
+    the files hold less than it says, nothing counts as written."""
     try:
         written = Written.model_validate_json((folder / NOTE).read_bytes())
         for split in SPLITS:
@@ -344,8 +348,8 @@ def tokenized(
 ) -> Generator[tuple[str, Tokens], None, None]:
     """Documents with their tokens, in order.
 
-    `DOCUMENTS_AHEAD` of them are tokenized at a time, in `workers` threads, since the encodings
-    release the GIL."""
+    `DOCUMENTS_AHEAD` of them are tokenized at a time, in `workers` threads. Threads help, because
+    the encodings release the GIL."""
     texts = iter(texts)
     with ThreadPoolExecutor(workers) as threads:
         while ahead := list(islice(texts, DOCUMENTS_AHEAD)):
@@ -353,8 +357,8 @@ def tokenized(
 
 
 def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) -> None:
-    """Make the token files of a folder that is not there yet, or make an interrupted start
-    complete."""
+    """Make the token files of a folder that does not exist yet, or continue an interrupted
+    preparation."""
     partial = folder.with_name(f".{folder.name}.partial")
     _check_disk(config, partial)
     if config.source != "packages" and not quiet:
@@ -373,7 +377,7 @@ def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) ->
 
 
 def _default_workers(tokenizer: str) -> int:
-    """Threads that tokenize. Bytes need no work that could be shared."""
+    """The number of threads that tokenize. Bytes need no work that threads could share."""
     if tokenizer == "gpt2":
         return min(os.cpu_count() or 1, MAX_DEFAULT_WORKERS)
     return 1
@@ -419,7 +423,7 @@ def _write_all(
     written = writer.written
     train = written.splits["train"]
     for text, tokens in pairs:
-        if train.num_tokens == config.tokens:  # perhaps already before this process began
+        if train.num_tokens == config.tokens:  # an interrupted preparation may have met it already
             return
         if is_validation(text, config.validation_fraction, config.split_seed):
             writer.append("validation", tokens)
@@ -435,8 +439,8 @@ def _write_all(
 
 
 def _too_small(config: DataConfig, written: Written) -> str | None:
-    """What is wrong with a source that gave too little, once it has been read to its end or to the
-    budget; None if it gave enough."""
+    """The problem, in words, of a source that gave too little text, once it has been read to its
+    end or to the budget; None if it gave enough."""
     train = written.splits["train"]
     validation = written.splits["validation"]
     if train.num_documents == 0 or validation.num_documents == 0:
@@ -458,25 +462,26 @@ def _too_small(config: DataConfig, written: Written) -> str | None:
 
 
 def _check_disk(config: DataConfig, partial: Path) -> None:
-    """UserError where the disk has too little room for the token files, if their size is known."""
+    """UserError if the disk has too little room for token files whose size is known."""
     if config.tokens is None:
         return
     needed = int(config.tokens * DTYPE.itemsize / (1.0 - config.validation_fraction))  # bytes
     already_written = sum(file.stat().st_size for file in partial.glob("*.bin"))
-    there = shutil.disk_usage(partial.parent).free + already_written
-    if needed > there:
+    available = shutil.disk_usage(partial.parent).free + already_written
+    if needed > available:
         asked = (
             f"{config.tokens:,} training tokens and their validation tokens need "
             f"{needed / 1e9:.2f} GB"
         )
         raise UserError(
-            f"data.directory: {config.directory}: {asked}, {there / 1e9:.2f} GB are free"
+            f"data.directory: {config.directory}: {asked}, {available / 1e9:.2f} GB are free"
         )
 
 
 @contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """Let one process at a time prepare a folder. The others wait here, and then find it done."""
+    """A context that one process at a time may enter, to prepare a folder. The others wait, and
+    then find the folder done."""
     lock = FileLock(_lock_file(folder))
     try:
         held = lock.acquire(blocking=False)

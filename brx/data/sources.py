@@ -1,4 +1,4 @@
-"""Where documents come from: the source code of installed packages, local files, or a Hugging Face
+"""Reads documents from their source: the code of installed packages, local files, or a Hugging Face
 dataset.
 
 The packages are a corpus that needs no network. With the versions in `constraints.txt` it is the
@@ -23,13 +23,12 @@ from brx.errors import RunError, UserError
 from brx.files import user_path
 from brx.readers import Damaged, lines_of, parse_json
 
-# Symbolic algebra, graph algorithms, numerics and tables: different authors and subjects, 41 MB
-# together.
+# Graph algorithms, tables, numerics and symbolic algebra, by different authors; 41 MB together.
 PUBLISHED_VERSIONS = {"networkx": "3.6.1", "pandas": "3.1.1", "scipy": "1.17.1", "sympy": "1.14.0"}
 # `PreparedData.fingerprint` of these versions, with the tokenizer `bytes` and the default split.
 PUBLISHED_FINGERPRINT = "7380bd28584846aaff92d029d3653235345915142e262ede74ecf3454b34fe71"
 SKIPPED_FOLDERS = {"tests", "test-examples", "benchmarks"}
-# Written, or on Windows patched, when a wheel is built.
+# Files that are written, or on Windows patched, when a wheel is built.
 BUILD_FILES = {
     "__init__.py",
     "__config__.py",
@@ -45,21 +44,21 @@ EXTENSIONS = (".txt", ".jsonl", ".parquet")
 TEXT_PIECE = 16_384
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# Names under which datasets are known, where the hub files them under their owner.
+# The usual names of datasets that the hub lists under their owner's name.
 _HUB_ALIASES = {"openwebtext": "Skylion007/openwebtext"}
 _HUB_TIMEOUT_S = 10.0
 _ROWS_AT_A_TIME = 256
 
 
 def is_validation(document: str, fraction: float, seed: int) -> bool:
-    """Whether a document is held out, as about `fraction` of them are. Its text and the seed alone
-    decide."""
+    """Whether a document is held out for validation, as about `fraction` of all documents are. Its
+    text and the seed alone decide."""
     return _drawn(f"{seed}/{document}", fraction)
 
 
 def is_sampled(document: str, fraction: float, seed: int) -> bool:
-    """Whether a document is used at all, as about `fraction` of them are; independent of whether it
-    is held out."""
+    """Whether a document is used at all, as about `fraction` of all documents are. This does not
+    depend on whether it is held out."""
     return _drawn(f"sample/{seed}/{document}", fraction)
 
 
@@ -74,7 +73,7 @@ def documents(config: DataConfig, *, skip: int = 0) -> Iterator[str]:
     (`config.sample_fraction`) that are not empty.
 
     Args:
-        skip: leave out so many at the start, as when a preparation is continued.
+        skip: how many documents to leave out at the start, when a preparation is continued.
 
     Raises:
         UserError: the source does not exist, cannot be reached, or holds no text.
@@ -109,13 +108,13 @@ def package_sources() -> Iterator[str]:
         folder = _package_folder(package)
         for file in folder.rglob("*.py"):
             relative = file.relative_to(folder)
-            # Only in the package's top folder are files of these names written by the build.
+            # The build writes files with these names only in the package's top folder.
             is_built = str(relative) in BUILD_FILES
             is_skipped = not SKIPPED_FOLDERS.isdisjoint(relative.parts)
             if not is_built and not is_skipped:
                 files[f"{package}/{relative.as_posix()}"] = file
-    # Shuffled, so that the first `data.tokens` tokens hold all packages, as does every stretch of
-    # the validation tokens.
+    # Sorted by hashes, which shuffles the files. So the first `data.tokens` tokens come from all
+    # packages, as does every stretch of the validation tokens.
     for name in sorted(files, key=_digest):
         yield files[name].read_text(encoding="utf-8", errors="replace")
 
@@ -174,8 +173,8 @@ def _has_default_content(config: DataConfig) -> bool:
 
 
 def _package_folder(package: str) -> Path:
-    """Where a package is installed; UserError where it is not."""
-    spec = find_spec(package)  # finds it without importing it
+    """The folder of an installed package; UserError if it is not installed."""
+    spec = find_spec(package)  # does not import the package
     if spec is None or not spec.submodule_search_locations:
         raise UserError(f"data.source: packages: {package} is not installed: pip install {package}")
     return Path(spec.submodule_search_locations[0])
@@ -238,8 +237,8 @@ def _below(folder: Path, *, hidden: bool = False) -> Iterator[Path]:
 
 
 def _each_once(files: Iterable[Path]) -> list[Path]:
-    """The files among some paths, sorted. A file that has several of the paths is listed under the
-    first."""
+    """The files among some paths, sorted. A file that is reached by several paths is listed once,
+    under the first of them."""
     by_place: dict[str, Path] = {}
     for file in sorted(files):
         if file.is_file():
@@ -248,8 +247,8 @@ def _each_once(files: Iterable[Path]) -> list[Path]:
 
 
 def notes_on_files(source: str) -> list[str]:
-    """Sentences on the files of a local source: how many hidden ones are left out, and how many are
-    reached through links. None for a single file or a dataset on the hub."""
+    """Sentences about the files of a local source: how many hidden ones are left out, and how many
+    are reached through links. There are none for a single file or a dataset on the hub."""
     path = user_path(source)
     files = local_files(source)
     if files is None or path.is_file():
@@ -269,14 +268,14 @@ def notes_on_files(source: str) -> list[str]:
 
 
 def _hidden_matches(pattern: str) -> list[Path]:
-    """The files that a glob would match if it did not leave out hidden ones."""
+    """The hidden files that a glob leaves out."""
     shown = set(glob.glob(pattern, recursive=True))
     everything = glob.glob(pattern, recursive=True, include_hidden=True)
     return _each_once(Path(name) for name in everything if name not in shown)
 
 
 def _is_linked(file: Path, folder: Path) -> bool:
-    """Whether the file is a link, or lies in a folder below `folder` that is one."""
+    """Whether the file is a link, or lies in a linked folder below `folder`."""
     around = [place for place in file.parents if folder in place.parents]
     return any(place.is_symlink() for place in (file, *around))
 
@@ -285,9 +284,9 @@ def _is_linked(file: Path, folder: Path) -> bool:
 class _Rows:
     """Some rows of a table."""
 
-    place: str  # where they are from, for messages
+    place: str  # where they come from, for messages
     fields: Sequence[str]  # the names of the columns
-    texts: list[Any]  # the column that should hold text; empty where there is none of that name
+    texts: list[Any]  # the column that should hold text; empty if there is no column of that name
 
 
 def _local_file(path: Path, text_field: str) -> Iterator[str]:
@@ -305,7 +304,7 @@ def _text_pieces(path: Path) -> Iterator[str]:
     """A text file in pieces that end with a line, unless the line is very long."""
     with path.open(encoding="utf-8", newline="\n") as file:
         while True:
-            # The limit on the rest of the line bounds the memory for a file without line ends.
+            # The limit on the rest of the line bounds the memory if a file has no line ends.
             piece = file.read(TEXT_PIECE) + file.readline(TEXT_PIECE)
             if not piece:
                 return
@@ -319,7 +318,7 @@ def _parquet(path: Path, text_field: str) -> Iterator[_Rows]:
 
     with ParquetFile(path) as file:
         names = file.schema_arrow.names
-        # The other columns may be large or damaged, and nobody needs them.
+        # The other columns are not needed, and may be large or damaged.
         needed = [text_field] if text_field in names else names
         batches = file.iter_batches(_ROWS_AT_A_TIME, columns=needed)
         yield from _columns(batches, text_field, str(path))
@@ -359,7 +358,7 @@ def _hub(name: str, text_field: str) -> Iterator[str]:
         f"{name}: no such file, and the Hugging Face dataset {repository} cannot be reached"
     )
     with _told(UserError, unreachable):
-        # Asked first, because without a network load_dataset tries for half a minute.
+        # Ask the hub first, because without a network `load_dataset` tries for half a minute.
         HfApi().dataset_info(repository, timeout=_HUB_TIMEOUT_S)
         rows = _stream_or_converted(repository)
     with _told(RunError, f"{name}: the stream broke off", "; prepare again to go on from here"):
@@ -368,8 +367,8 @@ def _hub(name: str, text_field: str) -> Iterator[str]:
 
 
 def _stream_or_converted(repository: str) -> Any:
-    """The rows of a dataset. One that consists of a loading script, which `datasets` no longer
-    runs, is on the hub a second time, converted to Parquet."""
+    """The rows of a dataset. `datasets` no longer runs loading scripts; the hub keeps a second copy
+    of datasets that consist of one, converted to Parquet."""
     try:
         return _stream(repository)
     except RuntimeError as error:
@@ -380,7 +379,8 @@ def _stream_or_converted(repository: str) -> Any:
 
 @contextmanager
 def _told(kind: type[Exception], what: str, remedy: str = "") -> Iterator[None]:
-    """Turn any exception of a library or the network into one line; each fails in its own ways.
+    """A context in which any exception of a library or the network becomes an error of one line.
+    Libraries raise many kinds of exceptions, so all are caught.
 
     Args:
         kind: the exception to raise.
@@ -400,8 +400,8 @@ def _told(kind: type[Exception], what: str, remedy: str = "") -> Iterator[None]:
 
 
 def _stream(name: str, **where: str) -> Any:
-    """The rows of the training split as Arrow tables, without a download of the whole."""
-    import datasets  # here, because it takes seconds, and runs on prepared tokens do without
+    """The rows of the training split as Arrow tables, streamed instead of downloaded first."""
+    import datasets  # here, because it takes seconds, and runs on prepared tokens do not need it
 
     datasets.disable_progress_bars()
     # The library also raises every error that it logs.
@@ -411,7 +411,7 @@ def _stream(name: str, **where: str) -> Any:
 
 
 def _columns(tables: Iterable[Any], text_field: str, place: str) -> Iterator[_Rows]:
-    """The column of texts in each of some Arrow tables."""
+    """The rows of each Arrow table, with the column of texts."""
     for table in tables:
         names = table.schema.names
         texts = table.column(text_field).to_pylist() if text_field in names else []
@@ -419,7 +419,7 @@ def _columns(tables: Iterable[Any], text_field: str, place: str) -> Iterator[_Ro
 
 
 def _texts(tables: Iterable[_Rows], text_field: str) -> Iterator[str]:
-    """The texts of all rows; UserError where there is no such field, or it holds something else."""
+    """The texts of all rows; UserError if there is no such field, or if it holds something else."""
     for rows in tables:
         if text_field not in rows.fields:
             fields = ", ".join(sorted(rows.fields))

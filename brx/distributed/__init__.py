@@ -1,1 +1,2 @@
-"""Several devices: processes, links between neighbours, launch. Knows no method, no file."""
+"""Runs on several devices: their processes, the links between neighbours, and the launch. It knows
+nothing of methods and run folders."""

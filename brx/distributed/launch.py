@@ -1,8 +1,9 @@
-"""Start the ranks of one machine and watch over them: if one fails, all end, and one line says
+"""Starts the ranks of one machine and watches over them: if one fails, all end, and one line says
 which and why.
 
-torch's own launcher is not used. It ends all ranks at the first failure, before the others can say
-whom they lost; it sends Ctrl-C to all of them; and it leaves them running when it is killed itself.
+torch's own launcher is not used, for three reasons. It ends all ranks at the first failure, before
+the others can say whom they lost. It sends Ctrl-C to all of them. And when it is killed itself, it
+leaves them running.
 """
 
 import json
@@ -32,7 +33,7 @@ from brx.environment import (
 )
 from brx.errors import NeighbourLostError, RunError, UserError
 
-# Environment variable of the ranks that `launch` has started: the file in which they meet.
+# The environment variable of ranks that `launch` has started. It names the file in which they meet.
 LAUNCHED = "BRX_LAUNCHED"
 # torchrun's environment variable for the file in which a rank leaves its error.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -40,10 +41,11 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"  # the network interface
 
 POLL_S = 0.05
-# After the first failure the other ranks get this long to report theirs, so that the cause can be
-# told from its consequences. After rank 0 was stopped, they get it to end.
+# After the first failure, the other ranks get this long to report their own errors, so that the
+# cause can be told from its consequences. After rank 0 was stopped, they get this long to end.
 GRACE_S = 3.0
-TERMINATE_S = 2.0  # for SIGTERM; a rank that waits for a lost neighbour does not react to it
+# How long ranks get to react to SIGTERM. One that waits for a lost neighbour does not react to it.
+TERMINATE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,10 @@ class _Rank:
         return self.code == -signal.SIGABRT
 
     def error(self) -> dict[str, Any]:
-        """The error that it left behind; empty if there is none.
+        """The error that the rank left behind; empty if there is none.
 
-        `text` is the message. If it has lost another rank, `problem` and `peer` say how and which.
+        `text` is the message. If the rank has lost another one, `problem` and `peer` say how and
+        which.
         """
         try:
             report = json.loads(self.report.read_text(encoding="utf-8"))
@@ -98,7 +101,7 @@ def launch(
     interface.
 
     Args:
-        arguments: of the command line, without `brx`.
+        arguments: the arguments of the command line, without `brx`.
         num_ranks: how many processes to start.
         descriptors: open files, such as a lock, that the processes keep open.
         environment: environment variables for them, in addition to ours.
@@ -113,7 +116,7 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="brx-", dir=temporary_folder()) as folder:
         shared = _shared_environment(Path(folder), num_ranks, environment)
         ranks: list[_Rank] = []
-        passed_on: list[int] = []  # the signals that rank 0 was sent
+        passed_on: list[int] = []  # the signals that were passed on to rank 0
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             if not ranks or ranks[0].code is not None:
@@ -142,7 +145,7 @@ def _shared_environment(
 ) -> dict[str, str]:
     """The environment that all ranks have."""
     shared = {**child_environment(), **further}
-    # Activations and gradients stay on this machine, as the meeting does.
+    # Activations and gradients stay on this machine, as does the meeting of the ranks.
     shared.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     return shared | {
         LAUNCHED: str(folder / f"meeting-{secrets.token_hex(16)}"),
@@ -193,8 +196,8 @@ def report_error(error: Exception) -> bool:
     content: dict[str, Any] = {"text": str(error)}
     if isinstance(error, NeighbourLostError):
         content |= {"problem": error.problem, "peer": error.peer}
-    # For torchrun, which shows the message in place of a traceback, and takes the earliest error
-    # for the cause.
+    # In torchrun's own form. torchrun shows the message instead of a traceback, and takes the
+    # earliest error for the cause.
     message = {"message": f"brx: {error}", "extraInfo": {"timestamp": str(int(time.time()))}}
     report = json.dumps({"message": message, "brx": content})
     try:
@@ -224,7 +227,7 @@ def _watch(ranks: list[_Rank], passed_on: list[int]) -> int:
 
     Args:
         ranks: all of them.
-        passed_on: the signals that rank 0 was sent so far.
+        passed_on: the signals that were passed on to rank 0 so far.
 
     Returns:
         0, or 130 if the ranks were stopped.
@@ -236,7 +239,7 @@ def _watch(ranks: list[_Rank], passed_on: list[int]) -> int:
     deadline = math.inf
     while True:
         codes = [rank.code for rank in ranks]
-        # If rank 0 is stopped while it is still starting, it leaves no error; the others wait for
+        # A rank 0 that is stopped while it is still starting leaves no error. The others wait for
         # it in vain, or have lost it.
         ended_at_start = codes[0] not in (None, 0) and not ranks[0].report.exists()
         was_stopped = codes[0] == 130 or (bool(passed_on) and ended_at_start)
@@ -257,7 +260,7 @@ def _watch(ranks: list[_Rank], passed_on: list[int]) -> int:
 
 
 def _cause(ranks: list[_Rank]) -> UserError | RunError | None:
-    """The error of the rank that failed by itself; None if those that failed have all merely lost a
+    """The error of a rank that failed by itself; None if all failed ranks have merely lost a
     neighbour."""
     failed = [rank for rank in ranks if rank.has_failed and not rank.was_aborted]
     # Ranks that a signal has killed come first: the others may have failed because of them.
@@ -281,8 +284,8 @@ def _cause(ranks: list[_Rank]) -> UserError | RunError | None:
 
 
 def _blame(ranks: list[_Rank]) -> RunError:
-    """An error that names the rank that was lost, from the reports of those that lost it: one that
-    still runs and has stopped answering, if there is any."""
+    """An error that names the lost rank, according to the reports of the ranks that lost it. If a
+    rank that still runs has stopped answering, it is that one."""
     running = [rank.number for rank in ranks if rank.code is None]
     aborted = [rank.number for rank in ranks if rank.was_aborted]
     reports = [rank.error() for rank in ranks if rank.has_failed]
@@ -302,7 +305,7 @@ def _blame(ranks: list[_Rank]) -> RunError:
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End all processes: with SIGTERM, then with SIGKILL, which ends a stopped one, too."""
+    """End all processes: with SIGTERM, then with SIGKILL, which also ends a suspended process."""
     for process in processes:
         process.terminate()  # does nothing to one that has ended
     deadline = time.monotonic() + TERMINATE_S

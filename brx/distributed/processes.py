@@ -26,12 +26,12 @@ from brx.pipeline.world import Channel, Neighbours, Topic, World
 T = TypeVar("T")
 
 _PREPARATION_TIMEOUT = timedelta(days=2)  # rank 0 may tokenize a corpus while the others wait
-_START = secrets.token_hex(8)  # with the process id, it tells processes with one rank apart
-_MEETING_TIMEOUT_S = 300.0  # the least time for all to meet: processes start at different times
+_START = secrets.token_hex(8)  # with the process id, it tells apart processes of the same rank
+_MEETING_TIMEOUT_S = 300.0  # the least time for all ranks to meet: they start at different times
 
 
 def _master() -> str:
-    """Where a launcher lets the ranks meet, as messages name it."""
+    """The place where a launcher lets the ranks meet, for messages."""
     return (
         f"MASTER_ADDR, MASTER_PORT {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     )
@@ -63,7 +63,7 @@ class DistributedWorld(World):
         self.num_local_ranks = whole_number("LOCAL_WORLD_SIZE", least=1) or self.num_ranks
         self._timeout_s = timeout_s
         self._through_host = through_host
-        # What `gather` still sends. A tensor has to outlive its transfer.
+        # The messages of `gather` that are still being sent. A tensor has to outlive its transfer.
         self._sending: list[tuple[dist.Work | None, Tensor]] = []
         self._meet()
         self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
@@ -73,7 +73,7 @@ class DistributedWorld(World):
         self._store.set_timeout(timedelta(seconds=timeout_s))
 
     def _meet(self) -> None:
-        """Wait until all processes are there; UserError if they cannot find each other."""
+        """Wait until all processes have met; UserError if they cannot find each other."""
         backend = "gloo"
         if torch.cuda.is_available():
             backend = "cpu:gloo,cuda:nccl"
@@ -97,8 +97,8 @@ class DistributedWorld(World):
     def _meeting_place(self, patience: timedelta) -> Any:
         """The store through which the ranks meet.
 
-        If `launch` has started the ranks, it is a file, so that no port is open to others; else it
-        is where the launcher says (MASTER_ADDR and MASTER_PORT)."""
+        If `launch` has started the ranks, it is a file, so that no port is open to others.
+        Otherwise the launcher has named an address (MASTER_ADDR and MASTER_PORT)."""
         meeting = variable(LAUNCHED)
         if meeting is not None:
             return dist.FileStore(meeting, self.num_ranks)  # type: ignore[attr-defined]
@@ -108,8 +108,8 @@ class DistributedWorld(World):
         return dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined]
 
     def _claim_rank(self, store: Any) -> None:
-        """UserError if another process has claimed this rank: it would wait for ranks that talk to
-        the other one."""
+        """Claim this rank; UserError if another process has claimed it. Without this check, one of
+        the two would wait for ranks that talk to the other one."""
         this_process = f"{_START}-{os.getpid()}"
         holder = store.compare_set(f"brx/rank-{self.rank}", "", this_process).decode()
         if holder != this_process:
@@ -147,7 +147,7 @@ class DistributedWorld(World):
         )
 
     def gather(self, value: T) -> list[T]:
-        # dist.gather_object would make all wait for all; here only rank 0 waits.
+        # With dist.gather_object, all ranks would wait for all. Here only rank 0 waits.
         if self.rank == 0:
             return [value, *(self._receive(peer) for peer in range(1, self.num_ranks))]
         self._sending = [
@@ -173,7 +173,7 @@ class DistributedWorld(World):
             dist.barrier(group=self._patient if patient else self._control)
 
     def announce(self, topic: Topic, message: str) -> None:
-        # The store is gone with rank 0; then nobody is left who would read the message.
+        # If the store is gone, rank 0 is gone with it, and nobody is left to read the message.
         with contextlib.suppress(RuntimeError):
             self._store.set(topic, message)
 
@@ -192,7 +192,7 @@ class DistributedWorld(World):
         dist.destroy_process_group()
 
     def _receive(self, peer: int) -> T:  # type: ignore[type-var]
-        """The value that a rank has given to `gather`."""
+        """Receive the value that another rank has given to `gather`."""
         size = torch.empty(1, dtype=torch.int64)
         with told_if_lost(peer, self._timeout_s):
             dist.recv(size, peer, group=self._control)
@@ -216,7 +216,7 @@ def _check_watchdog() -> None:
 class PointToPoint:
     """Implements `brx.pipeline.world.Channel` over torch.distributed.
 
-    One send and one receive are in flight at most. All devices must make their channels in the same
+    At most one send and one receive are in flight. All devices must make their channels in the same
     order, since each channel makes a process group.
 
     Args:
@@ -239,8 +239,8 @@ class PointToPoint:
         self._target = target
         self._num_examples = num_examples
         self._free = deque(buffers)
-        # Each direction has a group of its own: with NCCL the operations of one group run in the
-        # order in which they were posted, and a receive posted ahead would hold up the other
+        # Each direction has a process group of its own. With NCCL, the operations of one group run
+        # in the order in which they were posted, so a receive posted ahead would hold up the other
         # direction.
         self._group = dist.new_group(timeout=timedelta(seconds=timeout_s))
         self._timeout_s = timeout_s
@@ -292,10 +292,10 @@ class PointToPoint:
 
 
 class ThroughHost:
-    """Implements `brx.pipeline.world.Channel` between GPUs by way of host memory.
+    """Implements `brx.pipeline.world.Channel` between GPUs by way of host memory, for ranks that
+    share a GPU.
 
-    For ranks that share a GPU. The copies are not overlapped with anything: this serves tests and
-    small machines, not speed.
+    The copies do not overlap with anything: this is for tests and small machines, not for speed.
 
     Args:
         channel: sends and receives tensors on the host, with one receive buffer.
@@ -325,18 +325,18 @@ class ThroughHost:
         message = self._channel.receive()
         buffer = self._free.popleft()
         self._free.append(buffer)
-        # Blocking: the next receive overwrites the message.
+        # A blocking copy, because the next receive overwrites the message.
         buffer.copy_(message)
         return buffer.detach()
 
 
 @contextlib.contextmanager
 def told_if_lost(peer: int | None, timeout_s: float) -> Iterator[None]:
-    """Turn an error of torch.distributed into a NeighbourLostError.
+    """A context in which errors of torch.distributed become NeighbourLostErrors.
 
     Args:
-        peer: the rank that was waited for; None: any.
-        timeout_s: how long, for the message.
+        peer: the rank that is waited for; None: any rank.
+        timeout_s: how long it is waited for, for the message.
     """
     try:
         yield

@@ -1,2 +1,2 @@
-"""What trains under delay: the table of methods, their optimizers, learning rates, refresh
-schedules. Knows no file."""
+"""What trains under delay: the table of methods, with their optimizers, learning rates and refresh
+schedules. It reads and writes no files."""

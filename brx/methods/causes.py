@@ -1,4 +1,4 @@
-"""Methods of the study of causes (docs/protocol.md, 12): what makes an optimizer stand delay?
+"""Methods of the study of causes (docs/protocol.md, 12): what makes an optimizer tolerate delay?
 
 None of them is in the table of methods. A configuration names them by import path, and gives their
 settings as arguments::
@@ -46,9 +46,9 @@ class StudyMethod(Method):
         eps: float = 1e-8,
         weight_decay: float = 0.01,
     ) -> None:
-        _check(0 <= beta1 < 1, f"beta1 must be in [0, 1), got {beta1}")
-        _check(0 <= beta2 < 1, f"beta2 must be in [0, 1), got {beta2}")
-        _check(weight_decay >= 0, f"weight_decay must not be negative, got {weight_decay}")
+        _require(0 <= beta1 < 1, f"beta1 must be in [0, 1), got {beta1}")
+        _require(0 <= beta2 < 1, f"beta2 must be in [0, 1), got {beta2}")
+        _require(weight_decay >= 0, f"weight_decay must not be negative, got {weight_decay}")
         self.beta1 = beta1
         self.beta2 = beta2
         self.eps = eps
@@ -90,7 +90,7 @@ class TurnedRotation(StudyMethod):
     ) -> None:
         super().__init__(**options)
         is_angle = isinstance(theta, int | float) and math.isfinite(theta) and theta >= 0
-        _check(
+        _require(
             is_angle or theta == UNIFORM,
             f"theta must be an angle of at least 0, or {UNIFORM}, got {theta!r}",
         )
@@ -131,8 +131,8 @@ class RotatedLion(StudyMethod):
         **options: float,
     ) -> None:
         super().__init__(**options)
-        _check(0 <= lion_beta1 < 1, f"lion_beta1 must be in [0, 1), got {lion_beta1}")
-        _check(0 <= lion_beta2 < 1, f"lion_beta2 must be in [0, 1), got {lion_beta2}")
+        _require(0 <= lion_beta1 < 1, f"lion_beta1 must be in [0, 1), got {lion_beta1}")
+        _require(0 <= lion_beta2 < 1, f"lion_beta2 must be in [0, 1), got {lion_beta2}")
         self.lion_beta1 = lion_beta1
         self.lion_beta2 = lion_beta2
         self.frequency = frequency
@@ -154,8 +154,8 @@ class TurnedBasisRotation(BasisRotation):
     Up to the first refresh the bases are the identity, as in BasisRotation. `state` has the turned
     bases.
 
-    It runs only on a CPU. On a GPU, a step on bad gradients is computed and then has to leave
-    everything as it was, which the turns do not.
+    It runs only on a CPU. On a GPU, a step with bad gradients is computed nevertheless and must
+    leave everything as it was; the turns do not.
 
     Args:
         theta: as in `TurnedRotation`.
@@ -259,13 +259,13 @@ class LionInEigenbasis(BasisRotation):
     ) -> Tensor:
         momentum = batch.matrices("exp_avg")  # before this step (b, m, n)
         direction = torch.lerp(rotated_gradient, momentum, self.weight_of_momentum).sign_()
-        super()._rotated_adam(batch, rotated_gradient, numbers)  # called to update the moments
+        super()._rotated_adam(batch, rotated_gradient, numbers)  # only to update the moments
         rounding = factor_rounding(batch.options["rotation_precision"], direction.dtype)
         damping = above_noise(batch.matrices("exp_avg_sq"), rounding)
         return direction.mul_(damping).mul_(-numbers.lr)
 
 
-def _check(is_right: bool, what: str) -> None:
-    """UserError on an argument that is not right."""
+def _require(is_right: bool, rule: str) -> None:
+    """UserError that states the rule, unless an argument is right."""
     if not is_right:
-        raise UserError(f"optimizer.arguments: {what}")
+        raise UserError(f"optimizer.arguments: {rule}")

@@ -33,7 +33,7 @@ class AnyOptimizer(Method):
 class NotedMethod(Method):
     """A user's own method as its run has recorded it (`brx.config.schema.MethodFacts`).
 
-    For analyses, which run no code of users: it can be planned with, but makes no optimizer.
+    Analyses use it, because they run no users' code. A plan can be made with it, but no optimizer.
     """
 
     def __init__(self, name: str, facts: MethodFacts) -> None:
@@ -58,11 +58,11 @@ class NotedMethod(Method):
 def load_method(settings: CustomConfig) -> Method:
     """The method that `optimizer.method` names.
 
-    It is imported where the run trains. Elsewhere the facts in the run's configuration stand for it
-    (`NotedMethod`).
+    It is imported only where user code may run, as in training. Elsewhere the facts in the run's
+    configuration stand for it (`NotedMethod`).
 
     Raises:
-        UserError: it cannot be loaded, or its file has changed since; or it may not be imported
+        UserError: it cannot be loaded, or its file has changed since. Or it must not be imported
             (`brx.config.user_code`), and the configuration has no facts of it.
     """
     if settings.facts is not None and not is_allowed():
@@ -104,7 +104,7 @@ def load_class(name: str) -> type[Method] | type[Optimizer]:
     return chosen
 
 
-# The members that brx calls; messages name them.
+# The members of a user's method or optimizer that brx calls. Messages name them.
 Rule = Literal["optimizers", "lr_divisor", "correct_gradients", "forecast", "step"]
 
 
@@ -112,8 +112,9 @@ Rule = Literal["optimizers", "lr_divisor", "correct_gradients", "forecast", "ste
 def user_code(
     config: RunConfig, rule: Rule, kind: type[UserError | RunError], iteration: int | None = None
 ) -> Iterator[None]:
-    """Turn an exception of a user's own method into one line with file and line number. Those of
-    built-in methods pass."""
+    """A context in which `rule` of the configured method runs: an exception of a user's own method
+    becomes an error of this kind, one line with file and line number. Exceptions of built-in
+    methods pass unchanged."""
     try:
         yield
     except (UserError, RunError):
@@ -128,7 +129,8 @@ def user_code(
 
 @contextlib.contextmanager
 def _refused_in_one_line(settings: CustomConfig, chosen: type[Any]) -> Iterator[None]:
-    """Check the arguments of a constructor, and turn its exceptions into one line."""
+    """Check the arguments of a constructor, which runs in this context, and turn its exceptions
+    into a UserError of one line."""
     _check_arguments(settings, chosen)
     name = settings.method
     try:

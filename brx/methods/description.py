@@ -29,10 +29,10 @@ def one_method(name: str) -> str:
     """One method with all its options; a user's own, with the arguments of its constructor.
 
     Args:
-        name: of a built-in method, FILE.py:NAME or package.module:NAME.
+        name: the name of a built-in method, FILE.py:NAME or package.module:NAME.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: there is no method of this name.
     """
     chosen = None
     if ":" in name:
@@ -68,8 +68,8 @@ def one_method(name: str) -> str:
 
 
 def refresh_table(num_stages: int, frequency: int) -> str:
-    """Iterations between the refreshes of each stage, by refresh schedule, with what each schedule
-    spends."""
+    """A table of the iterations between the refreshes of each stage, with a column per refresh
+    schedule. Its last row has the refreshes per iteration of all stages together."""
     schedules = get_args(RefreshSchedule)
     delays = pipeline_delays(num_stages)
     columns = {name: refresh_intervals(delays, frequency, name) for name in schedules}

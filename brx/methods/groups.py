@@ -1,5 +1,5 @@
-"""The parameter groups that optimizers get: one per stage, with the matrices of a stack one by one
-for optimizers that need it."""
+"""The parameter groups that optimizers get: one per stage. Optimizers that need it get the matrices
+of a stack one by one."""
 
 import re
 from collections import Counter
@@ -81,7 +81,7 @@ def split_stacks(groups: list[Group], stacks: Collection[str]) -> list[StackMemb
     For optimizers that take matrices one at a time. Their `step` needs `lend_gradients`.
 
     Args:
-        groups: from `stage_groups`.
+        groups: the parameter groups that `stage_groups` made.
         stacks: the names of the parameters to be split.
 
     Returns:
@@ -154,8 +154,8 @@ def step_stages_together(optimizer: Optimizer) -> Optimizer:
 
 
 def _merge_into(together: Group, group: Group) -> None:
-    """Add a group with equal options to a merged one, which keeps those of the keys `NOT_OPTIONS`
-    that agree."""
+    """Add the parameters of a group to a merged one with equal options. Of the keys in
+    `NOT_OPTIONS`, the merged group keeps those with equal values."""
     together["params"] += group["params"]
     for key in NOT_OPTIONS:
         if key == "params" or key not in together:
@@ -207,7 +207,7 @@ def check_each_parameter_once(
 
 
 def _named(parameters: Mapping[str, Tensor], name: str) -> Tensor:
-    """The parameter of this name, or the member of a stack that `split_stacks` named so."""
+    """The parameter with this name, or the member of a stack to which `split_stacks` gave it."""
     index = _INDEX_IN_STACK.search(name)
     if index is None:
         return parameters[name]

@@ -20,7 +20,7 @@ from brx.methods.groups import (
     step_stages_together,
 )
 from brx.methods.products import Products
-from brx.optim.options import Group as Group  # which the methods of users import from here
+from brx.optim.options import Group as Group  # users' methods import it from here
 from brx.pipeline.forecasts import ParameterStates
 from brx.pipeline.versions import StageVersions
 
@@ -83,7 +83,8 @@ class Method:
 
     @property
     def lr(self) -> float:
-        """The run's peak learning rate; the schedule scales what each group begins with."""
+        """The run's peak learning rate. The schedule scales the rate that each group begins
+        with."""
         return self.config.optimizer.lr
 
     def matrices(self, groups: list[Group]) -> Optimizer:
@@ -142,11 +143,12 @@ class Method:
         """Change the gradients of a stage for one micro-batch, in place, before they are averaged
         over the update and clipped.
 
-        For rules of `newest` - `used`. Called for stages whose weights have moved on since the
-        backward pass. So it is not called where tau is 0, nor with `stash: none`, where the
-        backward pass saw the newest weights: there the method trains as if it had no such rule.
+        It is meant for rules that depend on `newest` - `used`, and is called only for stages whose
+        weights have moved on since the backward pass. With tau = 0 or `stash: none`, the backward
+        pass saw the newest weights. Then it is not called, and the method trains as if it had no
+        such rule.
 
-        A rule that scales gradients by the delay belongs into an optimizer's `step`, which comes
+        A rule that scales gradients by the delay belongs in an optimizer's `step`, which comes
         after clipping and reads `delay` (in updates) from its parameter groups
         (`examples/methods/delay_damped.py`). Adam ignores a factor that stays the same.
 
@@ -175,7 +177,8 @@ class Method:
             newest: the weights after the update, not to be changed. They are the keys of the
                 optimizer's state.
             update: what the last update added to them.
-            tau_updates: after how many updates the micro-batch's own gradient comes, on average.
+            tau_updates: how many updates later the micro-batch's own gradient is applied, on
+                average.
             state: as in `correct_gradients`.
         """
         return newest
@@ -191,7 +194,7 @@ class Method:
     ) -> tuple[int, ...]:
         """The lengths of those sides of a weight matrix that the method rotates: m for U, n for V.
 
-        For plans; each built-in method that rotates matrices overrides it."""
+        Plans need it; each built-in method that rotates matrices overrides it."""
         return ()
 
     def products(

@@ -18,12 +18,12 @@ from torch import Tensor
 from brx.optim.options import Group
 
 LARGEST_BATCH = 2**19
-"""Entries of the matrices in a batch, at most: more outgrow the caches. A larger matrix is a batch
-by itself."""
+"""The most entries that the matrices of a batch have together: more outgrow the caches. A larger
+matrix is a batch by itself."""
 
 SMALLEST_SIDE = 17
-"""Matrices with a shorter side make no batches. Their products are too small for oneDNN, and may be
-rounded otherwise in a batch: a trajectory would depend on the stages that a device has."""
+"""Matrices with a shorter side are not batched. Their products are too small for oneDNN, and may be
+rounded differently in a batch: a trajectory would depend on the stages that a device has."""
 
 
 @dataclass
@@ -53,7 +53,8 @@ class BatchedMuon(torch.optim.Muon):
         """Make an update, as `torch.optim.Muon.step` does."""
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         if not all(makes_batches(parameter.device) for parameter in parameters):
-            # Without the wrapper of torch's, whose hooks the wrapper of this step calls, too.
+            # Unwrapped, because torch wraps every `step` to call its hooks, and the wrapper of this
+            # one calls them already.
             return inspect.unwrap(torch.optim.Muon.step)(self, closure)
         loss = None
         if closure is not None:
@@ -85,9 +86,11 @@ class BatchedMuon(torch.optim.Muon):
 
 
 def makes_batches(device: torch.device) -> bool:
-    """Whether oneDNN multiplies matrices in bf16 there, with one thread. Then a matrix has the same
-    products alone and in any batch, bit for bit (a test); several threads share out the sums of a
-    large product, and otherwise in a batch."""
+    """Whether matrices on a device may be batched: where oneDNN multiplies them in bf16, with one
+    thread.
+
+    Then a matrix has the same products alone and in any batch, bit for bit (a test). Several
+    threads divide the sums of a large product among them, differently in a batch."""
     return (
         device.type == "cpu"
         and torch.get_num_threads() == 1
@@ -128,10 +131,11 @@ def newton_schulz(
     num_steps: int,
     eps: float,
 ) -> Tensor:
-    """U f(S) V^T of matrices U S V^T, with singular values f(S) near 1, in the same shape and bf16.
+    """Orthogonalize matrices U S V^T approximately: U f(S) V^T with singular values f(S) near 1, in
+    the same shape and in bf16.
 
-    Each step is X <- a X + (b A + c A^2) X with A = X X^T, from X = G / max(|G|, eps). The shorter
-    side comes first.
+    Each step is X <- a X + (b A + c A^2) X with A = X X^T, from X = G / max(|G|, eps). X is
+    transposed if that makes A smaller.
     """
     a, b, c = coefficients
     is_tall = matrices.shape[-2] > matrices.shape[-1]
@@ -150,15 +154,15 @@ def newton_schulz(
 def _norms(
     x: Tensor,  # (m, n) or (b, m, n)
 ) -> Tensor:
-    """The Frobenius norms, () or (b, 1, 1), one by one: in a batch their sums are rounded
-    otherwise."""
+    """The Frobenius norms, () or (b, 1, 1). They are taken one by one, because in a batch their
+    sums would be rounded differently."""
     if x.ndim == 2:
         return cast(Tensor, x.norm())
     return torch.stack([matrix.norm() for matrix in x])[:, None, None]
 
 
 def _lr_ratio(shape: torch.Size, adjust_lr_fn: str | None) -> float:
-    """What the learning rate is multiplied by, for a matrix of a shape."""
+    """The factor on the learning rate for a matrix of this shape (torch.optim.Muon's rules)."""
     m, n = shape
     if adjust_lr_fn == "match_rms_adamw":
         return 0.2 * math.sqrt(max(m, n))

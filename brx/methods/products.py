@@ -1,4 +1,4 @@
-"""The matrix products of a method's own update, in closed form: for plans."""
+"""The cost of the matrix products in a method's own update, in closed form, for plans."""
 
 import math
 from collections.abc import Sequence
@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 NEWTON_SCHULZ_STEPS = 5  # in torch's Muon and pytorch-optimizer's Scion
 QR_OPERATIONS = 7
-"""Per cube of a side: a Householder QR with its Q takes about 7 m^3."""
+"""Operations of a new basis, per cube of the side's length m: a Householder QR with its Q takes
+about 7 m^3."""
 TWO_QR_OPERATIONS = 17
-"""The same of a new basis of BasisRotation on a GPU: 2 for the product with the covariance, 31/12
-for each of five passes of CholeskyQR, and 5/4 for each of two products between them."""
+"""The same for BasisRotation on a GPU: 2 for the product with the covariance, 31/12 for each of
+five passes of CholeskyQR, and 5/4 for each of two products between them."""
 
 
 class Products(NamedTuple):
@@ -43,19 +44,20 @@ def rotation_products(
     """The products of a method that keeps U and V up to date by power iterations.
 
     Args:
-        shape: of a parameter: a matrix, or a stack of matrices.
+        shape: the shape of a parameter, which is a matrix or a stack of matrices.
         sides: the lengths of the sides that are rotated: m for U, n for V.
-        covariance_interval: updates from one gradient that enters the covariances to the next.
-        refresh_interval: updates from one refresh to the next.
-        refresh_operations: of a new basis, per cube of the side.
+        covariance_interval: updates between two gradients that enter the covariances.
+        refresh_interval: updates between two refreshes.
+        refresh_operations: the operations of a new basis, per cube of the side's length.
     """
     *lead, m, n = shape
     count = math.prod(lead)
-    # U^T G V takes 2 m n (m + n); a side that is not rotated takes no part.
+    # U^T G V takes 2 m n (m + n) operations; a side that is not rotated adds nothing. The products
+    # G G^T and G^T G take as many.
     product = 2 * m * n * sum(sides)
-    # The gradient into the basis, the update out of it.
+    # The gradient is rotated into the basis, and the update out of it.
     rotations = 2 * product
-    # The momentum out of the old basis and into the new one, and a new basis for each side.
+    # The momentum is rotated out of the old basis and into the new one. Each side gets a new basis.
     refresh = 2 * product + refresh_operations * sum(side**3 for side in sides)
     return Products(
         count * rotations, count * product / covariance_interval, count * refresh / refresh_interval
@@ -63,7 +65,8 @@ def rotation_products(
 
 
 def newton_schulz_products(shape: Sequence[int]) -> Products:
-    """Five steps for a parameter (*lead, m, n), each 4 m^2 n + 2 m^3 with m <= n."""
+    """The Newton-Schulz iteration of a parameter (*lead, m, n): five steps of 4 m^2 n + 2 m^3
+    operations each, with m <= n."""
     *lead, rows, columns = shape
     m, n = sorted((rows, columns))
     step = 4 * m**2 * n + 2 * m**3

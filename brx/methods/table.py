@@ -43,7 +43,7 @@ REST = "embeddings, head, router, biases, norms"
 ALL = "all parameters"
 
 SOAP_LONGEST_SIDE = 10_000
-"""pytorch-optimizer's `max_precondition_dim`: its SOAP has no basis for a longer side."""
+"""pytorch-optimizer's default of `max_precondition_dim`: its SOAP has no basis for longer sides."""
 
 CURVATURE_OF_MATRICES = (
     "its curvature estimate is one of matrices inside the network; embeddings and head have a side "
@@ -147,7 +147,8 @@ class BasisRotationMethod(Method):
         )
 
     def rotated_sides(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        # The optimizer itself decides it, so that it is asked for its state of such a weight.
+        # The optimizer decides it. So it is made for one such weight, and asked which state that
+        # weight would have.
         weight = torch.nn.Parameter(torch.empty(shape, device="meta"))
         group: Group = {"params": [("weight", weight)], "stage": 0, "delay": 0.0}
         options = self.matrices([group]).param_groups[0]
@@ -402,15 +403,16 @@ def refresh_intervals(
 
 
 def _decisive_delay(delay: StageDelay) -> float:
-    """A stage's delay in micro-batches; the mean in updates if it varies, since the largest may be
-    rare."""
+    """The delay by which a stage's refreshes are planned: tau in micro-batches; or if it varies,
+    its mean in updates, because the largest delay may be rare."""
     return delay.tau_updates if isinstance(delay, VaryingDelay) else delay.tau
 
 
 def _reversed(shares: list[float]) -> list[float]:
-    """The shares in other places: the largest where the smallest was, and so on.
+    """The same shares in reversed order of size: the stage with the smallest gets the largest, and
+    so on.
 
-    Of equal shares, the first stage counts as the largest."""
+    Among stages with equal shares, the first one counts as the largest."""
     stages = sorted(range(len(shares)), key=lambda stage: (shares[stage], -stage))  # ascending
     swapped = list(shares)
     for stage, share in zip(stages, sorted(shares, reverse=True), strict=True):
@@ -422,14 +424,14 @@ def refreshes_per_iteration(intervals: list[float | None]) -> float:
     """The mean number of stages that are refreshed per iteration.
 
     Args:
-        intervals: from `refresh_intervals`.
+        intervals: the interval of each stage, from `refresh_intervals`.
     """
     return sum(1 / interval for interval in intervals if interval is not None)
 
 
 def _shares(taus: list[float]) -> list[float] | None:
-    """How often each stage is refreshed, relative to `uniform`; None where the rule does not tell
-    the stages apart.
+    """How often each stage is refreshed, relative to `uniform`; None if the rule treats all stages
+    alike.
 
     The paper states its rule for the delays of a pipeline, P - 1 to 0. For others it is
     tau_k / mean(tau), which is about the same for a pipeline's delays.
@@ -455,7 +457,7 @@ def _shares(taus: list[float]) -> list[float] | None:
 def _within_one(shares: list[float], budget: float) -> list[float]:
     """Rates in proportion to the shares, whose sum is the budget.
 
-    No rate exceeds one per iteration; the excess is shared out among the other stages."""
+    No rate exceeds one refresh per iteration; the excess is shared out among the other stages."""
     rates = [0.0] * len(shares)
     open_stages = [stage for stage, share in enumerate(shares) if share]
     while open_stages:

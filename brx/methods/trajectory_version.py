@@ -42,6 +42,7 @@ NEVER_OURS = ("torch.optim:", "pytorch_optimizer:")
 
 
 def recorded_version(content: Mapping[str, Any]) -> int:
+    """The trajectory version in a summary or a manifest; 1 where none was recorded yet."""
     return int(content.get("trajectory_version", 1))
 
 

@@ -1,8 +1,8 @@
-"""Tries a method's optimizers for two steps on tensors without numbers, to find the state that they
+"""Tries a method's optimizers for two steps on torch's fake tensors, to find the state that they
 keep and the matrix products of a step.
 
-torch's fake tensors have shapes and dtypes, and take no memory and no time: a plan can try a model
-of any size."""
+Fake tensors have shapes and dtypes but no numbers, and take no memory and no time. So a plan can
+try a model of any size."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class Trial:
     kept: Mapping[str, Kept]
     """By name of each parameter that was tried."""
     kinds: Mapping[int, int] = field(default_factory=dict)
-    """For each block the first block like it, which was tried in its place; empty if all were
-    tried."""
+    """For each block, the first block like it, which was tried in its place. Empty if all blocks
+    were tried."""
     product_flops: Mapping[int, float] = field(default_factory=dict)
     """The operations of the matrix products in one step of a user's method, by stage."""
     assumed: str | None = None
-    """What is assumed instead, and why, if the trial failed; None if it succeeded."""
+    """If the trial failed: what is assumed instead, and why. None if it succeeded."""
 
     def kept_for(self, names: Iterable[str]) -> Kept:
         """What the method keeps for some of the model's parameters."""
@@ -73,7 +73,8 @@ class Trial:
 
 @dataclass
 class _TrialStage:
-    """The attributes of `brx.pipeline.versions.StageVersions` from which optimizers are made."""
+    """Stands for `brx.pipeline.versions.StageVersions`, with the attributes from which optimizers
+    are made."""
 
     index: int
     delay: StageDelay
@@ -109,7 +110,7 @@ def trial_of(config: RunConfig) -> Trial:
 
 
 def _key(config: RunConfig) -> str:
-    """Equal for runs whose trials find the same."""
+    """A key that is equal for runs whose trials have the same result."""
     parts = [config.model_dump_json(include={"model", "optimizer"}), config.data.vocabulary_size]
     if is_own(config):
         delays = [delay.tau_updates for delay in stage_delays(config.pipeline)]
@@ -123,7 +124,7 @@ def is_own(config: RunConfig) -> bool:
 
 
 def parameter_of_kind(name: str, kinds: Mapping[int, int]) -> str:
-    """The same parameter of the block that is tried in its block's place."""
+    """The name of the same parameter in the block that is tried in place of its own."""
     section, _, rest = name.partition(".")
     if section != "blocks" or not kinds:
         return name
@@ -153,7 +154,7 @@ def _try(config: RunConfig) -> Trial:
             raise
         return _assumed(config, "its package is not installed")
     except Exception as error:
-        # The optimizer's step needs numbers.
+        # Most likely, the optimizer's step reads a tensor's value.
         if not is_own(config):
             raise
         return _assumed(config, f"it cannot be tried without numbers ({type(error).__name__})")
@@ -161,6 +162,7 @@ def _try(config: RunConfig) -> Trial:
 
 
 def _assumed(config: RunConfig, reason: str) -> Trial:
+    """The result where no trial is possible: state as AdamW has it, and the reason."""
     kept = {}
     for stage in _modules(config):
         for name, weight in stage.named_parameters():
@@ -195,16 +197,17 @@ def _stages(config: RunConfig, kinds: Mapping[int, int]) -> list[_TrialStage]:
 def _kept_after_steps(
     method: Method, optimizers: Sequence[Optimizer], stages: Sequence[_TrialStage]
 ) -> dict[str, Kept]:
+    """What the optimizers keep for each parameter after `NUM_STEPS` steps, by name."""
     kept = {name: Kept() for stage in stages for name in stage.newest}
     for optimizer in optimizers:
         if isinstance(optimizer, BasisRotation):
-            # Its step reads flags from the device; it can say what it keeps without one.
-            found = _kept_by_rotation(optimizer)
+            # Its step reads flags from the device. What it keeps is known without a step.
+            entries = _kept_by_rotation(optimizer)
         else:
             for _ in range(NUM_STEPS):
                 optimizer.step()
-            found = _kept_by(optimizer, method.bases_in_state)
-        for name, more in found:
+            entries = _kept_by(optimizer, method.bases_in_state)
+        for name, more in entries:
             kept[name] = kept[name].plus(more)
     return kept
 
@@ -212,16 +215,19 @@ def _kept_after_steps(
 def _add_kept_by_rules(
     kept: dict[str, Kept], method: Method, stages: Sequence[_TrialStage]
 ) -> str | None:
-    """Add the state of the method's gradient rule and forecast; the problem, if they cannot be
-    tried."""
+    """Add the state of the method's gradient rule and forecast to `kept`.
+
+    Returns:
+        The problem, in words, if they cannot be tried; else None.
+    """
     try:
-        found = list(_kept_by_rules(method, stages))
+        entries = list(_kept_by_rules(method, stages))
     except Exception as error:
         return (
             f"nothing is counted for its gradient rule and forecast, which cannot be tried without "
             f"numbers ({type(error).__name__})"
         )
-    for name, more in found:
+    for name, more in entries:
         kept[name] = kept[name].plus(more)
     return None
 

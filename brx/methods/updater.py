@@ -1,5 +1,5 @@
-"""A method at work on one device's stages: learning rates, gradient rule, optimizer steps, state by
-stage."""
+"""Runs a method on one device's stages: sets learning rates, applies the gradient rule, takes the
+optimizers' steps, and saves their state by stage."""
 
 import io
 import math
@@ -158,7 +158,7 @@ class MethodUpdater:
         `tau_updates`.
 
         Raises:
-            RunError: it is no number above 0.
+            RunError: it is not a number above 0.
         """
         with user_code(self.config, "lr_divisor", RunError, iteration):
             divisor = float(
@@ -187,8 +187,8 @@ class MethodUpdater:
         return sum(o.num_failed_refreshes for o in self.optimizers if isinstance(o, BasisRotation))
 
     def tell_first_bases(self, tell: Callable[[int, int], None]) -> None:
-        """Call `tell` while basis rotation computes its first bases, with the number that is done
-        and the number of all; large ones take seconds each."""
+        """Call `tell` while basis rotation computes its first bases, because large ones take
+        seconds each. Its arguments are how many bases are done, and how many there are."""
         for optimizer in self.optimizers:
             if isinstance(optimizer, BasisRotation):
                 optimizer.on_first_bases = tell
@@ -220,12 +220,13 @@ class MethodUpdater:
             )
 
     def load_stage_states(self, states: dict[int, dict[str, Any]], device: torch.device) -> None:
-        """Continue from what `stage_state` returned, given by stage for all stages of this
-        device."""
+        """Continue from what `stage_state` returned for each stage of this device, by stage."""
         for stage, state in states.items():
             for name, own in state.get("correction", {}).items():
                 self._corrections[stage][name] = copied_to(device, own)
         for index, optimizer in enumerate(self.optimizers):
+            # A state dict of torch's form, in which numbers stand for parameters, is filled with
+            # the saved state and options by the parameters' names.
             packed = optimizer.state_dict()
             packed["state"] = {}
             for name_in_stage, group in _named_groups(packed["param_groups"]):
@@ -248,12 +249,12 @@ class MethodUpdater:
 def _with_saved_types(loaded: Any, saved: Any) -> Any:
     """What an optimizer has loaded, with every tensor in the data type in which it was saved.
 
-    torch turns all tensors but `step` into the parameter's type: an index would become a float, and
-    a float64 average would be rounded.
+    torch converts all tensors but `step` to the parameter's type: an index would become a float,
+    and a float64 average would be rounded.
     """
     leaves, structure = tree_flatten(loaded)
     saved_leaves, saved_structure = tree_flatten(saved)
-    if structure != saved_structure:  # the optimizer keeps it in another form
+    if structure != saved_structure:  # the optimizer has changed its form while loading
         return loaded
     for index, (leaf, as_saved) in enumerate(zip(leaves, saved_leaves, strict=True)):
         if isinstance(leaf, Tensor) and leaf.dtype != as_saved.dtype:
@@ -295,8 +296,8 @@ def _check_forecast(config: RunConfig) -> None:
 
 
 def _saved(optimizer: Optimizer, stage: int) -> dict[str, dict[str, Any]]:
-    """An optimizer's part of a stage: `state` by parameter name, the options of its `groups` by
-    their name in the stage, and what it keeps for all stages together (`_add_common`)."""
+    """An optimizer's state of one stage: `state` by parameter name, the options of its `groups` by
+    the groups' names in the stage, and what it keeps for all stages together (`_common`)."""
     state: dict[str, Any] = {}
     groups: dict[str, Any] = {}
     for name_in_stage, group in _named_groups(optimizer.param_groups):
@@ -346,10 +347,12 @@ def _add_common(packed: dict[str, Any], saved: dict[str, Any]) -> None:
 
 
 def _named_groups(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """An optimizer's groups, each with a name of its own in its stage: its `kind`, numbered where
-    that occurs again."""
+    """An optimizer's groups, each with a name that is unique in its stage: its `kind`, and from the
+    second group of the kind on a number."""
     seen: Counter[tuple[int, str]] = Counter()
     for group in groups:
         kind = str(group.get("kind", "all"))
-        number = seen[group["stage"], kind] = seen[group["stage"], kind] + 1
+        key = group["stage"], kind
+        seen[key] += 1
+        number = seen[key]
         yield kind if number == 1 else f"{kind} {number}", group

@@ -1,4 +1,6 @@
-"""A Transformer block before whose parts the stream is normalised (pre-norm)."""
+"""A pre-norm Transformer block: attention and MLP each read the stream after a norm.
+
+Shape legend: B examples, S positions, D width."""
 
 from typing import Any
 
@@ -8,8 +10,8 @@ from brx.model.mixture import Mixture
 
 
 class Block(nn.Module):
-    """From and to the residual stream (B, S, D); also gives the auxiliary loss of its mixture, if
-    `mlp` is one."""
+    """Maps the residual stream (B, S, D) to the residual stream. If `mlp` is a mixture of experts,
+    it also returns the mixture's auxiliary loss, a scalar."""
 
     def __init__(
         self, attention_norm: nn.Module, attention: nn.Module, mlp_norm: nn.Module, mlp: nn.Module

@@ -1,4 +1,4 @@
-"""Check that a user's own model can be trained in a pipeline, before data are prepared for it."""
+"""Checks that a user's own model can be trained in a pipeline, before data are prepared for it."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -149,13 +149,13 @@ def _check_part(
     if isinstance(output, tuple) and name.startswith("blocks."):
         output, auxiliary_loss = _pair(config, output, where)
         losses.append(auxiliary_loss)
-    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    if found != expected_shape:
+    actual = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if actual != expected_shape:
         what = "logits" if name == "head" else "a stream"
         meaning = "vocabulary" if name == "head" else "model.width"
         raise UserError(
-            f"{where} returns {what} of shape {found}, must be {expected_shape}: examples, tokens, "
-            f"{meaning}"
+            f"{where} returns {what} of shape {actual}, must be {expected_shape}: examples, "
+            f"tokens, {meaning}"
         )
     homes.check(name, [output, *losses], given, where)
     _check_gradients(config, part, [output.sum(), *losses], given, where)
@@ -188,8 +188,8 @@ def _pair(config: ModelSection, output: tuple[Any, ...], where: str) -> tuple[Te
 
 
 def _check_buffers(part: nn.Module, before: Sequence[tuple[Tensor, int]], where: str) -> None:
-    """UserError if a buffer was replaced or written since `before`, which has each buffer with its
-    version."""
+    """UserError if a buffer was replaced or written since `before`, a list of each buffer with its
+    version counter."""
     now = part.named_buffers()
     for (key, buffer), (buffer_before, version) in zip(now, before, strict=True):
         if buffer is not buffer_before or buffer._version != version:
@@ -207,7 +207,7 @@ def _has_auxiliary_loss(config: ModelSection) -> bool:
 def _check_gradients(
     config: ModelSection, part: nn.Module, losses: Sequence[Tensor], given: Tensor, where: str
 ) -> None:
-    """UserError if a weight of a part has no effect on the losses, which come from its output, or
+    """UserError if a weight of a part has no effect on the losses, which depend on its output, or
     if no gradient goes on to the parts before it."""
     named = dict(part.named_parameters())
     total = torch.stack([loss.float() for loss in losses]).sum()

@@ -21,12 +21,12 @@ OWN_SUMMARY = (
 def sections() -> dict[str, type[ModelSection]]:
     """The schema of each of brx's models, by name, in the order of `ModelConfig`."""
     union, _ = get_args(ModelConfig)  # the other is the discriminator
-    found = {}
+    section_by_name = {}
     for tagged in get_args(union):
         section, tag = get_args(tagged)
         if section is not OwnModelConfig:
-            found[tag.tag] = section
-    return found
+            section_by_name[tag.tag] = section
+    return section_by_name
 
 
 def all_models() -> str:
@@ -37,10 +37,10 @@ def all_models() -> str:
 
 
 def one_model(name: str) -> str:
-    """One model with its options, of a user's own those that its constructor takes.
+    """One model with its options. For a user's own model, these are its constructor's arguments.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: there is no model of this name.
     """
     if ":" in name:
         settings = validate({"class": name}, OwnModelConfig, "model")

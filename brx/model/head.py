@@ -56,27 +56,27 @@ def loss_of(
 ) -> Tensor:
     """The mean cross-entropy, in nats, of the logits (B, S, V) that a head makes of the stream.
 
-    If a head has no loss of its own (`has_own_loss`) and more than `CHUNK_LOGITS` logits, it
-    computes some examples at a time, and again in the backward pass: only one chunk's logits exist
-    at any time.
+    A head without a loss of its own (`has_own_loss`), with more than `CHUNK_LOGITS` logits,
+    computes a few examples at a time, and computes them again in the backward pass. So only one
+    chunk's logits exist at any time.
     """
     if has_own_loss(head):
         return head.loss(x, targets)  # type: ignore[no-any-return, operator]
     num_examples = max(1, CHUNK_LOGITS // (targets.shape[1] * vocabulary_size))
     if num_examples >= len(x):
         return _sum_of_losses(head(x), targets) / targets.numel()
-    # The weights are arguments: by the time of the backward pass the head may hold other ones.
+    # The weights are arguments, because the head may hold others by the time of the backward pass.
     own = dict(head.named_parameters())
     names, weights = list(own), list(own.values())
 
-    def chunk_loss(chunk: Tensor, wanted: Tensor, *bound: Tensor) -> Tensor:
+    def chunk_loss(chunk: Tensor, chunk_targets: Tensor, *bound: Tensor) -> Tensor:
         logits = functional_call(head, dict(zip(names, bound, strict=True)), (chunk,))
-        return _sum_of_losses(logits, wanted)
+        return _sum_of_losses(logits, chunk_targets)
 
     losses = []
     parts = zip(torch.split(x, num_examples), torch.split(targets, num_examples), strict=True)
-    for chunk, wanted in parts:
-        loss = checkpoint(chunk_loss, chunk, wanted, *weights, use_reentrant=False)
+    for chunk, chunk_targets in parts:
+        loss = checkpoint(chunk_loss, chunk, chunk_targets, *weights, use_reentrant=False)
         losses.append(loss)
     return torch.stack(losses).sum() / targets.numel()
 
@@ -100,7 +100,10 @@ def _is_as_defined(module: nn.Module, kind: type[nn.Module]) -> bool:
     return type(module).forward is kind.forward and not has_hooks
 
 
-def _sum_of_losses(logits: Tensor, targets: Tensor) -> Tensor:
+def _sum_of_losses(
+    logits: Tensor,  # (B, S, V)
+    targets: Tensor,  # (B, S)
+) -> Tensor:
     logits = logits.to(at_least_fp32(logits.dtype))
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
@@ -135,8 +138,8 @@ def _plain_loss(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor)
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """`head_loss`, by chunks. The forward pass makes the gradients; the backward pass only scales
-    them."""
+    """`head_loss`, chunk by chunk. The forward pass already computes the gradients; the backward
+    pass only scales them."""
 
     @staticmethod
     def forward(
@@ -176,17 +179,17 @@ class _ChunkedLoss(torch.autograd.Function):
             ctx.gradients = None  # scaled in place, so usable only once
             scaled = [gradient.mul_(upstream) for gradient in gradients]
             return *_three(scaled), None, None
-        # The gradient is differentiated itself (the Hessian), or this is the second call. Both go
-        # by way of the plain loss.
+        # Either the gradient itself is being differentiated (for the Hessian), or this is the
+        # second backward pass. Both differentiate the plain loss.
         targets, *inputs = ctx.saved_tensors
         x, weight, bias = _three(inputs)
         with torch.enable_grad(), torch.autocast(**ctx.autocast):
             again = _plain_loss(x, weight, bias, targets)
         needed = ctx.needs_input_grad[:3]
-        wanted = [tensor for tensor, is_needed in zip(inputs, needed, strict=False) if is_needed]
+        sources = [tensor for tensor, is_needed in zip(inputs, needed, strict=False) if is_needed]
         create_graph = torch.is_grad_enabled()
-        found = torch.autograd.grad(again, wanted, upstream, create_graph=create_graph)
-        remaining = iter(found)
+        gradients = torch.autograd.grad(again, sources, upstream, create_graph=create_graph)
+        remaining = iter(gradients)
         by_input: list[Tensor | None] = [None, None, None]
         for place, is_needed in enumerate(needed):
             if is_needed:
@@ -195,7 +198,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _three(tensors: Any) -> Any:
-    """x, weight and bias, with None for a bias that is not there."""
+    """x, weight and bias; None stands for a bias that is missing."""
     return (*tensors, None)[:3]
 
 
@@ -227,16 +230,16 @@ def _by_chunks(
         tokens = slice(start, start + length)
         chunk = x[tokens]
         # The logits have no name here, so that they are freed as soon as they are overwritten.
-        chunk_loss, by_logits = _softmax_loss(F.linear(chunk, weight, bias), targets[tokens, None])
+        chunk_loss, d_logits = _softmax_loss(F.linear(chunk, weight, bias), targets[tokens, None])
         total += chunk_loss
         if with_gradients:
-            by_logits.div_(len(x))  # the gradient of the mean, no longer of the sum
+            d_logits.div_(len(x))  # the gradient of the mean, no longer of the sum
             if bias is not None:
-                gradients[2] += by_logits.sum(dim=0)
-            by_logits = by_logits.to(x.dtype)
-            torch.mm(by_logits, weight, out=gradients[0][tokens])
-            gradients[1] += by_logits.T @ chunk
-        del by_logits  # before the next chunk has its own
+                gradients[2] += d_logits.sum(dim=0)
+            d_logits = d_logits.to(x.dtype)
+            torch.mm(d_logits, weight, out=gradients[0][tokens])
+            gradients[1] += d_logits.T @ chunk
+        del d_logits  # before the next chunk has its own
     return total / len(x), gradients
 
 
@@ -247,16 +250,16 @@ def _softmax_loss(
     """The sum of the losses, and its gradient with respect to the logits (N, V): softmax minus
     one-hot."""
     logits = logits.to(at_least_fp32(logits.dtype))
-    wanted = logits.gather(1, targets)  # (N, 1)
+    target_logits = logits.gather(1, targets)  # (N, 1)
     largest = logits.amax(dim=1, keepdim=True)  # (N, 1)
     # In place: torch's logsumexp alone would take twice the memory of the logits in addition.
     exponentials = logits.sub_(largest).exp_()
     normalizer = exponentials.sum(dim=1, keepdim=True)  # (N, 1)
     # -log softmax(logits)[target] = log(sum exp(logits - largest)) + largest - logits[target]
-    loss = (normalizer.log() + largest - wanted).sum()
-    by_logits = exponentials.div_(normalizer)
-    by_logits.scatter_add_(1, targets, by_logits.new_full((1, 1), -1.0).expand_as(targets))
-    return loss, by_logits
+    loss = (normalizer.log() + largest - target_logits).sum()
+    d_logits = exponentials.div_(normalizer)  # softmax
+    d_logits.scatter_add_(1, targets, d_logits.new_full((1, 1), -1.0).expand_as(targets))
+    return loss, d_logits
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:

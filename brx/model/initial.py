@@ -7,12 +7,14 @@ import torch
 from torch import Tensor, nn
 
 DEVIATION = 0.02  # standard deviation of GPT-2's initial weights
-WRITES_RESIDUAL = ("projection.weight", "down.weight")  # names of what is added to the stream
+# Endings of the names of weights whose output is added to the residual stream.
+WRITES_RESIDUAL = ("projection.weight", "down.weight")
 
 
 def stage_name(name: str) -> str:
-    """The name of a model's parameter in its stage, in checkpoints and in the draw of its initial
-    weights: a model's `embed` has been `embedding` there since before a model was a class."""
+    """The name that a model's parameter has in its stage, in checkpoints and in the draw of its
+    initial weights. A model's `embed` is called `embedding` there, as it was before models were
+    classes of their own."""
     return f"embedding.{name.removeprefix('embed.')}" if name.startswith("embed.") else name
 
 
@@ -20,11 +22,11 @@ def stage_name(name: str) -> str:
 def initialize_as_gpt2(model: nn.Module, num_blocks: int, seed: int) -> None:
     """GPT-2's scheme: normal with deviation 0.02, zero biases, unit norms.
 
-    It goes by names. A norm is what has "norm" anywhere in its name: a norm called `ln_1` would get
-    random weights. A weight whose name ends in `projection.weight` or `down.weight` is added to the
-    stream, and gets a deviation of 0.02 / sqrt(2 `num_blocks`).
+    It decides by names. A parameter belongs to a norm if its name has "norm" in it: a norm called
+    `ln_1` would get random weights. The output of a weight whose name ends in `projection.weight`
+    or `down.weight` is added to the stream, so it gets a deviation of 0.02 / sqrt(2 `num_blocks`).
 
-    What lies on the meta device is left out: of a stage's model, the parts of other stages."""
+    Parameters on the meta device, which belong to other devices' stages, are left out."""
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             continue
@@ -33,7 +35,7 @@ def initialize_as_gpt2(model: nn.Module, num_blocks: int, seed: int) -> None:
         elif name.endswith("bias"):
             parameter.zero_()
         else:
-            # Two sums into the stream per block.
+            # Each block adds to the stream twice.
             scale = (2 * num_blocks) ** 0.5 if name.endswith(WRITES_RESIDUAL) else 1.0
             parameter.copy_(normal(parameter.shape, DEVIATION / scale, seed, stage_name(name)))
 

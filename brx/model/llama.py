@@ -166,8 +166,8 @@ def rotary_frequencies(head_width: int, theta: float, scaling: RopeScalingConfig
     # make many stay as they were, and those in between get a weighted mean of the two.
     wavelengths = 2 * math.pi / frequencies  # positions per turn
     turns = scaling.original_sequence_length / wavelengths
-    low = scaling.low_frequency  # in turns, as the next
-    high = scaling.high_frequency
+    low = scaling.low_frequency  # in turns
+    high = scaling.high_frequency  # in turns
     unchanged = ((turns - low) / (high - low)).clamp(0.0, 1.0)  # weight of the original frequency
     return (1.0 - unchanged) * frequencies / scaling.factor + unchanged * frequencies
 

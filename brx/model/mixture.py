@@ -28,7 +28,7 @@ class Experts(nn.Module):
         x: Tensor,  # (A, in), sorted by expert
         counts: list[int],  # rows of each expert, X numbers
     ) -> Tensor:
-        """Map each row by its expert; gives (A, out) in the same order."""
+        """Map each row by its expert; returns (A, out) in the same order."""
         # Views of the parameters, not copies: a pipeline without stashing overwrites them before
         # the backward pass, which has to see that.
         weights = self.weight.unbind()
@@ -80,7 +80,7 @@ class Mixture(nn.Module):
 
     def leave_experts_uncompiled(self) -> None:
         """Exclude the experts from a later `torch.compile` of the module."""
-        # How many tokens an expert gets changes at every step, and torch.compile would compile anew
+        # How many tokens an expert gets changes at every step, and torch.compile would recompile
         # each time. No decorator: that loads the compiler, seconds of start-up for every command.
         uncompiled = torch.compiler.disable(self._through_experts)  # type: ignore[no-untyped-call]
         self._through_experts = uncompiled  # type: ignore[method-assign]
@@ -107,7 +107,7 @@ class Mixture(nn.Module):
         x: Tensor,  # (A, D), sorted by expert
         counts: list[int],  # rows of each expert
     ) -> Tensor:
-        """The experts' MLPs; gives (A, D) in the same order."""
+        """Apply each row's expert MLP; returns (A, D) in the same order."""
         return self.down(F.gelu(self.up(x, counts)), counts)  # type: ignore[no-any-return]
 
     def _counts(

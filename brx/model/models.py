@@ -47,8 +47,9 @@ def make_model(
     Args:
         config: the section `model` of the settings.
         vocabulary_size: V.
-        seed: of the initial weights; None: no part has weights, all is on the meta device.
-        parts: runs of blocks. The first block brings the embedding, the last the head.
+        seed: the seed of the initial weights. None: the whole model is on the meta device, without
+            weights.
+        parts: runs of blocks. The embedding comes with the first block, the head with the last.
 
     Raises:
         UserError: a user's own model cannot be made.
@@ -79,15 +80,15 @@ def _modules_of(model: nn.Module, parts: Sequence[range]) -> list[nn.Module]:
 def _give_memory(modules: Sequence[nn.Module]) -> None:
     """Replace parameters on the meta device by ones on the CPU, without values. A parameter that
     several modules share stays shared."""
-    given: dict[nn.Parameter, nn.Parameter] = {}
+    on_cpu: dict[nn.Parameter, nn.Parameter] = {}  # by the parameter that it replaces
     for module in modules:
         for submodule in module.modules():
             for name, parameter in submodule._parameters.items():
                 if parameter is None or not parameter.is_meta:
                     continue
-                if parameter not in given:
-                    given[parameter] = nn.Parameter(torch.empty_like(parameter, device="cpu"))
-                submodule._parameters[name] = given[parameter]
+                if parameter not in on_cpu:
+                    on_cpu[parameter] = nn.Parameter(torch.empty_like(parameter, device="cpu"))
+                submodule._parameters[name] = on_cpu[parameter]
 
 
 def _make_own(config: OwnModelConfig, vocabulary_size: int, seed: int | None) -> nn.Module:
@@ -174,7 +175,7 @@ def _check_initialized(
 
 
 def _first_names(weights: dict[str, nn.Parameter]) -> dict[str, str]:
-    """By the name of each weight, the first name of the same weight."""
+    """For the name of each weight, the first name of the same weight."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(weight), name) for name, weight in weights.items()}
 
@@ -196,16 +197,16 @@ def load_class(config: OwnModelConfig) -> type[nn.Module]:
 
 
 def check_options(name: str, model_class: type[nn.Module], options: dict[str, Any]) -> None:
-    """Compare options with the signature of a constructor.
+    """Check options against the signature of a constructor.
 
     Args:
-        name: of the class, for messages.
+        name: the name of the class, for messages.
         model_class: the class.
-        options: by name.
+        options: the options by name.
 
     Raises:
-        UserError: the constructor does not take an option, needs another one, or its annotation
-            says another type.
+        UserError: the constructor does not take an option, needs one that is missing, or annotates
+            one with another type.
     """
     accepted = inspect.signature(model_class).parameters
     kinds = {parameter.kind for parameter in accepted.values()}
@@ -240,8 +241,8 @@ def _check_types(name: str, model_class: type[nn.Module], options: dict[str, Any
             TypeAdapter(types[key]).validate_python(value, strict=True)
         except ValidationError as error:
             message = error.errors()[0]["msg"]
-            told = message[0].lower() + message[1:]
-            raise UserError(f"model.{key}: {told}, got {value!r} ({name})") from None
+            complaint = message[0].lower() + message[1:]
+            raise UserError(f"model.{key}: {complaint}, got {value!r} ({name})") from None
         except Exception:  # pydantic does not know the type
             continue
 
@@ -305,11 +306,11 @@ def matrix_names(model: nn.Module) -> set[str]:
     """The names of the weights in a model's blocks that methods treat as matrices, or as stacks of
     matrices.
 
-    A model may name them itself, by a method `matrices()`. Otherwise they are what `param_groups`
-    of `BasisRotation` would rotate, without kernels of convolutions.
+    A model may name them itself, by a method `matrices()`. Otherwise they are the weights that
+    `BasisRotation` would rotate by default (`param_groups`), without kernels of convolutions.
 
     Raises:
-        UserError: what the model names is no matrix of it.
+        UserError: the model names something that is not one of its matrices.
     """
     if hasattr(model, "matrices"):
         return _named_matrices(model)

@@ -1,5 +1,5 @@
-"""The parameters, activations and operations of a model, without giving it memory: all are read off
-the model itself, on the meta device.
+"""Counts the parameters, activations and operations of a model. All are read off the model itself,
+on the meta device, where it takes no memory.
 
 Shape legend: B examples, S positions, N = B S tokens, D width, V vocabulary."""
 
@@ -40,7 +40,7 @@ class Size(NamedTuple):
 
 
 Sizes = dict[str, Size]
-"""Of parameters, by name."""
+"""The sizes of parameters, by name."""
 
 
 TOO_LARGE = ("overflow", "allocate memory", "failed to unpack")
@@ -64,7 +64,7 @@ def _refusing_size(model: ModelSection) -> Iterator[None]:
 
 @lru_cache(maxsize=64)
 def _model(model: ModelSection, vocabulary_size: int) -> nn.Module:
-    # Its parameters are made there; buffers follow.
+    # Its parameters are on the meta device from the beginning; `to` moves its buffers there.
     with _refusing_size(model):
         return make_model(model, vocabulary_size, None, []).to("meta")
 
@@ -92,15 +92,14 @@ def stage_sizes(model: ModelSection, vocabulary_size: int, blocks: range) -> Siz
 
 
 def num_elements(sizes: Sizes) -> int:
-    """Of all parameters together."""
+    """The number of elements of all parameters together."""
     return sum(size.numel for size in sizes.values())
 
 
 def count_parameters(model: ModelSection, vocabulary_size: int) -> tuple[int, int]:
-    """The parameters of the whole model, and of its blocks alone.
+    """The numbers of parameters of the whole model, and of its blocks alone.
 
-    Those of a user's own model come from the notes of its run, where its code may not be
-    imported."""
+    For a user's own model whose code must not be imported, they come from the notes of its run."""
     facts = model.facts if isinstance(model, OwnModelConfig) else None
     if facts is not None and not is_allowed():
         return facts.num_parameters, facts.num_in_blocks
@@ -164,21 +163,22 @@ def training_flops(model: ModelSection, vocabulary_size: int, batch_size: int) -
 
 
 def distinct_blocks(model: ModelSection) -> dict[int, int]:
-    """By block, the first block that is like it."""
+    """For each block, the first block that is like it (perhaps itself); all by index."""
     return dict(enumerate(_kinds(model)))
 
 
 @lru_cache(maxsize=64)
 def _kinds(model: ModelSection) -> list[int]:
-    """As `distinct_blocks`, in order. The vocabulary does not matter for blocks."""
+    """As `distinct_blocks`, in order."""
+    # Blocks do not depend on the size of the vocabulary: any will do.
     blocks: Any = _model(model, 256).blocks
     first: dict[str, int] = {}
     return [first.setdefault(_likeness(block), index) for index, block in enumerate(blocks)]
 
 
 def _likeness(block: nn.Module) -> str:
-    """A text that is equal for blocks that compute alike: their modules, the shapes of their
-    weights, and their plain attributes."""
+    """A text that is equal for blocks that compute alike. It consists of their modules, the shapes
+    of their weights, and their plain attributes."""
     shapes = [(name, tuple(weight.shape)) for name, weight in block.named_parameters()]
     plain = []
     for name, module in block.named_modules():
@@ -213,16 +213,16 @@ def _trace_of_kind(
     blocks: Any = _model(model, 256).blocks
     stream = meta_stream(model, batch_size, bf16=bf16)
     name = f"blocks.{block}"
-    _, found = traced(model, blocks[block], name, stream, bf16=bf16, device_type=device_type)
-    return found
+    _, costs = traced(model, blocks[block], name, stream, bf16=bf16, device_type=device_type)
+    return costs
 
 
 @lru_cache(maxsize=4096)
 def _head_flops(model: ModelSection, vocabulary_size: int, batch_size: int) -> int:
     head: Any = _model(model, vocabulary_size).head
     stream = meta_stream(model, batch_size, bf16=False)
-    _, found = traced(model, head, "head", stream, bf16=False, device_type="cpu")
-    return found.flops
+    _, costs = traced(model, head, "head", stream, bf16=False, device_type="cpu")
+    return costs.flops
 
 
 def traced(
@@ -238,8 +238,8 @@ def traced(
 
     Args:
         model: the settings of the model.
-        part: on the meta device.
-        name: for messages.
+        part: the part, on the meta device.
+        name: the part's name, for messages.
         given: the input of the part.
         bf16: whether autocast to bf16 is on.
         device_type: the type of the device that is planned for.
@@ -272,7 +272,7 @@ def traced(
 
 
 def meta_stream(model: ModelSection, batch_size: int, *, bf16: bool) -> torch.Tensor:
-    """A residual stream (B, S, D) without numbers."""
+    """A residual stream (B, S, D) on the meta device, in bf16 or fp32."""
     with _refusing_size(model):
         return torch.empty(
             (batch_size, model.sequence_length, model.width),

@@ -23,9 +23,9 @@ from brx.model.trace import used_elsewhere
 
 
 class StageOutput(NamedTuple):
-    """What a stage's forward pass gives."""
+    """The results of a stage's forward pass."""
 
-    stream: Tensor  # (B, S, D), behind the stage's last block
+    stream: Tensor  # (B, S, D), after the stage's last block
     loss: Tensor | None  # the mean cross-entropy in nats, from the last stage; else None
     auxiliary_loss: Tensor | None  # the sum over the stage's mixtures of experts; None without any
 
@@ -34,12 +34,12 @@ class Stage(nn.Module):
     """Some blocks of a model. Between stages goes the residual stream (B, S, D).
 
     Args:
-        model: from `brx.model.models.make_model`.
+        model: the whole model, from `brx.model.models.make_model`.
         config: the model's settings.
         vocabulary_size: V.
         blocks: the blocks of the stage.
-        matrices: from `matrices_of` the whole model.
-        uncast: from `uncast_weights` of the model.
+        matrices: the names that `matrices_of` returns for the whole model.
+        uncast: the names that `uncast_weights` returns for the whole model.
         recompute: keep only the input of each block for the backward pass, and run it again there.
 
     Attributes:
@@ -47,9 +47,10 @@ class Stage(nn.Module):
             matrices: weight matrices in blocks, or stacks of them.
         stacks: names of parameters whose first dimension counts members, such as experts. Some
             methods treat each member separately.
-        cast: names of the matrices that autocast casts wherever they are used, those of linear
-            maps; older versions of them may be kept in bf16.
-        has_auxiliary_loss: whether the model has auxiliary losses that are no means over examples.
+        cast: names of the matrices that autocast casts wherever they are used, which are those of
+            linear maps; older versions of them may be kept in bf16.
+        has_auxiliary_loss: whether the model has auxiliary losses, which are not means over
+            examples.
     """
 
     def __init__(
@@ -95,8 +96,8 @@ class Stage(nn.Module):
         for block in self.blocks.values():
             output = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
             if isinstance(output, tuple):
-                output, of_block = output
-                auxiliary_losses.append(of_block)
+                output, auxiliary = output
+                auxiliary_losses.append(auxiliary)
             # The stream keeps its dtype whatever a block computes in, so that no cut into stages
             # changes a number.
             x = output.to(x.dtype)
@@ -151,7 +152,7 @@ def _stacks(stage: nn.Module) -> set[str]:
 
 
 def _cast(stage: nn.Module) -> set[str]:
-    """Names of the weights of linear maps, which autocast computes in bf16."""
+    """Names of the weights of linear maps, which autocast casts to bf16 wherever they are used."""
     linear = (nn.Linear.forward, Experts.forward)
     modules = stage.named_modules()
     return {f"{path}.weight" for path, module in modules if type(module).forward in linear}
@@ -176,11 +177,12 @@ def make_stages(
         config: the section `model` of the settings.
         vocabulary_size: V.
         parts: the blocks of each stage.
-        seed: of the initial weights; None: on the meta device, without weights.
+        seed: the seed of the initial weights. None: the stages are on the meta device, without
+            weights.
         recompute: see `Stage`.
     """
     model = make_model(config, vocabulary_size, seed, parts)
-    # Once for all stages: it looks at each block of the model, and there may be as many stages.
+    # Once for all stages: it looks at every block of the model, and a stage may be a single block.
     matrices = matrices_of(model)
     uncast = uncast_weights(config)
     return [

@@ -1,8 +1,8 @@
-"""Measure the activations that a block keeps for its backward pass and the operations that it
-takes, by a forward pass without numbers.
+"""Measures the activations that a block keeps for its backward pass and the operations that it
+takes, by a forward pass on the meta device, where tensors have no values.
 
-The block runs on the meta device. This module adds what a real device does differently: autocast's
-casts (torch has none for meta tensors), and kernels that keep less than their definition says.
+This module adds what a real device does differently: autocast's casts (torch has none for meta
+tensors), and kernels that keep less than their definition says.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ def trace(
     """Run a module without numbers, and measure its forward pass.
 
     Args:
-        module: its weights are on the meta device.
+        module: the module, with its weights on the meta device.
         inputs: meta tensors.
         bf16: whether autocast to bf16 is on.
         device_type: the type of the device that is planned for.
@@ -83,8 +83,8 @@ def trace(
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Modules that are made within have their parameters on the meta device: without memory and
-    values. Their buffers are real."""
+    """A context in which modules are made with their parameters on the meta device, without memory
+    and values. Their buffers are real."""
     # By the address of a parameter, itself and what stands for it: a weight that several modules
     # register stays one weight. The original is kept, so that no address is used twice.
     standing_for: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
@@ -106,7 +106,7 @@ def without_values() -> Iterator[None]:
 
 
 class _WithoutInitialValues(TorchFunctionMode):
-    """Skips `torch.nn.init`: on the meta device it draws nothing, and imports half of torch for it
+    """Skips `torch.nn.init`: on the meta device it has no effect, but imports half of torch
     (2 s)."""
 
     def __torch_function__(
@@ -228,7 +228,7 @@ class _Device(TorchFunctionMode):
         self._bf16 = bf16
         self._is_cuda = device_type == "cuda"
         self._cast_weights: dict[int, Tensor] = {}
-        # What stands for a function, by its name.
+        # The stand-ins for torch's functions, by the functions' names.
         self._kernels: dict[str, Callable[..., Tensor]] = {
             "scaled_dot_product_attention": self._attention
         }
@@ -265,7 +265,7 @@ class _Device(TorchFunctionMode):
         storage = value.untyped_storage()._cdata
         if storage not in self._weights:
             return value.to(dtype)
-        # autocast casts a weight once and keeps the copy, which is no activation.
+        # autocast casts a weight once and keeps the copy, which is not an activation.
         if storage not in self._cast_weights:
             cast = value.to(dtype)
             self._cast_weights[storage] = cast

@@ -98,9 +98,9 @@ class BasisRotation(Optimizer):
 
     with m^ = U^T M V / (1 - beta1^t) and v^ = v / (1 - beta2^t). A parameter of more than two
     dimensions is a batch of matrices in its last two, each with its own bases (the experts of a
-    mixture); a convolution kernel is one matrix. What has no two sides gets AdamW. The arithmetic
-    is float64 for float64 parameters, else float32. README.md in this folder: which parameters are
-    rotated, what it costs, how to come from AdamW.
+    mixture); a convolution kernel is one matrix. Vectors get AdamW. The arithmetic is float64 for
+    float64 parameters, else float32. README.md in this folder says which parameters are rotated,
+    what it costs, and how to come from AdamW.
 
     Args:
         params: a module; or tensors, named tensors, groups of either; or
@@ -115,47 +115,49 @@ class BasisRotation(Optimizer):
             (no extra moments).
         geometry: "bilateral" rotates both sides, "unilateral" only the smaller one (m < n: U, else
             V).
-        frequency: refreshes fall on its multiples; 9.5 for 9 and 10 updates in turn; None for never
-            after the first.
-        first_refresh: the update at which a matrix gets its first basis, exactly; until then
-            AdamW's steps, but for entries below the noise floor. At least 2: off the diagonal of a
-            single gradient in its own eigenbasis there is only rounding.
-        covariance: whether G G^T enters its average at every "step"; at every "refresh" (algorithm
-            2 as printed); or there for the whole "interval", as beta2^n L + (1 - beta2^n) G G^T
-            after n updates.
+        frequency: the bases are renewed at its multiples. 9.5 gives intervals of 9 and 10 updates
+            in turn; None: never after the first basis.
+        first_refresh: the update at which a matrix gets its first basis, by an exact decomposition.
+            Until then it takes AdamW's steps, except for entries below the noise floor. At least 2:
+            in its own eigenbasis a single gradient is diagonal, and the other entries are rounding.
+        covariance: when G G^T enters its average: at every "step"; at every "refresh" (algorithm 2
+            as printed); or at every refresh with the weight of the whole "interval" of n updates,
+            as beta2^n L + (1 - beta2^n) G G^T.
         staggered: spreads the refreshes of a group's parameters over the interval.
-        rotation_precision: of the two rotations of a step (products.py); refreshes and states keep
-            theirs.
-        covariance_precision: of the products G G^T; their averages keep theirs. Only with source
-            "2nd".
+        rotation_precision: the precision of the two rotations of a step (products.py), not of
+            refreshes or of the state.
+        covariance_precision: the precision of the products G G^T, not of their averages. Only with
+            source "2nd".
         rotate: False for AdamW.
         max_dim, max_aspect: a side longer than this, or than this times the other side, is not
             rotated; None: no limit.
         flatten: take a convolution kernel (out, in, h, w) as one matrix (out, in h w), not as a
             stack of (h, w). None: where there are four dimensions, the last two up to 16.
-        max_kernel_state: numbers of state, per weight, that a flattened kernel has at most; its
-            longest sides are not rotated until that holds; None: no limit.
+        max_kernel_state: the most numbers of state per weight that a flattened kernel may have.
+            Sides go unrotated, the longest first, until it holds; None: no limit.
         split: (parts, dim): take a fused projection as so many matrices along its rows (-2) or
             columns (-1).
-        rest_lr: learning rate of what is not rotated, while `lr` is that of the rest of its group;
-            kept as the factor `rest_factor` = rest_lr / lr of each group, so that schedules scale
-            both. A group with `rotate=False` and no `lr` of its own has it as its `lr`.
-        as_published: compute what the authors' implementation computes, where it is not this.
+        rest_lr: learning rate of the parameters that are not rotated; `lr` is then the rate of
+            those that are. Kept as the factor `rest_factor` = rest_lr / lr of each group, so that
+            schedules scale both. A group with `rotate=False` and no `lr` of its own has it as its
+            `lr`.
+        as_published: compute as the authors' implementation does, wherever it differs from this.
         compiled: on a GPU, let `torch.compile` make one pass of the elementwise part; the first
             step takes seconds longer. Without it, and on the CPU, torch's fused kernel does most of
             it.
 
-    Options may differ by group. `state` and `param_groups` are the truth: what is replaced, cleared
-    or written there (but for `options.FORM` once there is state) counts from the next step on. A
-    state has `step`, `exp_avg` and `exp_avg_sq` (both in the rotated space), and what
-    `parameter_state.state_shapes` adds for its options.
+    Options may differ by group. `state` and `param_groups` are the truth: whatever a program
+    replaces, clears or writes there takes effect at the next step (except for the options in
+    `options.FORM` once there is state). A state has `step`, `exp_avg` and `exp_avg_sq` (both in the
+    rotated space), and what `parameter_state.state_shapes` adds for its options.
 
     Raises ValueError for an option out of range or a parameter that does not fit.
     """
 
     on_first_bases: Callable[[int, int], None] | None = None
-    """Called during the update that computes the first bases, with the number of bases that are
-    done and the number of all: large ones take seconds each. Not saved with the optimizer."""
+    """Called during the update that computes the first bases, because large ones take seconds each.
+    Its arguments are how many bases are done, and how many there are. Not saved with the
+    optimizer."""
 
     _rest_lr: float | None = None
     _compiled: bool = False
@@ -224,10 +226,10 @@ class BasisRotation(Optimizer):
         is_complete = len(known) == len(named)
         self._lazy_model = None if is_complete else model
         if len(known) == self._num_known:
-            return  # no further shape is known since the last time
+            return  # no further shape has become known since the last time
         self._num_known = len(known)
-        of_all = roles(model)
-        self._roles = {parameter: of_all[name] for name, parameter in known.items()}
+        role_by_name = roles(model)
+        self._roles = {parameter: role_by_name[name] for name, parameter in known.items()}
 
     def _find_new_roles(self) -> None:
         """Decide what the parameters are that have joined the groups since the last time.
@@ -271,7 +273,8 @@ class BasisRotation(Optimizer):
         states = [state for state in self.state.values() if isinstance(state, dict)]
         return int(sum(state[name].sum() for state in states if name in state))
 
-    # torch.compiler.disable without its import: a compiled train step leaves this one out.
+    # The same as `torch.compiler.disable`, without its import: a compiled training step does not
+    # trace into this function.
     @_disable_dynamo
     @torch.inference_mode(False)  # whose tensors could not be written in later steps
     @torch.no_grad()
@@ -279,7 +282,7 @@ class BasisRotation(Optimizer):
         """Update every parameter that has a gradient.
 
         Args:
-            closure: computes the loss and the gradients anew; its loss is returned.
+            closure: computes the loss and the gradients again; its loss is returned.
 
         Raises BadGradientError for a gradient that is not finite or too large to be squared,
         ValueError for a sparse one, with nothing changed.
@@ -321,7 +324,7 @@ class BasisRotation(Optimizer):
                 `look_at_flags` raises for it later.
         """
         may_wait = plan.is_refresh and not without_waiting
-        with self._counts_put_right():
+        with self._recount_on_error():
             bad = self._guard.check(plan.members, may_wait, must_not_wait=without_waiting)
         self._update_all(plan, bad)
 
@@ -330,7 +333,7 @@ class BasisRotation(Optimizer):
 
         Only every `gradient_guard.LONGEST_WAIT` steps, since it waits for the device.
         """
-        with self._counts_put_right():
+        with self._recount_on_error():
             self._guard.look_at_times()
 
     def count_unseen_flag(self) -> None:
@@ -338,7 +341,9 @@ class BasisRotation(Optimizer):
         self._guard.count_unseen()
 
     @contextmanager
-    def _counts_put_right(self) -> Iterator[None]:
+    def _recount_on_error(self) -> Iterator[None]:
+        """A context that, if a BadGradientError is raised in it, reads the host's counts of updates
+        from the device again."""
         try:
             yield
         except BadGradientError:
@@ -357,21 +362,21 @@ class BasisRotation(Optimizer):
         with_gradient = []
         fits = True
         for group in self.param_groups:
-            of_step = StepOptions(step_options(group), self._roles)
+            group_options = StepOptions(step_options(group), self._roles)
             for parameter in _once(group["params"]):
                 if parameter.grad is None:
                     continue
-                with_gradient.append((parameter, of_step))
-                form = of_step.form(parameter)
+                with_gradient.append((parameter, group_options))
+                form = group_options.form(parameter)
                 fits = fits and self._layout.fits(parameter, group, form, self.state.get(parameter))
         if not fits:
             self._make_layout()
         for batch in self._layout.batches:
             batch.take_counts()
         members = []
-        for parameter, of_step in with_gradient:
+        for parameter, group_options in with_gradient:
             member = self._layout.members[parameter]
-            member.options = of_step.of_member(member)
+            member.options = group_options.of_member(member)
             member.gradient = like_parameter(parameter.grad, parameter)
             members.append(member)
         return members
@@ -385,18 +390,18 @@ class BasisRotation(Optimizer):
         self._share_matrices()
         members = []
         for group in self.param_groups:
-            of_step = StepOptions(step_options(group), self._roles)
+            group_options = StepOptions(step_options(group), self._roles)
             places = self._places(group)
             for parameter in _once(group["params"]):
                 own = self.state.get(parameter)
                 if parameter.grad is None and not own:
                     continue
-                options = of_step.of(parameter)
+                options = group_options.of(parameter)
                 self._check_parameter(parameter, options)
                 if parameter.device.type == "meta":
                     who = self._describe(parameter)
                     raise ValueError(f"{who} is on the meta device: a step needs numbers")
-                member = Member(parameter, group, options, of_step.form(parameter))
+                member = Member(parameter, group, options, group_options.form(parameter))
                 member.place = places.get(parameter, member.place)
                 if member.is_rotated and is_sharded(parameter):
                     member.shards = self._sharding.of[parameter]
@@ -416,6 +421,7 @@ class BasisRotation(Optimizer):
         return {p: Place(index, len(rotated)) for index, p in enumerate(rotated)}
 
     def _give_state(self, member: Member, own: dict[str, Any]) -> None:
+        """Give a member the state that `state` has for its parameter, after checking it."""
         parameter = member.parameter
         if member.is_stacked or not member.is_rotated:
             check_state(own, parameter, member.options, self._describe)
@@ -635,13 +641,13 @@ class BasisRotation(Optimizer):
                 num_vectors += 1
         if not num_vectors and not tables:
             return
-        told = []
+        facts = []
         if num_vectors:
-            told.append(f"{num_vectors} parameters have no side to rotate and get AdamW.")
+            facts.append(f"{num_vectors} parameters have no side to rotate and get AdamW.")
         if tables:
-            told.append(f"Rotated, although named like embeddings or heads: {', '.join(tables)}.")
+            facts.append(f"Rotated, although named like embeddings or heads: {', '.join(tables)}.")
         warnings.warn(
-            f"{' '.join(told)} Pass the model (BasisRotation(model), or model=model with your "
+            f"{' '.join(facts)} Pass the model (BasisRotation(model), or model=model with your "
             "groups), and embeddings and the head get AdamW, too; optimizer.summary() shows how "
             "each parameter is updated",
             stacklevel=3,
@@ -669,9 +675,9 @@ class BasisRotation(Optimizer):
         """Continue from another optimizer over the same parameters: torch's AdamW, Adam, NAdam or
         RAdam, or pytorch-optimizer's SOAP (with its bases) or StableAdamW.
 
-        Where no bases come along they begin as the identity, and the first exact one comes
-        `first_refresh` updates later: the group's `first_refresh` becomes that update of the matrix
-        that has made most (a warning, where they differ).
+        Matrices without bases begin with the identity, and get their first exact basis
+        `first_refresh` updates later. For this, the number of updates that they have made is added
+        to the group's `first_refresh` (the largest number, with a warning, if they differ).
 
         Raises ValueError where the optimizer is none of these, or a state is missing or does not
         fit; nothing has changed then.
@@ -710,9 +716,9 @@ class BasisRotation(Optimizer):
         if most < group["first_refresh"]:
             return
         if len(counts) > 1:
-            told = ", ".join(map(str, sorted(counts)))
+            text = ", ".join(map(str, sorted(counts)))
             warnings.warn(
-                f"matrices with {told} updates in one group: those with fewer updates get their "
+                f"matrices with {text} updates in one group: those with fewer updates get their "
                 f"first basis later by the difference",
                 stacklevel=3,
             )
@@ -788,8 +794,8 @@ class BasisRotation(Optimizer):
     def _fitting(
         self, given: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[Tensor, dict[str, Any]]]:
-        """A state dict with all options of today, and its states by parameter in the form in which
-        they are kept here."""
+        """A given state dict with all of today's options, and its states by parameter in the form
+        that this optimizer keeps. ValueError where something does not fit."""
         # torch's own loading would cast states to the parameter's precision: bfloat16 loses half.
         groups = todays_groups(given["param_groups"], self.param_groups, self.defaults)
         saved = [len(group["params"]) for group in groups]

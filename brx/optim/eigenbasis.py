@@ -3,8 +3,9 @@ optimizer.
 
 Every function takes a batch (b, m, n) and treats its matrices independently. The basis of a factor
 F is an orthogonal matrix Q (m, m) whose columns approximate the eigenvectors of F F^T. In the first
-basis they stand by falling eigenvalue. Bases and products are stored by columns (as the transpose
-of a contiguous tensor), as LAPACK and cuSOLVER need them, so that a refresh transposes nothing."""
+basis they are ordered by falling eigenvalue. Bases and products are stored by columns (as the
+transpose of a contiguous tensor), as LAPACK and cuSOLVER need them, so that a refresh transposes
+nothing."""
 
 from __future__ import annotations
 
@@ -16,31 +17,34 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-# How many roundings of the arithmetic, relative to the largest eigenvalue, an eigenvalue must
-# exceed to count. Averages of a thousand gradients carry some ten roundings (eps / sqrt(3) * sqrt(1
-# / (1 - beta2^2)) of an entry), products of matrices a few more. What lies below is noise, and
-# noise must not choose a direction.
+# An eigenvalue counts only if it exceeds this many roundings (eps) of the largest eigenvalue.
+# Averages of a thousand gradients carry some ten roundings (eps / sqrt(3) * sqrt(1 / (1 - beta2^2))
+# of an entry), products of matrices a few more. What lies below is noise, and noise must not choose
+# a direction.
 NOISE_ROUNDINGS = 64
-# What the power iteration keeps of each column, as a share of the length of C q. Where a new
-# direction of energy appears in a subspace that had none, all columns of that subspace are sent to
-# this one direction; what is left of each after orthonormalisation would be rounding. The share
-# keeps each near where it was.
+# The power iteration adds to each C q this share of its length, in the direction of q. Without it,
+# a new direction of energy in a subspace that had none would turn all columns of the subspace into
+# itself, and what orthonormalisation leaves of them would be rounding. With it, each column stays
+# near where it was.
 SELF_SHIFT = 0.1
-# How many times as large as a column's own eigenvalue another one must be for the column to give
-# way to its direction, wherever the two stand.
+# A column gives way to the direction of another one, wherever the two stand, if the other one's
+# eigenvalue is more than this many times as large.
 FAR_LARGER = 2
 # Elements of the covariances that a GPU decomposes together, since its solvers take batches: 512
 # MiB in float64, and as much again for the vectors. LAPACK takes one at a time.
 DECOMPOSED_AT_ONCE = 2**26
 # Rows of zeros below the matrices that LAPACK decomposes.
 PADDING = 8
-# Blocks of columns in a product that counts only in a triangle, or that has a triangular factor.
+# The number of column blocks into which a product is split if only one triangle of it is needed, or
+# if one of its factors is triangular.
 NUM_BLOCKS = 4
 # Eigenvalues that differ by at most this share of their mean count as equal when eigenvectors are
-# computed. Rounding moves them by some 1e-7, and turns their vectors by that over their distance.
+# computed. Rounding moves eigenvalues by some 1e-7, and turns eigenvectors by that over the
+# distance of their eigenvalues.
 TIE = 1e-5
-# Instead of the largest value the first one with at least this share of it is taken. The share is
-# far from any simple fraction, so that rounding decides nothing.
+# In place of the largest of some values, the first one with at least this share of it is taken: so
+# rounding does not decide between values that tie. The share is far from any simple fraction, so
+# that values do not tie with the threshold either.
 LEADING = (5**0.5 - 1) / 2
 
 
@@ -66,14 +70,16 @@ def power_iteration(
     """
     # The Rayleigh quotients q^T C q come from the product that the iteration needs anyway.
     eigenvalues = (basis * product).sum(dim=-2).clamp_(min=0)  # (b, m)
-    # Gradients' fourth powers would leave fp32's range: in units of a power of two, which rounds
-    # nothing. Beyond 2^126 such a power would itself be infinite.
+    # The squares below are fourth powers of gradients, which would leave fp32's range. So all is
+    # divided by a power of two, which rounds nothing. Its exponent is limited, because beyond 2^126
+    # such a power would itself be infinite.
     unit = eigenvalues.amax(dim=-1, keepdim=True).frexp().exponent.clamp_(-126, 126)  # (b, 1)
     scale = torch.ones_like(eigenvalues[:, :1]).ldexp_(-unit)  # (b, 1)
     eigenvalues.mul_(scale)
     product.mul_(scale[:, :, None])
     floor = resolution(basis.dtype) * eigenvalues.amax(dim=-1, keepdim=True)
-    # From 0 below the floor to 1 above it; 0 where the covariance is zero, whose basis stays.
+    # a: from 0 below the floor to 1 above it. Where the covariance is zero, it is 0, and the basis
+    # stays.
     squared, squared_floor = eigenvalues.square(), floor.square()
     decided = torch.where(floor > 0, squared / (squared + squared_floor), 0.0)
     lengths = torch.linalg.vector_norm(product, dim=-2)  # (b, m)
@@ -81,7 +87,8 @@ def power_iteration(
     columns = product.mul_(decided[:, None, :]).addcmul_(basis, stays[:, None, :])
     sizes = torch.where(floor > 0, eigenvalues + floor, 1.0)
     orthonormal = _orthonormalize_without_order(columns, sizes)
-    valid = orthonormal.sum(dim=(1, 2)).isfinite()  # of entries up to 1: only NaN can make it so
+    # Entries are at most 1, so that only a NaN makes their sum not finite.
+    valid = orthonormal.sum(dim=(1, 2)).isfinite()
     return Refreshed(torch.where(valid[:, None, None], orthonormal, basis), valid)
 
 
@@ -91,14 +98,18 @@ def _orthonormalize_without_order(
 ) -> Tensor:
     """Orthonormal columns (b, m, m), each near its own, that depend smoothly on columns and sizes.
 
-    In QR a column gives way to those before it. By the order in which they stand, a column with
-    little energy would give way to none of the large ones behind it, and a leak of a large
-    direction into it would grow at each refresh by the quotient of the two eigenvalues. By
-    eigenvalue, rounding would choose who gives way where two eigenvalues cross, and turn both
-    columns by any angle. So both: QR by size finds the new directions, each column loses what it
-    has along directions that are more than `FAR_LARGER` times as large, and QR in the order in
-    which columns stand does the rest. At a crossing the two directions are treated alike, so it
-    does not matter which of them came first.
+    In QR, a column gives way to the columns before it. Neither of two simple orders will do:
+
+    - In the order in which columns stand, a column with little energy would not give way to the
+      large ones after it. A leak of a large direction into it would grow at each refresh by the
+      quotient of the two eigenvalues.
+    - In the order of eigenvalues, rounding would decide which of two columns gives way where their
+      eigenvalues cross, and might turn both by any angle.
+
+    So this does both. QR by size finds the new directions, and each column loses what it has along
+    directions that are more than `FAR_LARGER` times as large. QR in the order in which columns
+    stand does the rest. At a crossing the two directions are treated alike, so it does not matter
+    which of them came first.
     """
     order = sizes.argsort(dim=-1, descending=True, stable=True)
     by_size, falling = select_columns(columns, order), sizes.gather(-1, order)
@@ -113,12 +124,12 @@ def _orthonormalize_without_order(
 def _reduced_by_householder(
     columns: Tensor,  # C (b, m, m), by falling size
     sizes: Tensor,  # (b, m), falling
-    places: Tensor,  # (b, m): of these columns, which stands in each place
+    places: Tensor,  # (b, m): for each place, the index of the column that stands there
 ) -> Tensor:
-    """The orthonormal factor of D R' with columns in their places, where C = D R, and R' is what is
-    kept of R.
+    """The orthonormal factor (b, m, m) of D R' with its columns back in their places.
 
-    D is never written out: LAPACK multiplies by its reflections.
+    C = D R is the QR decomposition, and R' is the part of R that is kept (`_kept`). D is never
+    written out: LAPACK multiplies by its reflections.
     """
     reflections = _padded(columns)
     scales = _decompose(reflections)
@@ -133,7 +144,7 @@ def _reduced_by_cholesky(
     sizes: Tensor,  # (b, m), falling
     places: Tensor,  # (b, m)
 ) -> Tensor:
-    """The same by products alone; NaN where it is not orthogonal."""
+    """The same as `_reduced_by_householder`, by CholeskyQR; NaN where it is not orthogonal."""
     # `_reduced` is a function of its own so that its matrices, which can take gigabytes on a GPU,
     # are freed before the last factor.
     return _cholesky_qr(select_columns(_reduced(columns, sizes), places))
@@ -143,7 +154,7 @@ def _reduced(
     columns: Tensor,  # C = D R (b, m, m), by falling size
     sizes: Tensor,  # (b, m), falling
 ) -> Tensor:
-    """D R' (b, m, m), by products alone.
+    """D R' (b, m, m), by CholeskyQR.
 
     D may be orthogonal to less than rounding: the factor of D R' is orthogonal anyway.
     """
@@ -156,8 +167,8 @@ def _kept(
     triangle: Tensor,  # R (b, m, m), overwritten: what each column has along each direction
     sizes: Tensor,  # z (b, m), falling
 ) -> Tensor:
-    """What each column keeps along each direction: of entry (i, j), the share (FAR_LARGER z_j /
-    z_i)^2, at most 1."""
+    """R' (b, m, m), what each column keeps along each direction: of R_ij the share
+    (FAR_LARGER z_j / z_i)^2, at most 1."""
     shares = FAR_LARGER * sizes[:, :, None] / sizes[:, None, :]  # (b, j, i)
     triangle.mT.mul_(shares.clamp_(max=1).square_())
     return triangle
@@ -188,7 +199,8 @@ def _padded(
     matrices: Tensor,  # (b, m, m)
 ) -> Tensor:
     """The matrices above rows of zeros (b, m + PADDING, m), stored by columns."""
-    # LAPACK is slow on columns that lie a power of two apart in memory, as widths of models do.
+    # LAPACK is slow if columns lie a power of two apart in memory, and models' widths often are
+    # powers of two.
     b, m, _ = matrices.shape
     padded = matrices.new_empty(b, m, m + PADDING).mT
     padded[:, :m] = matrices
@@ -199,7 +211,7 @@ def _padded(
 def _decompose(
     padded: Tensor,  # (b, m + PADDING, m), overwritten: R above the diagonal, reflections below
 ) -> Tensor:
-    """LAPACK's QR decomposition in place; gives the scales (b, m) of the reflections."""
+    """LAPACK's QR decomposition in place; returns the scales (b, m) of the reflections."""
     scales = padded.new_empty(len(padded), padded.shape[-1])
     torch.geqrf(padded, out=(padded, scales))
     return scales
@@ -208,7 +220,7 @@ def _decompose(
 def _factor_of_padded(
     padded: Tensor,  # (b, m + PADDING, m), overwritten
 ) -> Tensor:
-    """As `_householder_qr`."""
+    """As `_householder_qr`, for a matrix that is padded already."""
     scales = _decompose(padded)
     diagonal = padded.diagonal(dim1=-2, dim2=-1)
     signs = torch.ones_like(diagonal).copysign(diagonal)  # never 0
@@ -223,7 +235,8 @@ def _cholesky_qr(
     """The orthogonal factor by three passes of CholeskyQR; NaN where it is not orthogonal."""
     columns = _nearly_orthonormal(matrices)
     gram = _lower_product(columns, columns)
-    # If the Gram matrix is close to the identity, this pass is orthogonal to rounding.
+    # If the Gram matrix is close to the identity, this pass is orthogonal to rounding. Its squared
+    # Frobenius norm comes from the lower triangle; the identity's is m.
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     squares = 2 * gram.tril().square().sum(dim=(1, 2)) - diagonal.square().sum(dim=-1)
     is_close = squares - gram.shape[-1] < 0.1  # not so for NaN
@@ -234,7 +247,8 @@ def _cholesky_qr(
 def _nearly_orthonormal(
     matrices: Tensor,  # (b, m, m)
 ) -> Tensor:
-    """The same by two passes: orthogonal to rounding where columns are far from dependent.
+    """The orthogonal factor by two passes: orthogonal to rounding where columns are far from
+    dependent.
 
     A pass loses orthogonality by the rounding error times the square of the condition number
     (arXiv:1401.5171, section 2), whatever the columns' lengths. A shift of X^T X makes the first
@@ -265,8 +279,8 @@ def _lower_product(
     left: Tensor,  # (b, m, m)
     right: Tensor,  # (b, m, m)
 ) -> Tensor:
-    """left^T right (b, m, m) in its lower triangle, with 5/8 of the operations; what is above
-    counts for nothing."""
+    """The lower triangle of left^T right (b, m, m), with 5/8 of the operations. Entries above it
+    have no meaning."""
     blocks = []
     for start, stop in _blocks(right.shape[-1]):
         below = left[:, :, start:].mT @ right[:, :, start:stop]
@@ -295,7 +309,7 @@ def select_columns(
     matrices: Tensor,  # (b, m, n)
     order: Tensor,  # (b, n)
 ) -> Tensor:
-    """The columns of each matrix in its own order."""
+    """The columns (b, m, n) of each matrix, in the order that `order` gives for this matrix."""
     batch = torch.arange(len(order), device=order.device)[:, None]
     return matrices.mT[batch, order].mT
 
@@ -323,9 +337,10 @@ def exact_eigenbasis(
     """Exact eigenvectors, largest eigenvalue first.
 
     Where rounding cannot distinguish eigenvalues, their common eigenspace gets the projections of
-    some axes, orthonormalised in turn. These depend on the space alone, not on the vectors that the
-    decomposition returns. The same holds for the space without energy (for a zero matrix this gives
-    the identity), and it decides the sign of a single eigenvector. Computed in float64.
+    some axes, orthonormalised one after the other. These depend on the space alone, not on the
+    vectors that the decomposition returns. The space without energy is treated in the same way, so
+    that a zero matrix gets the identity. The projection of an axis also decides the sign of a
+    single eigenvector. Computed in float64.
 
     Args:
         smallest: eigenvalues up to this share of the largest have no energy; None: the share that
@@ -386,9 +401,12 @@ def _projected_axes(
     has dimensions, projected into it."""
     decided = eigenvalues > smallest * eigenvalues[0]
     apart = -eigenvalues.diff() > TIE * eigenvalues.clamp(min=0).mean()
+    # A space begins at a column with energy that is apart from the one before, and at the first
+    # column without energy.
     starts = torch.where(decided[1:], apart, decided[:-1]).nonzero().flatten() + 1
+    # For each eigenvector, an axis e along which it is long; see `LEADING`.
     leading = (vectors.abs() > LEADING * vectors.abs().amax(dim=0)).int().argmax(dim=0)
-    # For spaces of one dimension: q q^T e.
+    # For spaces of one dimension: q q^T e, which does not depend on the sign of q.
     projected = vectors * vectors.gather(0, leading[None])
     bounds = [0, *starts.tolist(), len(eigenvalues)]
     for start, stop in pairwise(bounds):
@@ -414,8 +432,9 @@ def _leading_axes(
 ) -> list[int]:
     """As many axes as the space has dimensions, with projections that are far from dependent.
 
-    Each is the first axis of which about as much is left as of any, outside the span of those
-    before it. So rounding does not decide between axes that tie.
+    They are chosen one by one. Each is the first axis whose projection has about the largest part
+    left outside the span of the projections chosen before. So rounding does not decide between axes
+    that tie.
     """
     rest, axes = space.clone(), []
     for _ in range(space.shape[1]):

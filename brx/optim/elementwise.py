@@ -27,10 +27,10 @@ from .options import Group
 from .parameter_state import arithmetic
 
 NOISE_FLOOR = 1000
-"""An entry of a rotated gradient does not move if it has at most so many roundings, relative to the
-root mean square of its row, column and matrix."""
+"""The step of an entry in the rotated space is zero if its gradient is at most this many roundings
+of the root mean square of its row, column and matrix."""
 MOMENTUM_FLOOR = 16
-"""An entry does not move either if its momentum is so many times below that floor."""
+"""The step is zero, too, if the entry's momentum is this many times smaller than that floor."""
 
 
 def update_elementwise(
@@ -102,8 +102,8 @@ def rotated_update(
     eps: float,
     rounding: float,  # relative rounding of the rotations' factors, for the noise floor
 ) -> Tensor:
-    """Update the moments, and give -lr m^ / (sqrt(v^) + eps) without rounding noise, in the
-    gradient's shape.
+    """Update the moments, and return -lr m^ / (sqrt(v^) + eps) in the gradient's shape, with
+    rounding noise damped (`above_noise`).
 
     In plain operations, for `torch.compile`; the contract is `RotatedUpdate`. Without `compiled`,
     `BasisRotation._rotated_adam` computes the same with torch's fused kernel, but for rounding.
@@ -232,22 +232,24 @@ def above_noise(
             of itself in such a row or column, and the floor adds twice its size.
         mean_square: m^2 (1 - beta2^t) / (1 - beta1^t)^2; None: far above noise.
     """
-    of_row = second_moment.mean(dim=-1, keepdim=True)  # (*, m, 1)
-    of_column = second_moment.mean(dim=-2, keepdim=True)  # (*, 1, n)
-    m, n, number = of_row.shape[-2], of_column.shape[-1], torch.finfo(second_moment.dtype)
-    share = (NOISE_FLOOR * number.eps) ** 2 + (2 * rounding) ** 2
-    tilt = of_row.mean(dim=-2, keepdim=True) * share + number.tiny  # (*, 1, 1)
-    floor = noise_floor(of_row, of_column, rounding)
-    of_mean = None
+    row_means = second_moment.mean(dim=-1, keepdim=True)  # (*, m, 1)
+    column_means = second_moment.mean(dim=-2, keepdim=True)  # (*, 1, n)
+    m, n = row_means.shape[-2], column_means.shape[-1]
+    finfo = torch.finfo(second_moment.dtype)
+    share = (NOISE_FLOOR * finfo.eps) ** 2 + (2 * rounding) ** 2
+    # m n tilt is the energy that rounding of the basis may put into one row or column.
+    tilt = row_means.mean(dim=-2, keepdim=True) * share + finfo.tiny  # (*, 1, 1)
+    floor = noise_floor(row_means, column_means, rounding)
+    momentum_ratio = None  # of the floor to the momentum, squared (*, m, n)
     if mean_square is not None:
-        of_mean = (floor / mean_square).mul_(1 / MOMENTUM_FLOOR**2)
+        momentum_ratio = (floor / mean_square).mul_(1 / MOMENTUM_FLOOR**2)
     # In place, with as few arrays of the matrices' size as possible: on the CPU their memory costs
     # more than the arithmetic.
     damping = _fourth_power(floor.div_(second_moment)).add_(1)
-    damping.add_(_fourth_power(m * tilt / of_row))
-    damping.add_(_fourth_power(n * tilt / of_column))
-    if of_mean is not None:
-        damping.add_(of_mean.clamp_(min=1e-10).square_())
+    damping.add_(_fourth_power(m * tilt / row_means))
+    damping.add_(_fourth_power(n * tilt / column_means))
+    if momentum_ratio is not None:
+        damping.add_(momentum_ratio.clamp_(min=1e-10).square_())
     return damping.reciprocal_()
 
 
@@ -268,7 +270,8 @@ def noise_floor(
     mean squares, and from the factors' rounding 0.4 to 0.6 of it. The floor is far higher, because
     an entry with a thousand times its noise still has a step that rounding changes by a thousandth.
     """
-    m, n, number = of_row.shape[-2], of_column.shape[-1], torch.finfo(of_row.dtype)
+    m, n = of_row.shape[-2], of_column.shape[-1]
+    finfo = torch.finfo(of_row.dtype)
     mean_squares = (of_row + of_column).add_(of_row.mean(dim=-2, keepdim=True))
-    share = math.sqrt(m + n) * (NOISE_FLOOR * number.eps) ** 2 + (2 * rounding) ** 2
-    return mean_squares.mul_(share).add_(number.tiny)
+    share = math.sqrt(m + n) * (NOISE_FLOOR * finfo.eps) ** 2 + (2 * rounding) ** 2
+    return mean_squares.mul_(share).add_(finfo.tiny)

@@ -25,18 +25,18 @@ def gather_gradients(members: Sequence[Member]) -> None:
         rank = dist.get_rank(group)
         outgoing = []
         expected = []
-        for of_one, part in zip(shards, parts, strict=True):
-            if of_one.sends(rank):
-                outgoing.append((of_one.owner, part))
-            if of_one.is_owner:
-                expected += [(source, of_one.size(source)) for source in of_one.senders()]
+        for each, part in zip(shards, parts, strict=True):
+            if each.sends(rank):
+                outgoing.append((each.owner, part))
+            if each.is_owner:
+                expected += [(source, each.size(source)) for source in each.senders()]
         pieces = iter(exchange(outgoing, expected, parts[0], group))
-        for member, of_one in zip(alike, shards, strict=True):
+        for member, each in zip(alike, shards, strict=True):
             member.gradient = None
-            if of_one.is_owner:
-                member.gradient = parts[0].new_empty(of_one.shape)
-                for source in of_one.senders():
-                    target = of_one.part(member.gradient, source)
+            if each.is_owner:
+                member.gradient = parts[0].new_empty(each.shape)
+                for source in each.senders():
+                    target = each.part(member.gradient, source)
                     target.copy_(next(pieces).view(target.shape))
 
 

@@ -16,7 +16,7 @@ from .shards import Sharding
 # Devices on which an ordinary step does not wait: a flag on the device stops it from changing
 # anything.
 ASYNCHRONOUS = ("cuda",)
-# Steps after which the host reads these flags, if no refresh has made it wait before.
+# After this many steps the host reads these flags, unless a refresh has made it wait before.
 LONGEST_WAIT = 100
 
 BAD = "NaN, infinity, or entries too large to be squared"
@@ -50,12 +50,12 @@ class GradientGuard:
     ) -> Tensor | None:
         """Check the gradients of a step.
 
-        Gives a flag () on the device, which is set if the step must change nothing; None if the
-        host has looked, and the step may go ahead.
+        Returns a flag () on the device, which is set if the step must change nothing; None if the
+        host has looked already, and the step may go ahead.
 
         Args:
             is_refresh: whether the step waits for the device anyway.
-            must_not_wait: do not read the flags; `look_at_times` raises for a bad gradient.
+            must_not_wait: never read the flags here; `look_at_times` will raise for a bad gradient.
 
         Raises ValueError for a sparse gradient, and BadGradientError for a bad one, in this step or
         in earlier ones whose flags have not been read.
@@ -73,7 +73,7 @@ class GradientGuard:
         return None
 
     def look_at_times(self) -> None:
-        """Read the flags if there are `LONGEST_WAIT` of them; BadGradientError if one is set."""
+        """Read the flags once there are `LONGEST_WAIT` of them; BadGradientError if one is set."""
         if self._num_unseen >= LONGEST_WAIT:
             self._raise_if_any(self._look())
 
@@ -116,8 +116,8 @@ class GradientGuard:
         for parameter, norm in norms.items():
             by_device.setdefault(parameter.device, []).append(norm)
         flags = {}
-        for device, of_device in by_device.items():
-            flags[device] = ~torch.stack(of_device).isfinite().all()
+        for device, norms_there in by_device.items():
+            flags[device] = ~torch.stack(norms_there).isfinite().all()
         self._sharding.agree(filter(is_sharded, norms), flags)
         return flags
 
@@ -145,8 +145,8 @@ def _norms(members: Sequence[Member]) -> dict[Tensor, Tensor]:
         for member in alike:
             if member.gradient is not None:
                 gradients[member.parameter] = local(member.gradient)
-        of_these = torch._foreach_norm(list(gradients.values()), dtype=dtype)
-        norms.update(zip(gradients, of_these, strict=True))
+        group_norms = torch._foreach_norm(list(gradients.values()), dtype=dtype)
+        norms.update(zip(gradients, group_norms, strict=True))
     return norms
 
 

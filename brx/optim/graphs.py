@@ -12,7 +12,8 @@ import torch
 from .basis_rotation import BasisRotation
 from .step_plan import Plan
 
-# After so many different make-ups, and none that came twice, gradients are taken to move.
+# After this many different make-ups, none of which came twice, gradients are assumed to move from
+# step to step.
 MOST_MAKE_UPS = 64
 
 
@@ -21,7 +22,7 @@ class MovingGradientsError(RuntimeError):
 
 
 class Graph(Protocol):
-    """Work of a device that was recorded."""
+    """Recorded work of a device."""
 
     def replay(self) -> object: ...
 
@@ -125,6 +126,7 @@ class GraphedSteps:
         self._optimizer.run(plan, without_waiting=True)
 
     def _meet(self, make_up: object, plan: Plan) -> None:
+        """Keep the plan of a make-up that occurs for the first time."""
         if len(self._plans) >= MOST_MAKE_UPS and not self._recorded:
             raise MovingGradientsError(
                 f"{MOST_MAKE_UPS} steps, and no two alike: gradients have to stay at their "

@@ -62,7 +62,7 @@ class Member:
 
     @property
     def is_updated_here(self) -> bool:
-        """Whether this rank computes its update, or that of a part of it."""
+        """Whether this rank computes its update, or the update of a part of it."""
         if self.is_rotated:
             return self.is_stacked
         return local(self.parameter).numel() > 0
@@ -103,11 +103,12 @@ class Member:
         if self.options["as_published"]:
             # published.py decides itself. "power", because every gradient must be checked at once.
             return "power", 1
-        if update <= first:  # the start is ours: until the first basis every gradient counts
+        if update <= first:
+            # The paper leaves the start open. Here every gradient counts until the first basis.
             return ("exact" if update == first else None), 1
         if not self.is_due():
             return None, 1 if self.options["covariance"] == "step" else 0
-        # Algorithm 1, line 5.
+        # A refresh: algorithm 1, lines 5 and 6.
         if self.options["covariance"] == "interval":
             return "power", update - self._last_refresh(before=update)
         # "refresh", as printed: the average remembers frequency / (1 - beta2) updates, with "step"

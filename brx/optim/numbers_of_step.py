@@ -1,4 +1,5 @@
-"""Numbers that differ from step to step, in the memory of the device that reads them.
+"""The numbers that differ from step to step (rates, limits), in the memory of the device that reads
+them.
 
 A CUDA graph holds addresses, not numbers, so that it can be replayed with those of the next step.
 """
@@ -109,6 +110,8 @@ def largest_adam_step(update: int, betas: tuple[float, float]) -> float:
     beta1, beta2 = betas
     if beta1**2 >= beta2:
         return math.inf
+    # a_k = (1 - beta1) beta1^(t - k) / (1 - beta1^t), and b_k likewise with beta2. So the sum is a
+    # geometric series in beta1^2 / beta2, times the constant `scale`.
     ratio = beta1**2 / beta2
-    of_sums = (1 - beta2**update) / (1 - beta2) * ((1 - beta1) / (1 - beta1**update)) ** 2
-    return math.sqrt(of_sums * (1 - ratio**update) / (1 - ratio))
+    scale = (1 - beta2**update) / (1 - beta2) * ((1 - beta1) / (1 - beta1**update)) ** 2
+    return math.sqrt(scale * (1 - ratio**update) / (1 - ratio))

@@ -1,4 +1,4 @@
-"""State dicts of former versions, in today's form."""
+"""Brings the groups of older state dicts into today's form."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from .options import OLDER_DEFAULTS, Group
 from .parameter_state import is_rotated
 
-# The mark of a group that was split off another one, with those of its parameters that are no
-# matrices.
+# Older versions moved the parameters of a group that are not matrices into a group of their own,
+# which has this mark.
 NO_MATRIX = "no matrix to rotate"
 
 
@@ -48,9 +48,10 @@ def todays_groups(
 def _joined(matrices: Group, others: Group, parameters: Sequence[Tensor]) -> Group:
     """One group of the two, its numbers in the order of the parameters."""
     numbers = []
-    of_matrices, of_others = iter(matrices["params"]), iter(others["params"])
+    matrix_numbers, other_numbers = iter(matrices["params"]), iter(others["params"])
     for parameter in parameters:
-        number = next(of_matrices if is_rotated(parameter, matrices) else of_others, None)
+        own_numbers = matrix_numbers if is_rotated(parameter, matrices) else other_numbers
+        number = next(own_numbers, None)
         if number is not None:
             numbers.append(number)
     joined = {**matrices, "params": numbers}

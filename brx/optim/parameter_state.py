@@ -14,8 +14,8 @@ from .options import FORM, Group
 
 Side = Literal["left", "right"]
 
-# The largest height and width of a convolution's kernel. A parameter of four or more dimensions is
-# taken for one if its last two are no larger; otherwise it is a stack of matrices.
+# The largest height and width of a convolution's kernel. A parameter of four or more dimensions
+# counts as a kernel if its last two dimensions are at most this; else it is a stack of matrices.
 LONGEST_KERNEL = 16
 
 
@@ -90,7 +90,7 @@ def _why_not(side: Side, rows: int, columns: int, options: Group) -> str:
 
 def _drop_costly_sides(sides: list[Side], rows: int, columns: int, options: Group) -> list[str]:
     """Remove sides of a convolution kernel from `sides`, the longest first, until it keeps at most
-    `max_kernel_state` numbers per weight. Gives the reason for each.
+    `max_kernel_state` numbers per weight. Returns the reason for each removal.
 
     A kernel's right side has h w times as many entries as channels: without the bound ResNet-18
     would keep 18 numbers per weight, and spend as much on products.

@@ -91,7 +91,8 @@ class Place:
 
 
 def is_embedding(module: nn.Module) -> bool:
-    """Whether a module looks rows up; other libraries' modules are told by their class's name."""
+    """Whether a module looks up rows of a table. Other libraries' modules are recognised by the
+    name of their class."""
     is_table = isinstance(module, nn.Embedding | nn.EmbeddingBag)
     return is_table or "Embedding" in type(module).__name__
 

@@ -60,8 +60,8 @@ def add_product(
 def _split_product(left: Tensor, right: Tensor) -> Tensor:
     """The product of factors that are each a sum of two bf16 matrices, high + low.
 
-    Three of the four partial products count (arXiv:1904.06376). One product with three times the
-    inner dimension adds them up.
+    Three of the four partial products are computed (arXiv:1904.06376), all but low times low. One
+    product with three times the inner dimension adds them up.
     """
     left_high, left_low = _halves(left)
     right_high, right_low = _halves(right)

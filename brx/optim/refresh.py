@@ -60,7 +60,7 @@ def estimate_eigenbasis(
     exact: bool,  # whether it is the first basis
     on_done: Callable[[int], None] = lambda num: None,  # called as exact bases are done
 ) -> None:
-    """Algorithm 2. Takes the moments over into the new bases."""
+    """Algorithm 2: renew the bases of a batch, and bring its moments into them."""
     before = None if batch.bad is None else _copies(batch)
     # M = U (U^T M V) V^T, in the old bases.
     momentum = rotate(batch, batch.matrices("exp_avg"), back=True)
@@ -91,7 +91,7 @@ def _refreshed(
         if on_exact is not None:
             return exact_eigenbasis(covariance, on_done=on_exact)
         return power_iteration(covariance_product(covariance, basis), basis)
-    # M of this update, which `momentum` is not yet.
+    # `momentum` is M before this update. The factor is M after it (algorithm 1, line 4).
     factor = seen_from(side, momentum.lerp(gradient, 1 - batch.options["betas"][0]))
     if on_exact is not None:
         return exact_factor_eigenbasis(factor, on_exact)
@@ -106,10 +106,10 @@ def share_out_second_moment(batch: MatrixBatch) -> None:
     Where a covariance tells no more than rounding, they are the shares of uncorrelated entries.
     """
     second_moment = batch.matrices("exp_avg_sq")
-    of_rows = _shares(batch, "left", second_moment.sum(dim=-1))  # (b, m)
-    of_columns = _shares(batch, "right", second_moment.sum(dim=-2))  # (b, n)
+    row_shares = _shares(batch, "left", second_moment.sum(dim=-1))  # (b, m)
+    column_shares = _shares(batch, "right", second_moment.sum(dim=-2))  # (b, n)
     total = second_moment.sum(dim=(-2, -1), keepdim=True)
-    torch.mul(of_rows[:, :, None] * total, of_columns[:, None, :], out=second_moment)
+    torch.mul(row_shares[:, :, None] * total, column_shares[:, None, :], out=second_moment)
 
 
 def _shares(
@@ -120,6 +120,8 @@ def _shares(
     """The share (b, m) of each column of a side's new basis in the sum of v."""
     if side in batch.sides:
         basis = batch.matrices(f"{side}_basis")
+        # If entries are uncorrelated, the energy along column k of the basis U is the sum over i of
+        # energies_i U_ik^2.
         energies = (energies[:, None, :] @ basis.square())[:, 0]
         if batch.options["source"] == "2nd":
             covariance = batch.matrices(f"{side}_covariance")

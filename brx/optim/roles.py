@@ -35,8 +35,8 @@ EMBEDDING_NAME = re.compile(
 )
 # Names of embeddings of positions, not of tokens.
 POSITIONS = re.compile(r"wpe|(^|[._])pos(ition)?")
-# Projections that hold several matrices one after the other, and their number. Not
-# `query_key_value`, in which the heads alternate.
+# Projections that hold several matrices one after the other, and how many. `query_key_value` is not
+# among them, because there the matrices alternate from head to head.
 FUSED = {
     "c_attn": 3,
     "qkv": 3,
@@ -52,7 +52,7 @@ FUSED = {
 }
 # What `Role.kind` can be.
 KINDS = ("matrices", "kernels", "embeddings", "head", "vectors", "kept")
-# Those whose parts need not be square.
+# Of these names, those whose matrices may be rectangular.
 GATES = ("gate_up_proj", "gate_up", "w12", "to_qkv", "to_kv")
 
 Split = tuple[int, int]  # number of parts, and the dimension that they divide: -2 or -1
@@ -64,9 +64,9 @@ class Role:
 
     Attributes:
         kind: `matrices` and convolution `kernels` are rotated; `embeddings`, the `head`, `vectors`
-            and what is `kept` are not.
+            and parameters that are `kept` are not.
         why: the reason, in words.
-        split: for a fused projection of several matrices.
+        split: how a fused projection of several matrices is divided; None for other parameters.
     """
 
     kind: str
@@ -110,7 +110,7 @@ def roles(
     _check_rotate(to_rotate, to_keep, found)
     heads = find_heads(model, list(found.values()))
     asked = _asked_parts(found, split or {})
-    of_all = {}
+    role_by_name = {}
     for name, place in found.items():
         role = _role(place, heads, name in to_rotate)
         if name in to_keep:
@@ -119,8 +119,8 @@ def roles(
             raise ValueError(f"split: {name} is no matrix to rotate ({role.why})")
         if role.kind in ("matrices", "kernels"):
             role = Role(role.kind, role.why, asked.get(name) or _known_parts(place))
-        of_all[name] = role
-    return of_all
+        role_by_name[name] = role
+    return role_by_name
 
 
 def _check_rotate(to_rotate: set[str], to_keep: set[str], found: dict[str, Place]) -> None:
@@ -185,8 +185,9 @@ def _weights(found: list[Place]) -> dict[str, Place]:
 
 def _called_head(weight: str, is_last: bool) -> str:
     """The name of the layer if it is a head's name; otherwise ""."""
+    # Without the weight's own name. A parameter of the model itself has no layer.
     *above, layer = weight.split(".")[:-1] or [""]
-    # The `fc_out` of a block, as in GPT-J, is no head.
+    # Within a block, no layer is a head, for example the `fc_out` in GPT-J.
     if any(part.isdigit() for part in above):
         return ""
     if layer in HEAD_NAMES or (layer == "fc" and (not above or is_last)):
@@ -200,7 +201,7 @@ def _ends_of_containers(weights: Iterable[str]) -> dict[str, str]:
     for weight in weights:
         *above, _ = weight.split(".")[:-1] or [""]
         inside = [at for at, part in enumerate(above) if part in HEAD_NAMES]
-        # The `output` of a block is no head.
+        # Within a block, no layer is a head, for example an `output`.
         if inside and not any(part.isdigit() for part in above[: inside[0]]):
             ends[above[inside[0]]] = weight
     return ends
@@ -229,11 +230,11 @@ def _last_as_head(model: nn.Module, weights: dict[str, Place]) -> tuple[str, str
 
 def _is_tied(model: nn.Module) -> bool:
     """Whether another layer computes with an embedding's weight."""
-    of_others = set()
+    elsewhere = set()
     for module in model.modules():
         if not is_embedding(module):
-            of_others |= {id(parameter) for parameter in module._parameters.values()}
-    return any(id(table.weight) in of_others for _, table in _tables(model))
+            elsewhere |= {id(parameter) for parameter in module._parameters.values()}
+    return any(id(table.weight) in elsewhere for _, table in _tables(model))
 
 
 def _token_embedding(model: nn.Module) -> Tensor | None:
@@ -252,7 +253,7 @@ def _tables(model: nn.Module) -> list[tuple[str, Any]]:
 
 def _end_of_sequence(model: nn.Module) -> str:
     """The path of the last layer, with a dot, if a model is one Sequential (in a wrapper, or with
-    Sequentials at its end); otherwise "no layer", which is no path."""
+    Sequentials at its end); otherwise "no layer", which is not a path."""
     path, module, is_sequential = "", model, False
     while True:
         children = []
@@ -312,20 +313,22 @@ def _known_parts(place: Place) -> Split | None:
     shape, dim = place.shape, place.output_dim
     if len(shape) != 2 or shape[dim] % parts:
         return None
-    is_square = shape[dim] == parts * shape[-3 - dim]
+    other_dim = -3 - dim  # -1 for -2, and -2 for -1
+    is_square = shape[dim] == parts * shape[other_dim]
     return (parts, dim) if is_square or place.own_name in GATES else None
 
 
 def _matching(names: Iterable[str], patterns: Iterable[str], argument: str) -> set[str]:
-    found = set()
+    """The names that match any of the patterns; ValueError for a pattern that matches none."""
+    matched = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         matching = {name for name in names if fnmatchcase(name, pattern)}
         if not matching:
             raise ValueError(
                 f"{argument}={pattern!r} matches no parameter; there are {', '.join(names)}"
             )
-        found |= matching
-    return found
+        matched |= matching
+    return matched
 
 
 def is_sorted(group: Group) -> bool:

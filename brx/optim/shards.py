@@ -55,6 +55,7 @@ class Shards:
         return tensor[place]
 
     def size(self, rank: int) -> int:
+        """The number of elements of a rank's shard."""
         shape, _ = self.boxes[rank]
         return math.prod(shape)
 
@@ -164,11 +165,11 @@ def distribute(
     group = shards[0].group
     rank = dist.get_rank(group)
     outgoing = []
-    for of_one, tensor in zip(shards, wholes, strict=True):
+    for each, tensor in zip(shards, wholes, strict=True):
         if tensor is not None:
             for target in range(dist.get_world_size(group)):
-                outgoing.append((target, of_one.part(tensor, target)))
-    expected = [(of_one.owner, of_one.size(rank)) for of_one in shards]
+                outgoing.append((target, each.part(tensor, target)))
+    expected = [(each.owner, each.size(rank)) for each in shards]
     return exchange(outgoing, expected, like, group)
 
 
@@ -178,9 +179,10 @@ def exchange(
     like: Tensor,
     group: dist.ProcessGroup,
 ) -> list[Tensor]:
-    """Send flattened tensors to other ranks, and give the received ones in the order of `expected`.
+    """Send flattened tensors to other ranks, and return the received ones in the order of
+    `expected`.
 
-    Each rank must send in the order in which the other rank expects.
+    What a rank sends to another one must have the order in which that one expects it.
     """
     ranks = range(dist.get_world_size(group))
     flat = [like.new_empty(0)]
@@ -200,5 +202,6 @@ def exchange(
 
 
 def rotation_cost(matrices: Tensor) -> int:
-    """Multiply-adds of a rotation of both sides of matrices (*, m, n), to compare costs."""
+    """The multiply-adds that it takes to rotate both sides of matrices (*, m, n), for comparing
+    costs."""
     return matrices.numel() * sum(matrices.shape[-2:])

@@ -130,8 +130,8 @@ class FirstBases:
     """Counts the exact bases of a step as they are computed, and reports the count.
 
     Args:
-        total: how many there are.
-        tell: called with the number that is done, and with the total.
+        total: how many bases there are.
+        tell: called with the number of bases that are done, and with the total.
     """
 
     def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
@@ -141,7 +141,8 @@ class FirstBases:
         self._lock = Lock()
 
     def done(self, num: int) -> None:
-        with self._lock:  # batches on the CPU are worked on side by side
+        """Count further bases that are done."""
+        with self._lock:  # on the CPU, threads work on several batches at the same time
             self._num_done += num
             if self._tell is not None:
                 self._tell(self._num_done, self._total)
@@ -161,8 +162,8 @@ def plan_step(members: list[Member], layout: Layout, numbers: NumbersOfSteps) ->
         for key, run in batch.runs(_alike_in_a_step):
             if key is not None:
                 part = batch[run]
-                of_part = numbers.of(part.members[0])
-                plan.work.append(Work(part, of_part, list(part.runs(Member.next_refresh))))
+                part_numbers = numbers.of(part.members[0])
+                plan.work.append(Work(part, part_numbers, list(part.runs(Member.next_refresh))))
                 plan.places.append((place, run.start, run.stop))
     rest = [member for member in members if not member.is_rotated and member.is_updated_here]
     for _, alike in groupby(rest, _one_call):
@@ -184,5 +185,5 @@ def _one_call(member: Member) -> tuple[int, torch.dtype, torch.device]:
 
 
 def cost(work: Work) -> int:
-    """Multiply-adds of a rotation of the batch, to compare costs."""
+    """The multiply-adds that it takes to rotate the batch, for comparing costs."""
     return rotation_cost(work.batch.state["exp_avg"])

@@ -21,7 +21,7 @@ class ParameterSummary(NamedTuple):
 
     Attributes:
         shape: the parameter's shape; () for a lazy module's, which has none yet.
-        matrices: its shape as matrices (*lead, m, n).
+        matrices: the parameter's shape as a stack of matrices (*lead, m, n).
         sides: the rotated sides; none for AdamW.
         num_state: elements of its moments, bases and covariances; 0 if it is frozen.
         why: the reason, in words.

@@ -1,4 +1,4 @@
-"""The state of other known optimizers, in the form of `BasisRotation`'s."""
+"""Converts the state of other known optimizers into `BasisRotation`'s."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ def has_bases(other: Optimizer, parameter: Tensor) -> bool:
 
 def _bases(own: dict[str, Any]) -> dict[str, Tensor]:
     """SOAP's bases by side; it has an empty list for a side that it does not rotate."""
-    found = {}
+    bases = {}
     for side, basis in zip(("left", "right"), own.get("Q") or (), strict=False):
         if len(basis):
-            found[side] = basis
-    return found
+            bases[side] = basis
+    return bases
 
 
 def _check_bases(
@@ -119,16 +119,16 @@ def _moments(own: dict[str, Any], parameter: Tensor) -> tuple[Tensor, Tensor]:
     return momentum, second_moment
 
 
-def _of_adam(own: dict[str, Any], group: Group, parameter: Tensor) -> Moments:
+def _read_adam(own: dict[str, Any], group: Group, parameter: Tensor) -> Moments:
     return float(own["step"]), *_moments(own, parameter)
 
 
-def _of_soap(own: dict[str, Any], group: Group, parameter: Tensor) -> Moments:
+def _read_soap(own: dict[str, Any], group: Group, parameter: Tensor) -> Moments:
     # Its first step updates nothing.
     return float(group["step"] - 1), *_moments(own, parameter)
 
 
-def _of_stable_adamw(own: dict[str, Any], group: Group, parameter: Tensor) -> Moments:
+def _read_stable_adamw(own: dict[str, Any], group: Group, parameter: Tensor) -> Moments:
     """Its averages have already been divided by 1 - beta^t, which Adam does in each step."""
     num_updates = group["step"]
     beta1, beta2 = group["betas"]
@@ -141,12 +141,12 @@ def _of_stable_adamw(own: dict[str, Any], group: Group, parameter: Tensor) -> Mo
 
 
 KNOWN: dict[str, Callable[[dict[str, Any], Group, Tensor], Moments]] = {
-    "torch.optim.AdamW": _of_adam,
-    "torch.optim.Adam": _of_adam,
-    "torch.optim.NAdam": _of_adam,
-    "torch.optim.RAdam": _of_adam,
-    "pytorch_optimizer.SOAP": _of_soap,
-    "pytorch_optimizer.StableAdamW": _of_stable_adamw,
+    "torch.optim.AdamW": _read_adam,
+    "torch.optim.Adam": _read_adam,
+    "torch.optim.NAdam": _read_adam,
+    "torch.optim.RAdam": _read_adam,
+    "pytorch_optimizer.SOAP": _read_soap,
+    "pytorch_optimizer.StableAdamW": _read_stable_adamw,
 }
 
 

@@ -1,1 +1,2 @@
-"""The paper's own: which experiments, figures, tables and claims it has."""
+"""Everything specific to the paper: its experiments, figures, tables and claims, and the studies
+that go beyond it."""

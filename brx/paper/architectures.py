@@ -66,9 +66,9 @@ class Study:
         experiments = {}
         for architecture, place in folders.items():
             if place.is_dir():
-                found = Experiments.load(SCALE_OF[architecture], place)
-                if not found.chosen.empty:  # runs for tuning alone report nothing
-                    experiments[architecture] = found
+                loaded = Experiments.load(SCALE_OF[architecture], place)
+                if not loaded.chosen.empty:  # runs for tuning alone report nothing
+                    experiments[architecture] = loaded
         if not experiments:
             sweeps = " ".join(scale.sweep("main") for scale in SCALE_OF.values())
             raise UserError(
@@ -88,7 +88,8 @@ class Study:
             return None
 
     def cost(self, architecture: str, method: str) -> list[float]:
-        """What delay costs a method, by seed; empty where one end has no runs."""
+        """The cost of delay for a method, in nats, one number per seed; empty if there are no runs
+        at one of the two ends."""
         experiments = self.experiments.get(architecture)
         if experiments is None:
             return []
@@ -113,12 +114,12 @@ def architecture_table(folder: Path) -> pd.DataFrame:
 
 def _row(study: Study, architecture: str, method: str) -> dict[str, str]:
     losses = {P: study.final_losses(architecture, method, P) for P in ENDS}
-    shown = {f"P = {P}": "" if found is None else _mean(found) for P, found in losses.items()}
+    shown = {f"P = {P}": "" if runs is None else _mean(runs) for P, runs in losses.items()}
     costs = study.cost(architecture, method)
     difference = ""
     if architecture == LLAMA:
         difference = _difference_text(costs, study.cost(GPT, method))
-    to_run = [f"P = {P}" for P, found in losses.items() if found is None]
+    to_run = [f"P = {P}" for P, runs in losses.items() if runs is None]
     return {
         "model": architecture,
         "method": method,
@@ -135,18 +136,20 @@ def _mean(losses: pd.Series) -> str:
     return f"{losses.mean():.3f}"
 
 
-def _difference_text(of_llama: Sequence[float], of_gpt: Sequence[float]) -> str:
-    """How much more delay costs Llama, and whether that is more than chance (Welch's t)."""
-    fewest = min(len(of_llama), len(of_gpt))
-    if fewest < strict.FEWEST_SEEDS or not np.isfinite([*of_llama, *of_gpt]).all():
+def _difference_text(llama_costs: Sequence[float], gpt_costs: Sequence[float]) -> str:
+    """How much more delay costs Llama than GPT, and whether that is more than chance (Welch's t);
+    empty with fewer than three seeds, or if a run diverged."""
+    fewest = min(len(llama_costs), len(gpt_costs))
+    if fewest < strict.FEWEST_SEEDS or not np.isfinite([*llama_costs, *gpt_costs]).all():
         return ""
-    interval = strict.welch_interval(of_llama, of_gpt)
+    interval = strict.welch_interval(llama_costs, gpt_costs)
     finding = {1: "more", -1: "less", 0: "within chance"}[interval.sign]
     return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}], {finding}"
 
 
 def _slowdown(study: Study, architecture: str, method: str) -> str:
-    """The slowdown to the one target of the architecture's runs."""
+    """A method's slowdown as a text; empty if it is unknown. The target is one training loss for
+    all methods of the architecture."""
     experiments = study.experiments.get(architecture)
     if experiments is None:
         return ""
@@ -197,13 +200,13 @@ def verdict_table(folder: Path) -> pd.DataFrame:
             row |= {architecture: verdict, f"{architecture}, here": text}
         rows.append(row)
     last: dict[str, str] = {"statement": CONCLUSION}
-    for architecture, found in verdicts.items():
-        last |= {architecture: conjunction(found), f"{architecture}, here": ""}
+    for architecture, its_verdicts in verdicts.items():
+        last |= {architecture: conjunction(its_verdicts), f"{architecture}, here": ""}
     return pd.DataFrame([*rows, last])
 
 
 def _judged(study: Study, architecture: str, statement: Statement) -> tuple[Verdict, str]:
-    """The strict verdict on a statement, and what it rests on."""
+    """The strict verdict on a statement, and a text: our numbers, or why there is no verdict."""
     experiments = study.experiments.get(architecture)
     if experiments is None:
         return NOT_RUN, f"brx sweep {SCALE_OF[architecture].sweep('main')}"
@@ -216,7 +219,8 @@ def _judged(study: Study, architecture: str, statement: Statement) -> tuple[Verd
 
 
 def conjunction(verdicts: Sequence[Verdict]) -> Verdict:
-    """*No* if one is, else *not run* if one is, else *open* if one is, else *yes*."""
+    """The verdict on all statements together: the first of *no*, *not run* and *open* that is among
+    the verdicts; *yes* if none of them is."""
     order: tuple[Verdict, ...] = ("no", NOT_RUN, "open")
     return next((verdict for verdict in order if verdict in verdicts), "yes")
 
@@ -254,7 +258,7 @@ def draw_architectures(folder: Path, path: Path) -> list[Path]:
 
 
 def _share_ranges(row: Any) -> None:
-    """Give the panels of a row that have data one horizontal range."""
+    """Give one horizontal range to all panels of a row that have data."""
     with_data = [axes for axes in row if axes.lines or axes.patches]
     for axes in with_data[1:]:
         axes.sharex(with_data[0])
@@ -262,8 +266,8 @@ def _share_ranges(row: Any) -> None:
 
 
 def _draw_losses(study: Study, architecture: str, axes: Axes) -> list[str]:
-    """A row per method: its losses at both ends, and a line from one to the other. Returns the
-    ends that have no runs."""
+    """Draw a row per method: its losses at both ends, and a line from one to the other. Returns
+    texts about the ends that have no runs."""
     missing = []
     costs = {}
     for place, method in enumerate(reversed(METHODS)):
@@ -301,7 +305,7 @@ def _draw_losses(study: Study, architecture: str, axes: Axes) -> list[str]:
 
 
 def _draw_leads(study: Study, architecture: str, axes: Axes) -> None:
-    """The leads of basis rotation, where they are known."""
+    """Draw the leads of basis rotation, or say that there are no runs."""
     experiments = study.experiments.get(architecture)
     try:
         if experiments is None:

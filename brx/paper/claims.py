@@ -1,5 +1,5 @@
 """The paper's claims (`CLAIMS`, at the end): every number and direction, compared with the runs of
-a scale. Nothing is stored: a changed run changes its row.
+a scale. No verdict is stored, so a changed run changes the rows that rest on it.
 """
 
 import re
@@ -30,11 +30,11 @@ from brx.runs.frames import SEED
 
 # A number is reproduced if ours is within this factor of the paper's (docs/protocol.md, section 5).
 FACTOR = 2.0
-# The number of a claim without any effect: a slowdown of 1, or 0 % saved.
+# The number that a claim would have if there were no effect: a slowdown of 1, or 0 % saved.
 NO_EFFECT: dict[str, float] = {"times": 1.0, "percent": 0.0}
 GROUPS = ("as in the paper", "not as in the paper", "not tried")
 ROW_IN = 0.2  # height of a row in the figure
-LINE_CHARACTERS = 64  # of a line of a statement in the figure; two lines fit into a row
+LINE_CHARACTERS = 64  # most characters in a line of a statement; two lines fit into a row
 WIDEST = 8.0  # ratios are drawn up to this factor either way; larger ones are drawn at the edge
 RATIO_TICKS = {
     0.125: "1/8",
@@ -45,7 +45,7 @@ RATIO_TICKS = {
     4.0: "4",
     8.0: "8",
 }
-# Headings of the columns of text in the figure, and their x in widths of the axes.
+# Headings of the columns of text in the figure, and their x as a share of the axes' width.
 COLUMNS = {"paper": 1.02, "here [95 %]": 1.145}
 
 Question = Callable[[Experiments], Evidence]
@@ -89,22 +89,25 @@ class Claim:
     paper: float | None = None  # the printed number; None for a direction
     unit: Unit = "plain"
     rule: Rule = "direction"
-    # The command for whatever no sweep makes; `{curvature}` stands for the scale's folder of
+    # The command that makes what sweeps do not make; `{curvature}` stands for the scale's folder of
     # measured runs.
     command: str = ""
 
     def is_reproduced(self, evidence: Evidence, num_seeds: int | None) -> bool:
         """The verdict by docs/protocol.md, section 5.
 
-        `num_seeds` is the number of seeds of the experiment that has the fewest; None for a claim
-        without seeds."""
+        Args:
+            evidence: our number, or whether the direction holds.
+            num_seeds: the number of seeds of the experiment that has the fewest; None for a claim
+                without seeds.
+        """
         if self.rule == "direction" or self.paper is None:
             return bool(evidence.holds)
         surely = evidence.decisive(num_seeds)
         if self.rule == "at least":
-            # A bound of a share is an upper bound.
-            is_at_most = evidence.is_bound and self.unit == "percent"
-            return surely >= self.paper and not is_at_most
+            # A bound of a share is an upper bound, which cannot show that the share is large.
+            is_upper_bound = evidence.is_bound and self.unit == "percent"
+            return surely >= self.paper and not is_upper_bound
         if self.rule == "closed form":
             return number_text(evidence.value, self.unit) == number_text(self.paper, self.unit)
         if evidence.is_bound or pd.isna(evidence.value) or evidence.holds is False:
@@ -112,7 +115,7 @@ class Claim:
         no_effect = NO_EFFECT.get(self.unit)
         if no_effect is not None and not surely > no_effect:
             return False
-        if self.unit == "percent":
+        if self.unit == "percent":  # compare what is left, not what is saved
             factor = (1 - evidence.value) / (1 - self.paper)
         else:
             factor = evidence.value / self.paper
@@ -161,21 +164,21 @@ class Outcome:
 
     @property
     def verdict(self) -> Literal["yes", "no", "not tried"]:
-        """By docs/protocol.md, section 5."""
+        """The first verdict, by docs/protocol.md, section 5."""
         if self.evidence is None:
             return "not tried"
         return "yes" if self.claim.is_reproduced(self.evidence, self.num_seeds) else "no"
 
     @property
     def strict_verdict(self) -> StrictOrUntried:
-        """By docs/protocol.md, section 11."""
+        """The strict verdict, by docs/protocol.md, section 11."""
         if self.evidence is None:
             return "not tried"
         return self.claim.strictly(self.evidence, self.num_seeds)
 
 
 def in_groups(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    """The claims by verdict; the keys are GROUPS, in this order."""
+    """The claims by first verdict; the keys are GROUPS, in this order."""
     groups = {}
     for name, verdict in zip(GROUPS, ("yes", "no", "not tried"), strict=True):
         groups[name] = [outcome for outcome in outcomes if outcome.verdict == verdict]
@@ -183,7 +186,7 @@ def in_groups(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def judge(experiments: Experiments, claims: Sequence[Claim]) -> list[Outcome]:
-    """Compare claims with the runs of a scale.
+    """Compare claims with the runs of a scale; an outcome per claim, in their order.
 
     `experiments` records all experiments that the claims ask for as used or missing."""
     outcomes = []
@@ -196,13 +199,14 @@ def judge(experiments: Experiments, claims: Sequence[Claim]) -> list[Outcome]:
 
 
 def _judge_alone(claim: Claim, experiments: Experiments) -> tuple[Outcome, Experiments]:
-    """A claim's outcome, and the experiments with the ones that the claim asked for."""
+    """A claim's outcome, and a copy of the experiments that records only what this claim asked
+    for."""
     asked = experiments.fresh()
     return _judge(claim, asked), asked
 
 
 def _judge(claim: Claim, experiments: Experiments) -> Outcome:
-    """One claim; `experiments` must not have been asked for anything yet."""
+    """The outcome of one claim; `experiments` must not have been asked for anything yet."""
     try:
         evidence = claim.evidence(experiments)
     except UserError as error:
@@ -282,8 +286,8 @@ def few_seeds(outcome: Outcome) -> str:
 
 
 def why_not(outcome: Outcome) -> str:
-    """In a few words, why the first verdict is no; empty if it is yes, or if the evidence does not
-    tell why."""
+    """In a few words, why the first verdict is *no*; empty if it is not *no*, or if the evidence
+    does not tell why."""
     claim = outcome.claim
     evidence = outcome.evidence
     if evidence is None or outcome.verdict == "yes":
@@ -354,8 +358,9 @@ def fill_claims(figure: Figure, outcomes: Sequence[Outcome]) -> None:
 def _draw_counts(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     """A bar per kind of claim, cut by strict verdict, with the counts."""
     for place, rules in enumerate(KINDS.values()):
-        of_kind = [outcome for outcome in outcomes if outcome.claim.rule in rules]
-        counts = Counter(outcome.strict_verdict for outcome in of_kind)
+        counts = Counter(
+            outcome.strict_verdict for outcome in outcomes if outcome.claim.rule in rules
+        )
         left = 0
         for verdict, color in VERDICT_COLORS.items():
             count = counts[verdict]
@@ -374,12 +379,13 @@ def _draw_counts(axes: Axes, outcomes: Sequence[Outcome]) -> None:
 
 
 def _draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
-    """Our number divided by the paper's, a row per claim, with both numbers."""
+    """Draw a row per claim: our number divided by the paper's as a point, and both as texts."""
     paper_x, ours_x = COLUMNS.values()
     right_of_axes: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "fontsize": 7}
     for place, outcome in enumerate(outcomes):
         _draw_ratio(axes, outcome, place, VERDICT_COLORS[outcome.strict_verdict])
-        text = our_text(outcome).removesuffix(few_seeds(outcome))  # hollow points say that
+        # A hollow point already says that there are few seeds.
+        text = our_text(outcome).removesuffix(few_seeds(outcome))
         axes.text(paper_x, place, paper_text(outcome), va="center", **right_of_axes)
         axes.text(ours_x, place, text, va="center", **right_of_axes)
     for heading, x in COLUMNS.items():
@@ -439,8 +445,8 @@ def our_text(outcome: Outcome) -> str:
 
 
 def _draw_ratio(axes: Axes, outcome: Outcome, place: float, color: str) -> None:
-    """A point with its interval. A hollow one has few seeds. An arrow is a bound, or a point beyond
-    the axis."""
+    """Draw a point with its interval: hollow if there are few seeds, an arrow if it is a bound or
+    lies beyond the axis."""
     ratios = ratio_of(outcome)
     if ratios is None or outcome.evidence is None:
         return
@@ -463,7 +469,7 @@ closed_form = partial(Claim, rule="closed form")
 
 
 def slowdowns() -> list[Claim]:
-    """A claim about the slowdown of each method in the paper's tables but PipeDream."""
+    """A claim about the slowdown of each method in the paper's tables except PipeDream."""
     claims = []
     for method, printed in SLOWDOWNS.items():
         if method == "pipedream":
@@ -494,12 +500,13 @@ def by_depth(methods: Sequence[str], change: Literal["lower", "higher"]) -> list
 
 
 def _in_name(method: str) -> str:
-    """A method as part of a claim's name."""
+    """A method, written as a part of a claim's name: without spaces and slashes."""
     return re.sub("[ /]", "-", method)
 
 
 def saved(name: str, where: str, statement: str, model: str) -> Claim:
-    """A claim about the iterations that basis rotation saves over a model's best baseline."""
+    """A claim about the share of iterations that basis rotation saves over the best baseline, with
+    one of the scale's models."""
     return number(
         name,
         where,

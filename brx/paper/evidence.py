@@ -1,4 +1,4 @@
-"""Evidence of our runs on the paper's claims, compared seed by seed: which method ends lower, and
+"""What our runs say about the paper's claims, compared seed by seed: which method ends lower, and
 which needs longer.
 
 Every question is a function from a scale's `Experiments` to `Evidence`. It raises a UserError that
@@ -73,29 +73,34 @@ class Evidence:
     holds: bool | None = None
     text: str = ""
     num_seeds: int | None = None  # None: as many as the runs that were asked for have
-    # By docs/protocol.md, section 11; None if it follows from the other fields.
+    # The verdict by docs/protocol.md, section 11; None if it follows from the other fields.
     strict: strict.Strict | None = None
 
     def decisive(self, num_seeds: int | None) -> float:
-        """The number that decides: the lower end of the interval from three seeds on, else the
-        value. `num_seeds` is None for a claim without seeds."""
+        """The number that decides: the lower end of the interval if there are at least three seeds,
+        else the value. `num_seeds` is None for a claim without seeds."""
         enough_seeds = num_seeds is None or num_seeds >= SEEDS_FOR_AN_INTERVAL
         has_interval = not math.isnan(self.low)
         return self.low if has_interval and enough_seeds else self.value
 
 
 class Margin:
-    """A difference by seed, positive if it agrees with the paper.
+    """A difference between two sides for each seed; positive numbers agree with the paper.
 
-    It is infinite if one side diverged. If both did, it is NaN, and the seed is left out.
-    UserError if no seed is left.
+    Args:
+        by_seed: the differences; index: seed. A difference is infinite if one side diverged. If
+            both did, it is NaN, and the seed is left out.
 
     Attributes:
         mean: over the seeds.
         interval: the mean's 95 % interval; None with fewer than three seeds, or if a seed diverged.
         least: the number that decides. It is the lower end of the interval; without an interval,
             the mean, or if a seed diverged, the smallest difference.
-        holds: whether `least` is positive; from three seeds on, that is by more than chance.
+        holds: whether `least` is positive; with three seeds or more, that means by more than
+            chance.
+
+    Raises:
+        UserError: no seed is left.
     """
 
     def __init__(self, by_seed: pd.Series) -> None:
@@ -121,10 +126,13 @@ class Margin:
     def evidence(
         self, text: str, *, holds: bool | None = None, strictly: strict.Strict | None = None
     ) -> Evidence:
-        """Evidence on a direction, with mean and interval.
+        """Evidence on a direction, with this margin's mean and interval.
 
-        This margin alone decides it, unless `holds` or `strictly` (the strict verdict) are
-        given."""
+        Args:
+            text: the evidence in words.
+            holds: the usual verdict, if not this margin alone decides it.
+            strictly: the strict verdict, if not this margin alone decides it.
+        """
         low, high = self.interval or (math.nan, math.nan)
         return Evidence(
             self.mean,
@@ -159,6 +167,7 @@ def runs_of(
     seeds = experiments.find(method, stages, sweep, **options)
     if seeds is not None:
         return with_diverged(seeds)
+    # `find` has just put its line about the missing experiment at the end.
     what, _, why = list(experiments.missing)[-1].rpartition(": ")
     if "diverged" in why:
         raise UserError(f"every run of {what} diverged")
@@ -192,7 +201,14 @@ def losses_by_seed(seeds: pd.DataFrame, loss: str = "val_loss") -> pd.Series:
 
 
 def ends_below(name: str, ours: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> Evidence:
-    """Whether ours ends below every other; the text is about the one that decides."""
+    """Whether ours ends below every other, on the seeds that all have.
+
+    Args:
+        name: ours, in the text.
+        ours: its runs.
+        others: runs by name. The margin and the text are about the one closest to ours, which
+            decides.
+    """
     ours, *rest = shared_seeds(ours, *others.values())
     theirs = dict(zip(others, rest, strict=True))
     leads = {other: margin(ours, runs) for other, runs in theirs.items()}
@@ -233,10 +249,10 @@ def ends_below_at_every_depth(
         for method, others in pairs:
             rivals = (others,) if isinstance(others, str) else others
             leads[P] += _leads(experiments, method, rivals, P)
-    of_all_depths = list(chain.from_iterable(leads.values()))
-    closest = min(of_all_depths, key=lambda lead: lead.least)
-    shown = {P: _smallest_lead(of_depth) for P, of_depth in leads.items()}
-    return closest.evidence(texts.leads_by_depth_text(shown), strictly=strictly_all(of_all_depths))
+    all_leads = list(chain.from_iterable(leads.values()))
+    closest = min(all_leads, key=lambda lead: lead.least)
+    shown = {P: _smallest_lead(leads_at_depth) for P, leads_at_depth in leads.items()}
+    return closest.evidence(texts.leads_by_depth_text(shown), strictly=strictly_all(all_leads))
 
 
 def _smallest_lead(leads: Sequence[Margin]) -> texts.LeadAtDepth:
@@ -309,7 +325,7 @@ def beats_baselines(
 def few_refreshes_cost_little(experiments: Experiments) -> Evidence:
     """Refreshes every 100 iterations lose less than a tenth of the lead over the best baseline.
 
-    (The paper says: little.)"""
+    (The paper says that they lose little.)"""
     usual, *baselines = (runs_of(experiments, name) for name in ("basis-rotation", *BASELINES))
     few = runs_of(
         experiments, "basis-rotation", sweep="frequency", settings={"optimizer.frequency": 100}
@@ -322,7 +338,7 @@ def few_refreshes_cost_little(experiments: Experiments) -> Evidence:
 
 
 def reversed_is_worse(experiments: Experiments) -> Evidence:
-    """Equal refresh intervals end below intervals shared the other way round."""
+    """Equal refresh intervals end below the reversed stage-aware ones."""
     settings = {"optimizer.refresh_schedule": "reversed"}
     reversed_ = runs_of(experiments, "basis-rotation", sweep="stage-aware", settings=settings)
     return ends_below(
@@ -333,22 +349,23 @@ def reversed_is_worse(experiments: Experiments) -> Evidence:
 def deeper_ends_lower(experiments: Experiments, method: str, holds: bool) -> Evidence:
     """With one block per stage, the final loss falls from the shallowest to the deepest model; or
     rises, if `holds` is False."""
-    of_depths = [
+    runs_by_depth = [
         runs_of(experiments, method, count, model=PER_BLOCK, settings={"model.blocks": count})
         for count in BLOCKS
     ]
-    runs = shared_seeds(*of_depths)
+    runs = shared_seeds(*runs_by_depth)
     by_seed = [losses_by_seed(seeds) for seeds in runs]
     losses = pd.DataFrame(dict(zip(BLOCKS, by_seed, strict=True)))
     rise = strict.trend(-losses if holds else losses)
     shallowest, *_, deepest = runs
-    of_ends = margin(deepest, shallowest) if holds else margin(shallowest, deepest)
+    change = margin(deepest, shallowest) if holds else margin(shallowest, deepest)
     text = texts.by_blocks_text(losses.mean(), rise)
-    return of_ends.evidence(text, strictly=rise.verdict)
+    return change.evidence(text, strictly=rise.verdict)
 
 
 def loses_less_without_stashing(experiments: Experiments) -> Evidence:
-    """Every baseline's loss rises by more than basis rotation's, seed by seed."""
+    """Without weight stashing, every baseline's loss rises by more than basis rotation's, seed by
+    seed."""
     rises = {}
     for method in ("basis-rotation", *BASELINES):
         without = runs_of(
@@ -421,9 +438,9 @@ def validation_follows_training(experiments: Experiments) -> Evidence:
     training = {method: final_loss(seeds, "train_loss") for method, seeds in runs.items()}
     by_training = sorted(runs, key=training.__getitem__)
     pairs = list(combinations(by_training, 2))
-    # Margins of validation losses, of the pairs that training losses tell apart.
-    sure_pairs = []
-    strictly_sure = []  # the strict rule corrects for the number of pairs
+    # The margins of the validation losses, only for the pairs whose training losses surely differ:
+    sure_pairs = []  # by the usual rule
+    strictly_sure = []  # by the strict rule, which corrects for the number of pairs
     for lower, higher in pairs:
         by_training_loss = margin(runs[lower], runs[higher], "train_loss")
         by_validation_loss = margin(runs[lower], runs[higher])
@@ -477,9 +494,10 @@ def _target(experiments: Experiments) -> float:
 def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) -> Evidence:
     """In every pair, the first method slows down less than the second, seed by seed; all to the
     scale's target."""
-    methods = list(dict.fromkeys(chain.from_iterable(pairs)))
+    methods = list(dict.fromkeys(chain.from_iterable(pairs)))  # each once
     logs, bounds, basis = _log_slowdowns(experiments, methods)
-    # A lower bound shows only which method is slower. It counts like a seed that diverged.
+    # If the worse method has only a lower bound, and even this is larger than the better method's
+    # slowdown, the sign of the difference is known but not its size: as if a run had diverged.
     sure = {}
     for better, worse in pairs:
         by_seed = logs[worse] - logs[better]
@@ -507,10 +525,12 @@ def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) 
 def _log_slowdowns(
     experiments: Experiments, methods: Sequence[str]
 ) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-    """Logarithms of the slowdowns to the scale's target, whether they are lower bounds, and a text
-    about target and seeds.
+    """The slowdowns of methods to the scale's target, by seed.
 
-    Both tables have a row per seed that all methods have, and a column per method."""
+    Returns:
+        the logarithms of the slowdowns; whether each is only a lower bound; and a text about target
+        and seeds. Both tables have a row per seed that all methods have, and a column per method.
+    """
     target = _target(experiments)
     places = product(methods, ENDS)
     runs = iter(shared_seeds(*(runs_of(experiments, method, P) for method, P in places)))
@@ -521,6 +541,7 @@ def _log_slowdowns(
         seeds = row["shared_seeds"]
         ratios = np.divide(row["iterations"], row["reference_iterations"])
         logs[method] = pd.Series(np.log(ratios), seeds)
+        # A run that never reaches the target counts with its last iteration.
         bounds[method] = pd.Series(np.equal(row["iterations"], row["last_iteration"]), seeds)
     return logs, bounds, f"to {target:.3f} nats, seeds: {len(logs)}"
 
@@ -548,7 +569,8 @@ def soap_is_close(experiments: Experiments) -> Evidence:
 def _saved(
     ours: pd.DataFrame, other: pd.DataFrame, times: Mapping[str, float] | None = None
 ) -> Evidence:
-    """The share of another experiment's iterations that ours saves on the way to its final loss.
+    """The share of another experiment's iterations that ours saves on the way to the other's final
+    training loss.
 
     With `times`, the time of an iteration by method, it is the share of time."""
     ours, other = shared_seeds(ours, other)
@@ -597,29 +619,29 @@ def saves_more(experiments: Experiments, larger: str, smaller: str) -> Evidence:
     """Basis rotation saves more with the larger model than with the smaller one.
 
     The means are compared, because equal seeds mean nothing for different models."""
-    of_larger = saved_over_baselines(experiments, model=larger)
-    of_smaller = saved_over_baselines(experiments, model=smaller)
+    larger_saves = saved_over_baselines(experiments, model=larger)
+    smaller_saves = saved_over_baselines(experiments, model=smaller)
     # The more is saved, the smaller is the share that is left.
     left_of_larger = _log_left(experiments, larger)
     left_of_smaller = _log_left(experiments, smaller)
     return Evidence(
-        holds=of_larger.value > of_smaller.value and not of_larger.is_bound,
-        text=f"smaller {of_smaller.value:.1%}, larger {of_larger.value:.1%}",
+        holds=larger_saves.value > smaller_saves.value and not larger_saves.is_bound,
+        text=f"smaller {smaller_saves.value:.1%}, larger {larger_saves.value:.1%}",
         strict=strict.welch(left_of_smaller, left_of_larger),
     )
 
 
 def _log_left(experiments: Experiments, model: str) -> list[float]:
-    """For each seed: the logarithm of basis rotation's iterations to the best baseline's final
-    loss, divided by the baseline's. It is infinite if one of them never reaches this loss."""
+    """For each seed, log(ours / theirs): basis rotation's and the best baseline's iterations to the
+    baseline's final loss. It is infinite if one of them never reaches this loss."""
     ours, other = _with_best_baseline(experiments, "basis-rotation", BASELINES, model)
     target = common_target(other)
-    passed = reached_by_seed(ours, target)
-    their_passed = reached_by_seed(other, target)
+    reached = reached_by_seed(ours, target)
+    their_reached = reached_by_seed(other, target)
     logs = []
-    for seed in sorted(passed.keys() & their_passed.keys()):
-        is_known = passed[seed].is_reached and their_passed[seed].is_reached
-        ratio = passed[seed].iterations / their_passed[seed].iterations
+    for seed in sorted(reached.keys() & their_reached.keys()):
+        is_known = reached[seed].is_reached and their_reached[seed].is_reached
+        ratio = reached[seed].iterations / their_reached[seed].iterations
         logs.append(math.log(ratio) if is_known else math.inf)
     return logs
 

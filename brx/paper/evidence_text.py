@@ -1,4 +1,4 @@
-"""The evidence in words: texts from numbers that `brx.paper.evidence` computes."""
+"""The evidence in words: turns the numbers that `brx.paper.evidence` computes into texts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ends_below_text(
     loss: float,  # nats
     closest: str,
     their_loss: float,  # nats
-    lead: Ends | None,  # of theirs minus ours
+    lead: Ends | None,  # the interval of theirs minus ours, in nats
 ) -> str:
     """Two final losses, and the interval of ours minus theirs."""
     text = f"{name} {loss:.3f}, {closest} {their_loss:.3f} nats"
@@ -61,12 +61,12 @@ def leads_by_depth_text(leads: Mapping[int, LeadAtDepth]) -> str:
     return text
 
 
-def widening_text(of_ends: str, means: pd.Series, rise: Trend) -> str:
-    """The text about the leads at both ends, followed by the lead at each P (the index of
-    `means`)."""
+def widening_text(ends_text: str, means: pd.Series, rise: Trend) -> str:
+    """A given text about the leads at both ends, followed by the mean lead at each P (the index of
+    `means`) and the rank test."""
     depths = ", ".join(map(str, means.index))
-    of_each = ", ".join(f"{mean:.3f}" for mean in means)
-    return f"{of_ends}; at P = {depths}: {of_each} {trend_text(rise)}"
+    leads = ", ".join(f"{mean:.3f}" for mean in means)
+    return f"{ends_text}; at P = {depths}: {leads} {trend_text(rise)}"
 
 
 def growth_text(
@@ -88,16 +88,16 @@ def difference_text(interval: Ends | None) -> str:
 
 
 def by_blocks_text(means: pd.Series, rise: Trend) -> str:
-    """Final losses by the number of blocks (the index)."""
-    of_each = ", ".join(f"{count} blocks: {mean:.3f}" for count, mean in means.items())
-    return f"{of_each} {trend_text(rise)}"
+    """Final losses by the number of blocks (the index), and the rank test."""
+    losses = ", ".join(f"{count} blocks: {mean:.3f}" for count, mean in means.items())
+    return f"{losses} {trend_text(rise)}"
 
 
 def rises_text(rises: Mapping[str, float], closest: str, interval: Ends | None) -> str:
-    """The rise of each method's loss, and the interval of the closest baseline's rise minus basis
-    rotation's."""
-    of_each = ", ".join(f"{method} {rise:+.3f}" for method, rise in rises.items())
-    text = f"rise: {of_each} nats"
+    """The rise of each method's loss in nats, and the interval of the closest baseline's rise minus
+    basis rotation's."""
+    each_rise = ", ".join(f"{method} {rise:+.3f}" for method, rise in rises.items())
+    text = f"rise: {each_rise} nats"
     if interval is None:
         return text
     low, high = interval
@@ -140,6 +140,6 @@ def time_text(
     over: str,
     times: Mapping[str, float],  # time of an iteration by method, over AdamW's
 ) -> str:
-    """The share of time saved, and the times that it is computed with."""
-    of_each = ", ".join(f"{method} {time:.2f}" for method, time in times.items())
-    return f"{share} {over}; time of an iteration: {of_each} x AdamW's"
+    """The share of time saved, and the times from which it is computed."""
+    each_time = ", ".join(f"{method} {time:.2f}" for method, time in times.items())
+    return f"{share} {over}; time of an iteration: {each_time} x AdamW's"

@@ -1,8 +1,8 @@
 """The paper's figures (`FIGURES`, at the end). Most are grids of panels; each panel asks for the
 runs of a scale and draws them.
 
-Figures that are not from a sweep (pipelines over time, toys, the Hessian) have a function that
-draws them with the paper's settings."""
+Figures that do not show the runs of a sweep (pipelines over time, toys, the Hessian) have a
+function that draws them with the paper's settings."""
 
 import math
 import textwrap
@@ -89,7 +89,7 @@ from brx.toy.run import run_toy
 
 PANEL_IN = 2.3  # width of a panel
 HEIGHT_IN = 2.5  # and its height
-TITLE_CHARACTERS = 34  # of a line of a panel's title
+TITLE_CHARACTERS = 34  # most characters in a line of a panel's title
 LEVEL = 0.005  # nats; smaller differences are 0.00 in a title
 ALONE_IN = (COLUMN_WIDTH_IN, 2.9)  # width and height of a figure with one panel
 READING = (
@@ -107,7 +107,8 @@ class Line(NamedTuple):
 
     wanted: Mapping[str, Any]  # arguments of `Experiments.find`
     label: str | None = None  # by default the method's
-    style: Mapping[str, Any] = MappingProxyType({})  # of matplotlib's lines; the method's colour
+    # Keyword arguments of matplotlib's lines. The colour is the method's unless it is among them.
+    style: Mapping[str, Any] = MappingProxyType({})
 
 
 def by_method(
@@ -131,7 +132,8 @@ def by_method(
 
 
 def refresh_schedule(schedule: str, label: str) -> Line:
-    """A line for basis rotation with one schedule of refreshes."""
+    """A line for basis rotation with one schedule of refreshes: `uniform`, `stage-aware` or
+    `reversed`."""
     wanted = {
         "method": "basis-rotation",
         "sweep": "" if schedule == "uniform" else "stage-aware",
@@ -152,7 +154,7 @@ def ordered(method: str, wanted_by_label: Mapping[str, Mapping[str, Any]]) -> li
 
 
 def by_frequency() -> list[Line]:
-    """A line for basis rotation per number of iterations between refreshes."""
+    """The lines of basis rotation, one per number of iterations between refreshes."""
     wanted = {}
     for n in FREQUENCIES:
         label = f"refresh every {n}" if n > 1 else "refresh in each"
@@ -161,7 +163,7 @@ def by_frequency() -> list[Line]:
 
 
 def by_strength(stages: int) -> list[Line]:
-    """A line for delay compensation per strength, at P stages."""
+    """The lines of delay compensation at P stages, one per strength."""
     wanted = {}
     for strength in COMPENSATIONS:
         wanted[rf"DC, $\lambda$ = {strength:g}"] = {
@@ -173,7 +175,8 @@ def by_strength(stages: int) -> list[Line]:
 
 
 def by_depth(method: str, *, per_block: bool = False) -> list[Line]:
-    """A line per number of stages, or per depth of the model with one block per stage."""
+    """A method's lines, one per number of stages P; or, if `per_block`, one per depth of the model,
+    with one block per stage."""
     if not per_block:
         return ordered(method, {f"P = {P}": {"stages": P} for P in DEPTHS})
     wanted = {}
@@ -184,7 +187,7 @@ def by_depth(method: str, *, per_block: bool = False) -> list[Line]:
 
 
 def in_even_lines(text: str) -> str:
-    """The text in as few lines as fit over a panel, all of about the same length."""
+    """The text, broken into as few lines as fit over a panel, all of about the same length."""
     num_lines = len(textwrap.wrap(text, TITLE_CHARACTERS))
     width = TITLE_CHARACTERS
     while width > 1 and len(textwrap.wrap(text, width - 1)) == num_lines:
@@ -193,7 +196,12 @@ def in_even_lines(text: str) -> str:
 
 
 def lowest(shown: Sequence[losses.Curve], loss: str) -> str:
-    """The curve that ends lowest, and its lead over the next one."""
+    """A title: the curve that ends lowest, and its lead over the next one in nats.
+
+    Args:
+        shown: two curves or more.
+        loss: the column of the final losses.
+    """
     finals = finals_of(shown, loss)
     best, second = sorted(finals, key=finals.__getitem__)[:2]
     lead = finals[second] - finals[best]
@@ -203,7 +211,7 @@ def lowest(shown: Sequence[losses.Curve], loss: str) -> str:
 
 
 def change(shown: Sequence[losses.Curve], loss: str) -> str:
-    """The difference between the final losses of the last and the first curve, for example
+    """A title: the final loss of the last curve minus that of the first, for example
     `P = 1 to 32: +0.40 nats`."""
     (first, before), (last, after) = finals_of([shown[0], shown[-1]], loss).items()
     start = _first_part(first)
@@ -219,14 +227,16 @@ def _first_part(label: str) -> str:
 
 
 def against_the_last(shown: Sequence[losses.Curve], loss: str) -> str:
-    """Whether the second to last curve ends above or below the last curve, and the difference."""
+    """A title: whether the second to last curve ends above or below the last curve, and by how
+    much."""
     (ours, own), (last, other) = finals_of(shown[-2:], loss).items()
     side = "below" if own < other else "above"
     return f"{ours} ends {abs(own - other):.2f} nats {side} {last}"
 
 
 def costs_of_delay(shown: Sequence[losses.Curve], loss: str) -> str:
-    """The cost of delay for two methods; `shown` are both with delay, then both without."""
+    """A title: the cost of delay for two methods. `shown` has the curves of both methods with
+    delay, then of both without, in the same order; with fewer than four the title is empty."""
     if len(shown) < 4:
         return ""
     costs = []
@@ -260,7 +270,8 @@ def curves_panel(
         title: the first line of the panel's title.
         lines: the experiments; ones without runs are left out.
         draw: draws curves under a title.
-        says: gives the title's second line from the curves, if there are several, and `loss`.
+        says: returns the title's second line for the curves and `loss`; called if there are several
+            curves.
         loss: the column of the final losses.
     """
 
@@ -310,14 +321,14 @@ def final_losses(
     per_block: bool = False,
     best_of: Sequence[str] = (),
 ) -> None:
-    """A panel: the final training losses of methods against the number of stages.
+    """Draw a panel: the final training losses of methods against the number of stages.
 
     Args:
         experiments: the runs.
         axes: the panel.
         methods: labels in VARIANTS.
-        per_block: against the model's depth, with one block per stage.
-        best_of: methods that are drawn as one line, the best of them.
+        per_block: whether to draw against the model's depth instead, with one block per stage.
+        best_of: methods that are drawn as one line: at each P, the best of them on each seed.
     """
     wanted = []
     for method in methods:
@@ -348,8 +359,8 @@ def lowest_by_depth(runs: pd.DataFrame) -> str:
 
 
 def slowdown(experiments: Experiments, axes: Axes, method: str, letter: str = "") -> None:
-    """A panel: a method at P = 1 and at the deepest pipeline, and the iterations that each needs to
-    the scale's target. The title has the slowdown; `letter` goes before it."""
+    """Draw a panel: a method's curves at P = 1 and at the deepest pipeline, and the iterations that
+    each needs to reach the scale's target. The title is `letter`, the method and its slowdown."""
     target = experiments.slowdown_target()
     look = look_of(method)
     ends = experiments.find_all({"method": method, "stages": P} for P in ENDS)
@@ -372,8 +383,8 @@ def slowdown(experiments: Experiments, axes: Axes, method: str, letter: str = ""
 
 
 def rates(experiments: Experiments, axes: Axes, method: str) -> None:
-    """A panel: a method's final validation loss against the learning rate, a line per number of
-    stages P. The title names the P whose best rate is at an edge of the rates tried."""
+    """Draw a panel: a method's final validation loss against the learning rate, a line per number
+    of stages P. The title names each P whose best rate is at an edge of the rates tried."""
     tried = experiments.tried
     title = look_of(method).label
     at_edge = []
@@ -402,7 +413,7 @@ class PaperFigure(Entry):
     - `draw_to` draws something else: a toy, a pipeline over time, a scale's measurements;
     - `draw_study` draws the runs of a study, which have a folder of their own.
 
-    `draw_to` and `draw_study` take a path without suffix and give the files written."""
+    `draw_to` and `draw_study` take a path without suffix and return the files written."""
 
     caption: str
     # Row by row; the legend takes the place of a None.
@@ -446,7 +457,8 @@ def draw_paper_figure(
 ) -> tuple[list[Path], Experiments]:
     """Draw a figure from the runs of a scale into a folder.
 
-    Gives the files written, and the experiments that the figure asked for: `used` and `missing`.
+    Returns the files written, and a copy of the experiments whose `used` and `missing` are those
+    that the figure asked for.
 
     Raises:
         UserError: none of its runs exist.
@@ -547,7 +559,8 @@ def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure) -
 def _join_legends(
     drawn: Figure, panels: Sequence[Axes], free: Axes | None, *, columns: int
 ) -> None:
-    """Replace the panels' legends by one, in the free place of the grid or under all panels."""
+    """Replace the panels' legends by one, in the free place of the grid, or else under all
+    panels."""
     handle_by_label: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -567,7 +580,7 @@ def _join_legends(
 
 
 def _oscillation(path: Path, scale: Scale) -> list[Path]:
-    """Oscillation at the smallest and the largest P that were measured."""
+    """Draw the oscillation at the smallest and the largest P that were measured."""
     measured = oscillations_in([scale.curvature])
     depths = [result.num_stages for result in measured]
     ends = min(depths), max(depths)
@@ -575,7 +588,8 @@ def _oscillation(path: Path, scale: Scale) -> list[Path]:
 
 
 def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
-    """Norms in each strategy's coordinates, with the strategies' slowdowns if there are any."""
+    """Draw the norms in each strategy's coordinates, with the strategies' slowdowns if there are
+    any."""
     norms = measured_norms([scale.curvature], STRATEGY_SPACES)
     results = list(chain.from_iterable(complete_measurements(norms)))
     if not results:
@@ -595,7 +609,7 @@ def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
 
 
 def _effective_delays(path: Path, scale: Scale) -> list[Path]:
-    """The effective delay at every usual number of stages, and slowdowns against it."""
+    """Draw the effective delay at every usual number of stages, and slowdowns against it."""
     measured = measured_norms([scale.curvature])
     stages = usual_stages(measured)
     curves_of_runs = []
@@ -612,7 +626,7 @@ WITHOUT_DELAY = tuple(
     for method, name in (("pipedream", "AdamW"), ("basis-rotation", "Basis rotation"))
 )
 STRATEGIES = ("pipedream-lr", *STRATEGY_NAMES)
-SHORT_DASHES = (0, (1.0, 2.0))  # a dash and a gap, in widths of the line
+SHORT_DASHES = (0, (1.0, 2.0))  # matplotlib's offset, then a dash and a gap in line widths
 # Basis rotation's curve, and SOAP's on top of it, dashed because the two cover each other.
 COVERING = (
     Line({"method": "basis-rotation"}),

@@ -1,11 +1,11 @@
-"""The ladder: the cost of delay against the relative delay tau / T, from trainings of several
-lengths T.
+"""The ladder: how the cost of delay depends on the relative delay tau / T, from trainings of
+several lengths T.
 
 A laptop cannot train as long as the paper did, but it can show how the cost falls with the length,
 and extrapolate. Power laws in the relative delay are fitted to slowdown - 1, and to the share of
 the best baseline's iterations that basis rotation needs. If the model grows with the training
-(docs/protocol.md, section 9), the first law is fitted to the slowdown itself, and both to each
-seed."""
+(docs/protocol.md, section 9), the first law is fitted to the slowdown itself, and each seed is a
+point of its own in both fits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ PAPER_RELATIVE_DELAY = 31 / 244_000
 OURS = "basis-rotation"
 EXTRAPOLATED = "244000, extrapolated"
 """The length of the training in rows at PAPER_RELATIVE_DELAY."""
-LEAST_LENGTHS = 3  # a law needs as many lengths
+LEAST_LENGTHS = 3  # a law needs at least so many lengths
 LARGEST_END = 100  # a larger end of an interval is printed as "> 100"
 # Factor between the x of neighbouring methods, so that their intervals do not cover each other.
 SIDEWAYS = 1.03
@@ -68,7 +68,7 @@ class Ladder(NamedTuple):
 
     - `iterations_of_training`: T;
     - `relative_delay`: tau / T;
-    - `num_seeds`: the seeds of the method that has the fewest at this length;
+    - `num_seeds`: the number of seeds of the method that has the fewest at this length;
     - `of_seeds`: the seeds, as a text."""
 
     # Rows of `brx.runs.comparison.slowdowns`. The column `finals` has the final training losses at
@@ -108,35 +108,36 @@ def read_ladder(experiments: Experiments) -> Ladder:
         runs = _runs_of_length(experiments, {"training.iterations": T, **further})
         if runs is None:
             continue
-        target = common_target(_of_ladder(runs))
+        target = common_target(_ladder_methods_only(runs))
         for compared in _each_seed(runs) if scale.grows else [runs]:
-            of_ladder = _of_ladder(compared)
+            ladder_runs = _ladder_methods_only(compared)
             labels = {
                 "iterations_of_training": T,
+                # tau is the delay of the first stage, P - 1.
                 "relative_delay": (DEEPEST - 1) / T,
-                "num_seeds": int(of_ladder.groupby("experiment")[SEED].nunique().min()),
+                "num_seeds": int(ladder_runs.groupby("experiment")[SEED].nunique().min()),
                 "of_seeds": ", ".join(map(str, sorted(compared[SEED].unique()))),
             }
             slowed.append(_with_finals(slowdowns(compared, target), compared).assign(**labels))
-            at_deepest = of_ladder[of_ladder[DEPTH] == DEEPEST]
+            at_deepest = ladder_runs[ladder_runs[DEPTH] == DEEPEST]
             saved.append(reductions(at_deepest).assign(**labels))
     slowdown = SLOWDOWN_OF_GROWING if scale.grows else SLOWDOWN
     return Ladder(concat(slowed), concat(saved), slowdown)
 
 
-def _of_ladder(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs of the ladder's methods."""
+def _ladder_methods_only(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs of the ladder's methods, without those of other methods."""
     return runs[runs["variant"].isin(LADDER_METHODS)]
 
 
 def _each_seed(runs: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """The runs of one seed after another; every experiment has to have each seed."""
-    for _, of_seed in runs.groupby(SEED):
-        yield pd.concat(shared_seeds(*by_experiment(of_seed)))
+    for _, seed_runs in runs.groupby(SEED):
+        yield pd.concat(shared_seeds(*by_experiment(seed_runs)))
 
 
 def _with_finals(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Slowdowns with the final losses at both ends, as texts."""
+    """Rows of `slowdowns` with a new column `finals`: the final losses at both ends, as texts."""
     final_losses = {
         place: final_loss_text(seeds) for place, seeds in runs.groupby(["variant", DEPTH])
     }
@@ -155,7 +156,8 @@ def _runs_of_length(experiments: Experiments, settings: Settings) -> pd.DataFram
     if experiments.scale.grows:
         return _runs_of_shared_seeds(runs)
     parts = [runs]
-    quietly = at_rate.fresh()  # other methods do not count as missing
+    # Asks a copy, so that other methods without runs do not count as missing.
+    quietly = at_rate.fresh()
     for name in (*STRATEGY_NAMES[1:], *PRECONDITIONED):
         pair = quietly.find_ends(name, settings=settings)
         if pair is not None:
@@ -190,11 +192,11 @@ class PowerLaw(NamedTuple):
     log_x: NDArray[np.float64]  # (n,)
 
     def at(self, x: float) -> Predicted:
-        """y at x, with the prediction interval of one more point there.
+        """y at x, with the 95 % prediction interval of one more point there.
 
         The half-width of the interval of log y is t s sqrt(1 + 1/n + (log x - m)^2 / S), where t is
-        the quantile of Student's t, s the deviation, m the mean of log x, and S the sum of squares
-        around it."""
+        the quantile of Student's t with n - 2 degrees of freedom, s is `deviation`, m is the mean
+        of log x over the n fitted points, and S is the sum of their squared distances from m."""
         n = len(self.log_x)
         m = self.log_x.mean()
         S = float(((self.log_x - m) ** 2).sum())
@@ -208,10 +210,10 @@ class PowerLaw(NamedTuple):
 
 
 def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
-    """Fit a power law to points (x, y).
+    """Fit a power law to points (x, y), by least squares in log x and log y.
 
     None for fewer than LEAST_LENGTHS different x, or if a y is not above zero: such points follow
-    no power law."""
+    no power law. Every x has to be above zero."""
     if len(set(x)) < LEAST_LENGTHS or min(y) <= 0:
         return None
     log_x = np.log(x)
@@ -231,11 +233,11 @@ class Quantity(NamedTuple):
     column: str
     shift: float
     factor: float
-    form: str  # the format of its texts, as after the colon in a format string
+    form: str  # format specification of its texts, such as `.2f`
 
     def law(self, rows: pd.DataFrame) -> PowerLaw | None:
-        """Fit the power law to the rows of one method, without bounds and unknown values; None as
-        in `fit_power_law`."""
+        """Fit the power law to the rows of one method. Rows with only a bound or with an unknown
+        value are left out. None if no law can be fitted (`fit_power_law`)."""
         known = rows[rows[self.column].notna()]
         if "is_censored" in known:
             known = known[~known["is_censored"]]
@@ -249,6 +251,7 @@ class Quantity(NamedTuple):
     def predicted(self, law: PowerLaw, relative_delay: float) -> Predicted:
         """The quantity at a relative delay, with its prediction interval."""
         value, *ends = map(self.from_law, law.at(relative_delay))
+        # A negative `factor` swaps the ends.
         return Predicted(value, min(ends), max(ends))
 
     def prediction_text(
@@ -336,20 +339,21 @@ def _predicted_rows(ladder: Ladder, label: str, relative_delay: float) -> list[d
     rows = []
     for method in sorted(LADDER_METHODS):
         row = {"method": method, "iterations": label, "P": str(DEEPEST)}
-        for heading, quantity, of_lengths in columns:
-            of_method = of_lengths[of_lengths["method"] == method]
-            if len(of_method):
-                row[heading] = quantity.prediction_text(quantity.law(of_method), relative_delay)
+        for heading, quantity, measured_rows in columns:
+            method_rows = measured_rows[measured_rows["method"] == method]
+            if len(method_rows):
+                row[heading] = quantity.prediction_text(quantity.law(method_rows), relative_delay)
         rows.append(row)
     return rows
 
 
 def rate_texts(slowdown: Mapping[Hashable, Any], heading: str) -> dict[str, str]:
-    """The learning rates of both sides, with a star for one at the edge of the rates tried.
+    """The learning rates of both sides, by column; a star marks a rate at the edge of the rates
+    tried.
 
     Args:
         slowdown: a row of `brx.runs.comparison.slowdowns`.
-        heading: the column of the rate with delay.
+        heading: the name of the column for the rate with delay.
     """
     reference = rate_text(slowdown["reference_lr"], at_edge=slowdown["reference_lr_at_edge"])
     delayed = rate_text(slowdown["lr"], at_edge=slowdown["lr_at_edge"])
@@ -394,10 +398,10 @@ def _draw_fixed_width(experiments: Experiments, left: Axes, right: Axes) -> None
 
     Its runs also count as used."""
     laptop = Experiments.load(SCALES["laptop"])
-    of_fixed_width = read_ladder(laptop)
+    fixed_width = read_ladder(laptop)
     experiments.used |= laptop.used
-    _draw_in_grey(left, of_fixed_width.slowdowns, "ratio")
-    _draw_in_grey(right, of_fixed_width.savings, "share")
+    _draw_in_grey(left, fixed_width.slowdowns, "ratio")
+    _draw_in_grey(right, fixed_width.savings, "share")
 
 
 def _draw_in_grey(axes: Axes, rows: pd.DataFrame, column: str) -> None:
@@ -411,15 +415,16 @@ def _draw_in_grey(axes: Axes, rows: pd.DataFrame, column: str) -> None:
 
 def _by_length(rows: pd.DataFrame, quantity: Quantity, verb: str) -> str:
     """A title: basis rotation's number after the shortest and after the longest training."""
-    of_ours = _known(rows, OURS, quantity)
-    if of_ours.empty:
+    ours = _known(rows, OURS, quantity)
+    if ours.empty:
         return ""
     columns = [quantity.column]
-    if "is_censored" in of_ours:
+    if "is_censored" in ours:
         columns.append("is_censored")
-    by_length = of_ours.groupby("iterations_of_training")[columns].mean()
+    by_length = ours.groupby("iterations_of_training")[columns].mean()
     texts = []
     for T, row in by_length.iloc[[0, -1]].iterrows():
+        # The mean of `is_censored` is above zero if any seed has only a bound.
         bound = "> " if row.get("is_censored") else ""
         texts.append(f"{bound}{row[quantity.column]:{quantity.form}} at {T:,}")
     short, long = texts
@@ -428,8 +433,8 @@ def _by_length(rows: pd.DataFrame, quantity: Quantity, verb: str) -> str:
 
 def _known(rows: pd.DataFrame, method: str, quantity: Quantity) -> pd.DataFrame:
     """The rows of a method in which the quantity is known."""
-    of_method = rows[rows["method"] == method]
-    return of_method[of_method[quantity.column].notna()]
+    method_rows = rows[rows["method"] == method]
+    return method_rows[method_rows[quantity.column].notna()]
 
 
 def _draw_quantity(
@@ -437,8 +442,16 @@ def _draw_quantity(
 ) -> list[float]:
     """Draw the points of each method, its law down to the paper's delay, and the paper's number.
 
-    `printed` has the paper's numbers by method, `form` is the format of their texts. Gives all
-    values that are drawn as points."""
+    Args:
+        axes: the panel.
+        rows: a frame in `Ladder`.
+        quantity: the column to draw, and its law.
+        printed: the paper's numbers by method.
+        form: the format of their texts.
+
+    Returns:
+        all values that are drawn as points or stars.
+    """
     methods = rows["method"].unique()
     values = []
     for index, method in enumerate(methods):

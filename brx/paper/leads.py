@@ -1,5 +1,5 @@
-"""The main comparison's leads, each split into the lead without delay and the part that
-delay adds (docs/protocol.md, section 10)."""
+"""Basis rotation's leads in the main comparison, each split into the lead without delay and the
+part that delay adds (docs/protocol.md, section 10)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,9 +55,9 @@ class LeadParts:
 
 
 def lead_parts(experiments: Experiments, rivals: Sequence[str] = RIVALS) -> list[LeadParts]:
-    """The leads over each rival that has runs without delay and at the deepest pipeline.
+    """The lead over each rival that has runs both without delay and at the deepest pipeline.
 
-    They are over the seeds that both methods have at both ends."""
+    A lead takes only the seeds that both methods have at both of these ends."""
     parts = []
     for rival in rivals:
         try:
@@ -67,7 +67,7 @@ def lead_parts(experiments: Experiments, rivals: Sequence[str] = RIVALS) -> list
                 runs_of(experiments, OURS, DEEPEST),
                 _rival_runs(experiments, rival, DEEPEST),
             )
-        except UserError:  # the experiments remember that they are missing
+        except UserError:  # `experiments.missing` now names the missing runs
             continue
         lead = LeadParts(
             rival,
@@ -94,7 +94,8 @@ def _lead(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
 
 
 def _share_saved(ours: pd.DataFrame, theirs: pd.DataFrame) -> Saved:
-    """1 - iterations to the rival's final loss over the rival's own; NaN without a ratio."""
+    """The share of the rival's iterations that ours saves on the way to the rival's final training
+    loss; NaN if it is unknown."""
     ratio = saved_ratio(ours, theirs)
     if ratio is None:
         return Saved(np.nan)
@@ -152,8 +153,13 @@ def _interval(by_seed: pd.Series) -> Interval | None:
 
 
 def draw_leads(experiments: Experiments, axes: Axes, rivals: Sequence[str] = RIVALS) -> None:
-    """A panel with a bar per rival: the part of the lead without delay, and at its end the part
-    from delay. A line is the interval of the whole lead.
+    """Draw a panel with a bar per rival: the lead without delay, and stacked on it the part from
+    delay. A black line is the 95 % interval of the whole lead.
+
+    Args:
+        experiments: the runs.
+        axes: the panel.
+        rivals: names in `RIVALS`; ones without runs are left out.
 
     Raises:
         UserError: no rival has runs at both ends.

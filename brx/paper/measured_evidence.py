@@ -1,5 +1,5 @@
-"""Evidence on the paper's claims that is not from sweeps: measurements at checkpoints, the toy
-problems' files, and formulas.
+"""Evidence on the paper's claims that does not come from sweeps: measurements at checkpoints, the
+toy problems' files, and formulas.
 
 As in `brx.paper.evidence`, every question is a function from a scale's `Experiments` to `Evidence`.
 It raises a UserError if something has not been measured."""
@@ -60,10 +60,11 @@ def _folders(experiments: Experiments) -> list[Path]:
 def _norms(
     experiments: Experiments, spaces: Sequence[Space], batches: int | None = None
 ) -> list[NormResult]:
-    """The norms that were measured, each run's from its largest sample, or from `batches` batches.
+    """The norms that were measured: for each run, those from its largest sample, or from the sample
+    of `batches` batches.
 
-    Their `run` is the folder in which the file is. (A file that was exported still names the folder
-    where it was made.)"""
+    Their `run` is set to the folder in which the file is, because an exported file still names the
+    folder where it was made."""
     norms = []
     for folder in _folders(experiments):
         measured = results_of(folder, spaces, batches=batches)
@@ -77,8 +78,8 @@ def _seed(run: str | Path) -> int:
 
 
 def norm_ratio(experiments: Experiments) -> Evidence:
-    """The ratio of rotated norm to original norm, at checkpoints of basis rotation with the largest
-    delay.
+    """The ratio of the Hessian's norm in rotated coordinates to the one in the original
+    coordinates, at checkpoints of basis rotation with the largest delay.
 
     If half of the sample was measured, the interval also contains the ratio extrapolated to an
     infinite sample. If there are several samples, the largest decides."""
@@ -121,6 +122,8 @@ def _range_of_intervals(
 
 
 def _has_extrapolation(norm: NormResult) -> bool:
+    """Whether the norm extrapolated to an infinite sample is known, and all norms have a
+    logarithm."""
     return min(norm.norms) > 0 and norm.norm_of_half is not None
 
 
@@ -130,15 +133,16 @@ def _deepest_pairs(
     """Original and rotated norms at the same checkpoints of basis rotation with the largest delay;
     empty if there are none."""
     measured = _norms(experiments, SPACES, batches)
-    of_ours = [norm for norm in measured if norm.method == "basis-rotation"]
-    pairs = complete_measurements(of_ours, SPACES)
+    our_norms = [norm for norm in measured if norm.method == "basis-rotation"]
+    pairs = complete_measurements(our_norms, SPACES)
     deepest = max((norm.num_stages for norm, _ in pairs), default=None)
     shown = [pair for pair in pairs if pair[0].num_stages == deepest]
     return [original for original, _ in shown], [rotated for _, rotated in shown]
 
 
 def _smaller_samples(experiments: Experiments, largest: int) -> str:
-    """A text about samples of fewer batches: their ratios, and these ratios extrapolated."""
+    """A text about samples of fewer batches than `largest`: the ratio from each, and what it was
+    extrapolated to."""
     sizes = set()
     for folder, space in product(_folders(experiments), SPACES):
         for norm in NormResult.all_of(folder, name=f"hessian-norm-{space}"):
@@ -151,8 +155,8 @@ def _smaller_samples(experiments: Experiments, largest: int) -> str:
         ratio = math.exp(_log_ratios(rotated, original).mean)
         text += f"; from {original[0].tokens:,} tokens {ratio:.3g}"
         if all(norm.norm_of_half is not None for norm in (*original, *rotated)):
-            promised = math.exp(_log_ratios(rotated, original, 2).mean)
-            text += f", which was extrapolated to {promised:.3g}"
+            extrapolated = math.exp(_log_ratios(rotated, original, which=2).mean)
+            text += f", which was extrapolated to {extrapolated:.3g}"
     return text
 
 
@@ -160,17 +164,17 @@ def theorem_order(experiments: Experiments, source: str) -> Evidence:
     """Wherever all coordinates were measured, the bilateral norm is below the unilateral norm, and
     the unilateral norm is below the original norm.
 
-    `source` is the strategies' source, `1st` or `2nd`. From three seeds on, intervals over the
+    `source` is the strategies' source, `1st` or `2nd`. With three seeds or more, intervals over the
     seeds decide, both of the samples' norms and of the extrapolated ones. With fewer seeds, the
     intervals of the single measurements must not overlap."""
     measured = complete_measurements(_norms(experiments, STRATEGY_SPACES))
     if not measured:
         raise UserError("norms by strategy have not been measured on one checkpoint yet")
     falling = ("original", f"{source}-unilateral", f"{source}-bilateral")
-    of_all = list(chain.from_iterable(measured))
+    all_norms = list(chain.from_iterable(measured))
     orders = []
-    for (method, num_stages), of_seeds in sorted(by_method_and_depth(of_all).items()):
-        norms = [[norm for norm in of_seeds if norm.space == space] for space in falling]
+    for (method, num_stages), alike in sorted(by_method_and_depth(all_norms).items()):
+        norms = [[norm for norm in alike if norm.space == space] for space in falling]
         orders.append(_NormOrder.of(f"{method}, P = {num_stages}", norms))
     holds = all(order.holds for order in orders)
     num_seeds = min(order.num_seeds for order in orders)
@@ -195,14 +199,20 @@ class _NormOrder:
 
     @classmethod
     def of(cls, name: str, norms: Sequence[Sequence[NormResult]]) -> _NormOrder:
-        """From the norms of all seeds in each space, in the order in which they should fall."""
+        """Compare the norms of each space with those of the next one.
+
+        Args:
+            name: the method and its number of stages, for the text.
+            norms: for each space, the norms of all seeds; the spaces are in the order in which the
+                norms should fall.
+        """
         unsure = []
         steps_back = []
         for higher, lower in pairwise(norms):
             steps_back.append(_surely_above(lower, higher))
             if not _surely_above(higher, lower):
                 unsure.append(lower[0].space)
-        means = ", ".join(f"{_mean(of_space):.3g}" for of_space in norms)
+        means = ", ".join(f"{_mean(in_space):.3g}" for in_space in norms)
         by_chance = "".join(f" ({space}: not by more than chance)" for space in unsure)
         return cls(
             text=f"{name}: {means}{by_chance}",
@@ -243,8 +253,11 @@ def _log_interval(norm: NormResult, other: NormResult) -> tuple[float, float]:
 
 
 def _surely_above(norms: Sequence[NormResult], others: Sequence[NormResult]) -> bool:
-    """Whether the norms of all seeds are above the others by more than chance; the extrapolated
-    norms, too, if all are known."""
+    """Whether norms are above others by more than chance.
+
+    With enough seeds for an interval over them, that interval decides: the one of the samples'
+    norms, and if all extrapolated norms are known, also theirs. Without it, the interval of every
+    single measurement has to lie above the other's."""
     ratios = [_log_ratios(norms, others)]
     if all(len(norm.norms) > 1 for norm in (*norms, *others)):
         ratios.append(_log_ratios(norms, others, which=2))
@@ -257,8 +270,8 @@ def _surely_above(norms: Sequence[NormResult], others: Sequence[NormResult]) -> 
 def _variances(folders: Sequence[Path]) -> pd.DataFrame:
     """A row per checkpoint of basis rotation and PipeDream.
 
-    `dominant` and `random` are the logarithms of the variances of its updates along the dominant
-    and along a random direction."""
+    The columns `dominant` and `random` are logarithms: of the variance of the updates there along
+    the dominant eigenvector, and along a random direction."""
     rows = []
     for folder in folders:
         for measured in Oscillation.all_of(folder):
@@ -284,9 +297,9 @@ def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
     """At the same checkpoints, basis rotation's updates vary less along the dominant eigenvector
     than PipeDream's: at P = 1, or (`delayed`) at the largest P that was measured.
 
-    Updates are proportional to the learning rate. So the strict verdict compares runs at one common
-    learning rate; if there are none, it compares the variances divided by the square of the
-    rate."""
+    Updates are proportional to the learning rate, and their variances to its square. So the strict
+    verdict compares runs at one common learning rate; if there are none, it compares the variances
+    divided by the square of the rate."""
     table = _variances(_folders(experiments))
     P = table["P"].max() if delayed else 1
     if delayed and P == 1:
@@ -295,8 +308,8 @@ def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
     if both.empty:
         raise UserError(f"not measured with both methods at P = {P} yet")
 
-    # Logarithms of PipeDream's variance over basis rotation's; and the same for the variances
-    # divided by the square of the learning rate.
+    # log(PipeDream's variance / basis rotation's). Adding `rate_terms` divides each variance by the
+    # square of its learning rate.
     differences = both["dominant_of_pipedream"] - both["dominant"]
     rate_terms = 2 * np.log(both["rate"] / both["rate_of_pipedream"])
     less = Margin(differences.groupby("seed").mean())
@@ -324,7 +337,8 @@ def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
 
 
 def _per_square_text(less: Margin) -> str:
-    """The ratio of the variances over the square of the learning rate, from its logarithms."""
+    """The ratio of basis rotation's variance to PipeDream's, each divided by the square of its
+    learning rate; `less` has the logarithms of the inverse ratio."""
     ratio = np.exp(-less.mean)
     text = f"; over the square of the learning rate, basis rotation {ratio:.2g} of PipeDream's"
     if less.interval:
@@ -355,6 +369,7 @@ def _ratio_interval(less: Margin) -> str:
     """The interval of basis rotation's variance over PipeDream's; `less` is the logarithm of the
     inverse ratio."""
     assert less.interval is not None
+    # The inverse ratio has the opposite logarithm, so the ends change places.
     low, high = np.exp(-np.array(less.interval[::-1]))
     return f"[{low:.2g}, {high:.2g}]"
 
@@ -413,7 +428,7 @@ def _toy(name: str, take: Callable[[Any], Any]) -> Any:
     """Read a file that `brx toy` writes.
 
     Args:
-        name: of the landscape's configuration.
+        name: the name of the toy's file, without `.json`.
         take: picks the numbers from the file's content.
 
     Raises:
@@ -429,8 +444,8 @@ def _toy(name: str, take: Callable[[Any], Any]) -> Any:
 
 
 def delay_hurts_where_misaligned(_: Experiments) -> Evidence:
-    """On the quadratic, delay slows Adam if the eigenvectors lie between the axes, and hardly if
-    they are the axes."""
+    """On the quadratic, delay slows Adam if the eigenvectors lie between the axes, and hardly at
+    all if they lie along the axes."""
     aligned, misaligned = _toy("quadratic", _slowdowns_of_adam)
     text = f"slowdown of Adam: aligned {aligned:.2f}, misaligned {misaligned:.2f}"
     return Evidence(holds=misaligned > aligned and aligned < HARDLY, text=text)
@@ -473,9 +488,9 @@ def memory_share(_: Experiments) -> Evidence:
     paper counts. (Adam's two moments are 2 m n.)"""
     m, n = LLAMA_3_8B["MLP"]
     overhead = overhead_elements((m, n), "1st", "unilateral")
-    of_moments = overhead / (2 * m * n)
+    moment_share = overhead / (2 * m * n)
     text = (
-        f"of 4mn as the paper counts, {1 / 16:.2%} with its m = 4n; {of_moments:.1%} of Adam's "
+        f"of 4mn as the paper counts, {1 / 16:.2%} with its m = 4n; {moment_share:.1%} of Adam's "
         f"two moments"
     )
     return Evidence(overhead / (4 * m * n), text=text)
@@ -485,13 +500,14 @@ def llama_overhead() -> pd.DataFrame:
     """A row per strategy of basis rotation: the memory that it adds for one attention matrix and
     one MLP matrix of Llama-3-8B. All cells are texts."""
     names = {shape: name for name, shape in LLAMA_3_8B.items()}
-    return overhead_texts(dict.fromkeys(names, 1), names)[1]
+    _, texts = overhead_texts(dict.fromkeys(names, 1), names)
+    return texts
 
 
 def memory_of_strategies(_: Experiments) -> Evidence:
     """The memory of each strategy for Llama-3-8B's matrices is as printed."""
     table = llama_overhead()
-    sizes = table.iloc[:, 4:6].to_numpy().tolist()
+    sizes = table.iloc[:, 4:6].to_numpy().tolist()  # columns of the attention and MLP matrices
     strategies = table["source"] + "/" + table["geometry"]
     texts = []
     for name, (attention, mlp) in zip(strategies, sizes, strict=True):

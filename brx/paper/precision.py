@@ -1,6 +1,6 @@
-"""Does basis rotation lose anything when its products are rounded as a GPU's TF32 does it, or when
+"""Does basis rotation lose anything if its matrix products are rounded as in a GPU's TF32, or if
 only the gradients at refreshes enter its covariances? The study of docs/protocol.md, section 14,
-and the rule by which TF32 becomes the default on CUDA, or does not."""
+and the rule that decides whether TF32 becomes the default on CUDA."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ Losses = dict[tuple[str, int], dict[int, float]]
 
 @dataclass(frozen=True)
 class Harm:
-    """What an arm loses against fp32 at one P."""
+    """How much worse than fp32 an arm ends at one P, in nats of final validation loss."""
 
-    mean: float  # of the loss minus fp32's, over seeds, in nats
+    mean: float  # of the arm's loss minus fp32's, over seeds
     standard_error: float  # of fp32's mean loss
     num_seeds: int
 
@@ -74,8 +74,8 @@ class Harm:
 
 
 def precision_table(folder: Path) -> pd.DataFrame:
-    """A row of texts per arm: its losses and its harm at each P, and whether it passes; in the last
-    row what the rule decides.
+    """A row of texts per arm: its losses and its harm at each P, and whether it passes. The last
+    row has the rule's decision.
 
     Raises:
         UserError: the folder has no run of the study, two of the same arm, P and seed, or runs that
@@ -106,19 +106,20 @@ def losses_in(folder: Path) -> Losses:
 
 
 def _rows_of_the_study(runs: pd.DataFrame) -> pd.DataFrame:
-    """The ended runs that the rule speaks of, with their `arm`."""
+    """The runs to which the rule applies: ended, with an arm, a P and a seed of the study. Their
+    column `arm` is new."""
     arms = [arm_of(read_run(Path(str(run))).config) for run in runs.index]
     runs = runs.assign(arm=arms)
     has_ended = runs["status"].isin(["finished", "diverged"])
-    is_meant = runs["arm"].notna() & runs["depth"].isin(ENDS) & runs[SEED].isin(SEEDS)
-    return runs[has_ended & is_meant]
+    is_in_study = runs["arm"].notna() & runs["depth"].isin(ENDS) & runs[SEED].isin(SEEDS)
+    return runs[has_ended & is_in_study]
 
 
 def _check_equal(rows: pd.DataFrame) -> None:
-    """UserError if runs differ in something else than arm, P and seed."""
-    found = differences(rows)
-    if found:
-        raise UserError(f"{found[0]}; move one of them away")
+    """UserError if runs differ in anything but arm, P and seed."""
+    why_not_comparable = differences(rows)
+    if why_not_comparable:
+        raise UserError(f"{why_not_comparable[0]}; move one of them away")
     first = rows.index[0]
     expected = _shared_settings(first)
     for run in rows.index[1:]:
@@ -132,7 +133,7 @@ def _check_equal(rows: pd.DataFrame) -> None:
 
 
 def _shared_settings(run: Hashable) -> dict[str, object]:
-    """A run's settings that every run of the study shares, by dotted key."""
+    """A run's settings, by dotted key, without those in which runs of the study may differ."""
     sections = trajectory_of(read_run(Path(str(run))).config)
     settings = {
         f"{section}.{key}": value
@@ -149,7 +150,8 @@ def arm_of(config: RunConfig) -> str | None:
 
 
 def harm(losses: Losses, arm: str, P: int) -> Harm:
-    """What an arm loses at one P, over the seeds that it shares with fp32."""
+    """How much worse than fp32 an arm ends at one P, over the seeds that both have. With fewer than
+    three such seeds the numbers are NaN."""
     ours, fp32 = losses.get((arm, P), {}), losses.get((FP32, P), {})
     seeds = sorted(ours.keys() & fp32.keys())
     if len(seeds) < FEWEST_SEEDS:
@@ -186,15 +188,16 @@ def decision(losses: Losses) -> str:
 def _row(losses: Losses, arm: str) -> dict[str, str]:
     row = {"setting": arm}
     for P in ENDS:
-        of_arm = losses.get((arm, P), {})
-        row[f"seeds, P = {P}"] = str(len(of_arm))
-        row[f"loss, P = {P}"] = f"{np.mean(list(of_arm.values())):.4f}" if of_arm else ""
-        row[f"harm, P = {P}"] = "" if arm == FP32 else _text(harm(losses, arm, P))
+        by_seed = losses.get((arm, P), {})
+        row[f"seeds, P = {P}"] = str(len(by_seed))
+        row[f"loss, P = {P}"] = f"{np.mean(list(by_seed.values())):.4f}" if by_seed else ""
+        row[f"harm, P = {P}"] = "" if arm == FP32 else _harm_text(harm(losses, arm, P))
     row["passes"] = "" if arm == FP32 else verdict(losses, arm)
     return row
 
 
-def _text(found: Harm) -> str:
-    if found.is_open:
+def _harm_text(measured: Harm) -> str:
+    """A harm with fp32's standard error; empty if there are too few seeds."""
+    if measured.is_open:
         return ""
-    return f"{found.mean:+.4f} (standard error {found.standard_error:.4f})"
+    return f"{measured.mean:+.4f} (standard error {measured.standard_error:.4f})"

@@ -42,11 +42,11 @@ VARIANTS: dict[str, Settings] = {
     | {"optimizer.source": "1st", "optimizer.geometry": "unilateral"},
     **{method: {"optimizer.method": method} for method in (*PRECONDITIONED, "delay-compensation")},
 }
-"""The settings of each method, and of each strategy of basis rotation, by label. A strategy has the
-settings that differ from 2nd/bilateral."""
+"""The settings of each method, and of each strategy of basis rotation, by label. For a strategy,
+they are the settings that differ from 2nd/bilateral."""
 STRATEGY_NAMES = tuple(variant for variant in VARIANTS if variant.startswith("basis-rotation"))
 BASELINES_AND_STRATEGIES = (*MAIN[:3], *reversed(STRATEGY_NAMES))
-# Methods that were trained for several numbers of iterations.
+# The methods of the ladder: they were trained for several numbers of iterations.
 LADDER_METHODS = ("basis-rotation", "nesterov", "pipedream-lr")
 DEPTHS = (1, 2, 4, 8, 16, 32)  # numbers of stages P of the main comparison
 DEEPEST = 32
@@ -83,7 +83,7 @@ class Scale:
     # The ladder's lengths in iterations, each with further settings that differ from the main
     # model's.
     ladder: Mapping[int, Settings] = field(default_factory=dict)
-    # Model and training grow together along the ladder; its law is fitted to each seed.
+    # Model and training grow together along the ladder; its laws are fitted to a point per seed.
     grows: bool = False
     # For a sweep that has runs at both ends only, the sweep of the depths between them; empty if
     # there is none.
@@ -116,7 +116,7 @@ class Scale:
 
 
 def _rung(width: int, rate: float, warmup: float, beta2: float, decay: float) -> Settings:
-    """The settings of one length of a ladder whose model grows."""
+    """The settings of one rung: one length of a ladder whose model grows with the training."""
     return {
         "model.width": width,
         "training.warmup_fraction": warmup,
@@ -213,8 +213,8 @@ SCALES = {
 
 
 def settings_of(method: str) -> Settings:
-    """The settings of a label in VARIANTS. Any other method, a new one or a user's own, is its own
-    label."""
+    """The settings of a label in VARIANTS. For any other method, new or a user's own, the label is
+    the method's name."""
     return VARIANTS.get(method, {"optimizer.method": method})
 
 
@@ -234,12 +234,11 @@ def _blocks(preset: str) -> int:
 
 
 def at_best_seconds(runs: pd.DataFrame, seconds: Mapping[str, str]) -> pd.DataFrame:
-    """Among runs that differ in a second setting, keep the runs with its best value, as one
-    experiment.
+    """Among runs that differ only in a method's second setting, keep those with its best value.
 
-    The best value has the lowest loss at its best learning rate, by the rule of `tried_rates`. In
-    the result, `experiment` and `variant` no longer tell values apart. Its column `second` is a
-    text with all values tried and their losses.
+    The best value is the one with the lowest loss at its best learning rate, by the rule of
+    `tried_rates`. In the result, `experiment` and `variant` are as if the second setting were not a
+    setting at all, and the new column `second` is a text with all values tried and their losses.
 
     Args:
         runs: rows of `brx.runs.load`.
@@ -279,7 +278,8 @@ def _best_value(alike: pd.DataFrame, second: str, losses: pd.Series) -> tuple[st
 
 
 def _without_seconds(runs: pd.DataFrame, seconds: Mapping[str, str]) -> pd.Series:
-    """The `experiment` of each run, as if runs did not differ in their second setting."""
+    """The `experiment` of each run, computed as if runs did not differ in their second setting;
+    index: as in `runs`."""
     ids = []
     for run, row in runs[["data_fingerprint", "trajectory_version"]].iterrows():
         config = read_run(Path(str(run))).config
@@ -303,8 +303,8 @@ def _name_without(variant: str, second: str | None) -> str:
     return ", ".join(part for part in variant.split(", ") if not part.startswith(f"{key} "))
 
 
-# The ids of experiments by what was asked for. Claims ask for the same ones hundreds of times, and
-# to check a configuration takes a millisecond.
+# The ids of experiments by what was asked for. Claims ask for the same experiments hundreds of
+# times, and each time it would take a millisecond to check the configuration.
 _IDS: dict[Hashable, str] = {}
 
 
@@ -317,12 +317,13 @@ class Experiments:
         folder: where they were read.
 
     Attributes:
-        runs: with the best value of each method's second setting only.
+        runs: the given runs, only those with the best value of each method's second setting.
         chosen: the runs of each experiment at its best learning rate.
         used: experiments that were asked for and have runs: their runs by id.
         sweeps: the files of the sweeps that make `used`.
-        missing: experiments that were asked for and have no runs, or diverged. A line about each,
-            with the file of the sweep that makes it; the one asked for last is at the end.
+        missing: experiments that were asked for and have no runs, or whose runs all diverged. The
+            keys are lines about them, the values the files of the sweeps that make them (empty if
+            none does). The one asked for last is at the end.
     """
 
     def __init__(self, scale: Scale, runs: pd.DataFrame, folder: Path) -> None:
@@ -368,8 +369,8 @@ class Experiments:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all runs and their results. A figure with another one was drawn from other
-        runs."""
+        """A hash of all runs and their results. A figure that has a different one was drawn from
+        other runs."""
         outcome = self.runs[["name", "status", "iteration", "train_loss", "val_loss"]]
         return hashlib.sha256(outcome.to_csv(index=False).encode()).hexdigest()[:16]
 
@@ -382,8 +383,8 @@ class Experiments:
         return again
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The result of `make`, which is called only once per key for the same runs, also for their
-        copies (`fresh`)."""
+        """The result of `make`, which is called only once per key: this object and its copies
+        (`fresh`) share the results."""
         if key not in self._known:
             self._known[key] = make()
         known: T = self._known[key]
@@ -437,7 +438,7 @@ class Experiments:
             why = "every run diverged, of " if experiment in self._diverged else ""
             how = f"brx sweep {maker}" if maker else f"no sweep of {self.scale.name}"
             line = f"{method} at P = {stages}{extra}: {why}{how}"
-            self.missing.pop(line, None)
+            self.missing.pop(line, None)  # so that it goes to the end
             self.missing[line] = maker
             return None
         self.used[experiment] = seeds
@@ -446,7 +447,7 @@ class Experiments:
         return seeds
 
     def _id_of(self, method: str, stages: int, preset: str, settings: Settings) -> str:
-        """The `experiment` of runs with these settings in place of the preset's."""
+        """The `experiment` that runs would have with these settings in place of the preset's."""
         delays = depth_settings(stages, settings.get("model.blocks") or _blocks(preset))
         changed = {**delays, **settings_of(method), **settings}
         seconds = tuple(self.scale.seconds.items())
@@ -476,12 +477,12 @@ class Experiments:
 
     def find_all(self, wanted: Iterable[Mapping[str, Any]]) -> list[pd.DataFrame]:
         """The runs of each experiment that has any; `wanted` are arguments of `find`."""
-        found = []
+        present = []
         for options in wanted:
             seeds = self.find(**options)
             if seeds is not None:
-                found.append(seeds)
-        return found
+                present.append(seeds)
+        return present
 
     def find_ends(self, *methods: str, **options: Any) -> pd.DataFrame | None:
         """The runs of methods without delay and at the deepest pipeline; None if any are
@@ -489,8 +490,8 @@ class Experiments:
         wanted = [
             {"method": method, "stages": P, **options} for method, P in product(methods, ENDS)
         ]
-        found = self.find_all(wanted)
-        return pd.concat(found) if len(found) == len(wanted) else None
+        present = self.find_all(wanted)
+        return pd.concat(present) if len(present) == len(wanted) else None
 
     def _sweep_of(self, method: str, settings: Settings) -> str:
         """The usual sweep of a method's runs. Block scaling has a sweep of its own, which leaves
@@ -512,6 +513,7 @@ class Experiments:
         return target
 
     def _find_target(self) -> float | None:
+        # Asks a copy, so that these experiments count neither as used nor as missing.
         quietly = self.fresh()
         pairs = [quietly.find_ends(method) for method in BASELINES_AND_STRATEGIES[1:]]
         return max((common_target(pair) for pair in pairs if pair is not None), default=None)

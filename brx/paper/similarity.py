@@ -1,7 +1,7 @@
-"""The study of similarity (docs/protocol.md, section 7): the dimensionless numbers that decide the
+"""The study of similarity (docs/protocol.md, section 7): which dimensionless numbers decide the
 cost of delay.
 
-Each setting changes one factor of the preset `laptop`, or two, and has a target of its own.
+Each setting changes one or two factors of the preset `laptop`, and has a target loss of its own.
 """
 
 import math
@@ -76,7 +76,7 @@ def study(runs: pd.DataFrame) -> pd.DataFrame:
     - `val_loss`, `reference_val_loss`: final losses with delay and without, means over seeds;
     - `saved`, `saved_low`, `saved_high`: the share of the better baseline's iterations that basis
       rotation saves under delay, and its interval;
-    - `is_changed`: whether the setting surely has another slowdown than the preset, seed by seed.
+    - `is_changed`: whether the slowdown surely differs from the preset's, seed by seed.
 
     Args:
         runs: rows of `brx.runs.load`.
@@ -95,12 +95,13 @@ def study(runs: pd.DataFrame) -> pd.DataFrame:
         )
     table = concat(frames)
     rows = table.to_dict("records")
-    of_preset = {row["method"]: row for row in rows if row["setting"] == PRESET}
-    return table.assign(is_changed=[_is_changed(row, of_preset.get(row["method"])) for row in rows])
+    usual = {row["method"]: row for row in rows if row["setting"] == PRESET}
+    return table.assign(is_changed=[_is_changed(row, usual.get(row["method"])) for row in rows])
 
 
 def _runs_of_setting(runs: pd.DataFrame, setting: str) -> pd.DataFrame:
-    """The runs of a setting, at the common learning rate or at the best ones; maybe none."""
+    """The runs of a setting, which may be none: those at the common learning rate, or for
+    `CHOSEN_RATES` those at all rates, if any other rate was tried."""
     alike = runs
     for key, value in {**_preset_values(), **SETTINGS[setting]}.items():
         alike = alike[alike[key] == value]
@@ -119,7 +120,8 @@ def _preset_values() -> dict[str, Any]:
 
 
 def _with_both_ends(runs: pd.DataFrame) -> pd.DataFrame:
-    """At their best rates, the runs of the methods that have runs at P = 1 and at one other P."""
+    """The runs, at their best learning rates, of the methods that have runs at P = 1 and at exactly
+    one other P."""
     if runs.empty:
         return runs
     chosen = at_best_rates(runs)
@@ -151,8 +153,9 @@ def _ratios_by_seed(row: Mapping[str, Any]) -> dict[int, Reached]:
 
 
 def _compared(chosen: pd.DataFrame) -> pd.DataFrame:
-    """The columns of `study` for one setting. Variants are named by their methods alone."""
+    """The rows of `study` for one setting, without the columns `setting` and `is_changed`."""
     deepest = chosen[DEPTH].max()
+    # All runs have the same setting, so the method alone names a variant.
     chosen = chosen.assign(variant=chosen["method"])
     rows = slowdowns(chosen, common_target(chosen))
     saved = reductions(chosen[chosen[DEPTH] == deepest])
@@ -171,7 +174,8 @@ def _compared(chosen: pd.DataFrame) -> pd.DataFrame:
 
 
 def load_study(folder: Path) -> pd.DataFrame:
-    """`study` of the runs in a folder; UserError if there are none."""
+    """Read the runs in a folder and return their `study`; UserError if the folder has no runs of
+    the study."""
     if not folder.is_dir():
         raise UserError(
             f"{folder}: no such folder, for the study's runs: brx sweep "
@@ -187,15 +191,15 @@ def study_table(rows: pd.DataFrame) -> pd.DataFrame:
     A star marks slowdowns that the setting surely changes.
     """
     table = []
-    for setting, of_setting in rows.groupby("setting", sort=False):
-        cells = {"setting": str(setting), "seeds": str(of_setting["seeds"].min())}
-        for row in of_setting.sort_values("method", ascending=False).to_dict("records"):
+    for setting, its_rows in rows.groupby("setting", sort=False):
+        cells = {"setting": str(setting), "seeds": str(its_rows["seeds"].min())}
+        for row in its_rows.sort_values("method", ascending=False).to_dict("records"):
             method = row["method"]
             star = " *" if row["is_changed"] else ""
             losses = f"{row['reference_val_loss']:.3f}, {row['val_loss']:.3f}"
             cells[f"slowdown: {method}"] = slowdown_text(row) + star
             cells[f"loss: {method}"] = losses
-        saved = of_setting["saved"].iloc[0]
+        saved = its_rows["saved"].iloc[0]
         cells["saved"] = "-" if pd.isna(saved) else f"{saved:.0%}"
         table.append(cells)
     return pd.DataFrame(table).fillna("-")
@@ -213,13 +217,13 @@ def least_slowed_down(rows: pd.DataFrame) -> str:
 
 
 def draw_similarity(folder: Path, path: Path) -> list[Path]:
-    """Draw a row per setting and save the figure; gives the files written.
+    """Draw a row per setting and save the figure; returns the files written.
 
     Left: the slowdowns of three methods. Right: the iterations saved. Dashed lines are the paper's
     numbers.
 
     Args:
-        folder: of the runs.
+        folder: the folder of the study's runs.
         path: the figure's path without suffix.
 
     Raises:
@@ -253,7 +257,8 @@ def draw_similarity(folder: Path, path: Path) -> list[Path]:
 
 
 def _draw_slowdowns(axes: Axes, points: pd.DataFrame, method: str, shift: float) -> None:
-    """A method's slowdowns, `shift` above their places; arrows are lower bounds."""
+    """Draw a method's slowdowns, raised by `shift` so that methods do not cover each other; arrows
+    are lower bounds."""
     look = look_of(method)
     y = points["place"] + shift
     axes.plot(points["ratio"], y, "o", color=look.color, label=look.label, markersize=4)

@@ -20,7 +20,7 @@ Strict = Literal["yes", "no", "open"]
 FEWEST_SEEDS = 3
 CLOSE = 1.5  # the largest factor between our number and the paper's
 WIDEST = 3.0  # the largest factor that an interval may span: a wider one agrees with anything
-CHANCE = 1 - CONFIDENCE
+CHANCE = 1 - CONFIDENCE  # the largest p-value that is not put down to chance: 5 %
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ def mean_text(values: Sequence[float], sign: Literal["-", "+"] = "-") -> str:
 
 
 def welch_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Welch's t interval of the difference between the means of two independent samples, of two or
-    more numbers each."""
+    """Welch's 95 % t interval of mean(ours) - mean(theirs), for two independent samples with two or
+    more finite numbers each."""
     variances = [float(np.var(sample, ddof=1)) / len(sample) for sample in (ours, theirs)]
     variance = sum(variances)
     mean = float(np.mean(ours) - np.mean(theirs))
     if variance == 0:
         return Interval(mean, mean, mean)
-    # Satterthwaite's degrees of freedom.
+    # Welch and Satterthwaite's degrees of freedom: variance^2 / sum(parts).
     parts = [
         part**2 / (len(sample) - 1) for part, sample in zip(variances, (ours, theirs), strict=True)
     ]
@@ -85,17 +85,21 @@ def welch_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
 
 
 def direction(by_seed: Sequence[float], comparisons: int = 1) -> Strict:
-    """Whether numbers by seed are surely above zero (*yes*) or below it (*no*), as one of several
-    `comparisons`.
+    """Whether the mean of numbers by seed is surely above zero (*yes*) or below it (*no*).
 
-    A seed that diverged, or has only a bound, is infinite: its sign is known, but not its size. If
-    there is one, all seeds have to agree. A seed that diverged on both sides is NaN and is left
-    out."""
+    An infinite number stands for a seed that diverged, or for which only a bound is known: its sign
+    is known, but not its size. If there is one, no interval exists, and all seeds have to have the
+    same sign. A seed that diverged on both sides is NaN and is left out.
+
+    Args:
+        by_seed: a number for each seed.
+        comparisons: how many such questions one claim asks; see `interval_of`.
+    """
     known = [value for value in by_seed if not math.isnan(value)]
     if len(known) < FEWEST_SEEDS:
         return "open"
     if all(math.isfinite(value) for value in known):
-        return _of_sign(interval_of(known, comparisons).sign)
+        return _verdict_on_sign(interval_of(known, comparisons).sign)
     if min(known) > 0:
         return "yes"
     return "no" if max(known) < 0 else "open"
@@ -105,15 +109,16 @@ def welch(ours: Sequence[float], theirs: Sequence[float]) -> Strict:
     """Whether the mean of one sample is surely above the mean of another, independent one."""
     if min(len(ours), len(theirs)) < FEWEST_SEEDS or not np.isfinite([*ours, *theirs]).all():
         return "open"
-    return _of_sign(welch_interval(ours, theirs).sign)
+    return _verdict_on_sign(welch_interval(ours, theirs).sign)
 
 
 def all_of(verdicts: Iterable[Strict]) -> Strict:
-    """The verdict on a claim of several parts: *yes* if every part is, *no* if any part is."""
-    found = set(verdicts)
-    if "no" in found:
+    """The verdict on a claim of several parts: *yes* if every part is *yes*, *no* if any part is
+    *no*, else *open*. Without parts it is *open*."""
+    parts = set(verdicts)
+    if "no" in parts:
         return "no"
-    return "yes" if found == {"yes"} else "open"
+    return "yes" if parts == {"yes"} else "open"
 
 
 def number(
@@ -126,19 +131,22 @@ def number(
     is_share: bool,
     no_effect: float | None = None,
 ) -> Strict:
-    """Our number with its interval, compared with the paper's.
+    """Whether our number agrees with the paper's.
+
+    *No*: our interval does not contain the paper's number. *Yes*: it contains it, spans at most a
+    factor of `WIDEST`, our number is within a factor of `CLOSE`, and the interval excludes
+    `no_effect`. Everything else is *open*, and so are fewer than three seeds.
 
     Args:
         value, low, high: our number and its interval.
         paper: the paper's number, above zero; for a share, below 1.
         num_seeds: the seeds behind the interval.
         is_share: the number is a share saved; then the remaining shares, 1 - x, are compared.
-        no_effect: the number if there were no effect; if the interval contains it, the verdict is
-            not *yes*.
+        no_effect: the number that we would measure if there were no effect; None: no such number.
     """
     if num_seeds < FEWEST_SEEDS or not np.isfinite([value, low, high]).all():
         return "open"
-    may_be_nothing = no_effect is not None and low <= no_effect <= high
+    may_have_no_effect = no_effect is not None and low <= no_effect <= high
     if is_share:
         # The more is saved, the less remains: the ends change places.
         value, low, high, paper = 1 - value, 1 - high, 1 - low, 1 - paper
@@ -146,7 +154,7 @@ def number(
         return "no"
     is_narrow = low > 0 and high / low <= WIDEST
     is_close = value > 0 and 1 / CLOSE <= value / paper <= CLOSE
-    return "yes" if is_narrow and is_close and not may_be_nothing else "open"
+    return "yes" if is_narrow and is_close and not may_have_no_effect else "open"
 
 
 def bound(low: float, high: float, paper: float, *, num_seeds: int) -> Strict:
@@ -161,8 +169,8 @@ def bound(low: float, high: float, paper: float, *, num_seeds: int) -> Strict:
 
 
 def kendall_s(values: Sequence[float]) -> int:
-    """Kendall's S of numbers in their order: the number of pairs that rise minus the number of
-    pairs that fall."""
+    """Kendall's S of a sequence: the number of pairs that rise (the later number is larger) minus
+    the number of pairs that fall."""
     column = np.asarray(values)[:, np.newaxis]
     # Row i, column j compares value i with value j; below the diagonal, i comes after j. Two
     # infinite values (of runs that diverged) are a tie.
@@ -173,19 +181,20 @@ def kendall_s(values: Sequence[float]) -> int:
 
 @cache
 def chance_of_s(num_points: int, num_seeds: int, at_least: int) -> float:
-    """The probability that the seeds' S add up to `at_least` or more, if on each seed all orders of
-    its points are equally likely."""
-    # The number of inversions of a random order is a sum of independent numbers, which are uniform
-    # on 0 .. k for each k < num_points.
+    """The probability that Kendall's S, summed over the seeds, is `at_least` or more, if for each
+    seed all orders of its points are equally likely."""
+    # The number of inversions (falling pairs) of a random order is a sum of independent numbers,
+    # one for each k < num_points, uniform on 0 .. k. A convolution adds one of them. Entry i of
+    # each array is the probability of i inversions.
     inversions = np.ones(1)
     for k in range(1, num_points):
         inversions = np.convolve(inversions, np.full(k + 1, 1 / (k + 1)))
-    of_sum = np.ones(1)
+    of_all_seeds = np.ones(1)
     for _ in range(num_seeds):
-        of_sum = np.convolve(of_sum, inversions)
+        of_all_seeds = np.convolve(of_all_seeds, inversions)
     num_pairs = num_seeds * num_points * (num_points - 1) // 2
-    sums = num_pairs - 2 * np.arange(len(of_sum))
-    return float(of_sum[sums >= at_least].sum())
+    sums = num_pairs - 2 * np.arange(len(of_all_seeds))  # S = pairs - 2 inversions
+    return float(of_all_seeds[sums >= at_least].sum())
 
 
 @dataclass(frozen=True)
@@ -213,10 +222,10 @@ def trend(table: pd.DataFrame) -> Trend:
     ends = (known.iloc[:, -1] - known.iloc[:, 0]).tolist()
     verdict: Strict = "open"
     if len(known) >= FEWEST_SEEDS:
-        of_ends = direction(ends)
-        if max(chance, chance_without_last) <= CHANCE and of_ends == "yes":
+        ends_rise = direction(ends)
+        if max(chance, chance_without_last) <= CHANCE and ends_rise == "yes":
             verdict = "yes"
-        elif fall <= CHANCE or of_ends == "no":
+        elif fall <= CHANCE or ends_rise == "no":
             verdict = "no"
     return Trend(verdict, chance, chance_without_last)
 
@@ -228,6 +237,7 @@ def chance_of_rise(table: pd.DataFrame) -> float:
     return chance_of_s(len(table.columns), len(table), total)
 
 
-def _of_sign(sign: int) -> Strict:
+def _verdict_on_sign(sign: int) -> Strict:
+    """*Yes* for an interval above zero (1), *no* for one below (-1), *open* if it contains zero."""
     verdicts: dict[int, Strict] = {1: "yes", -1: "no", 0: "open"}
     return verdicts[sign]

@@ -1,9 +1,10 @@
-"""The paper's tables (`TABLES`, at the end), each a frame of texts; and how entries of a catalogue
-of tables or figures are chosen and made.
+"""The paper's tables (`TABLES`, at the end), each a frame of texts; and how tables and figures are
+chosen from their catalogues and made.
 
-Tables are from the runs of a scale, from the runs of a study, or from formulas. An entry is chosen
-by its name, its place in the paper (`Figure 5`), or `all`. If several are chosen, entries that
-cannot be made are noted. If one is chosen and cannot be made, that is a UserError."""
+A table is made from the runs of a scale, from the runs of a study, or from formulas. An entry is
+chosen by its name or its place in the paper (`Figure 5`); `all` chooses every entry. If several are
+chosen, a note names each one that cannot be made. If a single one cannot be made, that is a
+UserError."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ Note = Callable[..., None]  # tells the user some lines
 class Entry:
     """An entry of a catalogue of figures or tables."""
 
-    name: str  # on the command line, and of its files
+    name: str  # on the command line, and the stem of its files' names
     place: str  # in the paper, such as `Figure 5`; or empty
 
 
@@ -97,14 +98,14 @@ class PaperTable(Entry):
 
 @dataclass(frozen=True)
 class FormulaTable(Entry):
-    """A table of closed forms, from no runs."""
+    """A table of closed forms, which needs no runs."""
 
     title: str
     compute: Callable[[], pd.DataFrame]  # texts
     legend: str = ""
 
     def make(self, _: Experiments) -> pd.DataFrame:
-        """The texts, whatever the runs."""
+        """The table's texts; they do not depend on the runs."""
         return self.compute()
 
 
@@ -118,7 +119,7 @@ class StudyTable(Entry):
     legend: str = ""
 
     def make(self, _: Experiments) -> pd.DataFrame:
-        """The texts, from the study's own folder."""
+        """The table's texts, made from the study's own folder; the scale's runs do not matter."""
         return self.make_from(self.study)
 
 
@@ -131,7 +132,7 @@ def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.Data
     """A row per method: its slowdown with each side at its own best learning rate, and also with
     both sides at the preset's rate.
 
-    The two have different targets."""
+    The two slowdowns are to different target losses."""
     rate = preset_with(experiments.scale.preset, {}).optimizer.lr
     at_rate = experiments.at_rate(rate)
     target = experiments.slowdown_target()
@@ -224,8 +225,8 @@ def make_tables(
     chosen = entries(wanted, TABLES, "table")
     if runs is not None and all(isinstance(table, FormulaTable) for table in chosen):
         raise UserError(f"--runs: table {wanted} is a formula, and not made from a folder of runs")
-    is_of_scale = any(isinstance(table, PaperTable) for table in chosen)
-    experiments = load_noting(scale, runs, note) if is_of_scale else None
+    needs_scale = any(isinstance(table, PaperTable) for table in chosen)
+    experiments = load_noting(scale, runs, note) if needs_scale else None
 
     def make(table: Table) -> pd.DataFrame:
         if isinstance(table, FormulaTable):
@@ -246,7 +247,7 @@ def make_tables(
 
 
 def write_table(table: Table, texts: pd.DataFrame, folder: Path) -> Path:
-    """Write a table as NAME.csv and NAME.md; gives the path of the latter."""
+    """Write a table as NAME.csv and NAME.md; returns the path of NAME.md."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{table.name}.csv", format_table(texts, "csv") + "\n")
     path = folder / f"{table.name}.md"
@@ -287,8 +288,10 @@ def entries(
 def made(
     chosen: list[Wanted], make: Callable[[Wanted], Made], kind: str, note: Note
 ) -> Iterator[tuple[Wanted, Made]]:
-    """Make the chosen entries one by one. An entry that cannot be made is a note among several, and
-    a UserError if it is the only one."""
+    """Make the chosen entries one by one, and yield each with what `make` returns.
+
+    If an entry cannot be made, a note says so, and the others follow; if it is the only one, that
+    is a UserError. `kind` is `figure` or `table`, for the message."""
     for entry in chosen:
         try:
             yield entry, make(entry)

@@ -1,8 +1,8 @@
-"""`delayed`: anybody's model, in anybody's training loop, under the delay of a pipeline. Needs
-torch alone.
+"""`delayed`: trains any model, in any training loop, under the delay of a pipeline. Needs torch
+alone.
 
-Hooks do it: a training forward pass opens a *window*, the end of its backward pass closes it, and
-in between the parameters hold the versions that docs/semantics.md names. The parts:
+It works by hooks: a training forward pass opens a *window*, the end of its backward pass closes it,
+and in between the parameters hold the versions that docs/semantics.md names. The parts:
 
 - `cut`: which parameter belongs to which stage; `use_order`: in which order the model uses them;
 - `history`: the versions, and how parameters get one (on the engine's own slots);
@@ -57,16 +57,16 @@ from brx.pipeline.windows import Window, Windows
 _DELAYED: WeakKeyDictionary[nn.Module, ReferenceType["DelayedPipeline"]] = WeakKeyDictionary()
 
 WRAPPED = ("optimizer", "base_optimizer", "_optimizer")
-"""Where wrappers of optimizers keep what they wrap."""
+"""The attributes in which wrappers of optimizers keep the wrapped optimizer."""
 
 
 WITH_FULLGRAPH = "delayed: with fullgraph=True, give it the compiled model: torch.compile(model)"
-"""What torch says where a compiled graph would have to contain the hooks."""
+"""The reason that torch gives in its error if a compiled graph would have to contain the hooks."""
 
 
 class DelayedPipeline:
-    """Let a model train as an asynchronous pipeline of its stages would train it; the loop stays as
-    it is.
+    """Makes a model train as an asynchronous pipeline of its stages would train it, while the
+    training loop stays as it is.
 
         pipeline = delayed(model, optimizer, stages=32)
 
@@ -78,10 +78,12 @@ class DelayedPipeline:
     Args:
         model: called as a whole: `model(batch)`, whatever it takes and returns. DDP, FSDP or
             torch.compile may wrap it. Parts of it are called within `with pipeline.micro_batch():`.
-        optimizer: one, or all that train the model; wrappers of them, too.
+        optimizer: the torch optimizer that trains the model, or a list of them. Wrappers of
+            optimizers will do, too.
         stages: P, which cuts the model's blocks (or layers) evenly in the order in which its first
-            forward pass uses them; or a mapping from parameter names or their beginnings
-            (`blocks.3`), or a function of the name, to the stage from 0 (docs/own-model.md).
+            forward pass uses them; or a mapping from parameter names or their prefixes
+            (`blocks.3`), or a function of the name, to the stage, counted from 0
+            (docs/own-model.md).
         delay: as in the section `pipeline` of a configuration (docs/semantics.md). A list may be an
             array.
         accumulation: M, the micro-batches (forward and backward passes) per update. All passes
@@ -90,9 +92,10 @@ class DelayedPipeline:
         stash: what a backward pass computes with, as in a configuration.
         forecast: both passes compute with expected weights, as in a configuration.
         rings: where older versions are kept: `device`, or `host` memory.
-        seed: for a delay function.
+        seed: passed to a delay function.
         example: inputs of a forward pass (a tuple, or a dictionary of keyword arguments). With them
-            the order of use is known at once, from a pass on the meta device.
+            the order in which the model uses its parameters is known at once, from a pass on the
+            meta device.
 
     `updates` is t, the updates so far. `by_stage` has the names of each stage's parameters.
 
@@ -175,8 +178,8 @@ class DelayedPipeline:
 
     @property
     def by_stage(self) -> list[list[str]]:
-        """The names of each stage's parameters, of those that train; UserError before they are
-        known."""
+        """The names of each stage's parameters that train; UserError while they are not known
+        yet."""
         if self._by_stage is None and self._is_cut_known:
             self._decide_cut()
         if self._by_stage is None:
@@ -192,15 +195,16 @@ class DelayedPipeline:
         return self._delays
 
     def delay_of(self, parameter: Tensor) -> float:
-        """tau in updates of a parameter's stage, for a learning-rate rule; 0 for one that does not
-        train."""
+        """The delay of a parameter's stage, tau in updates, for a learning-rate rule. 0 for a
+        parameter that does not train."""
         for names, delay in zip(self.by_stage, self._delays, strict=True):
             if any(self._trained[name] is parameter for name in names):
                 return delay.tau_updates
         return 0.0
 
     def settings(self) -> dict[str, Any]:
-        """What the pipeline is, as the section `pipeline` of a run's configuration."""
+        """The pipeline's settings, in the form of the section `pipeline` of a run's
+        configuration."""
         profile = self._profile
         if callable(profile) or isinstance(profile, list | tuple):
             profile = [delay.tau for delay in self._delays]  # a function's largest values
@@ -217,27 +221,29 @@ class DelayedPipeline:
         }
         if self._is_cut_known and len(self._delays) > 1:
             cut: list[list[str]] = [[] for _ in self._delays]
-            for beginning, stage in self.stage_map().items():
-                cut[stage].append(beginning)
-            settings["cut"] = [" ".join(beginnings) for beginnings in cut]
+            for prefix, stage in self.stage_map().items():
+                cut[stage].append(prefix)
+            settings["cut"] = [" ".join(prefixes) for prefixes in cut]
         return settings
 
     def stage_map(self) -> dict[str, int]:
-        """The stage by beginnings of names, as short as they can be; `stages=` takes it."""
+        """The stage by prefixes of parameter names, as short as they can be. `delayed` takes it as
+        `stages`."""
         return stage_map(self.by_stage)
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
-        """The explicit form of a window, for loops that call parts of the model:
+        """Open a window explicitly, for loops that call parts of the model instead of the whole:
 
             with pipeline.micro_batch():
                 loss = loss_of(model.decode(model.encode(x)))
                 loss.backward()
             optimizer.step()
 
-        All passes within use the versions of one micro-batch: in training mode or with gradients,
-        and those of `functional_call` with the model's weights. Its end closes the window, as does
-        an optimizer's step. An evaluation (neither) has the newest weights."""
+        All passes in this context that are in training mode or have gradients use the versions of
+        one micro-batch. So does `functional_call` with the model's weights. Passes that are neither
+        (an evaluation) have the newest weights. The window closes at the end of the context, or at
+        an optimizer's step."""
         if self._stash != "exact":
             raise UserError(f"delayed: micro_batch() needs stash exact, got {self._stash}")
         if self._windows.is_in_explicit:  # within another one, whose window goes on
@@ -251,15 +257,16 @@ class DelayedPipeline:
         self._windows.raise_problem()
 
     def remove(self) -> None:
-        """Take the hooks off: from here on the model trains without delay."""
+        """Remove the hooks: from here on the model trains without delay."""
         self._windows.close()
         for hook in (*self._hooks, *self._gradient_hooks):
             hook.remove()
         _DELAYED.pop(self.model, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """The versions, to be saved at any moment with the model and the optimizer (no copies); in
-        the middle of an update, gradients belong to them."""
+        """The older versions, for a checkpoint next to the model's and the optimizer's states (no
+        copies). It may be taken at any moment; in the middle of an update, the parameters'
+        gradients have to be saved as well."""
         windows = self._windows
         history = windows.history
         stages = [] if history is None else [_stage_state(stage) for stage in history.stages]
@@ -280,7 +287,12 @@ class DelayedPipeline:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken; after the model's own weights have been loaded."""
+        """Continue where `state_dict` was taken. Load the model's own weights before.
+
+        Raises:
+            ValueError: the state is of another model, delay, accumulation, stash mode or forecast,
+                or no state of a pipeline at all.
+        """
         wanted = ("updates", "is_pending", "accumulation", "by_stage", "stages")
         missing = [key for key in wanted if key not in state]
         if missing:
@@ -310,16 +322,16 @@ class DelayedPipeline:
 
     def _load_history(self, saved: Sequence[Mapping[str, Any]]) -> History:
         """The versions of a saved state."""
-        history = self._make_history(self._now())
+        history = self._make_history(self._contents_by_name())
         if len(history.stages) != len(saved):
             raise ValueError("the state comes from a pipeline with other delays")
-        for stage, of_stage in zip(history.stages, saved, strict=True):
-            _load_stage(stage, of_stage)
+        for stage, stage_state in zip(history.stages, saved, strict=True):
+            _load_stage(stage, stage_state)
         return history
 
     def _load_initial(self, saved: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
         """Version 0 of a state that was saved after the first update."""
-        now = self._now()
+        now = self._contents_by_name()
         if saved is None:
             if self._has_delay:
                 raise ValueError(
@@ -334,8 +346,8 @@ class DelayedPipeline:
             initial[name] = torch.empty_like(weight).copy_(saved[name])
         return initial
 
-    def _now(self) -> dict[str, Tensor]:
-        """What the parameters hold, by name."""
+    def _contents_by_name(self) -> dict[str, Tensor]:
+        """What the parameters hold now, by name."""
         return {name: contents(each) for name, each in self._trained.items()}
 
     def __deepcopy__(self, memo: object) -> None:
@@ -366,8 +378,8 @@ class DelayedPipeline:
         return f"{count:>10,}  {ring / 2**20:.1f} MiB  {shown}"
 
     def _remarks(self) -> list[str]:
-        """Lines about parameters whose stage is not obvious: those defined among the parameters of
-        another stage, and tied ones."""
+        """Lines about parameters whose stage is not obvious: the tied ones, and those defined among
+        the parameters of another stage."""
         stage_of: dict[str, int] = {}
         for stage, names in enumerate(self.by_stage):
             stage_of |= dict.fromkeys(names, stage)
@@ -431,7 +443,7 @@ class DelayedPipeline:
         return History(stages, self._stash, before_move=self._drop_gathered)
 
     def _drop_gathered(self) -> None:
-        """Under FSDP: modules that keep whole parameters after a pass must gather them anew."""
+        """Under FSDP: modules that keep whole parameters after a pass must gather them again."""
         for module in self._sharded:
             drop_gathered(module)
 
@@ -484,20 +496,22 @@ class DelayedPipeline:
             self._open()
 
     def _is_of_micro_batch(self, module: nn.Module) -> bool:
-        """Whether a call of the model is a pass of a micro-batch, and no evaluation."""
+        """Whether a call of the model is a pass of a micro-batch, not an evaluation."""
         has_gradients = torch.is_grad_enabled()
         if self._windows.is_in_explicit:
-            # Also training in eval mode, and passes without gradients that come again with them.
+            # This includes training in eval mode, and passes without gradients that are repeated
+            # with gradients later.
             return module.training or has_gradients
         return module.training and (has_gradients or is_in_autograd_function())
 
     def _open(self, *, is_explicit: bool = False) -> Window:
-        """A micro-batch begins, or goes on."""
+        """Open the window of a micro-batch, or return the one that is open already."""
         self._drop_gathered()
-        if not self._windows.is_in_explicit:  # there, functional_call may have put in other tensors
+        # Within `micro_batch()`, functional_call may have put other tensors into the model.
+        if not self._windows.is_in_explicit:
             self._check_model()
         self._stop_watching()
-        self._tell_lost_versions()
+        self._warn_of_lost_versions()
         return self._windows.open(is_explicit=is_explicit)
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -542,8 +556,8 @@ class DelayedPipeline:
         self._windows.after_step(optimizer)
 
     def _watch_gradients(self) -> None:
-        """See whether gradients arrive in a window; in the first updates also which, and in which
-        order."""
+        """Register hooks that see gradients arrive: whether they do so in a window and, during the
+        first updates, which ones and in which order."""
         see_gradient = weakly(self._see_gradient)
         for name, parameter in self._trained.items():
             if parameter.requires_grad:
@@ -552,9 +566,10 @@ class DelayedPipeline:
                     parameter.register_post_accumulate_grad_hook(action)  # type: ignore[no-untyped-call]
                 )
 
-    def _tell_lost_versions(self) -> None:
-        """A resumed optimizer, but a pipeline that begins."""
-        if self._windows.has_begun or self._windows.is_in_step:  # LBFGS makes its state there
+    def _warn_of_lost_versions(self) -> None:
+        """Warn if the optimizer has been resumed, but the pipeline starts afresh."""
+        # Within its step, LBFGS already has its state when it calls the first forward pass.
+        if self._windows.has_begun or self._windows.is_in_step:
             return
         if any(optimizer.state for optimizer in self._optimizers) and self._has_delay:
             warn_user(
@@ -564,7 +579,8 @@ class DelayedPipeline:
             )
 
     def _stop_watching(self) -> None:
-        """Without a delay, a gradient from outside of a window is as good as any."""
+        """Remove the gradient hooks once the first updates are checked, if no stage has a delay:
+        then it does not matter whether a gradient arrives in a window."""
         if self._gradient_hooks and not self._has_delay and not self._check.is_on:
             for hook in self._gradient_hooks:
                 hook.remove()
@@ -586,27 +602,32 @@ class DelayedPipeline:
     # Copies of the model, and its state
 
     def _before_copy(self, memo: dict[int, Any]) -> Callable[[], None] | None:
-        """The model is about to be copied or saved as a whole: with its newest weights. Gives what
-        goes back to the window."""
+        """Show the newest weights to a copy of the model that is about to be made or saved.
+
+        Returns:
+            A function that shows the window's contents again, for the end of the copy; None if no
+            window is open.
+        """
         windows = self._windows
         window = windows.current
         if window is None or windows.is_peeking:
             return None
         windows.peek()
         for parameter in self._trained.values():
-            copied = memo.get(id(parameter))  # copied already, with what it held then
+            copied = memo.get(id(parameter))  # this parameter was copied with its old version
             if isinstance(copied, Tensor):
                 contents(copied).copy_(contents(parameter))
         return partial(self._after_copy, window)
 
     def _after_copy(self, window: Window) -> None:
-        # Where the copy's memo lives on, the loop may be somewhere else by now.
+        # If something keeps the copy's memo alive, this is called late: the loop has gone on.
         is_evaluating = self._depth > 0 or self._is_saving()
         if self._windows.current is window and not is_evaluating:
             self._windows.end_peek()
 
     def _before_load(self, module: nn.Module, *args: Any) -> None:
-        """A state is about to be loaded: into the newest weights."""
+        """Before a state is loaded into the model: close the window, so that it goes into the
+        newest weights."""
         self._windows.close()
 
     def _before_state_dict(self, module: nn.Module, *args: Any) -> None:
@@ -618,13 +639,14 @@ class DelayedPipeline:
             self._windows.peek()
 
     def _is_saving(self) -> bool:
-        """Whether a state dict is being made just now."""
+        """Whether a state dict is being made at the moment."""
         if self._saving is not None and not num_running(STATE_DICT, self._saving):
             self._saving = None  # it failed, which no hook sees
         return self._saving is not None
 
     def _after_state_dict(self, module: nn.Module, state: dict[str, Any], *args: Any) -> None:
-        """In a window the state has copies of the newest weights; it would change with them."""
+        """In a window, replace the state's tensors by copies of the newest weights. The tensors
+        themselves are about to hold the window's contents again."""
         if module is not self._saving:
             return
         self._saving = None
@@ -635,7 +657,8 @@ class DelayedPipeline:
         self._windows.end_peek()
 
     def _check_model(self) -> None:
-        """UserError where what was given to `delayed` is no longer what trains."""
+        """UserError if the model or its optimizers have changed since `delayed`, or if autocast is
+        on although the stash does not allow it."""
         for module, name, parameter in self._places:
             if module._parameters.get(name) is not parameter:
                 raise UserError(
@@ -656,8 +679,9 @@ class DelayedPipeline:
             )
 
     def _check_number_of_parameters(self) -> None:
-        """UserError where the model has other parameters than it had."""
-        # To walk through all of them takes as long as all other hooks together.
+        """UserError if the model has other parameters than it had."""
+        # A walk through all parameters takes as long as all other hooks together. So first see
+        # whether any module has changed.
         if all(_holds(module, *held) for module, held in self._children.items()):
             return
         self._children = _children(self.model)
@@ -669,7 +693,7 @@ class DelayedPipeline:
 
 
 def _children(model: nn.Module) -> dict[nn.Module, tuple[int, list[nn.Module | None]]]:
-    """What each module of a model holds: how many parameters, and which modules."""
+    """The number of parameters and the child modules that each module of a model holds directly."""
     return {
         module: (len(module._parameters), list(module._modules.values()))
         for module in model.modules()
@@ -684,14 +708,20 @@ def _holds(module: nn.Module, num_parameters: int, children: list[nn.Module | No
 def stage_map_in_order(
     by_stage: Sequence[Sequence[str]], names: Sequence[str]
 ) -> list[tuple[str, int]]:
-    """Each beginning of names with its stage, in the order in which the parameters are defined."""
-    found = stage_map(by_stage)
+    """The prefixes of `stage_map` with their stages, in the order in which the parameters are
+    defined.
+
+    Args:
+        by_stage: the names of each stage's parameters.
+        names: all these names, in the order of definition.
+    """
+    stage_of_prefix = stage_map(by_stage)
     place = {name: index for index, name in enumerate(names)}
 
-    def first(beginning: str) -> int:
-        return min(place[n] for n in names if f"{n}.".startswith(f"{beginning}."))
+    def first_place(prefix: str) -> int:
+        return min(place[name] for name in names if f"{name}.".startswith(f"{prefix}."))
 
-    return sorted(found.items(), key=lambda item: first(item[0]))
+    return sorted(stage_of_prefix.items(), key=lambda item: first_place(item[0]))
 
 
 def _refuse_shared(trained: Mapping[str, Tensor]) -> None:
@@ -710,7 +740,7 @@ def _refuse_shared(trained: Mapping[str, Tensor]) -> None:
 
 
 def _no_pipeline() -> None:
-    """A saved model has no pipeline."""
+    """What a pickled pipeline becomes: a saved model has none."""
 
 
 def _storage(tensor: Tensor) -> int:
@@ -718,10 +748,11 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _places(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
-    """Where the model's modules hold parameters."""
+    """Each place where a module of the model holds a parameter: the module, the name of its
+    attribute, and the parameter."""
     places = []
     for module in model.modules():
-        if isinstance(module, torch.jit.ScriptModule):  # whose parameters stay what they are
+        if isinstance(module, torch.jit.ScriptModule):  # its parameters stay the same objects
             continue
         for name, parameter in module._parameters.items():
             if parameter is not None:
@@ -740,7 +771,8 @@ def _stage_state(stage: StageHistory) -> dict[str, Any]:
 
 @torch.no_grad()
 def _load_stage(stage: StageHistory, saved: Mapping[str, Any]) -> None:
-    """What `_stage_state` gave; ValueError where it is another delay's."""
+    """Restore what `_stage_state` returned; ValueError if it is of another delay, stash mode or
+    forecast."""
     if len(saved["slots"]) != len(stage.slots.slots):
         raise ValueError("the state comes from a pipeline with other delays")
     for slot, kept in zip(stage.slots.slots, saved["slots"], strict=True):
@@ -758,12 +790,13 @@ def _is_whole(value: Any) -> bool:
 
 
 def _without_arrays(delay: Any) -> Any:
-    """A delay as `delays_of` takes it: lists and numbers for numpy's arrays and torch's tensors."""
+    """A delay in the form that `delays_of` takes: numpy's arrays and torch's tensors become lists
+    and numbers."""
     return delay.tolist() if hasattr(delay, "tolist") else delay
 
 
 def _delays_of(delay: Any, num_stages: int, accumulation: int, seed: int) -> list[StageDelay]:
-    """`delays_of`, with UserError for what is no delay."""
+    """`delays_of`, with a UserError that names `delayed` if the delay is wrong."""
     try:
         return delays_of(delay, num_stages, accumulation, seed=seed)
     except ValueError as error:
@@ -803,11 +836,11 @@ def _innermost(given: Any) -> Optimizer:
         )
     optimizer = given
     while True:
-        inner = [getattr(optimizer, name, None) for name in WRAPPED]
-        found = [each for each in inner if hasattr(each, "step")]
-        if not found:
+        attributes = [getattr(optimizer, name, None) for name in WRAPPED]
+        inner = [attribute for attribute in attributes if hasattr(attribute, "step")]
+        if not inner:
             break
-        optimizer = found[0]
+        optimizer = inner[0]
     if not isinstance(optimizer, Optimizer):
         raise UserError(
             f"delayed: optimizer must be a torch optimizer, several, or a wrapper that has one as "
@@ -817,11 +850,12 @@ def _innermost(given: Any) -> Optimizer:
 
 
 def _optimized(optimizers: Sequence[Optimizer]) -> list[Tensor]:
-    found: list[Tensor] = []
+    """All parameters of some optimizers."""
+    parameters: list[Tensor] = []
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            found += group["params"]
-    return found
+            parameters += group["params"]
+    return parameters
 
 
 delayed = DelayedPipeline

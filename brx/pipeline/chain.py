@@ -13,18 +13,18 @@ from torch.profiler import record_function
 
 
 class ChainOutput(NamedTuple):
-    """What the last of some stages gives, and the auxiliary losses of all of them."""
+    """The output of the last stage of a device, and the auxiliary losses of all its stages."""
 
     stream: Tensor  # (B, S, D)
-    loss: Tensor | None  # mean cross-entropy in nats; on the last device
-    auxiliary_losses: Tensor | None  # per stage with a mixture; None if there is none
+    loss: Tensor | None  # (), mean cross-entropy in nats; None on all devices but the last
+    auxiliary_losses: Tensor | None  # (stages with a mixture of experts,); None if there is none
 
 
 class Chain:
     """Stages that compute one after another.
 
     Args:
-        modules: of the stages, in the order of the model.
+        modules: the stages' modules, in the order of the model.
         first: the index of the first stage.
         autocast: makes the context in which a forward pass runs.
     """
@@ -58,7 +58,8 @@ class Chain:
 def _in_order(
     modules: list[nn.Module], first: int
 ) -> Callable[[Tensor, Tensor | None], ChainOutput]:
-    """A function that runs the modules. It reads nothing else, so that it can be compiled."""
+    """A function that runs the modules in turn. It depends on nothing else, so that `torch.compile`
+    can make one graph of it."""
 
     def run(x: Tensor, targets: Tensor | None) -> ChainOutput:
         auxiliary_losses = []

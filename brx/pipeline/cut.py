@@ -1,4 +1,4 @@
-"""The cut of somebody's model into stages: which parameter belongs to which. Needs torch alone."""
+"""Cuts a user's model into stages: decides which parameter belongs to which. Needs torch alone."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from brx.errors import UserError, some
 
 Stages = int | Mapping[str, int] | Callable[[str], int]
 
-LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)  # containers whose children may be blocks
 
 
 @dataclass(frozen=True)
@@ -38,41 +38,48 @@ def check_stages(model: nn.Module, trained: Sequence[str], stages: Stages) -> No
 
 
 def is_known_before_use(stages: Stages) -> bool:
-    """Whether the order of use has no say in the cut."""
+    """Whether the cut does not depend on the order in which the model uses its parameters."""
     return not isinstance(stages, int) or stages == 1
 
 
 def cut(
     model: nn.Module, trained: Sequence[str], stages: Stages, positions: Mapping[str, int]
 ) -> list[list[str]]:
-    """The names of each stage's parameters, of those that train; UserError for one without a stage.
+    """Assign each parameter that trains to a stage.
 
     Args:
-        model: whose blocks or layers are not divided.
+        model: the model. Its blocks or layers are never divided.
         trained: the names of the parameters that train.
-        stages: their number, which cuts the model's blocks evenly, in the order of their use; or a
-            mapping from names or their beginnings; or a function of the name.
-        positions: by name of each parameter, its place in the order of use. Only a number needs it.
+        stages: the number of stages, which cuts the model's blocks evenly, in the order of their
+            use; or a mapping from names or their prefixes to stages; or a function of the name.
+        positions: each parameter's place in the order of use, by name. Only a number of stages
+            needs it.
+
+    Returns:
+        The names of each stage's parameters.
+
+    Raises:
+        UserError: a parameter has no stage, or the model cannot have such stages.
     """
     stage_of: Callable[[str], Any]
     if isinstance(stages, Mapping):
-        _check_beginnings(model, stages)
-        stage_of = partial(_by_beginning, stages)
+        _check_prefixes(model, stages)
+        stage_of = partial(_by_prefix, stages)
     elif isinstance(stages, int):
         stage_of = _evenly(model, stages, positions)
     else:
         stage_of = stages
-    found: dict[str, Any] = {name: stage_of(name) for name in trained}
-    wrong = [name for name, stage in found.items() if not _is_stage(stage)]
+    stage_by_name: dict[str, Any] = {name: stage_of(name) for name in trained}
+    wrong = [name for name, stage in stage_by_name.items() if not _is_stage(stage)]
     if wrong:
         raise UserError(
             f"delayed: stages: {some(wrong)} assigned to no stage; each needs a whole number from "
             f"0, as stages={_example(model)}"
         )
-    count = stages if isinstance(stages, int) else 1 + max(found.values())
+    count = stages if isinstance(stages, int) else 1 + max(stage_by_name.values())
     by_stage: list[list[str]] = [[] for _ in range(count)]
     for name in trained:
-        by_stage[found[name]].append(name)
+        by_stage[stage_by_name[name]].append(name)
     return by_stage
 
 
@@ -81,34 +88,37 @@ def _is_stage(value: Any) -> bool:
 
 
 def stage_map(by_stage: Sequence[Sequence[str]]) -> dict[str, int]:
-    """The shortest beginnings of names that say each parameter's stage; `delayed(stages=...)` takes
-    them."""
+    """The inverse of `cut`: the stage by the shortest prefixes of names that decide it. The mapping
+    may be given to `delayed(stages=...)`."""
     stage_of: dict[str, int] = {}
     for stage, names in enumerate(by_stage):
         for name in names:
             stage_of[name] = stage
     stages_below: dict[str, set[int]] = {}
     for name, stage in stage_of.items():
-        for beginning in _beginnings(name):
-            stages_below.setdefault(beginning, set()).add(stage)
-    found: dict[str, int] = {}
+        for prefix in _prefixes(name):
+            stages_below.setdefault(prefix, set()).add(stage)
+    stage_of_prefix: dict[str, int] = {}
     for name, stage in stage_of.items():
-        alone = [each for each in _beginnings(name) if len(stages_below[each]) == 1]
-        found[alone[0]] = stage
-    return found
+        # Prefixes whose parameters are all in this stage; the first one is the shortest.
+        decisive = [prefix for prefix in _prefixes(name) if len(stages_below[prefix]) == 1]
+        stage_of_prefix[decisive[0]] = stage
+    return stage_of_prefix
 
 
-def _beginnings(name: str) -> list[str]:
-    """`a`, `a.b` and `a.b.c` of `a.b.c`."""
+def _prefixes(name: str) -> list[str]:
+    """For `a.b.c`: `a`, `a.b` and `a.b.c`."""
     words = name.split(".")
     return [".".join(words[: count + 1]) for count in range(len(words))]
 
 
-def _check_beginnings(model: nn.Module, stages: Mapping[str, int]) -> None:
-    every = [name for name, _ in model.named_parameters(remove_duplicate=False)]  # a tied head, too
+def _check_prefixes(model: nn.Module, stages: Mapping[str, int]) -> None:
+    """UserError for a key that is neither a parameter's name nor the beginning of one."""
+    # With duplicates, so that a key may name a tied parameter by any of its names.
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     unknown = []
     for key in stages:
-        if not any(f"{name}.".startswith(f"{key}.") for name in every):
+        if not any(f"{name}.".startswith(f"{key}.") for name in names):
             unknown.append(key)
     if unknown:
         raise UserError(
@@ -117,14 +127,14 @@ def _check_beginnings(model: nn.Module, stages: Mapping[str, int]) -> None:
         )
 
 
-def _by_beginning(stages: Mapping[str, int], name: str) -> int | None:
-    """The stage of the longest beginning of a name that the mapping has; None if it has none."""
-    beginnings = [key for key in stages if f"{name}.".startswith(f"{key}.")]
-    return stages[max(beginnings, key=len)] if beginnings else None
+def _by_prefix(stages: Mapping[str, int], name: str) -> int | None:
+    """The stage of the longest prefix of a name in the mapping; None if it has no prefix of it."""
+    prefixes = [key for key in stages if f"{name}.".startswith(f"{key}.")]
+    return stages[max(prefixes, key=len)] if prefixes else None
 
 
 def _example(model: nn.Module) -> str:
-    """A mapping with names of this model, to follow."""
+    """An example of a mapping with names of this model, for error messages."""
     parts = _layers(model)
     chosen = [parts[0], parts[len(parts) // 2], parts[-1]] if len(parts) > 2 else parts
     stages: dict[str, int] = {}
@@ -136,11 +146,12 @@ def _example(model: nn.Module) -> str:
 def _evenly(
     model: nn.Module, num_stages: int, positions: Mapping[str, int]
 ) -> Callable[[str], int]:
-    """The stage by name, when the parts are cut evenly in the order of their use."""
+    """A function from names to stages, with the parts cut evenly in the order of their use."""
     parts = parts_for(model, num_stages)
     tied = _tied_names(model)
-    starts: list[tuple[int, Part]] = []
+    starts: list[tuple[int, Part]] = []  # each part, with the place of its first use
     for part in parts:
+        # A tied parameter may have been used by another part before.
         own = [name for name in part.parameters if name not in tied] or part.parameters
         starts.append((min(positions[name] for name in own), part))
     starts.sort(key=lambda start: start[0])
@@ -155,7 +166,8 @@ def _evenly(
         for name in part.parameters:
             if name not in tied:
                 stage_of[name] = stage
-    # What belongs to no part, or to several, goes with the part that has begun when it is used.
+    # A parameter of no part, or of several, goes to the stage of the part that began last before it
+    # is used.
     for name, position in positions.items():
         begun = [index for index, (start, _) in enumerate(starts) if start <= position]
         stage_of.setdefault(name, stage_of_part[begun[-1]] if begun else 0)
@@ -163,9 +175,14 @@ def _evenly(
 
 
 def parts_for(model: nn.Module, num_stages: int) -> list[Part]:
-    """What a number of stages divides, in the order of definition: runs of like blocks (lists of
-    modules that have modules themselves); where these are too few, all runs of like modules; then
-    all layers. UserError where even these are too few."""
+    """The parts of a model that are divided among a number of stages, in the order of definition.
+
+    These are the blocks: runs of like modules in a list that have modules of their own. If they are
+    too few, all runs of like modules; then all layers.
+
+    Raises:
+        UserError: the model has even fewer layers than that.
+    """
     runs = _runs(model)
     structured = [run for run in runs if any(True for _ in run[0].children())]
     for chosen in (structured, runs):
@@ -183,8 +200,8 @@ def parts_for(model: nn.Module, num_stages: int) -> list[Part]:
 
 
 def _runs(model: nn.Module) -> list[list[nn.Module]]:
-    """The longest run of like modules of each list (`ModuleList`, `Sequential`, `ModuleDict`), but
-    of lists within such modules (heads or experts of a block)."""
+    """The longest run of like modules in each list (`ModuleList`, `Sequential`, `ModuleDict`). A
+    list within a block of such a run, as of its heads or experts, does not count."""
     runs: list[list[nn.Module]] = []
     inner: set[nn.Module] = set()
     for container in model.modules():
@@ -207,7 +224,8 @@ def _runs(model: nn.Module) -> list[list[nn.Module]]:
 
 
 def _kind(block: nn.Module) -> object:
-    """What like blocks have in common: their class, and what is in one that is a mere list."""
+    """A key that is equal for like blocks: their class or, if they are mere lists, the classes of
+    all modules in them."""
     return [type(module) for module in block.modules()] if isinstance(block, LISTS) else type(block)
 
 
@@ -222,8 +240,9 @@ def _parts_of(model: nn.Module, blocks: Sequence[nn.Module]) -> list[Part]:
 
 
 def _layers(model: nn.Module) -> list[Part]:
-    """The modules that have parameters of their own, each with these; a parameter of the model
-    itself is in none unless nothing else is."""
+    """The modules that hold parameters directly, each with these parameters.
+
+    Parameters of the model itself are in none of them, unless the model has no others."""
     names = _names(model)
     parts: list[Part] = []
     taken: set[str] = set()
@@ -240,8 +259,9 @@ def _names(model: nn.Module) -> dict[int, str]:
 
 
 def tied_places(model: nn.Module) -> dict[str, list[str]]:
-    """By name of each parameter that several modules hold: all its names. A module that is itself
-    reached by several names (as wrappers do) holds it once."""
+    """All names of each parameter that several modules hold, by its first name.
+
+    A module that has several names itself (in a wrapper, for example) counts once."""
     names = _names(model)
     places: dict[str, list[str]] = {}
     for path, module in model.named_modules():
@@ -249,7 +269,7 @@ def tied_places(model: nn.Module) -> dict[str, list[str]]:
             if parameter is not None:
                 place = f"{path}.{attribute}" if path else attribute
                 places.setdefault(names[id(parameter)], []).append(place)
-    return {name: found for name, found in places.items() if len(found) > 1}
+    return {name: all_names for name, all_names in places.items() if len(all_names) > 1}
 
 
 def _tied_names(model: nn.Module) -> set[str]:
@@ -257,9 +277,11 @@ def _tied_names(model: nn.Module) -> set[str]:
 
 
 def trained_names(model: nn.Module, optimized: Sequence[Any]) -> list[str]:
-    """The names of the parameters that optimizers train; UserError for what is not the model's."""
+    """The names of the model's parameters that optimizers train; UserError if the optimizers have
+    parameters that are not the model's."""
     named = dict(model.named_parameters())
-    given = {id(p) for p in optimized if p.is_floating_point() or p.is_complex()}  # no integers
+    # Integer parameters (quantized ones, for example) do not train.
+    given = {id(p) for p in optimized if p.is_floating_point() or p.is_complex()}
     trained = [name for name, parameter in named.items() if id(parameter) in given]
     if len(trained) < len(given):
         raise UserError(

@@ -1,5 +1,5 @@
-"""Which version of its weights a stage uses when: the meaning of delay (docs/semantics.md). Needs
-only Python.
+"""The meaning of delay: which version of its weights a stage uses for which micro-batch
+(docs/semantics.md). Needs only Python.
 
 `StageDelay` has all arithmetic on versions and slots. `tau` counts micro-batches and `tau_updates`
 counts updates, here and everywhere.
@@ -102,8 +102,8 @@ class StageDelay:
 
 @dataclass(frozen=True)
 class VaryingDelay(StageDelay):
-    """A delay that a function gives for each micro-batch. `tau` is the largest one, for which the
-    ring has room.
+    """A delay that a function gives for each micro-batch. `tau` is the largest one; the ring has
+    room for it.
 
     Versions never run backwards. Where the function's delay grows by more than 1 from one
     micro-batch to the next, the stage stays at the newest version that one of the `tau`
@@ -147,9 +147,9 @@ class VaryingDelay(StageDelay):
 
 @dataclass(frozen=True)
 class NotedDelay(VaryingDelay):
-    """The facts of a stage's delay function that a run's configuration has
-    (`brx.config.schema.DelayFacts`), for analyses: its largest and its mean delay. The version that
-    a micro-batch uses is not among them."""
+    """What a run's configuration has noted of a stage's delay function (`DelayFacts` in
+    `brx.config.schema`), for analyses: its largest and its mean delay. Which version a micro-batch
+    uses is not noted, so asking for it is an error."""
 
     mean_tau: float = 0.0
     """In micro-batches, once the pipeline has filled."""
@@ -186,8 +186,8 @@ def delays_of(
             attribute `most` is the largest tau, a number or a function of (stage, number of
             stages).
         accumulation: M, the micro-batches per update.
-        seed: for a function.
-        name: of the setting, for messages.
+        seed: passed to a function.
+        name: the name of the setting, for messages.
 
     Raises:
         UserError: a function does not say its largest delay, or says none that is a whole number
@@ -209,7 +209,7 @@ def delays_of(
 
 
 def _constant_taus(profile: Any, num_stages: int, accumulation: int) -> list[int] | None:
-    """tau of each stage under a profile that is no function; None where it is no profile.
+    """tau of each stage under a profile that is not a function; None if it is not a profile.
 
     A new constant rule is a case of this function. A rule that varies in time is a function with an
     attribute `most` (`delays_of`)."""
@@ -238,8 +238,8 @@ def _is_delay(value: Any) -> bool:
 
 
 def _taus_like(num_stages_there: int, num_stages: int) -> list[int] | None:
-    """tau of each stage, as at the same relative place of a pipeline of P' stages. None for a
-    single stage, which has no such place unless P' is 1."""
+    """tau of each stage: the delay at the same relative depth of a pipeline of P' stages. None for
+    a single stage, which has no relative depth, unless P' is 1."""
     last_there = num_stages_there - 1
     last = num_stages - 1
     if last == 0:
@@ -261,7 +261,8 @@ def _varying(
         )
     most = int(most)
 
-    @lru_cache(most + SAMPLED)  # asked once per micro-batch, and looked back upon `most` times
+    # `_newest_asked_for` asks again for the last `most` micro-batches.
+    @lru_cache(most + SAMPLED)
     def tau_at(micro_batch: int) -> int:
         tau = function(stage, num_stages, micro_batch, seed)
         if not isinstance(tau, Integral) or not 0 <= int(tau) <= most:
@@ -277,17 +278,17 @@ def _varying(
 def stage_delays(pipeline: PipelineConfig, seed: int = 0) -> list[StageDelay]:
     """The delay of each stage of a run; see `delays_of`.
 
-    A delay function is imported where the run trains. Elsewhere what the run's configuration has
-    noted of it counts (`NotedDelay`).
+    A delay function is imported only where user code may run, as in training. Elsewhere, what the
+    run's configuration has noted of it is used instead (`NotedDelay`).
 
     Raises:
-        UserError: a delay function cannot be loaded; or it may not be (`brx.config.user_code`), and
-            nothing is noted of it.
+        UserError: a delay function cannot be loaded. Or it must not be (`brx.config.user_code`),
+            and nothing is noted of it.
     """
     profile: Any = pipeline.delay
     name = getattr(profile, "function", None)
     if name is not None:
-        # Only a run's configuration needs it.
+        # Imported here because only runs need it: `delayed` does without.
         from brx.config.user_code import check_unchanged, in_one_line, is_allowed, load_attribute
 
         if profile.facts is not None and not is_allowed():
@@ -318,11 +319,11 @@ def noted_delays(pipeline: PipelineConfig) -> list[StageDelay]:
 
 
 def shortfall(delays: Sequence[StageDelay]) -> str | None:
-    """A line about the stage whose delay function asks for most that the versions of its weights
-    cannot give; None if every stage gets the delays that its function asks for.
+    """A line about the stage that falls furthest short of the mean delay that its function asks
+    for; None if every stage gets the delays that its function asks for.
 
     Args:
-        delays: by stage, from `stage_delays` where the function may run.
+        delays: the delay of each stage, from `stage_delays` where the function may run.
     """
     missing = 0.0
     line = None
@@ -341,8 +342,8 @@ def shortfall(delays: Sequence[StageDelay]) -> str | None:
 
 
 def depth(pipeline: PipelineConfig) -> int:
-    """P as the paper counts it: the number of stages of the pipeline whose delays a run has. With
-    `like`, this is not its own number of stages."""
+    """P as the paper counts it: the number of stages of the pipeline that a run imitates. With
+    `like`, that is the other pipeline's number of stages, else the run's own."""
     return getattr(pipeline.delay, "like", pipeline.stages)
 
 
@@ -355,10 +356,11 @@ def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) ->
     """Why devices cannot run some delays; None if they can.
 
     Args:
-        delays: by stage.
+        delays: the delay of each stage.
         ranges: the stages of each device, in order of rank.
     """
     if len(ranges) > 1 and any(isinstance(delay, VaryingDelay) for delay in delays):
+        # Its `tau` is only the largest: a smaller one may be less than 1F1B needs (below).
         return "a delay function runs on one device"
     for rank, own in enumerate(ranges):
         # 1F1B runs this many forward passes ahead. Their gradients are at least that old when they

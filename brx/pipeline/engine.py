@@ -136,9 +136,9 @@ class Engine:
     `watcher`, if it is set, is shown every forward pass and every update.
 
     Args:
-        stages: of this device, in the order of the model.
+        stages: the stages of this device, in the order of the model.
         updater: the method.
-        micro_batch: gives micro-batch n (from 1) on this device. The first device uses its token
+        micro_batch: returns micro-batch n (from 1) on this device. The first device uses its token
             ids, and the last one its targets. Devices in between never call it.
         clip: largest gradient norm of a stage.
         autocast: makes the context in which a forward pass runs.
@@ -187,7 +187,7 @@ class Engine:
         self._gradients = Gradients(self.stages)
         self._accumulation = self.stages[0].delay.accumulation
         self._in_flight: dict[int, _InFlight] = {}  # by micro-batch
-        # Of the update that comes next, from its micro-batches so far:
+        # What the micro-batches of the next update have given so far:
         self._losses: list[Tensor] = []  # () each
         self._auxiliary_losses: list[Tensor] = []  # (stages with a mixture,) each
         self._grad_norms: Tensor | None = None  # (stages,)
@@ -201,7 +201,7 @@ class Engine:
 
         Args:
             first: the first update, from 1.
-            last: gives the last update. It is asked before each forward pass, so that a run may be
+            last: returns the last update. It is asked before each forward pass, so a run may be
                 cut short.
 
         Yields:
@@ -331,7 +331,7 @@ class Engine:
         return StepResult(t, loss, auxiliary_losses, grad_norms, update_norms, stopwatch)
 
     def _update_norms(self) -> Tensor:
-        """Norm of what the update added to each stage's weights, (stages,)."""
+        """The norm of each stage's last update, w(t) - w(t - 1), (stages,)."""
         return torch.stack([get_total_norm(stage.last_update()) for stage in self.stages])
 
     # One iteration with both passes as a graph
@@ -412,9 +412,9 @@ class Engine:
             if output.auxiliary_losses is not None:
                 loss = loss + output.auxiliary_losses.sum()
             # An expert that no token was sent to gets zeros.
-            found = torch.autograd.grad(loss / M, in_use, allow_unused=True, materialize_grads=True)
+            taken = torch.autograd.grad(loss / M, in_use, allow_unused=True, materialize_grads=True)
             gradients = [
-                gradient.to(weight.dtype) for gradient, weight in zip(found, newest, strict=True)
+                gradient.to(weight.dtype) for gradient, weight in zip(taken, newest, strict=True)
             ]
             total = list(torch._foreach_add(total, gradients)) if total else gradients
         sizes = [len(stage.newest) for stage in self.stages]
@@ -429,7 +429,7 @@ def _differentiate(
 ) -> None:
     """Run a backward pass from the loss or from the residual stream.
 
-    It also begins at the sum of this device's auxiliary losses, which are no part of the loss on
+    It also begins at the sum of this device's auxiliary losses, which are not part of the loss on
     the last rank.
     """
     roots, gradients = [root], [gradient]
@@ -463,8 +463,8 @@ def _take_stage_means(
     if not losses:
         return None
     total = losses[0]
-    for of_micro_batch in losses[1:]:
-        total = total + of_micro_batch
+    for stage_losses in losses[1:]:
+        total = total + stage_losses
     num_micro_batches = len(losses)
     losses.clear()
     return total / num_micro_batches

@@ -25,7 +25,7 @@ class ErrorFeedback:
     """Corrects the updates of one stage.
 
     Args:
-        layout: of the weights.
+        layout: the layout of the weights.
         newest: version 0 of the weights.
         coefficient: c.
     """

@@ -22,9 +22,10 @@ ParameterStates = list[dict[str, Any]]
 numbers by name."""
 
 ForecastRule = Callable[[list[Tensor], list[Tensor], float, ParameterStates], list[Tensor]]
-"""Takes the newest weights of a stage, the update that they have just had, tau in updates, and the
-rule's own state. Gives the weights with which a later micro-batch computes. It is called after
-every update, without gradients."""
+"""Takes the newest weights of a stage, the update that they have just had, w(t) - w(t-1), tau in
+updates, and the rule's own state, which it may change. Returns the weights with which a later
+micro-batch will compute. Each list has one tensor per weight. It is called after every update,
+under `no_grad`."""
 
 AVERAGE_DECAY = 0.9  # gamma of the average of the updates along which `average-update` looks ahead
 
@@ -73,25 +74,25 @@ def copied_to(device: torch.device | str, kept: Any) -> Any:
     """A state with copies of all its tensors on a device.
 
     Args:
-        device: of the copies.
+        device: where the copies are made.
         kept: tensors and anything else, in nested dictionaries, lists and tuples.
     """
     return tree_map_only(Tensor, lambda tensor: tensor.detach().to(device, copy=True), kept)
 
 
 class Extrapolation:
-    """Extrapolates the weights of one stage from the updates that they have had.
+    """Extrapolates the weights of one stage from their updates so far.
 
     With `stash: predict`, the backward pass computes with w - tau delta, where delta is an average
     of the updates (PipeMare's T2, arXiv:1910.05124). With a forecast, both passes compute with the
     weights that its rule gives. Otherwise, and without delay, this keeps nothing.
 
     Args:
-        layout: of the weights.
+        layout: the layout of the weights.
         newest: version 0 of the weights.
-        delay: of the stage.
+        delay: the stage's delay.
         stash: the stash mode.
-        rule: of the forecast, if there is one (with `exact` only).
+        rule: the rule of the forecast, if there is one (with `exact` only).
     """
 
     def __init__(
@@ -114,12 +115,12 @@ class Extrapolation:
 
     @property
     def is_needed(self) -> bool:
-        """Whether every update has to be looked at."""
+        """Whether this has to look at every update."""
         return self._delay.tau > 0 and (self._stash == "predict" or self.rule is not None)
 
     @property
     def newest(self) -> FlatTensors | None:
-        """A copy of the newest weights, kept where every update has to be looked at."""
+        """A copy of the newest weights, if `is_needed`; else None."""
         return self._before if self.is_needed else None
 
     def remember(self, newest: Tensors) -> None:

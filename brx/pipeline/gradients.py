@@ -66,7 +66,7 @@ class Gradients:
     @torch.no_grad()
     def hand_over(self, micro_batch: int) -> None:
         """Move the gradients of a micro-batch (from 1) from the weights in use to the newest
-        weights, in the data type of the latter."""
+        weights, cast to the data type of the newest weights."""
         if self._is_first(micro_batch):
             for alike in self._alike:
                 _hand_over(alike, alike.gradients)
@@ -130,18 +130,20 @@ class Gradients:
         The numbers are those of `torch.nn.utils.clip_grad_norm_`, stage by stage.
 
         Args:
-            max_norm: of a stage.
+            max_norm: the largest gradient norm of a stage.
 
         Returns:
-            The norms before, (stages,).
+            The norms before clipping, (stages,).
         """
-        of_stages: list[list[Tensor]] = []
+        stage_gradients: list[list[Tensor]] = []
         for stage in self._stages:
             gradients = [weight.grad for weight in stage.newest.values()]
-            of_stages.append([gradient for gradient in gradients if gradient is not None])
-        of_all_stages = list(chain.from_iterable(of_stages))
-        by_weight = torch.stack(torch._foreach_norm(of_all_stages))  # (weights,)
-        by_stage = torch.split(by_weight, [len(of_stage) for of_stage in of_stages])
+            stage_gradients.append([gradient for gradient in gradients if gradient is not None])
+        all_gradients = list(chain.from_iterable(stage_gradients))
+        weight_norms = torch.stack(torch._foreach_norm(all_gradients))  # (weights,)
+        num_weights = [len(gradients) for gradients in stage_gradients]  # by stage
+        # The norm of a stage is the norm of its weights' norms.
+        by_stage = torch.split(weight_norms, num_weights)
         norms = torch.stack(torch._foreach_norm(list(by_stage)))  # (stages,)
         scales = torch.clamp(max_norm / (norms + EPSILON), max=1.0)
         buffers: list[Tensor] = []

@@ -22,8 +22,8 @@ from brx.errors import RunError
 from brx.optim.graphs import CudaRecorder, Graph, Recorder
 from brx.pipeline.versions import StageVersions
 
-# Passes of one kind that run as they are before one is recorded. They fill caches, choose kernels
-# and compile blocks, which no recording may contain.
+# How many passes of a kind run without a graph before one is recorded. They fill caches, choose
+# kernels and compile blocks, which no recording may contain.
 NUM_WARM_UPS = 3
 
 
@@ -50,12 +50,12 @@ Passes = Callable[[int, Tensor, Tensor], PassResults]
 
 @dataclass(frozen=True)
 class _Kind:
-    """Micro-batches of one kind have the same work."""
+    """What decides the work of a micro-batch. Micro-batches of one kind share a graph."""
 
     inputs: torch.Size
     targets: torch.Size
-    # Its place in its update, from 0: the first one's gradients begin the sum, the last one's
-    # end it.
+    # Its place in its update: the gradients of the first micro-batch begin the sum, those of the
+    # last one end it.
     is_first: bool
     ends_update: bool
 
@@ -75,7 +75,7 @@ class _Recorded:
 
 @dataclass
 class _Border:
-    """Tensors that a recording reads or writes where they lay when it was recorded."""
+    """Tensors that a graph reads or writes at the addresses that they had when it was recorded."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)  # by name
     addresses: list[int] = field(init=False)
@@ -93,19 +93,20 @@ class _Border:
 
 
 class GraphedPasses:
-    """Runs both passes of micro-batches, and replays those that it has recorded.
+    """Runs both passes of micro-batches, by a recorded graph where there is one.
 
-    The first `NUM_WARM_UPS` micro-batches of a kind run as they are, the next one is recorded, and
-    it is replayed from then on. A micro-batch of another shape is of another kind.
+    The first `NUM_WARM_UPS` micro-batches of a kind run without a graph. The next one is recorded,
+    and from then on its graph is replayed. A micro-batch of another shape is of another kind.
 
     Args:
         stages: all stages; the pipeline has one device.
-        passes: runs both passes of a micro-batch, collects its gradients, and clips those of the
-            update with its last micro-batch.
-        record: where the graphs come from; by default CUDA graphs.
+        passes: runs both passes of a micro-batch and collects its gradients. With the last
+            micro-batch of an update, it also clips them.
+        record: makes a graph of a function; by default a CUDA graph.
 
-    Raises RunError, from `run`, for passes that no graph can hold: they draw random numbers on the
-    host, make new buffers, or ask the device; or if a tensor has moved since they were recorded.
+    `run` raises RunError for passes that no graph can hold: they draw random numbers on the host,
+    make new buffers, or make the host wait for the device. It also does so if a tensor has moved
+    since they were recorded.
     """
 
     def __init__(
@@ -124,14 +125,14 @@ class GraphedPasses:
         inputs: Tensor,  # (B, S)
         targets: Tensor,  # (B, S)
     ) -> PassResults:
-        """Both passes of a micro-batch (from 1), to whose weights all stages are bound."""
+        """Run both passes of a micro-batch (from 1). All stages must be bound to its weights."""
         place = (micro_batch - 1) % self._accumulation
         kind = _Kind(inputs.shape, targets.shape, place == 0, place == self._accumulation - 1)
         recorded = self._recorded.get(kind)
         if recorded is None:
             self._num_met[kind] += 1
             if self._num_met[kind] <= NUM_WARM_UPS:
-                with self._nothing_left_to_the_host():
+                with self._check_replayable():
                     return self._passes(micro_batch, inputs, targets)
             recorded = self._record(micro_batch, inputs, targets)
             self._recorded[kind] = recorded
@@ -163,8 +164,8 @@ class GraphedPasses:
         return _Recorded(own_inputs, own_targets, graph, results[0], gradients, border)
 
     @contextmanager
-    def _nothing_left_to_the_host(self) -> Iterator[None]:
-        """Refuse passes whose replay would differ from them: RunError."""
+    def _check_replayable(self) -> Iterator[None]:
+        """RunError if the passes that run in this context did what a replay would not repeat."""
         random_numbers = _host_generators()
         buffers = self._buffers()
         border = _Border(buffers)

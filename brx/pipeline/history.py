@@ -3,11 +3,12 @@
 Contents move, tensors do not: a parameter is the same object at the same address all the time. In a
 window it holds the version that its stage would compute with, otherwise the newest.
 
-Autograd notices when a backward pass finds other contents than its forward pass left: every tensor
-has a version counter, which operations in place raise. Here a counter says which contents a
-parameter holds. The newest have the counter that optimizers raise; those of a window get one of
-their own, far above, and the same again when they come back. So the backward pass of a forward pass
-that ran outside of the window fails with autograd's own error, and is never silently wrong.
+Every tensor has a version counter, which in-place operations raise. By it, autograd notices when a
+backward pass meets other contents than its forward pass left. Here the counter says which contents
+a parameter holds. The newest weights have the counter that optimizers raise. The contents of a
+window have a counter of their own, far above; it is set again whenever they come back. So the
+backward pass of a forward pass that ran outside of the window fails with autograd's own error, and
+is never silently wrong.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,8 +26,8 @@ WINDOW_COUNTERS = 2**31  # where the counters of windows begin
 
 
 def contents(parameter: Tensor) -> Tensor:
-    """What a parameter holds on this rank, as a tensor with the same memory; autograd's version
-    counter does not see what is written there."""
+    """A plain tensor that shares the memory of a parameter, or of its shard on this rank. Writing
+    to it does not raise the parameter's version counter."""
     data = parameter.data
     if type(data) is Tensor:  # asking a tensor for an attribute that it lacks takes a microsecond
         return data
@@ -46,8 +47,8 @@ def set_counters(parameters: Sequence[Tensor], counters: Sequence[int]) -> None:
 
 
 def is_equal(left: Tensor, right: Tensor) -> bool:
-    """Whether two weights are the same. NaN equals NaN: a diverged loop has not written anything
-    because of it."""
+    """Whether two weights are the same. NaN equals NaN, so that the weights of a diverged run do
+    not count as written."""
     if torch.equal(left, right):
         return True
     both_nan = left.isnan() & right.isnan()
@@ -59,9 +60,9 @@ class StageHistory:
     """The versions of one stage with a delay.
 
     Args:
-        names: of the parameters.
-        parameters: in the same order.
-        delay: of the stage.
+        names: the names of the parameters.
+        parameters: the parameters, in the same order.
+        delay: the stage's delay.
         initial: version 0: the contents of the parameters when the first pass began.
         stash: the stash mode.
         forecast: the rule of a forecast, if there is one.
@@ -89,7 +90,8 @@ class StageHistory:
 
     @property
     def newest(self) -> FlatTensors | None:
-        """The newest contents, where slots hold forecasts or updates are looked at."""
+        """A copy of the newest contents, kept if slots hold forecasts or if every update is looked
+        at; else None."""
         return self.extrapolation.newest
 
     @property
@@ -98,14 +100,14 @@ class StageHistory:
         return [contents(parameter) for parameter in self.parameters]
 
     def record(self, version: int) -> None:
-        """The parameters hold a new version."""
+        """Store what the parameters hold as a new version."""
         now = self.contents
         self.slots.store(version, self.extrapolation.record(now, now))
         self.slots.finish_store()
 
     def amend(self, version: int) -> None:
-        """The parameters hold the newest version, which somebody may have written to by ways that
-        no counter sees (`weight.data`): keep what they hold."""
+        """Store what the parameters hold as the newest version again, because somebody may have
+        written to them in a way that no counter sees (`weight.data`)."""
         if self.newest is not None:
             copy_tensors(self.newest, self.contents)
             return
@@ -156,7 +158,7 @@ class StageHistory:
 
 
 class History:
-    """The versions of all stages with a delay, and what their parameters hold just now.
+    """The versions of all stages with a delay, and what their parameters hold at the moment.
 
     Args:
         stages: those with a delay.
@@ -183,14 +185,14 @@ class History:
         self._newest_counters: list[int] = []  # while parameters hold older contents
 
     def record(self) -> None:
-        """The parameters hold a new version."""
+        """Store what the parameters hold as a new version."""
         self.newest_version += 1
         for stage in self.stages:
             stage.check()
             stage.record(self.newest_version)
 
     def amend(self) -> None:
-        """The parameters may hold other contents than the newest version had: keep them."""
+        """Store what the parameters hold as the newest version again: it may have been written."""
         for stage in self.stages:
             stage.check()
             stage.amend(self.newest_version)
@@ -247,15 +249,15 @@ class History:
             micro_batch: the one that `show` was called with.
             counter: the version counter that `show` was called with.
             by_contents: compare contents even if no version counter has moved.
-            is_rounded: contents that differ by rounding alone are the same.
+            is_rounded: contents that differ by rounding alone count as the same.
         """
-        found: list[str] = []
+        names: list[str] = []
         for stage in self.stages:
             is_touched = any(parameter._version != counter for parameter in stage.parameters)
             if is_touched or by_contents:
                 shown = stage.version_views(micro_batch)
-                found += _different(stage.names, stage.parameters, shown, is_rounded=is_rounded)
-        return found
+                names += _different(stage.names, stage.parameters, shown, is_rounded=is_rounded)
+        return names
 
     def differs_from_newest(self) -> bool:
         """Whether a parameter holds other contents than the newest version."""
@@ -273,22 +275,22 @@ def _different(
     *,
     is_rounded: bool = False,
 ) -> list[str]:
-    """The names of parameters that hold other contents than those kept."""
-    found = []
+    """The names of parameters whose contents differ from those kept."""
+    different = []
     for name, parameter, expected in zip(names, parameters, kept, strict=True):
         now = contents(parameter).to(expected.device)
         is_same = is_equal(now, expected)
         if is_rounded and not is_same:
             is_same = torch.allclose(now, expected, rtol=1e-3, atol=1e-6, equal_nan=True)
         if not is_same:
-            found.append(name)
-    return found
+            different.append(name)
+    return different
 
 
 @contextmanager
 def writable() -> Iterator[None]:
-    """For writes of contents: evaluation may run under `torch.inference_mode`, and autocast keeps
-    casts of weights."""
+    """A context in which to write parameters' contents. It leaves `torch.inference_mode`, under
+    which an evaluation may run, and clears the casts of weights that autocast keeps."""
     torch.clear_autocast_cache()
     if not torch.is_inference_mode_enabled():
         yield

@@ -1,4 +1,4 @@
-"""Hooks on somebody's model: what a copy of the model does with them, and when a pass ends.
+"""Hooks on a user's model: what becomes of them in a copy of the model, and when a pass ends.
 
 Needs torch alone.
 """
@@ -30,7 +30,7 @@ class Hook:
     Args:
         action: called with the hook's arguments.
         before_copy: called with the memo of `copy.deepcopy` (empty for pickle) before the copy goes
-            on. It may give what is to be called when the copy is complete.
+            on. It may return a function, which is called when the copy is complete.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Hook:
         after_copy = self._before_copy(memo)
         if after_copy is not None:
             at_end = AtEnd(after_copy)
-            memo[id(at_end)] = at_end  # nothing else outlives the copy by as little as its memo
+            memo[id(at_end)] = at_end  # `deepcopy` drops its memo, and `at_end`, when it is done
         return no_hook
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -68,8 +68,8 @@ def _make_no_hook(at_end: None = None) -> Callable[..., None]:
 
 
 class AtEnd:
-    """Called once: at the end of a backward pass, or else when the last one lets go of it. In a
-    file it is None."""
+    """Runs an action once: when it is called, or else when the last reference to it goes. Pickled,
+    it becomes None."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._actions = [action]
@@ -85,34 +85,35 @@ class AtEnd:
 
 
 def at_end_of_backward(action: Callable[[], None]) -> None:
-    """Call `action` when the backward pass ends that runs just now."""
+    """Call `action` when the backward pass that is running now ends."""
     torch.autograd.Variable._execution_engine.queue_callback(AtEnd(action))
 
 
 def weakly(method: Callable[..., None]) -> Callable[..., None]:
     """A function that calls a bound method for as long as its object lives.
 
-    For hooks of tensors: Python's garbage collector does not see what they hold, so one that holds
-    what holds its tensor would keep both for good.
+    For hooks of tensors. Python's garbage collector does not see what they refer to, so a hook that
+    refers to an owner of its tensor would keep both alive for good.
     """
     reference = WeakMethod(method)
 
     def call(*args: Any) -> None:
-        found = reference()
-        if found is not None:
-            found(*args)
+        living = reference()
+        if living is not None:
+            living(*args)
 
     return call
 
 
 def is_in_backward() -> bool:
-    """Whether autograd runs a backward pass in this thread just now."""
+    """Whether autograd is running a backward pass in this thread."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def is_in_autograd_function() -> bool:
-    """Whether a `torch.autograd.Function` runs its forward pass just now, as reentrant activation
-    checkpointing does: without gradients, and the pass comes again in the backward pass."""
+    """Whether a `torch.autograd.Function` is running its forward pass. Reentrant activation
+    checkpointing is one: it runs without gradients, and the pass comes again in the backward
+    pass."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "forward":
@@ -124,11 +125,11 @@ def is_in_autograd_function() -> bool:
 
 
 def num_running(function: str, owner: object) -> int:
-    """How many calls of an object's function run just now in this thread, within each other.
+    """How many calls of a method are on this thread's stack.
 
     Args:
-        function: its name in the code.
-        owner: its `self`.
+        function: the method's name in the code.
+        owner: the object whose method it is.
     """
     count = 0
     frame: FrameType | None = inspect.currentframe()
@@ -147,24 +148,25 @@ def has_nonzero(gradient: Tensor) -> bool:
 
 
 def tensors_with_gradient(output: Any) -> list[Tensor]:
-    """The tensors of a model's output that a backward pass may begin at: in lists, dictionaries and
-    objects, nested or not."""
-    found: list[Tensor] = []
+    """The tensors of a model's output that a backward pass may begin at, wherever they are in
+    nested lists, dictionaries and objects."""
+    tensors: list[Tensor] = []
     seen: set[int] = set()
     waiting = [output]
     while waiting:
         for leaf in tree_leaves(waiting.pop()):
             if isinstance(leaf, Tensor):
                 if leaf.requires_grad:
-                    found.append(leaf)
+                    tensors.append(leaf)
             elif id(leaf) not in seen:
                 seen.add(id(leaf))
                 waiting += _fields(leaf)
-    return found
+    return tensors
 
 
 def _fields(value: Any) -> list[Any]:
-    """The attributes of an object of a user's class, also those in slots; without modules."""
+    """The values of an object's attributes, including those in `__slots__`; none for a module or a
+    class."""
     if isinstance(value, torch.nn.Module | type):
         return []
     fields = list(getattr(value, "__dict__", {}).values())

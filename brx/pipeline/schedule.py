@@ -1,5 +1,6 @@
-"""What a device does, in order, and when: the asynchronous one-forward-one-backward schedule that
-the engine runs, and synchronous ones for comparison (`brx schedule`).
+"""Schedules: the order in which each device runs its passes and updates, and when. The asynchronous
+one-forward-one-backward (1F1B) schedule is the one that the engine runs; `brx schedule` shows it
+next to synchronous ones.
 
 Action text follows torch.distributed.pipelining: `2F1` is the forward pass of micro-batch 1 on
 stage 2, `2B1` its backward pass, or `2I1` and `2W1` where it is split into gradients of the input
@@ -49,7 +50,7 @@ def asynchronous_1f1b(
         rank: r, from 0.
         num_ranks: R.
         first: the first micro-batch, from 1.
-        last: gives the last micro-batch. It is asked before each action, so that a run may be cut
+        last: returns the last micro-batch. It is asked before each action, so that a run may be cut
             short.
         accumulation: M, the micro-batches per update.
     """
@@ -106,15 +107,16 @@ def _synchronous(
     one update after the last of them.
 
     Args:
-        ahead: how many forward passes run before the first backward pass of a step, but for its
-            own.
-        behind: for split backward passes, how many gradients of the weights (W) may wait while
-            those of later inputs (I) are computed. None: backward passes are whole.
+        ahead: the warm-up of a step: how many forward passes run before its first backward pass,
+            not counting the forward pass of that micro-batch.
+        behind: for split backward passes, how many micro-batches may wait for the gradients of the
+            weights (W) while input gradients (I) of later ones are computed. None: backward passes
+            are whole.
     """
     for step in range(num_steps):
         first = step * num_micro_batches + 1
         last = (step + 1) * num_micro_batches
-        forwarded = weighted = first - 1
+        forwarded = weighted = first - 1  # the last micro-batches whose F, and whose W, have run
         for micro_batch in range(first, last + 1):
             while forwarded < min(micro_batch + ahead, last):
                 forwarded += 1
@@ -140,7 +142,7 @@ def interleaved_1f1b(
     `ScheduleInterleaved1F1B`.
 
     Raises:
-        ValueError: `num_micro_batches` is no multiple of the number of rounds, which is
+        ValueError: `num_micro_batches` is not a multiple of the number of rounds, which is
             max(1, num_micro_batches // num_ranks).
     """
     rounds = max(1, num_micro_batches // num_ranks)
@@ -151,10 +153,13 @@ def interleaved_1f1b(
         )
     per_round = num_micro_batches // rounds
     total = num_chunks * num_micro_batches
+    # The warm-up of torch's schedule: a round for each chunk but the last, and two forward passes
+    # for each rank that follows.
     ahead = min((num_chunks - 1) * per_round + 2 * (num_ranks - 1 - rank), total - 1)
 
     def chunk_and_micro_batch(index: int) -> tuple[int, int]:
-        """Of the rank's forward pass `index` within a step; all three from 0."""
+        """The chunk and the micro-batch of forward pass number `index` of the rank within a step.
+        All three count from 0."""
         round_index, within_round = divmod(index, num_chunks * per_round)
         chunk, within_chunk = divmod(within_round, per_round)
         return chunk, round_index * per_round + within_chunk
@@ -187,25 +192,25 @@ def timeline(
     transfer_time: float = 0.0,
     duration: Callable[[Action], float] | None = None,
 ) -> list[list[Timed]]:
-    """When the actions of all ranks run, each in its rank's order and as early as it can.
+    """Compute when the actions of all ranks run, each in its rank's order and as early as it can.
 
     The forward pass of a micro-batch waits for its forward pass on the stage before. A backward
     pass waits for the one on the stage after.
 
     Args:
-        actions: by rank, in order.
-        transfer_time: from one rank to another, while both may compute; in units of one rank's
-            forward pass.
-        duration: of an action, in the same units. By default as in `DURATIONS`, equal for all
-            stages.
+        actions: the actions of each rank, in order.
+        transfer_time: how long a message takes from one rank to another, in units of one rank's
+            forward pass. Both ranks may compute meanwhile.
+        duration: returns the time that an action takes, in the same units. By default `DURATIONS`
+            has it, and all stages are equal.
 
     Raises:
-        ValueError: ranks wait for each other for ever.
+        ValueError: the ranks wait for each other forever (a deadlock).
     """
     num_ranks = len(actions)
     num_stages = 1 + max(action.stage for action in chain.from_iterable(actions))
-    # Where a rank holds several chunks of the model, each takes its share of the time.
-    durations = {kind: duration * num_ranks / num_stages for kind, duration in DURATIONS.items()}
+    # Where a rank holds several chunks of the model, each takes its share of the rank's time.
+    durations = {kind: rank_time * num_ranks / num_stages for kind, rank_time in DURATIONS.items()}
     latency = transfer_time if num_ranks > 1 else 0.0
     arrivals: dict[_Message, float] = {}
     timed: list[list[Timed]] = [[] for _ in actions]
@@ -251,11 +256,11 @@ def _awaited(action: Action, num_stages: int) -> _Message | None:
 def bubble_share(
     timed: Sequence[Sequence[Timed]], start: float = 0.0, end: float | None = None
 ) -> float:
-    """The share of the time in which ranks are idle, over all ranks.
+    """The share of the time in which ranks are idle, over all ranks; from 0 to 1.
 
     Args:
         timed: the actions of each rank.
-        start, end: from when to when to look; by default from the beginning to the end.
+        start, end: the interval to look at; by default all of it.
     """
     if end is None:
         end = max(entry.end for entry in chain.from_iterable(timed))
@@ -279,8 +284,8 @@ def updates_between(actions: Sequence[Action], micro_batch: int) -> int:
     forward pass and the backward pass.
 
     Args:
-        actions: of the rank, in order, with one chunk of the model.
-        micro_batch: from 1.
+        actions: the rank's actions, in order, with one chunk of the model.
+        micro_batch: the micro-batch, from 1.
     """
     passes: list[tuple[str, int]] = [(action.kind, action.number) for action in actions]
     forward = passes.index(("F", micro_batch))
@@ -290,8 +295,8 @@ def updates_between(actions: Sequence[Action], micro_batch: int) -> int:
 
 
 def most_in_flight(actions: Sequence[Action], num_chunks: int = 1) -> float:
-    """The most micro-batches whose activations a rank keeps at one time. Activations of one of
-    `num_chunks` chunks of the model count as that share of a micro-batch."""
+    """The most micro-batches whose activations a rank keeps at one time. If the rank holds
+    `num_chunks` chunks of the model, the activations of one chunk count as 1 / `num_chunks`."""
     in_flight = most = 0
     for action in actions:
         if action.kind == "F":
@@ -317,10 +322,10 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
     Args:
         pipeline: stages, devices, delays and accumulation.
         num_micro_batches: per step of the synchronous schedules.
-        width: of the lines, in characters.
+        width: the width of the lines, in characters.
 
     Raises:
-        UserError: so many devices cannot run the delays, or there is too much to print.
+        UserError: this number of devices cannot run the delays, or there is too much to print.
     """
     # This import loads torch. A verdict needs only schedules and must not wait for it.
     from brx.model.stage import partition
@@ -330,8 +335,9 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
     delays = stage_delays(pipeline)
     ranges = partition(pipeline.stages, num_ranks)
     check_devices(delays, ranges)
-    wanted = num_micro_batches + 2 * num_ranks
-    num_updates = math.ceil(wanted / accumulation)
+    # The asynchronous schedule has at least this many micro-batches, and whole updates.
+    least = num_micro_batches + 2 * num_ranks
+    num_updates = math.ceil(least / accumulation)
     last = num_updates * accumulation
     every_rank = range(num_ranks)
     schedules = {
@@ -359,8 +365,8 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
 def _delay_rows(
     delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]], width: int
 ) -> Iterator[str]:
-    """The delay of each stage, a row per device. Where a function's delays are smaller on average
-    than the largest one that it may ask for, their means follow."""
+    """The delay of each stage, one row per device. If a delay function's mean is below its largest
+    delay, a second table has the means."""
     largest = [str(delay.tau) for delay in delays]
     realised = [f"{delay.realised_tau:.8g}" for delay in delays]
     if realised == largest:

@@ -1,4 +1,5 @@
-"""What `delayed` tells of a loop after its first updates, each thing once. Needs torch alone."""
+"""What `delayed` tells users about their loop after its first updates, each thing once. Needs torch
+alone."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,8 +12,8 @@ CHECKED = 3  # updates
 
 
 class SelfCheck:
-    """Looks at the first `CHECKED` updates of a loop, and in all for gradients from outside of a
-    window.
+    """Checks the first `CHECKED` updates of a loop. In all updates, it looks for gradients that
+    arrived outside of a window.
 
     Args:
         parameters: those that train, by name.
@@ -26,7 +27,7 @@ class SelfCheck:
         self._num_updates = 0
         self._with_gradient: set[str] = set()
         self._stray: set[str] = set()  # gradients that arrived outside of a window
-        self.passes_met: set[int] = set()  # backward passes per update
+        self.passes_met: set[int] = set()  # the numbers of backward passes that updates took
 
     @property
     def is_on(self) -> bool:
@@ -34,15 +35,15 @@ class SelfCheck:
         return self._num_updates < CHECKED
 
     def see_gradient(self, name: str) -> None:
-        """A parameter's gradient has arrived."""
+        """Note that a parameter's gradient has arrived."""
         self._with_gradient.add(name)
 
     def see_stray_gradient(self, name: str) -> None:
-        """A parameter's gradient has arrived outside of a window."""
+        """Note that a parameter's gradient has arrived outside of a window."""
         self._stray.add(name)
 
     def see_gradients(self) -> None:
-        """Before a step: the gradients that are there, however they came."""
+        """Before a step: note which parameters have gradients, however these came about."""
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 self._with_gradient.add(name)
@@ -63,7 +64,12 @@ class SelfCheck:
                 )
 
     def see_update(self, num_passes: int, *, is_by_step: bool) -> None:
-        """An update is complete; `num_passes` are the backward passes that it took."""
+        """Check a complete update.
+
+        Args:
+            num_passes: how many backward passes it took.
+            is_by_step: whether an optimizer's step made it.
+        """
         self.passes_met.add(num_passes)
         self._num_updates += 1
         if not is_by_step:
@@ -118,7 +124,7 @@ class SelfCheck:
             warn_user(message)
 
     def summary(self, delays_in_updates: Sequence[float]) -> str:
-        """What was met, in one line."""
+        """One line on the passes per update so far, and the largest delay."""
         passes = " or ".join(str(count) for count in sorted(self.passes_met))
         noun = "pass" if self.passes_met == {1} else "passes"
         most = max(delays_in_updates)

@@ -1,4 +1,4 @@
-"""Modules under FSDP, which gather whole parameters for a pass and may keep them for the next one.
+"""Modules under FSDP. They gather whole parameters for a pass, and may keep them for the next one.
 
 Needs torch alone, and does not import `torch.distributed`: the modules are known by their methods.
 """
@@ -15,8 +15,8 @@ def gathers_parameters(module: nn.Module) -> bool:
 
 
 def drop_gathered(module: nn.Module) -> None:
-    """Let go of whole parameters, which were gathered from shards that have other contents now; the
-    next pass gathers them anew."""
+    """Drop the whole parameters of a module, because the shards that they were gathered from have
+    new contents. The next pass gathers them again."""
     handle = _flat_handle(module)
     if handle is None:
         module.reshard()  # type: ignore[operator]
@@ -28,13 +28,13 @@ def drop_gathered(module: nn.Module) -> None:
 def _has_gathered(handle: Any) -> bool:
     if not handle.uses_sharded_strategy:
         return False
-    # The first pass makes room for the whole parameter.
+    # This attribute exists from the first pass on, which allocates the whole parameter.
     has_run = hasattr(handle.flat_param, "_full_param_padded")
     return has_run and not handle.needs_unshard()
 
 
 def _flat_handle(module: nn.Module) -> Any:
-    """What FSDP1 keeps a module's flat parameter with; None for other modules, and where it has
-    none."""
+    """FSDP1's handle of a module's flat parameter; None for other modules, and for those without a
+    flat parameter."""
     handle = getattr(module, "_handle", None)
     return handle if hasattr(handle, "needs_unshard") else None

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from brx.pipeline.delay import StageDelay
 
-ALIGNMENT = 64  # bytes: where torch's own allocator begins a tensor on the CPU
+ALIGNMENT = 64  # bytes; torch's own CPU allocator aligns tensors to this, too
 
-UNKNOWN = -(2**62)  # older than any version
+UNKNOWN = -(2**62)  # in place of a stored version: older than any
 
 
 @dataclass
@@ -35,11 +35,12 @@ class _Group:
     device: torch.device
     dtype: torch.dtype
     slot_dtype: torch.dtype
-    num_elements: int = 0  # elements of a buffer: tensors, and the gaps that align them
+    num_elements: int = 0  # length of a buffer so far, with the gaps that align tensors
 
     def reserve(self, shape: torch.Size) -> int:
-        """Append a tensor; gives the offset of its first element."""
+        """Reserve room for one more tensor. Returns the offset of its first element."""
         offset = self.num_elements
+        # One offset serves the weights and the slots. The smaller elements need the larger step.
         itemsize = min(self.dtype.itemsize, self.slot_dtype.itemsize)
         step = max(1, ALIGNMENT // itemsize)
         self.num_elements = offset + math.ceil(shape.numel() / step) * step
@@ -49,20 +50,21 @@ class _Group:
 class _Place(NamedTuple):
     """Where a tensor of a layout lies."""
 
-    group: int
-    offset: int  # place of its first element, in elements
+    group: int  # index of its group
+    offset: int  # of its first element in the group's buffer, in elements
     shape: torch.Size
 
 
 class Layout:
-    """Where each tensor of a list lies in buffers, of which there is one per group of like tensors.
+    """Gives each tensor of a list its place in a flat buffer.
 
-    Tensors are alike if they have the same device, the same data type, and the same data type in
-    the slots. So one copy per buffer moves all of them, and casts them on the way.
+    Tensors with the same device, the same data type, and the same data type in the slots form a
+    group. Each group has one buffer, so one copy per buffer moves all tensors, and casts them on
+    the way.
 
     Args:
-        weights: only their shapes, devices and data types count.
-        slot_dtypes: the data types of their older versions; by default the weights' own.
+        weights: only their shapes, devices and data types are used.
+        slot_dtypes: the data type of each weight's older versions; by default the weight's own.
     """
 
     def __init__(
@@ -93,10 +95,10 @@ class Layout:
         return FlatTensors(self, [block[0] for block in self.blocks(1, on_host=on_host)])
 
     def blocks(self, num_slots: int, *, on_host: bool = False) -> list[Tensor]:
-        """The memory of so many slots, all zero; see `like_slot`.
+        """Allocate memory for `num_slots` slots, all zero, where `like_slot` says.
 
         Returns:
-            A tensor per group, (num_slots, num_elements), whose row is the buffer of a slot.
+            One tensor per group, (num_slots, num_elements). Row i is the buffer of slot i.
         """
         blocks = []
         for group in self.groups:
@@ -134,8 +136,8 @@ class FlatTensors:
         ]
 
     def parameters(self) -> list[nn.Parameter]:
-        """Leaves to compute with, which share the views' memory. Autograd's version counters do not
-        see what is copied into the buffers."""
+        """Leaf parameters to compute with, in the views' memory. A copy into the buffers does not
+        raise their version counters, so autograd does not notice it."""
         return [nn.Parameter(view.data) for view in self.views]
 
     @property
@@ -150,11 +152,12 @@ Tensors = FlatTensors | Sequence[Tensor]
 
 @torch.no_grad()
 def copy_tensors(targets: Tensors, sources: Tensors, *, non_blocking: bool = False) -> None:
-    """Copy contents, tensor by tensor; autograd's version counters of the targets do not see it.
+    """Copy the contents of each source into its target. The version counters of parameters do not
+    rise, so autograd does not notice the copy.
 
-    One operation per buffer where both sides are flat in one layout. Otherwise one `_foreach_copy_`
-    per pair of devices and data types, never with several types in one list: on CUDA that wrote
-    wrong values (pytorch/pytorch#173531)."""
+    This takes one operation per buffer if both sides are flat in the same layout. Otherwise it
+    takes one `_foreach_copy_` per pair of devices and data types, never with several types in one
+    list: on CUDA that wrote wrong values (pytorch/pytorch#173531)."""
     if (
         isinstance(targets, FlatTensors)
         and isinstance(sources, FlatTensors)
@@ -182,17 +185,18 @@ def as_list(tensors: Tensors) -> Sequence[Tensor]:
 
 
 MOST_ROWS = 64
-"""Slots that stay as Python objects. As objects, the slots of a thousand small stages take as much
-memory as a tenth of their content."""
+"""How many slots of a stage keep their Python objects. For a thousand small stages, objects for all
+slots would take a tenth as much memory as the slots' contents."""
 
 
 class _Rows:
-    """The slots of a stage: rows of the blocks in which they lie, made when they are used.
+    """The slots of a stage, as a sequence: slot i is row i of each block.
 
-    The last `MOST_ROWS` stay, with their views.
+    A slot's `FlatTensors` is made on first use. The `MOST_ROWS` that were used last are kept, with
+    their views.
 
     Args:
-        layout: of the weights.
+        layout: the layout of the weights.
         blocks: (num_slots, num_elements) each, one per group of the layout.
         num_slots: the number of rows.
     """
@@ -210,7 +214,8 @@ class _Rows:
         return (self[index] for index in range(self._num_slots))
 
     def __getitem__(self, index: int) -> FlatTensors:
-        place = range(self._num_slots)[index]
+        place = range(self._num_slots)[index]  # checks the index, and resolves a negative one
+        # Taken out and put back in, so that the slot used last comes last in the dictionary.
         row = self._made.pop(place, None)
         if row is None:
             row = FlatTensors(self._layout, [block[place] for block in self._blocks])
@@ -221,24 +226,25 @@ class _Rows:
 
 
 class Slots:
-    """Slots for the versions of a stage's weights that `StageDelay` names, on the weights' devices
+    """Keeps the versions of a stage's weights that its `StageDelay` needs, on the weights' devices
     or in host memory.
 
-    There are ceil(tau / M) + 1 of them (none if tau = 0), the newest version's among them. All
-    begin with version 0.
+    There are ceil(tau / M) + 1 slots, one of them for the newest version; with tau = 0 there are
+    none. All start with version 0.
 
     Slots in host memory come with staging buffers on the device: while micro-batch n computes, the
-    version of n + 1 is fetched (`prefetch`). On CUDA these slots are pinned, and copies to and from
-    them run on a stream of their own; elsewhere they are plain copies (for tests).
+    version of n + 1 is fetched into one of them (`prefetch`). On CUDA these slots are pinned, and
+    copies to and from them run on a stream of their own; elsewhere they are plain copies (for
+    tests).
 
     Args:
-        layout: of the weights.
-        delay: of the stage.
+        layout: the layout of the weights.
+        delay: the stage's delay.
         initial: version 0 of the weights.
         on_host: keep the slots in host memory.
-        num_in_flight: micro-batches between forward and backward pass at one time, at most. If
-            there are several, each is loaded a second time, before its backward pass. So with slots
-            in host memory, each keeps a staging buffer.
+        num_in_flight: the most micro-batches that are between their forward and backward pass at
+            one time. If there are several, the version of each is loaded a second time, before its
+            backward pass. So with slots in host memory, each keeps a staging buffer.
     """
 
     def __init__(
@@ -254,7 +260,8 @@ class Slots:
         num_slots = delay.num_slots if delay.tau else 0
         num_buffers = 0
         if num_slots and on_host:
-            # One that is fetched next; and one for each that waits for its backward pass.
+            # One for the version that is fetched next, and one for each micro-batch that waits for
+            # its backward pass.
             num_buffers = 1 if num_in_flight == 1 else num_in_flight + 1
         self._layout = layout
         self._blocks = layout.blocks(num_slots, on_host=on_host)
@@ -272,8 +279,10 @@ class Slots:
         self._stored = self._copying.events()
 
     def load(self, micro_batch: int, targets: Tensors) -> None:
-        """Copy the version of the forward pass of a micro-batch (from 1) into the tensors that
-        compute, in the order of the layout's weights and of any data types."""
+        """Copy the version that the forward pass of a micro-batch (from 1) uses into `targets`.
+
+        These are the tensors that compute, in the order of the layout's weights. They may have any
+        data types."""
         if not self.buffers:
             copy_tensors(targets, self.slots[self.delay.slot_used(micro_batch)])
             return
@@ -284,13 +293,14 @@ class Slots:
         copy_tensors(targets, self.buffers[index])
 
     def load_version(self, version: int, targets: Tensors) -> None:
-        """Copy a version that has a slot: one of the `num_slots` that were stored last."""
+        """Copy a version into `targets`. It must still have its slot: it is one of the `num_slots`
+        versions stored last."""
         self._copying.wait_for(self._stored)
         copy_tensors(targets, self.slots[self.delay.slot_of(version)], non_blocking=True)
 
     def prefetch(self, micro_batch: int) -> None:
-        """Begin to fetch the version of a micro-batch from host memory, if it is stored already. To
-        be called after `load` of the micro-batch before."""
+        """Begin to fetch the version of a micro-batch from host memory, if it is stored already.
+        Call it after `load` of the previous micro-batch."""
         if not self.buffers:
             return
         is_fetched = self._held[self._buffer_of(micro_batch)] == micro_batch
@@ -301,22 +311,22 @@ class Slots:
     def store(self, version: int, sources: Tensors) -> None:
         """Copy the weights that have become this version (from 1) into its slot. Until
         `finish_store` they may be read, but not changed."""
-        with self._copying.aside():
+        with self._copying.on_streams():
             copy_tensors(self.slots[self.delay.slot_of(version)], sources, non_blocking=True)
             self._copying.keep_alive(sources)
             self._copying.record(self._stored)
         self._newest_stored = version
 
     def finish_store(self) -> None:
-        """Before an update: let the device's next work wait until the last `store` has read the
-        weights."""
+        """Call this before an update: the device's next work waits until the last `store` has read
+        the weights."""
         self._copying.wait_for(self._stored)
 
     def forget(self) -> None:
         """Drop what was fetched ahead, because a micro-batch may come again or the slots have new
         contents."""
         self._held = [None] * len(self.buffers)
-        self._newest_stored = UNKNOWN
+        self._newest_stored = UNKNOWN  # nothing is fetched ahead until the next `store`
 
     def wait(self) -> None:
         """Wait until the slots may be read or written on the host."""
@@ -346,7 +356,7 @@ class Slots:
     def _fetch(self, micro_batch: int) -> None:
         index = self._buffer_of(micro_batch)
         slot = self.slots[self.delay.slot_used(micro_batch)]
-        with self._copying.aside():
+        with self._copying.on_streams():
             copy_tensors(self.buffers[index], slot, non_blocking=True)
             self._copying.record(self._loaded[index])
         self._held[index] = micro_batch
@@ -363,9 +373,9 @@ class _CopyStreams:
         return [torch.cuda.Event() for _ in self._streams]  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Work that is given within runs on the streams, after all that the devices have been given
-        so far."""
+    def on_streams(self) -> Iterator[None]:
+        """Work launched in this context runs on the copy streams, after all work that the devices
+        have been given so far."""
         with ExitStack() as stack:
             for stream in self._streams:
                 stream.wait_stream(torch.cuda.current_stream(stream.device))
@@ -378,12 +388,13 @@ class _CopyStreams:
             event.record(stream)
 
     def wait_for(self, events: Sequence[torch.cuda.Event]) -> None:
-        """Let the devices' next work wait for what was recorded; the host does not."""
+        """Let the devices' next work wait for these events; the host does not wait."""
         for event, stream in zip(events, self._streams, strict=True):
             torch.cuda.current_stream(stream.device).wait_event(event)
 
     def keep_alive(self, tensors: Tensors) -> None:
-        """Memory that is given back before the copy from it is over (a forecast's) waits for it."""
+        """Let the allocator reuse the memory of these tensors only after the copies from it are
+        over. A forecast's tensors may be freed before that."""
         for stream in self._streams:
             for tensor in as_list(tensors):
                 if tensor.device == stream.device:

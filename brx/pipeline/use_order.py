@@ -1,4 +1,4 @@
-"""In which order a model uses its parameters, seen in its first passes. Needs torch alone.
+"""Finds the order in which a model uses its parameters, from its first passes. Needs torch alone.
 
 Two things show it. The graph of a forward pass has a node for each operation, with a number that
 grows in the order of execution; a parameter's first use is the node of the lowest number that takes
@@ -23,11 +23,17 @@ class UseOrder:
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
-        self._in_graph: dict[str, tuple[int, int]] = {}  # number of the node, place in its inputs
-        self._arrived: list[str] = []  # in the order of the first gradients
+        # By name, its first use in a graph: number of the node, place among the node's inputs.
+        self._in_graph: dict[str, tuple[int, int]] = {}
+        self._arrived: list[str] = []  # names, in the order in which first gradients arrived
 
     def see_output(self, model: nn.Module, tensors: Sequence[Tensor]) -> None:
-        """A forward pass has ended: `tensors` of its output have gradients."""
+        """Read the graph of a forward pass that has just ended.
+
+        Args:
+            model: it made the pass.
+            tensors: those tensors of its output that a backward pass may begin at.
+        """
         names = self._names | _unsharded_names(model, self._names)
         for place, variable in _uses(tensors):
             name = names.get(id(variable))
@@ -35,7 +41,7 @@ class UseOrder:
                 self._in_graph[name] = min(place, self._in_graph.get(name, place))
 
     def see_gradient(self, name: str) -> None:
-        """A parameter's gradient of a backward pass is complete."""
+        """Note that a parameter's gradient has arrived in a backward pass."""
         if name not in self._arrived:
             self._arrived.append(name)
 
@@ -49,13 +55,15 @@ class UseOrder:
         return not self._in_graph and not self._arrived
 
     def positions(self) -> dict[str, int]:
-        """A position for each parameter, in the order of use. One that was not seen follows the one
-        that is defined before it."""
+        """Each parameter's place in the order of use, from 0, by name. A parameter that was not
+        seen comes right after the one defined before it."""
         if set(self._arrived) <= self._in_graph.keys():
             seen = sorted(self._in_graph, key=lambda name: self._in_graph[name])
         else:
+            # A gradient arrived at a parameter that the graphs hide, so they are not complete.
             seen = self._arrived[::-1]
         rank = {name: index for index, name in enumerate(seen)}
+        # Sort keys: the rank of the parameter seen last, and behind it the unseen ones in turn.
         keys: dict[str, tuple[int, int]] = {}
         latest = -1
         for index, name in enumerate(self._names.values()):
@@ -86,7 +94,7 @@ def _uses(tensors: Sequence[Tensor]) -> Iterator[tuple[tuple[int, int], Tensor]]
 
 def _unsharded_names(model: nn.Module, names: dict[int, str]) -> dict[int, str]:
     """By id of the whole parameters that FSDP2 computes with: the names of the sharded ones."""
-    found: dict[int, str] = {}
+    name_by_id: dict[int, str] = {}
     for module in model.modules():
         get_state = getattr(module, "_get_fsdp_state", None)
         group = getattr(get_state(), "_fsdp_param_group", None) if get_state else None
@@ -94,8 +102,8 @@ def _unsharded_names(model: nn.Module, names: dict[int, str]) -> dict[int, str]:
             name = names.get(id(kept.sharded_param))
             whole = getattr(kept, "_unsharded_param", None)
             if name is not None and whole is not None:
-                found[id(whole)] = name
-    return found
+                name_by_id[id(whole)] = name
+    return name_by_id
 
 
 def on_meta_device(model: nn.Module, example: Any) -> UseOrder:
@@ -111,6 +119,7 @@ def on_meta_device(model: nn.Module, example: Any) -> UseOrder:
         UserError: the model does not run on the meta device.
     """
     named = dict(model.named_parameters())
+    # `deepcopy` takes what its memo has, so no parameter or buffer is copied with its contents.
     memo: dict[int, Any] = {}
     copies: dict[str, Tensor] = {}
     for name, parameter in named.items():

@@ -25,7 +25,8 @@ from brx.pipeline.forecasts import Extrapolation, ForecastRule, StashMode
 from brx.pipeline.slots import Layout, Slots, as_list, copy_tensors
 
 _Bound = int | Literal["newest"] | None
-"""The contents of the weights in use: a slot's, the newest weights', or something else."""
+"""What the weights in use hold: the version of a slot (its index), the newest weights, or something
+else (None)."""
 
 
 class StageVersions:
@@ -33,10 +34,10 @@ class StageVersions:
 
     With tau > 0 there are ceil(tau / M) + 1 slots (see `StageDelay`). The forward pass of
     micro-batch n computes with version max(0, floor((n - 1 - tau) / M)), and so does the backward
-    pass with stash mode `exact`. After update t, a slot takes version t. With a forecast, it takes
-    the weights that are expected at the update of the micro-batch that uses it. So delay costs one
-    copy of the weights per micro-batch, and one per update. With tau = 0, the newest weights are
-    the only version, and nothing is copied.
+    pass with stash mode `exact`. After update t, a slot takes version t. With a forecast, the slot
+    instead takes the weights expected when the gradient of the micro-batch that reads it will be
+    applied. So delay costs one copy of the weights per micro-batch, and one per update. With
+    tau = 0, the newest weights are the only version, and nothing is copied.
 
     `newest` are the newest weights by name, which optimizers update in place. `in_use` are the
     module's own parameters, in the same order, in the slots' data types.
@@ -44,12 +45,13 @@ class StageVersions:
     Args:
         module: computes the stage. Its parameters get new memory. With tau > 0, the module gets
             other parameters in their places.
-        index: of the stage, from 0.
-        delay: of the stage.
+        index: the stage's number, from 0.
+        delay: the stage's delay.
         stash: the stash mode, which says what the backward pass computes with.
         slot_dtype: the slots' data type for a weight, given its name. bf16 for weights that
             autocast would cast to it anyway: the numbers are the same, in half the memory.
-        num_in_flight: micro-batches between forward and backward pass on this device, at most.
+        num_in_flight: the most micro-batches that are between their forward and backward pass on
+            this device at one time.
         on_host: keep the slots in host memory.
         forecast: the rule of a forecast (with `exact` only).
         error_feedback: the coefficient of error feedback; without delay it does nothing.
@@ -214,11 +216,12 @@ class StageVersions:
 def _by_weight(
     ring: Mapping[str, Tensor] | list[list[Tensor]], names: list[str]
 ) -> Mapping[str, Tensor]:
-    """A saved ring as `state_dict` has it; earlier versions of brx saved a list of tensors per
-    slot."""
+    """A saved ring in the form that `state_dict` gives it. Earlier versions of brx saved one list
+    of tensors per slot."""
     if not isinstance(ring, list):
         return ring
     stacked = [torch.stack(slots) for slots in zip(*ring, strict=True)]
+    # Not strict: `load_state_dict` compares the shapes, and names the stage if they are wrong.
     return dict(zip(names, stacked, strict=False))
 
 
@@ -229,8 +232,8 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 def _replace_parameters(
     module: nn.Module, old: list[nn.Parameter], new: list[nn.Parameter]
 ) -> None:
-    """Put other parameters where a module and its submodules have the old ones (a tied one several
-    times)."""
+    """Replace the parameters of a module and of its submodules. A tied parameter is replaced in
+    each of its places."""
     replacements = {id(before): after for before, after in zip(old, new, strict=True)}
     for submodule in module.modules():
         for name, parameter in list(submodule._parameters.items()):

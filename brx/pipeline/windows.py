@@ -1,5 +1,5 @@
-"""Windows: the time from a training forward pass to the end of its backward pass, in which
-parameters hold the old versions of their stages. Needs torch alone.
+"""Windows. A window lasts from a training forward pass to the end of its backward pass. While it is
+open, parameters hold the old versions of their stages. Needs torch alone.
 
     newest --open--> window --backward pass ends, or a step--> newest
                      window --peek--> newest --return--> window      (an evaluation in between)
@@ -27,20 +27,20 @@ class Window:
     """One micro-batch: its forward passes and its backward pass."""
 
     micro_batch: int
-    """n, which names the versions."""
+    """n, from 1. It decides which version each stage uses."""
     update: int
-    """The updates that had been made when it opened."""
+    """The number of updates that had been made when it opened."""
     counter: int
-    """The version counter of its contents; see `brx.pipeline.history`."""
+    """The autograd version counter that marks its contents; see `brx.pipeline.history`."""
     is_explicit: bool = False
     """Opened by `micro_batch()`, which closes it."""
     is_watched: bool = False
-    """An output of its forward passes shows when the backward pass begins."""
+    """A hook on an output of its forward passes will tell when the backward pass begins."""
     is_in_backward: bool = False
     is_of_backward: bool = False
     """Under `none` and `predict`: the parameters hold what the backward pass computes with."""
     has_gradients: bool = False
-    """Gradients have arrived by a backward pass that no output has shown."""
+    """Gradients have arrived in a backward pass that no hook on an output announced."""
     has_ended: bool = False
     """Its backward pass has ended: the next forward pass is another micro-batch."""
     stepped: set[int] = field(default_factory=set)
@@ -74,39 +74,39 @@ class Windows:
         self.current: Window | None = None
         self._latest: Window | None = None  # the one that closed last
         self._is_peeking = False
-        self._recorded = 0  # updates that are versions already
+        self._recorded = 0  # number of updates that have been recorded as versions
         self._initial: dict[str, Tensor] | None = None  # version 0, until there is a history
         self._has_stepped = False  # since the newest version was recorded
         self._seen: tuple[int, ...] = ()  # version counters of the newest contents
         self._aside: list[Tensor] | None = None  # contents in the middle of an optimizer's step
         self._num_windows = 0  # windows of the current update
         self._num_backward = 0  # windows of it whose backward pass has ended
-        # Marks of the gradients when the last backward pass had ended; None if they are not known.
+        # Marks of the gradients when the last backward pass ended; None if they are not known.
         self._gradients_left: list[tuple[int, int]] | None = None
         self._serial = 0  # number of windows, over all updates
-        # By id of an optimizer whose step runs: how many within each other (`super().step()`).
+        # By id of an optimizer whose step is running: how deep its steps nest (`super().step()`).
         self._stepping: dict[int, int] = {}
-        self._stepped_at: dict[int, int] = {}  # by optimizer: `_serial` at its last step
+        self._stepped_at: dict[int, int] = {}  # by id of an optimizer: `_serial` at its last step
         self._problem: str | None = None  # found where an error cannot be raised
 
     @property
     def updates(self) -> int:
-        """The updates so far, one that is no version yet among them."""
+        """How many updates have been made, including one that is not recorded as a version yet."""
         return self._recorded + 1 if self.is_pending else self._recorded
 
     @property
     def is_pending(self) -> bool:
-        """Whether an update has been made that is no version yet."""
+        """Whether an update has been made that is not recorded as a version yet."""
         return self.has_begun and self._is_update_pending()
 
     @property
     def has_begun(self) -> bool:
-        """Whether there was a first pass."""
+        """Whether the first pass has been made."""
         return self._initial is not None or self.history is not None
 
     @property
     def is_in_step(self) -> bool:
-        """Whether an optimizer's step runs just now, which may call a closure."""
+        """Whether an optimizer's step is running now (it may be calling a closure)."""
         return bool(self._stepping)
 
     @property
@@ -121,18 +121,20 @@ class Windows:
 
     @property
     def num_complete_windows(self) -> int:
-        """The windows of the update under way, without one whose backward pass is still to come: a
-        saved state has no graph, so its forward pass comes again."""
+        """How many windows the update under way has had. One whose backward pass is still to come
+        does not count: a saved state has no graph, so its forward pass has to run again."""
         window = self.current
-        is_incomplete = window is not None and not (window.has_ended or window.has_gradients)
-        return self._num_windows - is_incomplete
+        if window is not None and not (window.has_ended or window.has_gradients):
+            return self._num_windows - 1
+        return self._num_windows
 
     @property
     def num_backward(self) -> int:
-        """The windows of the update under way whose backward pass has ended."""
+        """How many windows of the update under way have ended their backward pass."""
         window = self.current
-        is_one_more = window is not None and window.has_gradients and not window.has_ended
-        return self._num_backward + is_one_more
+        if window is not None and window.has_gradients and not window.has_ended:
+            return self._num_backward + 1
+        return self._num_backward
 
     @property
     def is_peeking(self) -> bool:
@@ -142,7 +144,7 @@ class Windows:
     # Opening and closing
 
     def open(self, *, is_explicit: bool = False) -> Window:
-        """A training pass begins: its micro-batch's window, a new one or that which is open."""
+        """Give a training pass that begins its window: the one that is open, or a new one."""
         self.end_peek()
         self._refuse_after_step_within()
         self._end_if_not_shown()
@@ -158,7 +160,11 @@ class Windows:
         return window
 
     def reopen(self, window: Window) -> None:
-        """A window that has been closed gets its contents back."""
+        """Show the contents of a window again that has been closed.
+
+        Raises:
+            UserError: its update is over, or weights were written since.
+        """
         self.end_peek()
         if window is self.current:
             return
@@ -180,13 +186,13 @@ class Windows:
         self._show(window)
 
     def recompute(self) -> None:
-        """A forward pass within a backward pass: activation checkpointing computes anew."""
+        """Handle a forward pass within a backward pass: activation checkpointing repeats it."""
         self._refuse_after_step_within()
         if self.current is None and self._latest is not None:
             self.reopen(self._latest)
 
     def close(self) -> None:
-        """Parameters := the newest; nothing where no window is open."""
+        """Close the open window, if there is one: parameters hold the newest weights again."""
         window = self.current
         if window is None:
             return
@@ -205,7 +211,7 @@ class Windows:
         self._seen = counters_of(self._parameters)
 
     def end(self, window: Window) -> None:
-        """A micro-batch is over."""
+        """Note that a window's micro-batch is over, and close the window if it is open."""
         if not window.has_ended:
             window.has_ended = True
             self._num_backward += 1
@@ -215,8 +221,8 @@ class Windows:
             self.close()
 
     def _end_if_not_shown(self) -> None:
-        """End a window whose backward pass has not gone through an output of the model: it is over
-        where gradients have arrived, and the next pass or step begins."""
+        """End a window whose backward pass no hook has announced. If gradients have arrived, that
+        pass is over by the time the next pass or step begins."""
         window = self.current
         if window is not None and window.has_gradients and not window.is_explicit:
             self.end(window)
@@ -235,7 +241,7 @@ class Windows:
             self._show_aside()
 
     def end_peek(self) -> None:
-        """Back to the window."""
+        """Show the window's contents again, after `peek`."""
         if self._is_peeking:
             self._is_peeking = False
             window = self.current
@@ -268,22 +274,23 @@ class Windows:
 
     def _next_window(self) -> Window:
         if self._num_backward and self._are_gradients_gone():
-            self._num_windows = self._num_backward = 0  # a step was skipped: they come anew
+            self._num_windows = self._num_backward = 0  # a step was skipped: count from 0 again
         self._num_windows += 1
         within_update = min(self._num_windows, self._accumulation)  # j
-        micro_batch = self._recorded * self._accumulation + within_update
-        before = self._latest
+        micro_batch = self._recorded * self._accumulation + within_update  # (t - 1) M + j
+        previous = self._latest
         self._serial += 1
         counter = WINDOW_COUNTERS + self._serial % WINDOW_COUNTERS
-        if before and (before.update, before.micro_batch) == (self._recorded, micro_batch):
-            counter = before.counter  # the same contents
+        if previous and (previous.update, previous.micro_batch) == (self._recorded, micro_batch):
+            counter = previous.counter  # the contents are the same, so autograd may mix the two
         return Window(micro_batch, self._recorded, counter)
 
     def _are_gradients_gone(self) -> bool:
         """Whether the gradients of the update under way have been cleared, to None or to zero."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if self._num_backward < self._accumulation:
-            # To look for zeros waits for the device: only where somebody has written gradients.
+            # The search for nonzeros below makes the host wait for the device. So first check
+            # whether anything has written to the gradients at all.
             is_touched = self._gradients_left != _marks_of(self._parameters)
             if gradients and not is_touched:
                 return False
@@ -301,25 +308,26 @@ class Windows:
         window.is_of_backward = True
 
     def _look_for_writes(self, window: Window) -> None:
-        """Contents that were written in the window would be lost: tell it at the next chance."""
+        """Note parameters that were written in the window, whose new contents will be lost;
+        `raise_problem` reports them."""
         history = self.history
         if history is None or window.is_of_backward or window.stepped:
             return
-        found = history.written(
+        written = history.written(
             window.micro_batch,
             window.counter,
             by_contents=self._check.is_on,
-            is_rounded=window.is_explicit,  # SAM moves weights and takes it back
+            is_rounded=window.is_explicit,  # SAM moves weights and back again, up to rounding
         )
-        if found:
+        if written:
             self._problem = (
-                f"delayed: {some(found)} written during a training forward pass (an embedding with "
-                "max_norm, for example), where older weights are in use; write the newest weights, "
-                "after the optimizer's step"
+                f"delayed: {some(written)} written during a training forward pass (an embedding "
+                "with max_norm, for example), where older weights are in use; write the newest "
+                "weights, after the optimizer's step"
             )
 
     def raise_problem(self) -> None:
-        """UserError for what was found where none could be raised."""
+        """UserError for a problem that was noted where no error could be raised."""
         if self._problem is not None:
             problem = self._problem
             self._problem = None
@@ -328,12 +336,12 @@ class Windows:
     # Backward passes
 
     def begin_backward(self, window: Window) -> None:
-        """The backward pass of a window's forward pass reaches the model's output."""
+        """Prepare a window for its backward pass, which has reached the model's output."""
         if window.is_in_backward:
             return
         self.reopen(window)
         if not window.has_ended:
-            self._count_anew_if_cleared()
+            self._restart_count_if_cleared()
         if self.history is not None and self.history.stash != "exact":
             self._look_for_writes(window)
             self.raise_problem()
@@ -344,7 +352,7 @@ class Windows:
         at_end_of_backward(partial(self._end_backward, window))
 
     def see_gradient(self) -> None:
-        """A parameter's gradient has arrived."""
+        """Note that a parameter's gradient has arrived."""
         window = self.current
         if window is None or window.is_in_backward:
             return
@@ -352,10 +360,12 @@ class Windows:
             return  # create_graph: another backward pass goes through this one
         window.has_gradients = True
 
-    def _count_anew_if_cleared(self) -> None:
-        """Between the two passes of a micro-batch, loops clear gradients of a step that they have
-        skipped. With M = 1 the version is the same; else the forward pass has used another one than
-        the first of M micro-batches would have."""
+    def _restart_count_if_cleared(self) -> None:
+        """Notice that the loop, which has skipped a step, cleared its gradients between the forward
+        and the backward pass of a micro-batch.
+
+        That micro-batch is then the first of its update. With M = 1, its forward pass has used the
+        right version even so. With a larger M it has not: UserError."""
         if not self._num_backward or not self._are_gradients_gone():
             return
         self._num_backward = 0
@@ -374,7 +384,7 @@ class Windows:
     # Updates
 
     def begin(self) -> None:
-        """Version 0 is what the weights are now."""
+        """Keep what the weights are now as version 0, unless there is one already."""
         if not self.has_begun:
             self._initial = {}
             for name, parameter in zip(self._names, self._parameters, strict=True):
@@ -398,10 +408,10 @@ class Windows:
         return not self._stepping and self.current is None and self._is_written()
 
     def _is_written(self) -> bool:
-        """Whether the newest weights are others than they were, without a step.
+        """Whether the newest weights have changed other than by an optimizer's step.
 
-        No counter sees `weight.data -= ...`, a step by hand. Where the update's M backward passes
-        have been made, the contents are looked at.
+        No counter sees `weight.data -= ...`, a step by hand. So once the update's M backward passes
+        have been made, the contents themselves are compared.
         """
         now = counters_of(self._parameters)
         is_written = now != self._seen
@@ -423,7 +433,7 @@ class Windows:
         return False
 
     def _record(self) -> None:
-        """What the weights are now is the newest version."""
+        """Record what the weights are now as the newest version."""
         history = self._ensure_history()
         self._check.see_update(self._num_backward, is_by_step=self._has_stepped)
         history.record()
@@ -470,15 +480,15 @@ class Windows:
         num_windows: int = 0,
         num_backward: int = 0,
     ) -> None:
-        """Go on where a state was taken.
+        """Continue from a saved state.
 
         Args:
-            updates: those that are versions.
-            history: their versions; None if there was none yet.
-            is_pending: whether a further update has been made.
-            initial: version 0, if that is the first update.
-            num_windows: those of the update under way.
-            num_backward: those of it whose backward pass has ended.
+            updates: how many updates have been recorded as versions.
+            history: these versions; None if there was no update yet.
+            is_pending: whether one more update has been made, which is not recorded yet.
+            initial: version 0, if that update is the first one.
+            num_windows: how many windows the update under way has had.
+            num_backward: how many of them have ended their backward pass.
         """
         self.close()
         self.history = history
@@ -507,6 +517,8 @@ class Windows:
         self._stepping[id(optimizer)] = self._stepping.get(id(optimizer), 0) + 1
         window = self.current
         if window is not None and window.is_in_backward:
+            # An optimizer in a gradient hook. The backward pass still needs the old versions of the
+            # other parameters, so only this optimizer's own get the newest weights.
             own: list[Tensor] = []
             for group in optimizer.param_groups:
                 own += [weight for weight in group["params"] if id(weight) not in window.stepped]
@@ -520,7 +532,7 @@ class Windows:
         self.close()
         self.raise_problem()
         if takes_closure or not is_outermost:
-            return
+            return  # a closure is yet to make the passes; an inner step belongs to the outer one
         self._check.refuse_stray_gradients()
         if self._check.is_on:
             self._check.see_gradients()
@@ -565,7 +577,8 @@ class Windows:
 
 
 def _marks_of(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """Marks of the parameters' gradients, which change where a gradient is replaced or written."""
+    """The id and the version counter of each parameter's gradient, in order. They change when a
+    gradient is replaced or written."""
     marks = []
     for parameter in parameters:
         gradient = parameter.grad

@@ -13,8 +13,8 @@ Topic = str
 
 
 class Channel(Protocol):
-    """Sends tensors (B, S, D) between neighbouring devices in one direction, in the order of the
-    schedule."""
+    """Sends tensors (B, S, D) in one direction along the pipeline: from one neighbour to this
+    device, and from this device to the other neighbour."""
 
     def send(self, tensor: Tensor) -> None:
         """Begin to send a tensor. B may be smaller than usual."""
@@ -23,10 +23,10 @@ class Channel(Protocol):
         """Wait until the last tensor is sent."""
 
     def post_receive(self) -> None:
-        """Let the next tensor arrive while this device computes."""
+        """Post the receive of the next tensor, so that it may arrive while this device computes."""
 
     def receive(self) -> Tensor:
-        """The next tensor; waits for it."""
+        """Wait for the next tensor and return it."""
         ...
 
 
@@ -74,8 +74,9 @@ class World:
         """Wait for all ranks; if `patient`, for hours (while rank 0 prepares the data)."""
 
     def announce(self, topic: Topic, message: str) -> None:
-        """Tell all ranks. Any rank tells that it was asked to stop, that it has diverged or failed;
-        rank 0 tells after which iteration all ranks stop."""
+        """Send a message under a topic to all ranks. Any rank announces that it was asked to stop,
+        that it has diverged, or that it has failed. Rank 0 announces the iteration after which all
+        ranks stop."""
         self._announced[topic] = message
 
     def announced(self, topic: Topic) -> str | None:

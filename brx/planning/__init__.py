@@ -1,1 +1,1 @@
-"""What a run will need before it starts: memory, multiplications, stages per device, time."""
+"""Plans a run before it starts: its memory, operations, stages per device, and time."""

@@ -1,5 +1,4 @@
-"""Which device carries which stages, as planned: by their number, or by time
-(`pipeline.balance`)."""
+"""Divides the stages among devices, by their number or by time (`pipeline.balance`)."""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -12,15 +11,20 @@ from brx.planning.flops import forward_flops
 
 
 def assign(costs: Sequence[float], num_ranks: int) -> list[range]:
-    """Cut stages into R <= P contiguous runs, such that the largest sum of costs is as small as
-    possible."""
+    """Cut stages into contiguous runs, one per rank, so that the largest sum of costs is as small
+    as possible.
+
+    Args:
+        costs: the cost of each stage, in any unit.
+        num_ranks: R, at most the number of stages.
+    """
     num_stages = len(costs)
     sums = [0.0, *accumulate(costs)]
 
     @cache
     def best(first: int, ranks: int) -> tuple[float, int]:
-        # The smallest possible largest sum for the stages from `first` on, and where the first of
-        # their ranks ends.
+        # For the stages from `first` on, divided among `ranks` ranks: the smallest possible largest
+        # sum, and the end of the first rank's stages.
         if ranks == 1:
             return sums[num_stages] - sums[first], num_stages
         stops = range(first + 1, num_stages - ranks + 2)
@@ -40,8 +44,8 @@ def assign(costs: Sequence[float], num_ranks: int) -> list[range]:
 def planned_ranges(config: RunConfig, num_ranks: int | None = None) -> list[range]:
     """The stages of each rank, by default of `pipeline.devices` ranks.
 
-    With `balance: time` a run measures its stages before it begins. A plan, which is made on
-    another machine, takes the operations of their passes instead."""
+    With `balance: time`, a run measures its stages before it begins. A plan may be made on another
+    machine, so it takes the operations of their passes instead."""
     num_ranks = num_ranks or config.pipeline.devices
     num_stages = config.pipeline.stages
     if config.pipeline.balance == "count":

@@ -1,4 +1,5 @@
-"""On how few devices a configuration fits, for several sizes of memory: as `brx plan` counts."""
+"""The smallest number of devices on which a configuration fits, for several sizes of memory. It is
+counted as `brx plan` does."""
 
 from collections.abc import Sequence
 
@@ -13,8 +14,8 @@ from brx.planning.stage_count import GB
 
 
 def device_count_table(name: str, config: RunConfig, memories: Sequence[float]) -> pd.DataFrame:
-    """One row: the model, and for each memory in units of 1e9 bytes the smallest number of devices;
-    texts."""
+    """A table of one row: the model, and for each memory (in units of 1e9 bytes) the smallest
+    number of devices. All cells are texts."""
     device_type = planned_device_type(config)
     num_parameters, _ = count_parameters(config.model, config.data.vocabulary_size)
     row = {"model": name, "parameters": f"{num_parameters / 1e9:.4g}B"}

@@ -1,4 +1,4 @@
-"""The operations of a run, counted: a multiply-add is two."""
+"""Counts the floating-point operations of a run; a multiply-add is two."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stages_sizes(config: RunConfig, own: Sequence[int]) -> dict[int, Sizes]:
 
 
 def forward_flops(config: RunConfig, own: Sequence[int]) -> int:
-    """The forward pass of a micro-batch through some stages of a run."""
+    """The operations of a micro-batch's forward pass through some stages of a run."""
     blocks = partition(config.model.blocks, config.pipeline.stages)
     vocabulary_size = config.data.vocabulary_size
     batch = config.training.batch_size
@@ -33,8 +33,8 @@ def forward_flops(config: RunConfig, own: Sequence[int]) -> int:
 
 
 def passes(config: RunConfig) -> int:
-    """The time of a micro-batch's passes in forward passes: forward 1, backward 2, recomputation
-    1."""
+    """How many forward passes' work a micro-batch takes in all: forward 1, backward 2,
+    recomputation 1."""
     return 4 if config.pipeline.recompute else 3
 
 
@@ -69,7 +69,7 @@ def update_flops(config: RunConfig, own: Sequence[int]) -> float:
 
 
 def rank_flops(config: RunConfig, own: Sequence[int]) -> float:
-    """One rank in an iteration: forward and backward passes, recomputation, and the method's own
-    products."""
-    of_passes = passes(config) * config.pipeline.accumulation * forward_flops(config, own)
-    return of_passes + update_flops(config, own)
+    """The operations of one rank in an iteration: forward and backward passes, recomputation, and
+    the method's own products."""
+    pass_flops = passes(config) * config.pipeline.accumulation * forward_flops(config, own)
+    return pass_flops + update_flops(config, own)

@@ -1,4 +1,4 @@
-"""How many iterations a method needs to a loss under a delay, from measured runs.
+"""How many iterations a method needs to reach a loss under a delay, from measured runs.
 
 Delays are the largest of any stage, in updates: (P - 1) / M in a pipeline of P stages with M
 micro-batches per update."""
@@ -19,7 +19,7 @@ from brx.runs.slowdown import Reached, geometric_mean
 from brx.runs.time_to_loss import Experiment, Measurements, measure_largest_set
 
 COMMITTED = Path("results/tables/similar/time-to-loss.json")
-"""What the committed runs say; `make reproduce-figures` writes it."""
+"""The measurements of the committed runs; `make reproduce-figures` writes the file."""
 
 REFERENCE_METHOD = "pipedream"
 """AdamW. Its lowest loss is the default loss to reach, and costs of updates are relative to its."""
@@ -33,14 +33,14 @@ ASSUMED_SPREAD = 0.05
 
 
 class Iterations(NamedTuple):
-    """What a method needs to a loss under a delay."""
+    """The iterations that a method needs to reach a loss under a delay."""
 
     by_seed: Mapping[int, Reached]
-    """A run that never reached the loss counts all of its iterations."""
+    """A run that never reached the loss counts with all of its iterations."""
     delays: tuple[float, ...]
-    """The measured delays that this is from: one, or the two of an interpolation."""
+    """The measured delays that this comes from: one, or the two of an interpolation."""
     num_rates: int
-    """Learning rates tried; of two experiments, the smaller number."""
+    """How many learning rates were tried; of two experiments, the smaller number."""
 
     @property
     def is_lower_bound(self) -> bool:
@@ -56,15 +56,16 @@ class Iterations(NamedTuple):
 def iterations_at(
     measurements: Measurements, experiments: Sequence[Experiment], delay: float, loss: float
 ) -> Iterations | None:
-    """What one method needs to a loss at a delay, linear in log(1 + delay) between measured delays.
+    """The iterations that one method needs to reach a loss at a delay.
 
-    Interpolates seed by seed, or between means where the two experiments have no seed in common.
+    Between two measured delays, iterations are interpolated linearly in log(1 + delay): seed by
+    seed, or between means if the two experiments have no seed in common.
 
     Args:
         measurements: hold the losses.
-        experiments: of one method.
-        delay: in updates.
-        loss: in nats.
+        experiments: the experiments of one method.
+        delay: the delay, in updates.
+        loss: the loss to reach, in nats.
 
     Returns:
         None beyond the measured delays, and in gaps wider than `WIDEST_GAP`.
@@ -73,9 +74,10 @@ def iterations_at(
         UserError: the loss is above those that were measured.
     """
     ordered = sorted(experiments, key=lambda experiment: experiment.delay)
-    for one in ordered:
-        if math.isclose(one.delay, delay, abs_tol=1e-9):
-            return Iterations(measurements.reached(one, loss), (one.delay,), one.num_rates)
+    for experiment in ordered:
+        if math.isclose(experiment.delay, delay, abs_tol=1e-9):
+            by_seed = measurements.reached(experiment, loss)
+            return Iterations(by_seed, (experiment.delay,), experiment.num_rates)
     for low, high in pairwise(ordered):
         gap = (1 + high.delay) / (1 + low.delay)
         if low.delay < delay < high.delay and gap <= WIDEST_GAP:
@@ -95,7 +97,7 @@ def _interpolated(
 ) -> dict[int, Reached]:
     """By seed, the point at `share` of the way from `below` to `above`."""
     if not below.keys() & above.keys():
-        no_seed = -1
+        no_seed = -1  # stands for the mean over seeds
         below = {no_seed: _mean(below.values())}
         above = {no_seed: _mean(above.values())}
     by_seed = {}
@@ -127,10 +129,10 @@ def seed_spread(measurements: Measurements, loss: float) -> float:
 
 
 def losses_to_ask(measurements: Measurements, delay: float) -> list[float]:
-    """The default losses to reach: the lowest that AdamW reaches both without delay and at this
-    delay, then the lowest of any method, if it is another.
+    """The default losses to reach: the lowest loss that AdamW reaches both without delay and at
+    this delay, and then the lowest of any method if that is a different one.
 
-    Where no run measures this delay, the longest measured delay counts.
+    If no run measures this delay, the longest measured delay is taken instead.
 
     Raises:
         UserError: no run under that delay reaches any of the losses.
@@ -141,10 +143,10 @@ def losses_to_ask(measurements: Measurements, delay: float) -> list[float]:
             method: _lowest(measurements, own, asked)
             for method, own in by_method(measurements).items()
         }
-        of_any = min(lowest.values())
-        if of_any < math.inf:
-            of_adamw = lowest.get(REFERENCE_METHOD, math.inf)
-            return sorted({of_any, of_adamw} - {math.inf}, reverse=True)
+        lowest_of_any = min(lowest.values())
+        if lowest_of_any < math.inf:
+            lowest_of_adamw = lowest.get(REFERENCE_METHOD, math.inf)
+            return sorted({lowest_of_any, lowest_of_adamw} - {math.inf}, reverse=True)
     highest = f"{measurements.losses[0]:g} nats"
     raise UserError(
         f"--loss: needed, since no run falls to {highest} under the longest delay, {longest:g} "
@@ -168,20 +170,19 @@ def _lowest(measurements: Measurements, experiments: Sequence[Experiment], delay
 
 
 def by_method(measurements: Measurements) -> dict[str, list[Experiment]]:
-    """The experiments of each method (with what tells its variants apart), in order of their first
-    appearance."""
-    found: dict[str, list[Experiment]] = {}
+    """The experiments of each variant of a method, in order of first appearance."""
+    grouped: dict[str, list[Experiment]] = {}
     for experiment in measurements.experiments:
-        found.setdefault(experiment.method, []).append(experiment)
-    return found
+        grouped.setdefault(experiment.method, []).append(experiment)
+    return grouped
 
 
 def read_measurements(runs: Sequence[Path]) -> tuple[Measurements, list[str]]:
     """Measurements, and lines about the runs that are left out.
 
     Args:
-        runs: a file that `Measurements.write` made, or folders of runs, whose largest comparable
-            set counts; by default the committed file.
+        runs: a file that `Measurements.write` made, or folders of runs. Of these, the largest
+            comparable set is measured. By default the committed file.
 
     Raises:
         UserError: they do not exist, or hold no usable run.

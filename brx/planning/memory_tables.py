@@ -1,4 +1,5 @@
-"""Memory as tables of texts: of basis rotation for any matrices, of a run's stages and devices."""
+"""Tables of memory, as texts: for basis rotation of any matrices, and for a run's stages and
+devices."""
 
 import math
 import re
@@ -36,11 +37,12 @@ Shape = tuple[int, int]  # m rows, n columns
 def overhead_texts(
     shapes: Mapping[Shape, int], names: Mapping[Shape, str]
 ) -> tuple[str, pd.DataFrame]:
-    """Title and table: what each strategy keeps beyond Adam's moments, in fp32.
+    """A title, and a table of the memory that each strategy keeps beyond Adam's moments, in fp32
+    (the paper's appendix "Memory Overhead Analysis").
 
     Args:
         shapes: how many matrices there are of each shape.
-        names: of shapes that have one.
+        names: the names of shapes that have one.
     """
     largest = max(FP32 * overhead_elements(shape, *STRATEGIES[0]) for shape in shapes)
     unit, unit_bytes = _unit(20 * largest, BINARY_UNITS)
@@ -69,7 +71,7 @@ def _heading(shape: Shape, count: int, names: Mapping[Shape, str]) -> str:
 
 
 def _two_decimals(num_bytes: int, unit_bytes: int) -> str:
-    """Halves are rounded up, as in the paper's table."""
+    """A size in a unit, with two decimals. Halves are rounded up, as in the paper's table."""
     number = Decimal(num_bytes) / Decimal(unit_bytes)
     return str(number.quantize(Decimal("0.01"), ROUND_HALF_UP))
 
@@ -117,7 +119,8 @@ def rank_table(
 
 
 def _part_heading(part: str, rank: RankMemory) -> str:
-    """Next to a GPU, the copy for a checkpoint is no part of the peak."""
+    """The heading of a column. On a GPU, the copy for a checkpoint is in host memory, and not part
+    of the peak."""
     return f"{part} (host)" if part == "checkpoint" and rank.host else part
 
 
@@ -155,7 +158,7 @@ def rank_notes(config: RunConfig, ranks: Sequence[RankMemory]) -> list[str]:
 
 
 def _host_lines(ranks: Sequence[RankMemory]) -> list[str]:
-    """The memory that ranks take of their machine, next to a GPU."""
+    """The host memory that ranks on GPUs take."""
     fullest = max(ranks, key=lambda rank: rank.host)
     if not fullest.host:
         return []

@@ -1,5 +1,5 @@
-"""Whether a run fits into the memory of its devices: one that cannot is refused before it starts.
-And how long its stages take on a device, for `pipeline.balance: time`."""
+"""Checks whether a run fits into the memory of its devices, so that one that does not is refused
+before it starts. Also measures the time of its stages on a device, for `pipeline.balance: time`."""
 
 import resource
 import statistics
@@ -27,8 +27,8 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def measure_stage_costs(config: RunConfig, device: torch.device) -> list[float]:
-    """Seconds of each stage's passes on a device, measured by part: at GPT-2's vocabulary the head
-    weighs several blocks."""
+    """The seconds of each stage's passes on a device. Embedding, blocks and head are measured
+    separately, because with GPT-2's vocabulary the head takes as long as several blocks."""
     model = config.model
     vocabulary_size = config.data.vocabulary_size
     shape = (config.training.batch_size, model.sequence_length)
@@ -36,7 +36,7 @@ def measure_stage_costs(config: RunConfig, device: torch.device) -> list[float]:
     stream = torch.randn(*shape, model.width, device=device, requires_grad=True)  # (B, S, D)
 
     def part(block: int) -> Stage:
-        """A block, with the embedding before the first one and the head behind the last one."""
+        """A stage of one block; the first one has the embedding, too, and the last one the head."""
         return make_stage(model, vocabulary_size, range(block, block + 1), seed=0).to(device)
 
     like = distinct_blocks(model)
@@ -80,16 +80,19 @@ def _seconds(forward: Callable[[], Tensor], device: torch.device) -> float:
 def check_memory(
     config: RunConfig, device: torch.device, world: World, ranges: Sequence[range]
 ) -> RankMemory:
-    """The plan of this rank.
+    """Plan the memory of this rank, and compare it with the free memory.
 
     Args:
-        config: of the run.
-        device: of this rank.
+        config: the run's configuration.
+        device: this rank's device.
         world: the ranks.
         ranges: the stages of each rank.
 
+    Returns:
+        The plan of this rank.
+
     Raises:
-        UserError: it is certain not to fit; says which changes would help.
+        UserError: the run is certain not to fit. The message says which changes would help.
     """
     ranks = plan_memory(config, device.type, ranges)
     own = ranks[world.rank]
@@ -100,7 +103,8 @@ def check_memory(
         sharing = ranks[first : first + world.num_local_ranks]
     needed = sum(rank.peak for rank in sharing)
     if config.runtime.compile:
-        # Only half of the activations is sure: compiled blocks compute norms and GELU again.
+        # Only half of the activations is certain to be kept: compiled blocks may compute norms and
+        # GELU again instead.
         needed -= sum(rank.activations // 2 for rank in sharing)
     free = free_memory(device)
     if free is None or needed <= free:
@@ -131,7 +135,7 @@ def present(moment: Moment) -> list[tuple[str, int]]:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Free bytes of a device, or of the machine for a CPU; None where it cannot be told."""
+    """Free bytes of a device, or of the machine for a CPU; None if that is not known."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "mps":
@@ -198,10 +202,10 @@ def smallest_num_ranks(config: RunConfig, device_type: str, device_memory: float
 
 
 def what_would_fit(config: RunConfig, device_type: str, device_memory: float) -> list[str]:
-    """Changes of the configuration with which it would fit, as overrides.
+    """Changes with which the configuration would fit, as texts for `--set`.
 
-    The first changes the number of devices, if any number helps; the last does without, if any
-    does."""
+    The first one changes the number of devices, if any number helps. The last one keeps the number
+    of devices, if other changes alone help."""
     remedies: list[str] = []
     for overrides in _changes(config, device_type):
         changed = apply_overrides(config.model_dump(mode="json"), overrides, "the configuration")
@@ -216,7 +220,7 @@ def what_would_fit(config: RunConfig, device_type: str, device_memory: float) ->
 
 
 def _changes(config: RunConfig, device_type: str) -> Iterator[list[str]]:
-    """Overrides that save memory, in order of what they cost."""
+    """Overrides that save memory, those that cost least first."""
     yield []
     savings = []
     if device_type != "cuda" and config.checkpoint.background:
@@ -237,8 +241,8 @@ def _changes(config: RunConfig, device_type: str) -> Iterator[list[str]]:
 def fit_line(
     config: RunConfig, ranks: Sequence[RankMemory], device_type: str, memory: float
 ) -> str:
-    """Whether it fits into `memory` bytes per device, on how few devices it would, and otherwise
-    which changes would make it fit."""
+    """A line that says whether the run fits into `memory` bytes per device, on how few devices it
+    would fit, and if it does not fit, which changes would help."""
     spare = f"{MARGIN:.0%} to spare for CUDA's context and the allocator"
     smallest = smallest_num_ranks(config, device_type, memory)
     if smallest is not None:

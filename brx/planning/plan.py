@@ -1,9 +1,9 @@
-"""The memory that every rank of a run needs, before it starts: from closed forms and the shapes of
-the model's own tensors.
+"""Plans the memory that every rank of a run needs, from closed forms and the shapes of the model's
+own tensors.
 
 The memory of a rank peaks when the loss is computed, in a backward pass, when gradients arrive, or
 when the optimizer steps. Weights, the gradients of an update, optimizer state and rings are always
-there."""
+present."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ STRATEGIES: tuple[tuple[Source, Geometry], ...] = tuple(
 STAGE_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations")
 """The fields of `StageMemory` that are printed."""
 RANK_PARTS = (*STAGE_PARTS, "logits", "update")
-"""Those of `RankMemory` that are always printed."""
+"""The fields of `RankMemory` that are always printed."""
 OPTIONAL_PARTS = ("probe", "links", "communicators", "graphs", "checkpoint")
-"""Those that are printed where there is such memory."""
+"""The fields of `RankMemory` that are printed only if they are not zero."""
 
 NUM_COMMUNICATORS = 2  # one for each direction
 P2P_CHANNELS = 32  # at most: NCCL_MAX_P2P_NCHANNELS
@@ -84,7 +84,7 @@ class Moment:
 
     name: str
     items: Mapping[str, int]
-    """All that is there then, in bytes."""
+    """All memory that is taken then, in bytes, by name."""
 
     @property
     def total(self) -> int:
@@ -93,7 +93,8 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """What a rank holds, in bytes. Fields are the sums over its stages, or what it has once."""
+    """The memory of a rank, in bytes. A field is a sum over the rank's stages, unless the rank has
+    such memory only once."""
 
     stages: Sequence[int]
     by_stage: Sequence[StageMemory]
@@ -117,8 +118,8 @@ class RankMemory:
     graphs: int
     """The pool of CUDA graphs (`runtime.graphs`)."""
     checkpoint: int
-    """The copy from which a checkpoint is written in the background. In host memory: on a GPU it is
-    no part of the peak."""
+    """The copy from which a checkpoint is written in the background. It is in host memory, so
+    on a GPU it is not part of the peak."""
     host: int
     """Memory of the machine that a rank on a GPU takes: rings and the copy for a checkpoint."""
     times: Sequence[Moment]
@@ -143,14 +144,14 @@ def plan_memory(
     """The memory of every rank.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         device_type: `cpu`, `cuda` or `mps`.
         ranges: the stages of each rank; by default `planned_ranges`.
         in_flight: by rank, the most micro-batches whose activations it keeps at one time; by
             default the R - r of asynchronous 1F1B.
 
     Raises:
-        UserError: so many devices cannot run the configured delays.
+        UserError: this number of devices cannot run the configured delays.
     """
     if ranges is None:
         ranges = planned_ranges(config)
@@ -164,7 +165,7 @@ def plan_memory(
 
 
 def planned_device_type(config: RunConfig) -> str:
-    """CUDA where any device would do."""
+    """The type of device that a plan is for: CUDA if the configuration leaves it open."""
     return "cuda" if config.runtime.device == "auto" else config.runtime.device
 
 
@@ -223,7 +224,7 @@ class _Rank:
         ]
         graphs = self._graph_bytes(passes, update)
         if graphs:
-            # The first updates and refreshes run as they are; so does every validation.
+            # The first updates and refreshes run outside of graphs, and so does every validation.
             times += [
                 Moment("an update outside of graphs", times[-1].items),
                 Moment("a validation", {"logits": logits}),
@@ -313,8 +314,8 @@ class _Rank:
         return gradients + max(map(self._block_bytes, own_blocks))
 
     def _activations_across_an_update(self) -> int:
-        """Those of micro-batches in flight, once the backward pass has used up its own; without
-        delay there are none."""
+        """The activations that are kept during an update: those of the micro-batches in flight
+        except the one whose backward pass has just ended. Without delay there are none."""
         delayed = sum(stage.activations for stage in self.by_stage if self._is_delayed(stage.index))
         return int(delayed / self.in_flight * (self.in_flight - 1))
 
@@ -322,8 +323,8 @@ class _Rank:
         return self.delays[index].tau > 0
 
     def _arriving_bytes(self) -> int:
-        """What autograd leaves at the weights in use, until it has been added to the update's
-        gradients."""
+        """The gradients that autograd leaves at the weights in use, until they have been added to
+        the update's gradients."""
         config = self.config
         arriving = sum(
             _in_use_bytes(config, self.delays[index], self.sizes[index]) for index in self.own
@@ -340,7 +341,8 @@ class _Rank:
         return self._sum("gradients") if self.config.pipeline.accumulation > 1 else 0
 
     def _graph_bytes(self, passes: Sequence[Moment], update: int) -> int:
-        """The pool that all CUDA graphs use in turn: as large as the work of the largest."""
+        """The memory pool that all CUDA graphs use in turn: as large as the working memory of the
+        largest graph."""
         if not self.config.runtime.graphs or self.device_type != "cuda":
             return 0
         sizes = [update] if self._is_rotation else []
@@ -350,8 +352,8 @@ class _Rank:
         return max(sizes, default=0)
 
     def _beside_the_pool(self, times: Sequence[Moment], graphs: int) -> list[Moment]:
-        """The same moments, those that no graph holds with the pool: nothing else can use its
-        memory."""
+        """The same moments. Those outside of graphs have the graphs' pool in addition, because
+        nothing else can use its memory."""
         held: set[str] = set()
         if self._is_rotation:
             held.add("an update")
@@ -365,10 +367,11 @@ class _Rank:
         return isinstance(self.config.optimizer, schema.BasisRotationConfig)
 
     def _link_bytes(self) -> int:
-        """Received activations and gradients, and what is being sent."""
+        """The buffers for activations and gradients that are received or being sent."""
         if self.num_ranks == 1:
             return 0
-        num_buffers = 2
+        num_buffers = 2  # at most one message being sent in each direction
+        # The buffers of received messages, as `DistributedWorld.connect` makes them.
         if not self.has_first:
             num_buffers += math.ceil(self.in_flight) + 1
         if not self.has_last:
@@ -405,10 +408,11 @@ class _Rings:
 
     slots: int
     corrections_saved: int
-    """What a checkpoint has of weight prediction and error feedback: an average of the updates, and
-    the last one."""
+    """What a checkpoint holds for weight prediction and error feedback: an average of the updates,
+    and the last update."""
     on_device: int
-    """With all that these two keep, the weights before an update, too."""
+    """Slots and staging buffers on the device, with everything that weight prediction and error
+    feedback keep (the weights before an update, too)."""
     on_host: int = 0
 
     @classmethod
@@ -429,7 +433,8 @@ class _Rings:
         kept = saved + num_before * FP32 * num_elements(sizes)
         if pipeline.rings == "device":
             return cls(slots, saved, slots + kept)
-        # On the device is the version that is fetched next, and those between their two passes.
+        # The device has staging buffers: for the version that is fetched next, and for those of
+        # micro-batches between their two passes.
         buffers = slot * (1 if in_flight == 1 else in_flight + 1)
         if device_type == "cpu":
             return cls(slots, saved, slots + buffers + kept)
@@ -437,7 +442,8 @@ class _Rings:
 
 
 def _in_use_bytes(config: RunConfig, delay: StageDelay, sizes: Sizes) -> int:
-    """The weights with which a stage computes: with a delay in the dtypes of its slots."""
+    """Bytes of the weights with which a stage computes; with a delay, these have the dtypes of its
+    slots."""
     num_in_matrices = _num_cast_elements(sizes)
     matrix_element = ring_matrix_dtype(config).itemsize if delay.tau else FP32
     return matrix_element * num_in_matrices + FP32 * (num_elements(sizes) - num_in_matrices)
@@ -514,7 +520,7 @@ def _update_bytes(config: RunConfig, by_stage: Mapping[int, Sizes], device_type:
     """Temporary tensors of an update: for the largest batch of equal matrices, or the largest
     stage."""
     sizes = {index: FP32 * num_elements(stage) for index, stage in by_stage.items()}
-    # For the norms of the updates, the weights before.
+    # A copy of the weights before the update, for the norm of the update.
     before = sum(sizes.values()) if config.logging.update_norms else 0
     if isinstance(config.optimizer, schema.BasisRotationConfig):
         together = {name: size for stage in by_stage.values() for name, size in stage.items()}
@@ -540,9 +546,9 @@ def rotation_update_bytes(config: RunConfig, sizes: Sizes, device_type: str) -> 
     """Temporary bytes of BasisRotation at a refresh of its largest batch of equal matrices.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         sizes: all parameters of the device.
-        device_type: its type.
+        device_type: the type of the device.
     """
     largest = 0
     all_matrices = matrices(sizes)
@@ -553,12 +559,14 @@ def rotation_update_bytes(config: RunConfig, sizes: Sizes, device_type: str) -> 
         capacity = max(1, batch_bytes // (FP32 * size))
         members = min(all_matrices.count(shape), capacity)
         side = math.prod(shape[:-2]) * max(sides, default=0) ** 2
-        # For the side under way: the product with its basis, and what its columns are
-        # orthonormalised in. On the CPU: the columns by size, their reflections, the triangle, what
-        # is kept of it, and the factor. Elsewhere: the columns by size and the reduced ones; and in
-        # a pass the columns, the Gram matrix, its factor, the solution and a copy of it.
+        # Matrices for the side that is being refreshed: the product with its basis, and those of
+        # the orthonormalisation. On the CPU, these are the columns by size, their reflections, the
+        # triangle, what is kept of it, and the factor. Elsewhere, they are the columns by size and
+        # the reduced ones; and in a pass the columns, the Gram matrix, its factor, the solution and
+        # a copy of it.
         orthonormalisation = 5 if device_type == "cpu" else 7
-        # Gradients, momentum, both moments anew, their way through the products with the bases.
+        # The gradients, the momentum, the new moments, and the intermediate products with the
+        # bases.
         per_member = (3 + 2 * len(sides)) * size + (1 + orthonormalisation) * side
         largest = max(largest, FP32 * members * per_member)
     return largest

@@ -1,5 +1,5 @@
-"""A run on its devices, by its real cut: the numbers that `brx plan` and `brx verdict --config`
-print."""
+"""Plans a run on its devices, with its real cut into stages: the numbers that `brx plan` and
+`brx verdict --config` print."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ PIPELINE_KEYS = (
 )
 WITHOUT_DELAY = {"delay": 0, "stash": "exact", "forecast": None, "error_feedback": 0.0}
 UTILIZATION = 0.4
-"""The assumed share of a data sheet's peak."""
+"""The share of a data sheet's peak that devices are assumed to reach."""
 MEASURED_UTILIZATION = 0.02
 """What `paper-95m` reached with AdamW on an H100: results/gpu/paper-95m."""
 
 
 class Throughput(NamedTuple):
-    """What a device computes."""
+    """How fast a device computes."""
 
     flops: float
     """FLOP/s."""
@@ -100,9 +100,10 @@ class PlannedRun:
     """Bytes per second between neighbours; None: transfers take no time."""
 
     def split(self, num_stages: int, num_micro_batches: int) -> PlannedRun:
-        """The same examples per update in so many micro-batches, on a device per stage.
+        """The same examples per update, in another number of micro-batches, on one device per
+        stage.
 
-        With `balance: time` each device holds a run of blocks, and the delay of its rank.
+        With `balance: time`, each device holds a run of blocks, which have the delay of its rank.
 
         Raises:
             UserError: the examples or the blocks cannot be divided so.
@@ -133,18 +134,19 @@ class PlannedRun:
 
     @property
     def examples(self) -> int:
-        """In one update."""
+        """The examples in one update."""
         return self.config.training.batch_size * self.config.pipeline.accumulation
 
     @cached_property
     def unit(self) -> float:
-        """Operations of a device for an update's passes, if all devices did as many."""
+        """The unit of time of a `Cut`: the operations of one device for an update's passes, if all
+        devices did equally many."""
         forward = forward_flops(self.config, range(self.config.pipeline.stages))
         return passes(self.config) * self.config.pipeline.accumulation * forward / self.num_ranks
 
     @property
     def cut_lines(self) -> list[str]:
-        """How blocks are shared, if devices do not all have as many."""
+        """Lines about how blocks are divided among devices; none if all have equally many."""
         counts = self._block_counts(planned_ranges(self.config))
         if len(set(counts)) == 1:
             return []
@@ -172,7 +174,7 @@ class PlannedRun:
         return [sum(len(blocks[stage]) for stage in own) for own in ranges]
 
     def seconds(self, cut: Cut) -> float | None:
-        """The time of an update; None where the throughput is not known."""
+        """The time of an update in seconds; None if the throughput is not known."""
         return None if self.throughput is None else cut.time * self.unit / self.throughput
 
     def overrides(self, asked: RunConfig, settings: Mapping[str, Any]) -> list[str]:
@@ -196,8 +198,8 @@ class PlannedRun:
         assert self.memory is not None
         config = with_method(self.config, settings)
         for remedy in what_would_fit(config, planned_device_type(config), self.memory):
-            # Smaller batches would be fewer examples per update, other numbers of devices other
-            # numbers of stages: other questions.
+            # Smaller batches would change the examples per update, and other numbers of devices the
+            # number of stages. Those would be other questions.
             if "batch_size" not in remedy and "devices" not in remedy:
                 return f"--set {remedy}"
         num_stages = 2 * self.num_ranks
@@ -218,22 +220,23 @@ class PlannedRun:
         updates = tuple(self._update(config, own, cost) for own in ranges)
         no_updates = (0.0,) * len(ranges)
         elapsed = asynchronous_elapsed(times, updates, count, transfer)
-        of_passes = asynchronous_elapsed(times, no_updates, count, transfer)
+        passes_alone = asynchronous_elapsed(times, no_updates, count, transfer)
         ranks = plan_memory(config, planned_device_type(config), ranges)
         memory = max(rank.peak for rank in ranks)
-        return Cut(ASYNCHRONOUS, count, elapsed, 1.0 - 1.0 / of_passes, memory)
+        return Cut(ASYNCHRONOUS, count, elapsed, 1.0 - 1.0 / passes_alone, memory)
 
     def synchronous(self, settings: Mapping[str, Any], cost: float | None) -> Iterator[Cut]:
         """Every schedule with every number of micro-batches for which it exists, fastest first."""
         config = with_method(self.config, settings)
-        found = []
+        planned_cuts = []
         for name, schedule in SYNCHRONOUS.items():
             if schedule.num_chunks * self.num_ranks <= config.model.blocks:
                 for count in divisors(self.examples):
                     planned = self._planned_cut(config, name, schedule, count, cost)
                     if planned is not None:
-                        found.append(planned)
-        for planned in sorted(found, key=lambda planned: preference(planned.cut)):
+                        planned_cuts.append(planned)
+        # Memory is planned one by one, since callers often need the first cut only.
+        for planned in sorted(planned_cuts, key=lambda planned: preference(planned.cut)):
             ranks = plan_memory(
                 planned.config,
                 planned_device_type(planned.config),
@@ -245,7 +248,7 @@ class PlannedRun:
     def _planned_cut(
         self, config: RunConfig, name: str, schedule: Schedule, count: int, cost: float | None
     ) -> _PlannedCut | None:
-        """A synchronous schedule with so many micro-batches; None where it does not exist."""
+        """A synchronous schedule with `count` micro-batches; None if it does not exist for them."""
         num_chunks = schedule.num_chunks * self.num_ranks
         if config.pipeline.balance == "count":
             sized = _resized(config, num_chunks, self.num_ranks, count, **WITHOUT_DELAY)
@@ -273,11 +276,12 @@ class PlannedRun:
     def _update(self, config: RunConfig, own: Sequence[int], cost: float | None) -> float:
         if cost is None:
             return update_flops(config, own) / self.unit
-        of_passes = passes(config) * config.pipeline.accumulation * forward_flops(config, own)
-        return cost * of_passes / self.unit
+        pass_flops = passes(config) * config.pipeline.accumulation * forward_flops(config, own)
+        return cost * pass_flops / self.unit
 
     def _transfer(self, config: RunConfig) -> float:
-        """The time in which the stream goes from one device to the next."""
+        """The time that the stream takes from one device to the next, in units of a `Cut`; 0 if the
+        bandwidth or throughput is not known."""
         if self.bandwidth is None or self.throughput is None:
             return 0.0
         return boundary_bytes(config) / self.bandwidth * self.throughput / self.unit
@@ -341,7 +345,7 @@ def with_method(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
 def _resized(
     config: RunConfig, num_stages: int, num_ranks: int, num_micro_batches: int, **others: Any
 ) -> RunConfig:
-    """The same examples per update on other stages and devices, in so many micro-batches."""
+    """The same examples per update with other numbers of stages, devices and micro-batches."""
     examples = config.training.batch_size * config.pipeline.accumulation
     sizes = {"stages": num_stages, "devices": num_ranks, "accumulation": num_micro_batches}
     pipeline = config.pipeline.model_copy(update=sizes | others)
@@ -387,7 +391,7 @@ def _time_line(run: PlannedRun, ours: Cut) -> str:
 
 
 def _hours(run: PlannedRun, seconds: float) -> float:
-    """Of all iterations."""
+    """The hours that all iterations take."""
     return seconds * run.config.training.last_iteration / 3600
 
 

@@ -58,6 +58,6 @@ def memory_report(config: RunConfig) -> Report:
 
 
 def _planned(config: RunConfig) -> list[RankMemory]:
-    """The memory of every rank. What a training would refuse of the model is refused first."""
+    """The memory of every rank; UserError for a model that training would refuse."""
     check_model_of(config)
     return plan_memory(config, planned_device_type(config))

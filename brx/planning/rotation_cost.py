@@ -1,10 +1,10 @@
-"""From how many micro-batches per update on the step of basis rotation costs little, next to
-AdamW's iteration.
+"""The number of micro-batches per update from which on the step of basis rotation costs little,
+compared with AdamW's iteration.
 
-The products of a step do not depend on the number of tokens, and the passes do: with enough tokens
-per update, the step costs as little as one likes. Rates were measured with large products on one
-GPU; only their ratios matter. The passes of small models run far below their rate, so for them the
-number of micro-batches is an upper bound. Elementwise work, which AdamW has as well, is not
+The products of a step do not depend on the number of tokens, but the passes do. So with enough
+tokens per update, the step costs as little as one likes. Rates were measured with large products on
+one GPU; only their ratios matter. The passes of small models run far below their rate, so for them
+the number of micro-batches is an upper bound. Elementwise work, which AdamW has as well, is not
 counted."""
 
 from __future__ import annotations
@@ -18,45 +18,47 @@ from brx.planning.cuts import planned_ranges
 from brx.planning.flops import forward_flops, passes, update_products
 
 LARGEST_RATIO = 1.25
-"""The iteration with basis rotation, over AdamW's."""
+"""The step counts as cheap if an iteration with basis rotation takes at most this many times as
+long as one with AdamW."""
 TERA = 1e12
 
 
 @dataclass(frozen=True)
 class StepRates:
-    """FLOP/s of the kinds of products."""
+    """FLOP/s of each kind of product."""
 
     passes: float
     rotations: float
     covariances: float
-    """And refreshes."""
+    """The rate of refreshes, too."""
 
 
 def configured_rates(config: RunConfig, device: MeasuredRates = H100) -> StepRates:
-    """As the settings have it: covariances and refreshes are always in fp32."""
+    """The rates in the configured precisions; covariances and refreshes count in fp32."""
     assert isinstance(config.optimizer, BasisRotationConfig)
     by_precision = {
         "highest": device.fp32,
         "tf32": device.tf32,
         "bf16": device.bf16 / 3,  # a product of factors in two parts is three
     }
-    of_passes = device.bf16 if config.runtime.precision == "bf16" else device.fp32
+    pass_rate = device.bf16 if config.runtime.precision == "bf16" else device.fp32
     rotations = by_precision[config.optimizer.rotation_precision]
-    return StepRates(TERA * of_passes, TERA * rotations, TERA * device.fp32)
+    return StepRates(TERA * pass_rate, TERA * rotations, TERA * device.fp32)
 
 
 def rates_in_tf32(config: RunConfig, device: MeasuredRates = H100) -> StepRates:
-    """As if all products of the step were in TF32."""
-    of_passes = device.bf16 if config.runtime.precision == "bf16" else device.fp32
-    return StepRates(TERA * of_passes, TERA * device.tf32, TERA * device.tf32)
+    """The rates if all products of the step were in TF32."""
+    pass_rate = device.bf16 if config.runtime.precision == "bf16" else device.fp32
+    return StepRates(TERA * pass_rate, TERA * device.tf32, TERA * device.tf32)
 
 
 def step_ratio(config: RunConfig, rates: StepRates) -> float:
-    """The iteration of basis rotation over AdamW's, with the configured micro-batches."""
+    """The time of an iteration with basis rotation, divided by the time with AdamW, with the
+    configured number of micro-batches."""
     num_micro_batches = config.pipeline.accumulation
-    of_passes, updates = _seconds(config, rates)
-    adamw = max(num_micro_batches * seconds for seconds in of_passes)
-    pairs = zip(of_passes, updates, strict=True)
+    pass_seconds, updates = _seconds(config, rates)
+    adamw = max(num_micro_batches * seconds for seconds in pass_seconds)
+    pairs = zip(pass_seconds, updates, strict=True)
     rotation = max(num_micro_batches * seconds + update for seconds, update in pairs)
     return rotation / adamw
 
@@ -66,33 +68,35 @@ def least_micro_batches(config: RunConfig, rates: StepRates) -> int:
 
     For each rank, M p_r + u_r <= 1.25 M max(p), with the times p of a micro-batch's passes and u of
     an update."""
-    of_passes, updates = _seconds(config, rates)
-    longest = LARGEST_RATIO * max(of_passes)
-    pairs = zip(of_passes, updates, strict=True)
+    pass_seconds, updates = _seconds(config, rates)
+    longest = LARGEST_RATIO * max(pass_seconds)
+    pairs = zip(pass_seconds, updates, strict=True)
     return max(1, *(math.ceil(update / (longest - seconds)) for seconds, update in pairs))
 
 
 def _seconds(config: RunConfig, rates: StepRates) -> tuple[list[float], list[float]]:
-    """By rank, the times of a micro-batch's passes and of an update's products."""
-    of_passes = []
+    """For each rank, the seconds of a micro-batch's passes, and the seconds of an update's
+    products."""
+    pass_seconds = []
     updates = []
     for own in planned_ranges(config):
-        of_passes.append(passes(config) * forward_flops(config, own) / rates.passes)
+        pass_seconds.append(passes(config) * forward_flops(config, own) / rates.passes)
         products = update_products(config, own)
-        of_covariances = products.covariances + products.refreshes
-        updates.append(products.rotations / rates.rotations + of_covariances / rates.covariances)
-    return of_passes, updates
+        covariance_flops = products.covariances + products.refreshes
+        updates.append(products.rotations / rates.rotations + covariance_flops / rates.covariances)
+    return pass_seconds, updates
 
 
 def rotation_lines(config: RunConfig) -> list[str]:
-    """For basis rotation, from which M on its step is cheap; nothing for other methods."""
+    """Lines that say, for basis rotation, from which M on its step is cheap; none for other
+    methods."""
     if not isinstance(config.optimizer, BasisRotationConfig):
         return []
     products = update_products(config, range(config.pipeline.stages))
     if products.total == 0:
         return []
     rates = configured_rates(config)
-    of_passes = passes(config) * forward_flops(config, range(config.pipeline.stages))
+    pass_flops = passes(config) * forward_flops(config, range(config.pipeline.stages))
     now = config.pipeline.accumulation
     return [
         f"By matrix products alone, an iteration of basis rotation takes up to "
@@ -100,7 +104,7 @@ def rotation_lines(config: RunConfig) -> list[str]:
         f"times from {_from(config, rates)} on; with all its products in TF32 from "
         f"{_from(config, rates_in_tf32(config))} on.",
         f"Counted at the rates of one {H100.device} (results/gpu/ceilings.md): per micro-batch the "
-        f"passes {_at(of_passes, rates.passes)}; per update rotations "
+        f"passes {_at(pass_flops, rates.passes)}; per update rotations "
         f"{_at(products.rotations, rates.rotations)}, covariances "
         f"{_at(products.covariances, rates.covariances)}, refreshes "
         f"{_at(products.refreshes, rates.covariances)}. Passes that run below their rate need "

@@ -1,9 +1,9 @@
-"""How long an update takes on P devices under a pipeline schedule, and which activations each
-device keeps meanwhile.
+"""Computes how long an update takes on P devices under a pipeline schedule, and which activations
+each device keeps meanwhile.
 
 Synchronous schedules are simulated action by action. The asynchronous one has a closed form, except
 where unequal devices wait for each other at updates. Times are in any unit, the same for all
-arguments. Assumed: no device waits at an update for longer than its own passes take."""
+arguments. It is assumed that no device waits at an update for longer than its own passes take."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ SYNCHRONOUS: dict[str, Schedule] = {
 
 
 class Pace(NamedTuple):
-    """A schedule once it is under way."""
+    """The pace and the activations of a schedule once the pipeline is full."""
 
     elapsed: float
     """The time from one update to the next, without the time of the update itself."""
@@ -105,17 +105,18 @@ def synchronous_pace(
 def asynchronous_elapsed(
     passes: tuple[float, ...], updates: tuple[float, ...], accumulation: int, transfer: float = 0.0
 ) -> float:
-    """The time from one update to the next of asynchronous 1F1B once it has filled, updates
-    included.
+    """The time from one update to the next in asynchronous 1F1B, once the pipeline is full. Updates
+    are included.
 
-    Two things bound the pace. Each rank has to do M micro-batches and an update. And a row of ranks
-    passes one micro-batch per rank down and up, with a transfer each way between neighbours. The
-    pace is the largest of these means over cycles of the schedule (a marked graph). Unequal ranks
-    that wait at each other's updates take longer; for them the schedule is simulated.
+    Two things bound the pace. Each rank has to do M micro-batches and an update. And in a row of
+    neighbouring ranks there is one micro-batch per rank, each on its way down the row and up again,
+    with a transfer each way between neighbours. The pace is the largest of these means over cycles
+    of the schedule (a marked graph). Unequal ranks that wait at each other's updates take longer;
+    for them the schedule is simulated.
 
     Args:
-        passes: by rank, the time of a micro-batch's passes, a third of it the forward pass.
-        updates: by rank, the time of an update.
+        passes: for each rank, the time of a micro-batch's passes, a third of it the forward pass.
+        updates: for each rank, the time of an update.
         accumulation: M, the micro-batches of one update.
         transfer: the time from one device to the next.
     """
@@ -134,8 +135,8 @@ def asynchronous_elapsed(
 
 
 def _longest_wait(passes: tuple[float, ...], transfer: float) -> float:
-    """The largest mean time per micro-batch in which a row of ranks passes one per rank down and
-    up."""
+    """The largest mean time per micro-batch of any row of neighbouring ranks, through which one
+    micro-batch per rank goes down and up."""
     sums = [0.0, *accumulate(passes)]
     means = []
     for first, end in combinations(range(len(sums)), 2):
@@ -149,7 +150,7 @@ def _simulated_elapsed(
     passes: tuple[float, ...], updates: tuple[float, ...], accumulation: int, transfer: float
 ) -> float:
     num_ranks = len(passes)
-    # Whole cycles, or so many that a part of one hardly counts.
+    # Measured over many updates, so that a part of a cycle of the schedule hardly counts.
     start = 2 * num_ranks // accumulation + 8
     end = start + 4 * num_ranks
     last = end * accumulation + num_ranks
@@ -176,28 +177,28 @@ class Cut(NamedTuple):
     num_micro_batches: int
     """M, into which the examples of an update are split."""
     time: float
-    """From one update to the next. The unit is the time of an update's passes, divided evenly among
-    the devices."""
+    """The time from one update to the next. The unit is the time of an update's passes if they are
+    divided evenly among the devices."""
     idle: float
-    """The share of the time in which devices wait, the time of updates left out."""
+    """The share of the time in which devices wait; the time of updates is not counted."""
     memory: float | None = None
     """Bytes of the fullest device; None where no model is given."""
 
 
 @dataclass(frozen=True)
 class EqualStages:
-    """P equal stages, each on its own device, of a model that is not known. `PlannedRun` is the
-    same for a known model.
+    """P equal stages of an unknown model, each on its own device. `PlannedRun` answers the same
+    questions for a known model.
 
-    Both are asked about a method by its settings (`Experiment.settings`) and the cost of its
-    update, as a share of an update's passes. With the cost None, a known model counts the products
-    of the update, and equal stages take it for nothing."""
+    A question is about a method, given by its settings (`Experiment.settings`), and the cost of its
+    update as a share of an update's passes. If the cost is None, `PlannedRun` counts the products
+    of the update, and `EqualStages` takes it as zero."""
 
     num_stages: int
     num_micro_batches: int
     """M of the asynchronous pipeline."""
     examples: int
-    """In one update; the synchronous side may split them otherwise."""
+    """The examples in one update. The synchronous side may split them into other micro-batches."""
     memory: float | None = None
     """Of a device, in bytes."""
 
@@ -228,10 +229,11 @@ def first_that_fits(cuts: Iterable[Cut], memory: float | None) -> Cut | None:
 
 
 def divisors(number: int) -> list[int]:
-    return [one for one in range(1, number + 1) if number % one == 0]
+    """All divisors of a number, rising."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def preference(cut: Cut) -> tuple[float, int, int]:
-    """A sort key: the fastest first. Of equally fast cuts, the larger micro-batches come first,
-    then the better known schedule."""
+    """A sort key that puts the fastest cut first. Of equally fast cuts, the one with larger
+    micro-batches comes first, then the better known schedule."""
     return round(cut.time, 9), cut.num_micro_batches, list(SYNCHRONOUS).index(cut.schedule)

@@ -1,4 +1,5 @@
-"""The dimensionless numbers of a training: a small run speaks for a large one where they agree."""
+"""The dimensionless numbers of a training. A small run tells something about a large one if these
+numbers agree."""
 
 import math
 
@@ -55,8 +56,8 @@ def dimensionless(config: RunConfig) -> dict[str, float | None]:
 
 
 def similarity_table(config: RunConfig, like: RunConfig, names: tuple[str, str]) -> pd.DataFrame:
-    """A row per number: its value in both configurations, their ratio, and a mark where the ratio
-    is beyond `APART`; texts."""
+    """A table with a row per number: its values in both configurations, their ratio, and a mark if
+    they differ by more than a factor of `APART`. All cells are texts."""
     ours, theirs = dimensionless(config), dimensionless(like)
     rows = []
     for name in dict.fromkeys([*ours, *theirs]):
@@ -69,7 +70,7 @@ def similarity_table(config: RunConfig, like: RunConfig, names: tuple[str, str])
 
 
 def _is_apart(a: float | None, b: float | None) -> bool:
-    """Where a run lacks a number, there is nothing to compare."""
+    """Whether two numbers differ by more than a factor of `APART`; False if one is missing."""
     if a is None or b is None:
         return False
     if a == 0 or b == 0:

@@ -1,4 +1,5 @@
-"""How many pipeline stages a model needs at least, by the paper's appendix on their number."""
+"""The smallest number of pipeline stages that a model needs, by the paper's appendix "Analysis for
+the Number of Stages for Pipeline Parallelism"."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ BYTES_PER_PARAMETER = 16
 
 
 class ModelShape(NamedTuple):
-    """A Transformer."""
+    """The sizes of a Transformer, with the paper's symbols."""
 
     name: str
     hidden: int
@@ -23,9 +24,9 @@ class ModelShape(NamedTuple):
     heads: int
     """a, the attention heads."""
     params_per_block: float
-    """W."""
+    """W, the parameters of one block."""
     blocks: int
-    """L."""
+    """L, the number of blocks."""
 
 
 def parse_shape(
@@ -56,7 +57,8 @@ def stage_count_table(
     sequence_length: int = 4096,
     batch_size: int = 1,
 ) -> pd.DataFrame:
-    """A row per model, a column per device with its memory in units of 1e9 bytes; texts."""
+    """A table with a row per model and a column per device, whose memory is in units of 1e9 bytes.
+    All cells are texts."""
     rows = []
     for model in models:
         row = {
@@ -106,7 +108,7 @@ def block_memory(model: ModelShape, sequence_length: int, batch_size: int) -> fl
 def stage_count(
     model: ModelShape, device_bytes: float, sequence_length: int = 4096, batch_size: int = 1
 ) -> str:
-    """P = ceil(L / N) where N blocks fit on a device; where none does, `>= 2 L`, two devices for
-    each."""
+    """P = ceil(L / N) as a text, if N blocks fit on a device. If none fits, `>= 2 L`, because each
+    block needs at least two devices."""
     fitting = math.floor(device_bytes / block_memory(model, sequence_length, batch_size))
     return f">= {2 * model.blocks}" if fitting == 0 else str(math.ceil(model.blocks / fitting))

@@ -16,25 +16,27 @@ from brx.runs.time_to_loss import Experiment, Measurements
 
 
 def update_costs(experiments: Iterable[Experiment]) -> dict[str, float]:
-    """By method, the cost from the fastest run of each, as a share of AdamW's iteration.
+    """The cost of each method's update beyond AdamW's, as a share of AdamW's iteration, from the
+    fastest run of each method.
 
-    Only runs with equal M compare. Where a method has several M, the one at which AdamW is fastest
-    counts. Where AdamW has no run, the fastest method takes its place."""
+    Only runs with equal M are compared. If a method has runs with several M, the M at which AdamW
+    is fastest counts. For an M without a run of AdamW, the fastest method takes its place."""
     rows = [(one.method, one.micro_batches, one.seconds) for one in experiments]
     measured = pd.DataFrame(rows, columns=["method", "M", "seconds"])
     # A row per method, a column per M.
     seconds = measured.groupby(["method", "M"])["seconds"].min().unstack()
-    reference = seconds.reindex([REFERENCE_METHOD]).iloc[0]
+    reference = seconds.reindex([REFERENCE_METHOD]).iloc[0]  # AdamW's seconds by M
     shares = (seconds / reference.fillna(seconds.min()) - 1.0).clip(lower=0.0)
     fastest_first = shares[reference.sort_values().index]
+    # The first column in which each method has a number.
     return dict(fastest_first.bfill(axis=1).iloc[:, 0])
 
 
 def parse_costs(texts: Sequence[str], measurements: Measurements) -> dict[str, float]:
-    """`METHOD=SHARE` as numbers.
+    """Parse texts `METHOD=SHARE` into shares by method.
 
     Raises:
-        UserError: a method is not among the measured ones, or its share is no number from 0.
+        UserError: a method is not among the measured ones, or its share is not a number from 0.
     """
     methods = sorted(by_method(measurements))
     costs = {}
@@ -54,7 +56,7 @@ def parse_costs(texts: Sequence[str], measurements: Measurements) -> dict[str, f
 
 
 def _number(text: str) -> float:
-    """NaN if the text is no number."""
+    """NaN if the text is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -62,8 +64,8 @@ def _number(text: str) -> float:
 
 
 def read_costs(paths: Sequence[Path]) -> dict[str, float]:
-    """By method, the cost from folders of other runs, all of one model and batch, or from the file
-    that `benchmarks.lab` writes.
+    """The cost of each method's update, from folders of other runs (all of one model and batch), or
+    from the file that `benchmarks.lab` writes.
 
     Raises:
         UserError: they do not compare, or lack AdamW.

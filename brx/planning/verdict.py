@@ -1,10 +1,11 @@
-"""Synchronous or asynchronous? Time to a loss on P devices with M micro-batches per update.
+"""Decides whether synchronous or asynchronous training is faster: the time to a loss on P devices
+with M micro-batches per update.
 
 Time is the number of iterations (`brx.planning.iterations`) times the time of an update
-(`brx.planning.schedules`). Assumed are equal examples per update, which the synchronous side splits
-as is fastest; a device per stage; and updates that do not overlap with passes. Delay never helps:
-a method that was measured to need fewer iterations with delay than without is taken to need as
-many."""
+(`brx.planning.schedules`). It is assumed that both sides have equal examples per update, which the
+synchronous side splits in the fastest way; that there is one device per stage; and that updates do
+not overlap with passes. Delay is assumed never to help: if a method was measured to need fewer
+iterations with delay than without, it counts as needing equally many."""
 
 from __future__ import annotations
 
@@ -23,14 +24,15 @@ if TYPE_CHECKING:
     from brx.planning.planned_run import PlannedRun
 
 LEAST_NOISE = 0.005
-"""Two decimals: with one seed, two runs may pass a loss at the same iteration."""
+"""The least noise of log(advantage), about half a unit of the second decimal. With one seed, two
+runs may pass a loss at the same iteration, which shows no noise."""
 NORMAL_QUANTILE = 1.96
 """For 95 % intervals."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """Which is faster to this loss, on these devices?"""
+    """Which side reaches this loss sooner, on these devices?"""
 
     loss: float
     """The training loss to reach, in nats."""
@@ -54,7 +56,7 @@ class Option(NamedTuple):
     cut: Cut
     """How the devices run it."""
     method: str
-    """With what tells its variants apart."""
+    """The variant's name."""
     iterations: Iterations
     slowdown: IterationRatio | None
     """In iterations, relative to the method's own runs without delay, seed by seed. None without
@@ -62,16 +64,18 @@ class Option(NamedTuple):
     noise: float
     """Half the 95 % interval of log(`num_iterations`)."""
     num_iterations: float
-    """The number to count with: without delay, times the slowdown if that is above 1."""
+    """The number of iterations that counts: the one without delay, times the slowdown if that is
+    above 1."""
     cost: float | None
     """Cost of the update beyond AdamW's, as a share of the passes; None if its products are
     counted."""
     paired_noise: float = 0.0
-    """As `noise`, of the slowdown alone: what both sides of one method share cancels."""
+    """Half the 95 % interval of log(slowdown). It replaces `noise` if both sides have the same
+    method, because the noise that both share cancels."""
 
     @property
     def time(self) -> float:
-        """To the loss, in units of the passes of an update."""
+        """The time to the loss, in the unit of `Cut.time`."""
         return self.num_iterations * self.cut.time
 
 
@@ -84,7 +88,8 @@ class Comparison:
 
     @property
     def advantage(self) -> float:
-        """The synchronous time over the asynchronous one; an upper bound where `is_upper_bound`."""
+        """The synchronous time divided by the asynchronous one; an upper bound if
+        `is_upper_bound`."""
         return self.synchronous.time / self.asynchronous.time
 
     @property
@@ -133,7 +138,7 @@ class Verdict:
     unmeasured: Mapping[str, tuple[float, ...]]
     """Methods that no run measures at this delay, with the delays at which runs do."""
     has_runs_without_delay: bool
-    """Whether there are any; synchronous options are from them."""
+    """Whether there are any runs without delay. Synchronous options come from them."""
     has_cuts: bool
     """Whether a synchronous schedule fits, for any method."""
 
@@ -159,8 +164,9 @@ class Verdict:
         return None
 
     def break_even(self, option: Option, rival: Option | None = None) -> float | None:
-        """The slowdown at which an asynchronous option is as fast as a synchronous one, by default
-        the fastest. Below 1 it cannot win, as delay is no gain. None without either."""
+        """The slowdown at which an asynchronous option is as fast as a synchronous one (by default
+        the fastest). If it is below 1, the asynchronous option cannot win, because delay never
+        helps. None if there is no rival, or no slowdown."""
         rival = rival or self.rival
         if rival is None or option.slowdown is None:
             return None
@@ -215,8 +221,8 @@ def answer(measurements: Measurements, question: Question) -> Verdict:
 
 
 def _costs(measurements: Measurements, question: Question) -> dict[str, float | None]:
-    """By method: the given cost, else the one by the pace of the runs; None with a model, which
-    counts the products."""
+    """The cost of each method's update: the given one, else the cost by the pace of the runs. With
+    a known model it is None unless given, because the model counts the products."""
     costs: dict[str, float | None] = dict.fromkeys(by_method(measurements))
     if isinstance(question.devices, EqualStages):
         costs |= update_costs(measurements.experiments)
@@ -226,8 +232,8 @@ def _costs(measurements: Measurements, question: Question) -> dict[str, float | 
 def _reached_without_delay(
     measurements: Measurements, experiments: Sequence[Experiment], loss: float
 ) -> Iterations | None:
-    """A method's iterations without delay. None if it never reaches the loss: its lower bound would
-    win by never arriving."""
+    """A method's iterations without delay; None if a run never reaches the loss, because its lower
+    bound could win without ever arriving."""
     fresh = iterations_at(measurements, experiments, 0.0, loss)
     return None if fresh is None or fresh.is_lower_bound else fresh
 
@@ -242,11 +248,11 @@ def _by_schedule(
         return []
     fastest = synchronous[0]
     settings = experiments[fastest.method][0].settings
-    found: dict[str, Option] = {}
+    best: dict[str, Option] = {}
     for cut in devices.synchronous(settings, fastest.cost):
-        if cut.schedule not in found and first_that_fits([cut], devices.memory):
-            found[cut.schedule] = fastest._replace(cut=cut)
-    return list(found.values())
+        if cut.schedule not in best and first_that_fits([cut], devices.memory):
+            best[cut.schedule] = fastest._replace(cut=cut)
+    return list(best.values())
 
 
 def _noise(iterations: Iterations, spread: float) -> float:
@@ -277,6 +283,6 @@ def _asynchronous(
     else:
         num_pairs = len(delayed.by_seed.keys() & reference.by_seed.keys()) or 1
         paired_noise = NORMAL_QUANTILE * spread * math.sqrt(2 / num_pairs)
-    # Delay is no gain: what looks like one is noise.
+    # Delay never helps: a slowdown below 1 is noise.
     num_iterations = reference.mean * max(1.0, slowdown.ratio)
     return Option(cut, method, delayed, slowdown, noise, num_iterations, cost, paired_noise)

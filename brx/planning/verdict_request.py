@@ -1,4 +1,4 @@
-"""A question of `brx verdict`, from the texts of its options to its answers."""
+"""Answers a question of `brx verdict`, given by the texts of its options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictRequest:
-    """The options of the command, as they are given."""
+    """The command's options, as the user gave them."""
 
     num_stages: int
     num_micro_batches: int
@@ -89,14 +89,15 @@ class VerdictRequest:
 
 @dataclass(frozen=True)
 class Asker:
-    """Asks about any numbers of stages and micro-batches."""
+    """Makes questions about any numbers of stages and micro-batches."""
 
     measurements: Measurements
     costs: dict[str, float]
     model: PlannedRun | None
 
     def question(self, loss: float, num_stages: int, num_micro_batches: int) -> Question:
-        """UserError where the model cannot be divided so."""
+        """The question about a loss (in nats) on a pipeline; UserError if the model cannot be
+        divided into so many stages or micro-batches."""
         devices: EqualStages | PlannedRun
         if self.model is None:
             devices = EqualStages(num_stages, num_micro_batches, self.measurements.examples)
@@ -112,9 +113,10 @@ class Answers:
     request: VerdictRequest
     asker: Asker
     verdicts: Sequence[Verdict]
-    """To the loss that was asked for, or to the default losses, the highest first."""
+    """One verdict for the loss that was asked for, or one for each default loss, the highest loss
+    first."""
     notes: Sequence[str]
-    """On runs that are left out."""
+    """Lines about runs that are left out."""
 
     @property
     def measurements(self) -> Measurements:
@@ -122,12 +124,12 @@ class Answers:
 
     @property
     def run(self) -> PlannedRun | None:
-        """The user's model on these devices."""
+        """The user's model on these devices; None if no model was given."""
         devices = self.verdicts[0].question.devices
         return None if isinstance(devices, EqualStages) else devices
 
     def question(self, num_stages: int, num_micro_batches: int) -> Question:
-        """The same for another pipeline, to the first loss."""
+        """The question of the first loss on another pipeline."""
         loss = self.verdicts[0].question.loss
         return self.asker.question(loss, num_stages, num_micro_batches)
 
@@ -141,7 +143,7 @@ class Answers:
         return lines
 
     def _plan_command(self, asked: RunConfig) -> str:
-        """The `brx plan` of the fastest asynchronous run."""
+        """The command line of `brx plan` for the fastest asynchronous run."""
         run = self.run
         assert run is not None
         assert self.request.config is not None

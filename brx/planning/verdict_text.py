@@ -1,5 +1,5 @@
-"""What `brx verdict` prints: the answer with its reasons; tables, gaps and assumptions with
-`--verbose`."""
+"""The text of `brx verdict`: the answer with its reasons; with `--verbose` also tables, gaps and
+assumptions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MOST_METHODS = 8  # rows of a table
 def verdict_text(
     verdicts: Sequence[Verdict], measurements: Measurements, run: PlannedRun | None
 ) -> str:
-    """The answer and its reasons, a line each.
+    """The answer and its reasons, one per line.
 
     Args:
-        verdicts: to the loss that was asked for; behind it, to lower losses.
-        measurements: that the verdicts are from.
+        verdicts: the verdict for the loss that was asked for, and then those for lower losses.
+        measurements: the measurements that the verdicts come from.
         run: the planned model, if one was given.
     """
     verdict, *lower = verdicts
@@ -39,8 +39,8 @@ def verdict_text(
         *_reasons(verdict),
         *_too_large_lines(verdict, measurements, run),
     ]
-    of_adamw = ", which AdamW reaches, too" if lower else ""
-    lines.append(f"To a training loss of {question.loss:g} nats{of_adamw}.")
+    also_adamw = ", which AdamW reaches, too" if lower else ""
+    lines.append(f"To a training loss of {question.loss:g} nats{also_adamw}.")
     for low in lower:
         loss = f"{low.question.loss:g} nats, the lowest of any method"
         lines.append(f"To {loss}: {sentence(low)}")
@@ -69,7 +69,8 @@ def _split_lines(verdict: Verdict) -> list[str]:
 
 
 def sentence(verdict: Verdict) -> str:
-    """Who wins with one method on both sides, and how clearly; a tie where noise could decide."""
+    """Which side wins with one method on both sides, and how clearly; a tie if noise could
+    decide."""
     missing = _missing(verdict)
     if missing is not None:
         return f"No verdict: {missing}"
@@ -311,7 +312,7 @@ def unmeasured_lines(verdict: Verdict) -> list[str]:
 
 
 def assumption_lines(verdict: Verdict, run: PlannedRun | None) -> list[str]:
-    """What the numbers rest on."""
+    """Lines about the assumptions behind the numbers."""
     devices = verdict.question.devices
     asynchronous = verdict.asynchronous[:MOST_METHODS]
     lines = [units_line(run)]
@@ -339,8 +340,8 @@ def _cost_line(verdict: Verdict, run: PlannedRun | None) -> str:
     shown: dict[str, str] = {}
     for option in options:
         if option.cost is not None:
-            told = " (given)" if option.method in given else ""
-            shown[option.method] = f"{option.method} {option.cost:.0%}{told}"
+            remark = " (given)" if option.method in given else ""
+            shown[option.method] = f"{option.method} {option.cost:.0%}{remark}"
     rest = "its FLOPs" if run else "the pace of these runs"
     costs = ", ".join([*shown.values(), f"what is not given by {rest}"])
     return f"What an update costs beyond AdamW's, as a share of the passes: {costs}."

@@ -87,15 +87,10 @@ def _limit_to_settled(axes: Axes, runs: Sequence[pd.DataFrame]) -> None:
     """Set ranges that show the losses after the first twentieth of each run, without spikes."""
     smoothed = [losses["smoothed"].dropna() for losses in runs]
     settled = np.concatenate([losses[len(losses) // 20 :] for losses in smoothed])
-<<<<<<< HEAD
     settled = settled[np.isfinite(settled)]  # a run that diverged may end at infinity
     if len(settled):
-        # A spike must not set the scale.
+        # The 99th percentile, so that a spike does not set the scale.
         axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)
-=======
-    # The 99th percentile, so that a spike does not set the scale.
-    axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)
->>>>>>> 451d70b149196a93ab5be1f939cc2547e38f4b50
     axes.set_xlim(0, max(losses["iteration"].max() for losses in runs))
 
 

@@ -10,8 +10,8 @@ The cache is a line of JSON (`_Header`), the settings and the summary as JSON, a
 float64. Most runs are small, and a table format (Parquet, an archive of arrays) costs more to open
 than such a run costs to read.
 
-Settings are kept unchecked, and nothing that is computed from the files is kept: both are done anew
-each time.
+Settings are kept unchecked, and nothing that is computed from the files is kept: checks and
+computations are done again each time.
 """
 
 import contextlib
@@ -41,8 +41,8 @@ FILES = ("config.yaml", "summary.json", "metrics.jsonl", COMPACT)
 """The files of a run that are parsed."""
 
 SETTLED_S = 2.0
-"""If a file is younger than this, it may still change and keep its times and its size: the clocks
-of file systems tick in steps of up to two seconds."""
+"""A file younger than this may still change without a change of its times and size, because the
+clocks of file systems tick in steps of up to two seconds. Such a file is not cached."""
 
 _PARSERS = (loading, parsing, readers, folder, metrics)  # and this module
 _FLOAT64 = np.dtype("<f8")
@@ -80,10 +80,10 @@ def file_states(run: Path) -> tuple[FileState, ...]:
 
 def _state_of(file: str) -> FileState:
     try:
-        found = os.stat(file)  # a quarter of the time of Path.stat
+        status = os.stat(file)  # a quarter of the time of Path.stat
     except OSError:
         return ()
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def read_parsed(run: Path, states: tuple[FileState, ...] | None = None) -> Parsed:
@@ -91,7 +91,7 @@ def read_parsed(run: Path, states: tuple[FileState, ...] | None = None) -> Parse
 
     Args:
         run: the folder.
-        states: of its files (`file_states`), if they have just been taken.
+        states: the states of its files (`file_states`), if they have just been taken.
 
     Raises:
         UserError: a file is damaged, or there is no training loss yet.
@@ -126,14 +126,14 @@ def _is_settled(states: tuple[FileState, ...]) -> bool:
 
 
 def _read(run: Path, states: tuple[FileState, ...]) -> Parsed | None:
-    """The cache of a run whose files have these states; None if there is none that fits."""
+    """The content of a run's cache; None if there is no cache for these states of its files."""
     content = _content_of(run / CACHE)
     if content is None:
         return None
     line, _, body = content.partition(b"\n")
     try:
         header = _Header(**json.loads(line))
-        # Nothing more is parsed of a file that is not ours or not of these states.
+        # A cache that is not ours, or is of other states, is not parsed any further.
         if header.key != _key(states) or header.sha256 != _digest(header, body):
             return None
         settings, summary, *curves = _parts(header, body)
@@ -157,15 +157,16 @@ def _content_of(path: Path) -> bytes | None:
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if stat.S_ISREG(found.st_mode) and found.st_size <= MOST_ARRAY_BYTES:
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) and status.st_size <= MOST_ARRAY_BYTES:
                 return file.read()
     return None
 
 
 def _write(run: Path, states: tuple[FileState, ...], parsed: Parsed) -> None:
-    """Write the cache; nothing happens if the content cannot be kept exactly, or not be written."""
-    # A run that lacks iterations is parsed each time, and so named on stderr each time.
+    """Write the cache. Do nothing if JSON cannot hold the content exactly, or if the folder cannot
+    be written to."""
+    # A run that lacks iterations is parsed each time, so that it is named on stderr each time.
     if num_lacking(parsed.curves, parsed.summary) != 0:
         return
     settings = _as_text(parsed.settings)
@@ -184,8 +185,8 @@ def _write(run: Path, states: tuple[FileState, ...], parsed: Parsed) -> None:
 
 
 def _as_text(content: dict[str, Any]) -> str | None:
-    """The content as JSON; None if reading that would not give it back (keys that are numbers,
-    dates, NaN)."""
+    """The content as JSON; None if the JSON would not read back as the same content (keys that are
+    numbers, dates, NaN)."""
     try:
         text = json.dumps(content)
     except (TypeError, ValueError):

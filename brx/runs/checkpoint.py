@@ -41,8 +41,8 @@ class DamagedError(UserError):
 MANIFEST = "manifest.json"
 Content = dict[str, Any]
 
-PIECE_BYTES = 2**22  # written at a time
-SYNC_BYTES = 2**26  # after which the writer waits until they are on the disk
+PIECE_BYTES = 2**22  # how much is written at a time
+SYNC_BYTES = 2**26  # after this much, the writer waits until it is on the disk
 
 # The keys of a manifest and their types; `stages` holds the entries of `write_stage`.
 _KINDS: dict[str, type | tuple[type, ...]] = {
@@ -101,8 +101,9 @@ def write_stage(
         iteration: the checkpoint's.
         stage: the stage's number.
         state: tensors and plain values, in nested dictionaries and lists.
-        on_written: called again and again with the number of bytes that have arrived on the disk
-            since the last time; with 0 at the end, when the file is in its place.
+        on_written: called repeatedly while the file is written, with the number of bytes that have
+            arrived on the disk since the last call. At the end, when the file is in its place, it
+            is called with 0.
 
     Returns:
         The stage's entry for the manifest.
@@ -117,14 +118,14 @@ def write_stage(
         writer = _SteadyWriter(file, on_written)
         torch.save(state, writer)  # type: ignore[arg-type]  # it needs `write` alone
         writer.sync()
-    on_written(0)  # the file is in its place, which takes slow storage as long as writing it
+    on_written(0)  # putting the file in its place may take slow storage as long as writing it
     return {"stage": stage, "bytes": path.stat().st_size, "sha256": writer.sha256.hexdigest()}
 
 
 class _SteadyWriter:
     """A file object that syncs what was written every `SYNC_BYTES`.
 
-    So progress can be told while a large file is written, and the last sync has little to wait for.
+    So progress can be reported while a large file is written, and the last sync does not take long.
     """
 
     def __init__(self, file: BinaryIO, on_written: Callable[[int], None]) -> None:
@@ -169,7 +170,7 @@ def finish(
         run: the run's folder.
         iteration: the checkpoint's.
         content: the manifest's, without `iteration` and `stages`.
-        stages: what `write_stage` gave for each stage.
+        stages: what `write_stage` returned for each stage.
         keep: how many of the newest checkpoints stay, this one among them.
         keep_at: iterations whose checkpoints stay, however old they are.
 
@@ -197,8 +198,9 @@ def finish(
 
 
 def discard(run: Path, iteration: int, stages: Iterable[int]) -> None:
-    """Remove the files of some stages of a checkpoint that will not be complete, and its folder if
-    nothing else is in it: a full disk has room again. What cannot be removed stays (`recover`)."""
+    """Remove the files of some stages of a checkpoint that will not be completed, and its folder if
+    nothing else is in it, so that a full disk has room again. Files that cannot be removed stay
+    until `recover`."""
     temporary = _temporary(run, iteration)
     leftovers = [temporary / MANIFEST, *(temporary / _stage_file(stage) for stage in stages)]
     for path in leftovers:
@@ -209,12 +211,12 @@ def discard(run: Path, iteration: int, stages: Iterable[int]) -> None:
 
 
 def _wrong_stages(stages: list[Content], num_stages: int) -> str:
-    """What is wrong if the entries are not one for each stage; empty if they are."""
-    found = sorted(entry["stage"] for entry in stages)
-    if found == list(range(num_stages)):
+    """The problem, in words, if the entries are not one for each stage; empty if they are."""
+    numbers = sorted(entry["stage"] for entry in stages)
+    if numbers == list(range(num_stages)):
         return ""
     return (
-        f"has the stages {', '.join(map(str, found))}, must have 0 to {num_stages - 1}, each once"
+        f"has the stages {', '.join(map(str, numbers))}, must have 0 to {num_stages - 1}, each once"
     )
 
 
@@ -225,8 +227,8 @@ def recover(run: Path) -> None:
 
 
 def remove_after(run: Path, iteration: int) -> None:
-    """Remove the checkpoints after an iteration to which the run has fallen back: it will write
-    them again."""
+    """Remove the checkpoints after an iteration to which the run has fallen back. The run will
+    write them again."""
     for checkpoint in list_checkpoints(run):
         if iteration_of(checkpoint) > iteration:
             _remove(checkpoint)
@@ -286,7 +288,7 @@ def read_stage(
     """Read the state of one stage, as `write_stage` got it.
 
     Args:
-        checkpoint: its folder.
+        checkpoint: the checkpoint's folder.
         stage: the stage's number.
         device: the device for the tensors.
         is_checked: `check_stages` has been called before.
@@ -317,9 +319,9 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
         return
     manifest = read_manifest(checkpoint)
     check_trajectory_version(manifest, checkpoint, config.optimizer.method)
-    then = dict(manifest["settings"])
-    then.pop("data", None)  # data are compared by their fingerprint
-    difference = first_difference(then, trajectory_of(config), ignore_new=True)
+    saved_settings = dict(manifest["settings"])
+    saved_settings.pop("data", None)  # data are compared by their fingerprint
+    difference = first_difference(saved_settings, trajectory_of(config), ignore_new=True)
     if difference is not None:
         raise UserError(
             f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml"
@@ -332,7 +334,8 @@ def _check_not_beyond(folder: RunFolder, checkpoint: Path, last: int) -> None:
     done = iteration_of(checkpoint)
     is_beyond = done > last
     if done == last:
-        # A run that ends here validates here. Without a validation, it was to go on.
+        # A run that ends at this iteration validates at it. Without a validation, the run was meant
+        # to go on.
         is_beyond = last in missing_iterations(folder.metrics, last, lambda t: t == last)
     if is_beyond:
         raise UserError(
@@ -347,8 +350,8 @@ def choose_checkpoint(
     """Choose the checkpoint from which a run continues: the newest one up to which the metrics lack
     no record.
 
-    Garbled lines before the first checkpoint cannot be written again. Then it is the newest
-    checkpoint, and the metrics stay without these lines.
+    Records that are missing before the first checkpoint cannot be written again. If garbled lines
+    explain them, the newest checkpoint is chosen, and the metrics stay without these records.
 
     Args:
         folder: the run's.
@@ -379,7 +382,8 @@ def _intact_checkpoints(run: Path, damaged: Collection[Path]) -> tuple[list[Path
         damaged: checkpoints that are known to be damaged, which are left out.
 
     Returns:
-        The checkpoints, and what is wrong with the newest of all; empty if nothing is.
+        The checkpoints, and the problem of the newest checkpoint of all, in words; empty if it has
+        none.
 
     Raises:
         DamagedError: there are checkpoints, and none of them is intact.
@@ -404,7 +408,8 @@ def _intact_checkpoints(run: Path, damaged: Collection[Path]) -> tuple[list[Path
 def _up_to_metrics(
     folder: RunFolder, config: RunConfig, checkpoints: list[Path]
 ) -> tuple[Path, str]:
-    """The newest of these checkpoints up to which the metrics lack no record, and what to tell."""
+    """The newest of these checkpoints up to which the metrics lack no record, and a note for the
+    user."""
     newest = checkpoints[-1]
     every = config.training.validation_every
     last = config.training.iterations
@@ -448,7 +453,7 @@ def check_data(manifest: Content, checkpoint: Path, fingerprint: str) -> None:
     Args:
         manifest: the checkpoint's.
         checkpoint: its folder, for the message.
-        fingerprint: of the data that are there now.
+        fingerprint: the fingerprint of the data that are there now.
 
     Raises:
         UserError: the fingerprints differ.
@@ -472,7 +477,8 @@ def what_is_saved(run: Path, iteration: int) -> str:
 
 
 def _remove(checkpoint: Path) -> None:
-    # The manifest goes first. Without it, a folder that is half removed is no checkpoint any more.
+    # The manifest goes first: without it, a folder that is half removed does not count as a
+    # checkpoint.
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Experiments against each other: what delay costs a method, and what a method saves over the best
+"""Compares experiments: what delay costs a method, and what a method saves over the best
 baseline."""
 
 import math
@@ -25,7 +25,8 @@ from brx.runs.frames import (
 )
 
 CODE = "optimizer.code_sha256"
-# The columns that results are made of. pandas takes its time with a hundred columns.
+# The columns that results are made of. Others are dropped, because pandas is slow with a hundred
+# columns.
 _SHOWN = [
     "architecture",
     "method",
@@ -43,7 +44,7 @@ _SHOWN = [
     "last_quarter_loss",
 ]
 BASELINES = ("pipedream", "pipedream-lr", "nesterov")
-EARLY = 0.05  # the first share of the iterations, in which training has not settled yet
+EARLY = 0.05  # the share of the iterations, from the start, in which training has not settled yet
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Comparison:
     reductions: pd.DataFrame
     """See the function `reductions`; all sets below each other."""
     notes: list[str]
-    """A line for everything that does not compare, and for what to be careful with."""
+    """A line for everything that cannot be compared, and for results to be careful with."""
 
 
 def compare(
@@ -109,7 +110,7 @@ def _notes_on_slowdowns(
     *,
     same_rate: bool,
 ) -> list[str]:
-    """Which slowdowns are missing, and which are to be taken with care: a line each."""
+    """A line each for the slowdowns that are missing and for those to be careful with."""
     notes = []
     if alone:  # one line for all: the folder of a whole reproduction has many
         settings = "settings and learning rate" if same_rate else "settings"
@@ -124,7 +125,7 @@ def _notes_on_slowdowns(
 
 
 def _columns(estimate: slowdown.IterationRatio | None) -> dict[str, float]:
-    """The `ratio`, `low` and `high` of an estimate as numbers: NaN in the place of None."""
+    """The `ratio`, `low` and `high` of an estimate as numbers, with NaN for None."""
     if estimate is None:
         return {"ratio": math.nan, "low": math.nan, "high": math.nan}
     return {
@@ -145,7 +146,7 @@ def passage(run: str, target: float) -> float | None:
 
     Args:
         run: an entry of the index of `load`.
-        target: in nats.
+        target: the target loss, in nats.
     """
     read = read_run(Path(run))
     return slowdown.iterations_to_target(read.iterations, read.train_loss, target)
@@ -156,7 +157,7 @@ def reached_by_seed(seeds: pd.DataFrame, target: float) -> dict[int, slowdown.Re
 
     Args:
         seeds: the experiment's rows of `at_best_rates`.
-        target: in nats.
+        target: the target loss, in nats.
     """
     last = float(seeds["last_iteration"].iloc[0])
     never = slowdown.Reached(last, False)
@@ -170,13 +171,14 @@ def reached_by_seed(seeds: pd.DataFrame, target: float) -> dict[int, slowdown.Re
 
 
 def common_target(runs: pd.DataFrame) -> float:
-    """The training loss that all of some runs can reach, in nats: the highest mean over the last
-    quarter of any finished run."""
+    """A training loss that all finished runs reach, in nats: the highest of their means over the
+    last quarter of the run."""
     return float(runs.loc[runs["status"] == "finished", "last_quarter_loss"].max())
 
 
 def with_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.DataFrame:
-    """The runs whose method also has runs at the reference number of stages, and these runs."""
+    """The runs of methods that also have runs at the reference number of stages, including those
+    runs."""
     labels = _but_for_delay(chosen)
     return chosen[labels.isin(labels[is_reference(chosen, reference_stages)])]
 
@@ -187,7 +189,8 @@ def is_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.Series:
 
 
 def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) -> pd.DataFrame:
-    """The slowdown of every experiment that has a reference: a row each, by variant and stages.
+    """The slowdown of every experiment that has a reference: one row each, sorted by variant and
+    number of stages.
 
     Runs under other delays than a pipeline's are a variant of their own, with the same reference.
     docs/slowdown.md explains the words.
@@ -213,7 +216,8 @@ def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) ->
     rows = []
     shown = chosen[_SHOWN].assign(is_reference=is_reference(chosen, reference_stages))
     for _, alike in shown.groupby(_but_for_delay(chosen), sort=False):
-        # One of several: runs with `{like: 8}` may be there in addition to runs with 8 stages.
+        # There may be several, as runs with the delay `{like: 8}` in addition to runs with 8
+        # stages. The first one is the reference.
         references = next(by_experiment(alike[alike["is_reference"]]), None)
         if references is None:
             continue
@@ -229,7 +233,7 @@ def _sorted_frame(rows: Sequence[Mapping[str, object]], *, by: list[str]) -> pd.
 
 
 def _what_ran(first: pd.Series) -> dict[str, Any]:
-    """The columns with which every row begins, from any run of its experiment."""
+    """The first columns of every row, from any run of its experiment."""
     return {
         "model": first["architecture"],
         "method": first["variant"],
@@ -277,9 +281,9 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
 
 
 class _PassageQuality(NamedTuple):
-    """How well the runs of an experiment determine log(iterations to the target)."""
+    """How precisely the runs of an experiment determine log(iterations to the target)."""
 
-    error: float  # standard deviation that the noise of the losses makes
+    error: float  # the standard deviation due to the noise of the losses
     half_step: float  # half the distance of the two recorded iterations around the passage
 
 
@@ -328,7 +332,7 @@ def shared_seeds(*experiments: pd.DataFrame) -> list[pd.DataFrame]:
     A seed decides the initial weights and the order of the data, so such runs make pairs.
 
     Args:
-        experiments: from `with_diverged`.
+        experiments: the runs of each experiment, from `with_diverged`.
 
     Raises:
         UserError: they have no seed in common.
@@ -354,7 +358,7 @@ def best_by_seed(experiments: Sequence[pd.DataFrame], loss: str) -> pd.DataFrame
     Each seed thus repeats the paper's comparison with its own best baseline.
 
     Args:
-        experiments: from `shared_seeds`.
+        experiments: the runs of each experiment, from `shared_seeds`.
         loss: the column that is compared.
     """
     ranked = pd.concat(experiments).sort_values(loss, kind="stable")
@@ -375,8 +379,8 @@ def saved_ratio(
 
     Args:
         ours: rows of `at_best_rates` or `shared_seeds`.
-        baseline: the same of one baseline, or from `best_by_seed`.
-        times: the time of an iteration, by method; then the ratio is of times.
+        baseline: the same for one baseline, or from `best_by_seed`.
+        times: the time of an iteration, by method. With it, the ratio is one of times.
 
     Returns:
         None if the baseline itself never gets there.
@@ -396,12 +400,12 @@ def saved_ratio(
 
 
 def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
-    """How many fewer iterations a method needs to end where the best baseline ends, as the paper's
-    headlines put it.
+    """How many fewer iterations a method needs to reach the final loss of the best baseline, as in
+    the paper's headline numbers.
 
-    A row per experiment that is no baseline and has baselines: experiments whose settings are equal
-    except for the optimizer's (`_usual_baselines` says which). If an experiment shares seeds with
-    all its baselines, only these seeds count.
+    A row per experiment that is not a baseline and has baselines: experiments whose settings are
+    equal except for the optimizer's (`_usual_baselines` says which). If an experiment shares seeds
+    with all its baselines, only these seeds count.
 
     Args:
         chosen: finished rows of `at_best_rates`.
@@ -462,7 +466,8 @@ def _reduction(seeds: pd.DataFrame, baselines: Sequence[pd.DataFrame]) -> dict[s
 
 
 def _but_for_delay(chosen: pd.DataFrame) -> pd.Series:
-    """A label per run: equal for the runs of one method and budget under different delays."""
+    """A label per run, equal for runs of the same method and budget that differ only in delay, rate
+    and seed."""
     delay = ("pipeline.stages", "pipeline.delay", "pipeline.cut")
     return same_but_for(chosen, RATE, SEED, *delay)
 
@@ -486,13 +491,13 @@ def leaderboard(chosen: pd.DataFrame, delays: Sequence[str], target_method: str)
         - `saved`: the row of `reductions`, or None.
     """
     chosen = chosen.assign(label=_labels(chosen))
-    of_target = chosen[chosen["variant"] == target_method]
-    target = common_target(of_target) if len(of_target) else math.nan
+    target_runs = chosen[chosen["variant"] == target_method]
+    target = common_target(target_runs) if len(target_runs) else math.nan
     saved = _reductions_by_experiment(chosen)
     rows: list[dict[str, Any]] = []
     for number, (_, alike) in enumerate(chosen.groupby(_but_for_delay(chosen), sort=False)):
         by_delay = {seeds["delay"].iloc[0]: seeds for seeds in by_experiment(alike)}
-        of_method = {
+        method_columns = {
             "method": alike["label"].iloc[0],
             "rank": number,  # for now the place in `chosen`
             "num_seeds": min(len(seeds) for seeds in by_delay.values()),
@@ -504,7 +509,7 @@ def leaderboard(chosen: pd.DataFrame, delays: Sequence[str], target_method: str)
             row = _board_row(seeds, saved)
             if delay != delays[0] and reference is not None and not math.isnan(target):
                 row = _slowdown(seeds, reference, target) | row
-            rows.append(row | of_method)
+            rows.append(row | method_columns)
     return _ranked(pd.DataFrame(rows), delays)
 
 
@@ -529,7 +534,7 @@ def _reductions_by_experiment(chosen: pd.DataFrame) -> dict[str, dict[str, Any]]
 
 
 def _board_row(seeds: pd.DataFrame, saved: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What a row of `leaderboard` says of one experiment alone."""
+    """The columns of a row of `leaderboard` that depend on one experiment alone."""
     first = seeds.iloc[0]
     loss = seeds["train_loss"].mean()
     return {
@@ -544,8 +549,8 @@ def _board_row(seeds: pd.DataFrame, saved: Mapping[str, Mapping[str, Any]]) -> d
 
 
 def _ranked(board: pd.DataFrame, delays: Sequence[str]) -> pd.DataFrame:
-    """The board sorted by what methods reach under the longest delay that is there; those without
-    runs under it come last."""
+    """The board, sorted by the losses that methods reach under the longest delay with any runs.
+    Methods without runs under it come last."""
     longest = max(board["delay"], key=list(delays).index)
     at_longest = board[board["delay"] == longest].set_index("rank")["place"]
     at_longest = at_longest.reindex(board["rank"].unique())

@@ -89,9 +89,11 @@ def _mean_scores(runs: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
     scores = runs.pivot(index=[group, over], columns=SEED, values="score")  # NaN: no such run
     scores = scores.sort_index(axis="columns")
     known = scores.notna().groupby(level=group)
-    all_have = known.transform("all")
+    # Frames with a row per group and value, and a column per seed.
+    all_have = known.transform("all")  # whether all values of the group have the seed
     any_has = known.transform("any")
     is_lowest_seed = any_has & (any_has.cumsum(axis="columns") == 1)
+    # The seeds that all have; in groups without such a seed, the lowest one.
     is_compared = all_have.where(all_have.any(axis="columns"), is_lowest_seed, axis="index")
     means = scores.where(is_compared).mean(axis="columns").dropna()
     return means.rename("score").reset_index()
@@ -117,8 +119,8 @@ def at_best_rates(runs: pd.DataFrame, *, with_diverged: bool = False) -> pd.Data
 
 
 def at_each_rate(runs: pd.DataFrame) -> list[pd.DataFrame]:
-    """All runs of every experiment in a frame per learning rate, with the columns of
-    `at_best_rates`; no rate is chosen, and diverged runs are there."""
+    """All runs of every experiment, in one frame per learning rate with the columns of
+    `at_best_rates`. No rate is chosen. Experiments whose runs all diverged have rows, too."""
     rates = runs[["experiment", RATE]].drop_duplicates().assign(lr_at_edge=False, num_rates=1)
     return [_runs_at(runs, alike, with_diverged=True) for _, alike in rates.groupby(RATE)]
 
@@ -132,13 +134,13 @@ def of_rates(runs: pd.DataFrame, rates: Sequence[float]) -> pd.DataFrame:
     known = sorted(runs[RATE].unique())
     for rate in rates:
         if rate not in known:
-            there = ", ".join(f"{value:g}" for value in known)
-            raise UserError(f"--rates {rate:g}: no run has it (there are {there})")
+            rates_text = ", ".join(f"{value:g}" for value in known)
+            raise UserError(f"--rates {rate:g}: no run has it (there are {rates_text})")
     return runs[runs[RATE].isin(rates)]
 
 
 def _ended(runs: pd.DataFrame) -> pd.DataFrame:
-    """The finished and diverged runs, which say what their settings come to.
+    """The finished and diverged runs, which are results of their settings.
 
     Raises:
         UserError: two of them have the same settings and seed.
@@ -182,7 +184,7 @@ def by_experiment(chosen: pd.DataFrame) -> Iterator[pd.DataFrame]:
 def main_origin(chosen: pd.DataFrame) -> tuple[str | None, int | None]:
     """The data fingerprint and trajectory version that most experiments have.
 
-    Losses of the others do not compare with theirs. An entry is None if it is not known.
+    Losses of other experiments cannot be compared with theirs. An entry is None if it is not known.
     """
     if chosen.empty:
         return None, None

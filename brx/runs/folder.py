@@ -60,9 +60,9 @@ LOCK = ".lock"
 CACHE = ".parsed"  # see `brx.runs.cache`
 # The environment variable with the descriptor of a lock that the parent process has handed down.
 HANDED_DOWN = "BRX_RUN_LOCK"
-PATIENCE_S = (
-    0.5  # a process that only checks whether a folder is locked holds the lock for an instant
-)
+# How long a run tries to take the lock. A process that only checks whether the folder is locked
+# holds the lock for an instant.
+PATIENCE_S = 0.5
 POLL_S = 0.02
 # Errors of file systems that have no locks.
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
@@ -70,7 +70,8 @@ _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 
 @contextlib.contextmanager
 def telling(path: Path) -> Iterator[None]:
-    """Turn the error of a disk that is full, read-only or gone into a RunError of one line."""
+    """A context in which the error of a disk that is full, read-only or gone becomes a RunError of
+    one line that names `path`."""
     try:
         yield
     except OSError as error:
@@ -94,7 +95,7 @@ class RunFolder:
             return {}
 
     def check(self, config: RunConfig, *, resume: bool) -> None:
-        """Refuse a folder that holds another run, or this one although it is not to be continued.
+        """Refuse a folder that holds another run, or without `resume` this run.
 
         Raises:
             UserError: the run cannot begin, or with `resume` cannot continue, in this folder.
@@ -107,8 +108,8 @@ class RunFolder:
             )
         if not self.config.exists():
             return
-        there = trajectory_of(load_config(self.config))
-        difference = first_difference(there, trajectory_of(config))
+        settings_there = trajectory_of(load_config(self.config))
+        difference = first_difference(settings_there, trajectory_of(config))
         if difference is not None:
             raise UserError(
                 f"{self.config}: {difference}: a run resumes with its own; choose another folder "
@@ -187,7 +188,7 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
     return list(dict.fromkeys(runs))
 
 
-# None in a command that has no option `--strict`.
+# Whether the command was given `--strict`; None in a command that has no such option.
 _is_strict: ContextVar[bool | None] = ContextVar("is_strict", default=None)
 
 
@@ -210,25 +211,26 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> list[tuple[Pa
         UserError: every run is damaged; it names the first.
         DamagedRunError: a run is damaged, after `stop_at_damage(True)`.
     """
-    found: list[tuple[Path, T]] = []
+    results: list[tuple[Path, T]] = []
     problems: list[UserError] = []
     for path in paths:
         try:
-            found.append((path, read(path)))
+            results.append((path, read(path)))
         except UserError as error:
             if _is_strict.get():
                 raise DamagedRunError(str(error)) from None
             problems.append(error)
-    if problems and not found:
+    if problems and not results:
         raise problems[0]
     hint = " (--strict stops)" if _is_strict.get() is False else ""
     for problem in problems:
         print(f"brx: note: left out{hint}: {shown(str(problem))}", file=sys.stderr)
-    return found
+    return results
 
 
 def _without_links(paths: Sequence[Path]) -> list[Path]:
-    """The paths, without links to others among them such as `latest`; these are named on stderr."""
+    """The paths, without links to other paths among them (such as `latest`). The links are named on
+    stderr."""
     links = {path for path in paths if path.is_symlink()}
     if not links:
         return list(paths)
@@ -262,8 +264,8 @@ def first_difference(old: Sections, new: Sections, *, ignore_new: bool = False) 
     """The first setting that differs, in words; None if all are equal.
 
     Args:
-        old: from `trajectory_of`.
-        new: from `trajectory_of`.
+        old: the earlier settings, from `trajectory_of`.
+        new: the present settings, from `trajectory_of`.
         ignore_new: leave out settings that `old` does not have.
     """
     for section, values in new.items():
@@ -327,7 +329,7 @@ def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:
 
 
 def _drop(content: dict[str, Any], parts: Sequence[str]) -> None:
-    """Remove a key, in parts, in place; and the section that held nothing else."""
+    """Remove a key, given in parts, in place; also a section that is empty afterwards."""
     first, *rest = parts
     if not rest:
         content.pop(first, None)
@@ -338,9 +340,9 @@ def _drop(content: dict[str, Any], parts: Sequence[str]) -> None:
 
 
 def default_folder(config: RunConfig, file: Path) -> Path:
-    """runs/<preset>-<method>-p<stages>-s<seed>; of a file's method, without the file's folder.
+    """runs/<preset>-<method>-p<stages>-s<seed>. For a method in a file, the name has no folder.
 
-    Behind the preset's name stands the class of the model, where it is not the preset's own.
+    If the model is not the preset's own, its class follows the preset's name.
 
     Args:
         config: the settings of the run.
@@ -357,7 +359,8 @@ def default_folder(config: RunConfig, file: Path) -> Path:
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[int]:
-    """Hold the lock of a run's folder while a run trains in it; gives the lock's descriptor.
+    """A context that holds the lock of a run's folder while a run trains in it. It yields the
+    lock's descriptor.
 
     The folder is made if there is none. If it holds only the lock at the end, it is removed again.
 
@@ -373,8 +376,10 @@ def hold(folder: Path) -> Iterator[int]:
         if descriptor is None:
             note = (folder / LOCK).read_text(encoding="utf-8", errors="replace")  # see `_sign`
             holder = note or "another process"
-            told = "trains in this folder; wait until it has ended, or choose another folder"
-            raise UserError(f"{folder}: {holder} {told}")
+            raise UserError(
+                f"{folder}: {holder} trains in this folder; wait until it has ended, or choose "
+                f"another folder"
+            )
         try:
             yield descriptor
         finally:
@@ -386,14 +391,14 @@ def hold(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def lock(folder: Path, *, patience_s: float = 0.0, name: str = LOCK) -> Iterator[int | None]:
-    """Take the lock of a run's folder, which is made if there is none.
+    """A context that takes the lock of a run's folder, which is made if there is none.
 
     Args:
         folder: the run's folder.
         patience_s: how long to try, in seconds.
-        name: of the lock's file. By another one than a run's, other things are locked.
+        name: the name of the lock's file. With another name, something else than the run is locked.
 
-    Gives:
+    Yields:
         The lock's descriptor; None if another process has the lock.
     """
     deadline = time.monotonic() + patience_s
@@ -447,7 +452,8 @@ def _take(file: Path) -> int | None:
 
 
 def _try(descriptor: int, folder: Path) -> bool:
-    """Whether the file could be locked; true, with a note, on a file system without locks."""
+    """Try once to lock the file. Returns whether that succeeded; True, with a note on stderr, on a
+    file system without locks."""
     try:
         return lock_descriptor(descriptor, blocking=False)
     except OSError as error:

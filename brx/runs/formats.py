@@ -1,4 +1,4 @@
-"""Write a table for the terminal, or as Markdown, CSV, JSON or LaTeX.
+"""Writes a table for the terminal, or as Markdown, CSV, JSON or LaTeX.
 
 A table is a frame of texts whose columns are its headings.
 """
@@ -28,8 +28,8 @@ DROPPED_FIRST = (
     "gradients",
     "weights",
 )
-"""Columns that are dropped first, in this order, where a terminal is too narrow; after them, those
-furthest right."""
+"""The columns that are dropped first, in this order, if a terminal is too narrow. After them, the
+rightmost column is dropped, again and again."""
 
 
 def format_table(table: pd.DataFrame, form: Format) -> str:
@@ -81,8 +81,8 @@ def terminal_text(table: pd.DataFrame, width: int) -> str:
 
 
 def _on_side(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with rows as columns: headings are in the first column, and the first column gives
-    the headings."""
+    """The table with its rows as columns: the headings become the first column, and the first
+    column becomes the headings."""
     heading = table.columns[0]
     turned = table.set_index(heading).T
     # A row of the table may have the heading of its first column as its name.
@@ -113,11 +113,11 @@ def _cells(table: pd.DataFrame) -> list[list[str]]:
 def _longest_words(table: pd.DataFrame) -> list[int]:
     """The width of the longest word of each column."""
     words = [" ".join(cells).split() for cells in _cells(table)]
-    return [max(map(cell_len, of_column), default=0) for of_column in words]
+    return [max(map(cell_len, column_words), default=0) for column_words in words]
 
 
 def _drawn(table: pd.DataFrame, width: int) -> Table:
-    """The table in at most `width` characters, which are at least `_width`."""
+    """The table in at most `width` characters; `width` is at least `_width` of the table."""
     widths = _column_widths(table, width)
     drawn = Table()
     for place, column in enumerate(table.columns):
@@ -131,13 +131,16 @@ def _drawn(table: pd.DataFrame, width: int) -> Table:
 def _column_widths(table: pd.DataFrame, width: int) -> list[int]:
     """Widths in which no word is broken; rich itself would break words rather than wrap cells.
 
-    Each character that is left goes to the column whose longest cell is wrapped most.
+    Each character that is left over goes to the column whose longest cell wraps into most lines.
     """
     widths = _longest_words(table)
-    wanted = [max(map(cell_len, cells)) for cells in _cells(table)]
+    longest_cells = [max(map(cell_len, cells)) for cells in _cells(table)]
     for _ in range(width - _width(table)):
-        neediest = max(range(len(widths)), key=lambda place: wanted[place] / max(1, widths[place]))
-        if widths[neediest] < wanted[neediest]:
+        num_lines = [
+            longest / max(1, own) for longest, own in zip(longest_cells, widths, strict=True)
+        ]
+        neediest = num_lines.index(max(num_lines))
+        if widths[neediest] < longest_cells[neediest]:
             widths[neediest] += 1
     return widths
 

@@ -1,4 +1,4 @@
-"""Runs as the analyses read them.
+"""Reads runs for analyses.
 
 `Run` is one run's folder, read. `load` gives a frame with a row per run, `curves` a frame with a
 row per run and iteration. `comparable` divides runs into sets whose losses compare.
@@ -47,19 +47,19 @@ Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 RATE = "optimizer.lr"
 DEPTH = "depth"
-MOST_NAMES = 3  # runs that one line names, out of many
+MOST_NAMES = 3  # how many runs a line names when there are many
 ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
 """Properties that decide a run's losses in addition to its settings: its data, the version of brx's
 numbers, and its last iteration."""
 
 MOST_BYTES = 2**28
-"""The memory for runs that have been read: enough for 800 runs of 10,000 iterations."""
+"""How much memory may keep runs that have been read: enough for 800 runs of 10,000 iterations."""
 SETTINGS_BYTES = 20_000
-"""About what the settings and the summary of a run take in memory."""
+"""About how much memory the settings and the summary of a run take."""
 
 SMOOTHING = 0.02  # the share of a run's iterations over which its training loss is averaged
 PACE_EVERY = 20  # iterations over which a run's pace is measured
-UNDISTURBED = 0.05  # the quantile of the paces that counts as undisturbed
+UNDISTURBED = 0.05  # this quantile of a run's paces counts as its undisturbed pace
 
 NAMED = {
     "method",
@@ -93,7 +93,8 @@ class Run:
 
         Args:
             path: the folder.
-            states: of its files, if they have just been taken (`brx.runs.cache.file_states`).
+            states: the states of its files (`brx.runs.cache.file_states`), if they have just been
+                taken.
 
         Raises:
             UserError: it is not a run's folder, is damaged, or has no training loss yet.
@@ -217,7 +218,7 @@ def _quantile(
     values: Series,  # (n,)
     share: float,
 ) -> float:
-    """What `numpy.quantile` gives, in a tenth of its time: a frame needs one per run."""
+    """The same as `numpy.quantile`, ten times as fast: a frame needs one per run."""
     ordered = np.sort(values)  # NaN at the end
     if np.isnan(ordered[-1]):
         return math.nan
@@ -263,17 +264,17 @@ def load(folders: Folders) -> pd.DataFrame:
         - `seconds_per_iteration` while nothing else used the machine (`Run.undisturbed_pace`).
 
     Raises:
-        UserError: one of `folders` is no folder, or none has a readable run.
+        UserError: one of `folders` is not a folder, or none has a readable run.
     """
     paths = find_runs([folders] if isinstance(folders, str | os.PathLike) else folders)
-    found = read_each(paths, _run_and_row)
-    runs = [run for _, (run, _) in found]
-    rows = [row for _, (_, row) in found]
+    readable = read_each(paths, _run_and_row)
+    runs = [run for _, (run, _) in readable]
+    rows = [row for _, (_, row) in readable]
     _note_unknown_delays(runs)
     frame = pd.json_normalize(rows)
     frame["trajectory_version"] = _common_versions(frame)
     frame["architecture"] = _distinct_architectures(frame)
-    return frame.set_index(pd.Index([path_text(path) for path, _ in found], name="run"))
+    return frame.set_index(pd.Index([path_text(path) for path, _ in readable], name="run"))
 
 
 def _distinct_architectures(runs: pd.DataFrame) -> pd.Series:
@@ -398,12 +399,12 @@ def _at(
     values: Series,  # (m,)
 ) -> Series:
     """The value of each iteration, (n,); NaN where there is none."""
-    found = np.full(len(iterations), np.nan)
+    by_iteration = np.full(len(iterations), np.nan)
     _, places, measured_places = np.intersect1d(
         iterations, measured, assume_unique=True, return_indices=True
     )
-    found[places] = values[measured_places]
-    return found
+    by_iteration[places] = values[measured_places]
+    return by_iteration
 
 
 def smoothed_loss(run: str) -> pd.Series:
@@ -426,9 +427,9 @@ def side_by_side(
 
 
 def same_but_for(runs: pd.DataFrame, *settings: str) -> pd.Series:
-    """Label runs so that equal labels mean: equal except for the named settings.
+    """Label runs so that two runs with the same label are equal except for the named settings.
 
-    What counts are the origin (`ORIGIN`) and all other settings that decide numbers.
+    The origin (`ORIGIN`) and all other settings that decide numbers are compared.
 
     Args:
         runs: rows of `load`.
@@ -462,8 +463,8 @@ def experiment_id(
 
     Args:
         config: the settings of a run.
-        data_fingerprint: of the data that it was trained on.
-        trajectory_version: of the brx that trained it.
+        data_fingerprint: the fingerprint of the data that it was trained on.
+        trajectory_version: the trajectory version of the brx that trained it.
         second: a further setting, as a dotted key, in which the runs may differ.
     """
     ignored = [RATE, SEED]
@@ -488,7 +489,8 @@ def comparable(runs: pd.DataFrame, *, any_split: bool = False) -> list[pd.DataFr
 
     Args:
         runs: rows of `load`.
-        any_split: compare updates of equal numbers of examples, whatever the micro-batches are.
+        any_split: runs compare if their updates have equal numbers of examples, however these are
+            divided into micro-batches.
     """
     keys: list[str] = []
     for columns in _aspects(runs, any_split=any_split).values():
@@ -501,9 +503,9 @@ def comparable(runs: pd.DataFrame, *, any_split: bool = False) -> list[pd.DataFr
 
 
 def _shared_settings(runs: pd.DataFrame) -> list[str]:
-    """The unusual settings that all runs share, as far as their methods have such a setting.
+    """The unusual settings that are shared by all runs whose methods have such a setting.
 
-    A setting of a single method is not among them: it belongs to the method's name.
+    A setting that only one method has is not among them: it belongs to the method's name.
     """
     texts = runs["unusual"].str.split(", ")  # by run, each as `key value`
     shared = []
@@ -512,7 +514,7 @@ def _shared_settings(runs: pd.DataFrame) -> list[str]:
         settings = runs.get(f"optimizer.{key}")
         if settings is None:
             continue
-        has_it = np.array([text in of_run for of_run in texts])
+        has_it = np.array([text in run_texts for run_texts in texts])
         is_of_all = (has_it == settings.notna()).all()
         num_methods = runs.loc[has_it, "method"].nunique()
         if is_of_all and num_methods > 1:
@@ -540,10 +542,11 @@ def differences(runs: pd.DataFrame) -> list[str]:
 
 
 def _differing_aspects(runs: pd.DataFrame, *, any_split: bool = False) -> pd.Series:
-    """What makes each further run incomparable with the first, in words; empty if they compare."""
+    """For each run but the first: the aspects in which it cannot be compared with the first, in
+    words; empty if there are none."""
     differing: list[list[str]] = [[] for _ in range(len(runs))]
     for aspect, keys in _aspects(runs, any_split=any_split).items():
-        # A row per run, (keys,): pandas takes a millisecond to compare two rows.
+        # A tuple per run with a value per key: pandas takes a millisecond to compare two rows.
         rows = list(zip(*(runs[key].tolist() for key in keys), strict=True))
         for aspects, row in zip(differing, rows, strict=True):
             if not all(map(_is_same, row, rows[0])):
@@ -577,7 +580,7 @@ def first_names(names: Sequence[str]) -> str:
 
 
 def _aspects(runs: pd.DataFrame, *, any_split: bool) -> dict[str, list[str]]:
-    """The columns that must be equal for losses to compare, by the words for what they are."""
+    """The columns that must be equal for losses to be comparable, by a name for what they are."""
     aspects = {
         "data fingerprint": ["data_fingerprint"],
         "trajectory version": ["trajectory_version"],
@@ -628,7 +631,7 @@ class _RecentRuns:
     """The runs that were read last, as many as fit into `MOST_BYTES`.
 
     Commands read all runs several times in the same order. With room for n runs, a folder of n + 1
-    would be parsed anew in each pass, so the room is large and counted in bytes.
+    would be parsed again in each pass, so the room is large and counted in bytes.
     """
 
     def __init__(self) -> None:
@@ -704,8 +707,8 @@ def _oldest_version(run: Run) -> int | None:
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    """The settings by section and key; None where a recorded run, from a user's own loop, does not
-    tell them."""
+    """The settings by section and key; None for those that a recorded run, from a user's own loop,
+    does not know."""
     settings = config.model_dump(mode="json")
     if config.is_recorded:
         known = config.model_dump(mode="json", exclude_unset=True)
@@ -717,7 +720,8 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 
 def _numbers(run: Run) -> dict[str, float]:
-    """What `load` says of a run's losses and times; NaN for a run without training losses."""
+    """The columns of `load` with a run's losses and times; NaN for a run without training
+    losses."""
     numbers = {
         "train_loss": math.nan,
         "last_quarter_loss": math.nan,

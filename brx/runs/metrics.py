@@ -1,5 +1,5 @@
-"""A run's series on disk: metrics.jsonl while it trains, curves.npz where results are kept or
-shared.
+"""Reads and writes a run's series: metrics.jsonl while it trains, curves.npz where results are kept
+or shared.
 
 metrics.jsonl has one JSON object per line, in order of iteration, flushed as it is written. An
 export replaces it by curves.npz, which holds the losses in a hundredth of the space, and
@@ -103,13 +103,14 @@ class MetricsWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        # On a full disk the buffer cannot be flushed: told, where nothing else is.
+        # On a full disk the buffer cannot be flushed. That is reported unless another error already
+        # is.
         with telling(self.path) if kind is None else contextlib.suppress(OSError):
             self._file.close()
 
 
 def garbled_lines(path: Path) -> list[int]:
-    """Numbers of the lines of a metrics file, from 1, that are no records.
+    """Numbers of the lines of a metrics file, from 1, that are not records.
 
     Garbled lines after the last record do not count: a crash cuts the last line off.
     """
@@ -153,7 +154,7 @@ def missing_iterations(
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
-    """The records of a metrics file; lines that are no records are left out.
+    """The records of a metrics file; lines that are not records are left out.
 
     Raises:
         UserError: the file cannot be read, or two processes have written it.
@@ -196,8 +197,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Record | None]]:
 
 
 class _OrderCheck:
-    """Whether the records of a file come from one process: each step once, in order, and each
-    validation once, in order, after the step of its iteration."""
+    """Checks that the records of a file come from one process: each step comes once and in order,
+    and so does each validation, after the step of its iteration."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -324,11 +325,11 @@ def read_staleness(folder: Path) -> list[Record]:
     if not path.is_file():
         path = folder / STALENESS
     kept = ("iteration", "train_loss", "seconds", *STALENESS_MEASURES)
-    found = []
+    records = []
     for record in read_metrics(path):
         if any(name in record for name in STALENESS_MEASURES):
-            found.append({name: record[name] for name in kept if name in record})
-    return found
+            records.append({name: record[name] for name in kept if name in record})
+    return records
 
 
 def _from_metrics(path: Path) -> Curves:
@@ -351,7 +352,8 @@ def _from_compact(path: Path) -> Curves:
         if arrays["train_loss"].ndim == 2:
             arrays["train_loss"] = _loss_of_bytes(arrays["train_loss"])
         arrays = {name: values.astype(np.float64) for name, values in arrays.items()}
-        # Steps take a quarter less space than the iterations that older exports have.
+        # Differences between iterations take a quarter less space than the iterations themselves,
+        # which older exports have.
         if "steps" in arrays:
             arrays["iterations"] = np.cumsum(arrays["steps"])
         _check_curve(arrays, "iterations", "train_loss")
@@ -425,12 +427,13 @@ def export_runs(
         UserError: two runs have one name, or an export would replace what is not an export.
         RunError: an export cannot be written.
     """
-    found = read_each(find_runs(folders), _status_if_readable)
-    chosen = [path for path, status in found if unfinished or status in ENDED]
-    sources: dict[str, Path] = {}
+    statuses = read_each(find_runs(folders), _status_if_readable)
+    chosen = [path for path, status in statuses if unfinished or status in ENDED]
+    sources: dict[str, Path] = {}  # by the name of the export
     for path in chosen:
         place = path.resolve()
-        if (other := sources.setdefault(place.name, path)) != path:
+        other = sources.setdefault(place.name, path)
+        if other != path:
             raise UserError(
                 f"RUNS: {other} and {path} would both become {target / place.name}; export one"
             )
@@ -444,7 +447,7 @@ def export_runs(
         _check_target(target / place.name)
     for name, path in sources.items():
         export(path, target / name)
-    return len(chosen), len(found) - len(chosen)
+    return len(chosen), len(statuses) - len(chosen)
 
 
 def _status_if_readable(folder: Path) -> str:
@@ -454,7 +457,7 @@ def _status_if_readable(folder: Path) -> str:
 
 
 def _check_no_links(run: Path) -> None:
-    """Refuse a run in which a link would let a file from elsewhere into what is shared."""
+    """Refuse a run in which a link would put a file from elsewhere into the export."""
     names = [*KEPT, "metrics.jsonl", COMPACT, STALENESS, "analysis"]
     inside = [*(run / name for name in names), *(run / "analysis").glob("*.json")]
     for path in inside:
@@ -466,7 +469,7 @@ def _check_no_links(run: Path) -> None:
 
 
 def _check_target(target: Path) -> None:
-    """Refuse to replace what is no export: a UserError."""
+    """UserError if `target` exists and is not an export, which would be lost."""
     if target.is_symlink():
         raise UserError(f"--to: {target} is a link; remove it, or name another folder")
     if not target.exists():

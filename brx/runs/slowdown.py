@@ -92,7 +92,7 @@ def iterations_to_target(iterations: Series, losses: Series, target: float) -> f
     Args:
         iterations: (n,), increasing.
         losses: (n,), in nats.
-        target: in nats.
+        target: the target loss, in nats.
 
     Returns:
         The middle between the last iteration above the target and the first one below; the first
@@ -137,7 +137,7 @@ def passage_error(iterations: Series, losses: Series, passage: float) -> float:
     Args:
         iterations: (n,), increasing.
         losses: (n,), in nats.
-        passage: from `iterations_to_target`.
+        passage: when the losses passed the target, from `iterations_to_target`.
 
     Returns:
         Infinity if the losses do not fall there; 0 if there are too few to tell noise from trend.

@@ -1,4 +1,5 @@
-"""Tables of texts for readers, from the frames of numbers of `experiments` and `comparison`."""
+"""Turns the frames of numbers from `experiments` and `comparison` into tables of texts for
+readers."""
 
 import math
 from collections.abc import Mapping
@@ -241,8 +242,13 @@ def leaderboard_table(board: pd.DataFrame, delays: list[str]) -> pd.DataFrame:
 def _leaderboard_cells(
     by_delay: Mapping[str, Mapping[str, Any]], reference: str, others: list[str]
 ) -> dict[str, str]:
-    """One method's row of `leaderboard_table`, from its rows of the leaderboard; `others` are the
-    delays but `reference`."""
+    """One method's row of `leaderboard_table`.
+
+    Args:
+        by_delay: the method's rows of the leaderboard.
+        reference: the delay that the others are compared with.
+        others: all other delays.
+    """
     losses = {}
     slowdowns = {}
     rates = {}

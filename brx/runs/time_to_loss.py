@@ -1,4 +1,5 @@
-"""Iterations to every loss, by method and delay: what the runs of a folder say, in one small file.
+"""Iterations to every loss, by method and delay: a summary of the runs of a folder in one small
+file.
 
 It is written next to the committed results, so that `brx verdict` need not read two hundred runs.
 """
@@ -49,9 +50,9 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
     num_rates: int
     """How many learning rates were tried."""
     seconds: float = Field(gt=0)
-    """Per iteration of the fastest seed while nothing else used the machine."""
+    """The seconds per iteration of the fastest seed, while nothing else used the machine."""
     micro_batches: int = 1
-    """M of these runs: `seconds` compares among equal M."""
+    """M of these runs. `seconds` may be compared among runs of equal M only."""
     seeds: list[int] = Field(min_length=1)
     iterations: list[list[float | None]]
     """Iterations to each loss (rows, as `Measurements.losses`) by each seed (columns); None if the
@@ -59,7 +60,7 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
 
 
 class Measurements(BaseModel, frozen=True, extra="forbid"):
-    """Runs that compare: on the same data, model and budget."""
+    """Measurements of runs that can be compared: on the same data, model and budget."""
 
     source: str
     """The folder of the runs."""
@@ -75,13 +76,15 @@ class Measurements(BaseModel, frozen=True, extra="forbid"):
     def _check_tables(self) -> Self:
         if any(higher <= lower for higher, lower in pairwise(self.losses)):
             raise ValueError("losses: must descend")
-        for one in self.experiments:
-            has_all_losses = len(one.iterations) == len(self.losses)
-            has_all_seeds = all(len(row) == len(one.seeds) for row in one.iterations)
+        for experiment in self.experiments:
+            iterations = experiment.iterations
+            has_all_losses = len(iterations) == len(self.losses)
+            has_all_seeds = all(len(row) == len(experiment.seeds) for row in iterations)
             if not has_all_losses or not has_all_seeds:
                 rows = f"a row per loss, {len(self.losses)}, of a number per seed"
                 raise ValueError(
-                    f"{one.method} at delay {one.delay:g}: iterations must have {rows}"
+                    f"{experiment.method} at delay {experiment.delay:g}: iterations must have "
+                    f"{rows}"
                 )
         return self
 
@@ -114,8 +117,8 @@ class Measurements(BaseModel, frozen=True, extra="forbid"):
                 f"--loss {loss:g}: above {self.losses[0]:g}, where these measurements begin"
             )
         never = Reached(float(self.last_iteration), False)
-        lower_ones = (row for row, kept in enumerate(self.losses) if kept <= loss + ROUNDING)
-        below = next(lower_ones, None)  # the row of the highest stored loss that is not above
+        not_above = (row for row, kept in enumerate(self.losses) if kept <= loss + ROUNDING)
+        below = next(not_above, None)  # the row of the highest stored loss that is not above `loss`
         if below is None:
             return dict.fromkeys(experiment.seeds, never)
         above = max(0, below - 1)
@@ -132,17 +135,17 @@ class Measurements(BaseModel, frozen=True, extra="forbid"):
 
 
 def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, list[str]]:
-    """What the largest set of runs that compare says about the delays of pipelines.
+    """Measure the largest set of comparable runs under the delays of pipelines.
 
-    If there are several experiments of one method and delay (with other moments or decays), the
-    one that ends lowest counts.
+    If there are several experiments of one method and delay (with other moments or decays), the one
+    that ends lowest is measured.
 
     Args:
         runs: rows of `load`.
         source: where they are, for messages and for the file.
 
     Returns:
-        The measurements, and a line for each kind of run that is left out.
+        The measurements, and a line for each reason why runs are left out.
 
     Raises:
         UserError: no run can be measured.

@@ -1,4 +1,4 @@
-"""Write a checkpoint's newest weights as a file for other programs: safetensors, with the settings
+"""Writes a checkpoint's newest weights as a file for other programs: safetensors, with the settings
 and the tokenizer next to it.
 
 The format is https://github.com/huggingface/safetensors#format: the length of a JSON header, the
@@ -217,8 +217,8 @@ def _byte_tokenizer() -> dict[str, Any]:
 
 
 def _letters_of_bytes() -> list[str]:
-    """The letter that stands for each byte in GPT-2's vocabulary: itself where it can be printed,
-    the others in turn from U+0100."""
+    """The letter that stands for each byte in GPT-2's vocabulary: a byte that can be printed stands
+    for itself, and the others get the letters from U+0100 on, in turn."""
     printed = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
     letters = []
     num_others = 0

@@ -1,1 +1,1 @@
-"""Grids of runs, and where they run."""
+"""Sweeps: grids of runs, how they are chosen among, and where they run."""

@@ -1,5 +1,5 @@
-"""Choose a learning rate, and maybe a second setting, for each combination of everything else: the
-best of those tried."""
+"""Chooses the best of the learning rates tried (and maybe of a second setting) for each combination
+of all other settings."""
 
 import itertools
 import math
@@ -20,19 +20,21 @@ NO_SECOND = math.nan  # its entry for a cell without a second key
 
 
 def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
-    """Score the combinations of the chosen keys in each group of cells that differ only in these
-    keys and the seed.
+    """Score the values of the keys to choose, and mark the best ones.
+
+    The cells of a group differ only in these keys and in the seed. One combination of values is
+    chosen for each group.
 
     Args:
         cells: cells that are done, failed or still to run.
         rule: the keys to choose, `over` and maybe a second one.
 
     Returns:
-        A row per combination, with the columns of `score_values` (`over`, `score`, `is_best`,
-        `at_edge`) and:
+        A row per group and combination of values, with the columns of `score_values` (`over`,
+        `score`, `is_best`, `at_edge`) and:
 
         - `second`: the value of the second key; NaN if there is none.
-        - `group`: the group of the combination; `cells`: its name.
+        - `group`: the group; `cells`: its name.
 
         `is_best` is true for one combination of each group. `at_edge` compares the values of `over`
         with one second value.
@@ -77,7 +79,8 @@ def tried_cells(sweep: Sweep) -> list[Cell]:
 
 
 def _beyond(sweep: Sweep, cells: Sequence[Cell]) -> list[Cell]:
-    """The next cells beyond those tried; none for a group that still has cells to run."""
+    """The next cells to try beyond those tried so far; none for a group that still has cells to
+    run."""
     rule = sweep.spec.choose
     if rule is None or not (rule.further or rule.second):
         return []
@@ -107,51 +110,61 @@ def _best_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> di
 
 def _best_score(scored: pd.DataFrame, group: str) -> float:
     """The score of the best combination of a group, over its seeds."""
-    of_group = scored["group"] == group
-    return float(scored.loc[of_group & scored["is_best"], "score"].iloc[0])
+    is_in_group = scored["group"] == group
+    return float(scored.loc[is_in_group & scored["is_best"], "score"].iloc[0])
 
 
 def _neighbours(
     sweep: Sweep, best: Sequence[Cell], scored: pd.DataFrame, rule: Choice
 ) -> Iterator[list[Cell]]:
-    """The neighbours of a group's best combination, on every seed of the best: values are compared
-    on the seeds that all of them have.
+    """The neighbours of a group's best combination, each on all seeds of the best: values are
+    compared on the seeds that all of them have.
 
-    Two lists at most, in the order in which they are tried: the next values of `over`, if the best
-    is the lowest or highest tried; then the other second values. Excluded values are passed over.
+    Yields one or two lists, in the order in which they are to be tried. The first has the next
+    value of `over` on either side, if the best value is the highest or lowest tried. The second has
+    the other second values. Excluded values are skipped.
+
+    Args:
+        best: the cells of the best combination, one per seed.
+        scored: the table that `choose` returns.
     """
     value = _value(best[0], rule)
     second_value = _second_value(best[0], rule)
-    of_group = scored[scored["group"] == _group(best[0], rule)]
-    tried = of_group.loc[_is_second(of_group, second_value), rule.over]
-    known = sorted({*rule.further, *of_group[rule.over]})
+    group_rows = scored[scored["group"] == _group(best[0], rule)]
+    tried = group_rows.loc[_is_second(group_rows, second_value), rule.over]
+    known = sorted({*rule.further, *group_rows[rule.over]})
 
     def with_values(key: str, values: Sequence[float]) -> list[Cell]:
         changes = [{key: changed} for changed in values]
         return sweep.varied_further(itertools.product(best, changes))
 
+    def first_not_excluded(values: Sequence[float]) -> list[Cell]:
+        for step in values:
+            cells = with_values(rule.over, [step])
+            if cells:
+                return cells
+        return []
+
     nearest: list[Cell] = []
     if value == tried.max():
-        higher = [step for step in known if step > value]
-        nearest += next(filter(None, (with_values(rule.over, [step]) for step in higher)), [])
+        nearest += first_not_excluded([step for step in known if step > value])
     if value == tried.min():
-        lower = [step for step in reversed(known) if step < value]
-        nearest += next(filter(None, (with_values(rule.over, [step]) for step in lower)), [])
+        nearest += first_not_excluded([step for step in reversed(known) if step < value])
     yield nearest
     second = rule.second_of(best[0].config)
     if second is not None:
-        others = sorted({*second.values, *of_group[SECOND]} - {second_value})
+        others = sorted({*second.values, *group_rows[SECOND]} - {second_value})
         yield with_values(second.over, others)
 
 
 def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> list[Cell]:
-    """The cells with the best combination of their group, one per seed.
+    """The cells with the best combination of their group, one per seed and group.
 
-    A group whose cells have all failed has none.
+    There are none for a group whose cells have all failed.
 
     Args:
-        cells: those that were scored.
-        scored: from `choose`.
+        cells: the cells that were scored.
+        scored: the table that `choose` returns.
         rule: the keys that were chosen.
     """
     best = scored[scored["is_best"]].set_index("group")
@@ -178,7 +191,7 @@ def _is_second(scored: pd.DataFrame, value: float) -> pd.Series:
 
 
 def _group(cell: Cell, rule: Choice) -> str:
-    """A text that is equal for the cells among which one combination is chosen."""
+    """A text that is equal for the cells of a group, among which one combination is chosen."""
     second = rule.second_of(cell.config)
     chosen = (rule.over, SEED) if second is None else (rule.over, SEED, second.over)
     return settings_key(cell.config, without=chosen)
@@ -235,7 +248,7 @@ def choice_table(choices: pd.DataFrame, rule: Choice) -> pd.DataFrame:
     """A row per combination that was tried, as texts.
 
     Args:
-        choices: from `choose`.
+        choices: the table that `choose` returns.
         rule: the keys that were chosen.
     """
     is_finite = choices["score"].map(math.isfinite)

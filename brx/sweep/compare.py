@@ -20,7 +20,7 @@ from brx.sweep.spec import Sweep, SweepSpec
 
 PRESET = "compare"
 RATES = (1e-3, 3e-3, 3e-4)
-# Tried one after another, as long as the best rate is the lowest or highest tried.
+# Tried one after another, as long as the best rate is the lowest or highest of those tried.
 FURTHER_RATES = (3e-5, 1e-4, 1e-2, 3e-2)
 # The delays of pipelines with these numbers of stages, all on the same eight blocks.
 DELAYS: dict[str, dict[str, Any]] = {
@@ -29,7 +29,7 @@ DELAYS: dict[str, dict[str, Any]] = {
     "32 stages": {"pipeline.stages": 8, "pipeline.delay.like": 32},
 }
 # Slowdowns are measured at the loss that this method reaches under every delay, so that a new
-# method changes nobody else's.
+# method does not change the slowdowns of the others.
 TARGET_METHOD = "pipedream"
 
 
@@ -38,7 +38,7 @@ def protocol(method: str, settings: Mapping[str, Any], num_seeds: int, out: Path
     rate of each delay.
 
     Args:
-        method: its name, or FILE.py:NAME.
+        method: the method's name, or FILE.py:NAME.
         settings: dotted keys of the section `optimizer`, from `parse_settings`.
         num_seeds: seeds per delay, 0 among them.
         out: the folder for the runs.
@@ -92,13 +92,15 @@ def take_committed(
 ) -> int:
     """Copy the committed runs that sweeps ask for into the folders of their cells.
 
+    Runs of another trajectory version are not copied.
+
     Args:
-        sweeps: from `protocol`.
+        sweeps: the sweeps that `protocol` returned.
         committed: the folder of the committed runs.
         data_fingerprint: copy only runs on this corpus; None: on any.
 
     Returns:
-        How many runs were copied. Those of another trajectory version are not.
+        How many runs were copied.
     """
     if not committed.is_dir():
         return 0
@@ -110,7 +112,7 @@ def take_committed(
             usable[_identity(path)] = path
     num_copied = 0
     for sweep in sweeps:
-        # Again and again: a copied run may ask for one beyond the grid.
+        # Repeatedly, because the result of a copied run may ask for a run beyond the grid.
         while copied := _copy_runs(sweep, usable):
             num_copied += copied
     return num_copied
@@ -122,7 +124,11 @@ def _identity(folder: Path) -> str:
 
 
 def _copy_runs(sweep: Sweep, usable: Mapping[str, Path]) -> int:
-    """Copy the runs (by identity) that the sweep asks for now and lacks; how many they are."""
+    """Copy the runs that the sweep asks for now and lacks; returns how many.
+
+    Args:
+        usable: the folders of the committed runs, by identity.
+    """
     cells = tried_cells(sweep)
     num_copied = 0
     for cell in cells + sweep.repetitions(cells):
@@ -185,8 +191,8 @@ class Board(NamedTuple):
 def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
     """Make the leaderboard of the runs in some folders.
 
-    If not all of them compare, the set that has most runs of the methods `asked` for is shown; of
-    equal ones, the set with most runs.
+    If not all of them can be compared with each other, one comparable set is shown: the one with
+    the most runs of the methods in `asked`, and of equal ones the one with the most runs.
 
     Args:
         folders: folders of runs; those that do not exist or are empty are left out.
@@ -195,15 +201,16 @@ def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
     Raises:
         UserError: no run is there, or none is finished under one of `DELAYS`.
     """
-    there = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
-    if not there:
+    present = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
+    if not present:
         raise UserError(f"METHOD: needed, since no run is in {' or '.join(map(str, folders))}")
-    runs = load(there)
+    runs = load(present)
     runs = runs[~runs["name"].duplicated()]  # a committed run and its copy
     chosen = with_delays(at_best_rates(runs))
     if chosen.empty:
         raise UserError(
-            f"{', '.join(map(str, there))}: no run is finished under delays of {', '.join(DELAYS)}"
+            f"{', '.join(map(str, present))}: no run is finished under delays of "
+            f"{', '.join(DELAYS)}"
         )
 
     def rank(alike: pd.DataFrame) -> tuple[int, int]:
@@ -218,7 +225,7 @@ def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
             f"{variants}"
         )
     seeds = ", ".join(map(str, sorted(shown[SEED].unique())))
-    places = " and ".join(map(str, there))
+    places = " and ".join(map(str, present))
     source = f"{len(shown)} runs at the best rates in {places}, seeds {seeds}"
     return Board(leaderboard(shown, list(DELAYS), TARGET_METHOD), source, notes)
 

@@ -1,4 +1,4 @@
-"""Run cells: as processes that share this machine's threads and GPUs, or on a Ray cluster.
+"""Runs cells: as processes that share this machine's threads and GPUs, or on a Ray cluster.
 
 On this machine, a server process imports torch once, which takes seconds, and every cell is a fork
 of it. All nodes of a cluster must share the cells' folder, the working folder and the prepared
@@ -34,8 +34,8 @@ from brx.files import write_text
 from brx.runs.folder import RunFolder, hand_down, is_locked, lock
 from brx.sweep.spec import FAILURE, LOG, Cell, State, outcome_of, prepare_folder, state_of
 
-# On macOS, libraries have started threads by then, which do not survive a fork. There, every cell
-# imports torch itself.
+# On macOS, libraries have started threads by the time of the fork, and threads do not survive it.
+# There, every cell imports torch itself.
 START = "forkserver" if sys.platform == "linux" else "spawn"
 SHARED_IMPORTS = ["brx.sweep.launchers", "brx.cli.train", "brx.train.loop", "torch._dynamo"]
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -51,18 +51,18 @@ class Job:
 
     cell: Cell
     process: BaseProcess
-    resources: ExitStack  # closes at its end: the lock and pipes
-    share: int  # 0 to num_jobs - 1: its part of the machine, which no other running cell has
+    resources: ExitStack  # the lock and the pipes, which are closed at the job's end
+    share: int  # 0 to num_jobs - 1: its part of the machine; no other running cell has this one
 
 
 class LocalLauncher:
     """Runs cells as processes of this machine.
 
-    By default there is room for a cell per GPU, or per group of GPUs for cells with several
-    devices; without GPUs, for a cell per core.
+    By default, as many cells run at a time as there are GPUs, or groups of GPUs for cells with
+    several devices. Without GPUs, there is one cell per core.
 
     Args:
-        num_jobs: how many cells run at a time, instead.
+        num_jobs: how many cells run at a time instead.
         devices_per_cell: the most devices that a cell has.
         on_gpus: give cells GPUs, if there are any.
 
@@ -104,8 +104,8 @@ class LocalLauncher:
         return True
 
     def collect(self) -> list[tuple[Cell, State, str]]:
-        """Take the cells that have ended since the last call: each with its state and, if it
-        failed, why."""
+        """The cells that have ended since the last call: each with its state and, if it failed,
+        why."""
         outcomes = []
         for job in list(self.jobs):
             code = job.process.exitcode
@@ -126,7 +126,7 @@ class LocalLauncher:
             job.process.join()
 
     def close(self) -> None:
-        """Nothing: `RayLauncher` leaves its cluster here."""
+        """Do nothing. (`RayLauncher` leaves its cluster here.)"""
 
     def _environment(self, share: int) -> dict[str, str]:
         """The environment of a cell: its threads, and its GPUs."""
@@ -153,17 +153,17 @@ def start_process(
 
     Args:
         folder: a cell's.
-        lock_descriptor: of the folder's lock, which the process goes on holding.
+        lock_descriptor: the open file of the folder's lock, which the process goes on holding.
         environment: all environment variables of the process.
     """
-    method = START if has_room_for_sockets() else "spawn"  # a server is reached by a socket
+    method = START if has_room_for_sockets() else "spawn"  # a fork server needs a socket
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload(SHARED_IMPORTS)
-    # Ctrl-C goes to the whole process group. The server must survive it, and a cell until it is in
-    # a session of its own: the sweep itself tells its cells to stop, and waits for them through the
-    # server. Processes inherit blocked signals; only the resource tracker would unblock them as it
-    # starts, so it has to run before.
+    # Ctrl-C goes to the whole process group. The sweep itself tells its cells to stop, and waits
+    # for them through the server. So the server must survive a Ctrl-C, and so must a cell until it
+    # is in a session of its own. Both inherit the blocked signals. The resource tracker would
+    # unblock them when it starts, so it has to be running before.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
@@ -177,7 +177,8 @@ def start_process(
             dict(environment),
         )
         process: BaseProcess = context.Process(target=_train, args=arguments)
-        with _inherited(child_environment()):  # the first start starts the server, which loads brx
+        # The first start also starts the server, which imports brx in this environment.
+        with _inherited(child_environment()):
             process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -186,7 +187,7 @@ def start_process(
 
 @contextlib.contextmanager
 def _inherited(environment: Mapping[str, str]) -> Iterator[None]:
-    """Give these environment variables to processes that are started meanwhile."""
+    """A context in which new processes get these environment variables."""
     before = dict(os.environ)
     os.environ.update(environment)
     try:
@@ -209,7 +210,8 @@ def _train(
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.chdir(working_folder)
-    # The environment is for the ranks of this cell. torch has been imported, and read the old one.
+    # The ranks of this cell read the environment. Here it comes too late for torch, which was
+    # imported by the server, so its threads are set below.
     os.environ.clear()
     os.environ.update(environment | hand_down(locked.fileno()))
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
@@ -226,10 +228,10 @@ class RayLauncher:
     cores (or one).
 
     Args:
-        num_jobs: how many cells are handed to Ray at a time, whose queue keeps those without room;
-            by default, as many as the cluster has room for.
-        cells: the cells that will be started; the largest decides how many have room.
-        address: of the cluster; None: one is started on this machine.
+        num_jobs: how many cells are handed to Ray at a time. Ray queues those without room. By
+            default, as many as the cluster has room for.
+        cells: the cells that will be started. The largest one decides how many have room.
+        address: the address of the cluster; None: one is started on this machine.
 
     Raises:
         UserError: Ray is missing, no cluster is at the address, or no node is large enough.
@@ -268,14 +270,14 @@ class RayLauncher:
         return True
 
     def collect(self) -> list[tuple[Cell, State, str]]:
-        """Take the cells that have ended since the last call: each with its state and, if it
-        failed, why."""
+        """The cells that have ended since the last call: each with its state and, if it failed,
+        why."""
         outcomes = []
         for reference in self._wait(timeout=0):
             cell = self._jobs[reference]
             state, reason = self._outcome(reference)
-            # A network file system may show the summary some seconds after the node that wrote it
-            # has told us.
+            # A network file system may show the summary only some seconds after Ray has reported
+            # the end of the cell. It is taken then.
             status = RunFolder(cell.folder).read_summary().get("status")
             if state is State.DONE and status != "finished":
                 continue
@@ -328,8 +330,8 @@ def run_cell(cell: Cell, working_folder: Path) -> tuple[State, str]:
     it save.
 
     Args:
-        cell: its folder is an absolute path.
-        working_folder: the sweep's.
+        cell: the cell; its folder is an absolute path.
+        working_folder: the sweep's working folder.
 
     Returns:
         See `outcome_of`.
@@ -360,7 +362,8 @@ def run_cell(cell: Cell, working_folder: Path) -> tuple[State, str]:
                 start_new_session=True,
             )
         try:
-            # Poll: Ray's KeyboardInterrupt comes between two instructions, and does not end a wait.
+            # It polls because Ray's KeyboardInterrupt comes between two Python instructions, and
+            # does not interrupt a wait.
             while process.poll() is None:
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
@@ -370,7 +373,7 @@ def run_cell(cell: Cell, working_folder: Path) -> tuple[State, str]:
 
 
 class _Needs(NamedTuple):
-    """What a cell takes of one node. Cells compare by GPUs first."""
+    """The resources that a cell needs on one node. Cells compare by GPUs first."""
 
     gpus: int
     cores: int
@@ -392,7 +395,8 @@ def _num_places(node: Mapping[str, float], needs: _Needs) -> int:
 
 
 def _connect(address: str | None, num_cores: int | None) -> Any:
-    """The module `ray`, connected to a cluster, or to one with `num_cores` that it starts here."""
+    """The module `ray`, connected to the cluster at an address. Without an address, it starts a
+    cluster with `num_cores` (or all) CPU cores here."""
     try:
         import ray
     except ImportError:

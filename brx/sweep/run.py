@@ -1,5 +1,5 @@
-"""Run the cells of a sweep: skip what is done, resume what was interrupted, record what fails, and
-go on."""
+"""Runs the cells of a sweep: skips those that are done, resumes those that were interrupted, notes
+those that fail, and goes on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Literal
@@ -53,7 +53,7 @@ POLL_S = 0.5  # between two looks at the cells
 REFRESH_S = 2.0  # between two drawings of the live table
 WARM_UP = 3  # iterations of a calibration that are not measured
 MEASURED = 10  # iterations that are; one refresh of the default interval is among them
-MOST_CALIBRATION_S = 3.0  # per kind of cell; a busy machine gets through fewer iterations
+MOST_CALIBRATION_S = 3.0  # per kind of cell; a busy machine makes fewer iterations in it
 # EILSEQ: characters that the file system lacks; EEXIST: two names that it takes for one.
 BAD_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EEXIST}
 LARGEST_ON_CPU = 20_000_000  # parameters up to which a calibration on a CPU takes seconds
@@ -110,14 +110,15 @@ def check_names(sweeps: Sequence[Sweep]) -> None:
     for sweep in sweeps:
         cells = [*sweep.cells, *sweep.repetitions(sweep.cells)]
         names = dict.fromkeys(cell.folder.name for cell in cells)
-        around = next(place for place in (sweep.out, *sweep.out.parents) if place.is_dir())
-        with telling(sweep.out), tempfile.TemporaryDirectory(prefix=".names-", dir=around) as trial:
+        parent = next(place for place in (sweep.out, *sweep.out.parents) if place.is_dir())
+        with telling(sweep.out), tempfile.TemporaryDirectory(prefix=".names-", dir=parent) as trial:
             for name in names:
                 _try_name(Path(trial) / name, sweep)
 
 
 def _try_name(folder: Path, sweep: Sweep) -> None:
-    """Make a folder with the name of a cell, and in it a checkpoint's, the deepest of a run."""
+    """Make a folder with the name of a cell, and in it the folder of a checkpoint, which has the
+    longest path in a run."""
     try:
         folder.mkdir()
         checkpoint_folder(folder, sweep.cells[0].config.training.iterations).mkdir(parents=True)
@@ -162,10 +163,10 @@ def make_launcher(
     """The launcher for a sweep's cells.
 
     Args:
-        kind: on this machine, or on a Ray cluster.
-        sweep: its cells decide what a place needs.
+        kind: where the cells run: on this machine, or on a Ray cluster.
+        sweep: the sweep, whose cells decide what a place needs.
         jobs: how many cells run at a time; None: as many as the machine or cluster has room for.
-        address: of the Ray cluster; None: one that is started here.
+        address: the address of the Ray cluster; None: one is started on this machine.
 
     Raises:
         UserError: a cell needs more than the machine or cluster has.
@@ -203,9 +204,14 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         for stop in stop_signals():
             signal.signal(stop, signal.default_int_handler)
         _prepare_data(sweep, retry_failed=retry_failed)
-        # A cell that is tried again may change what is best, and with it any part of the list.
+        # The whole list is made again after each round: a cell that is tried again may change what
+        # is best, and with it any part of the list.
         have_run: set[str] = set()
-        while new := _others(cells := tried_cells(sweep), have_run):
+        while True:
+            cells = tried_cells(sweep)
+            new = [cell for cell in cells if cell.identity not in have_run]
+            if not new:
+                break
             failures += _run_cells(new, launcher, display, retry_failed)
             have_run.update(cell.identity for cell in new)
             sweep = sweep.with_present_folders()
@@ -223,11 +229,6 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         return False
     print(f"{sweep.path}: all {len(cells) + len(repetitions)} cells are done, in {sweep.out}")
     return True
-
-
-def _others(cells: Sequence[Cell], identities: Collection[str]) -> list[Cell]:
-    """The cells that have none of these identities."""
-    return [cell for cell in cells if cell.identity not in identities]
 
 
 def _prepare_data(sweep: Sweep, *, retry_failed: bool) -> None:
@@ -317,9 +318,9 @@ def calibrate(config: RunConfig) -> float | None:
     """Measure the seconds per iteration of a run on this machine, with random tokens.
 
     After `MOST_CALIBRATION_S` it stops at the end of an iteration. Then fewer iterations are
-    measured, and iterations of the warm-up if there are no others. Nothing is compiled, which would
-    take longer than all that is measured, and no graph is recorded, which not every machine can: a
-    run that does is faster.
+    measured, or iterations of the warm-up if there are no others. Nothing is compiled, because that
+    would take longer than all that is measured. No graph is recorded, because not every machine can
+    do so. A run that is compiled, or has graphs, is faster than measured.
 
     Returns:
         None if one iteration would take too long, or the run's device is not on this machine.
@@ -363,7 +364,7 @@ def calibrate(config: RunConfig) -> float | None:
 def _run_cells(
     cells: Sequence[Cell], launcher: Launcher, display: SweepDisplay, retry_failed: bool
 ) -> list[tuple[Cell, str]]:
-    """Run the cells that are not done yet; gives those that failed, and why."""
+    """Run the cells that are not done yet. Returns those that failed, each with the reason."""
     display.begin(cells)
     in_progress = _CellsInProgress(cells, launcher, display, retry_failed=retry_failed)
     try:
@@ -423,8 +424,12 @@ class _CellsInProgress:
         self._waiting = still_waiting
 
     def _start(self, cell: Cell) -> bool:
-        """Start a cell in its folder; False if another sweep runs it, has finished it meanwhile, or
-        has just made the folder, whose state is to be looked at first."""
+        """Start a cell in its folder.
+
+        Returns:
+            False if another sweep runs the cell or has finished it meanwhile. Also if another sweep
+            has just made the cell's folder: then the state of that folder has to be read first.
+        """
         return placed(cell).folder == cell.folder and self._launcher.start(cell)
 
     def collect_ended(self) -> None:
@@ -509,7 +514,8 @@ class SweepDisplay:
         return Group(Text(line + self._left()), table)
 
     def _left(self) -> str:
-        """The time that is left at the pace of all cells together so far: `, 12 min left`."""
+        """The time that is left at the pace of all cells together so far, as `, 12 min left`; empty
+        if there is no pace yet."""
         done = {key: iterations_done(cell.folder) for key, cell in self._cells.items()}
         done_here = sum(done[key] - first for key, (_, first) in self._started.items())
         remaining = 0
@@ -523,7 +529,7 @@ class SweepDisplay:
 
 
 def duration(seconds: float) -> str:
-    """A time for people: `40 s`, `12 min`, `3.5 h` or `2.1 days`."""
+    """A time as people write it: `40 s`, `12 min`, `3.5 h` or `2.1 days`."""
     for unit, size in (("days", 86400.0), ("h", 3600.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

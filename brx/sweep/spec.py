@@ -52,8 +52,8 @@ from brx.runs.folder import (
 Value = bool | int | float | str | None
 LOG = "log.txt"
 FAILURE = "failed.txt"
-CELLS_LOCK = ".cells.lock"  # in the folder of the cells' folders; held while one of these is made
-TAIL_BYTES = 16_384  # the end of metrics.jsonl that holds its last complete line
+CELLS_LOCK = ".cells.lock"  # in the folder of the cells' folders; held while a cell's is made
+TAIL_BYTES = 16_384  # enough of the end of metrics.jsonl to hold its last complete line
 
 # What stands before a key's value in a cell's name; for other keys it is the key's last part.
 SHORT_NAMES = {
@@ -176,8 +176,8 @@ class Cell:
 
     @property
     def identity(self) -> str:
-        """Equal for cells with the same trajectory, whatever their names: `identity` of the
-        settings, with which the folder's name ends."""
+        """A text that is equal for cells with the same trajectory, whatever their names. It is
+        `identity` of the settings, and the folder's name ends with it."""
         return self.folder.name.rpartition("--")[2]
 
 
@@ -216,7 +216,7 @@ class Sweep:
 
         Args:
             path: the sweep's file, for messages.
-            spec: its content.
+            spec: the content of this file.
             folder: the folder for the cells.
 
         Raises:
@@ -240,11 +240,12 @@ class Sweep:
         return sweep
 
     def with_present_folders(self) -> Sweep:
-        """The sweep, with the folders that another one may have made for its cells since."""
+        """The sweep, with the folders that another sweep may have made for its cells since."""
         return replace(self, cells=with_present_folders(self.cells))
 
     def _check_beyond_grid(self) -> None:
-        """Refuse further values and repetitions that make no run, before the grid is paid for."""
+        """Refuse further values and repetitions that are not valid runs, before the grid is paid
+        for."""
         choose = self.spec.choose
         if choose is not None:
             first = self.cells[0]
@@ -265,7 +266,8 @@ class Sweep:
         """Cells beyond the grid, without those that are excluded.
 
         Args:
-            variations: for each, a cell that it equals, and the dotted keys in which it differs.
+            variations: for each new cell, the cell that it is made from, and the dotted keys in
+                which it differs from that one.
         """
         base = new_content(find_config(self.spec.base))
         there = _folders_in(self.out)
@@ -276,7 +278,8 @@ class Sweep:
         return [cell for cell in varied if not _is_excluded(cell, self.spec)]
 
     def repetitions(self, chosen: Sequence[Cell]) -> list[Cell]:
-        """The cells that repeat chosen ones, usually with other seeds; none that is among them."""
+        """The cells that repeat chosen ones, usually with other seeds, without those that are among
+        the chosen ones already."""
         repeat = self.spec.repeat
         if repeat is None:
             return []
@@ -317,16 +320,16 @@ def _may_exclude(entry: Mapping[str, Any], cell: Cell, spec: SweepSpec) -> bool:
         second = spec.choose.second_of(cell.config)
         if second is not None:
             beyond.setdefault(second.over, []).extend(second.values)
-    of_cell = {}  # what no value beyond the grid fulfils
+    left_to_cell = {}  # the conditions that no value beyond the grid meets
     for key, wanted in entry.items():
         values = wanted if isinstance(wanted, list) else [wanted]
         if not any(value in values for value in beyond.get(key, ())):
-            of_cell[key] = wanted
-    return matches(cell.config, of_cell)
+            left_to_cell[key] = wanted
+    return matches(cell.config, left_to_cell)
 
 
 def matches(config: RunConfig, condition: Mapping[str, Any]) -> bool:
-    """Whether settings fulfil a condition (`where`, `exclude`).
+    """Whether settings meet a condition (`where`, `exclude`).
 
     Args:
         config: the settings.
@@ -341,7 +344,7 @@ def matches(config: RunConfig, condition: Mapping[str, Any]) -> bool:
 
 
 def first_match(config: RunConfig, conditions: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The name of the first condition that settings fulfil (`matches`); None if there is none."""
+    """The name of the first condition that settings meet (`matches`); None if there is none."""
     return next((name for name, wanted in conditions.items() if matches(config, wanted)), None)
 
 
@@ -378,21 +381,24 @@ def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
 
 
 def _settings_of(axis: str, value: Any) -> Settings:
-    """What a value of an axis sets: a mapping its own keys, another value the axis as a key."""
+    """The dotted keys that a value of an axis sets: a mapping has its own keys; for any other
+    value, the axis is the key."""
     if isinstance(value, dict):
         return dict(value)
     return {axis: value}
 
 
 def _tuning(spec: SweepSpec) -> Settings:
-    """What a tuning seed sets in every cell of the grid."""
+    """The settings that a tuning seed adds to every cell of the grid; none without a tuning
+    seed."""
     if spec.choose is None or spec.choose.seed is None:
         return {}
     return {SEED: spec.choose.seed, FOR_TUNING: True}
 
 
 def _reported(spec: SweepSpec) -> Settings:
-    """What a repetition sets in addition: it is reported, even if its cell was for tuning."""
+    """The settings that are added to every repetition: it is reported, even if the cell that it
+    repeats was for tuning."""
     return {FOR_TUNING: False} if _tuning(spec) else {}
 
 
@@ -437,7 +443,7 @@ def _keys_set_by(spec: SweepSpec) -> set[str]:
 
 
 def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
-    """Refuse axes that make no cells, conditions that no cell fulfils and choices that cannot be
+    """Refuse axes that make no cells, conditions that no cell meets and choices that cannot be
     made, before days of runs."""
     contents = [cell.config.model_dump(mode="json") for cell in cells]
     for key, values in spec.grid.items():
@@ -463,7 +469,7 @@ def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
 
 
 def _check_is_number(path: Path, where: str, key: str, content: Mapping[str, Any]) -> None:
-    """UserError if a key of a cell's settings is no number; `where` names the key of the sweep."""
+    """UserError if a key of a cell's settings is not a number; `where` is the sweep's key."""
     value = value_at(content, key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"{path}: {where}: needs a key of numbers, {key} is {value!r}")
@@ -496,8 +502,8 @@ def _cell(
     there: Mapping[str, Path],
     varied: Settings,
 ) -> Cell:
-    """One cell. Its folder ends with its identity, by which another sweep's folder is found
-    (`there`, from `_folders_in`)."""
+    """Make one cell. The name of its folder ends with its identity, by which a folder that another
+    sweep has made for an equal cell is found (`there`, from `_folders_in`)."""
     content = set_values(base, {**spec.set, **varied}, f"{path}:")
     name = cell_name(varied)
     config = validate(content, RunConfig, f"{path}: cell {name}")
@@ -514,15 +520,16 @@ def _folders_in(out: Path) -> dict[str, Path]:
         names = os.listdir(out)
     except OSError:  # it is made when the first cell starts
         return {}
-    # Of two folders of one cell, all sweeps take the first.
+    # In reverse, because a later entry replaces an earlier one: if one cell has two folders, all
+    # sweeps take the first.
     in_reverse = sorted((name for name in names if "--" in name), reverse=True)
     return {name.rpartition("--")[2]: out / name for name in in_reverse}
 
 
 def with_present_folders(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells of one sweep, in the folders that another one may have made for them since.
+    """The cells of one sweep, with the folders that another sweep may have made for them since.
 
-    It takes one look at the folder of the cells' folders, however many cells there are.
+    This lists the folder of the cells' folders once, however many cells there are.
     """
     if not cells:
         return []
@@ -531,10 +538,10 @@ def with_present_folders(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def placed(cell: Cell) -> Cell:
-    """The cell, in the folder that it has by now, or in one that is made.
+    """The cell with the folder that it has by now; one is made if it has none.
 
-    Sweeps that share a folder name an equal cell differently. The first to start it decides: one
-    process at a time looks whether there is a folder, and makes it.
+    Sweeps that share a folder may name an equal cell differently. The first one to start it
+    decides: one process at a time looks whether there is a folder, and makes it.
 
     Raises:
         RunError: the folder cannot be written to.
@@ -549,7 +556,7 @@ def placed(cell: Cell) -> Cell:
 
 
 def _named_apart(cells: Iterable[Cell]) -> list[Cell]:
-    """The cells; those that share a name get their identity added to it."""
+    """The cells; to names that several cells share, their identity is added."""
     cells = list(cells)
     count = Counter(cell.name for cell in cells)
     named = []
@@ -633,7 +640,8 @@ def prepare_folder(cell: Cell) -> None:
     (cell.folder / FAILURE).unlink(missing_ok=True)
     check_same_run(cell)
     path = RunFolder(cell.folder).config
-    # Also for a run that is continued: it may have been told to stop earlier than the sweep asks.
+    # It is written for a continued run, too, because that run may have been told to stop earlier
+    # than the sweep asks.
     write_text(path, dump_config(cell.config))
 
 

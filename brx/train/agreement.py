@@ -1,4 +1,4 @@
-"""Before the first iteration, the ranks of a run make sure that they train the same run."""
+"""The check, before the first iteration, that all ranks are about to train the same run."""
 
 import contextlib
 import importlib.metadata
@@ -31,14 +31,14 @@ def agree(world: World, facts: Facts) -> None:
     """Compare every rank's facts with rank 0's.
 
     Raises:
-        UserError: some differ; on every rank the same line, with the first difference.
+        UserError: some differ. Every rank raises the same line, with the first difference.
     """
     if world.num_ranks == 1:
         return
     everybody = world.gather(facts)  # empty but on rank 0
     difference = world.broadcast(first_disagreement(everybody))
     if difference:
-        # So that nobody's connection ends before all have heard it.
+        # No rank may close its connection before all have received the message.
         with contextlib.suppress(NeighbourLostError):
             world.barrier()
         raise UserError(difference)

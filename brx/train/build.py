@@ -1,5 +1,5 @@
-"""Puts a run together: stages, weight versions, method and delay engine. No other code does. Also
-tries the method on a small model before the run."""
+"""Puts a run together: stages, weight versions, method and delay engine. No other code does this.
+It also tries the method on a small model before the run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ from brx.runs.checkpoint import read_stage
 from brx.train.device import autocast, check_compiler, make_room_for_graphs
 from brx.train.staleness import StalenessProbe
 
-# Width, at most, of the model on which a user's own method is tried. Other methods fit any width.
+# The largest width of the model on which a user's own method is tried. Other methods fit any width.
 TRIED_WIDTH = 64
-# Updates of that trial: the first begins at version 0 everywhere, the second after the weights have
-# changed.
+# The number of updates in that trial. The first update begins at version 0 everywhere, the second
+# one after the weights have changed.
 TRIED_UPDATES = 2
 
 
@@ -39,7 +39,7 @@ class Assembly:
     """One device's share of a run, ready to train."""
 
     SHARED: ClassVar[tuple[str, ...]] = ("versions", "staleness")
-    """The entries of `stage_state` that share memory with what trains."""
+    """The entries of `stage_state` that share memory with the tensors that train."""
 
     stages: list[StageVersions]
     updater: MethodUpdater
@@ -49,7 +49,7 @@ class Assembly:
 
     def stage_state(self, stage: StageVersions) -> dict[str, Any]:
         """Everything that decides the trajectory of a stage: the content of its file in a
-        checkpoint. The entries in `SHARED` are no copies; the others are copies on the CPU."""
+        checkpoint. The entries in `SHARED` are not copies; the others are copies on the CPU."""
         state = {
             "versions": stage.state_dict(),
             "rng": torch.get_rng_state(),
@@ -94,12 +94,12 @@ def assemble(
     """Put together what one device of a run trains with.
 
     Args:
-        config: of the run.
-        micro_batch: gives micro-batch n (from 1).
+        config: the run's configuration.
+        micro_batch: returns micro-batch n (from 1).
         device: where to compute; by default the CPU.
         world: the processes of the run; by default this one alone.
         own: the stages of this device; by default its part of an even division.
-        dtype: of the weights.
+        dtype: the data type of the weights.
         record: makes the graphs of `runtime.graphs`; by default CUDA graphs.
 
     Raises:
@@ -153,8 +153,8 @@ def assemble(
 
 
 def _without_older(stage: StageVersions, versions: dict[str, Any]) -> dict[str, Any]:
-    """A saved state without a ring, with a ring in which all older versions are the newest weights,
-    as before the first update.
+    """Complete a state that was saved without a ring: in the new ring, all older versions are the
+    newest weights, as before the first update.
 
     Args:
         versions: a `StageVersions.state_dict` with `ring` None.
@@ -177,12 +177,12 @@ def build_stages(
     """Some stages of a run with their initial weights and their rings.
 
     Args:
-        config: of the run.
-        device: of the weights.
+        config: the run's configuration.
+        device: where the weights are made.
         own: the indices of the stages.
         num_in_flight: the largest number of micro-batches between forward and backward pass on this
             device: R - r on rank r of R.
-        dtype: of the weights.
+        dtype: the data type of the weights.
     """
     block_ranges = partition(config.model.blocks, config.pipeline.stages)
     delays = stage_delays(config.pipeline, config.training.seed)
@@ -273,20 +273,20 @@ def check_head(config: RunConfig) -> None:
 
 
 def _check_error_feedback(config: RunConfig) -> None:
-    """UserError for delays for which error feedback is not defined: its paper has a delay of one
-    update. A stage without delay makes no error."""
+    """UserError if error feedback is configured with delays for which it is not defined. Its paper
+    defines it for a delay of one update. A stage without delay makes no error."""
     if not config.pipeline.error_feedback:
         return
     for stage, delay in enumerate(stage_delays(config.pipeline, config.training.seed)):
         if isinstance(delay, VaryingDelay):
-            found = "varies"
+            problem = "varies"
         elif delay.tau in (0, delay.accumulation):
             continue
         else:
-            found = f"is {delay.tau_updates:g}"
+            problem = f"is {delay.tau_updates:g}"
         raise UserError(
             f"pipeline.error_feedback: is defined for delays of one update, and that of stage "
-            f"{stage} {found}; set it to 0, or pipeline.delay to 2bw"
+            f"{stage} {problem}; set it to 0, or pipeline.delay to 2bw"
         )
 
 
@@ -329,8 +329,8 @@ def check_method(config: RunConfig, device: torch.device) -> None:
     parameters. With a user's own method, also train this model for two updates.
 
     Args:
-        config: of the run.
-        device: of the run.
+        config: the run's configuration.
+        device: where the run will train.
 
     Raises:
         UserError: the device lacks a number format, a package is missing, error feedback is not
@@ -376,7 +376,8 @@ def check_method(config: RunConfig, device: torch.device) -> None:
 
 def _small(config: RunConfig, width: int) -> RunConfig:
     """The run with a small model and small batches, for a trial of its method."""
-    # Where the run has a delay, one of at most one update: no more memory for the rings.
+    # A stage with a delay keeps one, but of at most one update: larger rings would only take
+    # memory.
     most = config.pipeline.accumulation
     delays = [min(delay.tau, most) for delay in stage_delays(config.pipeline)]
     changes = {

@@ -1,4 +1,4 @@
-"""What readers of a run need of its user's code, noted in config.yaml when the run trains.
+"""Notes in config.yaml, when a run trains, what readers of the run need to know of its user's code.
 
 Reading a run runs nothing (`brx.config.user_code`), so whatever an analysis, a plan or a figure
 asks of user code has to be known before. `note_facts` is called once, after the code is loaded and
@@ -6,8 +6,8 @@ before the first iteration. To note something of another kind of code:
 
 1. In `brx/config/schema.py`, give the section that names the code a field `code_sha256` and a field
    `facts: MyFacts | None = None`, where `MyFacts` is a section of plain numbers and texts. List the
-   section in `CODE_SECTIONS`: then `facts` is no setting (it does not tell runs apart), and a new
-   run of an old configuration drops it.
+   section in `CODE_SECTIONS`: then `facts` is not a setting (it does not tell runs apart), and a
+   new run of an old configuration drops it.
 2. Here, compute the facts and add them to what `note_facts` returns.
 3. Where the code is loaded (with `brx.config.user_code.load_attribute`, which names it on stderr
    and refuses to run it for a reader), answer from `facts` if `user_code.is_allowed()` is false:
@@ -32,10 +32,10 @@ from brx.train.build import Assembly
 
 
 def note_facts(config: RunConfig, assembly: Assembly) -> RunConfig:
-    """The configuration with what readers need of the user's own code.
+    """The configuration, with what readers need to know of the user's own code.
 
     Args:
-        config: of the run that is about to train.
+        config: the configuration of the run that is about to train.
         assembly: what this device trains with.
 
     Raises:
@@ -49,8 +49,8 @@ def note_facts(config: RunConfig, assembly: Assembly) -> RunConfig:
         facts = method_facts(config, assembly)
         changed["optimizer"] = config.optimizer.model_copy(update={"facts": facts})
     if isinstance(config.model, OwnModelConfig):
-        facts_of_model = model_facts(config.model, config.data.vocabulary_size)
-        changed["model"] = config.model.model_copy(update={"facts": facts_of_model})
+        counts = model_facts(config.model, config.data.vocabulary_size)
+        changed["model"] = config.model.model_copy(update={"facts": counts})
     return config.model_copy(update=changed)
 
 
@@ -61,12 +61,12 @@ def model_facts(model: OwnModelConfig, vocabulary_size: int) -> ModelFacts:
 
 
 def delay_facts(config: RunConfig) -> DelayFacts:
-    """The largest and mean delays of the run's delay function."""
+    """The largest and mean delays of the run's delay function, by stage, in micro-batches."""
     delays = stage_delays(config.pipeline, config.training.seed)
-    in_micro_batches = config.pipeline.accumulation
+    accumulation = config.pipeline.accumulation
     return DelayFacts(
         largest=[delay.tau for delay in delays],
-        mean=[delay.tau_updates * in_micro_batches for delay in delays],
+        mean=[delay.tau_updates * accumulation for delay in delays],
     )
 
 

@@ -19,7 +19,7 @@ from brx.environment import stop_signals
 from brx.errors import RunError, UserError
 from brx.pipeline.world import World
 
-# The words of torch and the system when a CPU's memory is used up.
+# What torch and the system say when host memory is used up.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
 
 
@@ -31,7 +31,8 @@ def choose_device(
     Args:
         requested: `runtime.device`.
         local_rank: the rank's number among the ranks of its machine.
-        share_gpus: the ranks of a machine take its GPUs in turn, even if there are fewer GPUs.
+        share_gpus: the ranks of a machine take its GPUs in turn, even if there are fewer GPUs than
+            ranks.
 
     Raises:
         UserError: the requested device is not on this machine, or has no GPU left for the rank.
@@ -47,17 +48,17 @@ def choose_device(
     elif requested == "auto":
         kind, reason = "cpu", "CUDA not available"
     elif not available[kind]:
-        there = ", ".join(name for name, is_there in available.items() if is_there)
+        present = ", ".join(name for name, is_available in available.items() if is_available)
         raise UserError(
-            f"runtime.device: {kind} is not available on this machine (available: {there})"
+            f"runtime.device: {kind} is not available on this machine (available: {present})"
         )
     if kind != "cuda":
         return torch.device(kind), reason
     num_gpus = torch.cuda.device_count()
     if share_gpus:
         return torch.device("cuda", local_rank % num_gpus), reason
-    # Some launchers show each rank only its own GPU, as number 0. `check_gpus_differ` finds out
-    # whether ranks see different GPUs.
+    # Some launchers show each rank only its own GPU, as number 0. `check_gpus_differ` checks later
+    # that the ranks see different GPUs.
     shows_one = num_gpus == 1 and "CUDA_VISIBLE_DEVICES" in os.environ
     if shows_one:
         return torch.device("cuda", 0), reason
@@ -75,7 +76,7 @@ def check_gpus_differ(world: World, device: torch.device) -> None:
     the ranks nor the GPU.
 
     Raises:
-        UserError: ranks share a GPU; on every rank.
+        UserError: ranks share a GPU. Every rank raises it.
     """
     if device.type != "cuda" or world.num_ranks == 1:
         return
@@ -92,7 +93,8 @@ def check_gpus_differ(world: World, device: torch.device) -> None:
 
 
 def check_compiler(runtime: RuntimeConfig, device: torch.device) -> None:
-    """UserError if `runtime.compile` is set and torch.compile finds no compiler of the system."""
+    """UserError if `runtime.compile` is set and the system has no C or C++ compiler, which
+    torch.compile needs."""
     if not runtime.compile:
         return
     variable, usual = ("CXX", "g++") if device.type == "cpu" else ("CC", "gcc")
@@ -107,10 +109,10 @@ def check_compiler(runtime: RuntimeConfig, device: torch.device) -> None:
 
 
 def make_room_for_graphs(runtime: RuntimeConfig) -> None:
-    """Let the graphs of earlier runs of this process go.
+    """Drop the compiled graphs of earlier runs of this process.
 
-    torch.compile makes eight graphs of a function, and from then on calls it as it is. A run needs
-    up to three, and the functions are the same in each run."""
+    torch.compile makes at most eight graphs of a function, and afterwards calls it uncompiled. A
+    run needs up to three, and the functions are the same in each run."""
     if runtime.compile:
         torch.compiler.reset()
 
@@ -125,7 +127,8 @@ def is_out_of_memory(error: Exception) -> bool:
 
 @contextmanager
 def out_of_memory_told() -> Iterator[None]:
-    """Turn the error of a full memory, of the system or the GPU, into one line: a RunError."""
+    """A context in which an out-of-memory error, of the system or the GPU, becomes a RunError of
+    one line."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -138,10 +141,11 @@ def out_of_memory_told() -> Iterator[None]:
 def autocast(
     runtime: RuntimeConfig, device: torch.device
 ) -> Callable[[], AbstractContextManager[object]]:
-    """Makes the context in which a forward pass runs: bf16 autocast, or nothing for fp32.
+    """A function that makes the context in which a forward pass runs: bf16 autocast, or nothing for
+    fp32.
 
     Raises:
-        UserError: bf16 on hardware without it.
+        UserError: the run is in bf16, and the hardware lacks it.
     """
     if runtime.precision == "fp32":
         return nullcontext
@@ -161,7 +165,7 @@ def set_up(runtime: RuntimeConfig, device: torch.device, num_local_ranks: int) -
         torch.cuda.set_device(device)
 
 
-SAME_REQUEST_S = 0.5  # signals within this time are one request
+SAME_REQUEST_S = 0.5  # signals within this time count as one request
 
 
 class StopSignal:

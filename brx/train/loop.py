@@ -60,7 +60,7 @@ from brx.train.saving import CheckpointWriter
 from brx.train.trackers import check_trackers
 
 Status = Literal["finished", "interrupted", "out of time"]
-"""How a session ended. `out of time` means that its time was over, which is no failure."""
+"""How a session ended. `out of time` means that its time was used up, which is not a failure."""
 
 
 # What a rank announces when it is asked to stop.
@@ -135,7 +135,7 @@ class Trainer:
         Args:
             world: the processes of the run.
             verify: compute the SHA-256 of the token files, even if they look unchanged.
-            fingerprint: of the data that the run was trained on before, if it was.
+            fingerprint: the fingerprint of the data that the run was trained on before, if it was.
 
         Raises:
             UserError: the run cannot be trained as configured.
@@ -261,7 +261,7 @@ class Trainer:
         )
 
     def _fail(self, error: Exception) -> None:
-        """Tell the other ranks of an error here, and sum the failed run up."""
+        """Tell the other ranks about an error here, and write the failed run's summary."""
         # A lost neighbour is only the consequence of another rank's error.
         if not isinstance(error, NeighbourLostError):
             topic = "diverged" if isinstance(error, DivergedError) else "failed"
@@ -303,10 +303,10 @@ class Trainer:
     def _tell_profile(self, progress: ProgressBar) -> None:
         share = self.prefetcher.seconds_waited / max(self.training_seconds, 1e-9)
         if any(self._traces.iterdir()):
-            found = f"profile in {self._traces}"
+            result = f"profile in {self._traces}"
         else:
-            found = "no profile before 12 iterations"
-        progress.say(f"{found}; waited for data {share:.1%} of the time")
+            result = "no profile before 12 iterations"
+        progress.say(f"{result}; waited for data {share:.1%} of the time")
 
     def _train(self, stop: StopSignal) -> None:
         """Run segment after segment. The pipeline is empty between them, for validations and
@@ -335,8 +335,8 @@ class Trainer:
 
     def _run_segment(self, end: int, stop: StopSignal) -> None:
         """Train to iteration `end`, or to an earlier one if asked to stop on the way."""
-        # A stop that is known already counts from the start: at its own log point it would be too
-        # late, as the forward passes of later micro-batches would be on their way.
+        # A stop that is known already counts from the start of the segment. Later it would be too
+        # late, because forward passes of further micro-batches would already be under way.
         self._end = self._until_stop(end)
         pending: list[_TimedResult] = []
         started = time.perf_counter()
@@ -384,10 +384,10 @@ class Trainer:
         """Between two iterations: tell all ranks if this one was asked to stop, and learn after
         which iteration they all stop.
 
-        Rank 0 chooses the iteration. When it has made update t, its forward passes up to t + R - 1
-        are made. So every rank that makes update t + R, or a later one, finds the choice announced.
-        The forward passes of such a rank are at most R - 1 ahead. So all ranks know in time of a
-        stop after iteration t + 2R - 1.
+        Rank 0 chooses the iteration. When it has made update t, it has begun no forward pass of an
+        update later than t + R - 1. Every rank needs such a pass for update t + R, so it finds the
+        choice announced when it makes that update. Its own forward passes are then at most R - 1
+        updates ahead. So all ranks learn in time of a stop after iteration t + 2R - 1.
         """
         world = self.world
         if self._stop_at is not None:
@@ -407,13 +407,14 @@ class Trainer:
         return end if self._stop_at is None else min(end, self._stop_at)
 
     def _report(self, pending: list[_TimedResult]) -> None:
-        """Let rank 0 write these iterations, up to the first one that is not finite.
+        """Let rank 0 record these iterations, up to the first one that is not finite.
 
         Raises:
             DivergedError: there is such an iteration.
         """
         steps, diverged = self._fetch(pending)
-        # With several devices, others may have found nothing wrong, and would not be asked now.
+        # With several devices, the other ranks may have found nothing wrong. They would not take
+        # part in the gathering.
         if steps and (diverged is None or self.world.num_ranks == 1):
             reports = self.world.gather((steps, peak_memory(self.device)))
             if self._recorder is not None:
@@ -495,8 +496,8 @@ class Trainer:
         self.training_seconds = manifest["training_seconds"]
 
     def _intact_checkpoint(self) -> Path | None:
-        """The checkpoint to continue from, whose stages every rank has found intact; None if there
-        is none at all.
+        """The newest checkpoint whose stages every rank has found intact; None if there is no
+        checkpoint at all.
 
         Raises:
             UserError: no checkpoint can be continued from.
@@ -528,8 +529,8 @@ class Trainer:
             checkpoint.check_stages(chosen, [stage.index for stage in self.assembly.stages])
         except DamagedError as damage:
             error = damage
-        errors = [found for found in self.world.gather(error) if found is not None]
-        return errors[0] if errors else None
+        damages = [damage for damage in self.world.gather(error) if damage is not None]
+        return damages[0] if damages else None
 
     def _say(self, note: str) -> None:
         if self.is_writer:
@@ -537,10 +538,11 @@ class Trainer:
 
     def _prepare_data(self, verify: bool, fingerprint: str | None) -> PreparedData:
         """Make or find the token files; UserError if they do not suffice for the run."""
-        # Rank 0 makes the token files. The others wait for it, and find them.
+        # Rank 0 makes the token files. The other ranks wait here until it has made them, and then
+        # find them.
         if not self.is_writer:
             self.world.barrier(patient=True)
-        # Once per machine: machines may have token files of their own.
+        # One rank of each machine hashes them, as every machine may have token files of its own.
         is_first_here = self.world.local_rank == 0
         data = prepare(
             self.config.data,
@@ -574,8 +576,8 @@ def check_enough_data(config: RunConfig, data: PreparedData) -> None:
 
 
 def check_budget(config: RunConfig, num_tokens: int) -> None:
-    """UserError if the run reads its `num_tokens` training tokens more often than it may
-    (`data.max_epochs`)."""
+    """UserError if the run reads its `num_tokens` training tokens more often than `data.max_epochs`
+    times."""
     needed = config.training.last_iteration * config.tokens_per_update
     epochs = needed / num_tokens
     if epochs > config.data.max_epochs:

@@ -21,11 +21,11 @@ def gradient_noise_scale(config: RunConfig, iterations: int) -> float:
     2.2). G is the true gradient, Sigma the covariance of the gradient of a single token.
 
     Args:
-        config: of the run. It is trained on the CPU, without delay.
-        iterations: after which to measure.
+        config: the run's configuration. It is trained on the CPU, without delay.
+        iterations: how many iterations to train before measuring.
 
     Raises:
-        UserError: there are not so many iterations, or the noise hides the gradient.
+        UserError: the run has fewer iterations, or the noise hides the gradient.
     """
     undelayed = config.pipeline.model_copy(
         update={"stages": 1, "delay": "pipeline", "forecast": None}
@@ -46,8 +46,8 @@ def _fresh_gradients(engine: Engine, iterations: int) -> Iterator[list[Tensor]]:
     """The gradients of the next `SAMPLES` updates, all at the newest weights, in float64."""
     for sample in range(1, SAMPLES + 1):
         gradient: list[Tensor] = []
-        for of_stage in engine.fresh_gradients(iterations + sample):
-            gradient += [part.double() for part in of_stage]
+        for stage_gradient in engine.fresh_gradients(iterations + sample):
+            gradient += [part.double() for part in stage_gradient]
         yield gradient
 
 
@@ -55,7 +55,8 @@ def noise_over_signal(gradients: Iterable[list[Tensor]]) -> float:
     """The estimate of (tr(Sigma) / B) / |G|^2.
 
     Args:
-        gradients: independent gradients of B tokens each; every one a list of tensors.
+        gradients: independent gradients of B tokens each. Each is a list of tensors, which counts
+            as one vector.
 
     Raises:
         UserError: the noise hides G.

@@ -73,8 +73,8 @@ class RunRecorder:
     Args:
         stack: closes the files and trackers that this opens.
         assembly: what this device trains with.
-        fingerprint: of the data.
-        start: the iteration, and the training seconds, before this session.
+        fingerprint: the fingerprint of the data.
+        start: the iteration and the training seconds at the beginning of this session.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class RunRecorder:
         self._utilization = Utilization(config, device)
         self._refresh_time = RefreshTime(config)
         self._started = time.monotonic()
-        # Iteration and training seconds: before this session, and at the last report.
+        # Iteration and training seconds: at the beginning of this session, and at the last report.
         self._first = self._reported = start
 
     def record(self, reports: list[tuple[list[StepNumbers], int]], seconds: list[float]) -> None:
@@ -306,7 +306,7 @@ class RefreshTime:
 
     @property
     def seconds(self) -> float | None:
-        """The difference; None while updates of one of the two kinds have not been seen."""
+        """The difference; None until updates of both kinds have been seen."""
         if not self._with_refresh or not self._without_refresh:
             return None
         return fmean(self._with_refresh) - fmean(self._without_refresh)
@@ -321,13 +321,13 @@ def write_summary(
     fingerprint: str,
     **measured: Any,
 ) -> None:
-    """Write summary.json from the metrics of a run and what was measured besides.
+    """Write summary.json from the metrics of a run and from further measurements.
 
     Args:
         status: `finished`, `interrupted`, `failed`, `diverged` or `unfinished`.
         error: why the run failed.
         iteration: the last one that was made.
-        fingerprint: of the data.
+        fingerprint: the fingerprint of the data.
         measured: further entries, by name.
     """
     train: list[float] = []
@@ -366,8 +366,8 @@ def write_summary(
 
 
 def peak_memory(device: torch.device) -> int:
-    """Largest memory in bytes that this process has held: on CUDA, of torch's allocator; else
-    resident memory."""
+    """The most memory that this process has held, in bytes: on CUDA, in torch's allocator;
+    elsewhere, resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit_bytes = 1 if platform.system() == "Darwin" else 1024

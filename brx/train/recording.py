@@ -1,5 +1,5 @@
-"""`record`: ordinary run folders from anybody's training loop, for `brx slowdown`, `plot`, `report`
-and `export`."""
+"""`record`: writes ordinary run folders from any training loop, for `brx slowdown`, `plot`,
+`report` and `export`."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Recording:
     summary.json. If a loss is not finite, the run has diverged: the block ends quietly.
 
     Args:
-        folder: of the run; made if it does not exist.
-        method: a name for figures and tables. Characters that are no letters or digits become
+        folder: the run's folder; made if it does not exist.
+        method: a name for figures and tables. Characters other than letters and digits become
             hyphens there.
         lr: the learning rate; of a schedule, its largest.
-        seed: of the run.
+        seed: the run's seed.
         stages: P of a plain pipeline; by default the number of stages of `pipeline`, or 1.
         pipeline: what `delayed` returned. It says stages, delays and stash mode.
         task: a name for model, data and tokens together. Runs of different tasks are never compared
@@ -85,8 +85,8 @@ class Recording:
         self._pipeline = pipeline
         self._resume = resume
         self._task = task or _task(pipeline)
-        # Whether T is the number of updates that are logged.
-        self._counts = iterations is None
+        # Whether T becomes the number of updates that are logged, because nobody has given it.
+        self._counts_updates = iterations is None
         self._stack = ExitStack()
         self._is_open = False
         self._has_ended = False
@@ -101,7 +101,7 @@ class Recording:
             old = load_config(self._folder.path)
             num_logged = self._folder.read_summary().get("iteration", 0)
             if old.training.iterations > max(1, num_logged):
-                self._counts = False  # somebody gave T: it is more than were logged
+                self._counts_updates = False  # somebody gave T: it is more than were logged
             if iterations is None:
                 iterations = old.training.iterations
             # The cut of this pipeline may not be known yet.
@@ -199,7 +199,7 @@ class Recording:
 
         Args:
             t: the update that was logged last.
-            loss: in nats.
+            loss: the loss, in nats.
 
         Raises:
             UserError: `t` is another update, or has a validation loss already.
@@ -228,7 +228,7 @@ class Recording:
         self._metrics = self._stack.enter_context(MetricsWriter(self._folder.metrics))
 
     def _find_place(self) -> None:
-        """The newest iteration in the metrics, and its seconds."""
+        """Take the newest iteration and its seconds from the metrics."""
         self._t = 0
         self._seconds = 0.0
         for entry in read_metrics(self._folder.metrics):
@@ -260,7 +260,7 @@ class Recording:
             self._write_summary(status, str(error) if error else None)
         if has_diverged:
             hint = ""
-            if self._counts:
+            if self._counts_updates:
                 hint = "; without iterations= no longer run is compared with it"
             print(f"brx: {self._folder.path}: diverged: {error}{hint}", file=sys.stderr)
         return has_diverged
@@ -274,10 +274,10 @@ class Recording:
         raise error
 
     def _complete_config(self) -> None:
-        """Write to config.yaml what only the updates have shown: their number, and the pipeline's
+        """Write to config.yaml what is known only after updates: their number, and the pipeline's
         settings."""
         content = self._config.model_dump(exclude_unset=True)
-        if self._counts and self._t:
+        if self._counts_updates and self._t:
             content["training"]["iterations"] = self._t
         if self._pipeline is not None and self._pipeline.updates:
             content["pipeline"] |= self._pipeline.settings()

@@ -1,5 +1,5 @@
-"""Checkpoints in the background: the iteration's state is copied to host memory, and a thread
-writes it.
+"""Writes checkpoints in the background: the state is copied to host memory, and a thread writes the
+copy while training goes on.
 
 Every rank writes its stages and announces that they are saved. Rank 0 puts the checkpoint in place
 when all ranks have finished. The next checkpoint waits until this one is complete. A rank waits as
@@ -25,9 +25,9 @@ from brx.runs import checkpoint
 from brx.train.build import Assembly
 
 POLL_S = 0.02
-TELL_EVERY_S = 1.0  # shortest time after which a rank tells again how much it has written
+TELL_EVERY_S = 1.0  # a rank announces how much it has written at most once in this time
 
-# Topics under which ranks announce; the first two are followed by the rank.
+# Topics under which ranks announce. The rank's number is appended to the first two.
 _PROGRESS = "bytes written by"
 _SAVED = "stages saved by"
 _COMPLETE = "complete checkpoint"
@@ -58,7 +58,7 @@ class CheckpointWriter:
         self._is_cut_off = False
         self._num_bytes = 0  # written by this rank, in all checkpoints
         self._num_steps = 0  # calls of `_count`
-        self._told_at = 0.0  # when it last told them
+        self._told_at = 0.0  # when this rank last announced these two numbers
 
     def save(self, iteration: int, assembly: Assembly, content: checkpoint.Content) -> None:
         """Begin to write this rank's stages as they are now. Waits for the checkpoint before.
@@ -66,15 +66,15 @@ class CheckpointWriter:
         Args:
             iteration: the last one that was made.
             assembly: what this rank trains with.
-            content: of the manifest, which rank 0 writes.
+            content: the content of the manifest, which rank 0 writes.
 
         Raises:
             RunError: a checkpoint could not be written.
         """
         self.settle()
         states = self._states(assembly)
-        is_aside = self._config.checkpoint.background
-        if is_aside:
+        in_background = self._config.checkpoint.background
+        if in_background:
             # The training goes on and changes the originals.
             states = [(stage, _copied(state)) for stage, state in states]
         self._iteration = iteration
@@ -83,14 +83,14 @@ class CheckpointWriter:
             target=self._write, args=(iteration, states, content), daemon=True
         )
         self._thread.start()
-        if not is_aside:
+        if not in_background:
             self.settle()
 
     def check(self) -> None:
-        """Between two iterations.
+        """Look for an error of the checkpoint under way, between two iterations.
 
         Raises:
-            RunError: the checkpoint under way has failed on this rank.
+            RunError: it has failed on this rank.
         """
         if self._error is not None:
             error = self._error
@@ -111,13 +111,13 @@ class CheckpointWriter:
         self.check()
 
     def give_up(self) -> None:
-        """After a failure of the run: let this rank finish its own files, and do not wait for a
-        rank that has not."""
+        """After a failure of the run: let this rank finish its own files, without waiting for the
+        other ranks'."""
         self._is_given_up = True
         self._join()
 
     def cut_off(self) -> None:
-        """End at once; the checkpoint under way will not be there."""
+        """Stop writing at once. The checkpoint under way will not be complete."""
         self._is_given_up = self._is_cut_off = True
         self._join()
 
@@ -201,15 +201,16 @@ class CheckpointWriter:
     def _saved_by(self, rank: int) -> dict[str, Any]:
         """What a rank has announced as saved: `iteration`, and `stages` with an entry per stage for
         the manifest. Empty before its first checkpoint."""
-        told = self._world.announced(f"{_SAVED} {rank}")
-        saved: dict[str, Any] = {} if told is None else json.loads(told)
+        announced = self._world.announced(f"{_SAVED} {rank}")
+        saved: dict[str, Any] = {} if announced is None else json.loads(announced)
         return saved
 
     def _has_saved(self, rank: int, iteration: int) -> bool:
         return bool(self._saved_by(rank).get("iteration") == iteration)
 
     def _count(self, num_bytes: int) -> None:
-        """Note that this many more bytes are on the disk, and tell the others at times."""
+        """Note that this many more bytes are on the disk, and from time to time tell the other
+        ranks."""
         if self._is_cut_off:
             raise RunError(f"checkpoint of iteration {self._iteration}: cut off")
         self._num_bytes += num_bytes
@@ -221,7 +222,11 @@ class CheckpointWriter:
             self._world.announce(f"{_PROGRESS} {self._world.rank}", progress)
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
-        """Until `is_over`, as long as any rank makes progress."""
+        """Wait until `is_over()` is true, for as long as any rank makes progress.
+
+        Raises:
+            NeighbourLostError: no rank has made progress for `pipeline.timeout_s`.
+        """
         timeout_s = self._config.pipeline.timeout_s
         seen = self._progress()
         changed_at = looked_at = time.monotonic()
@@ -230,9 +235,11 @@ class CheckpointWriter:
                 raise RunError(f"checkpoint of iteration {self._iteration}: given up")
             now = time.monotonic()
             if now - looked_at > self._tell_every_s:
-                looked_at, progress = now, self._progress()
+                looked_at = now
+                progress = self._progress()
                 if progress != seen:
-                    seen, changed_at = progress, now
+                    seen = progress
+                    changed_at = now
             if now - changed_at > timeout_s:
                 problem = f"wrote nothing of a checkpoint for {timeout_s:g} s"
                 raise NeighbourLostError(self._first_late(), problem)

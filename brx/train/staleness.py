@@ -1,4 +1,4 @@
-"""Measures while a run trains how far gradients, updates and bases change within the delay.
+"""Measures, while a run trains, how much gradients, updates and bases change within the delay.
 
 The paper argues that, in the rotated space, updates stay similar over tau iterations (its appendix
 on delayed updates). `logging.staleness_every: N` measures every N iterations whether they do.
@@ -17,23 +17,23 @@ from brx.optim.basis_rotation import BasisRotation
 from brx.pipeline.versions import StageVersions
 
 Measures = dict[str, list[float | None]]
-"""By name, a number per stage; None where a stage has none (yet)."""
+"""By name of the measure, a number per stage; None where a stage has none (yet)."""
 
 
 class StalenessProbe:
     """Measures at updates whose number is a multiple of N. All stages have to be on this device.
 
-    Each of them takes one more forward and backward pass of the update's micro-batches. The
+    Each measurement takes one more forward and backward pass of the update's micro-batches. The
     trajectory stays the same. The engine shows the probe its passes and updates (`Watcher`).
 
     Args:
         stages: all stages.
-        optimizers: all optimizers, of which some may have bases.
+        optimizers: all optimizers; some of them may have bases.
         every: N.
         fresh_gradients: the gradients of update t at the newest weights, by stage, in the order of
             `newest` (`Engine.fresh_gradients`).
 
-    `take(t)` gives, per stage:
+    `take(t)` returns, per stage:
 
     - `stage_gradient_cosine`: cosine of the gradient that is applied (as stash mode and gradient
       rule make it) and the fresh gradient, which is the mean over the same micro-batches at the
@@ -68,7 +68,7 @@ class StalenessProbe:
         # By stage and iteration, while needed: the update of each weight.
         self._updates: list[dict[int, list[Tensor]]] = [{} for _ in stages]
         self._measures: dict[int, Measures] = {}
-        # By micro-batch of the update so far, and by stage.
+        # The distances of the current update so far: by micro-batch, and by stage.
         self._distances: list[list[float]] = []
         self._bases: list[list[dict[str, Tensor]]] = []  # before the update, by stage and weight
 
@@ -116,6 +116,8 @@ class StalenessProbe:
                     del updates[past]
 
     def _measures_of_update(self, t: int) -> Measures:
+        """The measures that compare update t with earlier updates and bases."""
+
         def as_it_is(weight: Tensor, update: Tensor) -> Tensor:
             return update
 
@@ -250,8 +252,8 @@ def _norm(tensors: Sequence[Tensor]) -> float:
 
 
 def _cosine(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> float | None:
-    """The cosine of two lists of tensors, each as one vector; None if one of them is zero or not
-    finite. A pair of which one is None does not count."""
+    """The cosine of two lists of tensors, each taken as one vector; None if one of them is zero or
+    not finite. A pair with a None is left out."""
     products: list[float] = []
     first_counted: list[Tensor] = []
     second_counted: list[Tensor] = []

@@ -30,7 +30,7 @@ def tensorboard(run: Path, first_iteration: int) -> Tracker:
 
     Args:
         run: the run's folder.
-        first_iteration: of this session.
+        first_iteration: the first iteration of this session.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -53,7 +53,7 @@ def board(module: str, project: str, run: Path, config: RunConfig) -> Tracker:
         module: `wandb` or `trackio`.
         project: on the board.
         run: the run's folder.
-        config: of the run.
+        config: the run's configuration.
     """
     # A name that is unique on the board, kept for when this run resumes.
     id_file = run / "run_id.txt"
@@ -86,7 +86,7 @@ def board(module: str, project: str, run: Path, config: RunConfig) -> Tracker:
 
 
 def check_trackers(config: RunConfig) -> None:
-    """Look for the configured trackers, before there is a run folder.
+    """Check that the configured trackers can be used, before there is a run folder.
 
     Raises:
         UserError: one is not installed or has no key.
@@ -115,9 +115,9 @@ def open_trackers(config: RunConfig, run: Path, first_iteration: int) -> list[Tr
     """The configured trackers.
 
     Args:
-        config: of the run.
-        run: its folder.
-        first_iteration: of this session.
+        config: the run's configuration.
+        run: the run's folder.
+        first_iteration: the first iteration of this session.
     """
     trackers = []
     if config.logging.tensorboard:

@@ -1,4 +1,5 @@
-"""The study's arms and delays: their names, and the settings by which runs are recognized."""
+"""The study's arms and delays: their names, and the settings that tell to which of them a run
+belongs."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ DELAYED = (ONE_UPDATE, EIGHT, DEEPEST)
 
 THETAS = (0.0, 0.1, 0.3, 1.0, "random")  # angles by which the bases are turned, in radians
 MOMENTA = (0.9, 0.95, 0.99)
-# For each method the setting that is its momentum, and the value that other panels compare.
+# For each method: the key of its momentum, and the momentum of its arm in all other comparisons.
 MOMENTUM_KEYS = {
     "pipedream": ("optimizer.beta1", 0.9),
     "basis-rotation": ("optimizer.beta1", 0.9),
@@ -48,18 +49,18 @@ ACCUMULATED = "AdamW, accumulated"
 ADAMW_FEEDBACK = "AdamW, error feedback"
 MUON_FEEDBACK = "Muon, error feedback"
 WITH_FEEDBACK = {ADAMW_FEEDBACK: ADAMW, MUON_FEEDBACK: MUON}
-"""Each arm with error feedback, and the same arm without it. Where there is no delay they are the
-same, since there is nothing to correct."""
-# The names of some arms on an axis.
+"""Each arm with error feedback, and the same arm without it. Their runs without delay are the same,
+since there is nothing to correct."""
+# Shorter names of some arms, for axes and statements.
 LABELS = {ADAMW: "AdamW", EIGENBASIS: "Basis rotation", MUON: "Muon", SCION: "Scion"}
 BASES = tuple(turned(theta) for theta in THETAS)
 SAME = (EIGENBASIS, with_momentum("basis-rotation", MOMENTUM_KEYS["basis-rotation"][1]))
-"""Two arms with the same numbers, bit for bit: bases that are turned by 0 are basis rotation's.
-Runs of either serve for both."""
+"""Two arms whose runs are equal, bit for bit: bases turned by an angle of 0 are basis rotation's
+own. Runs of either arm serve for both."""
 
 
 def _arms() -> dict[str, Settings]:
-    """The settings by which the runs of each arm are recognized."""
+    """For each arm, the settings by which `arm_of` recognizes its runs."""
     study = "brx.methods.causes:"
     usual: Settings = {
         "pipeline.accumulation": 1,
@@ -96,7 +97,7 @@ def arm_of(config: RunConfig) -> str | None:
 
 
 def delay_of(pipeline: PipelineConfig) -> str | None:
-    """The study's name of a run's delay; None for a delay that the study does not have."""
+    """The study's name for a run's delay; None for a delay that is not in the study."""
     if pipeline.stages == 1:
         return NONE
     if pipeline.delay == "2bw":

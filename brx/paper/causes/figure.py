@@ -76,10 +76,10 @@ class Panel:
 
 
 def draw_causes(folder: Path, path: Path) -> list[Path]:
-    """Draw the panels that have runs; the caption names the others. Gives the files written.
+    """Draw the panels that have runs; the caption names the others. Returns the files written.
 
     Args:
-        folder: of the study's runs.
+        folder: the folder of the study's runs.
         path: the figure's path without suffix.
 
     Raises:
@@ -109,7 +109,8 @@ def draw_causes(folder: Path, path: Path) -> list[Path]:
 
 
 def cost_records(study: Study) -> list[dict[str, Any]]:
-    """The known costs of each delay for each arm, by seed."""
+    """A record per arm and delay whose cost is known: its `arm`, its `delay`, and its `cost by
+    seed` in nats."""
     records = []
     for arm, delay in product((*ARMS, SCION), DELAYED):
         if study.has(arm, delay):
@@ -121,9 +122,10 @@ def cost_records(study: Study) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Point:
-    """An arm's mean cost over seeds, and the ends of its interval.
+    """An arm's mean cost over seeds in nats, and the ends of its 95 % interval.
 
-    With fewer than three seeds both ends are the mean. The mean is infinite if a seed diverged."""
+    With fewer than three seeds, or if a seed diverged, both ends are the mean. The mean is infinite
+    if a seed diverged."""
 
     mean: float
     low: float
@@ -148,12 +150,14 @@ def _draw_costs(
     look: Look,
     **style: Any,
 ) -> list[float]:
-    """Draw the known costs of some arms; gives their means. Arms that diverged are crosses at the
-    top."""
+    """Draw the known costs of a delay for some arms, and return their means. An arm that diverged
+    is a cross at the top of the panel."""
     points = {arm: Point.of(study, arm, delay) for arm in places if study.has(arm, delay)}
     finite = {arm: point for arm, point in points.items() if math.isfinite(point.mean)}
-    lost = [places[arm] for arm in points if arm not in finite]
-    axes.plot(lost, [0.97] * len(lost), "x", color=look.color, transform=axes.get_xaxis_transform())
+    diverged = [places[arm] for arm in points if arm not in finite]
+    # x in data, y as a share of the panel's height.
+    top = axes.get_xaxis_transform()
+    axes.plot(diverged, [0.97] * len(diverged), "x", color=look.color, transform=top)
     if finite:
         x = np.array([places[arm] for arm in finite])
         y = np.array([point.mean for point in finite.values()])
@@ -164,13 +168,13 @@ def _draw_costs(
 
 
 def _draw_bases(study: Study, axes: Axes) -> None:
-    """The cost against the angle of the bases, and AdamW at the right end."""
+    """Draw the cost of each delay against the angle of the bases, with AdamW at the right end."""
     places = {arm: float(place) for place, arm in enumerate(BASES)}
-    places[ADAMW] = len(BASES) + 0.2  # apart: it has no basis
+    places[ADAMW] = len(BASES) + 0.2  # set apart: it has no basis
     for index, delay in enumerate(DELAYED):
         look = Look(f"delay: {delay}", to_hex(sequence_color(index, len(DELAYED))), "o")
-        of_bases = {arm: places[arm] for arm in BASES}
-        _draw_costs(axes, study, of_bases, delay, look, linestyle="-", label=look.label)
+        base_places = {arm: places[arm] for arm in BASES}
+        _draw_costs(axes, study, base_places, delay, look, linestyle="-", label=look.label)
         _draw_costs(axes, study, {ADAMW: places[ADAMW]}, delay, look, fillstyle="none")
     labels = [f"{theta:g}" if isinstance(theta, float) else theta for theta in THETAS]
     axes.set_xticks(list(places.values()), [*labels, "AdamW"], fontsize=7)
@@ -183,7 +187,8 @@ def _draw_bases(study: Study, axes: Axes) -> None:
 
 
 def _draw_momenta(study: Study, axes: Axes) -> None:
-    """A line per method and delay: solid at one update, dashed under 32 stages."""
+    """Draw the cost against the momentum, a line per method and delay: solid for a delay of one
+    update, dashed for the delays of 32 stages."""
     styles = {ONE_UPDATE: "-", DEEPEST: "--"}
     changes = []
     for method in MOMENTUM_KEYS:
@@ -204,9 +209,9 @@ def _draw_momenta(study: Study, axes: Axes) -> None:
 def _draw_rows(
     arms: Sequence[str], question: str, delay: str = DEEPEST
 ) -> Callable[[Study, Axes], None]:
-    """A panel with a row per arm for which the cost of the delay is known.
+    """Make a function that draws a row per arm for which the cost of the delay is known.
 
-    The arm that loses least is at the top."""
+    The arm to which the delay costs least is at the top."""
 
     def draw(study: Study, axes: Axes) -> None:
         points = {arm: Point.of(study, arm, delay) for arm in arms if study.has(arm, delay)}

@@ -52,16 +52,16 @@ class Prediction:
 
 
 def cost_rises_with_the_angle(study: Study) -> Finding:
-    """Whether costs and slowdowns rise along the angles: the rank test, and the ends."""
+    """Whether both costs and slowdowns rise with the angle of the bases (`strict.trend`)."""
     costs = study.costs(BASES, DEEPEST)
-    of_costs = strict.trend(costs)
-    of_slowdowns = strict.trend(study.log_slowdowns(BASES, DEEPEST))
+    cost_trend = strict.trend(costs)
+    slowdown_trend = strict.trend(study.log_slowdowns(BASES, DEEPEST))
     ends = costs[RANDOM] - costs[EIGENBASIS]
     text = (
-        f"cost {_by_arm(costs)}; rank test: chance {of_costs.chance:.2g} (costs), "
-        f"{of_slowdowns.chance:.2g} (slowdowns); random minus eigenbasis {_text(ends)}"
+        f"cost {_by_arm(costs)}; rank test: chance {cost_trend.chance:.2g} (costs), "
+        f"{slowdown_trend.chance:.2g} (slowdowns); random minus eigenbasis {_text(ends)}"
     )
-    holds = strict.all_of([of_costs.verdict, of_slowdowns.verdict]) == "yes"
+    holds = strict.all_of([cost_trend.verdict, slowdown_trend.verdict]) == "yes"
     return Finding(_outcome(holds, len(costs)), text)
 
 
@@ -84,7 +84,7 @@ def norm_orders_the_costs(study: Study) -> Finding:
     seeds = norms.index.intersection(costs.index)
     total = 0
     for seed in seeds:
-        by_norm = norms.loc[seed].sort_values().index
+        by_norm = norms.loc[seed].sort_values().index  # the arms, smallest norm first
         total += strict.kendall_s(costs.loc[seed, by_norm].tolist())
     chance = strict.chance_of_s(len(arms), len(seeds), total) if len(seeds) else math.nan
     text = f"norm {_by_arm(norms.loc[seeds])}; rank test: chance {chance:.2g}"
@@ -101,18 +101,19 @@ def momentum_lowers_the_cost(study: Study, method: str) -> Finding:
 
 
 def geometry_is_enough(study: Study) -> Finding:
-    """Whether Lion outside the eigenbasis costs no more than basis rotation, and Muon as much."""
+    """Whether delay costs Lion outside the eigenbasis no more than basis rotation, and Muon as much
+    as basis rotation: not more by more than chance, and within chance."""
     costs = study.costs([EIGENBASIS, LION, MUON], DEEPEST)
-    of_lion = costs[LION] - costs[EIGENBASIS]
-    of_muon = costs[MUON] - costs[EIGENBASIS]
-    lion_costs_more = strict.direction(of_lion.tolist()) == "yes"
-    muon_is_within_chance = strict.direction(of_muon.tolist()) == "open"
-    text = f"cost above basis rotation's: Lion {_text(of_lion)}, Muon {_text(of_muon)} nats"
+    lion_above = costs[LION] - costs[EIGENBASIS]
+    muon_above = costs[MUON] - costs[EIGENBASIS]
+    lion_costs_more = strict.direction(lion_above.tolist()) == "yes"
+    muon_is_within_chance = strict.direction(muon_above.tolist()) == "open"
+    text = f"cost above basis rotation's: Lion {_text(lion_above)}, Muon {_text(muon_above)} nats"
     return Finding(_outcome(muon_is_within_chance and not lion_costs_more, len(costs)), text)
 
 
 def eigenbasis_helps_lion(study: Study) -> Finding:
-    """Whether Lion costs less inside the eigenbasis than outside."""
+    """Whether delay costs Lion less inside the eigenbasis than outside."""
     return _costs_less(study, ROTATED_LION, LION, DEEPEST)
 
 
@@ -122,6 +123,7 @@ def muon_costs_less_than_adamw(study: Study) -> Finding:
 
 
 def _costs_less(study: Study, better: str, worse: str, delay: str) -> Finding:
+    """Whether a delay costs the arm `better` less than the arm `worse`, by more than chance."""
     costs = study.costs([better, worse], delay)
     difference = costs[worse] - costs[better]
     holds = strict.direction(difference.tolist()) == "yes"
@@ -130,14 +132,14 @@ def _costs_less(study: Study, better: str, worse: str, delay: str) -> Finding:
 
 
 def _outcome(holds: bool, num_seeds: int) -> Outcome:
-    """With too few seeds nothing is decided."""
+    """*Open* with fewer than three seeds; else *holds* or *refuted*."""
     if num_seeds < strict.FEWEST_SEEDS:
         return "open"
     return "holds" if holds else "refuted"
 
 
 def _by_arm(table: pd.DataFrame) -> str:
-    """The mean of each column."""
+    """The mean of each column as a text; a row is a seed, a column an arm."""
     return ", ".join(f"{mean:.3f} ({arm})" for arm, mean in table.mean().items())
 
 
@@ -145,7 +147,7 @@ def _text(by_seed: pd.Series) -> str:
     return strict.mean_text(by_seed.tolist(), sign="+")
 
 
-def _of_momentum(method: str) -> Prediction:
+def _momentum_prediction(method: str) -> Prediction:
     return Prediction(
         f"4, {NAMES[method]}",
         f"with more momentum a delay of one update costs {NAMES[method]} less",
@@ -153,12 +155,12 @@ def _of_momentum(method: str) -> Prediction:
     )
 
 
-def _of_error_feedback(arm: str, other: str) -> Prediction:
-    name = LABELS[other]
+def _feedback_prediction(arm: str, without: str) -> Prediction:
+    name = LABELS[without]
     return Prediction(
         f"7, {name}",
         f"with error feedback a delay of one update costs {name} less",
-        lambda study: _costs_less(study, arm, other, ONE_UPDATE),
+        lambda study: _costs_less(study, arm, without, ONE_UPDATE),
     )
 
 
@@ -179,7 +181,7 @@ PREDICTIONS = (
         "the larger the Hessian's (1,1)-norm in the coordinates, the more delay costs",
         norm_orders_the_costs,
     ),
-    *map(_of_momentum, MOMENTUM_KEYS),
+    *map(_momentum_prediction, MOMENTUM_KEYS),
     Prediction(
         "5, geometry",
         "Lion costs no more than basis rotation, and Muon as much as basis rotation",
@@ -195,13 +197,19 @@ PREDICTIONS = (
         "a delay of one update costs AdamW more than Muon",
         muon_costs_less_than_adamw,
     ),
-    *(_of_error_feedback(arm, other) for arm, other in WITH_FEEDBACK.items()),
+    *(_feedback_prediction(arm, without) for arm, without in WITH_FEEDBACK.items()),
 )
 
 
 def prediction_table(folder: Path) -> pd.DataFrame:
-    """A row per prediction; all cells are texts. UserError if the folder has no runs of the
-    study."""
+    """A row per prediction: its statement, the verdict, and our numbers. All cells are texts.
+
+    Args:
+        folder: the folder of the study's runs.
+
+    Raises:
+        UserError: the folder has no runs of the study.
+    """
     study = Study.load(folder)
     rows = []
     for prediction in PREDICTIONS:

@@ -33,37 +33,43 @@ SWEEPS = "configs/sweeps/causes/*.yaml"
 
 
 class Study:
-    """The runs of the study, by arm and delay."""
+    """The runs of the study.
+
+    Args:
+        runs_by_place: for each pair of arm and delay, its rows of `at_best_rates`, including those
+            of diverged runs.
+    """
 
     def __init__(self, runs_by_place: Mapping[tuple[str, str], pd.DataFrame]) -> None:
-        self.runs_by_place = dict(runs_by_place)  # rows of `at_best_rates`, diverged ones, too
+        self.runs_by_place = dict(runs_by_place)
 
     @classmethod
     def load(cls, folder: Path) -> Study:
-        """Read the runs in a folder, and Scion's from the scale `tuned`, where its settings were
-        searched.
+        """Read the runs in a folder, and Scion's runs from the scale `tuned`, where its settings
+        were searched.
 
         UserError if the folder has no run of the study, or two experiments of one arm and
         delay."""
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; make the runs with brx sweep {SWEEPS}")
-        found: dict[tuple[str, str], pd.DataFrame] = {}
+        by_place: dict[tuple[str, str], pd.DataFrame] = {}
         for seeds in by_experiment(at_best_rates(load([folder]), with_diverged=True)):
             config = read_run(Path(str(seeds.index[0]))).config
             arm = arm_of(config)
             delay = delay_of(config.pipeline)
             if arm is None or delay is None:
                 continue
-            if (arm, delay) in found:
+            if (arm, delay) in by_place:
+                first_run = by_place[arm, delay].index[0]
                 raise UserError(
-                    f"{seeds.index[0]}: of another experiment than {found[arm, delay].index[0]}, "
+                    f"{seeds.index[0]}: of another experiment than {first_run}, "
                     f"but of the same arm ({arm}, delay: {delay}); move one of them away"
                 )
-            found[arm, delay] = _with_lost(seeds)
-        if not found:
+            by_place[arm, delay] = _with_diverged_runs(seeds)
+        if not by_place:
             raise UserError(f"{folder}: no runs of the study; make them with brx sweep {SWEEPS}")
-        _share_equal_arms(found)
-        return cls({**found, **_scion()})
+        _share_equal_arms(by_place)
+        return cls({**by_place, **_scion()})
 
     def has(self, arm: str, delay: str) -> bool:
         """Whether the cost of a delay is known."""
@@ -72,25 +78,26 @@ class Study:
     def pair(self, arm: str, delay: str) -> list[pd.DataFrame]:
         """The runs without delay and with it, on the seeds that both have; UserError if either is
         missing."""
-        for place in ((arm, NONE), (arm, delay)):
-            if place not in self.runs_by_place:
-                raise UserError(f"no runs of {place[0]} yet (delay: {place[1]})")
+        for each in (NONE, delay):
+            if (arm, each) not in self.runs_by_place:
+                raise UserError(f"no runs of {arm} yet (delay: {each})")
         return shared_seeds(self.runs_by_place[arm, NONE], self.runs_by_place[arm, delay])
 
     def cost(self, arm: str, delay: str) -> pd.Series:
         """The cost of a delay for an arm, in nats, by seed; infinite if the run diverged with the
-        delay."""
+        delay, NaN if it also diverged without. UserError if runs are missing."""
         without, delayed = (runs.set_index(SEED)["val_loss"] for runs in self.pair(arm, delay))
         with np.errstate(invalid="ignore"):  # infinity minus infinity: both diverged
             return delayed - without
 
     def costs(self, arms: Sequence[str], delay: str) -> pd.DataFrame:
-        """A row per seed that all arms have, a column per arm."""
+        """The costs of a delay in nats: a row per seed that all arms have, a column per arm."""
         return pd.DataFrame({arm: self.cost(arm, delay) for arm in arms}).dropna()
 
     def log_slowdowns(self, arms: Sequence[str], delay: str) -> pd.DataFrame:
-        """Logarithms of the slowdowns to one target, the lowest loss that all of these arms reach:
-        a row per seed, a column per arm. Infinite if a run never reaches the target."""
+        """Logarithms of the slowdowns to one target, the lowest training loss that all of these
+        arms reach: a row per seed, a column per arm. A logarithm is infinite if the run with the
+        delay never reaches the target."""
         pairs = {arm: self.pair(arm, delay) for arm in arms}
         target = common_target(pd.concat(list(chain.from_iterable(pairs.values()))))
         logs = {}
@@ -105,9 +112,9 @@ class Study:
         return pd.DataFrame(logs).dropna()
 
     def norms(self, arms: Sequence[str], delay: str) -> pd.DataFrame:
-        """The Hessian's (1,1)-norm per parameter at half of the training, in each arm's
-        coordinates: a row per seed, a column per arm. AdamW's coordinates are the original
-        ones."""
+        """The Hessian's (1,1)-norm per parameter halfway through the training, in each arm's
+        coordinates: a row per seed that all arms have, a column per arm. It is measured on the run
+        with the delay. AdamW's coordinates are the original ones."""
         norms: dict[str, dict[int, float]] = {}
         for arm in arms:
             space = SPACES[0] if arm == ADAMW else SPACES[1]
@@ -121,20 +128,20 @@ class Study:
         return pd.DataFrame(norms).reindex(columns=list(arms)).dropna()
 
 
-def _share_equal_arms(found: dict[tuple[str, str], pd.DataFrame]) -> None:
-    """Give each arm of `SAME` the runs of the other, where it has none of its own, and those of
-    `WITH_FEEDBACK` the others' runs without delay."""
+def _share_equal_arms(by_place: dict[tuple[str, str], pd.DataFrame]) -> None:
+    """Give each arm of `SAME` the other arm's runs where it has none of its own, and each arm with
+    error feedback the runs without delay of the arm without it."""
     for arm, other in (SAME, SAME[::-1]):
         for delay in (NONE, *DELAYED):
-            if (other, delay) in found:
-                found.setdefault((arm, delay), found[other, delay])
+            if (other, delay) in by_place:
+                by_place.setdefault((arm, delay), by_place[other, delay])
     for arm, other in WITH_FEEDBACK.items():
-        if (other, NONE) in found:
-            found[arm, NONE] = found[other, NONE]
+        if (other, NONE) in by_place:
+            by_place[arm, NONE] = by_place[other, NONE]
 
 
-def _with_lost(seeds: pd.DataFrame) -> pd.DataFrame:
-    """The runs of an experiment, including diverged ones with an infinite loss."""
+def _with_diverged_runs(seeds: pd.DataFrame) -> pd.DataFrame:
+    """The runs of an experiment, including diverged ones, whose losses are infinite."""
     if (seeds["status"] == "finished").any():
         return with_diverged(seeds)
     return seeds.assign(train_loss=math.inf, val_loss=math.inf)
@@ -149,9 +156,9 @@ def _scion() -> dict[tuple[str, str], pd.DataFrame]:
     if not scale.runs.is_dir():
         return {}
     experiments = Experiments.load(scale)
-    found = {}
+    by_place = {}
     for delay, num_stages in ((NONE, 1), (DEEPEST, 32)):
         seeds = experiments.find(SCION, num_stages)
         if seeds is not None:
-            found[SCION, delay] = with_diverged(seeds)
-    return found
+            by_place[SCION, delay] = with_diverged(seeds)
+    return by_place
