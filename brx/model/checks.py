@@ -84,8 +84,8 @@ class _Homes:
         for stage, blocks in enumerate(parts):
             for index in blocks:
                 self._stage_of_part[f"blocks.{index}"] = stage
-        self._name_of: dict[nn.Parameter, str] = {}
-        self._stage_of: dict[nn.Parameter, int] = {}
+        self._name_of: dict[Tensor, str] = {}
+        self._stage_of: dict[Tensor, int] = {}
         for stage, blocks in enumerate(parts):
             for name, weight in _weights_of(model, blocks):
                 self._name_of[weight] = name
@@ -97,7 +97,7 @@ class _Homes:
         for leaf in _leaves(outputs):
             if leaf is given:
                 continue
-            stage = self._stage_of.get(leaf)  # type: ignore[arg-type]
+            stage = self._stage_of.get(leaf)
             if stage is None:
                 raise UserError(
                     f"{where} trains a tensor of shape {tuple(leaf.shape)} that is none of its"
@@ -106,7 +106,7 @@ class _Homes:
                 )
             if stage != here:
                 raise UserError(
-                    f"{where} is in stage {here} and uses {self._name_of[leaf]}, a weight of stage"  # type: ignore[index]
+                    f"{where} is in stage {here} and uses {self._name_of[leaf]}, a weight of stage"
                     f" {stage}: a weight belongs to one stage (with pipeline.stages=1 to the only"
                     " one)"
                 )

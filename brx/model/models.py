@@ -290,9 +290,9 @@ def _check_memory(model: nn.Module, where: str) -> None:
     for name, weight in model.named_parameters():
         if weight.numel() == 0:
             continue
-        first = weight.storage_offset()
+        first = int(weight.storage_offset())
         steps = zip(weight.shape, weight.stride(), strict=True)
-        last = first + sum((size - 1) * stride for size, stride in steps)
+        last = first + sum(int((size - 1) * stride) for size, stride in steps)
         spans.append((weight.untyped_storage()._cdata, first, last, name))
     for before, after in pairwise(sorted(spans)):
         if before[0] == after[0] and after[1] <= before[2]:

@@ -142,7 +142,8 @@ def early_gradient_bytes(model: ModelSection, vocabulary_size: int, batch_size: 
     is_chunked = batch_size * model.sequence_length * vocabulary_size > CHUNK_LOGITS
     if not is_chunked or not has_own_loss(parts.head):
         return 0
-    return FP32 * sum(weight.numel() for weight in parts.head.linear.parameters())
+    num_weights = sum(weight.numel() for weight in parts.head.linear.parameters())
+    return int(FP32 * num_weights)
 
 
 def stage_forward_flops(
