@@ -10,8 +10,8 @@ from tests.report.helpers import EVIL_NAME, write_run
 
 @pytest.fixture(scope="package")
 def runs(tmp_path_factory):
-    """Two methods at P = 1 and 32, a run at a learning rate that is not chosen, one that diverged, and
-    one with an evil name."""
+    """Two methods at P = 1 and 32, a run at a learning rate that is not chosen, one that diverged,
+    and one with an evil name."""
     folder = tmp_path_factory.mktemp("results")
     for method, delayed in (("pipedream", 2.8), ("basis-rotation", 2.1)):
         for stages, final_loss in ((1, 2.0), (32, delayed)):
