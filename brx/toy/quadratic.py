@@ -239,7 +239,7 @@ def _draw_paths(axes: Axes, result: QuadraticResult, aligned: bool) -> None:
         delay = f"delay {case.delay}" if case.delay else "no delay"
         label = f"{case.optimizer}, {delay}: {_count(run)}"
         axes.plot(*run.path.T, **_style(case), linewidth=1.0, marker="o", markersize=2, label=label)
-    axes.plot(*run.path[0], marker="s", color="black", markersize=4)
+    axes.plot(*run.path[0], marker="s", color="black", markersize=4)  # the start of all runs
     axes.set(xlabel="$w_1$", ylabel="$w_2$" if aligned else None)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, fontsize=6)
 
