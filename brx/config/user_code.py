@@ -37,7 +37,7 @@ RUN_CODE = "--run-code"
 """The option of `brx` that lets a command which reads runs execute their code."""
 
 
-_PACKAGE = "brx_user_code"  # of the modules that files become
+_PACKAGE = "brx_user_code"  # how the packages of modules begin that files become
 
 
 class _Permission(Enum):
@@ -260,7 +260,7 @@ def _advice_on_import(error: BaseException) -> str:
     """What would help where a file imports something that is not there."""
     if not isinstance(error, ModuleNotFoundError):
         return ""
-    if error.name == _PACKAGE:
+    if (error.name or "").startswith(_PACKAGE):
         return " (the file is imported alone; for relative imports, name package.module:NAME)"
     return " (install it, or put its folder on PYTHONPATH)"
 
@@ -280,8 +280,10 @@ def _tell(module_name: str, where: str) -> None:
 @cache
 def _import_file(path: Path, sha256: str | None) -> ModuleType:
     """Execute a file. It is executed again only if its content has changed."""
-    # A name of its own, because the file's plain name may be an installed module's.
-    spec = importlib.util.spec_from_file_location(f"{_PACKAGE}.{path.stem}", path)
+    # A name of its own, because the file's plain name may be an installed module's, and another
+    # folder may have a file of the same name.
+    folder = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(f"{_PACKAGE}_{folder}.{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -71,7 +71,7 @@ MISTAKES = [
         "RUN: only curves, staleness, profiles take runs as arguments; for main, name",
     ),
     ("plot curves runs/a --out runs/a/config.yaml/figure", "config.yaml"),
-    ("plot curves runs/a --out ''", "is a folder; name the figure, without suffix"),
+    ("plot curves runs/a --out ''", "--out got an empty text"),
     ("plot curves runs/a --out ..", "is a folder; name the figure, without suffix"),
     ("plot curves runs/a --out x.jpg", "--out x.jpg: a figure is written as .png, .pdf, .svg"),
     # Runs.

@@ -507,6 +507,16 @@ def test_class_that_cannot_be_had_is_one_line(text, message, tmp_path):
         check_model(own(f"{tmp_path / 'mine.py'}:Mine"), 11, [range(4)])
 
 
+def test_file_does_not_see_another_folders_file(tmp_path):
+    for folder, text in (("first", "class Mine: pass"), ("second", "from .other import Mine")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / ("other.py" if folder == "first" else "mine.py")).write_text(text)
+    with pytest.raises(UserError, match="Mine is no torch.nn.Module"):
+        check_model(own(f"{tmp_path / 'first' / 'other.py'}:Mine"), 11, [range(4)])
+    with pytest.raises(UserError, match="for relative imports, name package.module:NAME"):
+        check_model(own(f"{tmp_path / 'second' / 'mine.py'}:Mine"), 11, [range(4)])
+
+
 def test_edited_file_is_another_model(tmp_path):
     config = own(written(tmp_path))
     written(tmp_path, forward="x - self.linear(x)")
