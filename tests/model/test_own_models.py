@@ -511,9 +511,9 @@ def test_file_does_not_see_another_folders_file(tmp_path):
     for folder, text in (("first", "class Mine: pass"), ("second", "from .other import Mine")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / ("other.py" if folder == "first" else "mine.py")).write_text(text)
-    with pytest.raises(UserError, match="Mine is no torch.nn.Module"):
+    with pytest.raises(UserError, match="Mine is no torch"):
         check_model(own(f"{tmp_path / 'first' / 'other.py'}:Mine"), 11, [range(4)])
-    with pytest.raises(UserError, match="for relative imports, name package.module:NAME"):
+    with pytest.raises(UserError, match="for relative imports, name package"):
         check_model(own(f"{tmp_path / 'second' / 'mine.py'}:Mine"), 11, [range(4)])
 
 
