@@ -115,6 +115,14 @@ PAIRS = (
 )
 
 
+CUT_OFF = 124
+"""The exit code of a process for which no time was left, as that of `timeout`."""
+NOT_RUN = "not run: no time was left"
+STOPPED = "stopped: the time was up"
+NUM_NAMED = 10
+"""How many failed tests a finding names. The log has all of them."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """A row of the report."""
@@ -122,7 +130,7 @@ class Finding:
     check: str
     expected: str
     found: str
-    holds: bool | None  # None: nothing was expected
+    holds: bool | None  # None: nothing was expected, or the time was up
 
 
 def main() -> None:
@@ -192,7 +200,10 @@ class Work:
             "--tb=short",
         ]
         code, output = self.run([*command, path])
-        return Finding(f"tests: {path}", "all pass", last_line(output), code == 0)
+        lines = output.splitlines()
+        failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+        found = "; ".join([last_line(output), *failed[:NUM_NAMED]])
+        return Finding(f"tests: {path}", "all pass", found, None if code == CUT_OFF else code == 0)
 
     def run(self, command: list[str]) -> tuple[int, str]:
         """Run a command; returns its exit code and output, which also goes into the log."""
@@ -204,7 +215,7 @@ class Work:
         }
         left = self.deadline - time.monotonic()
         if left < 10:
-            return 124, "not run: no time was left"
+            return CUT_OFF, NOT_RUN
         try:
             process = subprocess.run(
                 command,
@@ -219,7 +230,7 @@ class Work:
             code, output = process.returncode, process.stdout
         except subprocess.TimeoutExpired as error:
             partial = error.output or b""
-            code, output = 124, f"{partial.decode(errors='replace')}\nstopped: the time was up"
+            code, output = CUT_OFF, f"{partial.decode(errors='replace')}\n{STOPPED}"
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"$ {' '.join(command)}\n{output}\nexit code {code}\n\n")
         return code, output
@@ -277,7 +288,8 @@ def compare(pair: Pair, folder: Path, problems: dict[str, str | None]) -> Findin
     for name in (pair.first, pair.second):
         problem = problems[name]
         if problem is not None:
-            return Finding(check, expected, f"{name}: {problem}", False)
+            is_cut_off = problem in (NOT_RUN, STOPPED)
+            return Finding(check, expected, f"{name}: {problem}", None if is_cut_off else False)
     first, second = (metrics(folder / name) for name in (pair.first, pair.second))
     if pair.bound == 0:
         differing = [a["iteration"] for a, b in zip(first, second, strict=True) if a != b]

@@ -78,7 +78,12 @@ def run_part(name: str, arguments: list[str], seconds: float) -> None:
         code = process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.send_signal(2)  # SIGINT
-        code = process.wait(timeout=60)
+        try:
+            code = process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            # The parts after this one still get their time.
+            process.kill()
+            code = process.wait()
     print(f"{name}: exit code {code}", flush=True)
 
 

@@ -1,7 +1,7 @@
 """Basis rotation's leads in the main comparison, each split into the lead without delay and the
 part that delay adds (docs/protocol.md, section 10)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,8 +19,6 @@ from brx.runs.comparison import BASELINES, best_by_seed, saved_ratio, shared_see
 OURS = MAIN[-1]
 BEST_BASELINE = "best baseline"
 RIVALS = (BEST_BASELINE, *BASELINES, *PRECONDITIONED)
-
-Find = Callable[[str, int], pd.DataFrame]  # the runs of a method at P stages
 
 
 class Saved(NamedTuple):

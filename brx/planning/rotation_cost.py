@@ -30,11 +30,11 @@ class StepRates:
     passes: float
     rotations: float
     covariances: float
-    """The rate of refreshes, too."""
+    refreshes: float
 
 
 def configured_rates(config: RunConfig, device: MeasuredRates = H100) -> StepRates:
-    """The rates in the configured precisions; covariances and refreshes count in fp32."""
+    """The rates in the configured precisions. Refreshes are in fp32 always."""
     assert isinstance(config.optimizer, BasisRotationConfig)
     by_precision = {
         "highest": device.fp32,
@@ -43,13 +43,15 @@ def configured_rates(config: RunConfig, device: MeasuredRates = H100) -> StepRat
     }
     pass_rate = device.bf16 if config.runtime.precision == "bf16" else device.fp32
     rotations = by_precision[config.optimizer.rotation_precision]
-    return StepRates(TERA * pass_rate, TERA * rotations, TERA * device.fp32)
+    covariances = by_precision[config.optimizer.covariance_precision]
+    return StepRates(TERA * pass_rate, TERA * rotations, TERA * covariances, TERA * device.fp32)
 
 
 def rates_in_tf32(config: RunConfig, device: MeasuredRates = H100) -> StepRates:
     """The rates if all products of the step were in TF32."""
     pass_rate = device.bf16 if config.runtime.precision == "bf16" else device.fp32
-    return StepRates(TERA * pass_rate, TERA * device.tf32, TERA * device.tf32)
+    tf32 = TERA * device.tf32
+    return StepRates(TERA * pass_rate, tf32, tf32, tf32)
 
 
 def step_ratio(config: RunConfig, rates: StepRates) -> float:
@@ -82,8 +84,10 @@ def _seconds(config: RunConfig, rates: StepRates) -> tuple[list[float], list[flo
     for own in planned_ranges(config):
         pass_seconds.append(passes(config) * forward_flops(config, own) / rates.passes)
         products = update_products(config, own)
-        covariance_flops = products.covariances + products.refreshes
-        updates.append(products.rotations / rates.rotations + covariance_flops / rates.covariances)
+        update_seconds = products.rotations / rates.rotations
+        update_seconds += products.covariances / rates.covariances
+        update_seconds += products.refreshes / rates.refreshes
+        updates.append(update_seconds)
     return pass_seconds, updates
 
 
@@ -107,7 +111,7 @@ def rotation_lines(config: RunConfig) -> list[str]:
         f"passes {_at(pass_flops, rates.passes)}; per update rotations "
         f"{_at(products.rotations, rates.rotations)}, covariances "
         f"{_at(products.covariances, rates.covariances)}, refreshes "
-        f"{_at(products.refreshes, rates.covariances)}. Passes that run below their rate need "
+        f"{_at(products.refreshes, rates.refreshes)}. Passes that run below their rate need "
         f"fewer tokens. Elementwise work is not counted.",
     ]
 

@@ -197,7 +197,8 @@ def draw_all_targets(
         y_label = f"slowdown at P = {deepest}"
         finish_panel(axes, "target training loss (nats)", y_label, title, columns=3)
         caption = (
-            f"Slowdown at P = {deepest} against the target loss; a line ends where delay wins."
+            f"Slowdown at P = {deepest} against the target loss. A line ends where runs no longer "
+            "reach the target."
         )
         command = "brx slowdown RUNS --all-targets FIGURE"
         return save(figure, path, caption, command=command, details={"runs": list(ends.index)})

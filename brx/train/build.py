@@ -285,8 +285,8 @@ def _check_error_feedback(config: RunConfig) -> None:
         else:
             problem = f"is {delay.tau_updates:g}"
         raise UserError(
-            f"pipeline.error_feedback: is defined for delays of one update, and that of stage "
-            f"{stage} {problem}; set it to 0, or pipeline.delay to 2bw"
+            f"pipeline.error_feedback: defined only for a delay of one update, but the delay of "
+            f"stage {stage} {problem}; set it to 0, or pipeline.delay to 2bw"
         )
 
 

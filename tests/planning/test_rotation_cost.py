@@ -24,7 +24,7 @@ def paper_1b(*overrides):
     return load_config("paper-1b", ["optimizer={method: basis-rotation}", *overrides])
 
 
-def seconds_by_hand(rotations, others):
+def seconds_by_hand(rotations, covariances, refreshes):
     """Of an update, and of a micro-batch's passes, from the shapes of the model."""
     matrices = BLOCKS * ([(WIDTH, WIDTH)] * 4 + [(4 * WIDTH, WIDTH)] * 2)
     update = 0.0
@@ -32,7 +32,7 @@ def seconds_by_hand(rotations, others):
         product = 2 * m * n * (m + n)
         # A product, five passes of CholeskyQR, and two products with triangles.
         refresh = 2 * product + 17 * (m**3 + n**3)
-        update += 2 * product / rotations + (product + refresh / 10) / others
+        update += 2 * product / rotations + product / covariances + refresh / 10 / refreshes
     weights = sum(m * n for m, n in matrices) + 50257 * WIDTH
     attention = BLOCKS * 4 * 512 * WIDTH * TOKENS  # Q K^T, and its product with V
     passes = 3 * (2 * weights * TOKENS + attention) / 800e12
@@ -44,21 +44,28 @@ def seconds_by_hand(rotations, others):
 )
 def test_least_micro_batches_are_those_by_hand(precision, rotations):
     config = paper_1b(f"optimizer.rotation_precision={precision}")
-    update, passes = seconds_by_hand(rotations, 50e12)
+    update, passes = seconds_by_hand(rotations, 50e12, 50e12)
+    least = least_micro_batches(config, configured_rates(config, ROUND))
+    assert least == math.ceil(update / (0.25 * passes))
+
+
+def test_covariances_count_in_their_own_precision():
+    config = paper_1b("optimizer.covariance_precision=tf32")
+    update, passes = seconds_by_hand(50e12, 400e12, 50e12)
     least = least_micro_batches(config, configured_rates(config, ROUND))
     assert least == math.ceil(update / (0.25 * passes))
 
 
 def test_tf32_throughout_needs_fewer():
     config = paper_1b()
-    update, passes = seconds_by_hand(400e12, 400e12)
+    update, passes = seconds_by_hand(400e12, 400e12, 400e12)
     least = least_micro_batches(config, rates_in_tf32(config, ROUND))
     assert least == math.ceil(update / (0.25 * passes))
 
 
 def test_ratio_is_that_by_hand():
     config = paper_1b("pipeline.accumulation=3", "training.batch_size=8")
-    update, passes = seconds_by_hand(50e12, 50e12)
+    update, passes = seconds_by_hand(50e12, 50e12, 50e12)
     ratio = step_ratio(config, configured_rates(config, ROUND))
     assert ratio == pytest.approx(1 + update / (3 * passes), rel=1e-6)
 
