@@ -795,10 +795,10 @@ def test_run_goes_on_without_its_text(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "found"),
     [
-        ("{stages: 4, error_feedback: 1}", "that of stage 0 is 3"),
+        ("{stages: 4, error_feedback: 1}", "the delay of stage 0 is 3"),
         (
             "{stages: 2, delay: [1, 0], accumulation: 2, error_feedback: 1}",
-            "that of stage 0 is 0.5",
+            "the delay of stage 0 is 0.5",
         ),
     ],
 )
