@@ -237,8 +237,9 @@ def at_best_seconds(runs: pd.DataFrame, seconds: Mapping[str, str]) -> pd.DataFr
     """Among runs that differ only in a method's second setting, keep those with its best value.
 
     The best value is the one with the lowest loss at its best learning rate, by the rule of
-    `tried_rates`. In the result, `experiment` and `variant` are as if the second setting were not a
-    setting at all, and the new column `second` is a text with all values tried and their losses.
+    `tried_rates`. In the result, `experiment`, `variant` and the setting's own column are as if the
+    second setting were not a setting at all: its best value may differ with and without delay. The
+    new column `second` is a text with all values tried and their losses.
 
     Args:
         runs: rows of `brx.runs.load`.
@@ -253,7 +254,7 @@ def at_best_seconds(runs: pd.DataFrame, seconds: Mapping[str, str]) -> pd.DataFr
         text = ""
         if second is not None:
             best, text = _best_value(alike, second, losses)
-            chosen = alike[alike["experiment"] == best]
+            chosen = alike[alike["experiment"] == best].assign(**{second: np.nan})
         names = [_name_without(variant, second) for variant in chosen["variant"]]
         parts.append(chosen.assign(variant=names, second=text))
     if not parts:
