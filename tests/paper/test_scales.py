@@ -7,6 +7,7 @@ import pytest
 from brx.errors import UserError
 from brx.paper.scales import SCALES, Experiments
 from brx.paper.tables import TABLES
+from brx.runs.comparison import common_target, slowdowns
 from tests.paper.helpers import write_experiment
 
 LAPTOP_MAIN = {"main": SCALES["laptop"].models["main"]}
@@ -31,8 +32,8 @@ def experiments(tmp_path):
 
 
 def test_best_second_value_is_found_by_the_method(experiments):
-    seeds = experiments.find("pipedream", 1)
-    assert seeds["optimizer.beta1"].unique().tolist() == [0.95]
+    (text,) = experiments.find("pipedream", 1)["second"].unique()
+    assert text.startswith("beta1 0.95 ")
 
 
 def test_its_best_rate_is_found(experiments):
@@ -54,8 +55,17 @@ def test_table_of_rates_has_every_second_value(experiments):
 
 
 def test_runs_at_one_rate_keep_the_choice(experiments):
-    seeds = experiments.at_rate(3e-3).find("pipedream", 1)
-    assert seeds["optimizer.beta1"].unique().tolist() == [0.95]
+    (text,) = experiments.at_rate(3e-3).find("pipedream", 1)["second"].unique()
+    assert text.startswith("beta1 0.95 ")
+
+
+def test_slowdown_compares_ends_with_their_own_second_values(tmp_path):
+    for P, beta1 in ((1, 0.95), (32, 0.8)):
+        settings = {"pipeline.stages": P, "optimizer.beta1": beta1}
+        write_experiment(tmp_path, "laptop", settings, slowness=1.0 if P == 1 else 2.0)
+    ends = Experiments.load(TUNED, tmp_path).find_ends("pipedream")
+    (row,) = slowdowns(ends, common_target(ends)).to_dict("records")
+    assert row["ratio"] == pytest.approx(2, rel=0.02)
 
 
 def test_edges_are_marked_with_two_rates(experiments):
