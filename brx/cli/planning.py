@@ -37,6 +37,8 @@ of_own_model = partial(
 
 app = Application()
 
+LARGEST_SIZE = 10**9  # of a model or batch in `brx stages`, far beyond any real one
+
 
 @app.add("""\
   # the actions of each device, as the engine runs them
@@ -202,22 +204,26 @@ def stages(
     *,
     overrides: Overrides,
     hidden: Annotated[
-        int | None, of_own_model("H", "embedding dimension", min=1, max=10**9)
+        int | None, of_own_model("H", "embedding dimension", min=1, max=LARGEST_SIZE)
     ] = None,
-    heads: Annotated[int | None, of_own_model("A", "attention heads", min=1, max=10**9)] = None,
+    heads: Annotated[
+        int | None, of_own_model("A", "attention heads", min=1, max=LARGEST_SIZE)
+    ] = None,
     params_per_block: Annotated[
         float | None,
         of_own_model("W", "parameters of one block, for example 202e6", min=1, max=1e18),
     ] = None,
-    blocks: Annotated[int | None, of_own_model("L", "Transformer blocks", min=1, max=10**9)] = None,
+    blocks: Annotated[
+        int | None, of_own_model("L", "Transformer blocks", min=1, max=LARGEST_SIZE)
+    ] = None,
     memory: Annotated[
         list[str] | None, option("GB...", "memory of devices, in 1e9 bytes (default: the paper's)")
     ] = None,
     sequence_length: Annotated[
-        int | None, option("S", "tokens per sequence (default: 4096)", min=1, max=10**9)
+        int | None, option("S", "tokens per sequence (default: 4096)", min=1, max=LARGEST_SIZE)
     ] = None,
     batch_size: Annotated[
-        int | None, option("B", "examples per micro-batch (default: 1)", min=1, max=10**9)
+        int | None, option("B", "examples per micro-batch (default: 1)", min=1, max=LARGEST_SIZE)
     ] = None,
     format: Format = "table",
 ) -> None:
