@@ -42,7 +42,7 @@ EIGENBASIS = turned(THETAS[0])
 RANDOM = turned(THETAS[-1])
 LION = "Lion"
 ROTATED_LION = "Lion in the eigenbasis"
-SCION = "scion"
+SCION = "Scion"
 ADAN = "Adan"
 PACI = "PACI"
 ACCUMULATED = "AdamW, accumulated"
@@ -52,7 +52,7 @@ WITH_FEEDBACK = {ADAMW_FEEDBACK: ADAMW, MUON_FEEDBACK: MUON}
 """Each arm with error feedback, and the same arm without it. Their runs without delay are the same,
 since there is nothing to correct."""
 # Shorter names of some arms, for axes and statements.
-LABELS = {ADAMW: "AdamW", EIGENBASIS: "Basis rotation", MUON: "Muon", SCION: "Scion"}
+LABELS = {ADAMW: "AdamW", EIGENBASIS: "Basis rotation", MUON: "Muon"}
 BASES = tuple(turned(theta) for theta in THETAS)
 SAME = (EIGENBASIS, with_momentum("basis-rotation", MOMENTUM_KEYS["basis-rotation"][1]))
 """Two arms whose runs are equal, bit for bit: bases turned by an angle of 0 are basis rotation's
@@ -80,6 +80,7 @@ def _arms() -> dict[str, Settings]:
             arms[with_momentum(method, value)] = {"optimizer.method": method, key: value, **usual}
     arms[LION] = {"optimizer.method": "lion"}
     arms[ROTATED_LION] = {"optimizer.method": f"{study}RotatedLion"}
+    arms[SCION] = {"optimizer.method": "scion"}
     arms[ADAN] = {"optimizer.method": "adan"}
     arms[PACI] = {**accumulated, "pipeline.stash": "none"}
     arms[ACCUMULATED] = {**accumulated, "pipeline.stash": "exact"}

@@ -112,7 +112,7 @@ def cost_records(study: Study) -> list[dict[str, Any]]:
     """A record per arm and delay whose cost is known: its `arm`, its `delay`, and its `cost by
     seed` in nats."""
     records = []
-    for arm, delay in product((*ARMS, SCION), DELAYED):
+    for arm, delay in product(ARMS, DELAYED):
         if study.has(arm, delay):
             costs = study.cost(arm, delay)
             by_seed = {str(seed): round(cost, 4) for seed, cost in costs.items()}
@@ -240,6 +240,7 @@ LOOKS = {
     ADAMW: "pipedream",
     EIGENBASIS: "basis-rotation",
     MUON: "muon",
+    SCION: "scion",
     ADAMW_FEEDBACK: "pipedream",
     MUON_FEEDBACK: "muon",
 }

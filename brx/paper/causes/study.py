@@ -14,16 +14,13 @@ from brx.curvature.norm_result import SPACES, results_of
 from brx.errors import UserError
 from brx.paper.causes.arms import (
     ADAMW,
-    DEEPEST,
     DELAYED,
     NONE,
     SAME,
-    SCION,
     WITH_FEEDBACK,
     arm_of,
     delay_of,
 )
-from brx.paper.scales import SCALES, Experiments
 from brx.runs.comparison import common_target, reached_by_seed, shared_seeds, with_diverged
 from brx.runs.experiments import at_best_rates, by_experiment
 from brx.runs.frames import SEED, load, read_run
@@ -45,11 +42,8 @@ class Study:
 
     @classmethod
     def load(cls, folder: Path) -> Study:
-        """Read the runs in a folder, and Scion's runs from the scale `tuned`, where its settings
-        were searched.
-
-        UserError if the folder has no run of the study, or two experiments of one arm and
-        delay."""
+        """Read the runs in a folder; UserError if it has no run of the study, or two experiments of
+        one arm and delay."""
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; make the runs with brx sweep {SWEEPS}")
         by_place: dict[tuple[str, str], pd.DataFrame] = {}
@@ -69,7 +63,7 @@ class Study:
         if not by_place:
             raise UserError(f"{folder}: no runs of the study; make them with brx sweep {SWEEPS}")
         _share_equal_arms(by_place)
-        return cls({**by_place, **_scion()})
+        return cls(by_place)
 
     def has(self, arm: str, delay: str) -> bool:
         """Whether the cost of a delay is known."""
@@ -145,20 +139,3 @@ def _with_diverged_runs(seeds: pd.DataFrame) -> pd.DataFrame:
     if (seeds["status"] == "finished").any():
         return with_diverged(seeds)
     return seeds.assign(train_loss=math.inf, val_loss=math.inf)
-
-
-def _scion() -> dict[tuple[str, str], pd.DataFrame]:
-    """Scion's runs without delay and with the delays of 32 stages, if there are any.
-
-    They belong to the scale `tuned`, for which Scion's learning rates and momentum were
-    searched."""
-    scale = SCALES["tuned"]
-    if not scale.runs.is_dir():
-        return {}
-    experiments = Experiments.load(scale)
-    by_place = {}
-    for delay, num_stages in ((NONE, 1), (DEEPEST, 32)):
-        seeds = experiments.find(SCION, num_stages)
-        if seeds is not None:
-            by_place[SCION, delay] = with_diverged(seeds)
-    return by_place
