@@ -1,6 +1,7 @@
 """Does delay cost Llama's blocks as much as GPT's, and do the paper's conclusions hold for them?
 The study of docs/protocol.md, section 15: five methods without delay and under the delays of 32
-stages, both models with the same search of settings.
+stages, both models with the same search of settings. GPT's runs of section 9, for which learning
+rates alone were searched, stand beside them.
 
 The *cost* of delay is the final validation loss at P = 32 minus the one at P = 1, seed by seed, in
 nats."""
@@ -37,8 +38,8 @@ from brx.runs.tables import slowdown_text
 OURS = "basis-rotation"
 METHODS = (*BASELINES, "muon", OURS)
 RIVALS = (BEST_BASELINE, *BASELINES, "muon")
-GPT, LLAMA = "GPT", "Llama"
-SCALE_OF = {GPT: SCALES["tuned"], LLAMA: SCALES["llama"]}
+RATES_ALONE, GPT, LLAMA = "GPT, rates alone", "GPT", "Llama"
+SCALE_OF = {RATES_ALONE: SCALES["similar"], GPT: SCALES["tuned"], LLAMA: SCALES["llama"]}
 RUNS = SCALE_OF[LLAMA].runs
 NOT_RUN: Literal["not run"] = "not run"
 
@@ -46,7 +47,7 @@ Verdict = strict.Strict | Literal["not run"]
 
 
 class Study:
-    """The runs of both architectures.
+    """The runs of the architectures, the keys of `SCALE_OF`.
 
     Attributes:
         experiments: by architecture; one that has no reported runs yet is not in it.
@@ -57,23 +58,23 @@ class Study:
 
     @classmethod
     def load(cls, folder: Path) -> Study:
-        """Read Llama's runs in a folder, and GPT's from the scale `tuned`.
+        """Read Llama's runs in a folder, and GPT's from the scales that `SCALE_OF` names.
 
         Raises:
-            UserError: there are runs of neither.
+            UserError: there are no runs at all.
         """
-        folders = {GPT: SCALE_OF[GPT].runs, LLAMA: folder}
         experiments = {}
-        for architecture, place in folders.items():
+        for architecture, scale in SCALE_OF.items():
+            place = folder if architecture == LLAMA else scale.runs
             if place.is_dir():
-                loaded = Experiments.load(SCALE_OF[architecture], place)
+                loaded = Experiments.load(scale, place)
                 if not loaded.chosen.empty:  # runs for tuning alone report nothing
                     experiments[architecture] = loaded
         if not experiments:
             sweeps = " ".join(scale.sweep("main") for scale in SCALE_OF.values())
             raise UserError(
-                f"neither {folder} nor {folders[GPT]} has reported runs yet; make them with brx "
-                f"sweep {sweeps}"
+                f"neither {folder} nor the folders of GPT have reported runs yet; make them with "
+                f"brx sweep {sweeps}"
             )
         return cls(experiments)
 
@@ -209,13 +210,18 @@ def _judged(study: Study, architecture: str, statement: Statement) -> tuple[Verd
     """The strict verdict on a statement, and a text: our numbers, or why there is no verdict."""
     experiments = study.experiments.get(architecture)
     if experiments is None:
-        return NOT_RUN, f"brx sweep {SCALE_OF[architecture].sweep('main')}"
+        return NOT_RUN, _sweep_of(architecture)
     try:
         evidence = statement.evidence(experiments)
     except UserError as error:
         return NOT_RUN, str(error)
     assert evidence.strict is not None, "a direction has a strict verdict"
     return evidence.strict, evidence.text
+
+
+def _sweep_of(architecture: str) -> str:
+    """The command that makes an architecture's runs."""
+    return f"brx sweep {SCALE_OF[architecture].sweep('main')}"
 
 
 def conjunction(verdicts: Sequence[Verdict]) -> Verdict:
@@ -228,7 +234,8 @@ def conjunction(verdicts: Sequence[Verdict]) -> Verdict:
 # The figure.
 
 CAPTION = (
-    "Does delay cost Llama's blocks as much as GPT's? Above: final validation loss without delay "
+    "Does delay cost Llama's blocks as much as GPT's? *Rates alone*: the runs of the headline, for "
+    "which no second setting was searched. Above: final validation loss without delay "
     "(hollow) and under the delays of 32 stages (filled); bars: range over seeds. Below: how far "
     "basis rotation ends below each rival under these delays, and the part that is there without "
     "delay; lines: 95 % intervals of the whole."
@@ -236,16 +243,20 @@ CAPTION = (
 
 
 def draw_architectures(folder: Path, path: Path) -> list[Path]:
-    """Draw both architectures next to each other; the caption names what has no runs. Returns the
-    files written."""
+    """Draw the architectures that have runs next to each other; the caption names what has none.
+    Returns the files written."""
     study = Study.load(folder)
+    shown = list(study.experiments)
     missing: list[str] = []
-    with new_figure(width=3.5, height=5.4, columns=2) as figure:
-        panels = figure.subplots(2, len(SCALE_OF), squeeze=False)
-        for column, architecture in enumerate(SCALE_OF):
+    for architecture in SCALE_OF:
+        if architecture not in shown:
+            missing.append(f"{architecture}, whose runs {_sweep_of(architecture)} makes")
+    with new_figure(width=3.5, height=5.4, columns=len(shown)) as figure:
+        panels = figure.subplots(2, len(shown), squeeze=False)
+        for column, architecture in enumerate(shown):
             losses_axes, leads_axes = panels[:, column]
             missing += _draw_losses(study, architecture, losses_axes)
-            _draw_leads(study, architecture, leads_axes)
+            _draw_leads(study.experiments[architecture], leads_axes)
         _share_ranges(panels[0])
         _share_ranges(panels[1])
         if not any(axes.lines for axes in panels[0]):
@@ -304,12 +315,9 @@ def _draw_losses(study: Study, architecture: str, axes: Axes) -> list[str]:
     return missing
 
 
-def _draw_leads(study: Study, architecture: str, axes: Axes) -> None:
-    """Draw the leads of basis rotation, or say that there are no runs."""
-    experiments = study.experiments.get(architecture)
+def _draw_leads(experiments: Experiments, axes: Axes) -> None:
+    """Draw the leads of basis rotation, or say that runs for them are missing."""
     try:
-        if experiments is None:
-            raise UserError("no runs")
         draw_leads(experiments, axes, RIVALS)
     except UserError:
         say_not_run(axes, "leads")

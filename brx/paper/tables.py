@@ -64,10 +64,11 @@ The predictions, and what refutes each, were written before the runs (docs/proto
 *Cost* is the final validation loss with the delay minus the one without, in nats; brackets are 95 %
 intervals over seeds (Student's t). A prediction is *open* with fewer than three seeds."""
 ARCHITECTURES_LEGEND = """\
-Final validation losses in nats, means over seeds, GPT's from the scale `tuned`. *Cost* is the loss
-at P = 32 minus the one at P = 1, with a 95 % interval over seeds (Student's t); the difference
-between the models is Welch's. Slowdowns are to one training loss per model. *To run*: what has no
-runs yet (docs/protocol.md, section 15)."""
+Final validation losses in nats, means over seeds. *GPT* (scale `tuned`) and *Llama* have the same
+search, over learning rates and a second setting; for *GPT, rates alone* (scale `similar`) learning
+rates alone were searched. *Cost* is the loss at P = 32 minus the one at P = 1, with a 95 % interval
+over seeds (Student's t); the difference between the models is Welch's. Slowdowns are to one
+training loss per model. *To run*: what has no runs yet (docs/protocol.md, section 15)."""
 ARCHITECTURE_VERDICTS_LEGEND = """\
 Strict verdicts (docs/protocol.md, sections 11 and 15). The last row holds if all others do, and
 does not if one of them does not."""

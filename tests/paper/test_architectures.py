@@ -80,6 +80,12 @@ def test_cost_is_a_difference_by_seed(folders):
     assert costs == pytest.approx([0.2 + noise for noise in NOISE])
 
 
+def test_published_runs_of_gpt_are_beside_llamas():
+    table = architecture_table(architectures.RUNS).set_index(["model", "method"])
+    row = table.loc[(architectures.RATES_ALONE, "pipedream")]
+    assert (row["seeds"], row["to run"]) == ("3", "")
+
+
 def test_table_has_a_row_per_model_with_method(folders):
     write_all(folders, LLAMA)
     table = architecture_table(folders[LLAMA])
@@ -158,7 +164,7 @@ def test_no_runs_at_all_are_refused(folders):
 def test_runs_for_tuning_alone_are_refused(folders):
     settings = {**VARIANTS["muon"], **SETTINGS[LLAMA], "training.for_tuning": True}
     write_experiment(folders[LLAMA], "laptop", settings, seeds=(100,))
-    with pytest.raises(UserError, match="has reported runs yet"):
+    with pytest.raises(UserError, match="have reported runs yet"):
         architecture_table(folders[LLAMA])
 
 
@@ -179,7 +185,7 @@ def drawn(folders, tmp_path):
 def test_caption_names_what_has_no_runs(drawn):
     caption = drawn[3].read_text()
     assert "Llama muon at P = 32" in caption
-    assert "GPT muon at P = 1," in caption
+    assert "GPT, whose runs brx sweep configs/sweeps/tuned/main.yaml makes" in caption
 
 
 def test_figure_keeps_the_losses_by_seed(drawn):
