@@ -268,7 +268,13 @@ def oscillation(
     from rich.console import Console
 
     from brx.curvature.checkpoints import refuse_two_checkpoints
-    from brx.curvature.oscillation import measure_oscillation, oscillation_table, oscillations_in
+    from brx.curvature.oscillation import (
+        OscillationSettings,
+        measure_oscillation,
+        oscillation_table,
+        oscillations_in,
+        refuse_mixed,
+    )
     from brx.plot.curvature import draw_oscillation
     from brx.runs.checkpoint import run_and_iteration
 
@@ -277,21 +283,25 @@ def oscillation(
     if measured:
         results = oscillations_in(checkpoints, checkpoint)
     else:
+        settings = OscillationSettings(
+            iterations=iterations,
+            batches=batches,
+            tolerance=tolerance,
+            power_iterations=power_iterations,
+            seed=seed,
+        )
         results = []
         for place in checkpoints:
             run, iteration = run_and_iteration(place)
             result = measure_oscillation(
                 run,
                 iteration=iteration or checkpoint,
-                num_iterations=iterations,
-                num_batches=batches,
-                tolerance=tolerance,
-                max_power_iterations=power_iterations,
-                seed=seed,
+                settings=settings,
                 report=Console(stderr=True, highlight=False).print,
             )
             results.append(result)
     print_table(oscillation_table(results))
     print("share: the part of the updates' squared norm that lies along the direction")
     if out is not None:
+        refuse_mixed(results)
         print(*draw_oscillation(results, out), sep="\n")

@@ -49,27 +49,54 @@ class Track(BaseModel, frozen=True):
         )
 
 
+class OscillationSettings(BaseModel, frozen=True):
+    """Everything that decides the numbers of a measurement, apart from the checkpoint."""
+
+    iterations: int = 100  # to train on
+    batches: int = 64  # the Hessian is the one of the mean loss over this many batches
+    # The power iteration stops at this residual (`dominant_eigenvector`),
+    tolerance: float = 1e-2
+    power_iterations: int = 200  # or after this many iterations
+    seed: int = 0  # of the first vector of the power iteration, and of the random direction
+
+    @property
+    def unusual(self) -> list[str]:
+        """The settings that are not usual, as words for the name of a file."""
+        usual = OscillationSettings()
+        words = []
+        for key, value in self:
+            if value != getattr(usual, key):
+                words.append(f"{key.replace('_', '-')}-{value:g}")
+        return words
+
+
 class Oscillation(Measured):
-    """The updates after one checkpoint along both directions."""
+    """The updates after one checkpoint along both directions.
+
+    A measurement with other settings than the usual ones has a file of its own, with these settings
+    in its name. In files of older versions, which do not tell their settings, they are the usual
+    ones."""
 
     command: ClassVar[str] = "oscillation"
 
+    settings: OscillationSettings = OscillationSettings()
     eigenvalue: float
     residual: float  # see `dominant_eigenvector`
     num_power_iterations: int
     dominant: Track
     random: Track
 
+    def path_in(self, run: Path) -> Path:
+        """The file of this measurement in a run's folder."""
+        usual = super().path_in(run)
+        return usual.with_stem("-".join([usual.stem, *self.settings.unusual]))
+
 
 def measure_oscillation(
     run_path: Path,
     *,
     iteration: int | None = None,
-    num_iterations: int = 100,
-    num_batches: int = 64,
-    tolerance: float = 1e-2,
-    max_power_iterations: int = 200,
-    seed: int = 0,
+    settings: OscillationSettings = OscillationSettings(),  # noqa: B008 (frozen)
     report: Callable[[str], None] = lambda line: None,
 ) -> Oscillation:
     """Find both directions at a checkpoint, train on from it, and project the updates.
@@ -79,11 +106,7 @@ def measure_oscillation(
     Args:
         run_path: the run's folder.
         iteration: the checkpoint; by default the one nearest to the middle of the run.
-        num_iterations: iterations to train on.
-        num_batches: the Hessian is the one of the mean loss over this many batches.
-        tolerance: stop the power iteration at this residual (`dominant_eigenvector`),
-        max_power_iterations: or after this many iterations.
-        seed: seed of the first vector of the power iteration, and of the random direction.
+        settings: how to measure.
         report: called with a line about the eigenvalue.
 
     Raises:
@@ -91,27 +114,28 @@ def measure_oscillation(
             or the run's learning-rate schedule ends before the iterations do.
     """
     checkpoint = load_checkpoint(run_path, iteration, default="midway")
-    _check_training(checkpoint, num_iterations)
+    _check_training(checkpoint, settings.iterations)
     # If the folder cannot be written to, this fails before the work begins.
     (run_path / "analysis").mkdir(exist_ok=True)
-    batches = list(checkpoint.batches(range(1, num_batches + 1)))
+    batches = list(checkpoint.batches(range(1, settings.batches + 1)))
     where = str(checkpoint.path)
 
     def product(vector: Vectors) -> Vectors:
         return mean_product(checkpoint.model, checkpoint.parameters, batches, vector, where)
 
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(settings.seed)
     start = _random_like(checkpoint.parameters, generator)
-    top = dominant_eigenvector(product, start, tolerance, max_power_iterations)
-    limits = f"stop at {tolerance:g} or {max_power_iterations} iterations"
+    top = dominant_eigenvector(product, start, settings.tolerance, settings.power_iterations)
+    limits = f"stop at {settings.tolerance:g} or {settings.power_iterations} iterations"
     report(
         f"{checkpoint.path}: eigenvalue {top.value:.4g}, residual {top.residual:.2g} after "
         f"{top.num_iterations} power iterations ({limits})"
     )
     other = orthogonal_to(top.vector, _random_like(checkpoint.parameters, generator))
-    dominant, random = track_updates(checkpoint, [top.vector, other], num_iterations)
+    dominant, random = track_updates(checkpoint, [top.vector, other], settings.iterations)
     result = Oscillation(
         **checkpoint.about,
+        settings=settings,
         eigenvalue=top.value,
         residual=top.residual,
         num_power_iterations=top.num_iterations,
@@ -139,6 +163,25 @@ def _check_training(checkpoint: Checkpoint, num_iterations: int) -> None:
 def oscillations_in(paths: Sequence[Path], iteration: int | None = None) -> list[Oscillation]:
     """All measurements of each run (`measured_in`)."""
     return measured_in(paths, iteration, Oscillation.all_of, Oscillation.command)
+
+
+def usual_only(results: Sequence[Oscillation]) -> list[Oscillation]:
+    """The measurements with the usual settings, which alone enter figures and verdicts of the
+    paper."""
+    return [result for result in results if not result.settings.unusual]
+
+
+def refuse_mixed(results: Sequence[Oscillation]) -> None:
+    """UserError if the measurements have different settings: a figure would compare them."""
+    first = results[0]
+    for result in results:
+        if result.settings != first.settings:
+            words = [each.settings.unusual or ["the usual ones"] for each in (first, result)]
+            here, there = (", ".join(each) for each in words)
+            raise UserError(
+                f"{result.run} at {result.iteration}: measured with other settings ({there}) than "
+                f"{first.run} ({here}), and a figure cannot compare them; move one file away"
+            )
 
 
 def representative(results: Sequence[Oscillation]) -> Oscillation:
@@ -250,13 +293,17 @@ def _dot(left: Vectors, right: Vectors) -> float:
 def oscillation_table(results: Sequence[Oscillation]) -> pd.DataFrame:
     """Two rows per checkpoint: along the dominant eigenvector, and along a random direction.
 
-    All cells are texts."""
+    All cells are texts. Settings that are not usual are in a column of their own, if there are
+    any."""
     rows = []
     for result in results:
         eigenvalue = f"{result.eigenvalue:.4g}"
         rows.append(_track_row(result, "dominant", eigenvalue, result.dominant))
         rows.append(_track_row(result, "random", "", result.random))
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    if not table["settings"].any():
+        return table.drop(columns="settings")
+    return table
 
 
 def _track_row(
@@ -265,6 +312,7 @@ def _track_row(
     return {
         "run": Path(result.run).name,
         "at": str(result.iteration),
+        "settings": ", ".join(result.settings.unusual),
         "direction": direction,
         "eigenvalue": eigenvalue,
         "sign changes": f"{track.sign_changes:.0%}",

@@ -27,7 +27,7 @@ from brx.curvature.effective_delay import (
     usual_stages,
 )
 from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms
-from brx.curvature.oscillation import oscillations_in
+from brx.curvature.oscillation import oscillations_in, usual_only
 from brx.errors import UserError
 from brx.paper.architectures import RUNS as ARCHITECTURE_RUNS
 from brx.paper.architectures import draw_architectures
@@ -581,7 +581,7 @@ def _join_legends(
 
 def _oscillation(path: Path, scale: Scale) -> list[Path]:
     """Draw the oscillation at the smallest and the largest P that were measured."""
-    measured = oscillations_in([scale.curvature])
+    measured = usual_only(oscillations_in([scale.curvature]))
     depths = [result.num_stages for result in measured]
     ends = min(depths), max(depths)
     return draw_oscillation([result for result in measured if result.num_stages in ends], path)

@@ -26,7 +26,7 @@ from brx.curvature.norm_result import (
     by_method_and_depth,
     results_of,
 )
-from brx.curvature.oscillation import Oscillation
+from brx.curvature.oscillation import Oscillation, usual_only
 from brx.errors import UserError
 from brx.model.sizes import count_parameters
 from brx.paper.evidence import Evidence, Margin, strictly_all
@@ -274,7 +274,7 @@ def _variances(folders: Sequence[Path]) -> pd.DataFrame:
     the dominant eigenvector, and along a random direction."""
     rows = []
     for folder in folders:
-        for measured in Oscillation.all_of(folder):
+        for measured in usual_only(Oscillation.all_of(folder)):
             if measured.method not in ("basis-rotation", "pipedream"):
                 continue
             row = {

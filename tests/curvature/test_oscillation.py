@@ -124,14 +124,17 @@ def refusal(capsys, *arguments):
     return " ".join(capsys.readouterr().err.split())
 
 
+QUICK = ["--iterations", "9", "--batches", "1", "--power-iterations", "3"]
+QUICK_NAME = "-iterations-9-batches-1-power-iterations-3"
+
+
 @pytest.fixture(scope="module")
 def measured(runs, tmp_path_factory):
     """A run that was measured at iterations 7 and 14, and drawn. Read only."""
     folder = tmp_path_factory.mktemp("oscillation")
     run = Path(shutil.copytree(runs["pipedream"], folder / "run"))
     paths = [str(run / "checkpoints" / name) for name in ("00000007", "00000014")]
-    quick = ["--iterations", "9", "--batches", "1", "--power-iterations", "3"]
-    assert main(["oscillation", *paths, *quick, "--out", str(folder / "figure")]) == 0
+    assert main(["oscillation", *paths, *QUICK, "--out", str(folder / "figure")]) == 0
     return run
 
 
@@ -173,6 +176,42 @@ def test_measurements_are_shown_without_checkpoints(measured, tmp_path, capsys):
     assert printed(capsys, run, "--measured").count("dominant") == 2
 
 
+@pytest.fixture
+def measured_twice(measured, tmp_path):
+    """A copy of the measured run, with a second measurement at iteration 7, of another seed."""
+    run = Path(shutil.copytree(measured, tmp_path / "run"))
+    checkpoint = str(run / "checkpoints" / "00000007")
+    assert main(["oscillation", checkpoint, *QUICK, "--seed", "4"]) == 0
+    return run
+
+
+def test_other_settings_leave_the_first_measurement(measured_twice, measured, results):
+    kept = oscillation.Oscillation.all_of(measured_twice, 7)
+    assert results[0] in kept
+    assert sorted(result.settings.seed for result in kept) == [0, 4]
+
+
+def test_table_tells_settings_apart(measured_twice):
+    results = oscillation.oscillations_in([measured_twice], 7)
+    settings = oscillation.oscillation_table(results)["settings"]
+    assert settings.str.contains("seed-4").sum() == 2  # one row per direction
+
+
+def test_figure_of_two_settings_is_refused(measured_twice, tmp_path, capsys):
+    told = refusal(capsys, measured_twice, "--measured", "--out", tmp_path / "figure")
+    assert "a figure cannot compare them" in told
+
+
+def test_usual_settings_have_no_place_in_the_name(results):
+    usual = results[0].model_copy(update={"settings": oscillation.OscillationSettings()})
+    assert usual.path_in(Path("run")).name == "oscillation-00000007.json"
+
+
+def test_paper_takes_the_usual_settings_alone(results):
+    usual = results[0].model_copy(update={"settings": oscillation.OscillationSettings()})
+    assert oscillation.usual_only([results[0], usual]) == [usual]
+
+
 def test_unmeasured_run_names_the_command(runs, capsys):
     told = refusal(capsys, runs["pipedream"], "--measured")
     assert "has no measured oscillation; run `brx oscillation" in told
@@ -195,7 +234,7 @@ def test_one_iteration_is_refused(measured, capsys):
 
 def test_damaged_result_is_named(measured, tmp_path):
     run = Path(shutil.copytree(measured, tmp_path / "run"))
-    (run / "analysis" / "oscillation-00000014.json").write_text("{}")
+    (run / "analysis" / f"oscillation-00000014{QUICK_NAME}.json").write_text("{}")
     with pytest.raises(UserError, match=r"not a result of oscillation \(run: field required\)"):
         oscillation.Oscillation.all_of(run)
 
@@ -208,7 +247,7 @@ def test_other_numerics_are_refused(run, monkeypatch):
     monkeypatch.setattr(trajectory_version, "TRAJECTORY_VERSION", 99)
     told = f"14: trained at trajectory version {trained}, this brx computes version 99"
     with pytest.raises(UserError, match=told):
-        oscillation.measure_oscillation(run, num_iterations=5)
+        oscillation.measure_oscillation(run, settings=oscillation.OscillationSettings(iterations=5))
 
 
 def test_too_many_iterations_are_refused(run):
