@@ -38,6 +38,7 @@ from brx.methods.trajectory_version import check_trajectory_version
 from brx.names import file_name
 from brx.readers import parse_json
 from brx.runs.folder import (
+    ENDED,
     FOR_TUNING,
     SEED,
     RunFolder,
@@ -364,6 +365,7 @@ def identity(config: RunConfig) -> str:
 def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
     """The dotted keys and values of each cell of the grid: the product of its axes."""
     axes: list[list[Settings]] = []
+    axis_of: dict[str, str] = {}  # by the dotted key that an axis sets
     for axis, values in spec.grid.items():
         if not values:
             raise UserError(f"{path}: grid.{axis}: needs at least one value")
@@ -372,7 +374,15 @@ def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
             raise UserError(
                 f"{path}: grid.{axis}: either all values or all mappings of dotted keys, not both"
             )
-        axes.append([_settings_of(axis, value) for value in values])
+        settings_of_axis = [_settings_of(axis, value) for value in values]
+        for key in {key: None for settings in settings_of_axis for key in settings}:
+            if key in axis_of:
+                raise UserError(
+                    f"{path}: grid.{axis}: sets {key}, which the axis {axis_of[key]} sets, too, so "
+                    f"that one of the two values would not count; set it in one axis"
+                )
+            axis_of[key] = axis
+        axes.append(settings_of_axis)
     for combination in itertools.product(*axes):
         varied: dict[str, Any] = {}
         for settings in combination:
@@ -599,9 +609,11 @@ def state_of(cell: Cell) -> State:
     """The cell's state, by its folder.
 
     Raises:
-        UserError: it is done, but a default of brx or the trajectory version has changed since.
+        UserError: it is done, but a default of brx or the trajectory version has changed since; or
+            it has ended after a longer training than the cell asks for.
     """
     summary = RunFolder(cell.folder).read_summary()
+    _check_not_longer(cell, summary)
     # A run that finished at an earlier training.stop_after is the same run, cut short: more of it
     # is to be done.
     has_all_iterations = summary.get("iteration", 0) >= cell.config.training.last_iteration
@@ -614,6 +626,20 @@ def state_of(cell: Cell) -> State:
     if (cell.folder / FAILURE).is_file():
         return State.FAILED
     return State.INTERRUPTED if (cell.folder / "checkpoints").is_dir() else State.WAITING
+
+
+def _check_not_longer(cell: Cell, summary: Mapping[str, Any]) -> None:
+    """UserError if the run in the cell's folder has ended after a longer training than the cell
+    asks for. Its final losses would be compared with those of shorter runs."""
+    if summary.get("status") not in ENDED:
+        return
+    made = summary.get("iteration", 0)
+    last = cell.config.training.last_iteration
+    if made > last:
+        raise UserError(
+            f"training.stop_after: {last}: the run in {cell.folder} has made {made} "
+            f"already; give as many, or choose another folder (out)"
+        )
 
 
 def iterations_done(folder: Path) -> int:

@@ -27,7 +27,7 @@ from brx.sweep.spec import CELLS_LOCK, State, Sweep, placed, prepare_folder, sta
 from brx.train.build import assemble
 from brx.train.loop import train
 from tests.processes import start_brx
-from tests.sweep.helpers import Pretending, write_sweep
+from tests.sweep.helpers import Pretending, finish, write_sweep
 from tests.train.helpers import losses, tiny_config, wait_for_lines
 
 
@@ -186,6 +186,15 @@ def test_cell_stopped_early_is_continued(tmp_path):
     assert main(["sweep", str(path), "--jobs", "1"]) == 0
     assert states(path) == [State.DONE]
     assert losses(cell.folder)[-1]["iteration"] == 30
+
+
+def test_cell_that_went_further_is_refused(tmp_path, refused):
+    path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
+    finish(Sweep.load(path).cells[0], loss=1.0)
+    path = write_sweep(
+        tmp_path, grid={"pipeline.stages": [4]}, set={"training.stop_after": 20}
+    )
+    assert "has made 30 already; give as many" in refused("sweep", path, "--jobs", "1")
 
 
 @pytest.mark.parametrize("status", ["finished", "running"])

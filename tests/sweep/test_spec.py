@@ -121,6 +121,10 @@ def test_other_method_drops_options_it_lacks(tmp_path):
         ({"grid": {"optimizer.lr": []}}, "grid.optimizer.lr: needs at least one value"),
         ({"grid": {"x": [{"optimizer.lr": 1.0}, 2]}}, "grid.x: either all values or all mappings"),
         (
+            {"grid": {"optimizer.lr": [1.0], "x": [{"optimizer.lr": 2.0}]}},
+            "grid.x: sets optimizer.lr, which the axis optimizer.lr sets, too",
+        ),
+        (
             {"grid": {"pipeline.stages": [9]}},
             "cell p9: pipeline.stages must be at most model.blocks (4), got 9",
         ),
