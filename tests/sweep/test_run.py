@@ -17,7 +17,7 @@ import torch
 from brx.cli.main import main
 from brx.config.loading import dump_config, preset_with
 from brx.data.prepare import prepare
-from brx.environment import brx_command, child_environment
+from brx.environment import brx_command, child_environment, num_cores
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs.folder import lock
@@ -319,7 +319,7 @@ def test_cell_gets_its_share_of_the_threads(cell_killed):
     """Although the server of the processes was started with one thread."""
     path, _ = cell_killed
     summary = json.loads((Sweep.load(path).cells[1].folder / "summary.json").read_text())
-    assert summary["device"]["threads"] == os.cpu_count()
+    assert summary["device"]["threads"] == num_cores()
 
 
 def test_two_sweeps_at_once_run_no_cell_twice(tmp_path, capsys):

@@ -307,7 +307,7 @@ def started(tmp_path, monkeypatch):
         return environments
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(launchers.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(launchers, "num_cores", lambda: 8)
     monkeypatch.setattr(launchers, "start_process", start)
     return fill
 
@@ -326,7 +326,7 @@ def test_rank_of_the_sweep_reaches_no_cell(started, monkeypatch):
 
 def test_gpus_are_no_limit_on_the_cpu(monkeypatch):
     monkeypatch.setattr(launchers.torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(launchers.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(launchers, "num_cores", lambda: 8)
     assert LocalLauncher(None, 2, on_gpus=False).num_jobs == 4
 
 
