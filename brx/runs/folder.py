@@ -49,7 +49,7 @@ _MAY_CHANGE = {
         "for_tuning",
     },
     "checkpoint": {"background", "rings"},
-    "runtime": {"device", "threads", "compile", "graphs", "deterministic"},
+    "runtime": {"device", "share_gpus", "threads", "compile", "graphs", "deterministic"},
     "logging": {"tensorboard", "wandb", "trackio", "update_norms", "staleness_every"},
 }
 

@@ -483,6 +483,8 @@ class Trainer:
         """Continue from the newest checkpoint that can be continued from, if there is one."""
         newest = self._intact_checkpoint()
         if newest is None:
+            if self.folder.metrics.exists():
+                self._say(f"{self.folder.path}: has no checkpoint; it begins at iteration 1 again")
             return
         manifest = checkpoint.read_manifest(newest)
         check_data(manifest, newest, self.data.fingerprint)

@@ -67,8 +67,8 @@ def test_equal_cells_are_one(tmp_path):
 
 
 def test_identity_ignores_what_decides_no_number(tmp_path):
-    other = tiny_config(tmp_path, "pipeline.devices=2", "training.keep_checkpoints=5")
-    assert identity(tiny_config(tmp_path)) == identity(other)
+    settings = ("pipeline.devices=2", "runtime.share_gpus=true", "training.keep_checkpoints=5")
+    assert identity(tiny_config(tmp_path)) == identity(tiny_config(tmp_path, *settings))
 
 
 @pytest.mark.parametrize("setting", ["optimizer.lr=0.02", "training.seed=1"])
