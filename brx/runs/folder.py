@@ -78,6 +78,11 @@ def telling(path: Path) -> Iterator[None]:
         raise cannot_write(path, error) from None
 
 
+def name_of_run(folder: Path) -> str:
+    """The name of a run's folder, also where it is given as `.` or `..`."""
+    return os.path.basename(os.path.abspath(folder))
+
+
 class RunFolder:
     """The paths of one run, and whether a run may begin or go on there."""
 

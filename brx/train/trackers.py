@@ -12,6 +12,7 @@ from uuid import uuid4
 from brx.config.schema import RunConfig
 from brx.errors import RunError, UserError
 from brx.files import write_text
+from brx.runs.folder import name_of_run
 from brx.runs.metrics import Record
 
 # By module: its setting, which is also the package to install.
@@ -100,7 +101,7 @@ def board(module: str, project: str, run: Path, config: RunConfig) -> Outlet:
     if not id_file.is_file():
         write_text(id_file, uuid4().hex[:12] + "\n")
     identity = id_file.read_text(encoding="utf-8").strip()
-    name = run.name
+    name = name_of_run(run)
     settings: dict[str, Any] = {
         "project": project,
         "resume": "allow",
