@@ -191,9 +191,7 @@ def test_cell_stopped_early_is_continued(tmp_path):
 def test_cell_that_went_further_is_refused(tmp_path, refused):
     path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
     finish(Sweep.load(path).cells[0], loss=1.0)
-    path = write_sweep(
-        tmp_path, grid={"pipeline.stages": [4]}, set={"training.stop_after": 20}
-    )
+    path = write_sweep(tmp_path, grid={"pipeline.stages": [4]}, set={"training.stop_after": 20})
     assert "has made 30 already; give as many" in refused("sweep", path, "--jobs", "1")
 
 
