@@ -6,6 +6,7 @@ A cell's state is read from its folder alone, so that all sweeps agree on it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import math
@@ -54,6 +55,7 @@ Value = bool | int | float | str | None
 LOG = "log.txt"
 FAILURE = "failed.txt"
 CELLS_LOCK = ".cells.lock"  # in the folder of the cells' folders; held while a cell's is made
+MOST_KEPT = 10_000  # configurations of cells that are kept in memory, of some kilobytes each
 TAIL_BYTES = 16_384  # enough of the end of metrics.jsonl to hold its last complete line
 
 # What stands before a key's value in a cell's name; for other keys it is the key's last part.
@@ -705,12 +707,28 @@ def _last_message(log: Path) -> str:
     return lines[-1] if lines else ""
 
 
+@functools.lru_cache(maxsize=MOST_KEPT)
+def _trajectory_in(
+    config: Path,
+    version: tuple[int, ...],  # tells its contents apart
+) -> dict[str, dict[str, Any]]:
+    """What `trajectory_of` gives for a configuration file.
+
+    It is kept, because a sweep looks at each cell that is done several times per round, and YAML is
+    slow to parse.
+    """
+    return trajectory_of(load_config(config))
+
+
 def check_same_run(cell: Cell) -> None:
     """UserError if there is a run in the cell's folder with other settings than the cell."""
     config = RunFolder(cell.folder).config
-    if not config.exists():
+    try:
+        status = config.stat()
+    except (FileNotFoundError, NotADirectoryError):
         return
-    if trajectory_of(load_config(config)) != trajectory_of(cell.config):
+    version = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if _trajectory_in(config, version) != trajectory_of(cell.config):
         raise UserError(
             f"{config}: differs from what the sweep asks for, in a default of brx; move the folder "
             f"away"

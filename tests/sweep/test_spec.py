@@ -11,7 +11,7 @@ from brx.cli.main import main
 from brx.config.loading import PRESETS
 from brx.errors import UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.sweep import launchers
+from brx.sweep import launchers, spec
 from brx.sweep.launchers import LocalLauncher
 from brx.sweep.run import choices_and_repetitions, remaining_seconds
 from brx.sweep.spec import FAILURE, Sweep, identity, matches, prepare_folder, value_at
@@ -424,3 +424,26 @@ def test_optimizers_have_the_papers_options(papers):
 def test_stages_have_equally_many_blocks(papers):
     _, configs = papers
     assert all(config.model.blocks % config.pipeline.stages == 0 for config in configs)
+
+
+@pytest.fixture
+def done(tmp_path):
+    """A cell that is done."""
+    cell = Sweep.load(write_sweep(tmp_path)).cells[0]
+    end(cell)
+    return cell
+
+
+def test_configuration_of_a_cell_is_parsed_once(done, monkeypatch):
+    parsed = Mock(side_effect=spec.load_config)
+    monkeypatch.setattr(spec, "load_config", parsed)
+    assert [spec.state_of(done), spec.state_of(done)] == [spec.State.DONE] * 2
+    parsed.assert_called_once()
+
+
+def test_changed_configuration_of_a_cell_is_seen(done):
+    spec.state_of(done)
+    config = done.folder / "config.yaml"
+    config.write_text(config.read_text().replace("seed: 0", "seed: 1"))
+    with pytest.raises(UserError, match="differs from what the sweep asks for"):
+        spec.state_of(done)
