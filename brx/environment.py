@@ -39,6 +39,14 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def num_cores() -> int:
+    """The CPU cores that this process may use. A scheduler, a container or `taskset` may leave it
+    fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 class OutputStream(io.TextIOWrapper):
     """A standard stream that drops its output when it can no longer be written: the reader of the
     pipe has ended (`| head`), the terminal is closed, or the disk is full. Long work continues.

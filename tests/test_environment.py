@@ -14,6 +14,7 @@ from brx.environment import (
     child_environment,
     environment_for_git,
     has_room_for_sockets,
+    num_cores,
     rare_collections,
     whole_number,
 )
@@ -106,3 +107,13 @@ def test_collections_are_as_before_after_an_error():
     with pytest.raises(UserError), rare_collections():
         raise UserError("a damaged run")
     assert gc.get_threshold() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs sched_setaffinity")
+def test_cores_are_those_that_the_process_may_use():
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        assert num_cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)

@@ -112,6 +112,7 @@ def train(
     stop_settings, seconds = _when_to_stop(stop_after)
     settings += stop_settings
     run_config = load_config(config, settings, is_new=not resume)
+    seconds = min(seconds, run_config.training.session_seconds)
     refuse(
         run_config.is_recorded,
         f"{config}: was recorded from a loop of your own; continue it in that loop",
@@ -126,7 +127,8 @@ def train(
         switches = {"--resume": resume, "--profile": profile, "--verify": verify}
         arguments += [name for name, is_given in switches.items() if is_given]
         if math.isfinite(seconds):
-            arguments += ["--stop-after", f"{stop_after}"]
+            left = seconds - (time.monotonic() - started)
+            arguments += ["--stop-after", f"{max(1, int(left))}s"]
         if settings:
             arguments += ["--set", *settings]
         raise typer.Exit(_start_ranks(run_config, folder, arguments, resume=resume))

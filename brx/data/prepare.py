@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 import time
@@ -34,6 +33,7 @@ from brx.data.sources import (
     other_packages,
 )
 from brx.data.token_file import DTYPE, Sidecar, TokenFile, Tokenize, Tokens, make_tokenizer, sha256
+from brx.environment import num_cores
 from brx.errors import RunError, UserError
 from brx.files import sync, sync_folder, user_path, write_json
 from brx.names import file_name, shown
@@ -379,7 +379,7 @@ def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) ->
 def _default_workers(tokenizer: str) -> int:
     """The number of threads that tokenize. Bytes need no work that threads could share."""
     if tokenizer == "gpt2":
-        return min(os.cpu_count() or 1, MAX_DEFAULT_WORKERS)
+        return min(num_cores(), MAX_DEFAULT_WORKERS)
     return 1
 
 

@@ -178,13 +178,20 @@ def finish(
         The checkpoint's folder.
 
     Raises:
-        RunError: `stages` are not the `num_stages` stages of `content`, or the checkpoint cannot be
-            written.
+        RunError: `stages` are not the `num_stages` stages of `content`, a stage's file is not here,
+            or the checkpoint cannot be written.
     """
     temporary = _temporary(run, iteration)
     final = checkpoint_folder(run, iteration)
     if problem := _wrong_stages(stages, content["num_stages"]):
         raise RunError(f"{final}: {problem}; nothing is written: do all ranks train the same run?")
+    for entry in stages:
+        path = temporary / _stage_file(entry["stage"])
+        if not path.is_file() or path.stat().st_size != entry["bytes"]:
+            raise RunError(
+                f"{final}: rank 0 does not see what was written of stage {entry['stage']}; all "
+                f"machines must share the run's folder"
+            )
     content = content | {"iteration": iteration, "stages": stages}
     write_json(temporary / MANIFEST, content | {"sha256": _digest(content)})
     with telling(final):
@@ -316,6 +323,8 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
     folder.check(config, resume=resume)
     checkpoint, _ = choose_checkpoint(folder, config)
     if checkpoint is None:
+        if resume:
+            _check_nothing_lost(folder)
         return
     manifest = read_manifest(checkpoint)
     check_trajectory_version(manifest, checkpoint, config.optimizer.method)
@@ -327,6 +336,18 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
             f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml"
         )
     _check_not_beyond(folder, checkpoint, config.training.last_iteration)
+
+
+def _check_nothing_lost(folder: RunFolder) -> None:
+    """UserError if a session in a folder without checkpoints has ended in good order, with a
+    checkpoint that is gone. The run would begin again, and its metrics would be lost."""
+    summary = folder.read_summary()
+    done = summary.get("iteration", 0)
+    if summary.get("status") in ("finished", "interrupted") and done > 0:
+        raise UserError(
+            f"{folder.path}: has made {done} iterations, but no checkpoint is there to continue "
+            f"from; restore {folder.path / 'checkpoints'}, or train it again in another folder"
+        )
 
 
 def _check_not_beyond(folder: RunFolder, checkpoint: Path, last: int) -> None:

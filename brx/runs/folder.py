@@ -49,7 +49,7 @@ _MAY_CHANGE = {
         "for_tuning",
     },
     "checkpoint": {"background", "rings"},
-    "runtime": {"device", "threads", "compile", "graphs", "deterministic"},
+    "runtime": {"device", "share_gpus", "threads", "compile", "graphs", "deterministic"},
     "logging": {"tensorboard", "wandb", "trackio", "update_norms", "staleness_every"},
 }
 
@@ -76,6 +76,11 @@ def telling(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise cannot_write(path, error) from None
+
+
+def name_of_run(folder: Path) -> str:
+    """The name of a run's folder, also where it is given as `.` or `..`."""
+    return os.path.basename(os.path.abspath(folder))
 
 
 class RunFolder:

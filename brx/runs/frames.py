@@ -37,6 +37,7 @@ from brx.runs.folder import SEED as SEED
 from brx.runs.folder import (
     decides_trajectory,
     find_runs,
+    name_of_run,
     read_each,
     settings_key,
     status_of,
@@ -675,7 +676,7 @@ def _row(run: Run) -> dict[str, Any]:
     settings = _settings(run.config)
     batch_size = settings["training"]["batch_size"]  # None if it is not known
     row = {
-        "name": run.path.name,
+        "name": name_of_run(run.path),
         "experiment": experiment_id(run.config, fingerprint, version),
         "architecture": run.architecture,
         "method": run.method,

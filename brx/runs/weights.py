@@ -17,6 +17,7 @@ from brx.config.schema import LlamaConfig, RunConfig
 from brx.errors import UserError
 from brx.files import replacing, write_json
 from brx.runs.checkpoint import check_stages, read_manifest, read_stage
+from brx.runs.folder import name_of_run
 
 # safetensors' names of number formats
 _FORMATS = {
@@ -81,7 +82,7 @@ def write_weights(run: Path, checkpoint: Path, config: RunConfig, to: Path) -> l
 def _descriptions(run: Path, checkpoint: Path, config: RunConfig) -> dict[str, Any]:
     """The JSON files next to the weights, by name."""
     about = {
-        "run": run.name,
+        "run": name_of_run(run),
         "iteration": int(checkpoint.name),
         "model": config.model.model_dump(mode="json", by_alias=True),
         "tokenizer": config.data.tokenizer,

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from brx.environment import brx_command, child_environment, has_room_for_sockets
+from brx.environment import brx_command, child_environment, has_room_for_sockets, num_cores
 from brx.errors import UserError
 from brx.files import write_text
 from brx.runs.folder import RunFolder, hand_down, is_locked, lock
@@ -80,7 +80,7 @@ class LocalLauncher:
                 f"{self._num_gpus}"
             )
         self._gpus_per_cell = devices_per_cell if self._num_gpus else 0
-        cores = os.cpu_count() or 1
+        cores = num_cores()
         self.num_jobs = num_jobs or max(1, (self._num_gpus or cores) // devices_per_cell)
         # Each cell divides its threads among its devices.
         self._threads = max(1, cores // self.num_jobs)
@@ -238,10 +238,10 @@ class RayLauncher:
     """
 
     def __init__(self, num_jobs: int | None, cells: Sequence[Cell], address: str | None) -> None:
-        num_cores = None
+        num_needed = None
         if num_jobs is not None:
-            num_cores = num_jobs * max(_needs(cell, has_gpus=False).cores for cell in cells)
-        self._ray = _connect(address, num_cores)
+            num_needed = num_jobs * max(_needs(cell, has_gpus=False).cores for cell in cells)
+        self._ray = _connect(address, num_needed)
         self._jobs: dict[Any, Cell] = {}  # by the reference of what `run_cell` returns
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         self._has_gpus = any(node.get("GPU", 0) for node in nodes)
@@ -394,9 +394,9 @@ def _num_places(node: Mapping[str, float], needs: _Needs) -> int:
     return int(num_places)
 
 
-def _connect(address: str | None, num_cores: int | None) -> Any:
+def _connect(address: str | None, num_needed: int | None) -> Any:
     """The module `ray`, connected to the cluster at an address. Without an address, it starts a
-    cluster with `num_cores` (or all) CPU cores here."""
+    cluster here, with at least `num_needed` CPU cores; None: with those that Ray finds."""
     try:
         import ray
     except ImportError:
@@ -404,7 +404,7 @@ def _connect(address: str | None, num_cores: int | None) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        cores = None if num_cores is None else max(num_cores, os.cpu_count() or 1)
+        cores = None if num_needed is None else max(num_needed, num_cores())
         options |= {"num_cpus": cores, "include_dashboard": False}
     try:
         # Ray itself would wait minutes for a host that does not answer.

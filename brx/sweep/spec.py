@@ -6,6 +6,7 @@ A cell's state is read from its folder alone, so that all sweeps agree on it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import math
@@ -38,6 +39,7 @@ from brx.methods.trajectory_version import check_trajectory_version
 from brx.names import file_name
 from brx.readers import parse_json
 from brx.runs.folder import (
+    ENDED,
     FOR_TUNING,
     SEED,
     RunFolder,
@@ -53,6 +55,7 @@ Value = bool | int | float | str | None
 LOG = "log.txt"
 FAILURE = "failed.txt"
 CELLS_LOCK = ".cells.lock"  # in the folder of the cells' folders; held while a cell's is made
+MOST_KEPT = 10_000  # configurations of cells that are kept in memory, of some kilobytes each
 TAIL_BYTES = 16_384  # enough of the end of metrics.jsonl to hold its last complete line
 
 # What stands before a key's value in a cell's name; for other keys it is the key's last part.
@@ -364,6 +367,7 @@ def identity(config: RunConfig) -> str:
 def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
     """The dotted keys and values of each cell of the grid: the product of its axes."""
     axes: list[list[Settings]] = []
+    axis_of: dict[str, str] = {}  # by the dotted key that an axis sets
     for axis, values in spec.grid.items():
         if not values:
             raise UserError(f"{path}: grid.{axis}: needs at least one value")
@@ -372,7 +376,15 @@ def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
             raise UserError(
                 f"{path}: grid.{axis}: either all values or all mappings of dotted keys, not both"
             )
-        axes.append([_settings_of(axis, value) for value in values])
+        settings_of_axis = [_settings_of(axis, value) for value in values]
+        for key in {key: None for settings in settings_of_axis for key in settings}:
+            if key in axis_of:
+                raise UserError(
+                    f"{path}: grid.{axis}: sets {key}, which the axis {axis_of[key]} sets, too, so "
+                    f"that one of the two values would not count; set it in one axis"
+                )
+            axis_of[key] = axis
+        axes.append(settings_of_axis)
     for combination in itertools.product(*axes):
         varied: dict[str, Any] = {}
         for settings in combination:
@@ -599,9 +611,11 @@ def state_of(cell: Cell) -> State:
     """The cell's state, by its folder.
 
     Raises:
-        UserError: it is done, but a default of brx or the trajectory version has changed since.
+        UserError: it is done, but a default of brx or the trajectory version has changed since; or
+            it has ended after a longer training than the cell asks for.
     """
     summary = RunFolder(cell.folder).read_summary()
+    _check_not_longer(cell, summary)
     # A run that finished at an earlier training.stop_after is the same run, cut short: more of it
     # is to be done.
     has_all_iterations = summary.get("iteration", 0) >= cell.config.training.last_iteration
@@ -614,6 +628,20 @@ def state_of(cell: Cell) -> State:
     if (cell.folder / FAILURE).is_file():
         return State.FAILED
     return State.INTERRUPTED if (cell.folder / "checkpoints").is_dir() else State.WAITING
+
+
+def _check_not_longer(cell: Cell, summary: Mapping[str, Any]) -> None:
+    """UserError if the run in the cell's folder has ended after a longer training than the cell
+    asks for. Its final losses would be compared with those of shorter runs."""
+    if summary.get("status") not in ENDED:
+        return
+    made = summary.get("iteration", 0)
+    last = cell.config.training.last_iteration
+    if made > last:
+        raise UserError(
+            f"training.stop_after: {last}: the run in {cell.folder} has made {made} "
+            f"already; give as many, or choose another folder (out)"
+        )
 
 
 def iterations_done(folder: Path) -> int:
@@ -679,12 +707,28 @@ def _last_message(log: Path) -> str:
     return lines[-1] if lines else ""
 
 
+@functools.lru_cache(maxsize=MOST_KEPT)
+def _trajectory_in(
+    config: Path,
+    version: tuple[int, ...],  # tells its contents apart
+) -> dict[str, dict[str, Any]]:
+    """What `trajectory_of` gives for a configuration file.
+
+    It is kept, because a sweep looks at each cell that is done several times per round, and YAML is
+    slow to parse.
+    """
+    return trajectory_of(load_config(config))
+
+
 def check_same_run(cell: Cell) -> None:
     """UserError if there is a run in the cell's folder with other settings than the cell."""
     config = RunFolder(cell.folder).config
-    if not config.exists():
+    try:
+        status = config.stat()
+    except (FileNotFoundError, NotADirectoryError):
         return
-    if trajectory_of(load_config(config)) != trajectory_of(cell.config):
+    version = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if _trajectory_in(config, version) != trajectory_of(cell.config):
         raise UserError(
             f"{config}: differs from what the sweep asks for, in a default of brx; move the folder "
             f"away"

@@ -24,7 +24,13 @@ from brx.pipeline.forecasts import FORECAST_RULES
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import World
 from brx.runs.checkpoint import read_stage
-from brx.train.device import autocast, check_compiler, make_room_for_graphs
+from brx.train.device import (
+    autocast,
+    check_compiler,
+    generator_states,
+    make_room_for_graphs,
+    set_generator_states,
+)
 from brx.train.staleness import StalenessProbe
 
 # The largest width of the model on which a user's own method is tried. Other methods fit any width.
@@ -52,7 +58,7 @@ class Assembly:
         checkpoint. The entries in `SHARED` are not copies; the others are copies on the CPU."""
         state = {
             "versions": stage.state_dict(),
-            "rng": torch.get_rng_state(),
+            **generator_states(stage.device),
             **self.updater.stage_state(stage),
         }
         if self.probe is not None:
@@ -77,7 +83,7 @@ class Assembly:
             stage.load_state_dict(versions)
             if self.probe is not None:
                 self.probe.load_stage_state(stage, state.get("staleness", {}))
-            torch.set_rng_state(state["rng"])
+            set_generator_states(stage.device, state)
         self.updater.load_stage_states(states, self.stages[0].device)
 
 

@@ -1,4 +1,5 @@
-"""The device, its precision and its determinism, and the signals that ask a process to stop."""
+"""The device, its precision, its determinism and its random numbers, and the signals that ask a
+process to stop."""
 
 import os
 import platform
@@ -7,7 +8,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Self
@@ -163,6 +164,23 @@ def set_up(runtime: RuntimeConfig, device: torch.device, num_local_ranks: int) -
     torch.use_deterministic_algorithms(runtime.deterministic)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+def generator_states(device: torch.device) -> dict[str, torch.Tensor]:
+    """The states of the random number generators from which a user's optimizer or model may draw:
+    the host's, and on CUDA the GPU's."""
+    states = {"rng": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["device_rng"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_generator_states(device: torch.device, states: Mapping[str, Any]) -> None:
+    """Continue with what `generator_states` gave. A state from another kind of device lacks the
+    GPU's generator, which is left as it is."""
+    torch.set_rng_state(states["rng"])
+    if device.type == "cuda" and "device_rng" in states:
+        torch.cuda.set_rng_state(states["device_rng"], device)
 
 
 SAME_REQUEST_S = 0.5  # signals within this time count as one request

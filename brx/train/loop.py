@@ -40,7 +40,7 @@ from brx.runs.checkpoint import (
     choose_checkpoint,
     what_is_saved,
 )
-from brx.runs.folder import RunFolder, hold, trajectory_of
+from brx.runs.folder import RunFolder, hold, name_of_run, trajectory_of
 from brx.runs.metrics import truncate_metrics
 from brx.train.agreement import agree, facts_of
 from brx.train.build import assemble, check_head, check_method, training_batches
@@ -236,7 +236,7 @@ class Trainer:
             self.folder.create(note_facts(self.config, self.assembly), resume=resume)
 
     def _make_progress_bar(self) -> ProgressBar:
-        name = self.folder.path.name
+        name = name_of_run(self.folder.path)
         is_quiet = not self.is_writer
         return ProgressBar(name, "iteration", self._last, self.iteration, quiet=is_quiet)
 
@@ -483,6 +483,8 @@ class Trainer:
         """Continue from the newest checkpoint that can be continued from, if there is one."""
         newest = self._intact_checkpoint()
         if newest is None:
+            if self.folder.metrics.exists():
+                self._say(f"{self.folder.path}: has no checkpoint; it begins at iteration 1 again")
             return
         manifest = checkpoint.read_manifest(newest)
         check_data(manifest, newest, self.data.fingerprint)

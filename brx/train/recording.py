@@ -55,7 +55,7 @@ class Recording:
             shapes.
         iterations: T, the updates of the whole run. By default as many as are logged. Runs with
             different numbers of updates are not compared, so without it a run that diverges is not
-            counted.
+            counted. If more updates are logged, their number becomes T.
         batch_size: examples per micro-batch.
         settings: anything else to keep, such as a group of an optimizer (without its `lr` and
             `params`). It is in config.yaml under `arguments`; values that JSON has no form for
@@ -277,7 +277,16 @@ class Recording:
         """Write to config.yaml what is known only after updates: their number, and the pipeline's
         settings."""
         content = self._config.model_dump(exclude_unset=True)
-        if self._counts_updates and self._t:
+        # More updates than `iterations` said make a longer run, which only compares with others of
+        # its length.
+        is_longer = self._t > self._config.training.iterations
+        if is_longer and not self._counts_updates:
+            print(
+                f"brx: note: {self._folder.path}: {self._t} updates were logged, more than "
+                f"iterations={self._config.training.iterations}; config.yaml has their number",
+                file=sys.stderr,
+            )
+        if is_longer or (self._counts_updates and self._t):
             content["training"]["iterations"] = self._t
         if self._pipeline is not None and self._pipeline.updates:
             content["pipeline"] |= self._pipeline.settings()

@@ -3,29 +3,70 @@
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from brx.config.schema import RunConfig
-from brx.errors import UserError
+from brx.errors import RunError, UserError
 from brx.files import write_text
+from brx.runs.folder import name_of_run
 from brx.runs.metrics import Record
 
 # By module: its setting, which is also the package to install.
 SETTINGS = {"torch.utils.tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
 
-class Tracker(NamedTuple):
-    """Takes the numbers of each record that goes into metrics.jsonl."""
+class Outlet(NamedTuple):
+    """How a library takes numbers."""
 
     log: Callable[[dict[str, float], int], object]
     """Takes numbers by name, and their iteration."""
     close: Callable[[], object]
 
 
-def tensorboard(run: Path, first_iteration: int) -> Tracker:
+class Tracker:
+    """Takes the numbers of each record that goes into metrics.jsonl.
+
+    It is only a copy. If its library fails on the way, a line on stderr says so, and the training
+    goes on without it.
+
+    Args:
+        setting: the setting that asks for it, for the line.
+        outlet: passes the numbers on to the library.
+    """
+
+    def __init__(self, setting: str, outlet: Outlet) -> None:
+        self._setting = setting
+        self._outlet = outlet
+        self._has_failed = False
+
+    def log(self, scalars: dict[str, float], iteration: int) -> None:
+        """Pass on numbers by name, and their iteration."""
+        if not self._has_failed:
+            self._try(lambda: self._outlet.log(scalars, iteration), f"iteration {iteration}")
+
+    def close(self) -> None:
+        """Pass on what is still on its way."""
+        self._try(self._outlet.close, "the end")
+
+    def _try(self, call: Callable[[], object], when: str) -> None:
+        try:
+            call()
+        except Exception as error:  # whatever a library of others raises
+            if not self._has_failed:
+                note = f"{self._setting}: failed at {when}: {_in_one_line(error)}"
+                print(f"brx: note: {note}; metrics.jsonl has all numbers", file=sys.stderr)
+            self._has_failed = True
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def tensorboard(run: Path, first_iteration: int) -> Outlet:
     """Writes into the folder `tensorboard` of a run.
 
     Args:
@@ -42,10 +83,10 @@ def tensorboard(run: Path, first_iteration: int) -> Tracker:
         for key, value in scalars.items():
             writer.add_scalar(key, value, iteration)
 
-    return Tracker(log, writer.close)
+    return Outlet(log, writer.close)
 
 
-def board(module: str, project: str, run: Path, config: RunConfig) -> Tracker:
+def board(module: str, project: str, run: Path, config: RunConfig) -> Outlet:
     """A run on a board of Weights & Biases or Trackio, which have the same interface. A resumed run
     continues under the same name.
 
@@ -60,7 +101,7 @@ def board(module: str, project: str, run: Path, config: RunConfig) -> Tracker:
     if not id_file.is_file():
         write_text(id_file, uuid4().hex[:12] + "\n")
     identity = id_file.read_text(encoding="utf-8").strip()
-    name = run.name
+    name = name_of_run(run)
     settings: dict[str, Any] = {
         "project": project,
         "resume": "allow",
@@ -82,7 +123,7 @@ def board(module: str, project: str, run: Path, config: RunConfig) -> Tracker:
         with redirect_stdout(sys.stderr):
             opened.finish()
 
-    return Tracker(log, close)
+    return Outlet(log, close)
 
 
 def check_trackers(config: RunConfig) -> None:
@@ -107,8 +148,8 @@ def check_trackers(config: RunConfig) -> None:
         try:
             wandb.login()
         except wandb.Error as error:
-            problem = " ".join(str(error).split())
-            raise UserError(f"logging.wandb: {problem[:200]} (or set WANDB_MODE=offline)") from None
+            problem = _in_one_line(error)
+            raise UserError(f"logging.wandb: {problem} (or set WANDB_MODE=offline)") from None
 
 
 def open_trackers(config: RunConfig, run: Path, first_iteration: int) -> list[Tracker]:
@@ -118,15 +159,29 @@ def open_trackers(config: RunConfig, run: Path, first_iteration: int) -> list[Tr
         config: the run's configuration.
         run: the run's folder.
         first_iteration: the first iteration of this session.
+
+    Raises:
+        RunError: one cannot be opened.
     """
     trackers = []
     if config.logging.tensorboard:
-        trackers.append(tensorboard(run, first_iteration))
+        trackers.append(_opened("tensorboard", lambda: tensorboard(run, first_iteration)))
     projects = {"wandb": config.logging.wandb, "trackio": config.logging.trackio}
     for module, project in projects.items():
         if project is not None:
-            trackers.append(board(module, project, run, config))
+            trackers.append(_opened(module, partial(board, module, project, run, config)))
     return trackers
+
+
+def _opened(name: str, open_outlet: Callable[[], Outlet]) -> Tracker:
+    """The tracker with this setting; RunError if its library cannot open it."""
+    setting = f"logging.{name}"
+    try:
+        return Tracker(setting, open_outlet())
+    except (UserError, RunError):
+        raise
+    except Exception as error:  # whatever a library of others raises
+        raise RunError(f"{setting}: cannot be opened: {_in_one_line(error)}") from error
 
 
 def scalars_of(record: Record) -> dict[str, float]:

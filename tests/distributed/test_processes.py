@@ -473,13 +473,10 @@ STAND_INS = {
 }
 
 
-@pytest.mark.slow
-def test_two_nodes_are_one_run(tmp_path, monkeypatch):
-    """Each "node" is a torchrun of its own with two processes, as the Slurm script starts them."""
-    path = written(tmp_path, "training.iterations=12")
-    train(tiny_config(tmp_path, "training.iterations=12"), tmp_path / "one")
-    (commands := tmp_path / "bin").mkdir()
-    for name, content in STAND_INS.items():
+def slurm_job(folder, **stand_ins):
+    """Arguments of `subprocess.run` for a job of two nodes in this folder, without Slurm."""
+    (commands := folder / "bin").mkdir()
+    for name, content in {**STAND_INS, **stand_ins}.items():
         (commands / name).write_text(content)
         (commands / name).chmod(0o755)
     variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PORT": str(free_port())}
@@ -489,8 +486,37 @@ def test_two_nodes_are_one_run(tmp_path, monkeypatch):
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_GPUS_ON_NODE": "2",
     }
+    return {"env": {**os.environ, **variables}, "cwd": folder}
+
+
+INTERRUPTED = '{"status": "interrupted", "iteration": %s}'
+
+
+@pytest.mark.parametrize(
+    ("session", "expected"),
+    [
+        ("exit 1", (1, False)),
+        (f"echo '{INTERRUPTED % 9}' > run/summary.json; exit 1", (0, True)),
+    ],
+    ids=["could not begin", "was interrupted"],
+)
+def test_job_is_requeued_if_its_own_session_was_interrupted(session, expected, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text(INTERRUPTED % 5)
+    job = slurm_job(tmp_path, srun=f"#!/bin/sh\n{session}\n")
+    ended = subprocess.run(
+        ["bash", SCRIPT, "quick", "--out", "run"], **job, timeout=60, check=False
+    )
+    assert (ended.returncode, (tmp_path / "requeued").exists()) == expected
+
+
+@pytest.mark.slow
+def test_two_nodes_are_one_run(tmp_path):
+    """Each "node" is a torchrun of its own with two processes, as the Slurm script starts them."""
+    path = written(tmp_path, "training.iterations=12")
+    train(tiny_config(tmp_path, "training.iterations=12"), tmp_path / "one")
     command = ["bash", SCRIPT, path, "--out", tmp_path / "two"]
-    started = {"env": {**os.environ, **variables}, "cwd": tmp_path}
+    started = slurm_job(tmp_path)
     stopped = subprocess.run([*command, "--stop-after", "1s"], **started, timeout=400, check=False)
     assert (stopped.returncode, (tmp_path / "requeued").exists()) == (0, True)
     found = subprocess.run(command, **started, capture_output=True, text=True, timeout=400)

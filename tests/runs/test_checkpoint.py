@@ -283,6 +283,19 @@ def test_checkpoint_with_other_stages_is_not_written(stages, tmp_path):
     assert list_checkpoints(tmp_path) == []
 
 
+@pytest.mark.parametrize("num_bytes", [None, 3], ids=["missing", "cut off"])
+def test_stage_on_another_machines_disk_is_told(num_bytes, tmp_path):
+    """In a folder that machines do not share, rank 0 has only its own stages."""
+    here, there = (checkpoint.write_stage(tmp_path, 7, stage, {}) for stage in (0, 1))
+    (file,) = tmp_path.glob("checkpoints/.*/stage-001.pt")
+    if num_bytes is None:
+        file.unlink()
+    else:
+        file.write_bytes(b"x" * num_bytes)
+    with pytest.raises(RunError, match="written of stage 1; all machines must share the run's"):
+        checkpoint.finish(tmp_path, 7, {"num_stages": 2}, [here, there], keep=1)
+
+
 def test_manifest_is_read_once_for_all_stages(tmp_path, monkeypatch):
     train(tiny_config(tmp_path, "training.iterations=7"), tmp_path / "run")
     reads = []

@@ -41,6 +41,14 @@ def test_commands_take_every_name(command, folder, tmp_path, capfd):
     assert "\x1b" not in output + error
 
 
+@pytest.mark.parametrize("given", [".", "checkpoints/.."])
+def test_run_in_the_working_folder_has_its_name(given, tmp_path, monkeypatch):
+    write_run(tmp_path, "mine")
+    (tmp_path / "runs" / "mine" / "checkpoints").mkdir()
+    monkeypatch.chdir(tmp_path / "runs" / "mine")
+    assert load(given)["name"].tolist() == ["mine"]
+
+
 def test_export_under_way_is_no_run(folder):
     (folder / "caf\udce9").rename(folder / ".caf.17.tmp")
     assert ".caf.17.tmp" not in {path.name for path in find_runs([folder])}

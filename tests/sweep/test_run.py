@@ -17,7 +17,7 @@ import torch
 from brx.cli.main import main
 from brx.config.loading import dump_config, preset_with
 from brx.data.prepare import prepare
-from brx.environment import brx_command, child_environment
+from brx.environment import brx_command, child_environment, num_cores
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs.folder import lock
@@ -27,7 +27,7 @@ from brx.sweep.spec import CELLS_LOCK, State, Sweep, placed, prepare_folder, sta
 from brx.train.build import assemble
 from brx.train.loop import train
 from tests.processes import start_brx
-from tests.sweep.helpers import Pretending, write_sweep
+from tests.sweep.helpers import Pretending, finish, write_sweep
 from tests.train.helpers import losses, tiny_config, wait_for_lines
 
 
@@ -188,6 +188,13 @@ def test_cell_stopped_early_is_continued(tmp_path):
     assert losses(cell.folder)[-1]["iteration"] == 30
 
 
+def test_cell_that_went_further_is_refused(tmp_path, refused):
+    path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
+    finish(Sweep.load(path).cells[0], loss=1.0)
+    path = write_sweep(tmp_path, grid={"pipeline.stages": [4]}, set={"training.stop_after": 20})
+    assert "has made 30 already; give as many" in refused("sweep", path, "--jobs", "1")
+
+
 @pytest.mark.parametrize("status", ["finished", "running"])
 def test_folder_with_another_run_is_refused(status, tmp_path, refused):
     path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
@@ -310,7 +317,7 @@ def test_cell_gets_its_share_of_the_threads(cell_killed):
     """Although the server of the processes was started with one thread."""
     path, _ = cell_killed
     summary = json.loads((Sweep.load(path).cells[1].folder / "summary.json").read_text())
-    assert summary["device"]["threads"] == os.cpu_count()
+    assert summary["device"]["threads"] == num_cores()
 
 
 def test_two_sweeps_at_once_run_no_cell_twice(tmp_path, capsys):

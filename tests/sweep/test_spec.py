@@ -11,7 +11,7 @@ from brx.cli.main import main
 from brx.config.loading import PRESETS
 from brx.errors import UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.sweep import launchers
+from brx.sweep import launchers, spec
 from brx.sweep.launchers import LocalLauncher
 from brx.sweep.run import choices_and_repetitions, remaining_seconds
 from brx.sweep.spec import FAILURE, Sweep, identity, matches, prepare_folder, value_at
@@ -67,8 +67,8 @@ def test_equal_cells_are_one(tmp_path):
 
 
 def test_identity_ignores_what_decides_no_number(tmp_path):
-    other = tiny_config(tmp_path, "pipeline.devices=2", "training.keep_checkpoints=5")
-    assert identity(tiny_config(tmp_path)) == identity(other)
+    settings = ("pipeline.devices=2", "runtime.share_gpus=true", "training.keep_checkpoints=5")
+    assert identity(tiny_config(tmp_path)) == identity(tiny_config(tmp_path, *settings))
 
 
 @pytest.mark.parametrize("setting", ["optimizer.lr=0.02", "training.seed=1"])
@@ -120,6 +120,10 @@ def test_other_method_drops_options_it_lacks(tmp_path):
         ),
         ({"grid": {"optimizer.lr": []}}, "grid.optimizer.lr: needs at least one value"),
         ({"grid": {"x": [{"optimizer.lr": 1.0}, 2]}}, "grid.x: either all values or all mappings"),
+        (
+            {"grid": {"optimizer.lr": [1.0], "x": [{"optimizer.lr": 2.0}]}},
+            "grid.x: sets optimizer.lr, which the axis optimizer.lr sets, too",
+        ),
         (
             {"grid": {"pipeline.stages": [9]}},
             "cell p9: pipeline.stages must be at most model.blocks (4), got 9",
@@ -303,7 +307,7 @@ def started(tmp_path, monkeypatch):
         return environments
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(launchers.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(launchers, "num_cores", lambda: 8)
     monkeypatch.setattr(launchers, "start_process", start)
     return fill
 
@@ -322,7 +326,7 @@ def test_rank_of_the_sweep_reaches_no_cell(started, monkeypatch):
 
 def test_gpus_are_no_limit_on_the_cpu(monkeypatch):
     monkeypatch.setattr(launchers.torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(launchers.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(launchers, "num_cores", lambda: 8)
     assert LocalLauncher(None, 2, on_gpus=False).num_jobs == 4
 
 
@@ -420,3 +424,26 @@ def test_optimizers_have_the_papers_options(papers):
 def test_stages_have_equally_many_blocks(papers):
     _, configs = papers
     assert all(config.model.blocks % config.pipeline.stages == 0 for config in configs)
+
+
+@pytest.fixture
+def done(tmp_path):
+    """A cell that is done."""
+    cell = Sweep.load(write_sweep(tmp_path)).cells[0]
+    end(cell)
+    return cell
+
+
+def test_configuration_of_a_cell_is_parsed_once(done, monkeypatch):
+    parsed = Mock(side_effect=spec.load_config)
+    monkeypatch.setattr(spec, "load_config", parsed)
+    assert [spec.state_of(done), spec.state_of(done)] == [spec.State.DONE] * 2
+    parsed.assert_called_once()
+
+
+def test_changed_configuration_of_a_cell_is_seen(done):
+    spec.state_of(done)
+    config = done.folder / "config.yaml"
+    config.write_text(config.read_text().replace("seed: 0", "seed: 1"))
+    with pytest.raises(UserError, match="differs from what the sweep asks for"):
+        spec.state_of(done)

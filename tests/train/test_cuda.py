@@ -15,7 +15,7 @@ from brx.pipeline.versions import StageVersions
 from brx.planning.plan import plan_memory
 from brx.train.build import assemble
 from brx.train.loop import train
-from tests.train.helpers import losses, tiny_config
+from tests.train.helpers import losses, steps_of, tiny_config
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
@@ -50,6 +50,30 @@ def test_compiled_bf16_trains(stash, rings, tmp_path):
     found = losses(tmp_path / "run")
     assert found[-1]["val_loss"] < found[0]["train_loss"] - 1
     assert all(math.isfinite(record.get("train_loss", 0.0)) for record in found)
+
+
+NOISY = """
+import torch
+
+class Noisy(torch.optim.SGD):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight.grad.add_(torch.randn_like(weight))
+        return super().step(closure)
+"""
+
+
+def test_resumed_run_draws_the_numbers_of_an_uninterrupted_one(tmp_path):
+    (tmp_path / "noisy.py").write_text(NOISY)
+    method = f"optimizer={{method: '{tmp_path}/noisy.py:Noisy', lr: 0.01}}"
+    settings = [method, "runtime.device=cuda", "training.validation_every=30"]
+    train(tiny_config(tmp_path, *settings), tmp_path / "straight")
+    train(tiny_config(tmp_path, *settings, "training.stop_after=15"), tmp_path / "run")
+    train(tiny_config(tmp_path, *settings), tmp_path / "run", resume=True)
+    resumed, straight = (steps_of(tmp_path / name)[-1] for name in ("run", "straight"))
+    assert resumed["train_loss"] == pytest.approx(straight["train_loss"], rel=1e-4)
 
 
 def test_attention_is_flash_attention():

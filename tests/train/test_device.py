@@ -1,4 +1,4 @@
-"""Which GPU a rank computes on."""
+"""Which GPU a rank computes on, and the state of its random numbers."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,12 @@ import torch
 
 from brx.errors import UserError
 from brx.pipeline.world import World
-from brx.train.device import check_gpus_differ, choose_device
+from brx.train.device import (
+    check_gpus_differ,
+    choose_device,
+    generator_states,
+    set_generator_states,
+)
 
 
 @pytest.fixture
@@ -80,3 +85,26 @@ def test_two_ranks_on_one_gpu_are_refused(gpu_a):
 @pytest.mark.parametrize("other", [("host", "b"), ("another", "a")])
 def test_different_gpus_pass(other, gpu_a):
     check_gpus_differ(TwoRanks(other), gpu_a)
+
+
+@pytest.fixture
+def gpu_generator(monkeypatch):
+    """A GPU's generator, as its states by the GPU's name."""
+    states = {"cuda:1": torch.tensor([7])}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda gpu: states[str(gpu)])
+    monkeypatch.setattr(
+        torch.cuda, "set_rng_state", lambda state, gpu: states.update({str(gpu): state})
+    )
+    return states
+
+
+def test_generator_of_the_gpu_continues(gpu_generator):
+    saved = generator_states(torch.device("cuda", 1))
+    gpu_generator["cuda:1"] = torch.tensor([8])
+    set_generator_states(torch.device("cuda", 1), saved)
+    assert gpu_generator["cuda:1"].tolist() == [7]
+
+
+def test_state_from_a_cpu_leaves_the_generator_of_the_gpu(gpu_generator):
+    set_generator_states(torch.device("cuda", 1), generator_states(torch.device("cpu")))
+    assert gpu_generator["cuda:1"].tolist() == [7]

@@ -544,6 +544,24 @@ def test_run_on_other_data_is_not_resumed(stopped, tmp_path):
         train(tiny_config(tmp_path), stopped, resume=True)
 
 
+def test_run_that_lost_its_checkpoints_does_not_begin_again(stopped, tmp_path):
+    before = (stopped / "metrics.jsonl").read_text()
+    shutil.rmtree(stopped / "checkpoints")
+    with pytest.raises(UserError, match="made 3 iterations, but no checkpoint is there"):
+        train(tiny_config(tmp_path), stopped, resume=True)
+    assert (stopped / "metrics.jsonl").read_text() == before
+
+
+def test_run_killed_before_its_first_checkpoint_says_that_it_begins_again(
+    stopped, tmp_path, capsys
+):
+    shutil.rmtree(stopped / "checkpoints")
+    (stopped / "summary.json").unlink()
+    train(tiny_config(tmp_path), stopped, resume=True)
+    assert "has no checkpoint; it begins at iteration 1 again" in capsys.readouterr().err
+    assert [record["iteration"] for record in steps_of(stopped)] == [*range(1, 31)]
+
+
 def test_refused_resume_leaves_the_metrics(stopped, tmp_path):
     before = (stopped / "metrics.jsonl").read_text()
     (tmp_path / "text.txt").write_text("\n".join(f"other text {number}" for number in range(20000)))

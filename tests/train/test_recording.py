@@ -431,3 +431,11 @@ def test_delay_changes_the_losses_of_an_example(example):
 
 def test_runs_of_an_example_have_our_version(example):
     assert example["versions.brx"].iloc[0] == brx.__version__
+
+
+def test_run_longer_than_announced_has_its_own_length(tmp_path, capsys):
+    with record(tmp_path / "run", "sgd", lr=1.0, iterations=2) as run:
+        for t in (1, 2, 3):
+            run.log(t, 1.0)
+    assert load(tmp_path / "run")["last_iteration"].tolist() == [3]
+    assert "3 updates were logged, more than iterations=2" in capsys.readouterr().err

@@ -2,11 +2,12 @@
 
 import sys
 import types
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
 from brx.config.loading import dump_config
+from brx.errors import RunError
 from brx.train.loop import train
 from tests.train.helpers import steps_of, tiny_config
 
@@ -84,6 +85,24 @@ def test_folder_of_the_same_name_is_another_run(board, tmp_path):
         train(on_board(module, tmp_path), tmp_path / folder / "run")
     here, there = (told[IDENTITY[module]] for told in arguments)
     assert here != there
+
+
+def test_failing_board_does_not_end_the_run(board, tmp_path, capsys):
+    module, _, _ = board
+    failing = MagicMock()
+    failing.log.side_effect = failing.finish.side_effect = ZeroDivisionError("gone")
+    sys.modules[module].init = lambda **given: failing
+    assert train(on_board(module, tmp_path), tmp_path / "run") == "finished"
+    note = f"brx: note: logging.{module}: failed at iteration 1: gone; metrics.jsonl has all"
+    assert capsys.readouterr().err.count(note) == 1
+    failing.log.assert_called_once()
+
+
+def test_board_that_cannot_be_opened_is_one_line(board, tmp_path):
+    module, _, _ = board
+    sys.modules[module].init = Mock(side_effect=ZeroDivisionError("no such\n project"))
+    with pytest.raises(RunError, match=f"^logging.{module}: cannot be opened: no such project$"):
+        train(on_board(module, tmp_path), tmp_path / "run")
 
 
 UNUSABLE = {
