@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from brx.config.loading import apply_overrides
 from brx.config.schema import RunConfig
@@ -39,11 +41,13 @@ def measure_stage_costs(config: RunConfig, device: torch.device) -> list[float]:
         """A stage of one block; the first one has the embedding, too, and the last one the head."""
         return make_stage(model, vocabulary_size, range(block, block + 1), seed=0).to(device)
 
+    recompute = config.pipeline.recompute
     like = distinct_blocks(model)
     seconds = {}
     for block in set(like.values()):
         (module,) = part(block).blocks.values()
-        seconds[block] = _seconds(partial(_output, module, stream), device)
+        run = partial(checkpoint, module, use_reentrant=False) if recompute else module
+        seconds[block] = _seconds(partial(_output, run, stream), device)
     blocks = partition(model.blocks, config.pipeline.stages)
     costs = [sum(seconds[like[block]] for block in own) for own in blocks]
     embedding = part(0).embedding
@@ -56,7 +60,7 @@ def measure_stage_costs(config: RunConfig, device: torch.device) -> list[float]:
 
 
 def _output(
-    block: nn.Module,
+    block: Callable[[Tensor], Any],
     stream: Tensor,  # (B, S, D)
 ) -> Tensor:
     """The sum of a block's output."""
