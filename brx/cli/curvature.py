@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -265,8 +266,6 @@ def oscillation(
     measured: OnlyMeasured = False,
     out: FigurePath = None,
 ) -> None:
-    from rich.console import Console
-
     from brx.curvature.checkpoints import refuse_two_checkpoints
     from brx.curvature.oscillation import (
         OscillationSettings,
@@ -297,7 +296,7 @@ def oscillation(
                 run,
                 iteration=iteration or checkpoint,
                 settings=settings,
-                report=Console(stderr=True, highlight=False).print,
+                report=partial(print, file=sys.stderr, flush=True),
             )
             results.append(result)
     print_table(oscillation_table(results))
