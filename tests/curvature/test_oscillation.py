@@ -264,3 +264,12 @@ def test_run_needs_a_checkpoint_midway(run):
         UserError, match=r"no checkpoint near the middle of its 30 iterations.*28, 30"
     ):
         oscillation.measure_oscillation(run)
+
+
+def test_long_seeds_have_files_of_their_own(results):
+    # They differ in the last of 16 digits.
+    names = set()
+    for seed in (1234567890123456, 1234567890123457):
+        settings = oscillation.OscillationSettings(seed=seed)
+        names.add(results[0].model_copy(update={"settings": settings}).path_in(Path("run")))
+    assert len(names) == 2
