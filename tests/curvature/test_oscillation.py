@@ -228,6 +228,11 @@ def test_two_checkpoints_are_refused(measured, capsys):
     assert "is a checkpoint already" in refusal(capsys, checkpoint, "--checkpoint", "14")
 
 
+def test_settings_of_earlier_measurements_are_refused(measured, capsys):
+    told = refusal(capsys, measured, "--measured", "--seed", "4")
+    assert "--seed and --measured: give one of the two" in told
+
+
 def test_one_iteration_is_refused(measured, capsys):
     assert "--iterations" in refusal(capsys, measured, "--iterations", "1")
 
