@@ -192,6 +192,11 @@ def _words(path: Path) -> list[str]:
         return []
 
 
+def size_text(num_bytes: float) -> str:
+    """For example `37.3 GB`; below 1 GB `47.6 MB`."""
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+
+
 def fits(ranks: Sequence[RankMemory], device_memory: float) -> bool:
     """Whether every rank's peak leaves the margin free."""
     return max(rank.peak for rank in ranks) <= usable(device_memory)
@@ -254,10 +259,10 @@ def fit_line(
     else:
         least = _least_peak(config, device_type)
     if fits(ranks, memory):
-        return f"Fits into {memory / 1e9:.1f} GB per device with {spare}; {least}."
+        return f"Fits into {size_text(memory)} per device with {spare}; {least}."
     remedies = what_would_fit(config, device_type, memory)
     would = f" Would fit: {' or '.join(remedies)}." if remedies else ""
-    return f"Does not fit into {memory / 1e9:.1f} GB per device with {spare}; {least}.{would}"
+    return f"Does not fit into {size_text(memory)} per device with {spare}; {least}.{would}"
 
 
 def _least_peak(config: RunConfig, device_type: str) -> str:
@@ -268,4 +273,4 @@ def _least_peak(config: RunConfig, device_type: str) -> str:
     ]
     peaks = min(plans, key=max)
     fullest = peaks.index(max(peaks))
-    return f"even R = {len(peaks)} needs {max(peaks) / 1e9:.1f} GB on rank {fullest}"
+    return f"even R = {len(peaks)} needs {size_text(max(peaks))} on rank {fullest}"

@@ -25,7 +25,7 @@ from brx.planning.flops import (
     recomputed_flops,
     update_flops,
 )
-from brx.planning.placement import what_would_fit
+from brx.planning.placement import size_text, what_would_fit
 from brx.planning.plan import boundary_bytes, plan_memory, planned_device_type
 from brx.planning.schedules import (
     ASYNCHRONOUS,
@@ -411,6 +411,6 @@ def _synchronous_line(run: PlannedRun, ours: Cut) -> str:
     return (
         f"The best synchronous cut of the same {run.examples} examples, {best.schedule} with "
         f"{best.num_micro_batches} micro-batches, takes {ratio:.2f} times as long per "
-        f"iteration{took}, and {best.memory / 1e9:.1f} GB. Its devices wait for {best.idle:.0%} of "
+        f"iteration{took}, and {size_text(best.memory)}. Its devices wait for {best.idle:.0%} of "
         f"the passes' time (asynchronously {ours.idle:.0%}: for the busiest)."
     )
