@@ -14,6 +14,7 @@ class Rates(NamedTuple):
 
 PEAKS = {
     "B200": Rates(2250, 75),
+    "H200 NVL": Rates(835, 60),
     "H200": Rates(989, 67),
     "H100 PCIe": Rates(756, 51),
     "H100 NVL": Rates(835, 60),
@@ -32,6 +33,10 @@ PEAKS = {
 """Peaks by name, from data sheets. If one name contains another, the longer one comes first,
 because `peak_flops` takes the first match."""
 
+OTHER_CHIPS = {"ti", "super", "d", "laptop", "mobile", "max"}
+"""After a name in `PEAKS`, these words make it the name of another chip: an RTX 4090 Laptop GPU has
+half the rate of an RTX 4090."""
+
 
 def peak_flops(name: str, precision: Literal["fp32", "bf16"]) -> float | None:
     """The peak rate of a device in FLOP/s, by its data sheet; None if it is not known.
@@ -40,10 +45,15 @@ def peak_flops(name: str, precision: Literal["fp32", "bf16"]) -> float | None:
         name: the name that the device reports, for example "NVIDIA A100-SXM4-80GB".
         precision: the precision of the matrix products.
     """
-    words = name.lower().replace("-", " ")
+    words = f" {name.lower().replace('-', ' ')} "
+    if " mig " in words:  # a slice of a GPU, with a share of its rate
+        return None
     for known, peak in PEAKS.items():
         # Match whole words: an L40 is not an L4, and an A1000 is not an A100.
-        if f" {known.lower()} " in f" {words} ":
+        _, match, rest = words.partition(f" {known.lower()} ")
+        if match:
+            if OTHER_CHIPS.intersection(rest.split()[:1]):
+                return None
             return 1e12 * (peak.bf16 if precision == "bf16" else peak.fp32)
     return None
 

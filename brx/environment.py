@@ -56,12 +56,14 @@ class OutputStream(io.TextIOWrapper):
         # Keep a reference: when the original stream is garbage-collected, it closes the descriptor.
         self._original = stream
         self._sink = _Sink(stream.fileno())
+        # PYTHONUNBUFFERED or python -u: lines of long work are to be in a log at once.
+        is_unbuffered = bool(getattr(stream, "write_through", False))
         super().__init__(
             io.BufferedWriter(self._sink),
             encoding=stream.encoding,
             # A name with a character that the encoding lacks must not end a command.
             errors="backslashreplace",
-            line_buffering=stream is sys.stderr or stream.isatty(),
+            line_buffering=stream is sys.stderr or stream.isatty() or is_unbuffered,
         )
 
     @property

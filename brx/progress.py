@@ -9,6 +9,21 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 PLAIN_LINE_EVERY_S = 10.0
 
 
+def error_console(*, quiet: bool = False) -> Console:
+    """A console on stderr that prints names as they are. By default, rich would take `[lr=0.1]` in
+    a run's name for markup, and `:b:` for an emoji."""
+    return Console(stderr=True, quiet=quiet, highlight=False, markup=False, emoji=False)
+
+
+def is_live(console: Console) -> bool:
+    """Whether a console can draw a bar or a table again in its place.
+
+    Some terminals cannot (TERM=dumb, as in Emacs). FORCE_COLOR makes rich take any file for a
+    terminal, but in a log every new drawing would be one more line.
+    """
+    return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
+
+
 class ProgressBar:
     """Shows how much is done, a text, and the time left.
 
@@ -23,22 +38,23 @@ class ProgressBar:
     def __init__(
         self, label: str, unit: str, total: int | None, done: int = 0, *, quiet: bool = False
     ) -> None:
-        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._console = error_console(quiet=quiet)
+        self._is_live = is_live(self._console)
         self._label = label
         self._unit = unit
         self._total = total
         self._first = done
         self._start = self._last_line = time.monotonic()
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[text]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("elapsed,"),
             TimeRemainingColumn(),
             TextColumn("left"),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=not self._is_live,
         )
         self._task = self._bar.add_task(label, total=total, completed=done, text=self._count(done))
 
@@ -46,7 +62,7 @@ class ProgressBar:
         """Show that `done` units are done now, with a text. Plain lines are printed at most every
         ten seconds, and at the end."""
         self._bar.update(self._task, completed=done, text=f"{self._count(done)}  {text}")
-        if self._console.is_terminal:
+        if self._is_live:
             return
         now = time.monotonic()
         is_due = now - self._last_line >= PLAIN_LINE_EVERY_S or done == self._total
@@ -71,7 +87,7 @@ class ProgressBar:
 
     def say(self, message: str, label: str | None = None) -> None:
         """Print a line, above the bar if there is one; `label` replaces the bar's."""
-        self._console.print(f"{label or self._label}: {message}", soft_wrap=True, markup=False)
+        self._console.print(f"{label or self._label}: {message}", soft_wrap=True)
 
     def _count(self, done: int) -> str:
         return f"{done:,}" if self._total is None else f"{done:,}/{self._total:,}"

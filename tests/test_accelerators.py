@@ -12,13 +12,29 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize(
     ("name", "tera"),
-    [("NVIDIA H100 PCIe", 756), ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA A100-SXM4-80GB", 312)],
+    [
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA H200 NVL", 835),
+    ],
 )
 def test_peak_of_a_known_device(name, tera):
     assert peak_flops(name, "bf16") == tera * 1e12
 
 
-@pytest.mark.parametrize("name", ["NVIDIA RTX A1000", "L40", "some card", ""])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA RTX A1000",
+        "L40",
+        "some card",
+        "",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+    ],
+)
 def test_peak_of_an_unknown_device(name):
     assert peak_flops(name, "bf16") is None
 

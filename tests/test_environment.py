@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import io
 import os
 import subprocess
 import sys
@@ -85,6 +86,14 @@ def test_stream_writes_what_it_is_given(tmp_path):
     with (tmp_path / "text").open("w") as file:
         print("some text", file=OutputStream(file), flush=True)
     assert (tmp_path / "text").read_text() == "some text\n"
+
+
+def test_unbuffered_stream_stays_so(tmp_path):
+    path = tmp_path / "log"
+    with path.open("wb", buffering=0) as raw:
+        stream = OutputStream(io.TextIOWrapper(raw, write_through=True))
+        print("a cell is done", file=stream)
+        assert path.read_text() == "a cell is done\n"
 
 
 def test_result_that_cannot_be_written_is_a_failure(full_disk):

@@ -1,5 +1,7 @@
 """The progress bar's plain lines, as they are without a terminal."""
 
+import sys
+
 import pytest
 
 from brx import progress as progress_module
@@ -32,12 +34,44 @@ def test_plain_line_without_a_total(quiet, lines, capsys, monkeypatch):
     assert capsys.readouterr().err.splitlines() == lines
 
 
-def test_terminal_has_a_bar(capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+def be_terminal(monkeypatch, kind="xterm"):
+    """Make stderr a terminal of 120 columns."""
+    monkeypatch.setenv("TERM", kind)
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
+
+def test_terminal_has_a_bar(capsys, monkeypatch):
+    be_terminal(monkeypatch)
     with ProgressBar("run", "iteration", 4000, 1000) as progress:
         progress.update(2000, "loss 2.5")
     assert "elapsed," in capsys.readouterr().err
+
+
+def test_bar_has_the_label_as_it_is(capsys, monkeypatch):
+    be_terminal(monkeypatch)
+    with ProgressBar("x[lr=0.1]:b:", "iteration", 2) as progress:
+        progress.update(1, "loss 2.5")
+    assert "x[lr=0.1]:b:" in capsys.readouterr().err
+
+
+def test_plain_line_has_the_label_as_it_is(capsys):
+    ProgressBar("x[lr=0.1]:b:", "iteration", 1).say("saved")
+    assert capsys.readouterr().err == "x[lr=0.1]:b:: saved\n"
+
+
+def test_dumb_terminal_has_plain_lines(capsys, monkeypatch):
+    be_terminal(monkeypatch, "dumb")
+    with ProgressBar("run", "iteration", 1) as progress:
+        progress.update(1, "loss 2.5")
+    assert capsys.readouterr().err == "run: iteration 1/1  loss 2.5  0 s left\n"
+
+
+def test_log_with_forced_colours_has_plain_lines(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with ProgressBar("run", "iteration", 1) as progress:
+        progress.update(1, "loss 2.5")
+    assert "elapsed," not in capsys.readouterr().err
 
 
 def test_long_step_is_told_of_at_times(capsys, monkeypatch):

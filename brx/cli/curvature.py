@@ -4,7 +4,8 @@ oscillation`."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -51,6 +52,7 @@ loss. The results are kept in RUN/analysis/. After Ctrl-C or a crash, the
 same command continues.
 """)
 def hessian_norm(
+    context: typer.Context,
     runs: RunsOrCheckpoints,
     *,
     checkpoint: Annotated[
@@ -111,6 +113,8 @@ def hessian_norm(
         f"--by {by}: prints several tables, and {format} holds one; leave one of the two out",
     )
     _check_basis(original, strategies, basis_from, basis_batches)
+    if measured:
+        _refuse_settings(context, [*NormSettings.model_fields, "jobs"])
     refuse_two_checkpoints(runs, checkpoint)
     spaces = _spaces(original, rotated, strategies)
     if strategies:
@@ -138,6 +142,18 @@ def hessian_norm(
         )
         # With csv and json, stdout holds the table alone.
         print(*drawn, sep="\n", file=sys.stdout if format == "table" else sys.stderr)
+
+
+def _refuse_settings(context: typer.Context, names: Iterable[str]) -> None:
+    """Raise a UserError if a setting of a measurement is given with `--measured`, which would
+    ignore it."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        refuse(
+            source is not None and source.name != "DEFAULT",
+            f"--{name.replace('_', '-')} and --measured: give one of the two; --measured shows "
+            f"what was measured, whatever its settings",
+        )
 
 
 def _check_basis(
@@ -240,6 +256,7 @@ def effective_delay(
       --out figures/oscillation
 """)
 def oscillation(
+    context: typer.Context,
     checkpoints: RunsOrCheckpoints,
     *,
     checkpoint: Annotated[
@@ -265,8 +282,6 @@ def oscillation(
     measured: OnlyMeasured = False,
     out: FigurePath = None,
 ) -> None:
-    from rich.console import Console
-
     from brx.curvature.checkpoints import refuse_two_checkpoints
     from brx.curvature.oscillation import (
         OscillationSettings,
@@ -281,6 +296,7 @@ def oscillation(
     refuse_two_checkpoints(checkpoints, checkpoint)
     refuse(not tolerance > 0, f"--tolerance {tolerance}: must be above 0")
     if measured:
+        _refuse_settings(context, OscillationSettings.model_fields)
         results = oscillations_in(checkpoints, checkpoint)
     else:
         settings = OscillationSettings(
@@ -297,7 +313,7 @@ def oscillation(
                 run,
                 iteration=iteration or checkpoint,
                 settings=settings,
-                report=Console(stderr=True, highlight=False).print,
+                report=partial(print, file=sys.stderr, flush=True),
             )
             results.append(result)
     print_table(oscillation_table(results))

@@ -66,7 +66,7 @@ class OscillationSettings(BaseModel, frozen=True):
         words = []
         for key, value in self:
             if value != getattr(usual, key):
-                words.append(f"{key.replace('_', '-')}-{value:g}")
+                words.append(f"{key.replace('_', '-')}-{value}")
         return words
 
 

@@ -146,12 +146,18 @@ def early_gradient_bytes(model: ModelSection, vocabulary_size: int, batch_size: 
     return int(FP32 * num_weights)
 
 
+def blocks_forward_flops(model: ModelSection, blocks: range, batch_size: int) -> int:
+    """Floating-point operations of some blocks' forward pass over a micro-batch, without a discount
+    for causality."""
+    return sum(_block_trace(model, block, batch_size, False, "cpu").flops for block in blocks)
+
+
 def stage_forward_flops(
     model: ModelSection, vocabulary_size: int, blocks: range, batch_size: int
 ) -> int:
-    """Floating-point operations of a stage's forward pass over a micro-batch, without a discount
-    for causality."""
-    flops = sum(_block_trace(model, block, batch_size, False, "cpu").flops for block in blocks)
+    """The operations of a stage's forward pass over a micro-batch: of its blocks, and of the head
+    if it has it."""
+    flops = blocks_forward_flops(model, blocks, batch_size)
     if blocks.stop == model.blocks:
         flops += _head_flops(model, vocabulary_size, batch_size)
     return flops

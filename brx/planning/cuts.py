@@ -7,7 +7,7 @@ from itertools import accumulate
 from brx.config.schema import RunConfig
 from brx.model.stage import partition
 from brx.pipeline.delay import cannot_run, stage_delays
-from brx.planning.flops import forward_flops
+from brx.planning.flops import pass_flops
 
 
 def assign(costs: Sequence[float], num_ranks: int) -> list[range]:
@@ -50,7 +50,7 @@ def planned_ranges(config: RunConfig, num_ranks: int | None = None) -> list[rang
     num_stages = config.pipeline.stages
     if config.pipeline.balance == "count":
         return partition(num_stages, num_ranks)
-    return assign([forward_flops(config, [stage]) for stage in range(num_stages)], num_ranks)
+    return assign([pass_flops(config, [stage]) for stage in range(num_stages)], num_ranks)
 
 
 def possible_cuts(config: RunConfig) -> Iterator[list[range]]:

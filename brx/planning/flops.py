@@ -9,7 +9,7 @@ from brx.config.schema import OptimizerConfig, RunConfig
 from brx.methods.products import Products
 from brx.methods.table import find_method
 from brx.methods.trial import is_own, trial_of
-from brx.model.sizes import Sizes, stage_forward_flops, stage_sizes
+from brx.model.sizes import Sizes, blocks_forward_flops, stage_forward_flops, stage_sizes
 from brx.model.stage import partition
 
 
@@ -32,10 +32,20 @@ def forward_flops(config: RunConfig, own: Sequence[int]) -> int:
     )
 
 
-def passes(config: RunConfig) -> int:
-    """How many forward passes' work a micro-batch takes in all: forward 1, backward 2,
-    recomputation 1."""
-    return 4 if config.pipeline.recompute else 3
+def recomputed_flops(config: RunConfig, own: Sequence[int]) -> int:
+    """The operations that a micro-batch's backward pass through some stages repeats: with
+    `pipeline.recompute`, the forward passes of their blocks. The head is never recomputed."""
+    if not config.pipeline.recompute:
+        return 0
+    blocks = partition(config.model.blocks, config.pipeline.stages)
+    batch = config.training.batch_size
+    return sum(blocks_forward_flops(config.model, blocks[index], batch) for index in own)
+
+
+def pass_flops(config: RunConfig, own: Sequence[int]) -> int:
+    """The operations of a micro-batch's passes through some stages: the forward pass, twice as much
+    for the backward pass, and recomputation."""
+    return 3 * forward_flops(config, own) + recomputed_flops(config, own)
 
 
 def update_products(config: RunConfig, own: Sequence[int]) -> Products:
@@ -71,5 +81,4 @@ def update_flops(config: RunConfig, own: Sequence[int]) -> float:
 def rank_flops(config: RunConfig, own: Sequence[int]) -> float:
     """The operations of one rank in an iteration: forward and backward passes, recomputation, and
     the method's own products."""
-    pass_flops = passes(config) * config.pipeline.accumulation * forward_flops(config, own)
-    return pass_flops + update_flops(config, own)
+    return config.pipeline.accumulation * pass_flops(config, own) + update_flops(config, own)

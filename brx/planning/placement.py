@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from brx.config.loading import apply_overrides
 from brx.config.schema import RunConfig
@@ -39,11 +41,13 @@ def measure_stage_costs(config: RunConfig, device: torch.device) -> list[float]:
         """A stage of one block; the first one has the embedding, too, and the last one the head."""
         return make_stage(model, vocabulary_size, range(block, block + 1), seed=0).to(device)
 
+    recompute = config.pipeline.recompute
     like = distinct_blocks(model)
     seconds = {}
     for block in set(like.values()):
         (module,) = part(block).blocks.values()
-        seconds[block] = _seconds(partial(_output, module, stream), device)
+        run = partial(checkpoint, module, use_reentrant=False) if recompute else module
+        seconds[block] = _seconds(partial(_output, run, stream), device)
     blocks = partition(model.blocks, config.pipeline.stages)
     costs = [sum(seconds[like[block]] for block in own) for own in blocks]
     embedding = part(0).embedding
@@ -56,7 +60,7 @@ def measure_stage_costs(config: RunConfig, device: torch.device) -> list[float]:
 
 
 def _output(
-    block: nn.Module,
+    block: Callable[[Tensor], Any],
     stream: Tensor,  # (B, S, D)
 ) -> Tensor:
     """The sum of a block's output."""
@@ -188,6 +192,11 @@ def _words(path: Path) -> list[str]:
         return []
 
 
+def size_text(num_bytes: float) -> str:
+    """For example `37.3 GB`; below 1 GB `47.6 MB`."""
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+
+
 def fits(ranks: Sequence[RankMemory], device_memory: float) -> bool:
     """Whether every rank's peak leaves the margin free."""
     return max(rank.peak for rank in ranks) <= usable(device_memory)
@@ -250,10 +259,10 @@ def fit_line(
     else:
         least = _least_peak(config, device_type)
     if fits(ranks, memory):
-        return f"Fits into {memory / 1e9:.1f} GB per device with {spare}; {least}."
+        return f"Fits into {size_text(memory)} per device with {spare}; {least}."
     remedies = what_would_fit(config, device_type, memory)
     would = f" Would fit: {' or '.join(remedies)}." if remedies else ""
-    return f"Does not fit into {memory / 1e9:.1f} GB per device with {spare}; {least}.{would}"
+    return f"Does not fit into {size_text(memory)} per device with {spare}; {least}.{would}"
 
 
 def _least_peak(config: RunConfig, device_type: str) -> str:
@@ -264,4 +273,4 @@ def _least_peak(config: RunConfig, device_type: str) -> str:
     ]
     peaks = min(plans, key=max)
     fullest = peaks.index(max(peaks))
-    return f"even R = {len(peaks)} needs {max(peaks) / 1e9:.1f} GB on rank {fullest}"
+    return f"even R = {len(peaks)} needs {size_text(max(peaks))} on rank {fullest}"

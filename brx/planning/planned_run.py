@@ -18,8 +18,14 @@ from brx.errors import UserError, did_you_mean
 from brx.model.sizes import training_flops
 from brx.model.stage import partition
 from brx.planning.cuts import assign, planned_ranges
-from brx.planning.flops import forward_flops, passes, rank_flops, update_flops
-from brx.planning.placement import what_would_fit
+from brx.planning.flops import (
+    forward_flops,
+    pass_flops,
+    rank_flops,
+    recomputed_flops,
+    update_flops,
+)
+from brx.planning.placement import size_text, what_would_fit
 from brx.planning.plan import boundary_bytes, plan_memory, planned_device_type
 from brx.planning.schedules import (
     ASYNCHRONOUS,
@@ -141,8 +147,8 @@ class PlannedRun:
     def unit(self) -> float:
         """The unit of time of a `Cut`: the operations of one device for an update's passes, if all
         devices did equally many."""
-        forward = forward_flops(self.config, range(self.config.pipeline.stages))
-        return passes(self.config) * self.config.pipeline.accumulation * forward / self.num_ranks
+        flops = pass_flops(self.config, range(self.config.pipeline.stages))
+        return self.config.pipeline.accumulation * flops / self.num_ranks
 
     @property
     def cut_lines(self) -> list[str]:
@@ -216,7 +222,7 @@ class PlannedRun:
         ranges = planned_ranges(config)
         count = config.pipeline.accumulation
         transfer = self._transfer(config)
-        times = tuple(passes(config) * forward_flops(config, own) / self.unit for own in ranges)
+        times = tuple(pass_flops(config, own) / self.unit for own in ranges)
         updates = tuple(self._update(config, own, cost) for own in ranges)
         no_updates = (0.0,) * len(ranges)
         elapsed = asynchronous_elapsed(times, updates, count, transfer)
@@ -257,10 +263,10 @@ class PlannedRun:
             # A stage per block, so that chunks may have any number of blocks.
             num_blocks = config.model.blocks
             sized = _resized(config, num_blocks, self.num_ranks, count, **WITHOUT_DELAY)
-            blocks = [forward_flops(sized, [block]) for block in range(num_blocks)]
+            blocks = [pass_flops(sized, [block]) for block in range(num_blocks)]
             chunks = assign(blocks, num_chunks)
         forward = tuple(forward_flops(sized, chunk) / self.unit for chunk in chunks)
-        recompute = float(passes(sized) - 3)
+        recompute = tuple(recomputed_flops(sized, chunk) / self.unit for chunk in chunks)
         pace = synchronous_pace(name, forward, count, self._transfer(sized), recompute)
         if pace is None:
             return None
@@ -276,8 +282,7 @@ class PlannedRun:
     def _update(self, config: RunConfig, own: Sequence[int], cost: float | None) -> float:
         if cost is None:
             return update_flops(config, own) / self.unit
-        pass_flops = passes(config) * config.pipeline.accumulation * forward_flops(config, own)
-        return cost * pass_flops / self.unit
+        return cost * config.pipeline.accumulation * pass_flops(config, own) / self.unit
 
     def _transfer(self, config: RunConfig) -> float:
         """The time that the stream takes from one device to the next, in units of a `Cut`; 0 if the
@@ -406,6 +411,6 @@ def _synchronous_line(run: PlannedRun, ours: Cut) -> str:
     return (
         f"The best synchronous cut of the same {run.examples} examples, {best.schedule} with "
         f"{best.num_micro_batches} micro-batches, takes {ratio:.2f} times as long per "
-        f"iteration{took}, and {best.memory / 1e9:.1f} GB. Its devices wait for {best.idle:.0%} of "
+        f"iteration{took}, and {size_text(best.memory)}. Its devices wait for {best.idle:.0%} of "
         f"the passes' time (asynchronously {ours.idle:.0%}: for the busiest)."
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from brx.accelerators import H100, MeasuredRates
 from brx.config.schema import BasisRotationConfig, RunConfig
 from brx.planning.cuts import planned_ranges
-from brx.planning.flops import forward_flops, passes, update_products
+from brx.planning.flops import pass_flops, update_products
 
 LARGEST_RATIO = 1.25
 """The step counts as cheap if an iteration with basis rotation takes at most this many times as
@@ -82,7 +82,7 @@ def _seconds(config: RunConfig, rates: StepRates) -> tuple[list[float], list[flo
     pass_seconds = []
     updates = []
     for own in planned_ranges(config):
-        pass_seconds.append(passes(config) * forward_flops(config, own) / rates.passes)
+        pass_seconds.append(pass_flops(config, own) / rates.passes)
         products = update_products(config, own)
         update_seconds = products.rotations / rates.rotations
         update_seconds += products.covariances / rates.covariances
@@ -100,7 +100,7 @@ def rotation_lines(config: RunConfig) -> list[str]:
     if products.total == 0:
         return []
     rates = configured_rates(config)
-    pass_flops = passes(config) * forward_flops(config, range(config.pipeline.stages))
+    flops = pass_flops(config, range(config.pipeline.stages))
     now = config.pipeline.accumulation
     return [
         f"By matrix products alone, an iteration of basis rotation takes up to "
@@ -108,7 +108,7 @@ def rotation_lines(config: RunConfig) -> list[str]:
         f"times from {_from(config, rates)} on; with all its products in TF32 from "
         f"{_from(config, rates_in_tf32(config))} on.",
         f"Counted at the rates of one {H100.device} (results/gpu/ceilings.md): per micro-batch the "
-        f"passes {_at(pass_flops, rates.passes)}; per update rotations "
+        f"passes {_at(flops, rates.passes)}; per update rotations "
         f"{_at(products.rotations, rates.rotations)}, covariances "
         f"{_at(products.covariances, rates.covariances)}, refreshes "
         f"{_at(products.refreshes, rates.refreshes)}. Passes that run below their rate need "

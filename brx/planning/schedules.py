@@ -68,7 +68,7 @@ def synchronous_pace(
     forward: tuple[float, ...],
     num_micro_batches: int,
     transfer: float = 0.0,
-    recompute: float = 0.0,
+    recompute: tuple[float, ...] = (),
 ) -> Pace | None:
     """The pace of a schedule; None where it does not exist (interleaving needs whole rounds).
 
@@ -77,10 +77,11 @@ def synchronous_pace(
         forward: the time of a micro-batch's forward pass through each chunk, in model order.
         num_micro_batches: M, the micro-batches of one update.
         transfer: the time from one device to the next.
-        recompute: the time of recomputation, in forward passes.
+        recompute: for each chunk, the time of recomputation; none if it is empty.
     """
     schedule = SYNCHRONOUS[name]
     num_ranks = len(forward) // schedule.num_chunks
+    repeated = recompute or (0.0,) * len(forward)
     num_steps = 2
     try:
         rows = [
@@ -92,8 +93,8 @@ def synchronous_pace(
 
     def duration(action: Action) -> float:
         # Recomputation comes before the gradient of the input.
-        extra = recompute if action.kind in "BI" else 0.0
-        return forward[action.stage] * (DURATIONS[action.kind] + extra)
+        extra = repeated[action.stage] if action.kind in "BI" else 0.0
+        return forward[action.stage] * DURATIONS[action.kind] + extra
 
     first_rank = timeline(rows, transfer, duration)[0]
     first, second = (entry.end for entry in first_rank if entry.action.kind == "U")

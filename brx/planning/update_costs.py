@@ -14,6 +14,9 @@ from brx.readers import read_json
 from brx.runs.frames import comparable, load
 from brx.runs.time_to_loss import Experiment, Measurements
 
+RATIO_COLUMN = f"ratio to {REFERENCE_METHOD}"
+"""The column of `benchmarks.lab` with the time of an iteration relative to AdamW's."""
+
 
 def update_costs(experiments: Iterable[Experiment]) -> dict[str, float]:
     """The cost of each method's update beyond AdamW's, as a share of AdamW's iteration, from the
@@ -72,16 +75,14 @@ def read_costs(paths: Sequence[Path]) -> dict[str, float]:
     """
     if not paths:
         return {}
-    where = f"--cost-from {' '.join(map(str, paths))}"
     is_table = len(paths) == 1 and paths[0].suffix == ".json"
-    seconds = _seconds_of_table(paths[0]) if is_table else _seconds_of_runs(paths, where)
-    if REFERENCE_METHOD not in seconds:
-        raise UserError(f"{where}: has no {REFERENCE_METHOD} (AdamW), and costs are relative to it")
-    return dict((seconds / seconds[REFERENCE_METHOD] - 1.0).clip(lower=0.0))
+    ratios = _ratios_of_table(paths[0]) if is_table else _ratios_of_runs(paths)
+    return dict((ratios - 1.0).clip(lower=0.0))
 
 
-def _seconds_of_runs(folders: Sequence[Path], where: str) -> pd.Series:
-    """By method, the seconds per iteration of its fastest run."""
+def _ratios_of_runs(folders: Sequence[Path]) -> pd.Series:
+    """By method, the time per iteration of its fastest run, relative to AdamW's."""
+    where = f"--cost-from {' '.join(map(str, folders))}"
     runs = load(folders).dropna(subset="seconds_per_iteration")
     without_times = runs.index[~(runs["seconds_per_iteration"] > 0)]
     if len(without_times):
@@ -97,17 +98,23 @@ def _seconds_of_runs(folders: Sequence[Path], where: str) -> pd.Series:
     for alike in comparable(runs):
         for run, variant in alike["variant"].items():
             methods[run] = variant.partition(", delay ")[0]
-    return runs["seconds_per_iteration"].groupby(methods).min()
+    seconds = runs["seconds_per_iteration"].groupby(methods).min()
+    if REFERENCE_METHOD not in seconds:
+        raise UserError(f"{where}: has no {REFERENCE_METHOD} (AdamW), and costs are relative to it")
+    return seconds / seconds[REFERENCE_METHOD]
 
 
-def _seconds_of_table(path: Path) -> pd.Series:
-    """By method, the seconds per iteration in a file of `benchmarks.lab`."""
+def _ratios_of_table(path: Path) -> pd.Series:
+    """By method, the time per iteration relative to AdamW's, in a file of `benchmarks.lab`.
+
+    The file also has each method's median time. But the ratio is the median over turns that the
+    methods took side by side, which a machine of changing speed does not shift."""
     try:
         content = read_json(path)
         table = pd.DataFrame(content["rows"], columns=content["columns"]).set_index("method")
-        seconds = 1e-3 * table.filter(regex="^ms / iteration").iloc[:, 0].astype(float)
-        if seconds.between(0, math.inf, inclusive="neither").all():
-            return seconds
+        ratios = table[RATIO_COLUMN].astype(float)
+        if ratios.between(0, math.inf, inclusive="neither").all():
+            return ratios
     except (ValueError, KeyError, TypeError, IndexError):
         pass
-    raise UserError(f"--cost-from {path}: no table of milliseconds per iteration by method")
+    raise UserError(f"--cost-from {path}: no table with a column '{RATIO_COLUMN}' by method")

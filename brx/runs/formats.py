@@ -90,7 +90,8 @@ def _on_side(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _text_of(table: pd.DataFrame, width: int) -> str:
-    console = Console(width=width)
+    # Headings may be names that a user chose, with brackets that rich would take for markup.
+    console = Console(width=width, markup=False, emoji=False)
     with console.capture() as captured:
         console.print(_drawn(table, width), highlight=False)
     return captured.get().rstrip("\n")

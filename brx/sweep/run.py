@@ -7,16 +7,18 @@ import errno
 import json
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +31,7 @@ from brx.errors import UserError
 from brx.files import write_text
 from brx.model.checks import check_model_of
 from brx.model.sizes import count_parameters
+from brx.progress import error_console, is_live
 from brx.runs.checkpoint import checkpoint_folder
 from brx.runs.folder import RunFolder, telling
 from brx.runs.formats import format_table
@@ -146,7 +149,7 @@ def list_cells(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> None:
         print(f"{state.value:12}{cell.name}")
     num_jobs = launcher.num_jobs
     launcher.close()
-    say = Console(stderr=True, highlight=False).print
+    say = partial(print, file=sys.stderr, flush=True)
     left = remaining_seconds([*cells, *repetitions], num_jobs, say, retry_failed=retry_failed)
     counted = Counter(states).items()
     counts = ", ".join(f"{count} {state.value}" for state, count in counted)
@@ -456,7 +459,8 @@ class SweepDisplay:
     otherwise."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._console = error_console()
+        self._is_live = is_live(self._console)
         self._live = Live(console=self._console, auto_refresh=False)
         # By identity: cells beyond the grid may have the name of another one.
         self._states: dict[str, State] = {}
@@ -464,7 +468,7 @@ class SweepDisplay:
         self._started: dict[str, tuple[float, int]] = {}  # when, and at which iteration
         self._begun = time.monotonic()
         self._last_refresh = 0.0
-        if self._console.is_terminal:
+        if self._is_live:
             self._live.start()
 
     def begin(self, cells: Sequence[Cell]) -> None:
@@ -480,22 +484,22 @@ class SweepDisplay:
         self._cells[cell.identity] = cell  # its folder may be another one by now
         if state is State.RUNNING:
             self._started[cell.identity] = (time.monotonic(), iterations_done(cell.folder))
-        if not self._console.is_terminal and (state is not State.DONE or was_running):
+        if not self._is_live and (state is not State.DONE or was_running):
             num_done = Counter(self._states.values())[State.DONE]
             what = f"{state.value}: {cell.name}{f' ({reason})' if reason else ''}"
             line = f"{what}  [{num_done} of {len(self._states)} done{self._left()}]"
-            self._console.print(line, soft_wrap=True, markup=False)
+            self._console.print(line, soft_wrap=True)
 
     def refresh(self) -> None:
         """Draw the live table again, every `REFRESH_S` at most."""
         now = time.monotonic()
-        if self._console.is_terminal and now - self._last_refresh > REFRESH_S:
+        if self._is_live and now - self._last_refresh > REFRESH_S:
             self._last_refresh = now
             self._live.update(self._render(), refresh=True)
 
     def close(self) -> None:
         """Leave the table as it is now on the terminal."""
-        if self._console.is_terminal:
+        if self._is_live:
             self._live.update(self._render(), refresh=True)
             self._live.stop()
 

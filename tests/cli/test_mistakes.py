@@ -139,7 +139,7 @@ MISTAKES = [
     (f"{ASKED} --stages 64 --config quick", "--stages 64: the model has only 8"),
     (
         f"{ASKED} --cost-from results/tables/similar/time-to-loss.json",
-        "no table of milliseconds per iteration by",
+        "no table with a column 'ratio to pipedream'",
     ),
     (
         f"{ASKED} --cost-from results/demo/basis-rotation-p1",

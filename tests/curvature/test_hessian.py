@@ -399,6 +399,7 @@ def test_named_checkpoint_counts(results, tmp_path):
         ),
         (["--original", "--basis-batches", "2"], "--original: takes no basis"),
         (["--measured", "--checkpoint", "999"], "has no measured hessian-norm at iteration 999"),
+        (["--measured", "--vectors", "7"], "--vectors and --measured: give one of the two"),
         (["--measured", "--rotated"], "run `brx hessian-norm --rotated "),
         (
             ["--by", "kind", "--format", "csv"],

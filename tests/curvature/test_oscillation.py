@@ -228,6 +228,11 @@ def test_two_checkpoints_are_refused(measured, capsys):
     assert "is a checkpoint already" in refusal(capsys, checkpoint, "--checkpoint", "14")
 
 
+def test_settings_of_earlier_measurements_are_refused(measured, capsys):
+    told = refusal(capsys, measured, "--measured", "--seed", "4")
+    assert "--seed and --measured: give one of the two" in told
+
+
 def test_one_iteration_is_refused(measured, capsys):
     assert "--iterations" in refusal(capsys, measured, "--iterations", "1")
 
@@ -264,3 +269,12 @@ def test_run_needs_a_checkpoint_midway(run):
         UserError, match=r"no checkpoint near the middle of its 30 iterations.*28, 30"
     ):
         oscillation.measure_oscillation(run)
+
+
+def test_long_seeds_have_files_of_their_own(results):
+    # They differ in the last of 16 digits.
+    names = set()
+    for seed in (1234567890123456, 1234567890123457):
+        settings = oscillation.OscillationSettings(seed=seed)
+        names.add(results[0].model_copy(update={"settings": settings}).path_in(Path("run")))
+    assert len(names) == 2

@@ -59,3 +59,11 @@ def test_plan_follows_the_cut_by_time():
 def test_cut_that_cannot_run_the_delays_is_refused():
     with pytest.raises(UserError, match="delay"):
         plan_memory(load_config("paper-1b", [*SIX, "pipeline.delay=1"]), "cuda")
+
+
+def test_recomputed_blocks_weigh_more_than_before():
+    # Only blocks are recomputed, so the device with the head gets more of them.
+    options = [*SIX, "pipeline.balance=time"]
+    plain = planned_ranges(load_config("paper-1b", options))
+    recomputing = planned_ranges(load_config("paper-1b", [*options, "pipeline.recompute=true"]))
+    assert len(recomputing[-1]) > len(plain[-1])

@@ -14,6 +14,7 @@ from brx.planning.placement import (
     fit_line,
     fits,
     measure_stage_costs,
+    size_text,
     smallest_num_ranks,
     what_would_fit,
 )
@@ -179,3 +180,10 @@ def test_margin_is_stated():
     config = load_config("quick")
     said = fit_line(config, plan_memory(config, "cuda"), "cuda", 80e9)
     assert "per device with 5% to spare for CUDA's context and the allocator" in said
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(34_800_000, "34.8 MB"), (80e9, "80.0 GB"), (1e9, "1.0 GB")]
+)
+def test_small_sizes_are_in_megabytes(num_bytes, text):
+    assert size_text(num_bytes) == text

@@ -364,6 +364,14 @@ def test_ranks_share_all_flops():
     assert parts[-1] == max(parts)  # it has the head
 
 
+def test_recomputation_repeats_blocks_and_not_the_head():
+    config = small("pipeline.recompute=true")
+    extra = rank_flops(config, range(4)) - rank_flops(small(), range(4))
+    width, length = config.model.width, config.model.sequence_length
+    tokens = config.training.batch_size * length
+    assert extra == 4 * tokens * (24 * width**2 + 4 * length * width)
+
+
 # An MLP matrix of width 8,192: BasisRotation rotates sides up to 16,384.
 WIDE = (32_768, 8192)
 

@@ -67,7 +67,7 @@ def test_one_micro_batch_goes_down_then_up():
 
 
 def test_recomputation_takes_another_forward_pass():
-    pace = synchronous_pace("1F1B", UNEVEN, 1, recompute=1.0)
+    pace = synchronous_pace("1F1B", UNEVEN, 1, recompute=UNEVEN)
     assert pace.elapsed == pytest.approx(4 * sum(UNEVEN))
 
 

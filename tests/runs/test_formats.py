@@ -86,3 +86,11 @@ def test_a_table_in_every_format(form, expected, monkeypatch):
     assert expected in format_table(
         pd.DataFrame({"method": ["a & b|c"], "slow_down": ["50%"]}), form
     )
+
+
+def test_headings_are_printed_as_they_are():
+    # rich would take them for markup and an emoji.
+    table = pd.DataFrame({"x[lr=0.1]": ["1"], "a:b:c": ["2"]})
+    text = format_table(table, "table")
+    assert "x[lr=0.1]" in text
+    assert "a:b:c" in text
