@@ -278,6 +278,9 @@ class DelayedPipeline:
             "updates": self.updates,
             "is_pending": is_pending,
             "accumulation": self._accumulation,
+            "delays": [delay.tau for delay in self._delays],
+            "stash": self._stash,
+            "forecast": self._forecast,
             "by_stage": self._by_stage,
             "stages": stages,
             # After the first update there is no history yet, and no other trace of version 0.
@@ -297,10 +300,7 @@ class DelayedPipeline:
         missing = [key for key in wanted if key not in state]
         if missing:
             raise ValueError(f"no state of a delayed pipeline: {', '.join(missing)} missing")
-        if state["accumulation"] != self._accumulation:
-            raise ValueError(
-                f"the state is of accumulation {state['accumulation']}, not {self._accumulation}"
-            )
+        self._check_settings_of(state)
         by_stage = state["by_stage"]
         if by_stage is not None:
             self._take_over_cut(by_stage)
@@ -319,6 +319,21 @@ class DelayedPipeline:
             num_windows=state.get("num_windows", 0),
             num_backward=state.get("num_backward", 0),
         )
+
+    def _check_settings_of(self, state: Mapping[str, Any]) -> None:
+        """ValueError if a state was saved under other settings: its versions may fit into the slots
+        all the same."""
+        here = {
+            "accumulation": self._accumulation,
+            "stash": self._stash,
+            "forecast": self._forecast,
+            "delays": [delay.tau for delay in self._delays],
+        }
+        for name, own in here.items():
+            saved = state.get(name, own)  # earlier versions of brx saved the accumulation alone
+            is_of_other_stages = name == "delays" and len(saved) != len(self._delays)
+            if saved != own and not is_of_other_stages:  # `_take_over_cut` reports these
+                raise ValueError(f"the state is of {name} {saved}, not {own}")
 
     def _load_history(self, saved: Sequence[Mapping[str, Any]]) -> History:
         """The versions of a saved state."""
@@ -341,6 +356,7 @@ class DelayedPipeline:
             return now  # no stage uses it
         if saved.keys() != now.keys():
             raise ValueError("the state comes from a model with other parameters")
+        _check_shapes(list(now), list(now.values()), [saved[name] for name in now])
         initial = {}
         for name, weight in now.items():
             initial[name] = torch.empty_like(weight).copy_(saved[name])
@@ -776,12 +792,25 @@ def _load_stage(stage: StageHistory, saved: Mapping[str, Any]) -> None:
     if len(saved["slots"]) != len(stage.slots.slots):
         raise ValueError("the state comes from a pipeline with other delays")
     for slot, kept in zip(stage.slots.slots, saved["slots"], strict=True):
+        _check_shapes(stage.names, slot.views, kept)
         torch._foreach_copy_(slot.views, kept)
     if (stage.newest is None) != (saved["newest"] is None):
         raise ValueError("the state is of another stash mode or forecast")
     newest = saved["newest"] if stage.newest is not None else stage.contents
     stage.extrapolation.load_state(saved["extrapolation"], newest)
     stage.slots.forget()
+
+
+def _check_shapes(
+    names: Sequence[str], expected: Sequence[Tensor], saved: Sequence[Tensor]
+) -> None:
+    """ValueError if saved weights have other shapes: a copy might broadcast them."""
+    for name, here, there in zip(names, expected, saved, strict=True):
+        if here.shape != there.shape:
+            raise ValueError(
+                f"the state comes from a model whose {name} has shape {tuple(there.shape)}, not "
+                f"{tuple(here.shape)}"
+            )
 
 
 def _is_whole(value: Any) -> bool:
