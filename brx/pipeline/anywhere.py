@@ -28,6 +28,7 @@ from brx.pipeline.cut import (
     Stages,
     check_stages,
     cut,
+    frozen_by_stage,
     is_known_before_use,
     stage_map,
     tied_places,
@@ -221,15 +222,25 @@ class DelayedPipeline:
         }
         if self._is_cut_known and len(self._delays) > 1:
             cut: list[list[str]] = [[] for _ in self._delays]
-            for prefix, stage in self.stage_map().items():
+            for prefix, stage in stage_map(self.by_stage).items():
                 cut[stage].append(prefix)
             settings["cut"] = [" ".join(prefixes) for prefixes in cut]
         return settings
 
     def stage_map(self) -> dict[str, int]:
         """The stage by prefixes of parameter names, as short as they can be. `delayed` takes it as
-        `stages`."""
-        return stage_map(self.by_stage)
+        `stages`.
+
+        Of the parameters that do not train, it names those of stages that have no others, so that
+        it has all stages."""
+        by_stage = [list(names) for names in self.by_stage]
+        frozen = frozen_by_stage(
+            self.model, list(self._trained), self._stages, self._order.positions()
+        )
+        for name, stage in frozen.items():
+            if not self.by_stage[stage]:
+                by_stage[stage].append(name)
+        return stage_map(by_stage)
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:

@@ -61,14 +61,9 @@ def cut(
     Raises:
         UserError: a parameter has no stage, or the model cannot have such stages.
     """
-    stage_of: Callable[[str], Any]
     if isinstance(stages, Mapping):
         _check_prefixes(model, stages)
-        stage_of = partial(_by_prefix, stages)
-    elif isinstance(stages, int):
-        stage_of = _evenly(model, stages, positions)
-    else:
-        stage_of = stages
+    stage_of = _stage_function(model, stages, positions)
     stage_by_name: dict[str, Any] = {name: stage_of(name) for name in trained}
     wrong = [name for name, stage in stage_by_name.items() if not _is_stage(stage)]
     if wrong:
@@ -76,11 +71,47 @@ def cut(
             f"delayed: stages: {some(wrong)} assigned to no stage; each needs a whole number from "
             f"0, as stages={_example(model)}"
         )
-    count = stages if isinstance(stages, int) else 1 + max(stage_by_name.values())
+    if isinstance(stages, int):
+        count = stages
+    else:
+        # The last stage may be frozen. It counts in P even so.
+        frozen = frozen_by_stage(model, trained, stages, positions)
+        count = 1 + max([*stage_by_name.values(), *frozen.values()])
     by_stage: list[list[str]] = [[] for _ in range(count)]
     for name in trained:
         by_stage[stage_by_name[name]].append(name)
     return by_stage
+
+
+def frozen_by_stage(
+    model: nn.Module, trained: Sequence[str], stages: Stages, positions: Mapping[str, int]
+) -> dict[str, int]:
+    """The stages of the parameters that do not train, by name. They have no versions, but a stage
+    may consist of them alone. The arguments are those of `cut`; a parameter may have no stage."""
+    stage_of = _stage_function(model, stages, positions)
+    is_trained = set(trained)
+    stage_by_name: dict[str, int] = {}
+    for name in _names(model).values():
+        if name in is_trained:
+            continue
+        try:
+            stage = stage_of(name)
+        except Exception:  # a function of the user's own may know only the names that train
+            continue
+        if _is_stage(stage):
+            stage_by_name[name] = stage
+    return stage_by_name
+
+
+def _stage_function(
+    model: nn.Module, stages: Stages, positions: Mapping[str, int]
+) -> Callable[[str], Any]:
+    """A function from a parameter's name to its stage; see `cut`."""
+    if isinstance(stages, Mapping):
+        return partial(_by_prefix, stages)
+    if isinstance(stages, int):
+        return _evenly(model, stages, positions)
+    return stages
 
 
 def _is_stage(value: Any) -> bool:
