@@ -443,6 +443,14 @@ def test_print_shows_the_cut():
     [
         (lambda net, optimizer: net.blocks.append(nn.Linear(2, 2)), "parameters has changed"),
         (lambda net, optimizer: net.float(), "went from torch.float64 to torch.float32; convert"),
+        (
+            lambda net, optimizer: net.blocks[0].float(),
+            "blocks.0.* went from torch.float64 to torch.float32; convert",
+        ),
+        (
+            lambda net, optimizer: setattr(net.enter.weight, "data", torch.zeros(1, 1).double()),
+            r"enter.weight went from \(.*\) to \(1, 1\); convert",
+        ),
         (lambda net, optimizer: delayed(net, optimizer, 2), "under delay already"),
         (lambda net, optimizer: delayed(make_net(), optimizer, 4), "not the model's"),
         (
