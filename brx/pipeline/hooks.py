@@ -7,7 +7,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 from weakref import WeakMethod
 
@@ -165,9 +165,9 @@ def tensors_with_gradient(output: Any) -> list[Tensor]:
 
 
 def _fields(value: Any) -> list[Any]:
-    """The values of an object's attributes, including those in `__slots__`; none for a module or a
-    class."""
-    if isinstance(value, torch.nn.Module | type):
+    """The values of an object's attributes, including those in `__slots__`; none for a module of
+    torch or Python, or a class: they hold much, and nothing that the pass has made."""
+    if isinstance(value, torch.nn.Module | ModuleType | type):
         return []
     fields = list(getattr(value, "__dict__", {}).values())
     for kind in type(value).__mro__:
