@@ -587,11 +587,14 @@ class DelayedPipeline:
         first updates, which ones and in which order."""
         see_gradient = weakly(self._see_gradient)
         for name, parameter in self._trained.items():
-            if parameter.requires_grad:
-                action = partial(see_gradient, name)
-                self._gradient_hooks.append(
-                    parameter.register_post_accumulate_grad_hook(action)  # type: ignore[no-untyped-call]
-                )
+            action = partial(see_gradient, name)
+            # A frozen parameter may be unfrozen later, but torch takes no hook while it is frozen.
+            requires_grad = parameter.requires_grad
+            parameter.requires_grad_(True)
+            self._gradient_hooks.append(
+                parameter.register_post_accumulate_grad_hook(action)  # type: ignore[no-untyped-call]
+            )
+            parameter.requires_grad_(requires_grad)
 
     def _warn_of_lost_versions(self) -> None:
         """Warn if the optimizer has been resumed, but the pipeline starts afresh."""

@@ -98,6 +98,19 @@ def test_later_gradient_from_outside_is_refused():
         train(loss=loss)
 
 
+def test_gradient_from_outside_of_an_unfrozen_layer_is_refused():
+    """It was frozen when the pipeline was made."""
+    model = make()
+    model[2].requires_grad_(False)
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+    assert not model[2].lin.weight.requires_grad
+    model[2].requires_grad_(True)
+    loss_of(model[2](batch(0))).backward()
+    with pytest.raises(UserError, match="a gradient reached 2.lin.bias by a pass outside"):
+        model(batch(0))
+
+
 def test_cleared_gradient_from_outside_is_allowed():
     """An attack in eval mode, before the pass that trains."""
 
