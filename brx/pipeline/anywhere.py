@@ -453,6 +453,7 @@ class DelayedPipeline:
         """The stages' versions, all of them `initial`."""
         if self._by_stage is None:
             self._decide_cut()
+        _refuse_shared_memory(self._trained, self.by_stage, self._delays)
         rule = None if self._forecast is None else FORECAST_RULES[self._forecast]
         stages = []
         for names, delay in zip(self.by_stage, self._delays, strict=True):
@@ -767,6 +768,36 @@ def _refuse_shared(trained: Mapping[str, Tensor]) -> None:
                 f"delayed: {some(shared)} under delay already, as part of another model "
                 f"({type(other).__name__}); put both models into one module, and call delayed on it"
             )
+
+
+def _refuse_shared_memory(
+    trained: Mapping[str, Tensor], by_stage: Sequence[Sequence[str]], delays: Sequence[StageDelay]
+) -> None:
+    """UserError if parameters of stages with different delays share memory, which would have to
+    hold two versions at once."""
+    extents: list[tuple[str, int, int, str, int]] = []  # device, first byte, end, name, tau
+    for names, delay in zip(by_stage, delays, strict=True):
+        for name in names:
+            weight = contents(trained[name])
+            # Strided views may lie between each other's elements and share none of them.
+            if type(weight) is Tensor and weight.is_contiguous() and weight.numel():
+                begin = weight.data_ptr()
+                end = begin + weight.nbytes
+                extents.append((str(weight.device), begin, end, name, delay.tau))
+    extents.sort()
+    last = None  # of those before, the one that ends last
+    for extent in extents:
+        device, begin, end, name, tau = extent
+        if last is not None and last[0] == device and begin < last[2]:
+            _, _, last_end, other, other_tau = last
+            if tau != other_tau:
+                raise UserError(
+                    f"delayed: {other} and {name} share memory, but their stages have the delays "
+                    f"{other_tau} and {tau}; make them one parameter, or put them into one stage"
+                )
+            if end <= last_end:
+                continue
+        last = extent
 
 
 def _no_pipeline() -> None:
