@@ -41,6 +41,8 @@ from brx.pipeline.hooks import (
     CALL,
     STATE_DICT,
     Hook,
+    has_saved_tensor_hooks,
+    is_compiled,
     is_in_autograd_function,
     is_in_backward,
     num_running,
@@ -163,6 +165,8 @@ class DelayedPipeline:
         self._windows = Windows(self._trained, accumulation, self._make_history, self._check)
         self._depth = 0  # depth of calls of the model within each other
         self._is_training_pass = False  # the outermost of them
+        # Modules that hold parameters of a stage with a delay, once the versions are made.
+        self._parts_with_delay: set[nn.Module] = set()
         self._saving: nn.Module | None = None  # the module whose state dict is being made
         self._hooks: list[Any] = []
         self._gradient_hooks: list[Any] = []
@@ -468,6 +472,15 @@ class DelayedPipeline:
                     on_host=self._on_host,
                 )
                 stages.append(stage)
+        if self._stash != "exact" and stages and any(map(is_compiled, self.model.modules())):
+            warn_user(
+                f"stash {self._stash} under torch.compile: a compiled graph may compute activations"
+                " again in its backward pass, from newer weights; compare with a run without it"
+            )
+        has_versions = {id(weight) for stage in stages for weight in stage.parameters}
+        self._parts_with_delay = {
+            module for module, _, weight in self._places if id(weight) in has_versions
+        }
         return History(stages, self._stash, before_move=self._drop_gathered)
 
     def _drop_gathered(self) -> None:
@@ -500,6 +513,11 @@ class DelayedPipeline:
             self._hooks.append(
                 module.register_state_dict_post_hook(hook(self._after_state_dict))  # type: ignore[no-untyped-call]
             )
+        if self._stash != "exact" and self._has_delay:
+            for module in dict.fromkeys(module for module, _, _ in self._places):
+                # Not disabled for torch.compile: that would break the graph in every layer.
+                before_part = Hook(self._before_part, self._before_copy)
+                self._hooks.append(module.register_forward_pre_hook(before_part))
         self._watch_gradients()
         for each in self._optimizers:
             self._hooks.append(each.register_step_pre_hook(disable(self._before_step)))
@@ -522,6 +540,25 @@ class DelayedPipeline:
             self._windows.recompute()
         else:
             self._open()
+
+    def _before_part(self, module: nn.Module, args: Any) -> None:
+        """Under `none` and `predict`: UserError if a part of the model, in a stage with a delay,
+        will not have what its forward pass saves in its backward pass.
+
+        Activation checkpointing computes it again, from newer weights. Where a copy of a weight is
+        saved (`save_on_cpu`), the backward pass computes with the old one."""
+        if torch.compiler.is_compiling():
+            return
+        window = self._windows.current
+        if module not in self._parts_with_delay or window is None or self._windows.is_peeking:
+            return
+        is_again = window.is_of_backward and is_in_backward()
+        if is_again or (torch.is_grad_enabled() and has_saved_tensor_hooks()):
+            raise UserError(
+                f"delayed: stash {self._stash} needs activations and weights as autograd saves "
+                "them; turn off activation checkpointing, save_on_cpu and other saved-tensor hooks "
+                f"around {type(module).__name__}, or take stash exact"
+            )
 
     def _is_of_micro_batch(self, module: nn.Module) -> bool:
         """Whether a call of the model is a pass of a micro-batch, not an evaluation."""

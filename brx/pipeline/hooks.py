@@ -110,6 +110,18 @@ def is_in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether `torch.compile(module)` or `module.compile()` has made a module."""
+    is_wrapper = hasattr(module, "_orig_mod")
+    return is_wrapper or module._compiled_call_impl is not None
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether what autograd saves goes through hooks now: activation checkpointing or `save_on_cpu`
+    is around this pass."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def is_in_autograd_function() -> bool:
     """Whether a `torch.autograd.Function` is running its forward pass. Reentrant activation
     checkpointing is one: it runs without gradients, and the pass comes again in the backward
