@@ -161,7 +161,11 @@ class DelayedPipeline:
         num_stages = stages if isinstance(stages, int) else len(self.by_stage)
         self._delays = _delays_of(delay, num_stages, accumulation, seed)
 
-        self._check = SelfCheck(self._trained, accumulation)
+        self._has_delay = any(delay.tau for delay in self._delays)
+        others = {}
+        if self._has_delay:
+            others = {name: named[name] for name in named if name not in self._trained}
+        self._check = SelfCheck(self._trained, accumulation, others)
         self._windows = Windows(self._trained, accumulation, self._make_history, self._check)
         self._depth = 0  # depth of calls of the model within each other
         self._is_training_pass = False  # the outermost of them
@@ -170,7 +174,6 @@ class DelayedPipeline:
         self._saving: nn.Module | None = None  # the module whose state dict is being made
         self._hooks: list[Any] = []
         self._gradient_hooks: list[Any] = []
-        self._has_delay = any(delay.tau for delay in self._delays)
         self._add_hooks()
         _DELAYED[model] = ref(self)
 

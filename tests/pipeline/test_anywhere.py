@@ -237,7 +237,7 @@ def test_resumes_bit_for_bit(settings):
             part.load_state_dict(kept)
         assert loop(net, optimizer, first, last, 2) == losses
     with pytest.raises(ValueError, match="4 stages, not 2"):
-        start(stages=2, accumulation=2)[2].load_state_dict(saved[2])
+        start(stages=2, accumulation=2, **settings)[2].load_state_dict(saved[2])
 
 
 def test_two_optimizers_equal_one():
