@@ -13,7 +13,7 @@ and in between the parameters hold the versions that docs/semantics.md names. Th
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from numbers import Integral
 from typing import Any, Literal, get_args
@@ -30,6 +30,7 @@ from brx.pipeline.cut import (
     cut,
     frozen_by_stage,
     is_known_before_use,
+    prefixes_of,
     stage_map,
     tied_places,
     trained_names,
@@ -205,10 +206,16 @@ class DelayedPipeline:
     def delay_of(self, parameter: Tensor) -> float:
         """The delay of a parameter's stage, tau in updates, for a learning-rate rule. 0 for a
         parameter that does not train."""
+        return self._tau_updates_by_id.get(id(parameter), 0.0)
+
+    @cached_property
+    def _tau_updates_by_id(self) -> dict[int, float]:
+        """The delay in updates by id of a parameter, for the many calls of a rule."""
+        tau_of: dict[int, float] = {}
         for names, delay in zip(self.by_stage, self._delays, strict=True):
-            if any(self._trained[name] is parameter for name in names):
-                return delay.tau_updates
-        return 0.0
+            for name in names:
+                tau_of[id(self._trained[name])] = delay.tau_updates
+        return tau_of
 
     def settings(self) -> dict[str, Any]:
         """The pipeline's settings, in the form of the section `pipeline` of a run's
@@ -787,12 +794,12 @@ def stage_map_in_order(
         names: all these names, in the order of definition.
     """
     stage_of_prefix = stage_map(by_stage)
-    place = {name: index for index, name in enumerate(names)}
-
-    def first_place(prefix: str) -> int:
-        return min(place[name] for name in names if f"{name}.".startswith(f"{prefix}."))
-
-    return sorted(stage_of_prefix.items(), key=lambda item: first_place(item[0]))
+    in_order: dict[str, int] = {}
+    for name in names:
+        for prefix in prefixes_of(name):
+            if prefix in stage_of_prefix:
+                in_order.setdefault(prefix, stage_of_prefix[prefix])
+    return list(in_order.items())
 
 
 def _refuse_shared(trained: Mapping[str, Tensor]) -> None:

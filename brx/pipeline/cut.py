@@ -1,5 +1,6 @@
 """Cuts a user's model into stages: decides which parameter belongs to which. Needs torch alone."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -127,17 +128,17 @@ def stage_map(by_stage: Sequence[Sequence[str]]) -> dict[str, int]:
             stage_of[name] = stage
     stages_below: dict[str, set[int]] = {}
     for name, stage in stage_of.items():
-        for prefix in _prefixes(name):
+        for prefix in prefixes_of(name):
             stages_below.setdefault(prefix, set()).add(stage)
     stage_of_prefix: dict[str, int] = {}
     for name, stage in stage_of.items():
         # Prefixes whose parameters are all in this stage; the first one is the shortest.
-        decisive = [prefix for prefix in _prefixes(name) if len(stages_below[prefix]) == 1]
+        decisive = [prefix for prefix in prefixes_of(name) if len(stages_below[prefix]) == 1]
         stage_of_prefix[decisive[0]] = stage
     return stage_of_prefix
 
 
-def _prefixes(name: str) -> list[str]:
+def prefixes_of(name: str) -> list[str]:
     """For `a.b.c`: `a`, `a.b` and `a.b.c`."""
     words = name.split(".")
     return [".".join(words[: count + 1]) for count in range(len(words))]
@@ -188,10 +189,7 @@ def _evenly(
     starts.sort(key=lambda start: start[0])
     # Part i of n is in stage k where k n // P <= i < (k + 1) n // P, as in brx's own partition.
     bounds = [(stage + 1) * len(parts) // num_stages for stage in range(num_stages)]
-    stage_of_part = [
-        next(stage for stage, bound in enumerate(bounds) if index < bound)
-        for index in range(len(parts))
-    ]
+    stage_of_part = [bisect_right(bounds, index) for index in range(len(parts))]
     stage_of: dict[str, int] = {}
     for (_, part), stage in zip(starts, stage_of_part, strict=True):
         for name in part.parameters:
@@ -199,9 +197,10 @@ def _evenly(
                 stage_of[name] = stage
     # A parameter of no part, or of several, goes to the stage of the part that began last before it
     # is used.
+    first_places = [start for start, _ in starts]
     for name, position in positions.items():
-        begun = [index for index, (start, _) in enumerate(starts) if start <= position]
-        stage_of.setdefault(name, stage_of_part[begun[-1]] if begun else 0)
+        num_begun = bisect_right(first_places, position)
+        stage_of.setdefault(name, stage_of_part[num_begun - 1] if num_begun else 0)
     return stage_of.__getitem__
 
 
