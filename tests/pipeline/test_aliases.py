@@ -224,7 +224,7 @@ def with_shared_memory():
 
 
 def test_shared_memory_under_two_delays_is_refused():
-    with pytest.raises(UserError, match="0.lin.weight and 2.lin.weight share memory, .* 3 and 1"):
+    with pytest.raises(UserError, match=r"0.lin.weight and 2.lin.weight share memory, .* 3 and 1"):
         train(with_shared_memory())
 
 

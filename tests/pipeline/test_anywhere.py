@@ -445,7 +445,7 @@ def test_print_shows_the_cut():
         (lambda net, optimizer: net.float(), "went from torch.float64 to torch.float32; convert"),
         (
             lambda net, optimizer: net.blocks[0].float(),
-            "blocks.0.* went from torch.float64 to torch.float32; convert",
+            r"blocks.0.* went from torch.float64 to torch.float32; convert",
         ),
         (
             lambda net, optimizer: setattr(net.enter.weight, "data", torch.zeros(1, 1).double()),
