@@ -277,8 +277,10 @@ class DelayedPipeline:
         window = self._open(is_explicit=True)
         try:
             yield
-        finally:
-            self._windows.end(window)
+        except BaseException:
+            self._windows.break_off(window)
+            raise
+        self._windows.end(window)
         self._windows.raise_problem()
 
     def remove(self) -> None:

@@ -728,6 +728,25 @@ class Whole(Parts):
         return self.encode(x) if only_encode else super().forward(x)
 
 
+def test_explicit_micro_batch_that_fails_is_repeated():
+    """One that fails before its backward pass does not count as a micro-batch of its update."""
+    final = []
+    for fails in (False, True):
+        model, optimizer, pipeline = started(accumulation=3)
+        for n in range(1, 25):
+            if fails and n % 3 == 2:
+                with pytest.raises(ZeroDivisionError), pipeline.micro_batch():
+                    plain_loss(model, n) / 0
+                    1 / 0  # noqa: B018
+            with pipeline.micro_batch():
+                plain_loss(model, n).backward()
+            if n % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        final.append(flat(model))
+    assert torch.equal(*final)
+
+
 def test_part_after_the_model_sees_the_same_version():
     def loss(call, t):
         whole = plain_loss(call, t)

@@ -140,7 +140,7 @@ def test_gradient_from_outside_of_an_unfrozen_layer_is_refused():
     assert not model[2].lin.weight.requires_grad
     model[2].requires_grad_(True)
     loss_of(model[2](batch(0))).backward()
-    with pytest.raises(UserError, match="a gradient reached 2.lin.bias by a pass outside"):
+    with pytest.raises(UserError, match=r"a gradient reached 2.lin.bias by a pass outside"):
         model(batch(0))
 
 
