@@ -13,7 +13,7 @@ and in between the parameters hold the versions that docs/semantics.md names. Th
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from numbers import Integral
 from typing import Any, Literal, get_args
@@ -28,7 +28,9 @@ from brx.pipeline.cut import (
     Stages,
     check_stages,
     cut,
+    frozen_by_stage,
     is_known_before_use,
+    prefixes_of,
     stage_map,
     tied_places,
     trained_names,
@@ -40,6 +42,8 @@ from brx.pipeline.hooks import (
     CALL,
     STATE_DICT,
     Hook,
+    has_saved_tensor_hooks,
+    is_compiled,
     is_in_autograd_function,
     is_in_backward,
     num_running,
@@ -158,14 +162,19 @@ class DelayedPipeline:
         num_stages = stages if isinstance(stages, int) else len(self.by_stage)
         self._delays = _delays_of(delay, num_stages, accumulation, seed)
 
-        self._check = SelfCheck(self._trained, accumulation)
+        self._has_delay = any(delay.tau for delay in self._delays)
+        others = {}
+        if self._has_delay:
+            others = {name: named[name] for name in named if name not in self._trained}
+        self._check = SelfCheck(self._trained, accumulation, others)
         self._windows = Windows(self._trained, accumulation, self._make_history, self._check)
         self._depth = 0  # depth of calls of the model within each other
         self._is_training_pass = False  # the outermost of them
+        # Modules that hold parameters of a stage with a delay, once the versions are made.
+        self._parts_with_delay: set[nn.Module] = set()
         self._saving: nn.Module | None = None  # the module whose state dict is being made
         self._hooks: list[Any] = []
         self._gradient_hooks: list[Any] = []
-        self._has_delay = any(delay.tau for delay in self._delays)
         self._add_hooks()
         _DELAYED[model] = ref(self)
 
@@ -197,10 +206,16 @@ class DelayedPipeline:
     def delay_of(self, parameter: Tensor) -> float:
         """The delay of a parameter's stage, tau in updates, for a learning-rate rule. 0 for a
         parameter that does not train."""
+        return self._tau_updates_by_id.get(id(parameter), 0.0)
+
+    @cached_property
+    def _tau_updates_by_id(self) -> dict[int, float]:
+        """The delay in updates by id of a parameter, for the many calls of a rule."""
+        tau_of: dict[int, float] = {}
         for names, delay in zip(self.by_stage, self._delays, strict=True):
-            if any(self._trained[name] is parameter for name in names):
-                return delay.tau_updates
-        return 0.0
+            for name in names:
+                tau_of[id(self._trained[name])] = delay.tau_updates
+        return tau_of
 
     def settings(self) -> dict[str, Any]:
         """The pipeline's settings, in the form of the section `pipeline` of a run's
@@ -221,15 +236,25 @@ class DelayedPipeline:
         }
         if self._is_cut_known and len(self._delays) > 1:
             cut: list[list[str]] = [[] for _ in self._delays]
-            for prefix, stage in self.stage_map().items():
+            for prefix, stage in stage_map(self.by_stage).items():
                 cut[stage].append(prefix)
             settings["cut"] = [" ".join(prefixes) for prefixes in cut]
         return settings
 
     def stage_map(self) -> dict[str, int]:
         """The stage by prefixes of parameter names, as short as they can be. `delayed` takes it as
-        `stages`."""
-        return stage_map(self.by_stage)
+        `stages`.
+
+        Of the parameters that do not train, it names those of stages that have no others, so that
+        it has all stages."""
+        by_stage = [list(names) for names in self.by_stage]
+        frozen = frozen_by_stage(
+            self.model, list(self._trained), self._stages, self._order.positions()
+        )
+        for name, stage in frozen.items():
+            if not self.by_stage[stage]:
+                by_stage[stage].append(name)
+        return stage_map(by_stage)
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
@@ -252,8 +277,10 @@ class DelayedPipeline:
         window = self._open(is_explicit=True)
         try:
             yield
-        finally:
-            self._windows.end(window)
+        except BaseException:
+            self._windows.break_off(window)
+            raise
+        self._windows.end(window)
         self._windows.raise_problem()
 
     def remove(self) -> None:
@@ -278,6 +305,9 @@ class DelayedPipeline:
             "updates": self.updates,
             "is_pending": is_pending,
             "accumulation": self._accumulation,
+            "delays": [delay.tau for delay in self._delays],
+            "stash": self._stash,
+            "forecast": self._forecast,
             "by_stage": self._by_stage,
             "stages": stages,
             # After the first update there is no history yet, and no other trace of version 0.
@@ -297,10 +327,7 @@ class DelayedPipeline:
         missing = [key for key in wanted if key not in state]
         if missing:
             raise ValueError(f"no state of a delayed pipeline: {', '.join(missing)} missing")
-        if state["accumulation"] != self._accumulation:
-            raise ValueError(
-                f"the state is of accumulation {state['accumulation']}, not {self._accumulation}"
-            )
+        self._check_settings_of(state)
         by_stage = state["by_stage"]
         if by_stage is not None:
             self._take_over_cut(by_stage)
@@ -319,6 +346,21 @@ class DelayedPipeline:
             num_windows=state.get("num_windows", 0),
             num_backward=state.get("num_backward", 0),
         )
+
+    def _check_settings_of(self, state: Mapping[str, Any]) -> None:
+        """ValueError if a state was saved under other settings: its versions may fit into the slots
+        all the same."""
+        here = {
+            "accumulation": self._accumulation,
+            "stash": self._stash,
+            "forecast": self._forecast,
+            "delays": [delay.tau for delay in self._delays],
+        }
+        for name, own in here.items():
+            saved = state.get(name, own)  # earlier versions of brx saved the accumulation alone
+            is_of_other_stages = name == "delays" and len(saved) != len(self._delays)
+            if saved != own and not is_of_other_stages:  # `_take_over_cut` reports these
+                raise ValueError(f"the state is of {name} {saved}, not {own}")
 
     def _load_history(self, saved: Sequence[Mapping[str, Any]]) -> History:
         """The versions of a saved state."""
@@ -341,6 +383,7 @@ class DelayedPipeline:
             return now  # no stage uses it
         if saved.keys() != now.keys():
             raise ValueError("the state comes from a model with other parameters")
+        _check_shapes(list(now), list(now.values()), [saved[name] for name in now])
         initial = {}
         for name, weight in now.items():
             initial[name] = torch.empty_like(weight).copy_(saved[name])
@@ -426,6 +469,7 @@ class DelayedPipeline:
         """The stages' versions, all of them `initial`."""
         if self._by_stage is None:
             self._decide_cut()
+        _refuse_shared_memory(self._trained, self.by_stage, self._delays)
         rule = None if self._forecast is None else FORECAST_RULES[self._forecast]
         stages = []
         for names, delay in zip(self.by_stage, self._delays, strict=True):
@@ -440,6 +484,15 @@ class DelayedPipeline:
                     on_host=self._on_host,
                 )
                 stages.append(stage)
+        if self._stash != "exact" and stages and any(map(is_compiled, self.model.modules())):
+            warn_user(
+                f"stash {self._stash} under torch.compile: a compiled graph may compute activations"
+                " again in its backward pass, from newer weights; compare with a run without it"
+            )
+        has_versions = {id(weight) for stage in stages for weight in stage.parameters}
+        self._parts_with_delay = {
+            module for module, _, weight in self._places if id(weight) in has_versions
+        }
         return History(stages, self._stash, before_move=self._drop_gathered)
 
     def _drop_gathered(self) -> None:
@@ -472,6 +525,11 @@ class DelayedPipeline:
             self._hooks.append(
                 module.register_state_dict_post_hook(hook(self._after_state_dict))  # type: ignore[no-untyped-call]
             )
+        if self._stash != "exact" and self._has_delay:
+            for module in dict.fromkeys(module for module, _, _ in self._places):
+                # Not disabled for torch.compile: that would break the graph in every layer.
+                before_part = Hook(self._before_part, self._before_copy)
+                self._hooks.append(module.register_forward_pre_hook(before_part))
         self._watch_gradients()
         for each in self._optimizers:
             self._hooks.append(each.register_step_pre_hook(disable(self._before_step)))
@@ -494,6 +552,25 @@ class DelayedPipeline:
             self._windows.recompute()
         else:
             self._open()
+
+    def _before_part(self, module: nn.Module, args: Any) -> None:
+        """Under `none` and `predict`: UserError if a part of the model, in a stage with a delay,
+        will not have what its forward pass saves in its backward pass.
+
+        Activation checkpointing computes it again, from newer weights. Where a copy of a weight is
+        saved (`save_on_cpu`), the backward pass computes with the old one."""
+        if torch.compiler.is_compiling():
+            return
+        window = self._windows.current
+        if module not in self._parts_with_delay or window is None or self._windows.is_peeking:
+            return
+        is_again = window.is_of_backward and is_in_backward()
+        if is_again or (torch.is_grad_enabled() and has_saved_tensor_hooks()):
+            raise UserError(
+                f"delayed: stash {self._stash} needs activations and weights as autograd saves "
+                "them; turn off activation checkpointing, save_on_cpu and other saved-tensor hooks "
+                f"around {type(module).__name__}, or take stash exact"
+            )
 
     def _is_of_micro_batch(self, module: nn.Module) -> bool:
         """Whether a call of the model is a pass of a micro-batch, not an evaluation."""
@@ -560,11 +637,14 @@ class DelayedPipeline:
         first updates, which ones and in which order."""
         see_gradient = weakly(self._see_gradient)
         for name, parameter in self._trained.items():
-            if parameter.requires_grad:
-                action = partial(see_gradient, name)
-                self._gradient_hooks.append(
-                    parameter.register_post_accumulate_grad_hook(action)  # type: ignore[no-untyped-call]
-                )
+            action = partial(see_gradient, name)
+            # A frozen parameter may be unfrozen later, but torch takes no hook while it is frozen.
+            requires_grad = parameter.requires_grad
+            parameter.requires_grad_(True)
+            self._gradient_hooks.append(
+                parameter.register_post_accumulate_grad_hook(action)  # type: ignore[no-untyped-call]
+            )
+            parameter.requires_grad_(requires_grad)
 
     def _warn_of_lost_versions(self) -> None:
         """Warn if the optimizer has been resumed, but the pipeline starts afresh."""
@@ -716,12 +796,12 @@ def stage_map_in_order(
         names: all these names, in the order of definition.
     """
     stage_of_prefix = stage_map(by_stage)
-    place = {name: index for index, name in enumerate(names)}
-
-    def first_place(prefix: str) -> int:
-        return min(place[name] for name in names if f"{name}.".startswith(f"{prefix}."))
-
-    return sorted(stage_of_prefix.items(), key=lambda item: first_place(item[0]))
+    in_order: dict[str, int] = {}
+    for name in names:
+        for prefix in prefixes_of(name):
+            if prefix in stage_of_prefix:
+                in_order.setdefault(prefix, stage_of_prefix[prefix])
+    return list(in_order.items())
 
 
 def _refuse_shared(trained: Mapping[str, Tensor]) -> None:
@@ -737,6 +817,36 @@ def _refuse_shared(trained: Mapping[str, Tensor]) -> None:
                 f"delayed: {some(shared)} under delay already, as part of another model "
                 f"({type(other).__name__}); put both models into one module, and call delayed on it"
             )
+
+
+def _refuse_shared_memory(
+    trained: Mapping[str, Tensor], by_stage: Sequence[Sequence[str]], delays: Sequence[StageDelay]
+) -> None:
+    """UserError if parameters of stages with different delays share memory, which would have to
+    hold two versions at once."""
+    extents: list[tuple[str, int, int, str, int]] = []  # device, first byte, end, name, tau
+    for names, delay in zip(by_stage, delays, strict=True):
+        for name in names:
+            weight = contents(trained[name])
+            # Strided views may lie between each other's elements and share none of them.
+            if type(weight) is Tensor and weight.is_contiguous() and weight.numel():
+                begin = weight.data_ptr()
+                end = begin + weight.nbytes
+                extents.append((str(weight.device), begin, end, name, delay.tau))
+    extents.sort()
+    last = None  # of those before, the one that ends last
+    for extent in extents:
+        device, begin, end, name, tau = extent
+        if last is not None and last[0] == device and begin < last[2]:
+            _, _, last_end, other, other_tau = last
+            if tau != other_tau:
+                raise UserError(
+                    f"delayed: {other} and {name} share memory, but their stages have the delays "
+                    f"{other_tau} and {tau}; make them one parameter, or put them into one stage"
+                )
+            if end <= last_end:
+                continue
+        last = extent
 
 
 def _no_pipeline() -> None:
@@ -776,12 +886,25 @@ def _load_stage(stage: StageHistory, saved: Mapping[str, Any]) -> None:
     if len(saved["slots"]) != len(stage.slots.slots):
         raise ValueError("the state comes from a pipeline with other delays")
     for slot, kept in zip(stage.slots.slots, saved["slots"], strict=True):
+        _check_shapes(stage.names, slot.views, kept)
         torch._foreach_copy_(slot.views, kept)
     if (stage.newest is None) != (saved["newest"] is None):
         raise ValueError("the state is of another stash mode or forecast")
     newest = saved["newest"] if stage.newest is not None else stage.contents
     stage.extrapolation.load_state(saved["extrapolation"], newest)
     stage.slots.forget()
+
+
+def _check_shapes(
+    names: Sequence[str], expected: Sequence[Tensor], saved: Sequence[Tensor]
+) -> None:
+    """ValueError if saved weights have other shapes: a copy might broadcast them."""
+    for name, here, there in zip(names, expected, saved, strict=True):
+        if here.shape != there.shape:
+            raise ValueError(
+                f"the state comes from a model whose {name} has shape {tuple(there.shape)}, not "
+                f"{tuple(here.shape)}"
+            )
 
 
 def _is_whole(value: Any) -> bool:

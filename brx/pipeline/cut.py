@@ -1,5 +1,6 @@
 """Cuts a user's model into stages: decides which parameter belongs to which. Needs torch alone."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -61,14 +62,9 @@ def cut(
     Raises:
         UserError: a parameter has no stage, or the model cannot have such stages.
     """
-    stage_of: Callable[[str], Any]
     if isinstance(stages, Mapping):
         _check_prefixes(model, stages)
-        stage_of = partial(_by_prefix, stages)
-    elif isinstance(stages, int):
-        stage_of = _evenly(model, stages, positions)
-    else:
-        stage_of = stages
+    stage_of = _stage_function(model, stages, positions)
     stage_by_name: dict[str, Any] = {name: stage_of(name) for name in trained}
     wrong = [name for name, stage in stage_by_name.items() if not _is_stage(stage)]
     if wrong:
@@ -76,11 +72,47 @@ def cut(
             f"delayed: stages: {some(wrong)} assigned to no stage; each needs a whole number from "
             f"0, as stages={_example(model)}"
         )
-    count = stages if isinstance(stages, int) else 1 + max(stage_by_name.values())
+    if isinstance(stages, int):
+        count = stages
+    else:
+        # The last stage may be frozen. It counts in P even so.
+        frozen = frozen_by_stage(model, trained, stages, positions)
+        count = 1 + max([*stage_by_name.values(), *frozen.values()])
     by_stage: list[list[str]] = [[] for _ in range(count)]
     for name in trained:
         by_stage[stage_by_name[name]].append(name)
     return by_stage
+
+
+def frozen_by_stage(
+    model: nn.Module, trained: Sequence[str], stages: Stages, positions: Mapping[str, int]
+) -> dict[str, int]:
+    """The stages of the parameters that do not train, by name. They have no versions, but a stage
+    may consist of them alone. The arguments are those of `cut`; a parameter may have no stage."""
+    stage_of = _stage_function(model, stages, positions)
+    is_trained = set(trained)
+    stage_by_name: dict[str, int] = {}
+    for name in _names(model).values():
+        if name in is_trained:
+            continue
+        try:
+            stage = stage_of(name)
+        except Exception:  # a function of the user's own may know only the names that train
+            continue
+        if _is_stage(stage):
+            stage_by_name[name] = stage
+    return stage_by_name
+
+
+def _stage_function(
+    model: nn.Module, stages: Stages, positions: Mapping[str, int]
+) -> Callable[[str], Any]:
+    """A function from a parameter's name to its stage; see `cut`."""
+    if isinstance(stages, Mapping):
+        return partial(_by_prefix, stages)
+    if isinstance(stages, int):
+        return _evenly(model, stages, positions)
+    return stages
 
 
 def _is_stage(value: Any) -> bool:
@@ -96,17 +128,17 @@ def stage_map(by_stage: Sequence[Sequence[str]]) -> dict[str, int]:
             stage_of[name] = stage
     stages_below: dict[str, set[int]] = {}
     for name, stage in stage_of.items():
-        for prefix in _prefixes(name):
+        for prefix in prefixes_of(name):
             stages_below.setdefault(prefix, set()).add(stage)
     stage_of_prefix: dict[str, int] = {}
     for name, stage in stage_of.items():
         # Prefixes whose parameters are all in this stage; the first one is the shortest.
-        decisive = [prefix for prefix in _prefixes(name) if len(stages_below[prefix]) == 1]
+        decisive = [prefix for prefix in prefixes_of(name) if len(stages_below[prefix]) == 1]
         stage_of_prefix[decisive[0]] = stage
     return stage_of_prefix
 
 
-def _prefixes(name: str) -> list[str]:
+def prefixes_of(name: str) -> list[str]:
     """For `a.b.c`: `a`, `a.b` and `a.b.c`."""
     words = name.split(".")
     return [".".join(words[: count + 1]) for count in range(len(words))]
@@ -157,10 +189,7 @@ def _evenly(
     starts.sort(key=lambda start: start[0])
     # Part i of n is in stage k where k n // P <= i < (k + 1) n // P, as in brx's own partition.
     bounds = [(stage + 1) * len(parts) // num_stages for stage in range(num_stages)]
-    stage_of_part = [
-        next(stage for stage, bound in enumerate(bounds) if index < bound)
-        for index in range(len(parts))
-    ]
+    stage_of_part = [bisect_right(bounds, index) for index in range(len(parts))]
     stage_of: dict[str, int] = {}
     for (_, part), stage in zip(starts, stage_of_part, strict=True):
         for name in part.parameters:
@@ -168,9 +197,10 @@ def _evenly(
                 stage_of[name] = stage
     # A parameter of no part, or of several, goes to the stage of the part that began last before it
     # is used.
+    first_places = [start for start, _ in starts]
     for name, position in positions.items():
-        begun = [index for index, (start, _) in enumerate(starts) if start <= position]
-        stage_of.setdefault(name, stage_of_part[begun[-1]] if begun else 0)
+        num_begun = bisect_right(first_places, position)
+        stage_of.setdefault(name, stage_of_part[num_begun - 1] if num_begun else 0)
     return stage_of.__getitem__
 
 

@@ -49,6 +49,8 @@ def set_counters(parameters: Sequence[Tensor], counters: Sequence[int]) -> None:
 def is_equal(left: Tensor, right: Tensor) -> bool:
     """Whether two weights are the same. NaN equals NaN, so that the weights of a diverged run do
     not count as written."""
+    if left.shape != right.shape:
+        return False
     if torch.equal(left, right):
         return True
     both_nan = left.isnan() & right.isnan()
@@ -83,7 +85,7 @@ class StageHistory:
         self.names = list(names)
         self.parameters = list(parameters)
         self.delay = delay
-        self._kind = (initial[0].dtype, initial[0].device)
+        self._kinds = [_kind(weight) for weight in initial]
         layout = Layout(initial)
         self.slots = Slots(layout, delay, initial, on_host=on_host)
         self.extrapolation = Extrapolation(layout, initial, delay, stash, forecast)
@@ -102,16 +104,19 @@ class StageHistory:
     def record(self, version: int) -> None:
         """Store what the parameters hold as a new version."""
         now = self.contents
+        self._check(now)
         self.slots.store(version, self.extrapolation.record(now, now))
         self.slots.finish_store()
 
     def amend(self, version: int) -> None:
         """Store what the parameters hold as the newest version again, because somebody may have
         written to them in a way that no counter sees (`weight.data`)."""
+        now = self.contents
+        self._check(now)
         if self.newest is not None:
-            copy_tensors(self.newest, self.contents)
+            copy_tensors(self.newest, now)
             return
-        self.slots.store(version, self.contents)
+        self.slots.store(version, now)
         self.slots.finish_store()
         self.slots.forget()
 
@@ -146,15 +151,27 @@ class StageHistory:
         self.slots.wait()
         return self.slots.slots[self.delay.slot_used(micro_batch)].views
 
-    def check(self) -> None:
-        """UserError where the parameters were converted or moved."""
-        now = contents(self.parameters[0])
-        for before, after in zip(self._kind, (now.dtype, now.device), strict=True):
-            if before != after:
-                raise UserError(
-                    f"delayed: the model went from {before} to {after}; convert or move it before "
-                    "the call"
-                )
+    def _check(self, now: Sequence[Tensor]) -> None:
+        """UserError where the parameters were converted, moved or resized.
+
+        Args:
+            now: what the parameters hold.
+        """
+        for name, weight, kind in zip(self.names, now, self._kinds, strict=True):
+            if _kind(weight) == kind:
+                continue
+            before, after = next(
+                (old, new) for old, new in zip(kind, _kind(weight), strict=True) if old != new
+            )
+            raise UserError(
+                f"delayed: {name} went from {before} to {after}; convert, move or resize the model "
+                "before the call"
+            )
+
+
+def _kind(weight: Tensor) -> tuple[torch.dtype, torch.device, tuple[int, ...]]:
+    """What the versions of a weight have in common."""
+    return weight.dtype, weight.device, tuple(weight.shape)
 
 
 class History:
@@ -188,13 +205,11 @@ class History:
         """Store what the parameters hold as a new version."""
         self.newest_version += 1
         for stage in self.stages:
-            stage.check()
             stage.record(self.newest_version)
 
     def amend(self) -> None:
         """Store what the parameters hold as the newest version again: it may have been written."""
         for stage in self.stages:
-            stage.check()
             stage.amend(self.newest_version)
 
     def show(self, micro_batch: int, counter: int) -> None:

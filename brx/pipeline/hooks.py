@@ -7,7 +7,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 from weakref import WeakMethod
 
@@ -110,6 +110,18 @@ def is_in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether `torch.compile(module)` or `module.compile()` has made a module."""
+    is_wrapper = hasattr(module, "_orig_mod")
+    return is_wrapper or module._compiled_call_impl is not None
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether what autograd saves goes through hooks now: activation checkpointing or `save_on_cpu`
+    is around this pass."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def is_in_autograd_function() -> bool:
     """Whether a `torch.autograd.Function` is running its forward pass. Reentrant activation
     checkpointing is one: it runs without gradients, and the pass comes again in the backward
@@ -165,9 +177,9 @@ def tensors_with_gradient(output: Any) -> list[Tensor]:
 
 
 def _fields(value: Any) -> list[Any]:
-    """The values of an object's attributes, including those in `__slots__`; none for a module or a
-    class."""
-    if isinstance(value, torch.nn.Module | type):
+    """The values of an object's attributes, including those in `__slots__`; none for a module of
+    torch or Python, or a class: they hold much, and nothing that the pass has made."""
+    if isinstance(value, torch.nn.Module | ModuleType | type):
         return []
     fields = list(getattr(value, "__dict__", {}).values())
     for kind in type(value).__mro__:

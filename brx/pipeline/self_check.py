@@ -18,10 +18,15 @@ class SelfCheck:
     Args:
         parameters: those that train, by name.
         accumulation: M, as the user has stated it.
+        others: the model's other parameters, by name. They have no versions.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], accumulation: int) -> None:
+    def __init__(
+        self, parameters: Mapping[str, Tensor], accumulation: int, others: Mapping[str, Tensor]
+    ) -> None:
         self._parameters = dict(parameters)
+        self._others = dict(others)
+        self._counters_of_others: dict[str, int] = {}  # autograd's, at the last update
         self._accumulation = accumulation
         self._told: set[str] = set()
         self._num_updates = 0
@@ -87,6 +92,8 @@ class SelfCheck:
                 "of its first micro-batch; put the forward and the backward pass of each "
                 "micro-batch into `with pipeline.micro_batch():`",
             )
+        if self._num_updates <= CHECKED:
+            self._look_at_others()
         if self._num_updates == CHECKED:
             self._tell_first_updates()
 
@@ -100,6 +107,24 @@ class SelfCheck:
             f"{self._accumulation}; further passes use the version {used}. If all are "
             f"micro-batches of one batch, set accumulation={num_passes}",
         )
+
+    def _look_at_others(self) -> None:
+        """Tell of parameters that train without delay: an optimizer that the pipeline does not know
+        has written them since the last update."""
+        before = self._counters_of_others
+        now = {}
+        for name, other in self._others.items():
+            # Frozen ones may be written by the loop itself, as a momentum encoder is.
+            if other.requires_grad and not other.is_inference():
+                now[name] = other._version
+        written = [name for name in now if name in before and now[name] != before[name]]
+        self._counters_of_others = now
+        if written:
+            self._tell(
+                "others",
+                f"{some(written)} trained by an optimizer that delayed was not given, so without "
+                "delay; give it all optimizers of the model: delayed(model, (first, second), ...)",
+            )
 
     def _tell_first_updates(self) -> None:
         most = max(self.passes_met)

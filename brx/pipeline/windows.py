@@ -37,6 +37,7 @@ class Window:
     is_watched: bool = False
     """A hook on an output of its forward passes will tell when the backward pass begins."""
     is_in_backward: bool = False
+    has_begun_backward: bool = False
     is_of_backward: bool = False
     """Under `none` and `predict`: the parameters hold what the backward pass computes with."""
     has_gradients: bool = False
@@ -220,6 +221,16 @@ class Windows:
         if self.current is window:
             self.close()
 
+    def break_off(self, window: Window) -> None:
+        """Close the window of `micro_batch()`, whose block has failed. Without a backward pass, it
+        was no micro-batch: the loop may repeat it, or go on with another."""
+        has_backward = window.has_begun_backward or window.has_gradients
+        if self.current is window and not has_backward:
+            self._num_windows -= 1
+            self.close()
+        else:
+            self.end(window)
+
     def _end_if_not_shown(self) -> None:
         """End a window whose backward pass no hook has announced. If gradients have arrived, that
         pass is over by the time the next pass or step begins."""
@@ -348,7 +359,7 @@ class Windows:
             self._show_for_backward(window)
         if torch.is_grad_enabled():
             return  # create_graph: another backward pass goes through this one
-        window.is_in_backward = True
+        window.is_in_backward = window.has_begun_backward = True
         at_end_of_backward(partial(self._end_backward, window))
 
     def see_gradient(self) -> None:

@@ -21,6 +21,7 @@ from tests.pipeline.loops import (
     flat,
     loss_of,
     make,
+    plain_loss,
     sgd,
     simulate,
     train,
@@ -214,6 +215,30 @@ def test_flat_parameters_see_the_version():
             return torch.tanh(F.linear(x, weight.view(4, 4), bias))
 
     same_as_naive(lambda: make(FlatLayer))
+
+
+def with_shared_memory():
+    model = make()
+    model[2].lin.weight.data = model[0].lin.weight.data
+    return model
+
+
+def test_shared_memory_under_two_delays_is_refused():
+    with pytest.raises(UserError, match=r"0.lin.weight and 2.lin.weight share memory, .* 3 and 1"):
+        train(with_shared_memory())
+
+
+def test_shared_memory_under_one_delay_is_allowed():
+    model, twin = with_shared_memory(), with_shared_memory()
+    naive = Naive(twin)
+    naive.taus = dict.fromkeys(naive.taus, 3)
+    optimizer = sgd(twin.parameters())
+    for t in range(12):
+        naive.begin_update()
+        naive.backward(lambda call, t=t: plain_loss(call, t))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(train(model, delay=3)[0], flat(twin))
 
 
 # torch.func, which computes with tensors that it is given

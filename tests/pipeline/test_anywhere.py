@@ -237,7 +237,7 @@ def test_resumes_bit_for_bit(settings):
             part.load_state_dict(kept)
         assert loop(net, optimizer, first, last, 2) == losses
     with pytest.raises(ValueError, match="4 stages, not 2"):
-        start(stages=2, accumulation=2)[2].load_state_dict(saved[2])
+        start(stages=2, accumulation=2, **settings)[2].load_state_dict(saved[2])
 
 
 def test_two_optimizers_equal_one():
@@ -443,6 +443,14 @@ def test_print_shows_the_cut():
     [
         (lambda net, optimizer: net.blocks.append(nn.Linear(2, 2)), "parameters has changed"),
         (lambda net, optimizer: net.float(), "went from torch.float64 to torch.float32; convert"),
+        (
+            lambda net, optimizer: net.blocks[0].float(),
+            r"blocks.0.* went from torch.float64 to torch.float32; convert",
+        ),
+        (
+            lambda net, optimizer: setattr(net.enter.weight, "data", torch.zeros(1, 1).double()),
+            r"enter.weight went from \(.*\) to \(1, 1\); convert",
+        ),
         (lambda net, optimizer: delayed(net, optimizer, 2), "under delay already"),
         (lambda net, optimizer: delayed(make_net(), optimizer, 4), "not the model's"),
         (

@@ -184,6 +184,38 @@ def test_frozen_blocks_keep_their_places():
     assert [len(names) for names in pipeline.by_stage] == [0, 0, 2, 2]
 
 
+def by_mapping(names):
+    return {str(k): k for k in range(4)}
+
+
+def by_function(names):
+    return {name: int(name[0]) for name in names}.get
+
+
+def by_function_of_what_trains(names):
+    return {name: int(name[0]) for name in names if name[0] != "0"}.__getitem__
+
+
+@pytest.mark.parametrize("form", [by_mapping, by_function, by_function_of_what_trains])
+def test_frozen_stages_count(form):
+    model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(4)])
+    model[0].requires_grad_(False)
+    model[3].requires_grad_(False)
+    names = [name for name, _ in model.named_parameters()]
+    pipeline = delayed(model, sgd(model[1:3].parameters()), form(names))
+    assert [delay.tau for delay in pipeline.delays()] == [3, 2, 1, 0]
+    assert pipeline.delay_of(model[2].weight) == 1
+
+
+@pytest.mark.parametrize("stages", [4, {str(k): k for k in range(4)}])
+def test_stage_map_has_frozen_stages(stages):
+    model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(4)])
+    model[3].requires_grad_(False)
+    optimizer = sgd(model[:3].parameters())
+    pipeline = delayed(model, optimizer, stages, example=torch.ones(1, 3))
+    assert pipeline.stage_map() == {"0": 0, "1": 1, "2": 2, "3": 3}
+
+
 def test_heads_within_a_block_are_not_divided():
     blocks = [
         nn.ModuleDict({"heads": nn.ModuleList([nn.Linear(3, 3) for _ in range(4)])})

@@ -243,3 +243,9 @@ def test_tensors_are_found_once():
     held = SimpleNamespace(y=y)
     held.itself = held
     assert len(tensors_with_gradient({"a": held, "b": torch.ones(1)})) == 1
+
+
+def test_modules_of_python_are_not_searched():
+    y = torch.ones(2, requires_grad=True) * 2
+    held = SimpleNamespace(y=y, library=torch)
+    assert len(tensors_with_gradient(held)) == 1

@@ -327,6 +327,85 @@ def test_two_chunks_checkpointed_around_the_model(use_reentrant):
     assert_same(train(loss=loss, accumulation=1)[0], simulate(loss=loss))
 
 
+class CheckpointedFrom(nn.Module):
+    """All layers but the first ones are checkpointed."""
+
+    def __init__(self, first, use_reentrant):
+        super().__init__()
+        self.layers = make()
+        self.first = first
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x):
+        for index, layer in enumerate(self.layers):
+            if index < self.first:
+                x = layer(x)
+            else:
+                x = checkpoint(layer, x, use_reentrant=self.use_reentrant)
+        return x
+
+
+@pytest.mark.parametrize("stash", ["none", "predict"])
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint_without_stash_is_refused(use_reentrant, stash):
+    """It would compute activations again from newer weights."""
+    with pytest.raises(UserError, match=f"stash {stash} needs activations and weights as autograd"):
+        train(CheckpointedFrom(2, use_reentrant), stash=stash)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint_of_a_stage_without_delay_needs_no_stash(use_reentrant):
+    found, _ = train(CheckpointedFrom(3, use_reentrant), stash="none")
+    assert_same(found, train(stash="none")[0])
+
+
+def test_reentrant_checkpoint_around_the_model_needs_no_stash():
+    """The whole pass comes again, with the weights of the forward pass."""
+
+    def loss(call, t):
+        return loss_of(checkpoint(call, batch(t).requires_grad_(), use_reentrant=True))
+
+    assert_same(train(loss=loss, stash="none")[0], train(stash="none")[0])
+
+
+def around_the_model(call, t):
+    return loss_of(checkpoint(call, batch(t), use_reentrant=False))
+
+
+def saved_on_the_host(call, t):
+    with torch.autograd.graph.save_on_cpu():
+        return plain_loss(call, t)
+
+
+@pytest.mark.parametrize("loss", [around_the_model, saved_on_the_host])
+def test_hooks_around_the_model_without_stash_are_refused(loss):
+    with pytest.raises(UserError, match="saved-tensor hooks around Linear, or take stash exact"):
+        train(loss=loss, stash="none")
+
+
+def test_hooks_around_an_evaluation_are_allowed():
+    def loss(call, t):
+        value = plain_loss(call, t)
+        with torch.autograd.graph.save_on_cpu():
+            call.eval()(batch(t))
+        call.train()
+        return value
+
+    assert_same(train(loss=loss, stash="none")[0], train(stash="none")[0])
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_compiled_graph_without_stash_is_told(is_in_place):
+    model = make()
+    if is_in_place:
+        model.compile(backend="eager")
+    else:
+        model = torch.compile(model, backend="eager", fullgraph=True)
+    with pytest.warns(UserWarning, match="stash none under torch.compile: a compiled graph may"):
+        found, _ = train(model, stash="none")
+    assert_same(found, train(stash="none")[0])
+
+
 # Steps
 
 
@@ -647,6 +726,24 @@ class Whole(Parts):
 
     def forward(self, x, only_encode=False):
         return self.encode(x) if only_encode else super().forward(x)
+
+
+def test_explicit_micro_batch_that_fails_is_repeated():
+    """One that fails before its backward pass does not count as a micro-batch of its update."""
+    final = []
+    for fails in (False, True):
+        model, optimizer, pipeline = started(accumulation=3)
+        for n in range(1, 25):
+            if fails and n % 3 == 2:
+                with pytest.raises(ZeroDivisionError), pipeline.micro_batch():
+                    plain_loss(model, n).backward(1 / 0)
+            with pipeline.micro_batch():
+                plain_loss(model, n).backward()
+            if n % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        final.append(flat(model))
+    assert torch.equal(*final)
 
 
 def test_part_after_the_model_sees_the_same_version():

@@ -77,6 +77,39 @@ def test_unused_parameters_are_told():
         train(WithSpare())
 
 
+def with_second_optimizer():
+    """A loop whose second optimizer trains the last layer, and is not given to `delayed`."""
+    model = make()
+    first, second = sgd(model[:3].parameters()), sgd(model[3].parameters())
+    delayed(model, first, {str(k): k for k in range(4)})
+    for t in range(5):
+        plain_loss(model, t).backward()
+        for optimizer in (first, second):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_optimizer_that_was_not_given_is_told():
+    with pytest.warns(UserWarning, match=r"3.lin.weight and 1 more are trained by an opt") as told:
+        with_second_optimizer()
+    assert len(told) == 1
+
+
+def test_frozen_weights_that_the_loop_writes_are_told_nothing():
+    model = make()
+    model[3].requires_grad_(False)
+    optimizer = sgd(model[:3].parameters())
+    delayed(model, optimizer, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for t in range(5):
+            plain_loss(model, t).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                model[3].lin.weight.mul_(0.9)
+
+
 def test_gradient_from_outside_of_a_window_is_refused():
     model = make()
     optimizer = sgd(model.parameters())
@@ -96,6 +129,19 @@ def test_later_gradient_from_outside_is_refused():
 
     with pytest.raises(UserError, match=r"a gradient reached 2.lin.bias by a pass outside"):
         train(loss=loss)
+
+
+def test_gradient_from_outside_of_an_unfrozen_layer_is_refused():
+    """It was frozen when the pipeline was made."""
+    model = make()
+    model[2].requires_grad_(False)
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+    assert not model[2].lin.weight.requires_grad
+    model[2].requires_grad_(True)
+    loss_of(model[2](batch(0))).backward()
+    with pytest.raises(UserError, match=r"a gradient reached 2.lin.bias by a pass outside"):
+        model(batch(0))
 
 
 def test_cleared_gradient_from_outside_is_allowed():

@@ -528,8 +528,9 @@ def test_state_through_distributed_checkpoint_functions():
         ({"accumulation": 2}, "of accumulation 1, not 2"),
         ({"stages": {"0": 0, "1": 0, "2": 1, "3": 2}}, "of 4 stages, not 3"),
         ({"stages": {"0": 0, "1": 0, "2": 1, "3": 3}}, "another cut into stages"),
-        ({"delay": [5, 2, 1, 0]}, "other delays"),
-        ({"stash": "predict"}, "another stash mode or forecast"),
+        ({"delay": [5, 2, 1, 0]}, r"of delays \[3, 2, 1, 0\], not \[5, 2, 1, 0\]"),
+        ({"stash": "none"}, "of stash exact, not none"),
+        ({"forecast": "last-update"}, "of forecast None, not last-update"),
     ],
 )
 def test_state_of_another_pipeline_is_refused(settings, message):
@@ -539,3 +540,40 @@ def test_state_of_another_pipeline_is_refused(settings, message):
     pipeline = delayed(model, sgd(model.parameters()), stages, **settings)
     with pytest.raises(ValueError, match=message):
         pipeline.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("saved", "settings"),
+    [
+        ({"stash": "predict"}, {"forecast": "average-update"}),
+        ({"forecast": "average-update"}, {"forecast": "last-update"}),
+        ({"delay": [3, 2, 1, 0], "accumulation": 4}, {"delay": [4, 2, 1, 0], "accumulation": 4}),
+    ],
+)
+def test_state_that_fits_by_chance_is_refused(saved, settings):
+    """Both keep as many versions, and averages of the same name."""
+    state = started(**saved)[2].state_dict()
+    model = make()
+    pipeline = delayed(model, sgd(model.parameters()), 4, **settings)
+    with pytest.raises(ValueError, match="the state is of"):
+        pipeline.load_state_dict(state)
+
+
+@pytest.mark.parametrize("updates", [1, 6])
+def test_state_of_other_shapes_is_refused(updates):
+    state = started(updates)[2].state_dict()
+    model = make()
+    model[1].lin.weight = nn.Parameter(torch.zeros(1, 4, dtype=torch.float64))
+    pipeline = delayed(model, sgd(model.parameters()), {str(k): k for k in range(4)})
+    with pytest.raises(ValueError, match=r"1.lin.weight has shape \(4, 4\), not \(1, 4\)"):
+        pipeline.load_state_dict(state)
+
+
+def test_state_of_an_earlier_version_has_no_settings():
+    state = started()[2].state_dict()
+    for name in ("delays", "stash", "forecast"):
+        del state[name]
+    model = make()
+    pipeline = delayed(model, sgd(model.parameters()), 4)
+    pipeline.load_state_dict(state)
+    assert pipeline.updates == 6
