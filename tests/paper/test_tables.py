@@ -14,7 +14,7 @@ from brx.runs.frames import load
 from tests.paper.helpers import LAPTOP, write_method
 
 # These studies have no committed runs yet.
-WITHOUT_RUNS = {"causes", "architectures", "architecture-verdicts", "precision"}
+WITHOUT_RUNS = {"causes", "causes-costs", "architectures", "architecture-verdicts", "precision"}
 WITH_RUNS = sorted(TABLES.keys() - WITHOUT_RUNS)
 
 
