@@ -13,7 +13,7 @@ from brx.runs.formats import format_table
 from brx.runs.frames import load
 from tests.paper.helpers import LAPTOP, write_method
 
-# These studies have no committed runs yet.
+# These studies have runs of their own.
 WITHOUT_RUNS = {"causes", "causes-costs", "architectures", "architecture-verdicts", "precision"}
 WITH_RUNS = sorted(TABLES.keys() - WITHOUT_RUNS)
 
