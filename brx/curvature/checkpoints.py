@@ -40,7 +40,8 @@ MIDWAY = 0.1
 class Measured(BaseModel, frozen=True):
     """A measurement at one checkpoint; subclasses add the numbers.
 
-    Its file is RUN/analysis/NAME-ITERATION.json."""
+    Its file is RUN/analysis/NAME-ITERATION.json. Settings that are not usual are in the file's
+    name, too, so that no measurement takes the place of one with other settings."""
 
     command: ClassVar[str]  # the brx command that makes it
 
@@ -54,9 +55,15 @@ class Measured(BaseModel, frozen=True):
         """NAME in the file's name."""
         return self.command
 
+    @property
+    def unusual_settings(self) -> list[str]:
+        """The settings that are not usual, as words for the name of the file."""
+        return []
+
     def path_in(self, run: Path) -> Path:
         """The file of this measurement in a run's folder."""
-        return run / "analysis" / f"{self.name}-{self.iteration:08d}.json"
+        words = [self.name, f"{self.iteration:08d}", *self.unusual_settings]
+        return run / "analysis" / f"{'-'.join(words)}.json"
 
     def write(self, run: Path) -> None:
         """Write the measurement into a run's folder, one line per field."""

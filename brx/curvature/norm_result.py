@@ -110,15 +110,8 @@ class NormResult(Measured):
         """NAME in the file's name."""
         return f"{self.command}-{self.space}"
 
-    def path_in(self, run: Path) -> Path:
-        """The file of this result in a run's folder.
-
-        Results with other settings than the usual ones get their own files."""
-        usual = super().path_in(run)
-        return usual.with_stem("-".join([usual.stem, *self._unusual_settings]))
-
     @property
-    def _unusual_settings(self) -> list[str]:
+    def unusual_settings(self) -> list[str]:
         """The settings that are not usual, for the name of the file."""
         settings = self.settings
         usual = NormSettings()

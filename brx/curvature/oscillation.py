@@ -86,10 +86,10 @@ class Oscillation(Measured):
     dominant: Track
     random: Track
 
-    def path_in(self, run: Path) -> Path:
-        """The file of this measurement in a run's folder."""
-        usual = super().path_in(run)
-        return usual.with_stem("-".join([usual.stem, *self.settings.unusual]))
+    @property
+    def unusual_settings(self) -> list[str]:
+        """The settings that are not usual, as words for the name of the file."""
+        return self.settings.unusual
 
 
 def measure_oscillation(
