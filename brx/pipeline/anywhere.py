@@ -122,14 +122,7 @@ class DelayedPipeline:
         seed: int = 0,
         example: Any = None,
     ) -> None:
-        if model in _DELAYED:
-            raise UserError(
-                "delayed: the model is under delay already; call remove() of its pipeline first"
-            )
-        if isinstance(model, torch.jit.ScriptModule):
-            raise UserError(
-                "delayed: a scripted module takes no hooks; pass nn.Sequential(model), and call it"
-            )
+        _check_model(model)
         _check_settings(accumulation, stash, forecast, rings)
         if _is_whole(stages):
             stages = int(stages)  # type: ignore[arg-type]
@@ -924,6 +917,19 @@ def _delays_of(delay: Any, num_stages: int, accumulation: int, seed: int) -> lis
         return delays_of(delay, num_stages, accumulation, seed=seed)
     except ValueError as error:
         raise UserError(f"delayed: {error}") from error
+
+
+def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise UserError(f"delayed: model must be a torch.nn.Module, got {type(model).__name__}")
+    if model in _DELAYED:
+        raise UserError(
+            "delayed: the model is under delay already; call remove() of its pipeline first"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UserError(
+            "delayed: a scripted module takes no hooks; pass nn.Sequential(model), and call it"
+        )
 
 
 def _check_settings(accumulation: Any, stash: Any, forecast: Any, rings: Any) -> None:

@@ -519,6 +519,13 @@ def _cell(
     content = set_values(base, {**spec.set, **varied}, f"{path}:")
     name = cell_name(varied)
     config = validate(content, RunConfig, f"{path}: cell {name}")
+    stop_after = config.training.stop_after
+    if isinstance(stop_after, str):
+        raise UserError(
+            f"{path}: cell {name}: training.stop_after={stop_after} ends a session of one run; a "
+            f"sweep's runs need an iteration. Send SIGTERM to end a session of the sweep: every "
+            f"run saves, and the same command continues"
+        )
     if SEED not in varied:
         name += f"-s{config.training.seed}"
     digits = identity(config)

@@ -371,6 +371,12 @@ def test_no_optimizer_is_one_clear_error():
         delayed(make(), object(), 4)
 
 
+@pytest.mark.parametrize("given", [None, [make()], torch.optim.SGD(make().parameters())])
+def test_no_module_is_one_clear_error(given):
+    with pytest.raises(UserError, match=f"must be a torch.nn.Module, got {type(given).__name__}"):
+        delayed(given, sgd(make().parameters()), 4)
+
+
 class Sam:
     """Sharpness-aware minimisation: two half steps, at the weights and at a point nearby."""
 

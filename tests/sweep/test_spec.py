@@ -136,6 +136,10 @@ def test_other_method_drops_options_it_lacks(tmp_path):
             {"grid": {"pipeline.rings": ["device", "host"]}},
             "grid.pipeline.rings: changes no number of a run",
         ),
+        (
+            {"grid": {"training.stop_after": [2, "1h"]}},
+            "cell stop_after1h: training.stop_after=1h ends a session of one run",
+        ),
         ({"repeat": {"where": {"pipeline.stages": 16}}}, "repeat.where: matches no cell"),
         ({"grid": {"optimizer.lr.x": [1]}}, "optimizer.lr.x: 'lr' is a value, not a section"),
         ({"exclude": [{"pipeline.stages": [1, 4]}]}, "exclude: leaves no cell of the grid's 4"),
