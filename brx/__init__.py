@@ -7,12 +7,12 @@ rotation against gradient delay.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from brx.pipeline.anywhere import delayed as delayed
+    from brx.pipeline.delayed import delayed as delayed
     from brx.train.recording import record as record
 
 __version__ = "0.1.0"
 
-_MODULE_OF = {"delayed": "brx.pipeline.anywhere", "record": "brx.train.recording"}
+_MODULE_OF = {"delayed": "brx.pipeline.delayed", "record": "brx.train.recording"}
 
 
 def __getattr__(name: str) -> Any:

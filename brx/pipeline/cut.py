@@ -144,6 +144,25 @@ def prefixes_of(name: str) -> list[str]:
     return [".".join(words[: count + 1]) for count in range(len(words))]
 
 
+def stage_map_in_order(
+    by_stage: Sequence[Sequence[str]], names: Sequence[str]
+) -> list[tuple[str, int]]:
+    """The prefixes of `stage_map` with their stages, in the order in which the parameters are
+    defined.
+
+    Args:
+        by_stage: the names of each stage's parameters.
+        names: all these names, in the order of definition.
+    """
+    stage_of_prefix = stage_map(by_stage)
+    in_order: dict[str, int] = {}
+    for name in names:
+        for prefix in prefixes_of(name):
+            if prefix in stage_of_prefix:
+                in_order.setdefault(prefix, stage_of_prefix[prefix])
+    return list(in_order.items())
+
+
 def _check_prefixes(model: nn.Module, stages: Mapping[str, int]) -> None:
     """UserError for a key that is neither a parameter's name nor the beginning of one."""
     # With duplicates, so that a key may name a tied parameter by any of its names.

@@ -28,7 +28,7 @@ from brx.runs.metrics import MetricsWriter, Record, exact, read_metrics, truncat
 from brx.train.recorder import write_summary
 
 if TYPE_CHECKING:
-    from brx.pipeline.anywhere import DelayedPipeline
+    from brx.pipeline.delayed import DelayedPipeline
 
 
 class Recording:

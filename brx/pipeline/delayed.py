@@ -4,19 +4,21 @@ alone.
 It works by hooks: a training forward pass opens a *window*, the end of its backward pass closes it,
 and in between the parameters hold the versions that docs/semantics.md names. The parts:
 
+- `delayed_arguments`: the forms in which arguments may be given;
 - `cut`: which parameter belongs to which stage; `use_order`: in which order the model uses them;
 - `history`: the versions, and how parameters get one (on the engine's own slots);
 - `windows`: when a window opens and closes, and when an update has happened;
-- `self_check`: what the first updates show of a loop;
+- `self_check`: what the first updates show of a loop; `model_form`: whether the model has changed;
+- `saved_versions`: the versions in a checkpoint;
 - here: the hooks, and what users call.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import chain
 from numbers import Integral
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -30,12 +32,20 @@ from brx.pipeline.cut import (
     cut,
     frozen_by_stage,
     is_known_before_use,
-    prefixes_of,
     stage_map,
+    stage_map_in_order,
     tied_places,
     trained_names,
 )
-from brx.pipeline.delay import StageDelay, delays_of
+from brx.pipeline.delay import StageDelay
+from brx.pipeline.delayed_arguments import (
+    check_settings,
+    is_whole,
+    optimized,
+    optimizers_in,
+    stage_delays,
+    without_arrays,
+)
 from brx.pipeline.forecasts import FORECAST_RULES, Forecast, StashMode
 from brx.pipeline.history import History, StageHistory, contents
 from brx.pipeline.hooks import (
@@ -51,6 +61,8 @@ from brx.pipeline.hooks import (
     warn_user,
     weakly,
 )
+from brx.pipeline.model_form import ModelForm, refuse_shared_memory
+from brx.pipeline.saved_versions import check_shapes, load_stage, stage_state
 from brx.pipeline.self_check import SelfCheck
 from brx.pipeline.sharded import drop_gathered, gathers_parameters
 from brx.pipeline.use_order import UseOrder, on_meta_device
@@ -59,10 +71,6 @@ from brx.pipeline.windows import Window, Windows
 # The models that are under delay already. A pipeline holds its model, so a strong reference to it
 # would keep the model for good.
 _DELAYED: WeakKeyDictionary[nn.Module, ReferenceType["DelayedPipeline"]] = WeakKeyDictionary()
-
-WRAPPED = ("optimizer", "base_optimizer", "_optimizer")
-"""The attributes in which wrappers of optimizers keep the wrapped optimizer."""
-
 
 WITH_FULLGRAPH = "delayed: with fullgraph=True, give it the compiled model: torch.compile(model)"
 """The reason that torch gives in its error if a compiled graph would have to contain the hooks."""
@@ -123,23 +131,20 @@ class DelayedPipeline:
         example: Any = None,
     ) -> None:
         _check_model(model)
-        _check_settings(accumulation, stash, forecast, rings)
-        if _is_whole(stages):
+        check_settings(accumulation, stash, forecast, rings)
+        if is_whole(stages):
             stages = int(stages)  # type: ignore[arg-type]
         self.model = model
-        self._optimizers = _optimizers_in(optimizer)
-        self._num_optimized = len(_optimized(self._optimizers))
-        names = trained_names(model, _optimized(self._optimizers))
+        self._optimizers = optimizers_in(optimizer)
+        names = trained_names(model, optimized(self._optimizers))
         check_stages(model, names, stages)
         named = dict(model.named_parameters())
-        self._num_parameters = len(named)
-        self._children = _children(model)
         self._trained = {name: named[name] for name in names}
         _refuse_shared(self._trained)
-        self._places = _places(model)
+        self._form = ModelForm(model, self._optimizers)
         self._sharded = [module for module in model.modules() if gathers_parameters(module)]
         self._stages = stages
-        delay = _without_arrays(delay)
+        delay = without_arrays(delay)
         self._profile = delay
         self._seed = seed
         self._accumulation = accumulation = int(accumulation)
@@ -153,7 +158,7 @@ class DelayedPipeline:
         if is_known_before_use(stages) or example is not None:
             self._decide_cut()
         num_stages = stages if isinstance(stages, int) else len(self.by_stage)
-        self._delays = _delays_of(delay, num_stages, accumulation, seed)
+        self._delays = stage_delays(delay, num_stages, accumulation, seed)
 
         self._has_delay = any(delay.tau for delay in self._delays)
         others = {}
@@ -289,7 +294,7 @@ class DelayedPipeline:
         gradients have to be saved as well."""
         windows = self._windows
         history = windows.history
-        stages = [] if history is None else [_stage_state(stage) for stage in history.stages]
+        stages = [] if history is None else [stage_state(stage) for stage in history.stages]
         is_pending = windows.is_pending
         if windows.has_begun and self._by_stage is None and self._is_cut_known:
             # The pass that follows would decide it; in a resumed process it would be the first one.
@@ -360,8 +365,8 @@ class DelayedPipeline:
         history = self._make_history(self._contents_by_name())
         if len(history.stages) != len(saved):
             raise ValueError("the state comes from a pipeline with other delays")
-        for stage, stage_state in zip(history.stages, saved, strict=True):
-            _load_stage(stage, stage_state)
+        for stage, saved_stage in zip(history.stages, saved, strict=True):
+            load_stage(stage, saved_stage)
         return history
 
     def _load_initial(self, saved: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
@@ -376,7 +381,7 @@ class DelayedPipeline:
             return now  # no stage uses it
         if saved.keys() != now.keys():
             raise ValueError("the state comes from a model with other parameters")
-        _check_shapes(list(now), list(now.values()), [saved[name] for name in now])
+        check_shapes(list(now), list(now.values()), [saved[name] for name in now])
         initial = {}
         for name, weight in now.items():
             initial[name] = torch.empty_like(weight).copy_(saved[name])
@@ -462,7 +467,7 @@ class DelayedPipeline:
         """The stages' versions, all of them `initial`."""
         if self._by_stage is None:
             self._decide_cut()
-        _refuse_shared_memory(self._trained, self.by_stage, self._delays)
+        refuse_shared_memory(self._trained, self.by_stage, self._delays)
         rule = None if self._forecast is None else FORECAST_RULES[self._forecast]
         stages = []
         for names, delay in zip(self.by_stage, self._delays, strict=True):
@@ -484,7 +489,7 @@ class DelayedPipeline:
             )
         has_versions = {id(weight) for stage in stages for weight in stage.parameters}
         self._parts_with_delay = {
-            module for module, _, weight in self._places if id(weight) in has_versions
+            module for module, _, weight in self._form.places if id(weight) in has_versions
         }
         return History(stages, self._stash, before_move=self._drop_gathered)
 
@@ -519,7 +524,7 @@ class DelayedPipeline:
                 module.register_state_dict_post_hook(hook(self._after_state_dict))  # type: ignore[no-untyped-call]
             )
         if self._stash != "exact" and self._has_delay:
-            for module in dict.fromkeys(module for module, _, _ in self._places):
+            for module in dict.fromkeys(module for module, _, _ in self._form.places):
                 # Not disabled for torch.compile: that would break the graph in every layer.
                 before_part = Hook(self._before_part, self._before_copy)
                 self._hooks.append(module.register_forward_pre_hook(before_part))
@@ -579,7 +584,8 @@ class DelayedPipeline:
         self._drop_gathered()
         # Within `micro_batch()`, functional_call may have put other tensors into the model.
         if not self._windows.is_in_explicit:
-            self._check_model()
+            self._form.check()
+            self._check_autocast()
         self._stop_watching()
         self._warn_of_lost_versions()
         return self._windows.open(is_explicit=is_explicit)
@@ -729,72 +735,13 @@ class DelayedPipeline:
                 state[key] = value.clone()
         self._windows.end_peek()
 
-    def _check_model(self) -> None:
-        """UserError if the model or its optimizers have changed since `delayed`, or if autocast is
-        on although the stash does not allow it."""
-        for module, name, parameter in self._places:
-            if module._parameters.get(name) is not parameter:
-                raise UserError(
-                    f"delayed: parameter {name} of {type(module).__name__} has been "
-                    "replaced; call delayed after the model is final (after fully_shard, for "
-                    "example), and functional_call within `with pipeline.micro_batch():`"
-                )
-        if len(_optimized(self._optimizers)) != self._num_optimized:
-            raise UserError(
-                "delayed: an optimizer was given parameters later; call delayed after "
-                "add_param_group"
-            )
-        self._check_number_of_parameters()
+    def _check_autocast(self) -> None:
+        """UserError if autocast is on although the stash does not allow it."""
         device = next(iter(self._trained.values())).device.type
         if self._stash != "exact" and torch.is_autocast_enabled(device):
             raise UserError(
                 f"delayed: stash {self._stash} needs autocast off: it saves a copy of the weights"
             )
-
-    def _check_number_of_parameters(self) -> None:
-        """UserError if the model has other parameters than it had."""
-        # A walk through all parameters takes as long as all other hooks together. So first see
-        # whether any module has changed.
-        if all(_holds(module, *held) for module, held in self._children.items()):
-            return
-        self._children = _children(self.model)
-        if sum(1 for _ in self.model.parameters()) != self._num_parameters:
-            raise UserError(
-                "delayed: the number of the model's parameters has changed; call delayed after it "
-                "is final"
-            )
-
-
-def _children(model: nn.Module) -> dict[nn.Module, tuple[int, list[nn.Module | None]]]:
-    """The number of parameters and the child modules that each module of a model holds directly."""
-    return {
-        module: (len(module._parameters), list(module._modules.values()))
-        for module in model.modules()
-    }
-
-
-def _holds(module: nn.Module, num_parameters: int, children: list[nn.Module | None]) -> bool:
-    held = module._modules
-    return len(module._parameters) == num_parameters and list(held.values()) == children
-
-
-def stage_map_in_order(
-    by_stage: Sequence[Sequence[str]], names: Sequence[str]
-) -> list[tuple[str, int]]:
-    """The prefixes of `stage_map` with their stages, in the order in which the parameters are
-    defined.
-
-    Args:
-        by_stage: the names of each stage's parameters.
-        names: all these names, in the order of definition.
-    """
-    stage_of_prefix = stage_map(by_stage)
-    in_order: dict[str, int] = {}
-    for name in names:
-        for prefix in prefixes_of(name):
-            if prefix in stage_of_prefix:
-                in_order.setdefault(prefix, stage_of_prefix[prefix])
-    return list(in_order.items())
 
 
 def _refuse_shared(trained: Mapping[str, Tensor]) -> None:
@@ -812,111 +759,12 @@ def _refuse_shared(trained: Mapping[str, Tensor]) -> None:
             )
 
 
-def _refuse_shared_memory(
-    trained: Mapping[str, Tensor], by_stage: Sequence[Sequence[str]], delays: Sequence[StageDelay]
-) -> None:
-    """UserError if parameters of stages with different delays share memory, which would have to
-    hold two versions at once."""
-    extents: list[tuple[str, int, int, str, int]] = []  # device, first byte, end, name, tau
-    for names, delay in zip(by_stage, delays, strict=True):
-        for name in names:
-            weight = contents(trained[name])
-            # Strided views may lie between each other's elements and share none of them.
-            if type(weight) is Tensor and weight.is_contiguous() and weight.numel():
-                begin = weight.data_ptr()
-                end = begin + weight.nbytes
-                extents.append((str(weight.device), begin, end, name, delay.tau))
-    extents.sort()
-    last = None  # of those before, the one that ends last
-    for extent in extents:
-        device, begin, end, name, tau = extent
-        if last is not None and last[0] == device and begin < last[2]:
-            _, _, last_end, other, other_tau = last
-            if tau != other_tau:
-                raise UserError(
-                    f"delayed: {other} and {name} share memory, but their stages have the delays "
-                    f"{other_tau} and {tau}; make them one parameter, or put them into one stage"
-                )
-            if end <= last_end:
-                continue
-        last = extent
-
-
 def _no_pipeline() -> None:
     """What a pickled pipeline becomes: a saved model has none."""
 
 
 def _storage(tensor: Tensor) -> int:
     return contents(tensor).untyped_storage().data_ptr()
-
-
-def _places(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
-    """Each place where a module of the model holds a parameter: the module, the name of its
-    attribute, and the parameter."""
-    places = []
-    for module in model.modules():
-        if isinstance(module, torch.jit.ScriptModule):  # its parameters stay the same objects
-            continue
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                places.append((module, name, parameter))
-    return places
-
-
-def _stage_state(stage: StageHistory) -> dict[str, Any]:
-    stage.slots.wait()
-    return {
-        "slots": [slot.views for slot in stage.slots.slots],
-        "newest": None if stage.newest is None else stage.newest.views,
-        "extrapolation": stage.extrapolation.state,
-    }
-
-
-@torch.no_grad()
-def _load_stage(stage: StageHistory, saved: Mapping[str, Any]) -> None:
-    """Restore what `_stage_state` returned; ValueError if it is of another delay, stash mode or
-    forecast."""
-    if len(saved["slots"]) != len(stage.slots.slots):
-        raise ValueError("the state comes from a pipeline with other delays")
-    for slot, kept in zip(stage.slots.slots, saved["slots"], strict=True):
-        _check_shapes(stage.names, slot.views, kept)
-        torch._foreach_copy_(slot.views, kept)
-    if (stage.newest is None) != (saved["newest"] is None):
-        raise ValueError("the state is of another stash mode or forecast")
-    newest = saved["newest"] if stage.newest is not None else stage.contents
-    stage.extrapolation.load_state(saved["extrapolation"], newest)
-    stage.slots.forget()
-
-
-def _check_shapes(
-    names: Sequence[str], expected: Sequence[Tensor], saved: Sequence[Tensor]
-) -> None:
-    """ValueError if saved weights have other shapes: a copy might broadcast them."""
-    for name, here, there in zip(names, expected, saved, strict=True):
-        if here.shape != there.shape:
-            raise ValueError(
-                f"the state comes from a model whose {name} has shape {tuple(there.shape)}, not "
-                f"{tuple(here.shape)}"
-            )
-
-
-def _is_whole(value: Any) -> bool:
-    """Whether a value is a whole number (numpy's, too)."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _without_arrays(delay: Any) -> Any:
-    """A delay in the form that `delays_of` takes: numpy's arrays and torch's tensors become lists
-    and numbers."""
-    return delay.tolist() if hasattr(delay, "tolist") else delay
-
-
-def _delays_of(delay: Any, num_stages: int, accumulation: int, seed: int) -> list[StageDelay]:
-    """`delays_of`, with a UserError that names `delayed` if the delay is wrong."""
-    try:
-        return delays_of(delay, num_stages, accumulation, seed=seed)
-    except ValueError as error:
-        raise UserError(f"delayed: {error}") from error
 
 
 def _check_model(model: nn.Module) -> None:
@@ -930,61 +778,6 @@ def _check_model(model: nn.Module) -> None:
         raise UserError(
             "delayed: a scripted module takes no hooks; pass nn.Sequential(model), and call it"
         )
-
-
-def _check_settings(accumulation: Any, stash: Any, forecast: Any, rings: Any) -> None:
-    if not _is_whole(accumulation) or accumulation < 1:
-        raise UserError(
-            f"delayed: accumulation must be a whole number from 1, got {accumulation!r}"
-        )
-    known = {
-        "stash": get_args(StashMode),
-        "forecast": (None, *FORECAST_RULES),
-        "rings": ("device", "host"),
-    }
-    for name, value in (("stash", stash), ("forecast", forecast), ("rings", rings)):
-        if value not in known[name]:
-            choices = ", ".join(map(str, known[name]))
-            raise UserError(f"delayed: {name} must be one of {choices}, got {value!r}")
-    if forecast is not None and stash != "exact":
-        raise UserError(f"delayed: forecast needs stash exact, got {stash}")
-
-
-def _optimizers_in(given: Any) -> list[Optimizer]:
-    """The optimizers that were given, each without its wrappers."""
-    each = list(given) if isinstance(given, Iterable) else [given]
-    return [_innermost(optimizer) for optimizer in each]
-
-
-def _innermost(given: Any) -> Optimizer:
-    """The optimizer within accelerate's or another's wrapper."""
-    if hasattr(given, "first_step") and hasattr(given, "second_step"):
-        raise UserError(
-            f"delayed: {type(given).__name__} steps in two halves; give delayed its base optimizer,"
-            " and put both forward passes and both halves into one `with pipeline.micro_batch():`"
-        )
-    optimizer = given
-    while True:
-        attributes = [getattr(optimizer, name, None) for name in WRAPPED]
-        inner = [attribute for attribute in attributes if hasattr(attribute, "step")]
-        if not inner:
-            break
-        optimizer = inner[0]
-    if not isinstance(optimizer, Optimizer):
-        raise UserError(
-            f"delayed: optimizer must be a torch optimizer, several, or a wrapper that has one as "
-            f"`.optimizer`, got {type(given).__name__}"
-        )
-    return optimizer
-
-
-def _optimized(optimizers: Sequence[Optimizer]) -> list[Tensor]:
-    """All parameters of some optimizers."""
-    parameters: list[Tensor] = []
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            parameters += group["params"]
-    return parameters
 
 
 delayed = DelayedPipeline
