@@ -98,3 +98,11 @@ class ProgressBar:
 
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
+
+
+def duration(seconds: float) -> str:
+    """A time as people write it: `40 s`, `12 min`, `3.5 h` or `2.1 days`."""
+    for unit, size in (("days", 86400.0), ("h", 3600.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

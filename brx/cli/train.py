@@ -227,13 +227,8 @@ def sweep(
     retry_failed: RetryFailed = False,
 ) -> None:
     """Exit code 0 when all cells are done, 1 when some failed, 130 when interrupted."""
-    from brx.sweep.run import (
-        check_names,
-        check_own_methods,
-        list_cells,
-        make_launcher,
-        run_and_print,
-    )
+    from brx.sweep.checks import check_names, check_own_methods
+    from brx.sweep.run import list_cells, make_launcher, run_and_print
     from brx.sweep.spec import Sweep
 
     refuse(address is not None and launcher != "ray", "--address: needs --launcher ray")
@@ -313,13 +308,8 @@ def compare(
     from brx.methods.table import CUSTOM, METHODS
     from brx.runs.folder import stop_at_damage
     from brx.sweep import compare as comparison
-    from brx.sweep.run import (
-        check_names,
-        check_own_methods,
-        list_cells,
-        make_launcher,
-        run_and_print,
-    )
+    from brx.sweep.checks import check_names, check_own_methods
+    from brx.sweep.run import list_cells, make_launcher, run_and_print
 
     stop_at_damage(strict)
     refuse(

@@ -19,7 +19,7 @@ from brx.paper.scales import ENDS
 from brx.paper.strict import FEWEST_SEEDS
 from brx.runs.folder import trajectory_of
 from brx.runs.frames import SEED, differences, load, read_run
-from brx.sweep.spec import first_match
+from brx.sweep.conditions import first_match
 
 RUNS = Path("results/precision")
 SWEEP = "configs/sweeps/tuned/precision.yaml"

@@ -26,7 +26,7 @@ from brx.runs.experiments import at_best_rates
 from brx.runs.frames import DEPTH, RATE, SEED, load
 from brx.runs.slowdown import Reached, iteration_ratio
 from brx.runs.tables import slowdown_text
-from brx.sweep.spec import value_at
+from brx.sweep.conditions import value_at
 
 RUNS = Path("results/similarity")
 OURS = "basis-rotation"

@@ -11,7 +11,10 @@ import pandas as pd
 from brx.runs.experiments import score_values
 from brx.runs.folder import RunFolder, settings_key
 from brx.runs.frames import SEED
-from brx.sweep.spec import Cell, Choice, State, Sweep, cell_name, state_of, value_at
+from brx.sweep.cell import Cell, cell_name
+from brx.sweep.conditions import value_at
+from brx.sweep.spec import Choice, Sweep
+from brx.sweep.state import State, state_of
 
 SCORE = "final_val_loss"  # the key of summary.json that decides
 

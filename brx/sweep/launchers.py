@@ -32,7 +32,8 @@ from brx.environment import brx_command, child_environment, has_room_for_sockets
 from brx.errors import UserError
 from brx.files import write_text
 from brx.runs.folder import RunFolder, hand_down, is_locked, lock
-from brx.sweep.spec import FAILURE, LOG, Cell, State, outcome_of, prepare_folder, state_of
+from brx.sweep.cell import Cell
+from brx.sweep.state import FAILURE, LOG, State, outcome_of, prepare_folder, state_of
 
 # On macOS, libraries have started threads by the time of the fork, and threads do not survive it.
 # There, every cell imports torch itself.

@@ -1,20 +1,10 @@
-"""Sweep files, the cells that they expand into, and the state of a cell.
-
-A cell's state is read from its folder alone, so that all sweeps agree on it.
-"""
+"""Sweep files, and the cells that they expand into."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import hashlib
 import itertools
-import math
-import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,61 +13,26 @@ from pydantic import Field, field_validator
 from brx.config.loading import (
     PRESETS,
     Settings,
-    dump_config,
     find_config,
-    load_config,
     load_yaml_as,
     new_content,
     set_values,
     validate,
 )
 from brx.config.schema import RunConfig, Section
-from brx.environment import signal_name
 from brx.errors import UserError, did_you_mean
-from brx.files import user_path, write_text
-from brx.methods.trajectory_version import check_trajectory_version
-from brx.names import file_name
-from brx.readers import parse_json
-from brx.runs.folder import (
-    ENDED,
-    FOR_TUNING,
-    SEED,
-    RunFolder,
-    decides_trajectory,
-    is_locked,
-    lock,
-    settings_key,
-    telling,
-    trajectory_of,
+from brx.files import user_path
+from brx.runs.folder import FOR_TUNING, SEED, decides_trajectory
+from brx.sweep.cell import (
+    Cell,
+    Value,
+    cell_name,
+    folders_in,
+    identity,
+    named_apart,
+    with_present_folders,
 )
-
-Value = bool | int | float | str | None
-LOG = "log.txt"
-FAILURE = "failed.txt"
-CELLS_LOCK = ".cells.lock"  # in the folder of the cells' folders; held while a cell's is made
-MOST_KEPT = 10_000  # configurations of cells that are kept in memory, of some kilobytes each
-TAIL_BYTES = 16_384  # enough of the end of metrics.jsonl to hold its last complete line
-
-# What stands before a key's value in a cell's name; for other keys it is the key's last part.
-SHORT_NAMES = {
-    "model.blocks": "b",
-    "model.width": "d",
-    "pipeline.stages": "p",
-    "optimizer.lr": "lr",
-    "optimizer.frequency": "f",
-    "optimizer.compensation": "lambda",
-    "training.iterations": "t",
-    "training.seed": "s",
-}
-SILENT_KEYS = {
-    "model.class",
-    "optimizer.geometry",
-    "optimizer.method",
-    "optimizer.refresh_schedule",
-    "optimizer.source",
-    "pipeline.stash",
-}
-"""Keys whose values speak for themselves in a name."""
+from brx.sweep.conditions import matches, value_at
 
 
 class Second(Section):
@@ -168,23 +123,6 @@ def _refuse_nested(settings: Mapping[Any, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run of a sweep."""
-
-    name: str
-    varied: Mapping[str, Any]
-    """The dotted keys that the cell sets in addition to the sweep's base, with their values."""
-    config: RunConfig
-    folder: Path
-
-    @property
-    def identity(self) -> str:
-        """A text that is equal for cells with the same trajectory, whatever their names. It is
-        `identity` of the settings, and the folder's name ends with it."""
-        return self.folder.name.rpartition("--")[2]
-
-
-@dataclass(frozen=True)
 class Sweep:
     """A sweep file, read and checked."""
 
@@ -227,7 +165,7 @@ class Sweep:
         """
         base = new_content(find_config(spec.base))
         _check_tuning_seed(path, spec)
-        there = _folders_in(folder)
+        there = folders_in(folder)
         cells = [
             _cell(path, spec, base, folder, there, {**varied, **_tuning(spec)})
             for varied in _combinations(path, spec)
@@ -238,7 +176,7 @@ class Sweep:
             raise UserError(f"{path}: exclude: leaves no cell of the grid's {len(cells)}")
         # Equal cells are one, with the name of the first.
         distinct = {identity(cell.config): cell for cell in reversed(included)}
-        sweep = cls(path, spec, folder, _named_apart(reversed(distinct.values())))
+        sweep = cls(path, spec, folder, named_apart(reversed(distinct.values())))
         sweep._check_beyond_grid()
         return sweep
 
@@ -273,7 +211,7 @@ class Sweep:
                 which it differs from that one.
         """
         base = new_content(find_config(self.spec.base))
-        there = _folders_in(self.out)
+        there = folders_in(self.out)
         varied = [
             _cell(self.path, self.spec, base, self.out, there, {**cell.varied, **changed})
             for cell, changed in variations
@@ -329,39 +267,6 @@ def _may_exclude(entry: Mapping[str, Any], cell: Cell, spec: SweepSpec) -> bool:
         if not any(value in values for value in beyond.get(key, ())):
             left_to_cell[key] = wanted
     return matches(cell.config, left_to_cell)
-
-
-def matches(config: RunConfig, condition: Mapping[str, Any]) -> bool:
-    """Whether settings meet a condition (`where`, `exclude`).
-
-    Args:
-        config: the settings.
-        condition: dotted keys; each must have the given value, or one of a list of values.
-    """
-    content = config.model_dump(mode="json")
-    for key, wanted in condition.items():
-        values = wanted if isinstance(wanted, list) else [wanted]
-        if value_at(content, key) not in values:
-            return False
-    return True
-
-
-def first_match(config: RunConfig, conditions: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The name of the first condition that settings meet (`matches`); None if there is none."""
-    return next((name for name, wanted in conditions.items() if matches(config, wanted)), None)
-
-
-def value_at(content: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key of nested settings; None if there is no such key."""
-    value: Any = content
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
-def identity(config: RunConfig) -> str:
-    """Eight hexadecimal digits that are equal for runs with the same trajectory."""
-    return hashlib.sha256(settings_key(config).encode()).hexdigest()[:8]
 
 
 def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
@@ -515,7 +420,7 @@ def _cell(
     varied: Settings,
 ) -> Cell:
     """Make one cell. The name of its folder ends with its identity, by which a folder that another
-    sweep has made for an equal cell is found (`there`, from `_folders_in`)."""
+    sweep has made for an equal cell is found (`there`, from `folders_in`)."""
     content = set_values(base, {**spec.set, **varied}, f"{path}:")
     name = cell_name(varied)
     config = validate(content, RunConfig, f"{path}: cell {name}")
@@ -531,212 +436,3 @@ def _cell(
     digits = identity(config)
     folder = there.get(digits, out / f"{name}--{digits}")
     return Cell(name, varied, config, folder)
-
-
-def _folders_in(out: Path) -> dict[str, Path]:
-    """The folders that cells have in `out`, by identity, whatever the rest of their names."""
-    try:
-        names = os.listdir(out)
-    except OSError:  # it is made when the first cell starts
-        return {}
-    # In reverse, because a later entry replaces an earlier one: if one cell has two folders, all
-    # sweeps take the first.
-    in_reverse = sorted((name for name in names if "--" in name), reverse=True)
-    return {name.rpartition("--")[2]: out / name for name in in_reverse}
-
-
-def with_present_folders(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells of one sweep, with the folders that another sweep may have made for them since.
-
-    This lists the folder of the cells' folders once, however many cells there are.
-    """
-    if not cells:
-        return []
-    there = _folders_in(cells[0].folder.parent)
-    return [replace(cell, folder=there.get(cell.identity, cell.folder)) for cell in cells]
-
-
-def placed(cell: Cell) -> Cell:
-    """The cell with the folder that it has by now; one is made if it has none.
-
-    Sweeps that share a folder may name an equal cell differently. The first one to start it
-    decides: one process at a time looks whether there is a folder, and makes it.
-
-    Raises:
-        RunError: the folder cannot be written to.
-    """
-    if cell.folder.is_dir():
-        return cell
-    with lock(cell.folder.parent, patience_s=math.inf, name=CELLS_LOCK):
-        (present,) = with_present_folders([cell])
-        with telling(present.folder):
-            present.folder.mkdir(exist_ok=True)
-    return present
-
-
-def _named_apart(cells: Iterable[Cell]) -> list[Cell]:
-    """The cells; to names that several cells share, their identity is added."""
-    cells = list(cells)
-    count = Counter(cell.name for cell in cells)
-    named = []
-    for cell in cells:
-        is_alone = count[cell.name] == 1
-        name = cell.name if is_alone else f"{cell.name}-{identity(cell.config)}"
-        named.append(replace(cell, name=name))
-    return named
-
-
-def cell_name(varied: Mapping[str, Any]) -> str:
-    """The varied values in one word, for example `basis-rotation-p32-lr0.001-s0`; `all` without
-    any."""
-    parts = []
-    for key, value in varied.items():
-        if value is None or key == FOR_TUNING:
-            continue
-        entries = value if isinstance(value, list) else [value]
-        shown = ".".join(_in_name(entry) for entry in entries)
-        prefix = "" if key in SILENT_KEYS else SHORT_NAMES.get(key, key.rpartition(".")[2])
-        parts.append(prefix + shown)
-    return file_name(*parts) if parts else "all"
-
-
-def _in_name(value: Value) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-class State(Enum):
-    """What has become of a cell so far."""
-
-    WAITING = "waiting"
-    INTERRUPTED = "interrupted"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-
-
-def state_of(cell: Cell) -> State:
-    """The cell's state, by its folder.
-
-    Raises:
-        UserError: it is done, but a default of brx or the trajectory version has changed since; or
-            it has ended after a longer training than the cell asks for.
-    """
-    summary = RunFolder(cell.folder).read_summary()
-    _check_not_longer(cell, summary)
-    # A run that finished at an earlier training.stop_after is the same run, cut short: more of it
-    # is to be done.
-    has_all_iterations = summary.get("iteration", 0) >= cell.config.training.last_iteration
-    if summary.get("status") == "finished" and has_all_iterations:
-        check_same_run(cell)
-        check_trajectory_version(summary, cell.folder, cell.config.optimizer.method)
-        return State.DONE
-    if is_locked(cell.folder):
-        return State.RUNNING
-    if (cell.folder / FAILURE).is_file():
-        return State.FAILED
-    return State.INTERRUPTED if (cell.folder / "checkpoints").is_dir() else State.WAITING
-
-
-def _check_not_longer(cell: Cell, summary: Mapping[str, Any]) -> None:
-    """UserError if the run in the cell's folder has ended after a longer training than the cell
-    asks for. Its final losses would be compared with those of shorter runs."""
-    if summary.get("status") not in ENDED:
-        return
-    made = summary.get("iteration", 0)
-    last = cell.config.training.last_iteration
-    if made > last:
-        raise UserError(
-            f"training.stop_after: {last}: the run in {cell.folder} has made {made} "
-            f"already; give as many, or choose another folder (out)"
-        )
-
-
-def iterations_done(folder: Path) -> int:
-    """The newest iteration in the folder's metrics, read from the file's end."""
-    try:
-        with (folder / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return 0
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            return int(parse_json(line.decode())["iteration"])
-    return 0
-
-
-def prepare_folder(cell: Cell) -> None:
-    """Write the config.yaml from which `brx train FOLDER --resume` starts.
-
-    Raises:
-        UserError: the folder holds another run.
-    """
-    cell.folder.mkdir(parents=True, exist_ok=True)
-    (cell.folder / FAILURE).unlink(missing_ok=True)
-    check_same_run(cell)
-    path = RunFolder(cell.folder).config
-    # It is written for a continued run, too, because that run may have been told to stop earlier
-    # than the sweep asks.
-    write_text(path, dump_config(cell.config))
-
-
-def outcome_of(cell: Cell, code: int) -> tuple[State, str]:
-    """What became of a cell whose run has ended.
-
-    Args:
-        cell: the cell.
-        code: the exit code of its process; negative for a signal.
-
-    Returns:
-        Its state; and why it failed, if it did, which is also written into its folder.
-    """
-    status = RunFolder(cell.folder).read_summary().get("status")
-    is_out_of_time = code == 0 and status == "interrupted"
-    if code == 130 or is_out_of_time:
-        return State.INTERRUPTED, ""
-    if code == 0:
-        return State.DONE, ""
-    how = f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
-    reason = f"{how}: {_last_message(cell.folder / LOG)}"
-    write_text(cell.folder / FAILURE, reason + "\n")
-    return State.FAILED, reason
-
-
-def _last_message(log: Path) -> str:
-    """The last message of brx in a log; without one, the last line."""
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    for line in reversed(lines):
-        if line.startswith("brx: "):
-            return line.removeprefix("brx: ")
-    return lines[-1] if lines else ""
-
-
-@functools.lru_cache(maxsize=MOST_KEPT)
-def _trajectory_in(
-    config: Path,
-    version: tuple[int, ...],  # tells its contents apart
-) -> dict[str, dict[str, Any]]:
-    """What `trajectory_of` gives for a configuration file.
-
-    It is kept, because a sweep looks at each cell that is done several times per round, and YAML is
-    slow to parse.
-    """
-    return trajectory_of(load_config(config))
-
-
-def check_same_run(cell: Cell) -> None:
-    """UserError if there is a run in the cell's folder with other settings than the cell."""
-    config = RunFolder(cell.folder).config
-    try:
-        status = config.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    version = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    if _trajectory_in(config, version) != trajectory_of(cell.config):
-        raise UserError(
-            f"{config}: differs from what the sweep asks for, in a default of brx; move the folder "
-            f"away"
-        )

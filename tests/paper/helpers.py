@@ -7,7 +7,7 @@ from brx.files import write_json
 from brx.paper.claims import CLAIMS, judge
 from brx.paper.scales import SCALES, VARIANTS, Experiments, depth_settings
 from brx.pipeline.delay import depth
-from brx.sweep.spec import identity
+from brx.sweep.cell import identity
 
 LAPTOP = SCALES["laptop"]
 

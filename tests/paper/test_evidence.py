@@ -25,7 +25,7 @@ from brx.paper.scales import (
     depth_settings,
 )
 from brx.runs.comparison import BASELINES
-from brx.sweep.spec import identity
+from brx.sweep.cell import identity
 from tests.paper.helpers import LAPTOP, row, write_method
 
 NO_STASH = {"pipeline.stash": "none"}

@@ -15,7 +15,7 @@ from brx.errors import UserError
 from brx.paper import measured_evidence
 from brx.paper.printed import STAGE_COUNTS
 from brx.paper.scales import VARIANTS, Experiments
-from brx.sweep.spec import identity
+from brx.sweep.cell import identity
 from tests.paper.helpers import LAPTOP, write_experiment
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from brx.config.schema import GPTConfig, LlamaConfig, MoEConfig, RopeScalingConfig
 from brx.runs.frames import load
-from brx.sweep.spec import identity
+from brx.sweep.cell import identity
 from tests.runs.helpers import write_run
 from tests.train.helpers import tiny_config
 

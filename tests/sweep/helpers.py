@@ -1,11 +1,13 @@
 """Sweeps of runs that take a second each, and a launcher that only pretends to run them."""
 
+import json
+
 import yaml
 
 from brx.config.loading import dump_config
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.sweep.spec import FAILURE, State, prepare_folder, state_of
+from brx.sweep.state import FAILURE, State, prepare_folder, state_of
 from tests.train.helpers import tiny_config
 
 
@@ -77,3 +79,22 @@ class Pretending:
 
     def close(self):
         pass
+
+
+def end(cell, seconds=10.0, val_loss=1.0):
+    """As if the cell had been run; without a loss it has diverged."""
+    prepare_folder(cell)
+    if val_loss is None:
+        (cell.folder / "summary.json").write_text('{"status": "diverged"}')
+        (cell.folder / FAILURE).write_text("the loss diverged")
+        return
+    iterations = cell.config.training.last_iteration
+    summary = {
+        "status": "finished",
+        "iteration": iterations,
+        "training_seconds": seconds,
+        "final_val_loss": val_loss,
+    }
+    (cell.folder / "summary.json").write_text(
+        json.dumps(summary | {"trajectory_version": TRAJECTORY_VERSION})
+    )

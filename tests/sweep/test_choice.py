@@ -5,13 +5,14 @@ import math
 
 import pytest
 
+from brx.cli.main import main
 from brx.errors import UserError
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.sweep.choice import choice_table, choose, tried_cells
-from brx.sweep.run import choices_and_repetitions
-from brx.sweep.spec import State, Sweep, prepare_folder, state_of
-from tests.sweep.helpers import finish, write_sweep
+from brx.sweep.choice import choice_table, choices_and_repetitions, choose, tried_cells
+from brx.sweep.spec import Sweep
+from brx.sweep.state import State, prepare_folder, state_of
+from tests.sweep.helpers import end, finish, write_sweep
 
 LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 BETAS = (0.8, 0.9, 0.95)
@@ -285,3 +286,52 @@ def test_tuning_seed_alone_decides(tmp_path, content, expected):
     with pytest.raises(UserError, match=r"choose\.seed: ") as refused:
         Sweep.load(write_sweep(tmp_path, **content))
     assert expected in str(refused.value)
+
+
+@pytest.fixture
+def with_killed_cell(tmp_path):
+    """A sweep of two seeds and two rates, with a cell that was killed. Seeds 1 and 2 of the better
+    rate are repetitions."""
+    grid = {"training.seed": [0, 1], "optimizer.lr": [1e-3, 3e-3]}
+    repeat = {"set": {"training.seed": [1, 2]}}
+    path = write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat=repeat)
+    sweep = Sweep.load(path)
+    for cell, val_loss in zip(sweep.cells, (None, 2.0, 1.0, 1.5), strict=True):
+        end(cell, val_loss=val_loss)
+    (sweep.cells[0].folder / "summary.json").unlink()
+    return sweep
+
+
+def test_killed_cell_decides_nothing(with_killed_cell):
+    choices, _ = choices_and_repetitions(with_killed_cell, with_killed_cell.cells)
+    assert choices.loc[choices["is_best"], "optimizer.lr"].tolist() == [1e-3]
+
+
+def test_seeds_of_the_grid_are_not_repeated(with_killed_cell):
+    _, repetitions = choices_and_repetitions(with_killed_cell, with_killed_cell.cells)
+    assert [cell.config.training.seed for cell in repetitions] == [2]
+
+
+@pytest.fixture
+def diverged(tmp_path):
+    """A sweep whose rates have all diverged, shown once more."""
+    grid = {"pipeline.stages": [4], "optimizer.lr": [1e29, 1e30]}
+    repeat = {"set": {"training.seed": [1]}}
+    path = write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat=repeat)
+    for cell in Sweep.load(path).cells:
+        end(cell, val_loss=None)
+    assert main(["sweep", str(path), "--jobs", "2"]) == 1
+    return tmp_path / "cells"
+
+
+def test_no_rate_is_chosen_where_all_diverge(diverged):
+    assert "p4,1e+29,failed,," in (diverged / "choice-sweep.csv").read_text()
+
+
+def test_nothing_is_repeated_where_all_rates_diverge(diverged):
+    assert not list(diverged.glob("*-s1--*"))
+
+
+def test_repetitions_are_of_the_best_rate(half_done):
+    _, repetitions = choices_and_repetitions(half_done, half_done.cells)
+    assert [cell.name for cell in repetitions] == ["p4-lr0.01-s1", "p4-lr0.01-s2"]

@@ -27,7 +27,7 @@ from brx.sweep.compare import (
     take_committed,
     with_delays,
 )
-from brx.sweep.spec import State, state_of
+from brx.sweep.state import State, state_of
 from tests.paper.helpers import write_experiment
 from tests.train.helpers import tiny_config
 

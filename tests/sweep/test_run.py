@@ -15,16 +15,18 @@ import pytest
 import torch
 
 from brx.cli.main import main
-from brx.config.loading import dump_config, preset_with
+from brx.config.loading import dump_config
 from brx.data.prepare import prepare
 from brx.environment import brx_command, child_environment, num_cores
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs.folder import lock
+from brx.sweep.cell import CELLS_LOCK, placed
+from brx.sweep.checks import check_names
 from brx.sweep.choice import choose, tried_cells
-from brx.sweep.run import calibrate, check_names, run_and_print
-from brx.sweep.spec import CELLS_LOCK, State, Sweep, placed, prepare_folder, state_of
-from brx.train.build import assemble
+from brx.sweep.run import run_and_print
+from brx.sweep.spec import Sweep
+from brx.sweep.state import State, prepare_folder, state_of
 from brx.train.loop import train
 from tests.processes import start_brx
 from tests.sweep.helpers import Pretending, finish, write_sweep
@@ -557,25 +559,3 @@ def test_trial_of_names_leaves_nothing(tmp_path):
     before = sorted(tmp_path.iterdir())
     check_names([Sweep.load(path)])
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_calibration_ends_when_its_time_is_up(tmp_path, monkeypatch):
-    asked = []
-
-    def counted(config, micro_batches, **options):
-        def noting(iteration):
-            asked.append(iteration)
-            return micro_batches(iteration)
-
-        return assemble(config, noting, **options)
-
-    monkeypatch.setattr("brx.sweep.run.assemble", counted)
-    monkeypatch.setattr("brx.sweep.run.MOST_CALIBRATION_S", 0.0)
-    assert calibrate(Sweep.load(write_sweep(tmp_path)).cells[0].config) > 0.0
-    assert asked == [1]
-
-
-def test_estimate_compiles_nothing(monkeypatch):
-    monkeypatch.setenv("CXX", "/nonexistent")
-    settings = {"runtime.compile": "whole", "model.blocks": 2, "pipeline.stages": 2}
-    assert calibrate(preset_with("laptop", settings)) > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from brx.config.loading import Settings
 from brx.config.schema import PipelineConfig, RunConfig
-from brx.sweep.spec import first_match
+from brx.sweep.conditions import first_match
 
 # Delays, as section 12 names them.
 NONE = "none"

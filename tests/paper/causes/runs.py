@@ -4,7 +4,7 @@ import numpy as np
 
 from brx.config.loading import preset_with
 from brx.paper.causes.arms import ADAMW, ARMS, BASES, DEEPEST, EIGHT, NONE, ONE_UPDATE
-from brx.sweep.spec import identity
+from brx.sweep.cell import identity
 from tests.paper.helpers import write_compact
 
 LENGTH = 40  # iterations

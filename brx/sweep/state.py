@@ -1,0 +1,163 @@
+"""The state of a cell. It is read from its folder alone, so that all sweeps agree on it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from brx.config.loading import dump_config, load_config
+from brx.environment import signal_name
+from brx.errors import UserError
+from brx.files import write_text
+from brx.methods.trajectory_version import check_trajectory_version
+from brx.readers import parse_json
+from brx.runs.folder import ENDED, RunFolder, is_locked, trajectory_of
+from brx.sweep.cell import Cell
+
+LOG = "log.txt"
+FAILURE = "failed.txt"
+MOST_KEPT = 10_000  # configurations of cells that are kept in memory, of some kilobytes each
+TAIL_BYTES = 16_384  # enough of the end of metrics.jsonl to hold its last complete line
+
+
+class State(Enum):
+    """What has become of a cell so far."""
+
+    WAITING = "waiting"
+    INTERRUPTED = "interrupted"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+def state_of(cell: Cell) -> State:
+    """The cell's state, by its folder.
+
+    Raises:
+        UserError: it is done, but a default of brx or the trajectory version has changed since; or
+            it has ended after a longer training than the cell asks for.
+    """
+    summary = RunFolder(cell.folder).read_summary()
+    _check_not_longer(cell, summary)
+    # A run that finished at an earlier training.stop_after is the same run, cut short: more of it
+    # is to be done.
+    has_all_iterations = summary.get("iteration", 0) >= cell.config.training.last_iteration
+    if summary.get("status") == "finished" and has_all_iterations:
+        check_same_run(cell)
+        check_trajectory_version(summary, cell.folder, cell.config.optimizer.method)
+        return State.DONE
+    if is_locked(cell.folder):
+        return State.RUNNING
+    if (cell.folder / FAILURE).is_file():
+        return State.FAILED
+    return State.INTERRUPTED if (cell.folder / "checkpoints").is_dir() else State.WAITING
+
+
+def _check_not_longer(cell: Cell, summary: Mapping[str, Any]) -> None:
+    """UserError if the run in the cell's folder has ended after a longer training than the cell
+    asks for. Its final losses would be compared with those of shorter runs."""
+    if summary.get("status") not in ENDED:
+        return
+    made = summary.get("iteration", 0)
+    last = cell.config.training.last_iteration
+    if made > last:
+        raise UserError(
+            f"training.stop_after: {last}: the run in {cell.folder} has made {made} "
+            f"already; give as many, or choose another folder (out)"
+        )
+
+
+def iterations_done(folder: Path) -> int:
+    """The newest iteration in the folder's metrics, read from the file's end."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return int(parse_json(line.decode())["iteration"])
+    return 0
+
+
+def prepare_folder(cell: Cell) -> None:
+    """Write the config.yaml from which `brx train FOLDER --resume` starts.
+
+    Raises:
+        UserError: the folder holds another run.
+    """
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    (cell.folder / FAILURE).unlink(missing_ok=True)
+    check_same_run(cell)
+    path = RunFolder(cell.folder).config
+    # It is written for a continued run, too, because that run may have been told to stop earlier
+    # than the sweep asks.
+    write_text(path, dump_config(cell.config))
+
+
+def outcome_of(cell: Cell, code: int) -> tuple[State, str]:
+    """What became of a cell whose run has ended.
+
+    Args:
+        cell: the cell.
+        code: the exit code of its process; negative for a signal.
+
+    Returns:
+        Its state; and why it failed, if it did, which is also written into its folder.
+    """
+    status = RunFolder(cell.folder).read_summary().get("status")
+    is_out_of_time = code == 0 and status == "interrupted"
+    if code == 130 or is_out_of_time:
+        return State.INTERRUPTED, ""
+    if code == 0:
+        return State.DONE, ""
+    how = f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
+    reason = f"{how}: {_last_message(cell.folder / LOG)}"
+    write_text(cell.folder / FAILURE, reason + "\n")
+    return State.FAILED, reason
+
+
+def _last_message(log: Path) -> str:
+    """The last message of brx in a log; without one, the last line."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        if line.startswith("brx: "):
+            return line.removeprefix("brx: ")
+    return lines[-1] if lines else ""
+
+
+@functools.lru_cache(maxsize=MOST_KEPT)
+def _trajectory_in(
+    config: Path,
+    version: tuple[int, ...],  # tells its contents apart
+) -> dict[str, dict[str, Any]]:
+    """What `trajectory_of` gives for a configuration file.
+
+    It is kept, because a sweep looks at each cell that is done several times per round, and YAML is
+    slow to parse.
+    """
+    return trajectory_of(load_config(config))
+
+
+def check_same_run(cell: Cell) -> None:
+    """UserError if there is a run in the cell's folder with other settings than the cell."""
+    config = RunFolder(cell.folder).config
+    try:
+        status = config.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    version = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if _trajectory_in(config, version) != trajectory_of(cell.config):
+        raise UserError(
+            f"{config}: differs from what the sweep asks for, in a default of brx; move the folder "
+            f"away"
+        )
