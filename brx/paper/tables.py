@@ -21,6 +21,7 @@ from brx.files import write_text
 from brx.paper.architectures import RUNS as ARCHITECTURE_RUNS
 from brx.paper.architectures import architecture_table, verdict_table
 from brx.paper.causes.costs import cost_table
+from brx.paper.causes.norms import ratio_table
 from brx.paper.causes.predictions import prediction_table
 from brx.paper.causes.study import RUNS as CAUSES_RUNS
 from brx.paper.claims import CLAIMS, claim_table, judge, number_text
@@ -68,6 +69,11 @@ COSTS_LEGEND = """\
 Final validation losses in nats, means over seeds. *Cost* is the loss with the delay minus the one
 without, with a 95 % interval over seeds (Student's t). Each learning rate was chosen on a seed that
 is not reported (docs/protocol.md, section 12). Bases turned by 0 are basis rotation's own."""
+NORMS_LEGEND = """\
+(1,1)-norm of the training loss's Hessian, per parameter, halfway through the training under the
+delays of 32 stages. Both norms are measured at the weights of the same run, with the same vectors;
+means over seeds. *Ratio*: the one in the basis over the one in the original coordinates, with a
+95 % interval over seeds (Student's t)."""
 ARCHITECTURES_LEGEND = """\
 Final validation losses in nats, means over seeds. *GPT* (scale `tuned`) and *Llama* have the same
 search, over learning rates and a second setting; for *GPT, rates alone* (scale `similar`) learning
@@ -404,6 +410,14 @@ TABLES: dict[str, Table] = {
             CAUSES_RUNS,
             cost_table,
             COSTS_LEGEND,
+        ),
+        StudyTable(
+            "causes-norms",
+            "",
+            "The Hessian's norm in turned bases and in the original coordinates",
+            CAUSES_RUNS,
+            ratio_table,
+            NORMS_LEGEND,
         ),
         StudyTable(
             "architectures",

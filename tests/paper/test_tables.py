@@ -14,7 +14,14 @@ from brx.runs.frames import load
 from tests.paper.helpers import LAPTOP, write_method
 
 # These studies have runs of their own.
-WITHOUT_RUNS = {"causes", "causes-costs", "architectures", "architecture-verdicts", "precision"}
+WITHOUT_RUNS = {
+    "causes",
+    "causes-costs",
+    "causes-norms",
+    "architectures",
+    "architecture-verdicts",
+    "precision",
+}
 WITH_RUNS = sorted(TABLES.keys() - WITHOUT_RUNS)
 
 

@@ -105,13 +105,15 @@ class Study:
             logs[arm] = pd.Series(by_seed)
         return pd.DataFrame(logs).dropna()
 
-    def norms(self, arms: Sequence[str], delay: str) -> pd.DataFrame:
+    def norms(self, arms: Sequence[str], delay: str, *, in_original: bool = False) -> pd.DataFrame:
         """The Hessian's (1,1)-norm per parameter halfway through the training, in each arm's
         coordinates: a row per seed that all arms have, a column per arm. It is measured on the run
-        with the delay. AdamW's coordinates are the original ones."""
+        with the delay. AdamW's coordinates are the original ones; with `in_original`, every
+        arm's."""
+        original, rotated = SPACES
         norms: dict[str, dict[int, float]] = {}
         for arm in arms:
-            space = SPACES[0] if arm == ADAMW else SPACES[1]
+            space = original if in_original or arm == ADAMW else rotated
             _, delayed = self.pair(arm, delay)
             norms[arm] = {}
             for run, row in delayed[delayed["status"] == "finished"].iterrows():

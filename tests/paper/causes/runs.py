@@ -1,9 +1,12 @@
 """Made-up runs of the study of causes."""
 
+import json
+
 import numpy as np
 
 from brx.config.loading import preset_with
 from brx.paper.causes.arms import ADAMW, ARMS, BASES, DEEPEST, EIGHT, NONE, ONE_UPDATE
+from brx.paper.causes.study import Study
 from brx.sweep.cell import identity
 from tests.paper.helpers import write_compact
 
@@ -59,3 +62,38 @@ def write_bases(folder, costs, adamw=0.3):
     for arm, cost in zip(BASES, costs, strict=True):
         write_arm(folder, arm, {DEEPEST: cost})
     write_arm(folder, ADAMW, {DEEPEST: adamw})
+
+
+def write_norms(folder, norms, space=None):
+    """Norms by arm at half of the training, as `brx hessian-norm` keeps them.
+
+    Args:
+        space: the coordinates of all arms; by default, AdamW's are the original ones, and the
+            others' the rotated ones.
+    """
+    groups = {"names": [], "num_rows": [], "sums": [], "covariances": []}
+    for arm, norm in norms.items():
+        delayed = Study.load(folder).runs_by_place[arm, DEEPEST]
+        for run in delayed.index:
+            usual = "original" if arm == ADAMW else "rotated"
+            content = {
+                "run": run,
+                "method": "m",
+                "num_stages": 32,
+                "iteration": LENGTH // 2,
+                "space": space or usual,
+                "settings": {},
+                "num_parameters": 10,
+                "norm": norm,
+                "norm_of_half": norm,
+                "standard_error": 0.0,
+                "tokens": 1,
+                "below_resolution": 0.0,
+                "blocks": groups,
+                "kinds": groups,
+                "num_own_stages": 8,
+            }
+            analysis = folder / str(run).rpartition("/")[2] / "analysis"
+            analysis.mkdir(exist_ok=True)
+            path = analysis / f"hessian-norm-{space or usual}-{LENGTH // 2:08d}.json"
+            path.write_text(json.dumps(content))

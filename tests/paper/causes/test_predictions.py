@@ -24,7 +24,13 @@ from brx.paper.causes.arms import (
 )
 from brx.paper.causes.predictions import PREDICTIONS
 from brx.paper.causes.study import Study
-from tests.paper.causes.runs import LENGTH, NOISE, write_arm, write_arm_run, write_bases
+from tests.paper.causes.runs import (
+    NOISE,
+    write_arm,
+    write_arm_run,
+    write_bases,
+    write_norms,
+)
 
 
 def finding(folder, name):
@@ -72,36 +78,6 @@ def test_text_has_the_interval_of_the_difference(tmp_path):
     interval = ttest_1samp(differences, 0.0).confidence_interval(0.95)
     expected = f"{differences.mean():+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
     assert finding(tmp_path, "2").text.endswith(expected)
-
-
-def write_norms(folder, norms):
-    """Norms by arm at half of the training, as `brx hessian-norm` keeps them."""
-    groups = {"names": [], "num_rows": [], "sums": [], "covariances": []}
-    for arm, norm in norms.items():
-        delayed = Study.load(folder).runs_by_place[arm, DEEPEST]
-        for run in delayed.index:
-            space = "original" if arm == ADAMW else "rotated"
-            content = {
-                "run": run,
-                "method": "m",
-                "num_stages": 32,
-                "iteration": LENGTH // 2,
-                "space": space,
-                "settings": {},
-                "num_parameters": 10,
-                "norm": norm,
-                "norm_of_half": norm,
-                "standard_error": 0.0,
-                "tokens": 1,
-                "below_resolution": 0.0,
-                "blocks": groups,
-                "kinds": groups,
-                "num_own_stages": 8,
-            }
-            analysis = folder / str(run).rpartition("/")[2] / "analysis"
-            analysis.mkdir(exist_ok=True)
-            path = analysis / f"hessian-norm-{space}-{LENGTH // 2:08d}.json"
-            path.write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize(
