@@ -12,6 +12,7 @@ import typer
 
 from brx.cli.main import COMMANDS, app
 from brx.config.loading import load_config
+from brx.sweep.spec import Sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 FRONT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "brx" / "optim" / "README.md"]
@@ -64,6 +65,15 @@ def test_commands_parse(page, monkeypatch):
             load_config(parameters["config"], parameters["overrides"])
 
 
+@names
+def test_sweep_files_load(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for block in re.findall(r"```yaml\n(base:.*?)```", page.read_text(), flags=re.S):
+        path = tmp_path / "sweep.yaml"
+        path.write_text(block)
+        assert Sweep.load(path).cells
+
+
 def text_of_table(path: Path) -> str:
     return pd.read_csv(path).to_string() if path.suffix == ".csv" else path.read_text()
 
@@ -88,21 +98,18 @@ def stale_numbers(page: Path) -> list[tuple[str, str]]:
     return stale
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "README.md",
-        "docs/compare.md",
-        "docs/results.md",
-        "docs/results-open.md",
-        "docs/results-appendix.md",
-        "docs/similarity.md",
-    ],
-)
-def test_numbers_of_a_page_come_from_tables(name):
-    page = ROOT / name
-    assert "<!-- numbers: " in page.read_text()
+WITH_NUMBERS = [page for page in PAGES if "<!-- numbers: " in page.read_text()]
+
+
+@pytest.mark.parametrize("page", WITH_NUMBERS, ids=lambda page: page.name)
+def test_numbers_of_a_page_come_from_tables(page):
     assert stale_numbers(page) == []
+
+
+def test_pages_of_results_name_their_tables():
+    pages = {"README.md", "results.md", "results-open.md", "results-appendix.md", "compare.md"}
+    pages |= {"similarity.md", "causes.md", "models.md"}
+    assert pages <= {page.name for page in WITH_NUMBERS}
 
 
 def test_a_stale_number_is_found(tmp_path):
@@ -157,6 +164,15 @@ def test_front_page_optimizer_trains_every_parameter(model, word):
         bool((old != new).any()) for old, new in zip(before, model.parameters(), strict=True)
     ]
     assert all(changed)
+
+
+def test_methods_on_the_page_are_those_of_the_examples():
+    page = (ROOT / "docs" / "methods.md").read_text()
+    examples = [path.read_text() for path in (ROOT / "examples" / "methods").glob("*.py")]
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    assert len(blocks) == 2
+    for block in blocks:
+        assert any(block in example for example in examples)
 
 
 def test_every_command_is_in_the_how_to():

@@ -86,7 +86,7 @@ class MoEConfig(Section):
     top_k: int = Field(2, ge=1)
     """Number of experts that each token is sent to."""
     every: int = Field(2, ge=1)
-    """Every how many blocks the MLP is a mixture (1: in all blocks; 2: in blocks 1, 3, 5, ...)."""
+    """Distance between two blocks with a mixture (1: all blocks; 2: blocks 1, 3, 5, ...)."""
     load_balance_weight: float = Field(0.01, ge=0)
     """Weight of the load-balancing loss (Switch Transformer, arXiv:2101.03961, equation 4)."""
     router_z_weight: float = Field(0.001, ge=0)
@@ -203,11 +203,11 @@ class LlamaConfig(ModelSection):
     heads: int = Field(6, ge=1)
     """Number of attention heads; divides `width` into an even head width."""
     kv_heads: int | None = Field(None, ge=1)
-    """Number of heads of keys and values, which the heads share; divides `heads`, null for as
-    many."""
+    """Number of heads for keys and values (grouped-query attention); divides `heads`, null for the
+    same number."""
     hidden: int | None = Field(None, ge=1)
-    """Hidden width of the MLP; null for 8/3 of `width`, up to a multiple of 8: as many weights as
-    two matrices of 4 times the width have."""
+    """Hidden width of the MLP; null for 8/3 of `width`, rounded up to a multiple of 8: about as
+    many weights as in an MLP of two matrices and 4 times the width."""
     rope_theta: float = Field(10_000.0, gt=0)
     """Base of the rotary positions' wavelengths."""
     rope_scaling: RopeScalingConfig | None = None
@@ -350,8 +350,8 @@ class DataConfig(Section):
     text_field: str = "text"
     """The field that holds a document in .jsonl, .parquet and Hugging Face datasets."""
     max_epochs: float = Field(1.0, gt=0)
-    """How many times over the run may read the training tokens; a longer run is refused, saying its
-    number."""
+    """How often a run may read the training tokens; one that would read them more often is refused,
+    with the number that it needs."""
     directory: str = Field("data", pattern=r"^[^\x00]+$")
     """Folder for prepared token files; `~` is the home folder, here and in every other path."""
 
@@ -635,7 +635,7 @@ class MuonConfig(MatrixOptimizerSection):
 
     method: Literal["muon"]
     momentum: float = Field(0.95, ge=0, lt=1)
-    """Muon's momentum (its rest-of-the-model AdamW uses beta1, beta2)."""
+    """Muon's momentum; `beta1` and `beta2` belong to the AdamW of the rest."""
     adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     """Scale of a step on (m, n): 0.2 sqrt(max(m, n)), for AdamW's rates (arXiv:2502.16982), or
     sqrt(max(1, m / n))."""
@@ -670,8 +670,8 @@ class LionConfig(MatrixOptimizerSection):
 
     method: Literal["lion"]
     lion_betas: list[Decay] = Field([0.9, 0.99], min_length=2, max_length=2)
-    """Weight of the momentum in a step, and decay of the momentum (its rest-of-the-model AdamW uses
-    beta1, beta2)."""
+    """Weight of the momentum in a step, and decay of the momentum; `beta1` and `beta2` belong to
+    the AdamW of the rest."""
 
 
 class AdanConfig(Section):
@@ -814,7 +814,8 @@ class TrainingConfig(Section):
     """Largest gradient norm of a stage; each stage is clipped by its own norm. `.inf` clips
     nothing."""
     seed: int = Field(0, ge=0, lt=2**63)
-    """Decides the initial weights and the order of the data, and nothing else does."""
+    """Seed of the initial weights, the order of the data, an optimizer's random numbers, and a
+    delay function of your own."""
     for_tuning: bool = False
     """The run only serves to choose settings: no table, figure or slowdown reports it (`brx sweep`
     sets it, for `choose.seed`)."""
@@ -827,8 +828,8 @@ class TrainingConfig(Section):
     keep_checkpoints: int = Field(2, ge=1)
     """How many of the newest checkpoints stay on disk."""
     keep_at: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
-    """Iterations whose checkpoints stay on disk besides, whatever `checkpoint_every` is: for
-    analyses midway."""
+    """Iterations whose checkpoints also stay on disk, whatever `checkpoint_every` is: for analyses
+    midway."""
     log_every: int = Field(10, ge=1)
     """Iterations between writes of the metrics (and, on a GPU, between waits for it)."""
 
@@ -900,8 +901,8 @@ class LoggingConfig(Section):
     """Trackio project to log to, a board on this machine (`trackio show`); null for none (extra:
     trackio)."""
     staleness_every: int | None = Field(None, ge=1)
-    """Every how many iterations to measure what delay does to gradients, updates and bases (`brx
-    plot staleness`)."""
+    """Iterations between measurements of what delay does to gradients, updates and bases (`brx plot
+    staleness`); null for none."""
     update_norms: bool = True
     """At log points, the norm of each stage's update; needs room for a copy of the weights in these
     iterations."""

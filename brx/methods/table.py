@@ -171,8 +171,8 @@ class Soap(Method):
     summary = "SOAP (pytorch-optimizer) for attention and MLP matrices, AdamW for the rest"
     source = "Vyas et al. 2024 (arXiv:2409.11321)"
     equation = (
-        "W <- W - lr U [ U^T M V / (sqrt(v^) + eps) ] V^T; basis refreshed after the step, "
-        "L, R at every step"
+        "W <- (1 - lr wd) (W - lr U [ (U^T M V)^ / (sqrt(v^) + eps) ] V^T); basis refreshed after "
+        "the step, L, R at every step"
     )
     gets: ClassVar = {"SOAP": MATRICES, "AdamW": REST}
     why = CURVATURE_OF_MATRICES

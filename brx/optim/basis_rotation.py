@@ -115,7 +115,7 @@ class BasisRotation(Optimizer):
             (no extra moments).
         geometry: "bilateral" rotates both sides, "unilateral" only the smaller one (m < n: U, else
             V).
-        frequency: the bases are renewed at its multiples. 9.5 gives intervals of 9 and 10 updates
+        frequency: the bases are refreshed at its multiples. 9.5 gives intervals of 9 and 10 updates
             in turn; None: never after the first basis.
         first_refresh: the update at which a matrix gets its first basis, by an exact decomposition.
             Until then it takes AdamW's steps, except for entries below the noise floor. At least 2:
@@ -132,17 +132,17 @@ class BasisRotation(Optimizer):
         max_dim, max_aspect: a side longer than this, or than this times the other side, is not
             rotated; None: no limit.
         flatten: take a convolution kernel (out, in, h, w) as one matrix (out, in h w), not as a
-            stack of (h, w). None: where there are four dimensions, the last two up to 16.
+            stack of (h, w). None: with four or more dimensions whose last two are at most 16 long.
         max_kernel_state: the most numbers of state per weight that a flattened kernel may have.
             Sides go unrotated, the longest first, until it holds; None: no limit.
-        split: (parts, dim): take a fused projection as so many matrices along its rows (-2) or
-            columns (-1).
+        split: (parts, dim): split a fused projection into this many matrices, along its rows (-2)
+            or its columns (-1).
         rest_lr: learning rate of the parameters that are not rotated; `lr` is then the rate of
             those that are. Kept as the factor `rest_factor` = rest_lr / lr of each group, so that
             schedules scale both. A group with `rotate=False` and no `lr` of its own has it as its
             `lr`.
         as_published: compute as the authors' implementation does, wherever it differs from this.
-        compiled: on a GPU, let `torch.compile` make one pass of the elementwise part; the first
+        compiled: on a GPU, let `torch.compile` turn the elementwise part into two passes; the first
             step takes seconds longer. Without it, and on the CPU, torch's fused kernel does most of
             it.
 

@@ -46,11 +46,12 @@ def verdict_text(
         lines.append(f"To {loss}: {sentence(low)}")
         lines += _best_of_each_lines(low)
     lines += _split_lines(verdict)
-    source = "equal stages, updates as they cost in these runs"
+    unless_given = " (where no cost is given)" if question.costs else ""
+    source = f"equal stages, updates{unless_given} as they cost in these runs"
     if run is not None:
         source = (
-            "updates and stages as the planned model has them; that it slows down as these "
-            "runs is assumed"
+            f"updates{unless_given} and stages as the planned model has them; that it slows down "
+            f"like these runs is assumed"
         )
     lines += [
         f"Measured on {measurements.source} ({measurements.model}); {source}.",

@@ -465,9 +465,12 @@ def experiment_id(
     Args:
         config: the settings of a run.
         data_fingerprint: the fingerprint of the data that it was trained on.
-        trajectory_version: the trajectory version of the brx that trained it.
+        trajectory_version: the trajectory version of the brx that trained it, or any other in which
+            its method computes the same: the text is equal for all of them.
         second: a further setting, as a dotted key, in which the runs may differ.
     """
+    if trajectory_version is not None:
+        trajectory_version = oldest_alike(trajectory_version, config.optimizer.method)
     ignored = [RATE, SEED]
     if second:
         ignored.append(second)

@@ -26,7 +26,15 @@ def write_method(folder, method, stages=32, settings=None, **options):
 
 
 def write_experiment(
-    folder, preset, settings, *, seeds=(0,), val_loss=None, slowness=None, status="finished"
+    folder,
+    preset,
+    settings,
+    *,
+    seeds=(0,),
+    val_loss=None,
+    slowness=None,
+    status="finished",
+    version=1,
 ):
     """Runs whose training loss falls as 3 / (1 + t / (100 slowness)), a run per seed.
 
@@ -41,6 +49,7 @@ def write_experiment(
         val_loss: the final validation loss; by default the training loss.
         slowness: by default P.
         status: the status in summary.json.
+        version: the trajectory version there.
     """
     stages = settings.get("pipeline.stages") or 1
     blocks = settings.get("model.blocks") or preset_with(preset, {}).model.blocks
@@ -52,7 +61,7 @@ def write_experiment(
         loss = 3.0 / (1.0 + steps / (100.0 * (slowness or depth(config.pipeline)))) + 0.001 * seed
         final = loss[-1] if val_loss is None else val_loss
         val_losses = {last // 2: loss[last // 2], last: final}
-        summary = {"status": status, "data_fingerprint": "f"}
+        summary = {"status": status, "data_fingerprint": "f", "trajectory_version": version}
         write_compact(folder / identity(config), config, loss, val_losses, 100.0, summary)
 
 

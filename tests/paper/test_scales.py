@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from brx.errors import UserError
+from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.paper.scales import SCALES, Experiments
 from brx.paper.tables import TABLES
 from brx.runs.comparison import common_target, slowdowns
-from tests.paper.helpers import write_experiment
+from tests.paper.helpers import write_experiment, write_method
 
 LAPTOP_MAIN = {"main": SCALES["laptop"].models["main"]}
 TUNED = replace(SCALES["tuned"], models=SCALES["laptop"].models)
@@ -121,3 +122,12 @@ def test_users_method_is_found_by_its_name(tmp_path):
 def test_unknown_method_is_refused(experiments):
     with pytest.raises(UserError, match="unknown method 'adamw'"):
         experiments.find("adamw", 1)
+
+
+@pytest.mark.parametrize("methods", [["pipedream", "basis-rotation"], ["pipedream"]])
+@pytest.mark.parametrize("version", range(1, TRAJECTORY_VERSION + 1))
+def test_runs_of_any_version_are_found(methods, version, tmp_path):
+    for method in methods:
+        write_method(tmp_path, method, version=version)
+    experiments = Experiments.load(SCALES["laptop"], tmp_path)
+    assert [method for method in methods if experiments.find(method) is None] == []

@@ -144,6 +144,18 @@ def test_gaps_are_listed(details):
     assert "  measured only at 0 and 31: muon" in details
 
 
+@pytest.mark.parametrize(
+    ("costs", "said"),
+    [
+        ({}, "equal stages, updates as they cost in these runs."),
+        ({"muon": 0.25}, "updates (where no cost is given) as they cost in these runs."),
+    ],
+)
+def test_last_lines_say_where_costs_are_from(costs, said):
+    found = answer(MEASURED, asked(3.0, 4, 1, costs=costs))
+    assert said in verdict_text([found], MEASURED, None)
+
+
 def test_costs_say_where_they_are_from(details):
     assert "muon 25% (given), pipedream 0%, what is not given by the pace of these runs" in details
 
