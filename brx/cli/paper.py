@@ -175,7 +175,7 @@ def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
     """Draw one of `OF_ANY_RUNS`; returns the files written.
 
     `out` is the path without suffix, by default the figure's name in the working folder."""
-    from brx.runs.frames import comparable, differences, left_out, load
+    from brx.runs.frames import comparable, differences, first_names, left_out, load
 
     path = out or Path(figure)
     if figure == "staleness":
@@ -196,6 +196,11 @@ def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
         return draw_profiles(profile_points(shown), path)
     from brx.plot.any_runs import draw_curves
 
+    has_losses = frame["iteration"] > 0
+    if has_losses.any() and not has_losses.all():
+        names = first_names(list(frame.index[~has_losses]))
+        print_note(f"left out, since no loss of theirs was written: {names}")
+        frame = frame[has_losses]
     print_note(*differences(frame))
     return draw_curves(frame, path)
 
