@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from brx.cli.options import (
+    FORMATS,
     Format,
     Overrides,
     ScaleName,
@@ -16,7 +17,9 @@ from brx.cli.options import (
     Strict,
     argument,
     completing,
+    figure_option,
     option,
+    refuse_other_formats,
 )
 from brx.cli.usage import Application, print_note, print_table, refuse
 from brx.errors import UserError, did_you_mean
@@ -24,8 +27,6 @@ from brx.files import replacing
 
 OF_ANY_RUNS = ("curves", "staleness", "profiles")
 """Figures that are drawn from any runs, unlike the paper's."""
-FORMATS = (".png", ".pdf", ".svg")
-OTHER_FORMATS = (".jpg", ".jpeg", ".gif", ".tif", ".tiff", ".webp", ".bmp", ".eps", ".ps")
 complete_table = completing("brx.paper.tables", "TABLES", "all", "list")
 
 app = Application()
@@ -131,10 +132,8 @@ def _check_request(
     figure: str, folders: list[Path] | None, out: Path | None, runs: Path | None
 ) -> None:
     """Raise a UserError if the figure, its runs and where to draw it do not fit together."""
-    refuse(
-        out is not None and out.suffix.lower() in OTHER_FORMATS,
-        f"--out {out}: a figure is written as {', '.join(FORMATS)}",
-    )
+    if out is not None:
+        refuse_other_formats("--out", out)
     is_of_any_runs = figure in OF_ANY_RUNS
     refuse(is_of_any_runs and not folders, "RUN: name at least one run's folder")
     refuse(
@@ -361,7 +360,7 @@ def toy(
     *,
     out: Annotated[
         Path | None,
-        option("FIGURE", "path of the figure, without suffix (default: figures/toy-NAME)"),
+        figure_option("path of the figure, without suffix (default: figures/toy-NAME)"),
     ] = None,
     json: Annotated[
         Path | None, option("FILE", "where to write the numbers (default: results/toy/NAME.json)")
