@@ -27,6 +27,8 @@ from brx.files import replacing
 
 OF_ANY_RUNS = ("curves", "staleness", "profiles")
 """Figures that are drawn from any runs, unlike the paper's."""
+FURTHER = {"latex": ".tex", "json": ".json"}
+"""The formats of a table's file that is written only if it is asked for, with its suffix."""
 complete_table = completing("brx.paper.tables", "TABLES", "all", "list")
 
 app = Application()
@@ -229,7 +231,11 @@ def tables(
     format: Format = "table",
     out: Annotated[
         Path | None,
-        option("DIR", "write TABLE.md and TABLE.csv there (with --format latex also TABLE.tex)"),
+        option(
+            "DIR",
+            "write TABLE.md and TABLE.csv there (with --format latex or json also TABLE.tex or "
+            "TABLE.json)",
+        ),
     ] = None,
     strict: Strict = False,
 ) -> None:
@@ -249,8 +255,9 @@ def tables(
             print_table(texts, format, paper_table.title)
             continue
         print(write_table(paper_table, texts, out))
-        if format == "latex":
-            write_text(out / f"{paper_table.name}.tex", format_table(texts, "latex") + "\n")
+        if format in FURTHER:
+            path = out / f"{paper_table.name}{FURTHER[format]}"
+            write_text(path, format_table(texts, format) + "\n")
 
 
 @app.add("""\
@@ -331,6 +338,7 @@ def report(
     stop_at_damage(strict)
     for folder in figures or []:
         refuse(not folder.is_dir(), f"--figures: {folder}: no such folder")
+    refuse(out.is_dir(), f"--out {out}: is a folder; name the page's file")
     experiments = Experiments.load(SCALES[scale], runs)
     write_report(experiments, figures or [Path("figures"), Path("figures") / scale], out)
     print_note(*experiments.notes)

@@ -524,7 +524,8 @@ def _labels(chosen: pd.DataFrame) -> pd.Series:
     """The variant of each run. Where several versions of a user's file have one name, the first
     digits of the file's SHA-256 tell them apart."""
     labels = chosen["variant"].copy()
-    if CODE in chosen:
+    # The column is there, but without texts, if only runs that are not shown have a file.
+    if CODE in chosen and chosen[CODE].notna().any():
         is_ambiguous = chosen.groupby("variant")[CODE].transform("nunique") > 1
         digits = " (" + chosen[CODE].str[:6] + ")"
         labels += digits.where(is_ambiguous, "")

@@ -171,7 +171,8 @@ def status_of(summary: Mapping[str, Any], config: RunConfig) -> str:
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Find runs that have losses or diverged, and what is left of runs that lost a file.
 
-    Whoever reads the latter gets a UserError that says what is missing.
+    Whoever reads the latter gets a UserError that says what is missing. Folders in which nothing is
+    found are named on stderr.
 
     Args:
         folders: folders of runs, or folders directly above some.
@@ -184,6 +185,7 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """
     paths = [Path(folder) for folder in folders]
     runs: list[Path] = []
+    without_runs = []
     for folder in paths:
         if folder.is_file():
             raise UserError(
@@ -196,9 +198,15 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
         else:
             below = [path for path in sorted(folder.iterdir()) if not _is_temporary(path)]
             candidates = _without_links(below)
-        runs += [path for path in candidates if _is_run(path)]
+        found = [path for path in candidates if _is_run(path)]
+        runs += found
+        if not found:
+            without_runs.append(str(folder))
     if not runs:
-        raise UserError(f"{', '.join(map(str, paths))}: no run with losses there")
+        raise UserError(f"{', '.join(without_runs)}: no run with losses there")
+    if without_runs:
+        note = f"left out: {shown(', '.join(without_runs))}: no run with losses there"
+        print(f"brx: note: {note}", file=sys.stderr)
     return list(dict.fromkeys(runs))
 
 

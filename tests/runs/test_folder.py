@@ -51,6 +51,12 @@ def test_run_that_has_no_losses_yet_is_no_run(tmp_path, runs, capsys):
     assert not capsys.readouterr().err
 
 
+def test_named_folder_without_runs_is_told(runs, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert find_runs([runs, tmp_path / "empty"]) == [runs / "whole"]
+    assert "empty: no run with losses there" in capsys.readouterr().err
+
+
 def test_file_is_no_folder(runs):
     with pytest.raises(UserError, match=r"config\.yaml: is a file; name the folder of a run"):
         find_runs([runs / "whole" / "config.yaml"])
