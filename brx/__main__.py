@@ -19,6 +19,9 @@ def start() -> None:
         sys.stdout = OutputStream(sys.stdout)
     if sys.stderr is not None:
         sys.stderr = OutputStream(sys.stderr)
+    # brx draws into files. Notebooks name a backend of their own for the commands that they start,
+    # and where it is not installed, matplotlib could not be imported.
+    os.environ.pop("MPLBACKEND", None)
     from brx.cli.main import main
 
     sys.exit(main())

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from brx.errors import UserError
+
 
 def argument(metavar: str, help: str, **settings: Any) -> Any:
     """An argument; its help text, not Typer, states the default if there is one."""
@@ -16,6 +18,29 @@ def argument(metavar: str, help: str, **settings: Any) -> Any:
 def option(metavar: str, help: str, *flags: str, **settings: Any) -> Any:
     """An option with a value. Without `flags`, its flag is the parameter's name."""
     return typer.Option(*flags, metavar=metavar, help=help, **settings)
+
+
+FORMATS = (".png", ".pdf", ".svg")
+OTHER_FORMATS = (".jpg", ".jpeg", ".gif", ".tif", ".tiff", ".webp", ".bmp", ".eps", ".ps")
+
+
+def refuse_other_formats(flag: str, path: Path) -> None:
+    """UserError if a path names an image in a format that figures are not written in."""
+    if path.suffix.lower() in OTHER_FORMATS:
+        raise UserError(f"{flag} {path}: a figure is written as {', '.join(FORMATS)}")
+
+
+def figure_option(help: str) -> Any:
+    """An option with the path of a figure. Its files get a suffix each, so `x.png` stands for
+    `x`."""
+
+    def without_suffix(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
+        if path is None:
+            return None
+        refuse_other_formats(parameter.opts[0], path)
+        return path.with_suffix("") if path.suffix.lower() in FORMATS else path
+
+    return option("FIGURE", help, callback=without_suffix)
 
 
 def flag(name: str, help: str) -> Any:
@@ -99,6 +124,4 @@ Bandwidth = Annotated[
 
 TableFormat = Literal["table", "markdown", "csv", "json", "latex"]
 Format = Annotated[TableFormat, typer.Option(help="format of the table")]
-FigurePath = Annotated[
-    Path | None, option("FIGURE", "draw the figure to this path, without suffix")
-]
+FigurePath = Annotated[Path | None, figure_option("draw the figure to this path, without suffix")]

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from brx.cli.options import (
+    FORMATS,
     Format,
     Overrides,
     ScaleName,
@@ -16,7 +17,9 @@ from brx.cli.options import (
     Strict,
     argument,
     completing,
+    figure_option,
     option,
+    refuse_other_formats,
 )
 from brx.cli.usage import Application, print_note, print_table, refuse
 from brx.errors import UserError, did_you_mean
@@ -24,8 +27,8 @@ from brx.files import replacing
 
 OF_ANY_RUNS = ("curves", "staleness", "profiles")
 """Figures that are drawn from any runs, unlike the paper's."""
-FORMATS = (".png", ".pdf", ".svg")
-OTHER_FORMATS = (".jpg", ".jpeg", ".gif", ".tif", ".tiff", ".webp", ".bmp", ".eps", ".ps")
+FURTHER = {"latex": ".tex", "json": ".json"}
+"""The formats of a table's file that is written only if it is asked for, with its suffix."""
 complete_table = completing("brx.paper.tables", "TABLES", "all", "list")
 
 app = Application()
@@ -131,10 +134,8 @@ def _check_request(
     figure: str, folders: list[Path] | None, out: Path | None, runs: Path | None
 ) -> None:
     """Raise a UserError if the figure, its runs and where to draw it do not fit together."""
-    refuse(
-        out is not None and out.suffix.lower() in OTHER_FORMATS,
-        f"--out {out}: a figure is written as {', '.join(FORMATS)}",
-    )
+    if out is not None:
+        refuse_other_formats("--out", out)
     is_of_any_runs = figure in OF_ANY_RUNS
     refuse(is_of_any_runs and not folders, "RUN: name at least one run's folder")
     refuse(
@@ -175,7 +176,7 @@ def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
     """Draw one of `OF_ANY_RUNS`; returns the files written.
 
     `out` is the path without suffix, by default the figure's name in the working folder."""
-    from brx.runs.frames import comparable, differences, left_out, load
+    from brx.runs.frames import comparable, differences, first_names, left_out, load
 
     path = out or Path(figure)
     if figure == "staleness":
@@ -196,6 +197,11 @@ def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
         return draw_profiles(profile_points(shown), path)
     from brx.plot.any_runs import draw_curves
 
+    has_losses = frame["iteration"] > 0
+    if has_losses.any() and not has_losses.all():
+        names = first_names(list(frame.index[~has_losses]))
+        print_note(f"left out, since no loss of theirs was written: {names}")
+        frame = frame[has_losses]
     print_note(*differences(frame))
     return draw_curves(frame, path)
 
@@ -225,7 +231,11 @@ def tables(
     format: Format = "table",
     out: Annotated[
         Path | None,
-        option("DIR", "write TABLE.md and TABLE.csv there (with --format latex also TABLE.tex)"),
+        option(
+            "DIR",
+            "write TABLE.md and TABLE.csv there (with --format latex or json also TABLE.tex or "
+            "TABLE.json)",
+        ),
     ] = None,
     strict: Strict = False,
 ) -> None:
@@ -245,8 +255,9 @@ def tables(
             print_table(texts, format, paper_table.title)
             continue
         print(write_table(paper_table, texts, out))
-        if format == "latex":
-            write_text(out / f"{paper_table.name}.tex", format_table(texts, "latex") + "\n")
+        if format in FURTHER:
+            path = out / f"{paper_table.name}{FURTHER[format]}"
+            write_text(path, format_table(texts, format) + "\n")
 
 
 @app.add("""\
@@ -327,6 +338,7 @@ def report(
     stop_at_damage(strict)
     for folder in figures or []:
         refuse(not folder.is_dir(), f"--figures: {folder}: no such folder")
+    refuse(out.is_dir(), f"--out {out}: is a folder; name the page's file")
     experiments = Experiments.load(SCALES[scale], runs)
     write_report(experiments, figures or [Path("figures"), Path("figures") / scale], out)
     print_note(*experiments.notes)
@@ -356,7 +368,7 @@ def toy(
     *,
     out: Annotated[
         Path | None,
-        option("FIGURE", "path of the figure, without suffix (default: figures/toy-NAME)"),
+        figure_option("path of the figure, without suffix (default: figures/toy-NAME)"),
     ] = None,
     json: Annotated[
         Path | None, option("FILE", "where to write the numbers (default: results/toy/NAME.json)")

@@ -14,6 +14,7 @@ from brx.cli.options import (
     Strict,
     TableFormat,
     argument,
+    figure_option,
     flag,
     option,
 )
@@ -56,7 +57,7 @@ def slowdown(
     strict: Strict = False,
     format: Format = "table",
     all_targets: Annotated[
-        Path | None, option("FIGURE", "also draw the slowdown for every target")
+        Path | None, figure_option("also draw the slowdown for every target")
     ] = None,
 ) -> None:
     from brx.runs.comparison import compare, is_reference, with_reference
@@ -168,7 +169,7 @@ def export(
 
     stop_at_damage(strict)
     num_exported, num_left_out = export_runs(runs, to, unfinished=unfinished)
-    print(f"{to}: {num_exported} runs")
+    print(f"{to}: {num_exported} run{'' if num_exported == 1 else 's'}")
     if num_left_out:
         print(f"{num_left_out} left out: unfinished, interrupted or failed (see --unfinished)")
 

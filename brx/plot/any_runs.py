@@ -1,17 +1,19 @@
 """Figures of any runs: loss curves, slowdown against the target, the leaderboard, and staleness
 during training."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from brx.errors import UserError
-from brx.names import figure_label
+from brx.names import figure_label, path_of_text, path_text
 from brx.plot.style import (
     factor_axis,
     finish_panel,
@@ -24,7 +26,17 @@ from brx.plot.style import (
 )
 from brx.runs.comparison import common_target, is_reference, slowdowns, with_reference
 from brx.runs.experiments import by_experiment
-from brx.runs.frames import DEPTH, SMOOTHING, curves, differences, load, read_run, side_by_side
+from brx.runs.folder import read_each
+from brx.runs.frames import (
+    DEPTH,
+    SMOOTHING,
+    curves,
+    differences,
+    first_names,
+    load,
+    read_run,
+    side_by_side,
+)
 from brx.runs.metrics import read_staleness
 
 Array = NDArray[np.float64]
@@ -111,11 +123,14 @@ def _curves_title(runs: pd.DataFrame, labels: pd.Series, is_delayed: pd.Series) 
 def _labels_and_colors(runs: pd.DataFrame, style: pd.Series) -> tuple[pd.Series, dict[str, Any]]:
     """A label and a colour for each run.
 
-    Runs with equal labels also get their names. Runs with equal colours and an equal `style` get
-    colours of their own."""
+    Runs with equal labels also get their names, and runs that diverged the iteration. Runs with
+    equal colours and an equal `style` get colours of their own."""
     labels = _variant_labels(runs) + ", P = " + runs[DEPTH].astype(str)
     names = runs["name"].map(figure_label)
     labels = labels.where(~labels.duplicated(keep=False), labels + " (" + names + ")")
+    # Its last losses may lie outside of the figure.
+    ends = ", diverged after iteration " + runs["iteration"].astype(str)
+    labels += ends.where(runs["status"] == "diverged", "")
     colors = runs["variant"].map(lambda variant: look_of(variant).color)
     is_alone = ~pd.concat([colors, style], axis=1).duplicated(keep=False)
     own_colors = {}
@@ -300,17 +315,26 @@ def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
 
     A line is the mean over the stages with delay (over all stages if none has delay). With a single
     run, a band shows the range over these stages. With several runs, the bands would cover each
-    other: there are none, and each line is a moving average over `SMOOTHED` measurements.
+    other: there are none, and each line is a moving average over `SMOOTHED` measurements. Runs
+    without measurements are left out and named on stderr.
 
     Args:
         folders: runs, or folders of runs.
         path: the figure's path without suffix.
 
     Raises:
-        UserError: a run has no measurement of staleness.
+        UserError: no run has a measurement of staleness.
     """
     runs = load(folders)
-    measured = {run: _staleness_of(Path(str(run))) for run in runs.index}
+    readable = read_each(map(path_of_text, runs.index), _staleness_of)
+    measured = {path_text(path): metrics for path, metrics in readable if metrics}
+    lacking = [path_text(path) for path, metrics in readable if not metrics]
+    why = "no staleness was measured; train with logging.staleness_every=100"
+    if not measured:
+        raise UserError(f"{first_names(lacking)}: {why}")
+    if lacking:
+        print(f"brx: note: left out: {first_names(lacking)}: {why}", file=sys.stderr)
+    runs = runs.loc[list(measured)]
     is_alone = len(measured) == 1
     labels, colors = _labels_and_colors(runs, pd.Series("solid", runs.index))
     with new_figure(width=2.6, height=4.6, columns=3) as figure:
@@ -322,8 +346,16 @@ def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
                     _draw_metric(axes, metrics[name], style, with_range=is_alone)
             axes.set_title(title)
             axes.set_xlabel("iteration")
-        handles, texts = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, texts, loc="outside lower center", ncols=min(4, len(texts)))
+        handles: dict[str, Artist] = {}  # a run may lack some of the metrics
+        for axes in figure.axes:
+            for handle, text in zip(*axes.get_legend_handles_labels(), strict=True):
+                handles.setdefault(text, handle)
+        figure.legend(
+            list(handles.values()),
+            list(handles),
+            loc="outside lower center",
+            ncols=min(4, len(handles)),
+        )
         what = "and their range" if is_alone else f"of {SMOOTHED} measurements each"
         caption = (
             f"Mean over the delayed stages, {what}; signs of the attention and MLP matrices. Runs: "
@@ -351,7 +383,8 @@ def _smoothed(values: Array) -> Array:
 
 
 def _staleness_of(folder: Path) -> dict[str, _Series]:
-    """A run's metrics of staleness by name; UserError if there are none."""
+    """A run's metrics of staleness by name; UserError for one that is not a number or None per
+    stage."""
     run = read_run(folder)
     records = read_staleness(run.path)
     delays = np.array([delay.tau for delay in run.delays])
@@ -360,19 +393,28 @@ def _staleness_of(folder: Path) -> dict[str, _Series]:
         is_shown = np.full(len(delays), True)
     measures = {}
     for name in STALENESS_PANELS:
-        known = [record for record in records if _has_number(record, name)]
+        known = []
+        for record in records:
+            if _has_number(record, name, len(delays), folder):
+                known.append(record)
         if known:
             measures[name] = _Series(
                 iterations=np.array([record["iteration"] for record in known], dtype=float),
                 by_stage=np.array([record[name] for record in known], dtype=float)[:, is_shown],
             )
-    if not measures:
-        raise UserError(
-            f"{folder}: no staleness was measured; train with logging.staleness_every=100"
-        )
     return measures
 
 
-def _has_number(record: dict[str, Any], name: str) -> bool:
-    """Whether a record has the metric for at least one stage."""
-    return name in record and any(number is not None for number in record[name])
+def _has_number(record: dict[str, Any], name: str, num_stages: int, folder: Path) -> bool:
+    """Whether a record has the metric for at least one stage; UserError if it is not a number or
+    None per stage."""
+    numbers = record.get(name)
+    if numbers is None:
+        return False
+    is_list = isinstance(numbers, list) and len(numbers) == num_stages
+    if not is_list or not all(isinstance(number, float | int | None) for number in numbers):
+        raise UserError(
+            f"{folder}: {name} of iteration {record['iteration']} must be a list of {num_stages} "
+            f"numbers, one per stage; restore the file, or train the run again"
+        )
+    return any(number is not None for number in numbers)

@@ -144,7 +144,7 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
 def contents_of(experiments: Experiments, figure_folders: Sequence[Path]) -> Contents:
     """Judge the claims and collect the figures.
 
-    A page about somebody's own runs leaves out the claims and figures that have no runs."""
+    A page about somebody's own runs leaves out the claims and figures that do not rest on them."""
     outcomes = judge(experiments.fresh(), CLAIMS)
     num_claims = len(outcomes)
     paper, undrawn = paper_drawings(experiments, figure_folders)
@@ -152,7 +152,7 @@ def contents_of(experiments: Experiments, figure_folders: Sequence[Path]) -> Con
     opening: list[Drawing] = []
     if is_own:
         opening = own_curves(experiments.chosen)
-        outcomes = [outcome for outcome in outcomes if outcome.verdict != "not tried"]
+        outcomes = [outcome for outcome in outcomes if outcome.runs]
         undrawn = []
     drawings = [*paper, *other_drawings(figure_folders)]
     return Contents(is_own, opening, drawings, undrawn, outcomes, num_claims)
@@ -332,7 +332,8 @@ def page_tables(
     """
     tables = [] if claims is None else [PageTable("claims", TABLES["claims"].title, claims)]
     for name, table in TABLES.items():
-        if name == "claims":
+        # `_experiment_tables` makes the table of the experiments.
+        if name in ("claims", "experiments"):
             continue
         asked = experiments.fresh()  # its `missing` is about this table alone
         with suppress(UserError):  # there are no rows
@@ -543,8 +544,9 @@ def _shades(values: Sequence[str]) -> dict[str, str]:
 
 
 def _text(value: float) -> str:
-    """A number, without decimals if it is whole."""
-    return str(int(value)) if value == int(value) else f"{value:g}"
+    """A number, without decimals if it is whole and not huge, as a rate that diverged may be."""
+    is_count = value == int(value) and abs(value) < 1e15
+    return str(int(value)) if is_count else f"{value:g}"
 
 
 def _entry(

@@ -116,6 +116,13 @@ def _notes_on_slowdowns(
         settings = "settings and learning rate" if same_rate else "settings"
         lacking = f"no run of the same {settings} at P = {reference_stages}"
         notes.append(f"no slowdown for want of a reference ({lacking}): {first_names(alone)}")
+    if len(rows) and (rows["shared_seeds"].str.len() == 0).any():
+        unpaired = rows[rows["shared_seeds"].str.len() == 0]
+        ends = [f"{row['method']} at P = {row['stages']}" for row in unpaired.to_dict("records")]
+        notes.append(
+            f"no seed in common with the reference, so the slowdown is over all seeds of either "
+            f"side and has no interval: {first_names(list(dict.fromkeys(ends)))}"
+        )
     if len(rows) and rows["is_early"].any():
         notes.append(
             f"a reference reaches the target in its first {EARLY:.0%} of iterations: such a ratio "
@@ -517,7 +524,8 @@ def _labels(chosen: pd.DataFrame) -> pd.Series:
     """The variant of each run. Where several versions of a user's file have one name, the first
     digits of the file's SHA-256 tell them apart."""
     labels = chosen["variant"].copy()
-    if CODE in chosen:
+    # The column is there, but without texts, if only runs that are not shown have a file.
+    if CODE in chosen and chosen[CODE].notna().any():
         is_ambiguous = chosen.groupby("variant")[CODE].transform("nunique") > 1
         digits = " (" + chosen[CODE].str[:6] + ")"
         labels += digits.where(is_ambiguous, "")

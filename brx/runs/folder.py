@@ -169,7 +169,10 @@ def status_of(summary: Mapping[str, Any], config: RunConfig) -> str:
 
 
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Find runs that have losses or diverged.
+    """Find runs that have losses or diverged, and what is left of runs that lost a file.
+
+    Whoever reads the latter gets a UserError that says what is missing. Folders in which nothing is
+    found are named on stderr.
 
     Args:
         folders: folders of runs, or folders directly above some.
@@ -182,14 +185,28 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """
     paths = [Path(folder) for folder in folders]
     runs: list[Path] = []
+    without_runs = []
     for folder in paths:
+        if folder.is_file():
+            raise UserError(
+                f"{folder}: is a file; name the folder of a run, or one that holds some"
+            )
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder")
-        below = [path for path in sorted(folder.iterdir()) if not _is_temporary(path)]
-        candidates = [folder] if (folder / "config.yaml").is_file() else _without_links(below)
-        runs += [path for path in candidates if _is_run(path)]
+        if (folder / "config.yaml").is_file() or _has_losses(folder):
+            candidates = [folder]
+        else:
+            below = [path for path in sorted(folder.iterdir()) if not _is_temporary(path)]
+            candidates = _without_links(below)
+        found = [path for path in candidates if _is_run(path)]
+        runs += found
+        if not found:
+            without_runs.append(str(folder))
     if not runs:
-        raise UserError(f"{', '.join(map(str, paths))}: no run with losses there")
+        raise UserError(f"{', '.join(without_runs)}: no run with losses there")
+    if without_runs:
+        note = f"left out: {shown(', '.join(without_runs))}: no run with losses there"
+        print(f"brx: note: {note}", file=sys.stderr)
     return list(dict.fromkeys(runs))
 
 
@@ -257,12 +274,18 @@ def _is_temporary(path: Path) -> bool:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether the folder is a run that has losses or diverged."""
+    """Whether the folder has losses, or the settings of a run that diverged or had losses."""
+    if _has_losses(path):
+        return True
     if not (path / "config.yaml").is_file():
         return False
+    summary = RunFolder(path).read_summary()
+    return summary.get("status") == "diverged" or summary.get("iteration", 0) > 0
+
+
+def _has_losses(path: Path) -> bool:
     files = [path / "metrics.jsonl", path / "curves.npz"]
-    has_losses = any(file.is_file() and file.stat().st_size > 0 for file in files)
-    return has_losses or RunFolder(path).read_summary().get("status") == "diverged"
+    return any(file.is_file() and file.stat().st_size > 0 for file in files)
 
 
 def first_difference(old: Sections, new: Sections, *, ignore_new: bool = False) -> str | None:

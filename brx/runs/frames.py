@@ -189,7 +189,8 @@ class Run:
         window = self._window
         # The mean of losses i+1 .. i+w is (S[i+w] - S[i]) / w, with the sums S[0] = 0, S[1], ...
         sums = np.cumsum(np.concatenate([[0.0], self.train_loss]))
-        means: Series = (sums[window:] - sums[:-window]) / window
+        with np.errstate(invalid="ignore"):  # NaN after the first loss that is infinite
+            means: Series = (sums[window:] - sums[:-window]) / window
         return means
 
     @property
@@ -536,12 +537,14 @@ def without_settings(variants: pd.Series, unusual: Sequence[str]) -> pd.Series:
 
 
 def differences(runs: pd.DataFrame) -> list[str]:
-    """Say what makes runs incomparable with the first of them: a line per such run."""
+    """Say what makes runs incomparable with the first of them: a line for all that differ from it
+    in the same aspects."""
     first = runs.index[0]
+    aspects = _differing_aspects(runs)
     lines = []
-    for run, aspects in _differing_aspects(runs).items():
-        if aspects:
-            lines.append(f"{run} and {first} differ in {aspects}: their losses do not compare")
+    for differing, others in aspects[aspects != ""].groupby(aspects, sort=False):
+        names = first_names([*others.index])
+        lines.append(f"{names} and {first} differ in {differing}: their losses do not compare")
     return lines
 
 

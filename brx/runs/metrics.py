@@ -272,6 +272,12 @@ def read_curves(folder: Path) -> Curves:
     if len(curves.iterations) == 0:
         if summary.get("status") == "diverged":
             return curves
+        made = summary.get("iteration", 0)
+        if made > 0:
+            raise UserError(
+                f"{path}: holds no training loss, but summary.json says that the run has made "
+                f"{made} iterations; restore it, or train it again"
+            )
         raise UserError(f"{path}: holds no training loss yet")
     lacking = num_lacking(curves, summary)
     if lacking > 0:

@@ -54,27 +54,30 @@ class SweepResult(NamedTuple):
         the starts.
 
         Infinite where more than half of the starts never arrive. Starts that do not arrive even
-        without delay are left out."""
+        without delay are left out; NaN where none does."""
         ratios = slowdown_ratios(self.updates[:, :1], self.updates[:, 1:])
+        is_known = ~np.isnan(ratios).all(-1)
+        medians: Array = np.full(is_known.shape, np.nan)
         # With an even number of values, take the upper one of the middle two: their mean could be
         # infinite.
-        medians: Array = np.nanquantile(ratios, 0.5, axis=-1, method="higher")
+        medians[is_known] = np.nanquantile(ratios[is_known], 0.5, axis=-1, method="higher")
         return medians
 
     def correlation(self, momentum: int, delay: int) -> float | None:
-        """Spearman's correlation of norm and slowdown over the angles; None if all slowdowns are
-        equal.
+        """Spearman's correlation of norm and slowdown over the angles that have a slowdown; None
+        if all are equal, or there are fewer than two.
 
         Args:
             momentum: index into `config.momenta`.
             delay: index into `config.delays`.
         """
         slowdowns = self.slowdowns[momentum, delay]
-        if np.all(slowdowns == slowdowns[0]):
+        is_known = ~np.isnan(slowdowns)
+        if len(np.unique(slowdowns[is_known])) < 2:
             return None
         from scipy.stats import spearmanr  # takes a second to load
 
-        return float(spearmanr(self.norms, slowdowns).statistic)
+        return float(spearmanr(self.norms[is_known], slowdowns[is_known]).statistic)
 
     def numbers(self) -> dict[str, Any]:
         """The content of the JSON file."""
@@ -176,7 +179,9 @@ def _sweep_caption(result: SweepResult) -> str:
         correlations = []
         for column, delay in enumerate(config.delays):
             correlation = result.correlation(row, column)
-            text = "all equal" if correlation is None else f"{correlation:.2f}"
+            is_measured = np.isfinite(result.slowdowns[row, column]).any()
+            none = "all equal" if is_measured else "none measured"
+            text = none if correlation is None else f"{correlation:.2f}"
             correlations.append(f"tau {delay}: {text}")
         lines.append(f"beta1 {beta1:g}: {', '.join(correlations)}")
     return "\n".join(lines)

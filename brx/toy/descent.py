@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from brx.config.schema import Section
+from brx.errors import UserError
 
 Array = NDArray[np.float64]
 OptimizerName = Literal["AdaSGD", "Adam"]
@@ -61,7 +62,21 @@ class DelayedAdam:
     trace: list[State] | None = None  # if given, every update appends its state
 
     def update(self) -> Array:
-        """Update every point once; returns the new points (..., 2)."""
+        """Update every point once; returns the new points (..., 2).
+
+        Raises:
+            UserError: the numbers are too large for a float64.
+        """
+        with np.errstate(all="ignore"):  # what overflows is told below
+            points = self._updated()
+        if not np.isfinite(points).all():
+            raise UserError(
+                f"lr: with {self.lr:g}, points or gradients become too large for a float64; try a "
+                f"lower one"
+            )
+        return points
+
+    def _updated(self) -> Array:
         gradient = self.gradient(self.recent[0])  # at the points of tau updates ago
         square = gradient**2
         if self.one_size:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from brx.config.loading import PRESETS, load_yaml_as
+from brx.errors import UserError
 from brx.files import write_json
 from brx.toy.angles import SweepConfig, draw_sweep, run_sweep
 from brx.toy.quadratic import QuadraticConfig, draw_quadratic, run_quadratic
@@ -41,11 +42,15 @@ def run_toy(
         numbers: a JSON file for the numbers; by default none is written.
 
     Raises:
-        UserError: the settings are invalid.
+        UserError: the settings are invalid, or the numbers overflow with them.
     """
     toy = TOYS[landscape]
-    settings = load_yaml_as(config or PRESETS / "toy" / f"{landscape}.yaml", toy.config)
-    result = toy.run(settings)
+    file = config or PRESETS / "toy" / f"{landscape}.yaml"
+    settings = load_yaml_as(file, toy.config)
+    try:
+        result = toy.run(settings)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
     written = toy.draw(result, figure)
     if numbers is not None:
         numbers.parent.mkdir(parents=True, exist_ok=True)

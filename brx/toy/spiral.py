@@ -421,7 +421,7 @@ def _mark_special_angles(axes: Axes, result: SpiralResult) -> None:
 def _spiral_caption(result: SpiralResult) -> str:
     config = result.config
     numbers = result.numbers()
-    end = "came to a stop on the way"
+    end = f"has not arrived at radius {config.end_radius:g}"
     if result.arrived:
         end = f"arrived at radius {config.end_radius:g}"
     lines = [

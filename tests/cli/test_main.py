@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from brx import __version__
 from brx.cli.main import COMMANDS, app, main
 from brx.config.loading import dump_config
+from brx.environment import brx_command, child_environment
 from tests.train.helpers import tiny_config
 
 
@@ -34,6 +35,17 @@ def test_version_is_printed(printed):
 @pytest.mark.parametrize("panel", ["Options", "Train", "Compare", "Understand", "Plan"])
 def test_overview_has_panels(panel, printed):
     assert f"\n{panel}:\n" in printed("--help")
+
+
+def test_figures_need_no_backend_of_a_notebook(tmp_path):
+    listed = subprocess.run(
+        brx_command("plot", "list"),
+        cwd=tmp_path,
+        env={**child_environment(), "MPLBACKEND": "not-installed"},
+        capture_output=True,
+        text=True,
+    )
+    assert listed.returncode == 0, listed.stderr
 
 
 def test_overview_names_every_command(printed):

@@ -74,6 +74,10 @@ MISTAKES = [
     ("plot curves runs/a --out ''", "--out got an empty text"),
     ("plot curves runs/a --out ..", "is a folder; name the figure, without suffix"),
     ("plot curves runs/a --out x.jpg", "--out x.jpg: a figure is written as .png, .pdf, .svg"),
+    ("schedule --stages 4 --figure x.jpg", "--figure x.jpg: a figure is written as .png, .pdf"),
+    ("toy quadratic --out x.JPG", "--out x.JPG: a figure is written as .png, .pdf, .svg"),
+    ("slowdown runs --all-targets x.eps", "--all-targets x.eps: a figure is written as .png"),
+    ("report --runs runs --out empty", "--out empty: is a folder; name the page's file"),
     # Runs.
     ("slowdown empty", "no run with losses there"),
     ("slowdown runs --target nan", "--target nan: must be a loss above 0"),

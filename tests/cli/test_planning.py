@@ -180,6 +180,13 @@ def test_schedule_is_drawn(printed, tmp_path):
     assert "3 devices" in (tmp_path / "schedule.txt").read_text()
 
 
+@pytest.mark.parametrize("name", ["schedule.png", "schedule.SVG"])
+def test_figure_named_with_a_suffix_has_it_once(name, printed, tmp_path):
+    printed("schedule", "--stages", "3", "--figure", tmp_path / name)
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {f"schedule.{form}" for form in ("png", "pdf", "svg", "txt")}
+
+
 def test_stages_of_an_own_model_on_own_devices(printed):
     own = [
         "stages",

@@ -63,6 +63,8 @@ def test_toy_prints_what_it_draws(preset, changes, shown, lengths, tmp_path, pri
         ("spiral", {"delay": 0}, "delay: input should be greater than or equal to 1, got 0"),
         ("sweep", {"distance": 1.0}, "distance: the loss there, 0.5, must be above the target, 15"),
         ("spiral", {"most_updates": 5}, "most_updates: must be at least 20"),
+        ("spiral", {"lr": 1e200}, "lr: with 1e+200, points or gradients become too large"),
+        ("quadratic", {"lr": 1e200}, "lr: with 1e+200, points or gradients become too large"),
     ],
 )
 def test_mistake_names_file_with_key(landscape, changes, expected, tmp_path, refused):

@@ -53,6 +53,14 @@ def test_formulas_need_no_runs(name, row, tmp_path, monkeypatch, capsys):
     assert row in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("form", ["json", "latex"])
+def test_asked_format_has_a_file(form, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["tables", "memory", "--format", form, "--out", "tables"]) == 0
+    suffix = {"json": ".json", "latex": ".tex"}[form]
+    assert "bilateral" in (tmp_path / "tables" / f"memory{suffix}").read_text()
+
+
 def test_formulas_refuse_runs(complete, capsys):
     assert main(["tables", "stages", "--runs", str(complete)]) == 2
     assert "--runs: table stages is a formula" in capsys.readouterr().err

@@ -13,8 +13,16 @@ from brx.cli.main import main
 from brx.errors import UserError
 from brx.paper.figures import FIGURES, draw_paper_figure
 from brx.paper.scales import SCALES, Experiments
+from brx.paper.tables import TABLES
 from brx.plot.style import look_of, method_colors
-from brx.report.page import facets_of, other_drawings, paper_drawings, run_entries
+from brx.report.page import (
+    _text,
+    facets_of,
+    other_drawings,
+    page_tables,
+    paper_drawings,
+    run_entries,
+)
 from tests.report.helpers import EVIL_NAME, Elements, write_run
 
 
@@ -264,6 +272,26 @@ def test_report_of_own_runs_has_their_slowdown_first(own_text):
 @pytest.mark.parametrize("words", [" not tried</summary>", "figures have no runs yet"])
 def test_own_report_does_not_miss_the_paper(words, own_text):
     assert words not in own_text
+
+
+def test_own_report_has_no_claims_that_rest_on_other_things(own_text):
+    assert 'id="findings"' not in own_text
+    assert 'id="table-claims"' not in own_text
+
+
+def test_experiments_have_one_table(runs, monkeypatch):
+    monkeypatch.setattr(
+        "brx.report.page.TABLES", {name: TABLES[name] for name in ("claims", "experiments")}
+    )
+    tables = page_tables(Experiments.load(SCALES["similar"], runs))
+    assert len([table for table in tables if "Final losses of every" in table.title]) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(32, "32"), (3e-4, "0.0003"), (1.0, "1"), (1e30, "1e+30")]
+)
+def test_number_of_a_facet_is_short(value, text):
+    assert _text(value) == text
 
 
 def test_twelve_methods_have_twelve_colors():

@@ -76,6 +76,14 @@ def test_delay_profile_is_compared_with_no_delay(profiles):
     }
 
 
+def test_slowdown_without_a_shared_seed_is_named(tmp_path):
+    write_run(tmp_path, "plain", "pipeline.stages=1")
+    write_run(tmp_path, "delayed", "pipeline.stages=4", "training.seed=1", crosses_3_at=100)
+    (note,) = compare(best(tmp_path), 3.0).notes
+    assert note.startswith("no seed in common with the reference")
+    assert note.endswith("pipedream at P = 4")
+
+
 def test_profiles_have_the_reference_asked_for(profiles):
     slowdowns = compare(best(profiles), 3.0, reference_stages=4).slowdowns
     assert slowdowns["reference_iterations"].tolist() == [[pytest.approx(100.5)]] * 4

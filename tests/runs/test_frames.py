@@ -104,6 +104,15 @@ def test_differences_name_the_aspect(runs):
     ]
 
 
+def test_runs_that_differ_alike_share_a_line(tmp_path):
+    write_run(tmp_path, "a")
+    for seed in range(5):
+        write_run(tmp_path, f"wide{seed}", "model.width=16", f"training.seed={seed}")
+    (line,) = differences(brx.runs.load(tmp_path / "runs"))
+    assert "wide2 and 2 more and " in line
+    assert line.endswith("/a differ in model: their losses do not compare")
+
+
 def test_unrecorded_trajectory_version_is_the_first(runs):
     assert differences(runs.loc[["c", "d", "e", "h"]]) == [
         "h and c differ in trajectory version: their losses do not compare"

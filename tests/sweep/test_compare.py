@@ -29,6 +29,7 @@ from brx.sweep.compare import (
 )
 from brx.sweep.state import State, state_of
 from tests.paper.helpers import write_experiment
+from tests.runs.helpers import write_run
 from tests.train.helpers import tiny_config
 
 STALENESS = f"{Path(__file__).parents[2]}/examples/methods/staleness_aware_rate.py:StalenessAware"
@@ -162,6 +163,11 @@ def two_methods(tmp_path_factory):
 def test_runs_are_sorted_by_the_protocols_delays(two_methods):
     delays = with_delays(at_best_rates(load(two_methods)))["delay"]
     assert sorted(delays) == sorted([*DELAYS] * 3)
+
+
+def test_own_method_under_other_delays_leaves_the_board(kept, tmp_path):
+    write_run(tmp_path, "mine", "optimizer.method=torch.optim:SGD", "pipeline.stages=4")
+    assert methods_of(kept, tmp_path / "runs") == methods_of(kept)
 
 
 def test_board_has_slowdowns(two_methods):

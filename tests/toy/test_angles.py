@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from brx.toy.angles import SweepConfig, draw_sweep, run_sweep
+from brx.toy.angles import SweepConfig, SweepResult, _sweep_caption, draw_sweep, run_sweep
 from tests.toy.helpers import SWEEP, preset
 
 FEW = {"starts": 20, "angles_degrees": [1.0, 20.0, 45.0], "delays": [2, 4], "most_updates": 200}
@@ -64,3 +64,29 @@ def test_infinite_slowdowns_are_null_in_the_file(stuck):
 
 def test_figure_without_finite_slowdowns_is_drawn(stuck, tmp_path):
     assert draw_sweep(stuck, tmp_path / "stuck")
+
+
+@pytest.fixture(scope="module")
+def partly():
+    """At the second of three angles, no start arrives even without delay."""
+    config = SWEEP.model_copy(
+        update={"angles_degrees": [0.0, 30.0, 45.0], "momenta": [0.0], "delays": [1]}
+    )
+    plain = [[2.0, 2.0], [np.inf, np.inf], [2.0, 2.0]]
+    delayed = [[2.0, 4.0], [np.inf, np.inf], [8.0, 8.0]]
+    return SweepResult(config, np.array([1.0, 1.5, 1.7]), np.array([[plain, delayed]]))
+
+
+@pytest.mark.filterwarnings("error")
+def test_angle_at_which_no_start_arrives_has_no_slowdown(partly):
+    assert partly.numbers()["sweeps"][0]["slowdowns"] == [2.0, None, 4.0]
+
+
+def test_correlation_is_of_the_other_angles(partly):
+    assert partly.correlation(0, 0) == pytest.approx(1.0)
+    assert "nan" not in _sweep_caption(partly)
+
+
+def test_sweep_without_slowdowns_says_so(partly):
+    nothing = partly._replace(updates=np.full_like(partly.updates, np.inf))
+    assert "tau 1: none measured" in _sweep_caption(nothing)
