@@ -31,7 +31,8 @@ from brx.paper.claims import (
     paper_text,
     why_not,
 )
-from brx.paper.figures import FIGURES, PANEL_IN, draw_paper_figure
+from brx.paper.figures import FIGURES
+from brx.paper.paper_figure import PANEL_IN, draw_paper_figure
 from brx.paper.scales import Experiments
 from brx.paper.tables import TABLES
 from brx.plot.any_runs import draw_curves

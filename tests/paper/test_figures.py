@@ -13,13 +13,10 @@ from matplotlib.figure import Figure
 
 from brx.cli.main import main
 from brx.errors import UserError
-from brx.paper.figures import (
-    FIGURES,
-    draw_paper_figure,
-    final_losses,
-    in_even_lines,
-    lowest_by_depth,
-)
+from brx.paper.figures import FIGURES
+from brx.paper.panel_titles import in_even_lines, lowest_by_depth
+from brx.paper.panels import final_losses
+from brx.paper.paper_figure import draw_paper_figure
 from brx.paper.scales import SCALES, Experiments
 from brx.plot.losses import THICK, THIN, curve_of, draw_training_losses
 from brx.plot.style import new_figure

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from brx.errors import UserError
-from brx.paper.figures import FIGURES, draw_paper_figure
+from brx.paper.figures import FIGURES
 from brx.paper.ladder import (
     PAPER_RELATIVE_DELAY,
     fill_ladder,
@@ -19,6 +19,7 @@ from brx.paper.ladder import (
     ladder_table,
     read_ladder,
 )
+from brx.paper.paper_figure import draw_paper_figure
 from brx.paper.scales import LADDER_METHODS, SCALES, VARIANTS, Experiments
 from brx.plot.style import new_figure
 from brx.runs.comparison import common_target

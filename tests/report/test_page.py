@@ -11,7 +11,8 @@ import pytest
 
 from brx.cli.main import main
 from brx.errors import UserError
-from brx.paper.figures import FIGURES, draw_paper_figure
+from brx.paper.figures import FIGURES
+from brx.paper.paper_figure import draw_paper_figure
 from brx.paper.scales import SCALES, Experiments
 from brx.paper.tables import TABLES
 from brx.plot.style import look_of, method_colors
