@@ -23,8 +23,9 @@ from pathlib import Path
 
 from benchmarks.report import Table, parser_of
 from brx.plot.any_runs import draw_curves
+from brx.runs.aspects import differences
 from brx.runs.comparison import passage
-from brx.runs.frames import DEPTH, differences, load
+from brx.runs.frames import DEPTH, load
 
 ROOT = Path(__file__).parents[2]
 FIRST = (("pipedream", 1), ("pipedream", None), ("basis-rotation", None))

@@ -223,8 +223,9 @@ def effective_delay(
     from brx.curvature import effective_delay as delays
     from brx.curvature.norm_result import measured_norms
     from brx.plot.curvature import draw_effective_delay
+    from brx.runs.aspects import differences
     from brx.runs.folder import stop_at_damage
-    from brx.runs.frames import differences, load
+    from brx.runs.frames import load
 
     stop_at_damage(strict)
     loaded = load(runs)

@@ -176,7 +176,8 @@ def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
     """Draw one of `OF_ANY_RUNS`; returns the files written.
 
     `out` is the path without suffix, by default the figure's name in the working folder."""
-    from brx.runs.frames import comparable, differences, first_names, left_out, load
+    from brx.runs.aspects import comparable, differences, first_names, left_out
+    from brx.runs.frames import load
 
     path = out or Path(figure)
     if figure == "staleness":

@@ -164,8 +164,8 @@ def export(
     ] = False,
     strict: Strict = False,
 ) -> None:
+    from brx.runs.export import export_runs
     from brx.runs.folder import stop_at_damage
-    from brx.runs.metrics import export_runs
 
     stop_at_damage(strict)
     num_exported, num_left_out = export_runs(runs, to, unfinished=unfinished)

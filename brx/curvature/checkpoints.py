@@ -29,7 +29,7 @@ from brx.runs.checkpoint import (
     run_and_iteration,
 )
 from brx.runs.folder import find_runs
-from brx.runs.frames import Run
+from brx.runs.run import Run
 from brx.train.build import training_batches
 from brx.train.device import choose_device
 

@@ -34,9 +34,11 @@ from brx.curvature.norm_result import (
 from brx.errors import UserError
 from brx.names import path_of_text
 from brx.pipeline.delay import StageDelay, pipeline_delays
+from brx.runs.aspects import comparable
 from brx.runs.comparison import common_target, slowdowns, with_reference
 from brx.runs.experiments import at_best_rates, by_experiment
-from brx.runs.frames import DEPTH, Run, comparable, read_run
+from brx.runs.frames import DEPTH
+from brx.runs.run import Run, read_run
 from brx.runs.tables import slowdown_text
 
 

@@ -53,7 +53,7 @@ from brx.files import replacing
 from brx.progress import ProgressBar
 from brx.readers import read_tensors
 from brx.runs.checkpoint import run_and_iteration
-from brx.runs.frames import Run
+from brx.runs.run import Run
 from brx.train.device import StopSignal
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}

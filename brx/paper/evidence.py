@@ -44,7 +44,7 @@ from brx.runs.comparison import (
     variants_text,
     with_diverged,
 )
-from brx.runs.frames import SEED
+from brx.runs.folder import SEED
 from brx.runs.slowdown import CONFIDENCE
 from brx.runs.tables import seeds_text
 

@@ -43,7 +43,8 @@ from brx.runs.comparison import (
     with_diverged,
 )
 from brx.runs.experiments import by_experiment
-from brx.runs.frames import DEPTH, RATE, SEED
+from brx.runs.folder import RATE, SEED
+from brx.runs.frames import DEPTH
 from brx.runs.slowdown import CONFIDENCE
 from brx.runs.tables import final_loss_text, rate_text, saved_text, slowdown_text
 

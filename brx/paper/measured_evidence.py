@@ -38,7 +38,8 @@ from brx.planning.plan import overhead_elements
 from brx.planning.stage_count import stage_count_table
 from brx.readers import read_json
 from brx.runs.experiments import at_best_rates
-from brx.runs.frames import load, read_run
+from brx.runs.frames import load
+from brx.runs.run import read_run
 from brx.runs.slowdown import geometric_mean
 
 TOYS = Path("results/toy")

@@ -14,7 +14,9 @@ from brx.paper.panels import Panel
 from brx.paper.scales import Experiments, Scale
 from brx.paper.tables import Entry
 from brx.plot.style import COLUMN_WIDTH_IN, new_figure, save
-from brx.runs.frames import DEPTH, RATE, SMOOTHING
+from brx.runs.folder import RATE
+from brx.runs.frames import DEPTH
+from brx.runs.run import SMOOTHING
 from brx.runs.tables import rate_text
 
 PANEL_IN = 2.3  # width of a panel

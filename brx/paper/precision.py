@@ -17,8 +17,10 @@ from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.paper.scales import ENDS
 from brx.paper.strict import FEWEST_SEEDS
-from brx.runs.folder import trajectory_of
-from brx.runs.frames import SEED, differences, load, read_run
+from brx.runs.aspects import differences
+from brx.runs.folder import SEED, trajectory_of
+from brx.runs.frames import load
+from brx.runs.run import read_run
 from brx.sweep.conditions import first_match
 
 RUNS = Path("results/precision")

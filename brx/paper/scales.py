@@ -18,16 +18,12 @@ import pandas as pd
 
 from brx.config.loading import PRESETS, Settings, find_config, preset_with
 from brx.errors import UserError
+from brx.runs.aspects import experiment_id, without_settings
 from brx.runs.comparison import common_target
 from brx.runs.experiments import at_best_rates, main_origin, notes, tried_rates
-from brx.runs.frames import (
-    RATE,
-    experiment_id,
-    load,
-    read_run,
-    unusual_settings,
-    without_settings,
-)
+from brx.runs.folder import RATE
+from brx.runs.frames import load
+from brx.runs.run import read_run, unusual_settings
 
 T = TypeVar("T")
 

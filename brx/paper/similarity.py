@@ -23,7 +23,8 @@ from brx.paper.scales import LADDER_METHODS
 from brx.plot.style import look_of, new_figure, save
 from brx.runs.comparison import common_target, concat, reductions, slowdowns
 from brx.runs.experiments import at_best_rates
-from brx.runs.frames import DEPTH, RATE, SEED, load
+from brx.runs.folder import RATE, SEED
+from brx.runs.frames import DEPTH, load
 from brx.runs.slowdown import Reached, iteration_ratio
 from brx.runs.tables import slowdown_text
 from brx.sweep.conditions import value_at

@@ -11,7 +11,8 @@ import pandas as pd
 from brx.errors import UserError, did_you_mean
 from brx.planning.iterations import REFERENCE_METHOD, by_method
 from brx.readers import read_json
-from brx.runs.frames import comparable, load
+from brx.runs.aspects import comparable
+from brx.runs.frames import load
 from brx.runs.time_to_loss import Experiment, Measurements
 
 RATIO_COLUMN = f"ratio to {REFERENCE_METHOD}"

@@ -24,20 +24,13 @@ from brx.plot.style import (
     save,
     sequence_color,
 )
+from brx.runs.aspects import differences, first_names
 from brx.runs.comparison import common_target, is_reference, slowdowns, with_reference
 from brx.runs.experiments import by_experiment
 from brx.runs.folder import read_each
-from brx.runs.frames import (
-    DEPTH,
-    SMOOTHING,
-    curves,
-    differences,
-    first_names,
-    load,
-    read_run,
-    side_by_side,
-)
+from brx.runs.frames import DEPTH, curves, load, side_by_side
 from brx.runs.metrics import read_staleness
+from brx.runs.run import SMOOTHING, read_run
 
 Array = NDArray[np.float64]
 

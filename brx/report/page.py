@@ -39,9 +39,11 @@ from brx.plot.any_runs import draw_curves
 from brx.plot.style import METHOD_LOOKS, method_colors, sequence_color, thin_rows
 from brx.progress import duration
 from brx.readers import read_json
+from brx.runs.aspects import comparable
 from brx.runs.comparison import compare
-from brx.runs.folder import trajectory_of
-from brx.runs.frames import DEPTH, RATE, SEED, Run, comparable, read_run
+from brx.runs.folder import RATE, SEED, trajectory_of
+from brx.runs.frames import DEPTH
+from brx.runs.run import Run, read_run
 from brx.runs.tables import experiment_table, leaderboard_table, rate_table, slowdown_table
 from brx.sweep.compare import DELAYS, read_board
 from brx.train.recorder import git_commit

@@ -12,17 +12,11 @@ import pandas as pd
 
 from brx.errors import UserError
 from brx.runs import slowdown
+from brx.runs.aspects import comparable, first_names, same_but_for
 from brx.runs.experiments import at_each_rate, by_experiment
-from brx.runs.frames import (
-    DEPTH,
-    RATE,
-    SEED,
-    comparable,
-    first_names,
-    has_pipeline_delays,
-    read_run,
-    same_but_for,
-)
+from brx.runs.folder import RATE, SEED
+from brx.runs.frames import DEPTH, has_pipeline_delays
+from brx.runs.run import read_run
 
 CODE = "optimizer.code_sha256"
 # The columns that results are made of. Others are dropped, because pandas is slow with a hundred

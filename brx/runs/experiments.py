@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from brx.errors import UserError
-from brx.runs.folder import ENDED, FOR_TUNING
-from brx.runs.frames import ORIGIN, RATE, SEED
+from brx.runs.aspects import ORIGIN
+from brx.runs.folder import ENDED, FOR_TUNING, RATE, SEED
 
 
 def is_for_tuning(runs: pd.DataFrame) -> pd.Series:

@@ -33,6 +33,7 @@ from brx.readers import parse_json, read_text
 ENDED = ("finished", "diverged")
 """The statuses of runs that are results of their settings. One that failed is not."""
 
+RATE = "optimizer.lr"
 SEED = "training.seed"
 FOR_TUNING = "training.for_tuning"
 # What may differ between a run and its continuation, because no number of the trajectory depends on

@@ -8,27 +8,18 @@ staleness.jsonl, which holds the measures of staleness.
 
 import contextlib
 import json
-import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brx.config.loading import load_config
-from brx.errors import RunError, UserError
-from brx.files import (
-    replace_folder,
-    replacing,
-    sync,
-    sync_folder,
-    temporary_for,
-    write_text,
-)
+from brx.errors import UserError
+from brx.files import replacing, sync, sync_folder, write_text
 from brx.readers import Damaged, lines_of, parse_json, read_arrays
-from brx.runs.folder import CACHE, ENDED, RunFolder, find_runs, read_each, status_of, telling
+from brx.runs.folder import RunFolder, telling
 
 Record = dict[str, Any]
 """A line of metrics.jsonl: `iteration`, and either a training step or a validation.
@@ -53,12 +44,6 @@ configuration."""
 
 COMPACT = "curves.npz"
 STALENESS = "staleness.jsonl"
-KEPT = (
-    "config.yaml",
-    "summary.json",
-    "failed.txt",  # tells a sweep that a diverged run has ended
-)
-"""The files that an export copies as they are."""
 STALENESS_MEASURES = (
     "stage_gradient_cosine",
     "stage_update_cosine",
@@ -74,8 +59,6 @@ SECONDS_EVERY = 20
 """An export holds the training time of every 20th iteration; it is interpolated in between."""
 LOSS_STEPS = 1024
 """An export rounds losses to 1/1024 nat: a 280th of the noise of the loss of 128 tokens."""
-TUNING_BLOCK = 100
-"""Iterations over which an export averages the training losses of a tuning run."""
 
 
 class MetricsWriter:
@@ -413,145 +396,8 @@ def _loss_of_bytes(
     return np.asarray(steps / LOSS_STEPS)
 
 
-def export_runs(
-    folders: Sequence[Path], target: Path, *, unfinished: bool = False
-) -> tuple[int, int]:
-    """Export runs that have ended, each to a folder of its name below `target`.
-
-    Runs that diverged are exported, too: they count when learning rates are chosen, and bound
-    slowdowns.
-
-    Args:
-        folders: runs, or folders that hold some.
-        target: the folder for the exports.
-        unfinished: export runs that have not ended as well.
-
-    Returns:
-        How many runs were exported, and how many were not.
-
-    Raises:
-        UserError: two runs have one name, or an export would replace what is not an export.
-        RunError: an export cannot be written.
-    """
-    statuses = read_each(find_runs(folders), _status_if_readable)
-    chosen = [path for path, status in statuses if unfinished or status in ENDED]
-    sources: dict[str, Path] = {}  # by the name of the export
-    for path in chosen:
-        place = path.resolve()
-        other = sources.setdefault(place.name, path)
-        if other != path:
-            raise UserError(
-                f"RUNS: {other} and {path} would both become {target / place.name}; export one"
-            )
-        if place.parent == target.resolve():
-            raise UserError(f"--to {target}: is where {path} lies already; name another folder")
-        if (target / place.name / "metrics.jsonl").exists():
-            raise UserError(
-                f"--to {target}: {place.name} there is a whole run, which its copy would replace"
-            )
-        _check_no_links(place)
-        _check_target(target / place.name)
-    for name, path in sources.items():
-        export(path, target / name)
-    return len(chosen), len(statuses) - len(chosen)
-
-
-def _status_if_readable(folder: Path) -> str:
-    """The run's status; UserError if its curves, which an export is made of, are damaged."""
-    read_curves(folder)
-    return status_of(RunFolder(folder).read_summary(), load_config(folder / "config.yaml"))
-
-
-def _check_no_links(run: Path) -> None:
-    """Refuse a run in which a link would put a file from elsewhere into the export."""
-    names = [*KEPT, "metrics.jsonl", COMPACT, STALENESS, "analysis"]
-    inside = [*(run / name for name in names), *(run / "analysis").glob("*.json")]
-    for path in inside:
-        if path.is_symlink():
-            raise UserError(
-                f"{path}: is a link, but exports are shared and must hold the files themselves; "
-                f"put the file itself there"
-            )
-
-
-def _check_target(target: Path) -> None:
-    """UserError if `target` exists and is not an export, which would be lost."""
-    if target.is_symlink():
-        raise UserError(f"--to: {target} is a link; remove it, or name another folder")
-    if not target.exists():
-        return
-    if not target.is_dir():
-        raise UserError(f"--to: {target} is a file; name another folder")
-    strangers = [path for path in target.iterdir() if not _is_of_export(path.name)]
-    strangers += [path for path in target.glob("analysis/*") if path.suffix != ".json"]
-    if strangers:
-        raise UserError(
-            f"--to: {target} holds {min(strangers).relative_to(target)}, which belongs to no "
-            f"export and would be lost; move it away, or name another folder"
-        )
-
-
-def _is_of_export(name: str) -> bool:
-    """Whether an export may hold a file or folder of this name."""
-    is_of_cache = name.startswith(CACHE)  # the cache, or what a kill left of it
-    return is_of_cache or name in {*KEPT, COMPACT, STALENESS, "analysis"}
-
-
-def block_means(
-    values: NDArray[np.float64],  # (n,)
-    length: int,
-) -> NDArray[np.float64]:
-    """Each value replaced by the mean of its block of neighbours, (n,). Blocks are counted from the
-    end, so that the first one may be shorter."""
-    num_blocks = -(-len(values) // length)
-    # Padded at the front to a whole number of blocks.
-    padded = np.full(num_blocks * length, np.nan)
-    padded[len(padded) - len(values) :] = values
-    means = np.nanmean(padded.reshape(num_blocks, length), axis=1)
-    repeated: NDArray[np.float64] = np.repeat(means, length)[len(padded) - len(values) :]
-    return repeated
-
-
-def export(folder: Path, target: Path) -> Path:
-    """Replace the folder `target` by a run's compact form.
-
-    It holds the settings, the summary, the measurements in analysis/, the measures of staleness and
-    the curves, with the losses rounded. The training losses of a tuning run (`training.for_tuning`)
-    are means over `TUNING_BLOCK` iterations: only its final losses are ever read, and its file is a
-    tenth as large.
-
-    Returns:
-        `target`.
-
-    Raises:
-        UserError: the run is damaged.
-        RunError: the folder cannot be written.
-    """
-    curves = read_curves(folder)
-    temporary = temporary_for(target)
-    try:
-        temporary.mkdir(parents=True, exist_ok=True)
-        for file in [*(folder / name for name in KEPT), *(folder / "analysis").glob("*.json")]:
-            if file.is_file():
-                copy = temporary / file.relative_to(folder)
-                copy.parent.mkdir(exist_ok=True)
-                shutil.copyfile(file, copy)
-        lines = [json.dumps(record) + "\n" for record in read_staleness(folder)]
-        if lines:
-            write_text(temporary / STALENESS, "".join(lines))
-        if load_config(folder / "config.yaml").training.for_tuning:
-            means = block_means(curves.train_loss, TUNING_BLOCK)
-            curves = curves._replace(train_loss=means)
-        _write_compact(temporary / COMPACT, curves)
-        replace_folder(temporary, target)
-    except OSError as error:
-        raise RunError(f"{target}: cannot be written: {error.strerror}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return target
-
-
-def _write_compact(path: Path, curves: Curves) -> None:
+def write_compact(path: Path, curves: Curves) -> None:
+    """Write the curves of an export (`COMPACT`)."""
     places = range(len(curves.seconds))
     kept = sorted({*places[::SECONDS_EVERY], *places[-1:]})
     with replacing(path) as file:

@@ -10,7 +10,8 @@ import pandas as pd
 
 from brx.runs.comparison import passage
 from brx.runs.experiments import by_experiment, tried_rates
-from brx.runs.frames import DEPTH, RATE
+from brx.runs.folder import RATE
+from brx.runs.frames import DEPTH
 from brx.runs.slowdown import geometric_mean
 
 

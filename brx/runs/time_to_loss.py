@@ -18,17 +18,12 @@ from brx.config.loading import validate
 from brx.errors import UserError
 from brx.files import write_text
 from brx.readers import read_json
+from brx.runs.aspects import comparable, first_names, left_out
 from brx.runs.comparison import reached_by_seed
 from brx.runs.experiments import at_best_rates, by_experiment
-from brx.runs.folder import ENDED
-from brx.runs.frames import (
-    RATE,
-    comparable,
-    first_names,
-    has_pipeline_delays,
-    left_out,
-    read_run,
-)
+from brx.runs.folder import ENDED, RATE
+from brx.runs.frames import has_pipeline_delays
+from brx.runs.run import read_run
 from brx.runs.slowdown import Reached
 
 HIGHEST_LOSS = 4.0  # nats
@@ -40,7 +35,7 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
     """The seeds of one method under one delay, at the learning rate that was chosen for them."""
 
     method: str
-    """The method's variant (`brx.runs.frames.Run.variant`) without its delay."""
+    """The method's variant (`brx.runs.run.Run.variant`) without its delay."""
     settings: dict[str, Any]
     """The method's settings: the section `optimizer`, and `stash` and `forecast` of `pipeline`.
     """

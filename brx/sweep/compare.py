@@ -11,10 +11,11 @@ from brx.config.loading import load_config, validate
 from brx.config.parsing import parse_value
 from brx.errors import UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION, newest_alike, recorded_version
+from brx.runs.aspects import comparable, left_out
 from brx.runs.comparison import leaderboard
 from brx.runs.experiments import at_best_rates
-from brx.runs.folder import RunFolder
-from brx.runs.frames import DEPTH, SEED, comparable, has_pipeline_delays, left_out, load
+from brx.runs.folder import SEED, RunFolder
+from brx.runs.frames import DEPTH, has_pipeline_delays, load
 from brx.sweep.choice import tried_cells
 from brx.sweep.spec import Sweep, SweepSpec
 

@@ -4,7 +4,7 @@ import json
 
 from brx.config.loading import dump_config
 from brx.files import write_json
-from brx.runs.frames import Run
+from brx.runs.run import Run
 from tests.train.helpers import tiny_config
 
 ITERATIONS = 400

@@ -7,8 +7,8 @@ import pytest
 
 from brx.runs import cache
 from brx.runs.cache import CACHE, read_parsed
+from brx.runs.export import export_runs
 from brx.runs.frames import load
-from brx.runs.metrics import export_runs
 from tests.runs.helpers import ITERATIONS, write_metrics, write_run
 
 

@@ -16,8 +16,10 @@ from brx.names import file_name
 from brx.plot.any_runs import draw_curves
 from brx.runs.comparison import compare, reductions, slowdowns
 from brx.runs.experiments import at_best_rates, notes, tried_rates
-from brx.runs.frames import Run, load
-from brx.runs.metrics import LOSS_STEPS, export
+from brx.runs.export import export
+from brx.runs.frames import load
+from brx.runs.metrics import LOSS_STEPS
+from brx.runs.run import Run
 from brx.runs.tables import slowdown_text
 from tests.runs.helpers import ITERATIONS, write_metrics, write_run
 

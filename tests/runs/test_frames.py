@@ -1,7 +1,6 @@
 """Runs as frames: what `brx.runs` says of a folder, which runs count as alike, and the page for
 notebook users."""
 
-import json
 import re
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 import brx.runs
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.runs.frames import _quantile, comparable, differences, same_but_for
+from brx.runs.aspects import comparable, differences, same_but_for
 from tests.runs.helpers import ITERATIONS, write_run
 
 
@@ -70,14 +69,6 @@ def test_curves_have_a_row_per_iteration(run):
 def test_curves_have_validations_where_they_were(run):
     curves = brx.runs.curves(run).set_index("iteration")
     assert curves["val_loss"].dropna().to_dict() == {ITERATIONS: 3.0}
-
-
-def test_run_that_has_changed_is_read_again(run):
-    brx.runs.load(run)
-    record = {"iteration": ITERATIONS + 1, "train_loss": 0.5, "seconds": 999.5}
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(record) + "\n")
-    assert brx.runs.load(run)["iteration"].item() == ITERATIONS + 1
 
 
 @pytest.mark.parametrize(
@@ -178,14 +169,3 @@ def test_both_versions_of_a_changed_method_differ(tmp_path):
 def test_seeds_of_an_unchanged_method_are_one_experiment(tmp_path):
     versions(tmp_path, pipedream1=4, pipedream2=5)
     assert brx.runs.load(tmp_path / "runs")["experiment"].nunique() == 1
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 20, 41])
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 0.5, 0.95, 1.0])
-def test_quantile_is_numpys(size, share):
-    values = np.random.default_rng(size).exponential(size=size)
-    assert _quantile(values, share) == float(np.quantile(values, share))
-
-
-def test_quantile_with_a_damaged_time_is_nan():
-    assert np.isnan(_quantile(np.array([0.1, np.nan, 0.2, 0.3]), 0.5))

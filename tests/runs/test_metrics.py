@@ -2,20 +2,16 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from brx.errors import UserError
 from brx.runs.metrics import (
-    block_means,
-    export,
     garbled_lines,
     missing_iterations,
     read_curves,
     read_metrics,
     truncate_metrics,
 )
-from tests.runs.helpers import write_run
 
 GARBLED = [
     "[1,2]",
@@ -141,47 +137,6 @@ def test_many_lacking_lines_are_refused(path):
     told = "lacks 3 of the 200 iterations that the run has made; restore it"
     with pytest.raises(UserError, match=told):
         read_curves(lacking(path, 3))
-
-
-@pytest.mark.parametrize("length", [1, 3, 4, 9])
-def test_blocks_have_their_means(length):
-    values = np.array([5.0, 1.0, 2.0, 6.0, 4.0, 3.0, 7.0])
-    expected = []
-    for place in range(len(values)):
-        last = len(values) - (len(values) - 1 - place) // length * length
-        block = values[max(0, last - length) : last]
-        expected.append(sum(block) / len(block))
-    assert block_means(values, length).tolist() == pytest.approx(expected)
-
-
-def test_no_values_have_no_blocks():
-    assert block_means(np.array([]), 4).tolist() == []
-
-
-@pytest.fixture
-def exported(tmp_path):
-    """The curves of a tuning run of 400 iterations, before and after an export."""
-    write_run(tmp_path, "p1", "training.for_tuning=true")
-    run = tmp_path / "runs" / "p1"
-    export(run, tmp_path / "out" / "p1")
-    return read_curves(run), read_curves(tmp_path / "out" / "p1")
-
-
-def test_exported_tuning_run_has_means_of_losses(exported):
-    whole, compact = exported
-    for block in range(4):
-        own = slice(100 * block, 100 * (block + 1))
-        assert compact.train_loss[own] == pytest.approx(whole.train_loss[own].mean(), abs=1e-3)
-
-
-def test_exported_tuning_run_has_every_iteration(exported):
-    whole, compact = exported
-    assert compact.iterations.tolist() == whole.iterations.tolist()
-
-
-def test_exported_tuning_run_keeps_the_validation_loss(exported):
-    whole, compact = exported
-    assert compact.val_loss.tolist() == whole.val_loss.tolist()
 
 
 @pytest.mark.parametrize("loss", ["NaN", "Infinity", "-Infinity"])

@@ -12,7 +12,8 @@ from brx.config import user_code
 from brx.config.loading import load_config
 from brx.errors import UserError
 from brx.pipeline.delay import stage_delays
-from brx.runs.frames import Run, load
+from brx.runs.frames import load
+from brx.runs.run import Run
 from brx.train.loop import train
 from tests.train.helpers import tiny_config
 

@@ -8,9 +8,9 @@ import pytest
 
 from brx.cli.main import main
 from brx.errors import DamagedRunError, UserError
+from brx.runs.export import export_runs
 from brx.runs.folder import stop_at_damage
 from brx.runs.frames import load
-from brx.runs.metrics import export_runs
 from tests.runs.helpers import write_run
 
 SHARING = ("slowdown {runs}", "export {runs} --to {out}")

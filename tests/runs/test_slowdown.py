@@ -95,8 +95,6 @@ def test_last_quarter_loss_is_passed_early_enough():
 FOUR_AT = {2: 400, 0: 100, 1: 200}  # seeds in any order; slow ones on both sides cancel
 LOGS = np.log([2.0, 3.0, 260 / 120])
 STUDENT = ttest_1samp(LOGS, 0.0).confidence_interval(0.95)
-
-
 NEVER = -4000
 """Stands for a run that did not get there within 4,000 iterations."""
 

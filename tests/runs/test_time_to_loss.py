@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from brx.errors import UserError
+from brx.runs.aspects import comparable
 from brx.runs.comparison import passage
 from brx.runs.experiments import at_best_rates
-from brx.runs.frames import comparable, has_pipeline_delays, load
+from brx.runs.frames import has_pipeline_delays, load
 from brx.runs.time_to_loss import LOSS_STEP, Measurements, measure_largest_set
 from tests.runs.helpers import write_run
 

@@ -17,9 +17,10 @@ import brx
 from brx import delayed, record
 from brx.cli.main import main
 from brx.errors import DivergedError, RunError, UserError
+from brx.runs.aspects import differences
 from brx.runs.comparison import with_reference
 from brx.runs.folder import RunFolder
-from brx.runs.frames import curves, differences, load
+from brx.runs.frames import curves, load
 from brx.runs.time_to_loss import measure_largest_set
 from brx.train.loop import train
 from tests.train.helpers import tiny_config

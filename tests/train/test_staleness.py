@@ -11,7 +11,8 @@ from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.model.stage import whole_model
 from brx.plot.any_runs import draw_staleness
-from brx.runs.metrics import export, read_staleness
+from brx.runs.export import export
+from brx.runs.metrics import read_staleness
 from brx.train.build import assemble
 from brx.train.loop import train
 from brx.train.staleness import mean_angle_degrees

@@ -12,18 +12,12 @@ import pandas as pd
 
 from brx.curvature.norm_result import SPACES, results_of
 from brx.errors import UserError
-from brx.paper.causes.arms import (
-    ADAMW,
-    DELAYED,
-    NONE,
-    SAME,
-    WITH_FEEDBACK,
-    arm_of,
-    delay_of,
-)
+from brx.paper.causes.arms import ADAMW, DELAYED, NONE, SAME, WITH_FEEDBACK, arm_of, delay_of
 from brx.runs.comparison import common_target, reached_by_seed, shared_seeds, with_diverged
 from brx.runs.experiments import at_best_rates, by_experiment
-from brx.runs.frames import SEED, load, read_run
+from brx.runs.folder import SEED
+from brx.runs.frames import load
+from brx.runs.run import read_run
 
 RUNS = Path("results/causes")
 SWEEPS = "configs/sweeps/causes/*.yaml"

@@ -1,0 +1,184 @@
+"""Which runs compare: the aspects that decide it, and what makes two runs one experiment."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from brx.config.schema import RunConfig
+from brx.methods.trajectory_version import oldest_alike
+from brx.runs.folder import RATE, SEED, decides_trajectory, settings_key
+
+MOST_NAMES = 3  # how many runs a line names when there are many
+ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
+"""Properties that decide a run's losses in addition to its settings: its data, the version of brx's
+numbers, and its last iteration."""
+
+
+def same_but_for(runs: pd.DataFrame, *settings: str) -> pd.Series:
+    """Label runs so that two runs with the same label are equal except for the named settings.
+
+    The origin (`ORIGIN`) and all other settings that decide numbers are compared.
+
+    Args:
+        runs: rows of `load`.
+        settings: dotted keys (`training.seed`) or whole sections (`optimizer`).
+
+    Returns:
+        An integer per run.
+    """
+    ignored = tuple(f"{setting}." for setting in settings)
+    decisive = [key for key in runs.columns if decides_trajectory(key)]
+    kept = [key for key in decisive if not f"{key}.".startswith(ignored)]
+    # Each run's values as one text: pandas takes milliseconds to group by a hundred columns, and
+    # some of them hold lists.
+    rows = zip(*(runs[key].tolist() for key in (*ORIGIN, *kept)), strict=True)
+    texts = [repr([_without_nan(value) for value in row]) for row in rows]
+    return pd.Series(pd.factorize(pd.Series(texts, dtype=object))[0], runs.index)
+
+
+def _without_nan(value: Any) -> Any:
+    """The value; None in the place of NaN, by which pandas says that a run has no such setting."""
+    return None if value != value else value
+
+
+def experiment_id(
+    config: RunConfig,
+    data_fingerprint: str | None,
+    trajectory_version: int | None,
+    second: str | None = None,
+) -> str:
+    """The text that is equal for runs that differ only in learning rate and seed.
+
+    Args:
+        config: the settings of a run.
+        data_fingerprint: the fingerprint of the data that it was trained on.
+        trajectory_version: the trajectory version of the brx that trained it, or any other in which
+            its method computes the same: the text is equal for all of them.
+        second: a further setting, as a dotted key, in which the runs may differ.
+    """
+    if trajectory_version is not None:
+        trajectory_version = oldest_alike(trajectory_version, config.optimizer.method)
+    ignored = [RATE, SEED]
+    if second:
+        ignored.append(second)
+    settings = settings_key(config, without=ignored)
+    text = f"{settings} {config.training.last_iteration} {data_fingerprint} {trajectory_version}"
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def comparable(runs: pd.DataFrame, *, any_split: bool = False) -> list[pd.DataFrame]:
+    """Divide runs into sets whose losses compare, the largest set first.
+
+    Settings shared by every method of a set are dropped from variant names.
+
+    Args:
+        runs: rows of `load`.
+        any_split: runs compare if their updates have equal numbers of examples, however these are
+            divided into micro-batches.
+    """
+    keys: list[str] = []
+    for columns in _aspects(runs, any_split=any_split).values():
+        keys += columns
+    sets = []
+    for _, alike in runs.groupby(keys, dropna=False, sort=False):
+        variants = without_settings(alike["variant"], _shared_settings(alike))
+        sets.append(alike.assign(variant=variants))
+    return sorted(sets, key=len, reverse=True)
+
+
+def _shared_settings(runs: pd.DataFrame) -> list[str]:
+    """The unusual settings that are shared by all runs whose methods have such a setting.
+
+    A setting that only one method has is not among them: it belongs to the method's name.
+    """
+    texts = runs["unusual"].str.split(", ")  # by run, each as `key value`
+    shared = []
+    for text in texts.explode().unique():
+        key, _, _ = text.partition(" ")
+        settings = runs.get(f"optimizer.{key}")
+        if settings is None:
+            continue
+        has_it = np.array([text in run_texts for run_texts in texts])
+        is_of_all = (has_it == settings.notna()).all()
+        num_methods = runs.loc[has_it, "method"].nunique()
+        if is_of_all and num_methods > 1:
+            shared.append(text)
+    return shared
+
+
+def without_settings(variants: pd.Series, unusual: Sequence[str]) -> pd.Series:
+    """Names of variants (`Run.variant`) without some of `unusual_settings`."""
+
+    def shorten(variant: str) -> str:
+        return ", ".join(part for part in variant.split(", ") if part not in unusual)
+
+    return variants.map(shorten)
+
+
+def differences(runs: pd.DataFrame) -> list[str]:
+    """Say what makes runs incomparable with the first of them: a line for all that differ from it
+    in the same aspects."""
+    first = runs.index[0]
+    aspects = _differing_aspects(runs)
+    lines = []
+    for differing, others in aspects[aspects != ""].groupby(aspects, sort=False):
+        names = first_names([*others.index])
+        lines.append(f"{names} and {first} differ in {differing}: their losses do not compare")
+    return lines
+
+
+def _differing_aspects(runs: pd.DataFrame, *, any_split: bool = False) -> pd.Series:
+    """For each run but the first: the aspects in which it cannot be compared with the first, in
+    words; empty if there are none."""
+    differing: list[list[str]] = [[] for _ in range(len(runs))]
+    for aspect, keys in _aspects(runs, any_split=any_split).items():
+        # A tuple per run with a value per key: pandas takes a millisecond to compare two rows.
+        rows = list(zip(*(runs[key].tolist() for key in keys), strict=True))
+        for aspects, row in zip(differing, rows, strict=True):
+            if not all(map(_is_same, row, rows[0])):
+                aspects.append(aspect)
+    texts = [", ".join(aspects) for aspects in differing[1:]]
+    return pd.Series(texts, runs.index[1:], dtype=object)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two values of a frame are equal, or both missing (None, NaN)."""
+    is_missing = [value is None or value != value for value in (one, other)]
+    return all(is_missing) or bool(one == other)
+
+
+def left_out(
+    shown: pd.DataFrame, others: list[pd.DataFrame], *, any_split: bool = False
+) -> dict[str, pd.DataFrame]:
+    """The runs of other sets of `comparable`, by what makes them incomparable with those shown.
+
+    Keys are texts, such as `data fingerprint, iterations`.
+    """
+    first_and_others = pd.concat([shown.iloc[:1], *others])
+    aspects = _differing_aspects(first_and_others, any_split=any_split)
+    return dict(iter(first_and_others.iloc[1:].groupby(aspects, sort=False)))
+
+
+def first_names(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are: `a, b, c and 4 more`."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
+
+
+def _aspects(runs: pd.DataFrame, *, any_split: bool) -> dict[str, list[str]]:
+    """The columns that must be equal for losses to be comparable, by a name for what they are."""
+    aspects = {
+        "data fingerprint": ["data_fingerprint"],
+        "trajectory version": ["trajectory_version"],
+        "model": [key for key in runs.columns if key.startswith("model.")],
+        "iterations": ["training.iterations", "last_iteration"],
+    }
+    if any_split:
+        aspects["examples per update"] = ["examples_per_update"]
+    else:
+        aspects["batch size"] = ["training.batch_size"]
+        aspects["micro-batches per update"] = ["pipeline.accumulation"]
+    return aspects
