@@ -27,8 +27,9 @@ def state_from(
     Raises ValueError if the optimizer is not in `KNOWN`, if its state has no such moments, or if it
     has bases of other sides than the options need.
     """
-    read = _reader(other)
     own = other.state[parameter]
+    group = next(g for g in other.param_groups if any(p is parameter for p in g["params"]))
+    read = _reader(other)
     if any(name.endswith("_basis") for name in own):
         raise ValueError(f"{description}: is a BasisRotation's already; use load_state_dict")
     if read is None:
@@ -36,28 +37,12 @@ def state_from(
             f"{description}: the state of {_full_name(other)} is not known here (known: "
             f"{', '.join(KNOWN)})"
         )
-    if "exp_avg" not in own or "exp_avg_sq" not in own:
-        raise ValueError(
-            f"{description}: its state has {', '.join(own)}, but exp_avg and exp_avg_sq are needed"
-        )
-    if options["as_published"]:
-        raise ValueError(
-            f"{description}: as_published starts in its own way, and takes nothing over"
-        )
-    group = next(g for g in other.param_groups if any(p is parameter for p in g["params"]))
-    if group.get("amsgrad") or group.get("ams_bound"):
-        raise ValueError(f"{description}: AMSGrad's largest second moment cannot be taken over")
-    if bool(group.get("maximize")) != options["maximize"]:
-        raise ValueError(f"{description}: only one of the two optimizers maximizes")
+    _check_moments(own, group, options, description)
     num_updates, momentum, second_moment = read(own, group, parameter)
     shapes = state_shapes(parameter, options)
     bases = _bases(own)
     _check_bases(bases, shapes, parameter, options, description)
-    # SOAP keeps its momentum in the original space. AdamW has no bases, and nothing is rotated.
-    if "left" in bases:
-        momentum = bases["left"].to(momentum).mT @ momentum
-    if "right" in bases:
-        momentum = momentum @ bases["right"].to(momentum)
+    momentum = _rotated(momentum, bases)
     if any(name.endswith("_basis") for name in shapes):
         momentum = _as_kept(momentum, options, shapes["exp_avg"])
         second_moment = _as_kept(second_moment, options, shapes["exp_avg_sq"])
@@ -92,6 +77,24 @@ def _bases(own: dict[str, Any]) -> dict[str, Tensor]:
     return bases
 
 
+def _check_moments(
+    own: dict[str, Any], group: dict[str, Any], options: Group, description: str
+) -> None:
+    """ValueError if the moments of a state mean something else than `BasisRotation`'s."""
+    if "exp_avg" not in own or "exp_avg_sq" not in own:
+        raise ValueError(
+            f"{description}: its state has {', '.join(own)}, but exp_avg and exp_avg_sq are needed"
+        )
+    if options["as_published"]:
+        raise ValueError(
+            f"{description}: as_published starts in its own way, and takes nothing over"
+        )
+    if group.get("amsgrad") or group.get("ams_bound"):
+        raise ValueError(f"{description}: AMSGrad's largest second moment cannot be taken over")
+    if bool(group.get("maximize")) != options["maximize"]:
+        raise ValueError(f"{description}: only one of the two optimizers maximizes")
+
+
 def _check_bases(
     bases: dict[str, Tensor],
     shapes: dict[str, tuple[int, ...]],
@@ -106,6 +109,15 @@ def _check_bases(
             f"{description}: bases of {', '.join(bases)} are no state of "
             f"{', '.join(wanted) or 'AdamW'}"
         )
+
+
+def _rotated(momentum: Tensor, bases: dict[str, Tensor]) -> Tensor:
+    """SOAP's momentum, which it keeps in the original space, in its bases. AdamW has none."""
+    if "left" in bases:
+        momentum = bases["left"].to(momentum).mT @ momentum
+    if "right" in bases:
+        momentum = momentum @ bases["right"].to(momentum)
+    return momentum
 
 
 def _as_kept(moment: Tensor, options: Group, shape: tuple[int, ...]) -> Tensor:
