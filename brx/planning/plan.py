@@ -194,47 +194,21 @@ class _Rank:
 
     def memory(self) -> RankMemory:
         config = self.config
-        logits = early_gradients = 0
-        if self.has_last:
-            model, batch = config.model, config.training.batch_size
-            vocabulary_size = config.data.vocabulary_size
-            bf16 = config.runtime.precision == "bf16"
-            logits = head_bytes(model, vocabulary_size, batch, bf16=bf16)
-            early_gradients = early_gradient_bytes(model, vocabulary_size, batch)
         update = _update_bytes(config, self.sizes, self.device_type)
         links = self._link_bytes()
         communicators = self._communicator_bytes()
         is_probed = config.logging.staleness_every is not None
         probe = _Probe.of(config, self.sizes) if is_probed else None
         checkpoint = self._checkpoint_bytes(probe)
+        logits, early_gradients = self._head_bytes()
+        passes = self._passes(logits, early_gradients)
+        graphs = self._graph_bytes(passes, update)
 
         always = {part: self._sum(part) for part in STAGE_PARTS if part != "activations"}
         always |= {"links": links, "communicators": communicators}
         if self.device_type != "cuda":
             always["checkpoint"] = checkpoint
-        in_passes = {"activations": self._sum("activations"), "early gradients": early_gradients}
-        passes = [
-            Moment("the loss", {**in_passes, "logits": logits}),
-            Moment("a backward pass", {**in_passes, "gradients in a block": self._in_a_block()}),
-        ]
-        others = {"activations in flight": self._activations_across_an_update()}
-        times = [
-            Moment("the arrival of gradients", {**others, "arriving": self._arriving_bytes()}),
-            Moment("an update", {**others, "update": update}),
-        ]
-        graphs = self._graph_bytes(passes, update)
-        if graphs:
-            # The first updates and refreshes run outside of graphs, and so does every validation.
-            times += [
-                Moment("an update outside of graphs", times[-1].items),
-                Moment("a validation", {"logits": logits}),
-            ]
-        if probe is not None:
-            times += probe.moments(passes, self._fresh_sum(), self._sum("gradients"), update)
-            passes = [_with(moment, {"older updates": probe.older}) for moment in passes]
-        times = [*passes, *times]
-        if graphs:
-            times = self._beside_the_pool(times, graphs)
+        times = self._times(passes, update, logits, graphs, probe)
         host_rings = sum(stage.host_rings for stage in self.by_stage)
         return RankMemory(
             stages=self.own,
@@ -251,6 +225,51 @@ class _Rank:
             host=host_rings + checkpoint if self.device_type == "cuda" else 0,
             times=[_with(moment, always) for moment in times],
         )
+
+    def _head_bytes(self) -> tuple[int, int]:
+        """What the head needs for the loss, and the gradients that it computes along with it."""
+        if not self.has_last:
+            return 0, 0
+        config = self.config
+        model, batch = config.model, config.training.batch_size
+        vocabulary_size = config.data.vocabulary_size
+        bf16 = config.runtime.precision == "bf16"
+        logits = head_bytes(model, vocabulary_size, batch, bf16=bf16)
+        return logits, early_gradient_bytes(model, vocabulary_size, batch)
+
+    def _passes(self, logits: int, early_gradients: int) -> list[Moment]:
+        """The moments of a micro-batch's passes, with what they need at most."""
+        in_passes = {"activations": self._sum("activations"), "early gradients": early_gradients}
+        return [
+            Moment("the loss", {**in_passes, "logits": logits}),
+            Moment("a backward pass", {**in_passes, "gradients in a block": self._in_a_block()}),
+        ]
+
+    def _times(
+        self,
+        passes: Sequence[Moment],
+        update: int,
+        logits: int,
+        graphs: int,
+        probe: _Probe | None,
+    ) -> list[Moment]:
+        """All moments at which the rank may need the most, without what it always has."""
+        others = {"activations in flight": self._activations_across_an_update()}
+        times = [
+            Moment("the arrival of gradients", {**others, "arriving": self._arriving_bytes()}),
+            Moment("an update", {**others, "update": update}),
+        ]
+        if graphs:
+            # The first updates and refreshes run outside of graphs, and so does every validation.
+            times += [
+                Moment("an update outside of graphs", times[-1].items),
+                Moment("a validation", {"logits": logits}),
+            ]
+        if probe is not None:
+            times += probe.moments(passes, self._fresh_sum(), self._sum("gradients"), update)
+            passes = [_with(moment, {"older updates": probe.older}) for moment in passes]
+        times = [*passes, *times]
+        return self._beside_the_pool(times, graphs) if graphs else times
 
     def _sum(self, part: str) -> int:
         return sum(getattr(stage, part) for stage in self.by_stage)
