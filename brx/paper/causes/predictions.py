@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pandas as pd
 
 from brx.errors import UserError
@@ -55,11 +56,18 @@ def cost_rises_with_the_angle(study: Study) -> Finding:
     """Whether both costs and slowdowns rise with the angle of the bases (`strict.trend`)."""
     costs = study.costs(BASES, DEEPEST)
     cost_trend = strict.trend(costs)
-    slowdown_trend = strict.trend(study.log_slowdowns(BASES, DEEPEST))
+    log_slowdowns = study.log_slowdowns(BASES, DEEPEST)
+    slowdown_trend = strict.trend(log_slowdowns)
     ends = costs[RANDOM] - costs[EIGENBASIS]
+    slowdowns = ", ".join(
+        f"{math.exp(mean):.2f} ({arm})" for arm, mean in log_slowdowns.mean().items()
+    )
+    # The verdict may hang on the slowdowns alone, so they are shown with an interval of their own.
     text = (
         f"cost {_by_arm(costs)}; rank test: chance {cost_trend.chance:.2g} (costs), "
-        f"{slowdown_trend.chance:.2g} (slowdowns); random minus eigenbasis {_text(ends)}"
+        f"{slowdown_trend.chance:.2g} (slowdowns); random minus eigenbasis {_text(ends)}; "
+        f"slowdown {slowdowns}; random over eigenbasis "
+        f"{_factor_text(log_slowdowns[RANDOM] - log_slowdowns[EIGENBASIS])}"
     )
     holds = strict.all_of([cost_trend.verdict, slowdown_trend.verdict]) == "yes"
     return Finding(_outcome(holds, len(costs)), text)
@@ -145,6 +153,16 @@ def _by_arm(table: pd.DataFrame) -> str:
 
 def _text(by_seed: pd.Series) -> str:
     return strict.mean_text(by_seed.tolist(), sign="+")
+
+
+def _factor_text(logs: pd.Series) -> str:
+    """A factor with its interval, from its logarithm by seed. Three decimals tell 1.001 from 1."""
+    if len(logs) < strict.FEWEST_SEEDS or not np.isfinite(logs).all():
+        return f"{math.exp(logs.mean()):.3f}"
+    interval = strict.interval_of(logs.tolist())
+    low = math.exp(interval.low)
+    high = math.exp(interval.high)
+    return f"{math.exp(interval.mean):.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _momentum_prediction(method: str) -> Prediction:

@@ -60,6 +60,16 @@ def test_slowdowns_must_rise_as_well(tmp_path):
     assert finding(tmp_path, "1").outcome == "refuted"
 
 
+def test_slowdowns_stand_with_their_interval(tmp_path):
+    """With equal curves on all seeds, a factor of slowdowns is the same on all of them."""
+    write_bases(tmp_path, (0.05, 0.1, 0.15, 0.2, 0.25))
+    logs = Study.load(tmp_path).log_slowdowns(BASES, DEEPEST)
+    factor = np.exp((logs[RANDOM] - logs[EIGENBASIS]).mean())
+    text = finding(tmp_path, "1").text
+    assert f"slowdown {np.exp(logs[EIGENBASIS].mean()):.2f} ({EIGENBASIS}), " in text
+    assert text.endswith(f"random over eigenbasis {factor:.3f} [{factor:.3f}, {factor:.3f}]")
+
+
 def test_random_basis_within_chance_of_none_holds(tmp_path):
     write_arm(tmp_path, RANDOM, {DEEPEST: 0.3})
     write_arm(tmp_path, ADAMW, {DEEPEST: 0.301}, noise=(0.002, 0.0, -0.001))
