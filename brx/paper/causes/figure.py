@@ -43,6 +43,7 @@ from brx.paper.causes.arms import (
     with_momentum,
 )
 from brx.paper.causes.study import SWEEPS, Study
+from brx.paper.panel_titles import LEVEL
 from brx.plot.style import (
     Look,
     draw_points,
@@ -229,10 +230,23 @@ def _draw_rows(
         axes.axvline(0.0, color="black", linewidth=0.5)
         title = f"{question}, {delay}"
         if ordered:
-            title += f":\n{names[-1]} loses least"
+            title += f":\n{_least(names[::-1], [points[arm].mean for arm in ordered[::-1]])}"
         finish_panel(axes, COST_LABEL, "", title)
 
     return draw
+
+
+def _least(names: Sequence[str], costs: Sequence[float]) -> str:
+    """Which arm loses least, or which two do: their costs differ by less than `LEVEL`.
+
+    Args:
+        names: the arms, least cost first.
+        costs: their costs, in nats.
+    """
+    is_level = len(costs) > 1 and costs[1] - costs[0] < LEVEL
+    if is_level:
+        return f"{names[0]} and {names[1]} lose least"
+    return f"{names[0]} loses least"
 
 
 # The method whose look an arm has.

@@ -46,3 +46,10 @@ def test_least_cost_is_named(tmp_path, axes):
     write_arm(tmp_path, ROTATED_LION, {DEEPEST: 0.1})
     PANELS[2].draw(Study.load(tmp_path), axes)
     assert axes.get_title().endswith("Lion in the eigenbasis loses least")
+
+
+def test_two_level_costs_are_both_named(tmp_path, axes):
+    write_arm(tmp_path, LION, {DEEPEST: 0.101})
+    write_arm(tmp_path, ROTATED_LION, {DEEPEST: 0.1})
+    PANELS[2].draw(Study.load(tmp_path), axes)
+    assert axes.get_title().endswith("Lion in the eigenbasis and Lion lose least")
