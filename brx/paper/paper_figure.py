@@ -23,7 +23,6 @@ PANEL_IN = 2.3  # width of a panel
 HEIGHT_IN = 2.5  # and its height
 ALONE_IN = (COLUMN_WIDTH_IN, 2.9)  # width and height of a figure with one panel
 
-
 READING = (
     f"Training losses are means over {SMOOTHING:.0%} of the iterations, at the learning rate of "
     "the lowest final validation loss; bands: range over seeds, thin: one seed. One rate: only one "

@@ -21,7 +21,6 @@ KEPT = (
 )
 """The files that an export copies as they are."""
 
-
 TUNING_BLOCK = 100
 """Iterations over which an export averages the training losses of a tuning run."""
 

@@ -29,15 +29,12 @@ from brx.runs.slowdown import Series
 MOST_BYTES = 2**28
 """How much memory may keep runs that have been read: enough for 800 runs of 10,000 iterations."""
 
-
 SETTINGS_BYTES = 20_000
 """About how much memory the settings and the summary of a run take."""
-
 
 SMOOTHING = 0.02  # the share of a run's iterations over which its training loss is averaged
 PACE_EVERY = 20  # iterations over which a run's pace is measured
 UNDISTURBED = 0.05  # this quantile of a run's paces counts as its undisturbed pace
-
 
 NAMED = {
     "method",

@@ -18,7 +18,6 @@ from brx.runs.folder import FOR_TUNING, lock, settings_key, telling
 Value = bool | int | float | str | None
 CELLS_LOCK = ".cells.lock"  # in the folder of the cells' folders; held while a cell's is made
 
-
 # What stands before a key's value in a cell's name; for other keys it is the key's last part.
 SHORT_NAMES = {
     "model.blocks": "b",
@@ -30,7 +29,6 @@ SHORT_NAMES = {
     "training.iterations": "t",
     "training.seed": "s",
 }
-
 
 SILENT_KEYS = {
     "model.class",

@@ -19,11 +19,9 @@ STRATEGY = ("optimizer.source", "optimizer.geometry")
 ROTATED = {METHOD: {"basis-rotation"}}
 ALL_STAGES = {1, 2, 4, 8, 16, 32}
 
-
 # Appendix "Experimental Details": of cells where nothing else is said below. A tuple of keys has
 # values together.
 LENGTH = ("training.iterations", "training.stop_after", "training.batch_size", "training.clip")
-
 
 USUAL = {
     METHOD: MAIN,
@@ -37,7 +35,6 @@ USUAL = {
         (0.012, 1000, 200)
     },
 }
-
 
 SWEEPS = {
     "1b": {STAGES: {24}, LR: {1e-4}, (*SIZE, "model.heads"): {(24, 1728, 27)}},
