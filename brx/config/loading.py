@@ -23,7 +23,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed package contains the presets; in a checkout they are next to the package.
 PRESETS = _PACKAGE / "presets" if (_PACKAGE / "presets").is_dir() else _PACKAGE.parent / "configs"
 
-OF_RUNS = ("metrics.jsonl", "curves.npz", "summary.json", "checkpoints")
+_RECORDS = ("metrics.jsonl", "curves.npz", "summary.json")
+OF_RUNS = (*_RECORDS, "checkpoints")
 """Files of a run's folder other than config.yaml; one of them identifies a run."""
 MOST_SHOWN = 200  # how many characters of an override a message repeats
 Settings = Mapping[str, Any]  # dotted keys of a run's configuration and their values
@@ -56,6 +57,39 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read the configuration of a run, past or new.
+
+    The config.yaml in a run's folder must be whole. If a copy was cut off at the end of a line, the
+    rest is valid YAML, and the settings that are gone would count as defaults.
+
+    Raises:
+        UserError: as `read_mapping`, or the file was cut off.
+    """
+    content = read_mapping(path)
+    # The other files tell a run from a project with a config.yaml of its own next to checkpoints.
+    has_records = any((path.parent / name).exists() for name in _RECORDS)
+    if content and path.name == "config.yaml" and has_records:
+        _refuse_cut_off(content, path)
+    return content
+
+
+def _refuse_cut_off(content: Mapping[str, Any], path: Path) -> None:
+    """UserError if the settings of a run lack what `dump_config` writes last."""
+    if _is_recorded(content):  # has only the settings that are known of it
+        training = content.get("training")
+        last = "training.seed"
+        is_whole = isinstance(training, dict) and "seed" in training
+    else:
+        last = list(RunConfig.model_fields)[-1]
+        is_whole = last in content
+    if not is_whole:
+        raise UserError(
+            f"{path}: cut off: lacks {last}, with which the settings of a run end; restore the "
+            f"file from a copy"
+        )
+
+
 def load_yaml_as(path: Path, model: type[Model]) -> Model:
     """Read a YAML file and check it against a pydantic model.
 
@@ -80,7 +114,7 @@ def load_config(
         UserError: there is no such file or preset, or a key or value is wrong.
     """
     path = find_config(name)
-    content = new_content(path) if is_new else read_mapping(path)
+    content = new_content(path) if is_new else read_settings(path)
     return config_of(content, _as_given(name, path), overrides)
 
 
@@ -117,7 +151,7 @@ def new_content(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read, or belongs to a run that was recorded from another loop.
     """
-    content = read_mapping(path)
+    content = read_settings(path)
     _refuse_recorded(content, path)
     for section in sections_of_code(content):
         for key in NOTED:
@@ -133,7 +167,7 @@ def load_config_to_plan(name: str | Path, overrides: Sequence[str] = ()) -> RunC
     path = find_config(name)
     belongs_to_run = is_of_run(path)
     if belongs_to_run:
-        _refuse_recorded(read_mapping(path), path)
+        _refuse_recorded(read_settings(path), path)
     return load_config(name, overrides, is_new=not belongs_to_run)
 
 
@@ -163,13 +197,16 @@ def sections_of_code(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _refuse_recorded(content: Mapping[str, Any], path: Path) -> None:
     """UserError for a run that `brx.record` wrote: brx cannot build its model."""
-    optimizer = content.get("optimizer")
-    if not isinstance(optimizer, dict):
-        return
-    if str(optimizer.get("method")).startswith(RECORDED):
+    if _is_recorded(content):
         raise UserError(
             f"{path}: was recorded from a loop of your own, with a model that brx does not know"
         )
+
+
+def _is_recorded(content: Mapping[str, Any]) -> bool:
+    """Whether the content is of a run that `brx.record` wrote."""
+    optimizer = content.get("optimizer")
+    return isinstance(optimizer, dict) and str(optimizer.get("method")).startswith(RECORDED)
 
 
 def find_config(name: str | Path) -> Path:

@@ -918,6 +918,8 @@ class RunConfig(Section):
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+    # The last section in every file that brx has written, by which `read_settings` finds files that
+    # were cut off. New sections stand before it.
     logging: LoggingConfig = LoggingConfig()
 
     @model_validator(mode="after")

@@ -30,7 +30,7 @@ import numpy as np
 
 from brx import readers
 from brx.config import loading, parsing
-from brx.config.loading import read_mapping
+from brx.config.loading import read_settings
 from brx.errors import UserError
 from brx.readers import MOST_ARRAY_BYTES, read_text
 from brx.runs import folder, metrics
@@ -116,7 +116,7 @@ def _parse(run: Path) -> Parsed:
             summary = parse_summary(read_text(summary_path))
     except ValueError as error:
         raise UserError(f"{summary_path}: not readable: {error}") from None
-    return Parsed(read_mapping(run / "config.yaml"), summary, read_curves(run))
+    return Parsed(read_settings(run / "config.yaml"), summary, read_curves(run))
 
 
 def _is_settled(states: tuple[FileState, ...]) -> bool:
