@@ -38,7 +38,7 @@ class Damaged(ValueError):
 
 
 def read_text(path: Path, *, most_bytes: int = MOST_TEXT_BYTES) -> str:
-    """The content of a UTF-8 file.
+    """The content of a UTF-8 file, without the byte order mark that some editors put first.
 
     Raises:
         Damaged: it cannot be read, is longer than `most_bytes`, or is not UTF-8.
@@ -47,7 +47,7 @@ def read_text(path: Path, *, most_bytes: int = MOST_TEXT_BYTES) -> str:
         _check_ordinary(path)
         if path.stat().st_size > most_bytes:
             raise Damaged(f"longer than {most_bytes:,} bytes")
-        return path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise Damaged(f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -28,6 +28,12 @@ def test_file_in_order_is_read(one, tmp_path):
     assert one.read(path) is not None
 
 
+def test_byte_order_mark_is_left_out(tmp_path):
+    path = tmp_path / "summary.json"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert read_json(path) == {"a": 1}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -265,6 +265,12 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
         shown = f"--set {_shortened(override)}"
         key, equals, text = override.partition("=")
         parts = tuple(key.split("."))
+        for earlier, earlier_shown in origins.items():
+            if len(earlier) > len(parts) and earlier[: len(parts)] == parts:
+                raise UserError(
+                    f"{shown}: replaces the whole section, with what {earlier_shown} sets in it; "
+                    f"give {shown} first"
+                )
         is_well_formed = bool(equals) and all(parts) and key.isprintable()
         if not is_well_formed:
             raise UserError(
@@ -406,8 +412,17 @@ def _explain(
         known = _known_keys(model, location[:-1])
         hint = did_you_mean(location[-1], known)
         return f"{prefix}unknown key{hint} (known here: {', '.join(known)})"
-    if error["type"] == "union_tag_invalid":
+    is_no_section = error["type"] in ("model_type", "dict_type")
+    is_of_no_form = error["type"] == "union_tag_invalid"
+    if is_no_section or (is_of_no_form and not isinstance(error["input"], dict)):
+        got = reprlib.repr(error["input"])
+        if error["input"] is None:
+            got = "nothing; without the key, the defaults hold"
+        return f"{prefix}must be a section of keys and values, got {got}"
+    if is_of_no_form:
         return _explain_form(location[0], error, where, origins)
+    if error["type"] == "string_pattern_mismatch" and error["input"] == "":
+        return f"{prefix}must not be empty"
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if error["type"] in ("missing", "value_error"):

@@ -321,6 +321,7 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
             cannot be continued with these settings.
     """
     folder.check(config, resume=resume)
+    _check_reachable(folder.path / "checkpoints")
     checkpoint, _ = choose_checkpoint(folder, config)
     if checkpoint is None:
         if resume:
@@ -336,6 +337,17 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
             f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml"
         )
     _check_not_beyond(folder, checkpoint, config.training.last_iteration)
+
+
+def _check_reachable(checkpoints: Path) -> None:
+    """UserError if the folder of the checkpoints is a link to a disk that is not there. The run
+    would begin again, and its metrics would be lost."""
+    if os.path.lexists(checkpoints) and not checkpoints.is_dir():
+        what = f"a link to {checkpoints.readlink()}" if checkpoints.is_symlink() else "a file"
+        raise UserError(
+            f"{checkpoints}: is {what}, and no folder is there; restore it, or remove "
+            f"{checkpoints} to begin again"
+        )
 
 
 def _check_nothing_lost(folder: RunFolder) -> None:

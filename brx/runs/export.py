@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from brx.config.loading import load_config
 from brx.errors import RunError, UserError
 from brx.files import replace_folder, temporary_for, write_text
-from brx.runs.folder import CACHE, ENDED, RunFolder, find_runs, read_each, status_of
+from brx.runs.folder import CACHE, ENDED, find_runs, read_each
 from brx.runs.metrics import COMPACT, STALENESS, read_curves, read_staleness, write_compact
+from brx.runs.run import read_run
 
 KEPT = (
     "config.yaml",
@@ -45,7 +46,7 @@ def export_runs(
         UserError: two runs have one name, or an export would replace what is not an export.
         RunError: an export cannot be written.
     """
-    statuses = read_each(find_runs(folders), _status_if_readable)
+    statuses = read_each(find_runs(folders), lambda path: read_run(path).status)
     chosen = [path for path, status in statuses if unfinished or status in ENDED]
     sources: dict[str, Path] = {}  # by the name of the export
     for path in chosen:
@@ -66,12 +67,6 @@ def export_runs(
     for name, path in sources.items():
         export(path, target / name)
     return len(chosen), len(statuses) - len(chosen)
-
-
-def _status_if_readable(folder: Path) -> str:
-    """The run's status; UserError if its curves, which an export is made of, are damaged."""
-    read_curves(folder)
-    return status_of(RunFolder(folder).read_summary(), load_config(folder / "config.yaml"))
 
 
 def _check_no_links(run: Path) -> None:

@@ -165,7 +165,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Record | None]]:
         raise UserError(f"{path}: not an ordinary file")
     order = _OrderCheck(path)
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        # An editor may have put a byte order mark first (utf-8-sig).
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
             for number, line in enumerate(lines_of(file), start=1):
                 record = _parse(line)
                 if record is not None:

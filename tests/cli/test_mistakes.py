@@ -50,7 +50,7 @@ MISTAKES = [
         "train quick --set pipeline.delay=nothing.py:f",
         "pipeline.delay: nothing.py cannot be read: No such file",
     ),
-    ("plan empty-section.yaml", "empty-section.yaml: pipeline: input should be a valid dictionary"),
+    ("plan empty-section.yaml", "empty-section.yaml: pipeline: must be a section of keys"),
     (
         "plot oscillation --runs results/similar",
         "--runs: figure oscillation is not drawn from a folder of runs",

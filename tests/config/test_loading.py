@@ -43,6 +43,12 @@ def test_infinite_override_reads_back():
     assert RunConfig.model_validate(parse_yaml(dump_config(config), "here")) == config
 
 
+def test_section_may_come_before_one_of_its_keys():
+    overrides = ["training={iterations: 5}", "training.seed=2"]
+    training = load_config("quick", overrides).training
+    assert (training.iterations, training.seed) == (5, 2)
+
+
 def test_override_turns_a_value_into_a_section():
     content = {"pipeline": {"stages": 4, "delay": "pipeline"}}
     config = apply_overrides(content, ["pipeline.delay.like=8"], "file")
@@ -89,6 +95,16 @@ def test_numbers_are_read_as_yaml_1_2():
         ("training.keep_at=[750, 2000]", "keep_at must be at most iterations (1500), got 2000"),
         ("training.keep_at=[0]", "training.keep_at.0: input should be greater than or equal to 1"),
         ("model.blocks.x=3", "--set model.blocks.x: 'blocks' is a value, not a section"),
+        (
+            "training.seed=2 & training={iterations: 5}",
+            "--set training={iterations: 5}: replaces the whole section, with what --set "
+            "training.seed=2 sets in it; give --set training={iterations: 5} first",
+        ),
+        ("training=", "training: must be a section of keys and values, got nothing; without"),
+        ("model=", "model: must be a section of keys and values, got nothing; without the key"),
+        ("model.moe=true", "model.moe: must be a section of keys and values, got True"),
+        ("optimizer=muon", "optimizer: must be a section of keys and values, got 'muon'"),
+        ("data.directory=''", "data.directory: must not be empty"),
         ("model.blocks", "write it as section.key=value"),
         ("model.blocks=[", "--set model.blocks=[: not valid YAML"),
     ],

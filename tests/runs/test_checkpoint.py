@@ -198,6 +198,20 @@ def test_remains_of_a_run_are_refused(missing, run, tmp_path):
         check_request(RunFolder(run), tiny_config(tmp_path), resume=False)
 
 
+@pytest.mark.parametrize("target", ["a link to gone", "a file"])
+def test_checkpoints_on_a_disk_that_is_gone_are_not_forgotten(target, run, tmp_path):
+    (run / "summary.json").unlink()  # as after a kill
+    shutil.rmtree(run / "checkpoints")
+    if target == "a file":
+        (run / "checkpoints").touch()
+    else:
+        (run / "checkpoints").symlink_to("gone")
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match=f"checkpoints: is {target}, and no folder is there"):
+        train(tiny_config(tmp_path), run, resume=True)
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
 def test_settings_of_the_checkpoint_count(run, tmp_path):
     """Whatever config.yaml says."""
     other = tiny_config(tmp_path, "optimizer.lr=0.5")

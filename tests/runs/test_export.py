@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from brx.runs.export import block_means, export
+from brx.runs.export import block_means, export, export_runs
 from brx.runs.metrics import read_curves
 from tests.runs.helpers import write_run
 
@@ -21,6 +21,16 @@ def test_blocks_have_their_means(length):
 
 def test_no_values_have_no_blocks():
     assert block_means(np.array([]), 4).tolist() == []
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_run_with_a_damaged_summary_is_named(unfinished, tmp_path, capsys):
+    summary = write_run(tmp_path, "a").path / "summary.json"
+    write_run(tmp_path, "b")
+    summary.write_text(summary.read_text()[:-9])
+    counts = export_runs([tmp_path / "runs"], tmp_path / "out", unfinished=unfinished)
+    assert counts == (1, 0)
+    assert f"{summary}: not readable" in capsys.readouterr().err
 
 
 @pytest.fixture

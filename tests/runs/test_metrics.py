@@ -74,6 +74,12 @@ def cut(path):
     return path
 
 
+def test_byte_order_mark_is_no_damage(path):
+    path.write_bytes(b"\xef\xbb\xbf" + step(1).encode() + step(2).encode())
+    assert [record["iteration"] for record in read_metrics(path)] == [1, 2]
+    assert garbled_lines(path) == []
+
+
 def test_line_cut_by_a_crash_is_left_out(cut):
     assert len(list(read_metrics(cut))) == 2
 
