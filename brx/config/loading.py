@@ -395,7 +395,8 @@ def validate(
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        first, *others = error.errors()
+        # A misspelled key is unknown, and the right one may be missing: the former says more.
+        first, *others = sorted(error.errors(), key=lambda one: one["type"] == "missing")
         more = f" (and {len(others)} more)" if others else ""
         raise UserError(_explain(first, model, where, origins or {}) + more) from None
 

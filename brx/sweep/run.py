@@ -24,7 +24,7 @@ from brx.sweep.display import SweepDisplay
 from brx.sweep.launchers import Launcher, LocalLauncher, RayLauncher
 from brx.sweep.remaining_time import remaining_seconds
 from brx.sweep.spec import Sweep
-from brx.sweep.state import FAILURE, State, check_same_run, state_of
+from brx.sweep.state import State, check_same_run, failure_of, state_of
 from brx.train.loop import check_enough_data
 
 POLL_S = 0.5  # between two looks at the cells
@@ -241,6 +241,6 @@ class _CellsInProgress:
 
     def _note_end(self, cell: Cell, state: State, reason: str = "") -> None:
         if state is State.FAILED:
-            reason = reason or (cell.folder / FAILURE).read_text(encoding="utf-8").strip()
+            reason = reason or failure_of(cell)
             self.failures.append((cell, reason))
         self._display.changed(cell, state, reason)

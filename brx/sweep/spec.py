@@ -163,7 +163,10 @@ class Sweep:
         Raises:
             UserError: the grid, or a cell, repetition or choice that it leads to, cannot be made.
         """
-        base = new_content(find_config(spec.base))
+        try:
+            base = new_content(find_config(spec.base))
+        except UserError as error:
+            raise UserError(f"{path}: base: {error}") from None
         _check_tuning_seed(path, spec)
         there = folders_in(folder)
         cells = [

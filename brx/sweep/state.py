@@ -15,8 +15,8 @@ from brx.environment import signal_name
 from brx.errors import UserError
 from brx.files import write_text
 from brx.methods.trajectory_version import check_trajectory_version
-from brx.readers import parse_json
-from brx.runs.folder import ENDED, RunFolder, is_locked, trajectory_of
+from brx.readers import Damaged, parse_json, read_text
+from brx.runs.folder import ENDED, RunFolder, first_difference, is_locked, telling, trajectory_of
 from brx.sweep.cell import Cell
 
 LOG = "log.txt"
@@ -91,9 +91,14 @@ def prepare_folder(cell: Cell) -> None:
 
     Raises:
         UserError: the folder holds another run.
+        RunError: the folder, or the log in it, cannot be written to.
     """
-    cell.folder.mkdir(parents=True, exist_ok=True)
-    (cell.folder / FAILURE).unlink(missing_ok=True)
+    log = cell.folder / LOG
+    with telling(log):
+        cell.folder.mkdir(parents=True, exist_ok=True)
+        log.open("ab").close()  # the cell's process would have no place to say that it cannot
+    with telling(cell.folder / FAILURE):
+        (cell.folder / FAILURE).unlink(missing_ok=True)
     check_same_run(cell)
     path = RunFolder(cell.folder).config
     # It is written for a continued run, too, because that run may have been told to stop earlier
@@ -121,6 +126,14 @@ def outcome_of(cell: Cell, code: int) -> tuple[State, str]:
     reason = f"{how}: {_last_message(cell.folder / LOG)}"
     write_text(cell.folder / FAILURE, reason + "\n")
     return State.FAILED, reason
+
+
+def failure_of(cell: Cell) -> str:
+    """Why the cell failed, as `outcome_of` has written it into its folder."""
+    try:
+        return read_text(cell.folder / FAILURE).strip()
+    except Damaged as error:
+        return f"{FAILURE}: {error}"
 
 
 def _last_message(log: Path) -> str:
@@ -156,8 +169,9 @@ def check_same_run(cell: Cell) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     version = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    if _trajectory_in(config, version) != trajectory_of(cell.config):
+    difference = first_difference(_trajectory_in(config, version), trajectory_of(cell.config))
+    if difference is not None:
         raise UserError(
-            f"{config}: differs from what the sweep asks for, in a default of brx; move the folder "
-            f"away"
+            f"{config}: {difference} in the sweep: the file was edited, or a default of brx has "
+            f"changed; restore it, or move the folder away"
         )

@@ -8,12 +8,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from brx.config.loading import PRESETS, apply_overrides, dump_config, load_config, parse_yaml
+from brx.config.loading import (
+    PRESETS,
+    apply_overrides,
+    dump_config,
+    load_config,
+    load_yaml_as,
+    parse_yaml,
+)
 from brx.config.schema import RunConfig
 from brx.config.user_code import code_file
 from brx.data.prepare import token_folder
 from brx.errors import UserError
 from brx.files import user_path
+from brx.sweep.spec import SweepSpec
 
 
 @pytest.mark.parametrize("preset", sorted(path.stem for path in PRESETS.glob("*.yaml")))
@@ -41,6 +49,13 @@ def test_override_may_be_a_section():
 def test_infinite_override_reads_back():
     config = load_config("quick", ["training.clip=.inf"])
     assert RunConfig.model_validate(parse_yaml(dump_config(config), "here")) == config
+
+
+def test_misspelled_key_is_told_before_the_one_that_is_missing(tmp_path):
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text("Base: quick\ngrid: {optimizer.lr: [1e-3]}\n")
+    with pytest.raises(UserError, match="Base: unknown key, did you mean 'base'"):
+        load_yaml_as(sweep, SweepSpec)
 
 
 def test_section_may_come_before_one_of_its_keys():

@@ -27,11 +27,11 @@ def test_settings_that_were_cut_off_are_refused(tmp_path):
     lines = config.read_text().splitlines(keepends=True)
     for end in range(1, lines.index("logging:\n")):  # at the end of every line
         config.write_text("".join(lines[:end]))
-        with pytest.raises(UserError, match="config.yaml: "):
+        with pytest.raises(UserError, match=r"config\.yaml: "):
             load_config(config.parent)
-        with pytest.raises(UserError, match="config.yaml: "):
+        with pytest.raises(UserError, match=r"config\.yaml: "):
             Run.load(config.parent)
-        with pytest.raises(UserError, match="config.yaml: "):
+        with pytest.raises(UserError, match=r"config\.yaml: "):
             load_config(config, is_new=True)
 
 
@@ -43,7 +43,7 @@ def test_settings_of_a_recorded_run_that_were_cut_off_are_refused(tmp_path):
     assert Run.load(tmp_path / "a").config.training.seed == 3
     for end in range(1, len(lines)):
         config.write_text("".join(lines[:end]))
-        with pytest.raises(UserError, match="config.yaml: "):
+        with pytest.raises(UserError, match=r"config\.yaml: "):
             Run.load(tmp_path / "a")
 
 

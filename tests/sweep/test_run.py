@@ -206,7 +206,7 @@ def test_folder_with_another_run_is_refused(status, tmp_path, refused):
     (cell.folder / "config.yaml").write_text(another)
     write_json(cell.folder / "summary.json", {"status": status, "iteration": 30})
     told = refused("sweep", path, "--jobs", "1")
-    assert "config.yaml: differs from what the sweep asks for" in told
+    assert "config.yaml: optimizer.lr was 0.5 and is now 0.01 in the sweep" in told
     assert (cell.folder / "config.yaml").read_text() == another
 
 

@@ -53,6 +53,7 @@ def test_other_method_drops_options_it_lacks(tmp_path):
             "set: optimizer: holds settings; write each with a dotted key, optimizer.lr",
         ),
         ({"grid": {"optimizer.lr": []}}, "grid.optimizer.lr: needs at least one value"),
+        ({"base": "nope"}, "sweep.yaml: base: nope: no such file or preset"),
         ({"grid": {"x": [{"optimizer.lr": 1.0}, 2]}}, "grid.x: either all values or all mappings"),
         (
             {"grid": {"optimizer.lr": [1.0], "x": [{"optimizer.lr": 2.0}]}},

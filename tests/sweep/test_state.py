@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from brx.errors import UserError
+from brx.errors import RunError, UserError
 from brx.sweep import state
 from brx.sweep.spec import Sweep
 from tests.sweep.helpers import end, write_sweep
@@ -25,9 +25,28 @@ def test_configuration_of_a_cell_is_parsed_once(done, monkeypatch):
     parsed.assert_called_once()
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"killed by SIGKILL: out of memory\n", "killed by SIGKILL: out of memory"),
+        (b"\xff\xfe", "failed.txt: not UTF-8 text"),
+    ],
+)
+def test_reason_of_a_failure_is_read_back(content, expected, done):
+    (done.folder / "failed.txt").write_bytes(content)
+    assert state.failure_of(done) == expected
+
+
+def test_log_that_cannot_be_written_is_told_before_the_cell_starts(done):
+    (done.folder / "log.txt").unlink()
+    (done.folder / "log.txt").mkdir()
+    with pytest.raises(RunError, match=r"log\.txt: cannot be written: Is a directory"):
+        state.prepare_folder(done)
+
+
 def test_changed_configuration_of_a_cell_is_seen(done):
     state.state_of(done)
     config = done.folder / "config.yaml"
-    config.write_text(config.read_text().replace("seed: 0", "seed: 1"))
-    with pytest.raises(UserError, match="differs from what the sweep asks for"):
+    config.write_text(config.read_text().replace(" seed: 0", " seed: 1"))
+    with pytest.raises(UserError, match=r"training\.seed was 1 and is now 0 in the sweep"):
         state.state_of(done)
