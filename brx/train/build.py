@@ -426,6 +426,7 @@ def _changes(
     """
     changes: list[Tensor] = []
     draws = False
+    num_stages = trial.pipeline.stages
     for own in ranges:
         stages = build_stages(trial, device, own)
         torch.manual_seed(trial.training.seed)  # as on every device before a run
@@ -434,9 +435,13 @@ def _changes(
         initial = [weight.detach().clone() for stage in stages for weight in stage.newest.values()]
         for t in range(1, COMPARED_UPDATES + 1):
             for stage in stages:
-                generator = torch.Generator().manual_seed(stage.index)
+                same = torch.Generator().manual_seed(stage.index)
+                fresh = torch.Generator().manual_seed(num_stages * t + stage.index)
                 for weight in stage.newest.values():
-                    gradient = torch.randn(weight.shape, generator=generator)
+                    # The later the stage, the larger the part that changes from update to update:
+                    # an optimizer that learns a step size from that learns another one per device.
+                    gradient = torch.randn(weight.shape, generator=same)
+                    gradient += stage.index * torch.randn(weight.shape, generator=fresh)
                     weight.grad = gradient.to(weight)
             updater.step(t)
         after = generator_states(device)

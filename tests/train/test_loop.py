@@ -785,6 +785,14 @@ def test_method_that_depends_on_the_number_of_devices_is_refused(why, tmp_path):
         check_method(config, torch.device("cpu"))
 
 
+def test_optimizer_that_learns_one_step_size_for_all_stages_is_refused_on_several_devices(tmp_path):
+    pytest.importorskip("pytorch_optimizer")
+    method = "optimizer={method: 'pytorch_optimizer:Prodigy', lr: 1.0}"
+    config = tiny_config(tmp_path, method, "pipeline.devices=2")
+    with allowed(), pytest.raises(UserError, match="Prodigy: computes with the parameters of all"):
+        check_method(config, torch.device("cpu"))
+
+
 def test_method_that_looks_at_each_weight_alone_runs_on_several_devices(tmp_path):
     config = method_for_two_devices(tmp_path, "weight.grad /= weight.grad.norm()")
     with allowed():
