@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 SYNONYMS = {
     "adam": ("pipedream", "which is AdamW"),
@@ -39,15 +40,15 @@ class DivergedError(RunError):
 
 
 class NeighbourLostError(RunError):
-    """Another rank is lost.
+    """Another rank is lost, or the launcher through which the ranks talk.
 
     Args:
-        peer: the lost rank; None if it is not known which one.
+        peer: the lost rank, or the launcher; None if it is not known which rank it is.
         problem: what it did, such as `closed its connection`.
     """
 
-    def __init__(self, peer: int | None, problem: str) -> None:
-        who = "a rank" if peer is None else f"rank {peer}"
+    def __init__(self, peer: int | Literal["the launcher"] | None, problem: str) -> None:
+        who = f"rank {peer}" if isinstance(peer, int) else peer or "a rank"
         super().__init__(f"{who} {problem}")
         self.peer = peer
         self.problem = problem

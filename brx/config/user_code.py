@@ -226,7 +226,7 @@ def in_one_line(function: Callable[..., Any], name: str) -> Any:
     def wrapped(*arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"pipeline.delay {name}: {fault(error, name)}") from error
 
     return wrapped

@@ -173,10 +173,12 @@ def place_among_many() -> tuple[int, int] | None:
         None if this process is the only one.
 
     Raises:
-        UserError: RANK and WORLD_SIZE do not fit together.
+        UserError: RANK and WORLD_SIZE do not fit together, or RANK is set alone.
     """
     rank = whole_number("RANK")
     num_ranks = whole_number("WORLD_SIZE", least=1)
+    if rank is not None and num_ranks is None:
+        raise UserError(f"RANK: is {rank}, but WORLD_SIZE is not set; set both, or unset RANK")
     if rank is None or num_ranks is None:
         return None
     if rank >= num_ranks:

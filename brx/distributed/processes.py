@@ -10,7 +10,7 @@ import secrets
 from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from brx.pipeline.world import Channel, Neighbours, Topic, World
 
 T = TypeVar("T")
 
-_PREPARATION_TIMEOUT = timedelta(days=2)  # rank 0 may tokenize a corpus while the others wait
+_PREPARATION_TIMEOUT_S = 2 * 86_400.0  # rank 0 may tokenize a corpus while the others wait
 _START = secrets.token_hex(8)  # with the process id, it tells apart processes of the same rank
 _MEETING_TIMEOUT_S = 300.0  # the least time for all ranks to meet: they start at different times
 
@@ -66,9 +66,12 @@ class DistributedWorld(World):
         # The messages of `gather` that are still being sent. A tensor has to outlive its transfer.
         self._sending: list[tuple[dist.Work | None, Tensor]] = []
         self._meet()
-        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-        self._patient = dist.new_group(backend="gloo", timeout=_PREPARATION_TIMEOUT)
-        # All ranks see what any rank sets in the store.
+        self._control = _make_group(timeout_s, backend="gloo")
+        self._patient = _make_group(_PREPARATION_TIMEOUT_S, backend="gloo")
+        # All ranks see what any rank sets in the store. It is in torchrun's own process, or else in
+        # rank 0.
+        is_with_launcher = variable("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        self._store_host: int | Literal["the launcher"] = "the launcher" if is_with_launcher else 0
         self._store: Any = _get_default_store().clone()  # type: ignore[attr-defined]
         self._store.set_timeout(timedelta(seconds=timeout_s))
 
@@ -105,6 +108,7 @@ class DistributedWorld(World):
         store, _, _ = next(rendezvous("env://", timeout=patience))
         store.set_timeout(patience)
         self._claim_rank(store)
+        self._compare_sizes(store)
         return dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined]
 
     def _claim_rank(self, store: Any) -> None:
@@ -117,6 +121,18 @@ class DistributedWorld(World):
                 f"RANK {self.rank}: another process has joined at {_master()} with this rank; "
                 "every process of a run needs its own rank, and every run its own port"
             )
+
+    def _compare_sizes(self, store: Any) -> None:
+        """UserError if another process has another WORLD_SIZE. Without this check, processes would
+        wait for ranks that do not exist, or that do not know of them."""
+        store.set(f"brx/world-size-{self.rank}", str(self.num_ranks))
+        for rank in range(self.num_ranks):
+            theirs = store.get(f"brx/world-size-{rank}").decode()  # waits for this rank
+            if theirs != str(self.num_ranks):
+                raise UserError(
+                    f"WORLD_SIZE: is {self.num_ranks} for rank {self.rank} and {theirs} for rank "
+                    f"{rank}, which has joined at {_master()}; give all processes of a run the same"
+                )
 
     def connect(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -178,7 +194,7 @@ class DistributedWorld(World):
             self._store.set(topic, message)
 
     def announced(self, topic: Topic) -> str | None:
-        with told_if_lost(0, self._timeout_s):
+        with told_if_lost(self._store_host, self._timeout_s):
             is_there = self._store.check([topic])
             return self._store.get(topic).decode() if is_there else None
 
@@ -213,6 +229,20 @@ def _check_watchdog() -> None:
             )
 
 
+def _make_group(timeout_s: float, backend: str | None = None) -> Any:
+    """A process group of all ranks. All of them have to make their groups in the same order.
+
+    Args:
+        timeout_s: how long the group waits for a rank, from now on.
+        backend: by default that of the default group.
+
+    Raises:
+        NeighbourLostError: a rank does not make the group.
+    """
+    with told_if_lost(None, timeout_s):
+        return dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
+
+
 class PointToPoint:
     """Implements `brx.pipeline.world.Channel` over torch.distributed.
 
@@ -242,7 +272,7 @@ class PointToPoint:
         # Each direction has a process group of its own. With NCCL, the operations of one group run
         # in the order in which they were posted, so a receive posted ahead would hold up the other
         # direction.
-        self._group = dist.new_group(timeout=timedelta(seconds=timeout_s))
+        self._group = _make_group(timeout_s)
         self._timeout_s = timeout_s
         self._receiving: tuple[dist.Work, Tensor] | None = None
         self._sending: tuple[dist.Work, Tensor] | None = None
@@ -331,11 +361,11 @@ class ThroughHost:
 
 
 @contextlib.contextmanager
-def told_if_lost(peer: int | None, timeout_s: float) -> Iterator[None]:
+def told_if_lost(peer: int | Literal["the launcher"] | None, timeout_s: float) -> Iterator[None]:
     """A context in which errors of torch.distributed become NeighbourLostErrors.
 
     Args:
-        peer: the rank that is waited for; None: any rank.
+        peer: the rank that is waited for, or the launcher; None: any rank.
         timeout_s: how long it is waited for, for the message.
     """
     try:

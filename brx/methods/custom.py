@@ -119,7 +119,7 @@ def user_code(
         yield
     except (UserError, RunError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit() would end the run as if it were done
         if not isinstance(config.optimizer, CustomConfig):
             raise
         name = config.optimizer.method

@@ -42,6 +42,8 @@ class Window:
     """Under `none` and `predict`: the parameters hold what the backward pass computes with."""
     has_gradients: bool = False
     """Gradients have arrived in a backward pass that no hook on an output announced."""
+    has_reached_parameters: bool = False
+    """Gradients have arrived at parameters."""
     has_ended: bool = False
     """Its backward pass has ended: the next forward pass is another micro-batch."""
     stepped: set[int] = field(default_factory=set)
@@ -84,6 +86,9 @@ class Windows:
         self._num_backward = 0  # windows of it whose backward pass has ended
         # Marks of the gradients when the last backward pass ended; None if they are not known.
         self._gradients_left: list[tuple[int, int]] | None = None
+        # Whether the gradients of that backward pass are not at the parameters. FSDP2 keeps them
+        # elsewhere until a micro-batch with gradient synchronization.
+        self._are_elsewhere = False
         self._serial = 0  # number of windows, over all updates
         # By id of an optimizer whose step is running: how deep its steps nest (`super().step()`).
         self._stepping: dict[int, int] = {}
@@ -218,6 +223,8 @@ class Windows:
             self._num_backward += 1
             if self._accumulation > 1:
                 self._gradients_left = _marks_of(self._parameters)
+                has_none_here = not self._gradients_left and not window.has_reached_parameters
+                self._are_elsewhere = has_none_here
         if self.current is window:
             self.close()
 
@@ -300,6 +307,8 @@ class Windows:
         """Whether the gradients of the update under way have been cleared, to None or to zero."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if self._num_backward < self._accumulation:
+            if self._are_elsewhere:
+                return False
             # The search for nonzeros below makes the host wait for the device. So first check
             # whether anything has written to the gradients at all.
             is_touched = self._gradients_left != _marks_of(self._parameters)
@@ -365,7 +374,10 @@ class Windows:
     def see_gradient(self) -> None:
         """Note that a parameter's gradient has arrived."""
         window = self.current
-        if window is None or window.is_in_backward:
+        if window is None:
+            return
+        window.has_reached_parameters = True
+        if window.is_in_backward:
             return
         if torch.is_grad_enabled():
             return  # create_graph: another backward pass goes through this one

@@ -1,7 +1,7 @@
 """Puts a run together: stages, weight versions, method and delay engine. No other code does this.
 It also tries the method on a small model before the run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,6 +38,12 @@ TRIED_WIDTH = 64
 # The number of updates in that trial. The first update begins at version 0 everywhere, the second
 # one after the weights have changed.
 TRIED_UPDATES = 2
+# The number of updates after which stages that share a device are compared with stages that do not.
+# An optimizer may need two to learn something about all its parameters that the third one uses.
+COMPARED_UPDATES = 3
+# The largest difference between the two, relative to what the updates have changed, that counts as
+# rounding: a batch of matrix products may round differently if the batch has another size.
+ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -341,7 +347,7 @@ def check_method(config: RunConfig, device: torch.device) -> None:
     Raises:
         UserError: the device lacks a number format, a package is missing, error feedback is not
             defined for the delays, graphs cannot hold what the run computes, or a user's own method
-            fails.
+            fails or does not suit several devices.
     """
     if device.type == "mps" and isinstance(config.optimizer, BasisRotationConfig):
         raise UserError(
@@ -372,12 +378,77 @@ def check_method(config: RunConfig, device: torch.device) -> None:
         if is_own:
             for stage in assembly.stages:
                 assembly.updater.check_saved(stage)
+            if config.pipeline.devices > 1:
+                _check_independent_of_devices(config, trial, device)
     except RunError as error:
         # Without a cause, the small model diverged. This says nothing about the run's model.
         if error.__cause__ is not None:
             raise UserError(f"{error} (in a trial on a small model)") from None
     finally:
         torch.set_rng_state(state)
+
+
+def _check_independent_of_devices(
+    config: RunConfig, trial: RunConfig, device: torch.device
+) -> None:
+    """Refuse a user's own method with which the trajectory would depend on the number of devices:
+    each device has optimizers of its own, which see its stages only.
+
+    Args:
+        config: the run's configuration.
+        trial: the same with a small model.
+        device: where to try.
+
+    Raises:
+        UserError: stages change differently if they are on another number of devices.
+    """
+    num_stages = config.pipeline.stages
+    together, draws = _changes([range(num_stages)], trial, device)
+    apart, _ = _changes(partition(num_stages, config.pipeline.devices), trial, device)
+    tolerance = 0.0 if draws else ROUNDING
+    for one, other in zip(together, apart, strict=True):
+        if (one - other).norm() > tolerance * one.norm():
+            why = "random numbers" if draws else "the parameters of all stages of a device together"
+            raise UserError(
+                f"optimizer.method {config.optimizer.method}: computes with {why}, so that losses "
+                f"would depend on the number of devices; set pipeline.devices to 1"
+            )
+
+
+def _changes(
+    ranges: Sequence[range], trial: RunConfig, device: torch.device
+) -> tuple[list[Tensor], bool]:
+    """What the method changes in each weight of all stages in a few updates by given gradients,
+    and whether it draws random numbers.
+
+    Args:
+        ranges: the stages of each device.
+    """
+    changes: list[Tensor] = []
+    draws = False
+    num_stages = trial.pipeline.stages
+    for own in ranges:
+        stages = build_stages(trial, device, own)
+        torch.manual_seed(trial.training.seed)  # as on every device before a run
+        before = generator_states(device)
+        updater = MethodUpdater(trial, stages)
+        initial = [weight.detach().clone() for stage in stages for weight in stage.newest.values()]
+        for t in range(1, COMPARED_UPDATES + 1):
+            for stage in stages:
+                same = torch.Generator().manual_seed(stage.index)
+                fresh = torch.Generator().manual_seed(num_stages * t + stage.index)
+                for weight in stage.newest.values():
+                    # The later the stage, the larger the part that changes from update to update:
+                    # an optimizer that learns a step size from that learns another one per device.
+                    gradient = torch.randn(weight.shape, generator=same)
+                    gradient += stage.index * torch.randn(weight.shape, generator=fresh)
+                    weight.grad = gradient.to(weight)
+            updater.step(t)
+        after = generator_states(device)
+        draws |= any(not torch.equal(state, after[name]) for name, state in before.items())
+        weights = [weight.detach() for stage in stages for weight in stage.newest.values()]
+        changes += [weight - start for weight, start in zip(weights, initial, strict=True)]
+    return changes, draws
 
 
 def _small(config: RunConfig, width: int) -> RunConfig:

@@ -118,7 +118,7 @@ def make_room_for_graphs(runtime: RuntimeConfig) -> None:
         torch.compiler.reset()
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that the memory, of the system or the GPU, is full."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True

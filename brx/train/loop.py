@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -269,14 +269,19 @@ class Trainer:
         self._writer.give_up()
         if self._recorder is None:
             return
-        problem = self.world.announced("diverged")
-        status = "diverged"
-        if problem is None:
-            problem = self.world.announced("failed")
-            status = "failed"
-        self._recorder.summarize(
-            status, self.iteration, self.training_seconds, problem or str(error)
-        )
+        status, problem = self._cause_of(error)
+        self._recorder.summarize(status, self.iteration, self.training_seconds, problem)
+
+    def _cause_of(self, error: Exception) -> tuple[str, str]:
+        """The status of the failed run and its error: what a rank has announced, or else the error
+        here."""
+        # Where the announcements are lost as well, the summary still says that the run failed.
+        with suppress(NeighbourLostError):
+            for status in ("diverged", "failed"):
+                problem = self.world.announced(status)
+                if problem is not None:
+                    return status, problem
+        return "diverged" if isinstance(error, DivergedError) else "failed", str(error)
 
     def _finish(self, progress: ProgressBar, *, profile: bool) -> Status:
         """After a session without an error: write summary.json, and say how it ended."""
@@ -372,7 +377,7 @@ class Trainer:
         """Turn what the file of a user's own model raises into one line: a RunError."""
         try:
             yield
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit() would end the run as if it were done
             model = self.config.model
             is_models = isinstance(model, OwnModelConfig) and is_raised_in(error, model.name)
             if isinstance(error, RunError) or is_out_of_memory(error) or not is_models:
@@ -554,6 +559,8 @@ class Trainer:
         )
         if self.is_writer:
             self.world.barrier(patient=True)
+        # A machine with a data.directory of its own may take as long with its token files.
+        self.world.barrier(patient=True)
         agree(self.world, {"fingerprint of the data": data.fingerprint})
         check_enough_data(self.config, data)
         return data

@@ -22,7 +22,7 @@ from brx.distributed.processes import _check_watchdog
 from brx.errors import RunError, UserError
 from brx.runs import checkpoint
 from brx.train.loop import train
-from tests.distributed.worker import equality_configs, work
+from tests.distributed.worker import connect, equality_configs, prepare_slowly, work
 from tests.processes import free_port, start, start_brx, start_ranks
 from tests.train.helpers import losses, steps_of, tiny_config, wait_for_lines, wait_until
 
@@ -32,18 +32,36 @@ SCRIPT = ROOT / "examples" / "slurm" / "train.sbatch"
 has_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="finds the ranks in /proc")
 
 
-def torchrun(num_ranks, *arguments):
+def torchrun_command(num_ranks, *arguments):
     ranks = [
         "--nproc-per-node",
         str(num_ranks),
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=localhost:0",
     ]
-    command = [sys.executable, "-m", "torch.distributed.run", *ranks, *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return [sys.executable, "-m", "torch.distributed.run", *ranks, *map(str, arguments)]
+
+
+TORCHRUN_ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def torchrun(num_ranks, *arguments):
     return subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=900, check=False
+        torchrun_command(num_ranks, *arguments),
+        capture_output=True,
+        text=True,
+        env=TORCHRUN_ENVIRONMENT,
+        timeout=900,
+        check=False,
     )
+
+
+def start_torchrun(errors, num_ranks, *arguments):
+    """Start it; what it and its ranks say goes into the file `errors`."""
+    with errors.open("w") as file:
+        return subprocess.Popen(
+            torchrun_command(num_ranks, *arguments), env=TORCHRUN_ENVIRONMENT, stderr=file
+        )
 
 
 def run_workers(num_ranks, folder, *jobs):
@@ -465,6 +483,53 @@ def test_rank_taken_twice_exits_2(tmp_path):
     assert codes == [0, 2]
 
 
+def test_processes_with_different_numbers_of_ranks_refuse_to_train(tmp_path):
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = ["train", written(tmp_path), "--out", tmp_path / "run"]
+    ranks = []
+    for rank in range(2):
+        own = {"RANK": str(rank), "WORLD_SIZE": str(2 + rank)}
+        ranks.append(start_brx(*command, environment={**place, **own}))
+    told = "brx: WORLD_SIZE: is 2 for rank 0 and 3 for rank 1, which has joined at MASTER_ADDR"
+    assert finish(ranks[0], 2).startswith(told)
+    finish(ranks[1], 2)
+
+
+def test_rank_that_is_lost_before_it_connects_is_told_in_one_line(tmp_path):
+    absent, present = start_ranks(
+        2, lambda rank, **place: start(connect, tmp_path, rank == 0, **place)
+    )
+    finish(present)
+    absent.kill()
+    assert (tmp_path / "error").read_text() == "a rank did not answer for 5 s"
+
+
+@pytest.mark.slow
+def test_ranks_wait_for_one_that_prepares_data_of_its_own(tmp_path):
+    ranks = start_ranks(2, lambda rank, **place: start(prepare_slowly, tmp_path, **place))
+    for rank in ranks:
+        finish(rank)
+
+
+@pytest.mark.slow
+@has_proc
+def test_killed_torchrun_is_named_and_leaves_no_rank(long_config):
+    run = long_config.parent / "run"
+    errors = long_config.parent / "errors"
+    process = start_torchrun(errors, 2, "-m", "brx", "train", long_config, "--out", run)
+    wait_for_lines(run / "metrics.jsonl", 6, process)
+    ranks = children(process)
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 60
+    while not gone(ranks):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    told = [line for line in errors.read_text().splitlines() if line.startswith("brx: ")]
+    assert told == ["brx: the launcher closed its connection"] * 2
+    assert json.loads((run / "summary.json").read_text())["status"] == "failed"
+
+
 # Stand-ins for Slurm's commands: the nodes' names, and the command on every node at one time.
 STAND_INS = {
     "scontrol": '#!/bin/sh\n[ "$1" = requeue ] && touch requeued\necho 127.0.0.1\necho 127.0.0.1\n',
@@ -537,6 +602,13 @@ def test_rank_outside_the_world_is_refused(monkeypatch):
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"RANK: must be less than WORLD_SIZE \(2\), got 2"):
+        place_among_many()
+
+
+def test_rank_without_a_world_is_refused(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(UserError, match="RANK: is 1, but WORLD_SIZE is not set"):
         place_among_many()
 
 

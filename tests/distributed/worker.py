@@ -2,9 +2,15 @@
 
 import json
 import signal
+import time
 from pathlib import Path
+from unittest import mock
 
+import torch
+
+from brx.data.prepare import prepare
 from brx.distributed.processes import DistributedWorld
+from brx.errors import NeighbourLostError
 from brx.runs.folder import RunFolder
 from brx.train.loop import Trainer, train
 from tests.train.helpers import tiny_config
@@ -129,6 +135,33 @@ def stop(folder, world):
     }
     (folder / f"stop-{world.rank}.json").write_text(json.dumps(found))
     world.barrier()
+
+
+def connect(folder, is_absent):
+    """Connect to the neighbours, and note the error. With `is_absent`, stop before: as a rank that
+    ends or hangs while it makes its model."""
+    world = DistributedWorld(timeout_s=5)
+    if is_absent:
+        signal.pause()
+    try:
+        world.connect((1, 1, 1), torch.float32, torch.device("cpu"))
+    except NeighbourLostError as error:
+        (folder / "error").write_text(str(error))
+
+
+def prepare_slowly(folder):
+    """Train, while the last rank takes longer for its data than ranks otherwise wait."""
+    timeout_s = 10
+
+    def slow(*arguments, **options):
+        time.sleep(timeout_s + 4)
+        return prepare(*arguments, **options)
+
+    world = DistributedWorld(timeout_s)
+    is_slow = world.rank == world.num_ranks - 1
+    with mock.patch("brx.train.loop.prepare", slow if is_slow else prepare):
+        train(tiny_config(folder, "training.iterations=3"), folder / "slow", world=world)
+    world.close()
 
 
 def work(folder, jobs):

@@ -16,15 +16,18 @@ import yaml
 
 from brx.cli.main import main
 from brx.config.loading import dump_config, load_config
+from brx.config.user_code import allowed
 from brx.data.prepare import prepare, token_folder
-from brx.errors import DivergedError, RunError, UserError
+from brx.errors import DivergedError, NeighbourLostError, RunError, UserError
 from brx.methods.table import DelayCompensation
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.methods.updater import lr_factor
+from brx.pipeline.world import World
 from brx.runs import checkpoint
+from brx.runs.folder import RunFolder
 from brx.runs.metrics import read_metrics
-from brx.train.build import check_head
-from brx.train.loop import train
+from brx.train.build import check_head, check_method
+from brx.train.loop import Trainer, train
 from tests.processes import start_brx
 from tests.train.helpers import (
     files_of_at_most,
@@ -746,12 +749,95 @@ class Late(AdamW):
 """
 
 
+ALL_WEIGHTS = "[weight for group in self.param_groups for weight in group['params']]"
+DEPENDS_ON_DEVICES = {
+    "random numbers": "weight.grad += 1e-4 * torch.randn_like(weight)",
+    "the parameters of all stages": "weight.grad /= sum(other.abs().sum() for other in weights)",
+}
+
+
+def method_for_two_devices(folder, change):
+    """A run with an optimizer that first changes the gradient of each weight."""
+    (folder / "own.py").write_text(
+        f"""
+import torch
+
+class Own(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        weights = {ALL_WEIGHTS}
+        for weight in weights:
+            {change}
+        super().step()
+"""
+    )
+    method = f"optimizer={{method: '{folder}/own.py:Own'}}"
+    return tiny_config(folder, method, "pipeline.devices=2")
+
+
+@pytest.mark.parametrize("why", DEPENDS_ON_DEVICES)
+def test_method_that_depends_on_the_number_of_devices_is_refused(why, tmp_path):
+    config = method_for_two_devices(tmp_path, DEPENDS_ON_DEVICES[why])
+    with (
+        allowed(),
+        pytest.raises(UserError, match=f"own.py:Own: computes with {why}.*devices to 1"),
+    ):
+        check_method(config, torch.device("cpu"))
+
+
+def test_optimizer_that_learns_one_step_size_for_all_stages_is_refused_on_several_devices(tmp_path):
+    pytest.importorskip("pytorch_optimizer")
+    method = "optimizer={method: 'pytorch_optimizer:Prodigy', lr: 1.0}"
+    config = tiny_config(tmp_path, method, "pipeline.devices=2")
+    with allowed(), pytest.raises(UserError, match="Prodigy: computes with the parameters of all"):
+        check_method(config, torch.device("cpu"))
+
+
+def test_method_that_looks_at_each_weight_alone_runs_on_several_devices(tmp_path):
+    config = method_for_two_devices(tmp_path, "weight.grad /= weight.grad.norm()")
+    with allowed():
+        check_method(config, torch.device("cpu"))
+
+
+class MuteWorld(World):
+    """A process that can hear no announcements any more, as when the launcher is gone."""
+
+    is_mute = False
+
+    def announced(self, topic):
+        if self.is_mute:
+            raise NeighbourLostError("the launcher", "closed its connection")
+        return super().announced(topic)
+
+
+def test_summary_of_a_run_that_has_lost_its_launcher_says_so(tmp_path):
+    world = MuteWorld()
+    trainer = Trainer(tiny_config(tmp_path), RunFolder(tmp_path / "run"), world)
+    trainer._after_iteration = lambda: setattr(world, "is_mute", trainer.iteration == 5)
+    with pytest.raises(RunError, match="the launcher closed its connection"):
+        trainer.run(resume=False)
+    summary = summary_of(tmp_path / "run")
+    assert summary["status"] == "failed"
+    assert summary["error"] == "the launcher closed its connection"
+
+
 def test_custom_step_that_fails_in_a_trial(tmp_path):
     config = tiny_config(tmp_path, "optimizer={method: 'torch.optim:SparseAdam'}")
     told = r"torch.optim:SparseAdam: iteration 1: its step: .* \(in a trial on a small"
     with pytest.raises(UserError, match=told):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_custom_step_that_exits_fails_the_run(tmp_path):
+    """It would end the process with exit code 0, as if the run were finished."""
+    (tmp_path / "late.py").write_text(
+        LATE.replace("assert self.calls < 4", "self.calls < 4 or exit(0)")
+    )
+    config = tiny_config(tmp_path, f"optimizer={{method: '{tmp_path}/late.py:Late'}}")
+    with pytest.raises(RunError, match=r"iteration 4: its step: .*late\.py:8: SystemExit: 0"):
+        train(config, tmp_path / "run")
+    assert summary_of(tmp_path / "run")["status"] == "failed"
 
 
 def test_custom_step_that_fails_later(tmp_path):

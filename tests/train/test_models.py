@@ -129,6 +129,13 @@ def test_what_a_models_file_raises_fails_the_run_in_one_line(tmp_path):
     assert len(steps_of(tmp_path / "run")) == 3
 
 
+def test_exit_of_a_models_file_fails_the_run(tmp_path):
+    forward = "if self.passes == 4: raise SystemExit(0)\n        return x + self.linear(x)"
+    config = tiny_config(tmp_path, written(tmp_path, forward))
+    with pytest.raises(RunError, match=r"after iteration 3: .*mine\.py:13: SystemExit: 0"):
+        train(config, tmp_path / "run")
+
+
 def test_constant_auxiliary_loss_is_recorded(tmp_path):
     forward = "return x + self.linear(x), x.new_full((), 0.5)"
     train(tiny_config(tmp_path, written(tmp_path, forward), *SHORT), tmp_path / "run")
