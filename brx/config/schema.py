@@ -871,7 +871,7 @@ class TrainingConfig(Section):
 
     @property
     def session_seconds(self) -> float:
-        """Seconds after which a session of the run saves and ends; infinite if it shall not."""
+        """Seconds after which a session of the run saves and ends; infinite without a limit."""
         return parse_duration(self.stop_after) if isinstance(self.stop_after, str) else math.inf
 
 
