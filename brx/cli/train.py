@@ -101,7 +101,9 @@ def train(
     source = user_path(config)
     is_run = (source / "config.yaml").is_file()
     place = place_among_many()
-    num_ranks = devices if place is None else place[1]
+    num_ranks = devices
+    if place is not None:
+        _, num_ranks = place
     refuse(
         devices not in (None, num_ranks),
         f"--devices {devices}: WORLD_SIZE is {num_ranks}; leave one out",
@@ -122,12 +124,12 @@ def train(
     from brx.train.loop import train
 
     folder = out or (source if is_run else default_folder(run_config, find_config(config)))
+    left = seconds - (time.monotonic() - started)
     if place is None and run_config.pipeline.devices > 1:
         arguments = ["train", config, "--out", str(folder)]
         switches = {"--resume": resume, "--profile": profile, "--verify": verify}
         arguments += [name for name, is_given in switches.items() if is_given]
-        if math.isfinite(seconds):
-            left = seconds - (time.monotonic() - started)
+        if math.isfinite(left):
             arguments += ["--stop-after", f"{max(1, int(left))}s"]
         if settings:
             arguments += ["--set", *settings]
@@ -136,7 +138,7 @@ def train(
     if place is not None:
         end_with_launcher()
     world = _meet(run_config, is_one_of_many=place is not None)
-    left = seconds - (time.monotonic() - started)
+    left = seconds - (time.monotonic() - started)  # ranks may have waited for each other
     status = train(
         run_config,
         folder,

@@ -350,11 +350,23 @@ def check_method(config: RunConfig, device: torch.device) -> None:
     _check_error_feedback(config)
     if config.runtime.graphs:
         _check_graphs(config, device)
+    state = torch.get_rng_state()
+    try:
+        _try_method(config, device)
+    except RunError as error:
+        # Without a cause, the small model diverged. This says nothing about the run's model.
+        if error.__cause__ is not None:
+            raise UserError(f"{error} (in a trial on a small model)") from None
+    finally:
+        torch.set_rng_state(state)
+
+
+def _try_method(config: RunConfig, device: torch.device) -> None:
+    """Make the method's optimizers for a small model; with a user's own method, also train it."""
     is_own = isinstance(config.optimizer, CustomConfig)
     trial = _small(config, TRIED_WIDTH if is_own else 2)
     trial_device = device if is_own else torch.device("cpu")
     num_updates = TRIED_UPDATES if is_own else 0
-    delays = stage_delays(config.pipeline, config.training.seed)
 
     def micro_batch(n: int) -> MicroBatch:
         generator = torch.Generator().manual_seed(n)
@@ -362,22 +374,15 @@ def check_method(config: RunConfig, device: torch.device) -> None:
         tokens = torch.randint(256, shape, generator=generator).to(trial_device)
         return tokens[:, :-1], tokens[:, 1:]
 
-    state = torch.get_rng_state()
-    try:
-        assembly = assemble(trial, micro_batch, device=trial_device)
-        for step in assembly.engine.run(1, lambda: num_updates):
-            # The method's rule for the learning rate has to answer for all delays of the run.
-            for delay in delays:
-                assembly.updater.lr_divisor(delay.tau_updates, step.iteration)
-        if is_own:
-            for stage in assembly.stages:
-                assembly.updater.check_saved(stage)
-    except RunError as error:
-        # Without a cause, the small model diverged. This says nothing about the run's model.
-        if error.__cause__ is not None:
-            raise UserError(f"{error} (in a trial on a small model)") from None
-    finally:
-        torch.set_rng_state(state)
+    delays = stage_delays(config.pipeline, config.training.seed)
+    assembly = assemble(trial, micro_batch, device=trial_device)
+    for step in assembly.engine.run(1, lambda: num_updates):
+        # The method's rule for the learning rate has to answer for all delays of the run.
+        for delay in delays:
+            assembly.updater.lr_divisor(delay.tau_updates, step.iteration)
+    if is_own:
+        for stage in assembly.stages:
+            assembly.updater.check_saved(stage)
 
 
 def _small(config: RunConfig, width: int) -> RunConfig:
