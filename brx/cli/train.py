@@ -124,12 +124,12 @@ def train(
     from brx.train.loop import train
 
     folder = out or (source if is_run else default_folder(run_config, find_config(config)))
-    left = seconds - (time.monotonic() - started)
     if place is None and run_config.pipeline.devices > 1:
         arguments = ["train", config, "--out", str(folder)]
         switches = {"--resume": resume, "--profile": profile, "--verify": verify}
         arguments += [name for name, is_given in switches.items() if is_given]
-        if math.isfinite(left):
+        if math.isfinite(seconds):
+            left = seconds - (time.monotonic() - started)
             arguments += ["--stop-after", f"{max(1, int(left))}s"]
         if settings:
             arguments += ["--set", *settings]
@@ -138,7 +138,7 @@ def train(
     if place is not None:
         end_with_launcher()
     world = _meet(run_config, is_one_of_many=place is not None)
-    left = seconds - (time.monotonic() - started)  # ranks may have waited for each other
+    left = seconds - (time.monotonic() - started)
     status = train(
         run_config,
         folder,
