@@ -13,8 +13,8 @@ from typing import Any, TextIO
 
 from brx.errors import RunError, UserError
 
-# The longest path of a Unix socket, in bytes. Of the systems that we run on, macOS has the smallest
-# `sun_path`: 104 bytes, including the final zero.
+# The longest path of a Unix socket, in bytes. macOS has the smallest `sun_path` of the systems that
+# we run on: 104 bytes, including the final zero.
 _LONGEST_SOCKET_PATH = 103
 # multiprocessing adds /pymp-XXXXXXXX/listener-XXXXXXXX to the path of the temporary folder.
 _SOCKET_NAME_LENGTH = len("/pymp-") + len("/listener-") + 2 * 8

@@ -83,5 +83,10 @@ def path_of_text(text: str | os.PathLike[str]) -> Path:
     path = Path(text)
     if path.exists():
         return path
-    unescaped = Path(_ESCAPED_BYTE.sub(lambda match: chr(0xDC00 + int(match[1], 16)), str(text)))
+    unescaped = Path(_ESCAPED_BYTE.sub(_surrogate_of_byte, str(text)))
     return unescaped if unescaped.exists() else path
+
+
+def _surrogate_of_byte(escaped: re.Match[str]) -> str:
+    """The character by which Python writes a byte of a path that is not UTF-8."""
+    return chr(0xDC00 + int(escaped[1], 16))

@@ -101,7 +101,9 @@ def train(
     source = user_path(config)
     is_run = (source / "config.yaml").is_file()
     place = place_among_many()
-    num_ranks = devices if place is None else place[1]
+    num_ranks = devices
+    if place is not None:
+        _, num_ranks = place
     refuse(
         devices not in (None, num_ranks),
         f"--devices {devices}: WORLD_SIZE is {num_ranks}; leave one out",

@@ -4,7 +4,8 @@ YAML, becomes one line."""
 import math
 import re
 from collections import Counter
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -137,34 +138,63 @@ def _comment_in(text: str) -> str | None:
     return rest if rest.startswith("#") else None
 
 
+class _Size(NamedTuple):
+    """The size of a value, with its aliases written out."""
+
+    num_values: int
+    num_levels: int  # of collections within each other; 0 for a scalar
+
+
+_SCALAR = _Size(1, 0)
+_EMPTY = _Size(1, 0)  # a collection is itself a value
+
+
+@dataclass
+class _Collection:
+    """A list or mapping whose end has not been read yet."""
+
+    anchor: str | None
+    size: _Size = _EMPTY  # so far
+
+    def add(self, size: _Size) -> None:
+        num_levels = max(self.size.num_levels, size.num_levels + 1)
+        self.size = _Size(self.size.num_values + size.num_values, num_levels)
+
+
 def _check_size(text: str) -> None:
     """yaml.YAMLError if there are too many values or levels, counting aliases as if they were
     written out, or if an alias contains itself."""
-    # A size is a pair: the number of values, and the number of levels.
-    sizes: dict[str | None, list[int]] = {}  # by anchor
-    # The anchor, and the size so far, of each collection around an event
-    around: list[Any] = [(None, [0, 0])]
+    sizes: dict[str | None, _Size] = {}  # by anchor
+    # The collections around an event. The first one is the whole text, which is no value.
+    around = [_Collection(None, _Size(0, 0))]
     # Events come one by one. libyaml would build nodes by recursion, and might crash.
     for event in yaml.parse(text, Loader=SafeLoader):
-        anchor, size = getattr(event, "anchor", None), [1, 0]
+        anchor = getattr(event, "anchor", None)
         if isinstance(event, yaml.CollectionStartEvent):
-            around.append((anchor, size))
-            size = [0, -1]  # adds nothing yet: a collection counts when it ends
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, size = around.pop()
+            _check_levels(len(around) - 1, event)
+            around.append(_Collection(anchor))
+            continue  # it counts when it ends
+        if isinstance(event, yaml.CollectionEndEvent):
+            ended = around.pop()
+            anchor, size = ended.anchor, ended.size
         elif isinstance(event, yaml.AliasEvent):
-            if any(anchor == name for name, _ in around):
+            if any(anchor == collection.anchor for collection in around):
                 raise _problem("an alias that contains itself", event)
-            size = sizes.get(anchor, size)
-        elif not isinstance(event, yaml.ScalarEvent):
+            size = sizes.get(anchor, _SCALAR)
+        elif isinstance(event, yaml.ScalarEvent):
+            size = _SCALAR
+        else:
             continue
         sizes[anchor] = size
-        total = around[-1][1]
-        total[:] = total[0] + size[0], max(total[1], size[1] + 1)
-        if total[0] > MOST_VALUES:
+        around[-1].add(size)
+        if around[-1].size.num_values > MOST_VALUES:
             raise _problem(f"more than {MOST_VALUES:,} values, its aliases written out", event)
-        if len(around) - 1 + size[1] > MOST_LEVELS:
-            raise _problem(f"nested more than {MOST_LEVELS} levels deep", event)
+        _check_levels(len(around) - 1 + size.num_levels, event)
+
+
+def _check_levels(num_levels: int, event: yaml.Event) -> None:
+    if num_levels > MOST_LEVELS:
+        raise _problem(f"nested more than {MOST_LEVELS} levels deep", event)
 
 
 def _problem(text: str, place: yaml.Node | yaml.Event) -> yaml.constructor.ConstructorError:

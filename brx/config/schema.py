@@ -396,24 +396,35 @@ def check_delay(value: Any) -> Any:
     """Refuse a value that is not a delay profile, with one message for all its forms."""
     if isinstance(value, str) and re.fullmatch(USER_CODE, value):
         value = {"function": value}
-    is_code = isinstance(value, dict) and re.fullmatch(USER_CODE, str(value.get("function")))
-    if is_code and value.keys() <= DelayCode.model_fields.keys():
-        return {
-            **value,
-            "code_sha256": value.get("code_sha256") or code_sha256(str(value["function"])),
-        }
+    if _is_delay_code(value):
+        sha256 = value.get("code_sha256") or code_sha256(str(value["function"]))
+        return {**value, "code_sha256": sha256}
     if isinstance(value, DelayCode | DelayLike) or value in get_args(DelayName):
         return value
-    is_like = isinstance(value, dict) and list(value) == ["like"]
-    numbers = value if isinstance(value, list) else [value["like"] if is_like else value]
-    # bool is a subclass of int, and must be refused.
-    if numbers and all(type(number) is int and number >= is_like for number in numbers):
+    if isinstance(value, dict):
+        is_profile = list(value) == ["like"] and _is_whole(value["like"], least=1)
+    elif isinstance(value, list):
+        is_profile = bool(value) and all(_is_whole(number, least=0) for number in value)
+    else:
+        is_profile = _is_whole(value, least=0)
+    if is_profile:
         return value
     raise ValueError(
         f"delay must be {', '.join(get_args(DelayName))}, a whole number from 0, a list of them "
-        f"with one per stage,"
-        f" {{like: P}}, or FILE.py:NAME, got {value!r}"
+        f"with one per stage, {{like: P}}, or FILE.py:NAME, got {value!r}"
     )
+
+
+def _is_delay_code(value: Any) -> bool:
+    """Whether a value names a delay function, with no other keys than `DelayCode` has."""
+    if not isinstance(value, dict) or not value.keys() <= DelayCode.model_fields.keys():
+        return False
+    return re.fullmatch(USER_CODE, str(value.get("function"))) is not None
+
+
+def _is_whole(number: Any, *, least: int) -> bool:
+    # Not `isinstance`: bool is a subclass of int, and must be refused.
+    return type(number) is int and number >= least
 
 
 class PipelineConfig(Section):
@@ -468,40 +479,51 @@ class PipelineConfig(Section):
         return "-".join(map(str, self.delay)) if isinstance(self.delay, list) else str(self.delay)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        count = len(self.delay) if isinstance(self.delay, list) else self.stages
-        refuse(
-            count != self.stages,
-            f"delay must have one entry per stage ({self.stages}), got {count}",
-        )
-        like = self.delay.like if isinstance(self.delay, DelayLike) else 1
-        facts = self.delay.facts if isinstance(self.delay, DelayCode) else None
-        refuse(
-            facts is not None and not len(facts.largest) == len(facts.mean) == self.stages,
-            f"delay.facts must have one entry per stage ({self.stages}); leave them out",
-        )
-        refuse(self.stages == 1 and like > 1, f"delay: like: {like} needs at least 2 stages, got 1")
+    def _delay_fits_stages(self) -> Self:
+        stages, delay = self.stages, self.delay
+        if isinstance(delay, list):
+            refuse(
+                len(delay) != stages,
+                f"delay must have one entry per stage ({stages}), got {len(delay)}",
+            )
+        if isinstance(delay, DelayCode) and delay.facts is not None:
+            facts = delay.facts
+            refuse(
+                not len(facts.largest) == len(facts.mean) == stages,
+                f"delay.facts must have one entry per stage ({stages}); leave them out",
+            )
+        if isinstance(delay, DelayLike):
+            refuse(
+                stages == 1 and delay.like > 1,
+                f"delay: like: {delay.like} needs at least 2 stages, got 1",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _devices_fit(self) -> Self:
         refuse(
             self.devices > self.stages,
             f"devices must be at most stages ({self.stages}), got {self.devices}",
         )
-        is_code = isinstance(self.delay, DelayCode)
         refuse(
-            is_code and self.devices > 1,
+            isinstance(self.delay, DelayCode) and self.devices > 1,
             f"delay: a function of your own needs devices: 1 (got {self.devices})",
         )
-        for key, is_set, why in (
-            (
-                "forecast",
-                self.forecast is not None,
-                "forward and backward pass see the same prediction",
-            ),
-            ("recompute", self.recompute, "recomputing from newer weights is another algorithm"),
-        ):
-            refuse(
-                is_set and self.stash != "exact",
-                f"{key} needs stash: exact (got {self.stash}): {why}",
-            )
+        return self
+
+    @model_validator(mode="after")
+    def _stash_fits(self) -> Self:
+        if self.stash == "exact":
+            return self
+        needs = f"needs stash: exact (got {self.stash})"
+        refuse(
+            self.forecast is not None,
+            f"forecast {needs}: forward and backward pass see the same prediction",
+        )
+        refuse(
+            self.recompute,
+            f"recompute {needs}: recomputing from newer weights is another algorithm",
+        )
         return self
 
 
@@ -742,11 +764,10 @@ class CustomConfig(Section):
 def method_tag(value: Any) -> str:
     """The tag of the section that describes a method, given the section, a mapping or the method's
     name: `custom` for `package.module:Class`."""
-    method = (
-        value.get("method", "pipedream")
-        if isinstance(value, dict)
-        else getattr(value, "method", value)
-    )
+    if isinstance(value, dict):
+        method = value.get("method", "pipedream")
+    else:
+        method = getattr(value, "method", value)
     return "custom" if isinstance(method, str) and ":" in method else str(method)
 
 
@@ -835,14 +856,13 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _within_schedule(self) -> Self:
-        for key, last in (
-            ("stop_after", self.stop_after if isinstance(self.stop_after, int) else 0),
-            ("keep_at", max(self.keep_at, default=0)),
-        ):
-            refuse(
-                last > self.iterations,
-                f"{key} must be at most iterations ({self.iterations}), got {last}",
-            )
+        limit = f"must be at most iterations ({self.iterations})"
+        refuse(
+            self.last_iteration > self.iterations,
+            f"stop_after {limit}, got {self.last_iteration}",
+        )
+        last_kept = max(self.keep_at, default=0)
+        refuse(last_kept > self.iterations, f"keep_at {limit}, got {last_kept}")
         return self
 
     @property
@@ -851,7 +871,7 @@ class TrainingConfig(Section):
 
     @property
     def session_seconds(self) -> float:
-        """Seconds after which a session of the run saves and ends; infinite if it shall not."""
+        """Seconds after which a session of the run saves and ends; infinite without a limit."""
         return parse_duration(self.stop_after) if isinstance(self.stop_after, str) else math.inf
 
 
@@ -928,13 +948,12 @@ class RunConfig(Section):
         refuse(
             self.logging.staleness_every is not None and devices > 1,
             f"logging.staleness_every needs pipeline.devices 1 (got {devices}), where the "
-            f"trajectory is the same:"
-            " a fresh gradient is one of all stages' newest weights",
+            f"trajectory is the same: a fresh gradient is one of all stages' newest weights",
         )
         refuse(
             self.pipeline.cut is not None and not self.is_recorded,
-            "pipeline.cut: leave it out; only `record` writes it, and brx cuts its own models by"
-            " blocks",
+            "pipeline.cut: leave it out; only `record` writes it, and brx cuts its own models by "
+            "blocks",
         )
         compiles_whole = self.runtime.compile == "whole"
         refuse(

@@ -211,7 +211,10 @@ def fixed_rotation(size: int, side: Side, theta: float | Literal["random"]) -> T
 
     K is skew-symmetric with normal entries, scaled so that the root mean square of its eigenvalues'
     magnitudes is 1. Thus theta is the typical angle, in radians, by which a plane turns."""
-    generator = torch.Generator().manual_seed(2 * size + (side == "left"))
+    seed = 2 * size  # each size and side has its own
+    if side == "left":
+        seed += 1
+    generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(size, size, dtype=torch.float64, generator=generator)
     if theta == UNIFORM:
         orthogonal: Tensor

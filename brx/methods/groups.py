@@ -154,8 +154,8 @@ def step_stages_together(optimizer: Optimizer) -> Optimizer:
 
 
 def _merge_into(together: Group, group: Group) -> None:
-    """Add the parameters of a group to a merged one with equal options. Of the keys in
-    `NOT_OPTIONS`, the merged group keeps those with equal values."""
+    """Add the parameters of a group to a merged one with equal options. The merged group loses keys
+    of `NOT_OPTIONS` whose values differ."""
     together["params"] += group["params"]
     for key in NOT_OPTIONS:
         if key == "params" or key not in together:

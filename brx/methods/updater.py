@@ -225,25 +225,39 @@ class MethodUpdater:
             for name, own in state.get("correction", {}).items():
                 self._corrections[stage][name] = copied_to(device, own)
         for index, optimizer in enumerate(self.optimizers):
-            # A state dict of torch's form, in which numbers stand for parameters, is filled with
-            # the saved state and options by the parameters' names.
-            packed = optimizer.state_dict()
-            packed["state"] = {}
-            for name_in_stage, group in _named_groups(packed["param_groups"]):
-                entry = states[group["stage"]]["optimizer"][index]
-                group.update(entry["groups"][name_in_stage])
-                for name, number in zip(group["param_names"], group["params"], strict=True):
-                    if name in entry["state"]:
-                        packed["state"][number] = entry["state"][name]
-            _add_common(packed, states[min(states)]["optimizer"][index])
-            optimizer.load_state_dict(packed)
-            for group in optimizer.param_groups:
-                saved = states[group["stage"]]["optimizer"][index]["state"]
-                for name, parameter in zip(group["param_names"], group["params"], strict=True):
-                    for key, as_saved in saved.get(name, {}).items():
-                        own = optimizer.state[parameter]
-                        if key in own:
-                            own[key] = _with_saved_types(own[key], as_saved)
+            saved = {stage: state["optimizer"][index] for stage, state in states.items()}
+            optimizer.load_state_dict(_packed(optimizer, saved))
+            _restore_types(optimizer, saved)
+
+
+def _packed(optimizer: Optimizer, saved: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """A state dict of torch's form, in which numbers stand for parameters, filled with the saved
+    state and options by the parameters' names.
+
+    Args:
+        saved: what `_saved` returned for each stage, by stage.
+    """
+    packed = optimizer.state_dict()
+    packed["state"] = {}
+    for name_in_stage, group in _named_groups(packed["param_groups"]):
+        entry = saved[group["stage"]]
+        group.update(entry["groups"][name_in_stage])
+        for name, number in zip(group["param_names"], group["params"], strict=True):
+            if name in entry["state"]:
+                packed["state"][number] = entry["state"][name]
+    _add_common(packed, saved[min(saved)])
+    return packed
+
+
+def _restore_types(optimizer: Optimizer, saved: dict[int, dict[str, Any]]) -> None:
+    """Give the loaded state the data types in which it was saved; `saved` as in `_packed`."""
+    for group in optimizer.param_groups:
+        state_by_name = saved[group["stage"]]["state"]
+        for name, parameter in zip(group["param_names"], group["params"], strict=True):
+            for key, as_saved in state_by_name.get(name, {}).items():
+                loaded = optimizer.state[parameter]
+                if key in loaded:
+                    loaded[key] = _with_saved_types(loaded[key], as_saved)
 
 
 def _with_saved_types(loaded: Any, saved: Any) -> Any:

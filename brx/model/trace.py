@@ -168,10 +168,11 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             written = args[place] if place < len(args) else kwargs.get(argument.name)
             for tensor in tree_leaves(written):
-                if isinstance(tensor, Tensor):
-                    name = self._weights.get(tensor.untyped_storage()._cdata)
-                    if name is not None:
-                        raise WrittenWeightError(name)
+                if not isinstance(tensor, Tensor):
+                    continue
+                name = self._weights.get(tensor.untyped_storage()._cdata)
+                if name is not None:
+                    raise WrittenWeightError(name)
 
 
 def used_elsewhere(module: nn.Module, inputs: Sequence[Tensor]) -> set[str]:

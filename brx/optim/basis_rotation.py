@@ -193,6 +193,7 @@ class BasisRotation(Optimizer):
         as_published: bool = False,
         compiled: bool = False,
     ) -> None:
+        # At this point the locals are the arguments.
         defaults = {name: value for name, value in locals().items() if name not in NO_OPTIONS}
         defaults["rest_factor"] = 1.0
         if rest_lr is not None:
@@ -242,14 +243,14 @@ class BasisRotation(Optimizer):
         model = self._model() if self._model is not None else None
         if model is None or all(self._is_known(named) for named in self._named()):
             return
-        of_all = roles(model)
-        kept = {named.parameter for named in self._named()}
+        role_by_name = roles(model)
+        present = {named.parameter for named in self._named()}
         for name, parameter in model.named_parameters():
-            kept.add(parameter)
+            present.add(parameter)
             if not is_lazy(parameter):
-                self._roles.setdefault(parameter, of_all[name])
+                self._roles.setdefault(parameter, role_by_name[name])
         # What was replaced must not stay in memory: it is the whole model.
-        for replaced in self._roles.keys() - kept:
+        for replaced in self._roles.keys() - present:
             del self._roles[replaced]
 
     def _is_known(self, named: Named) -> bool:
@@ -359,7 +360,7 @@ class BasisRotation(Optimizer):
         """
         if self._lazy_model is not None:
             self._find_roles(self._lazy_model)
-        with_gradient = []
+        with_gradient: list[tuple[Tensor, StepOptions]] = []
         fits = True
         for group in self.param_groups:
             group_options = StepOptions(step_options(group), self._roles)
@@ -393,24 +394,29 @@ class BasisRotation(Optimizer):
             group_options = StepOptions(step_options(group), self._roles)
             places = self._places(group)
             for parameter in _once(group["params"]):
-                own = self.state.get(parameter)
-                if parameter.grad is None and not own:
+                if parameter.grad is None and not self.state.get(parameter):
                     continue
-                options = group_options.of(parameter)
-                self._check_parameter(parameter, options)
-                if parameter.device.type == "meta":
-                    who = self._describe(parameter)
-                    raise ValueError(f"{who} is on the meta device: a step needs numbers")
-                member = Member(parameter, group, options, group_options.form(parameter))
+                member = self._new_member(parameter, group, group_options)
                 member.place = places.get(parameter, member.place)
-                if member.is_rotated and is_sharded(parameter):
-                    member.shards = self._sharding.of[parameter]
-                if own:
-                    self._give_state(member, own)
                 members.append(member)
         self._detach_state(self._layout.members.keys() - {member.parameter for member in members})
         self._layout = Layout([], {})  # frees old batches while new ones are made
         self._layout = Layout(members, self.state)
+
+    def _new_member(self, parameter: Tensor, group: Group, group_options: StepOptions) -> Member:
+        """A parameter with its options, its shards, and the state that it has."""
+        options = group_options.of(parameter)
+        self._check_parameter(parameter, options)
+        if parameter.device.type == "meta":
+            who = self._describe(parameter)
+            raise ValueError(f"{who} is on the meta device: a step needs numbers")
+        member = Member(parameter, group, options, group_options.form(parameter))
+        if member.is_rotated and is_sharded(parameter):
+            member.shards = self._sharding.of[parameter]
+        own = self.state.get(parameter)
+        if own:
+            self._give_state(member, own)
+        return member
 
     def _places(self, group: Group) -> dict[Tensor, Place]:
         """Where each rotated parameter of a group stands among those that are rotated."""
@@ -494,12 +500,12 @@ class BasisRotation(Optimizer):
                 parts.append(published_update(batch[run], batch.part(gradient, run), is_due))
             batch.update_weights(torch.cat(parts), work.numbers.decay)
             return
-        for (refresh, num_gradients), run in work.refreshes:
+        for due, run in work.refreshes:
             part, part_gradient = batch[run], batch.part(gradient, run)
-            if num_gradients and batch.options["source"] == "2nd":
-                accumulate_covariances(part, part_gradient, num_gradients)
-            if refresh:
-                self._renew_bases(part, part_gradient, exact=refresh == "exact")
+            if due.num_gradients and batch.options["source"] == "2nd":
+                accumulate_covariances(part, part_gradient, due.num_gradients)
+            if due.refresh is not None:
+                self._renew_bases(part, part_gradient, exact=due.refresh == "exact")
         self._take_step(batch, gradient, work.numbers)
 
     def _renew_bases(
@@ -557,7 +563,7 @@ class BasisRotation(Optimizer):
                 gradient,
                 momentum,
                 second_moment,
-                steps.view(-1, *[1] * (momentum.ndim - 1)),
+                batch.counts(),
                 numbers.lr,
                 batch.bad,
                 beta1,
@@ -798,10 +804,12 @@ class BasisRotation(Optimizer):
         that this optimizer keeps. ValueError where something does not fit."""
         # torch's own loading would cast states to the parameter's precision: bfloat16 loses half.
         groups = todays_groups(given["param_groups"], self.param_groups, self.defaults)
-        saved = [len(group["params"]) for group in groups]
-        own = [len(group["params"]) for group in self.param_groups]
-        if saved != own:
-            raise ValueError(f"the saved groups have {saved} parameters, this optimizer's {own}")
+        saved_counts = [len(group["params"]) for group in groups]
+        own_counts = [len(group["params"]) for group in self.param_groups]
+        if saved_counts != own_counts:
+            raise ValueError(
+                f"the saved groups have {saved_counts} parameters, this optimizer's {own_counts}"
+            )
         for group in groups:
             check_options(group)
         self._find_new_roles()

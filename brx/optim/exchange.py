@@ -24,20 +24,25 @@ def gather_gradients(members: Sequence[Member]) -> None:
         group = shards[0].group
         rank = dist.get_rank(group)
         outgoing = []
-        expected = []
         for each, part in zip(shards, parts, strict=True):
             if each.sends(rank):
                 outgoing.append((each.owner, part))
+        expected = []
+        for each in shards:
             if each.is_owner:
                 expected += [(source, each.size(source)) for source in each.senders()]
         pieces = iter(exchange(outgoing, expected, parts[0], group))
         for member, each in zip(alike, shards, strict=True):
-            member.gradient = None
-            if each.is_owner:
-                member.gradient = parts[0].new_empty(each.shape)
-                for source in each.senders():
-                    target = each.part(member.gradient, source)
-                    target.copy_(next(pieces).view(target.shape))
+            member.gradient = _assembled(each, pieces, parts[0]) if each.is_owner else None
+
+
+def _assembled(shards: Shards, pieces: Iterator[Tensor], like: Tensor) -> Tensor:
+    """A whole gradient, from its senders' pieces: the next ones of `pieces`."""
+    gradient = like.new_empty(shards.shape)
+    for source in shards.senders():
+        part = shards.part(gradient, source)
+        part.copy_(next(pieces).view(part.shape))
+    return gradient
 
 
 def apply_updates(members: Sequence[Member], decay: Callable[[Member], Tensor]) -> None:

@@ -12,8 +12,7 @@ import torch
 from .basis_rotation import BasisRotation
 from .step_plan import Plan
 
-# After this many different make-ups, none of which came twice, gradients are assumed to move from
-# step to step.
+# If this many steps had different make-ups, gradients are assumed to move from step to step.
 MOST_MAKE_UPS = 64
 
 

@@ -72,6 +72,12 @@ class MatrixBatch:
             yield value, slice(start, stop)
             start = stop
 
+    def counts(self) -> Tensor:
+        """The members' counts of updates (members, 1, ..., 1), with as many dimensions as the
+        moments; a view."""
+        ones = [1] * (self.state["exp_avg"].ndim - 1)
+        return self.state["step"].view(-1, *ones)
+
     def matrices(self, name: str) -> Tensor:
         """One of the states, of all matrices (b, ., .); a view."""
         return self.state[name].flatten(0, -3)
@@ -172,9 +178,9 @@ def squared_mean(batch: MatrixBatch) -> Tensor:
     """
     beta1, beta2 = batch.options["betas"]
     momentum = batch.state["exp_avg"]
-    steps = batch.state["step"].view(-1, *[1] * (momentum.ndim - 1)).to(momentum.dtype)
-    steps = steps.clamp(min=1)  # 0 where a bad gradient has kept the first update from counting
-    ratio = (1 - beta2**steps) / (1 - beta1**steps).square()
+    # The count is 0 where a bad gradient has kept the first update from counting.
+    t = batch.counts().to(momentum.dtype).clamp(min=1)
+    ratio = (1 - beta2**t) / (1 - beta1**t).square()
     return momentum.square().mul_(ratio)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -14,6 +14,13 @@ from .shards import Shards
 
 State = dict[str, Tensor]  # what the optimizer keeps for a parameter, by name
 Refresh = Literal["exact", "power", None]
+
+
+class Due(NamedTuple):
+    """What an update does to a basis and its covariances."""
+
+    refresh: Refresh  # how it renews the basis; None: not at all
+    num_gradients: int  # for how many updates its gradient counts in the covariances
 
 
 @dataclass(frozen=True)
@@ -95,25 +102,24 @@ class Member:
         # gives intervals of 9 and 10 in turn.
         return bool(update // frequency > (update - 1) // frequency)
 
-    def next_refresh(self) -> tuple[Refresh, int]:
-        """How the next update renews the basis, and how many updates its gradient counts for in
-        the covariances."""
+    def next_refresh(self) -> Due:
+        """What the next update does to the basis and the covariances."""
         update = self.num_updates + 1
         first = self.options["first_refresh"]
         if self.options["as_published"]:
             # published.py decides itself. "power", because every gradient must be checked at once.
-            return "power", 1
+            return Due("power", 1)
         if update <= first:
             # The paper leaves the start open. Here every gradient counts until the first basis.
-            return ("exact" if update == first else None), 1
+            return Due("exact" if update == first else None, 1)
         if not self.is_due():
-            return None, 1 if self.options["covariance"] == "step" else 0
+            return Due(None, 1 if self.options["covariance"] == "step" else 0)
         # A refresh: algorithm 1, lines 5 and 6.
         if self.options["covariance"] == "interval":
-            return "power", update - self._last_refresh(before=update)
+            return Due("power", update - self._last_refresh(before=update))
         # "refresh", as printed: the average remembers frequency / (1 - beta2) updates, with "step"
         # 1 / (1 - beta2).
-        return "power", 1
+        return Due("power", 1)
 
     def _last_refresh(self, before: int) -> int:
         """The last update before the given one that renewed the basis."""

@@ -52,7 +52,7 @@ FUSED = {
 }
 # What `Role.kind` can be.
 KINDS = ("matrices", "kernels", "embeddings", "head", "vectors", "kept")
-# Of these names, those whose matrices may be rectangular.
+# The names in `FUSED` whose matrices may be rectangular.
 GATES = ("gate_up_proj", "gate_up", "w12", "to_qkv", "to_kv")
 
 Split = tuple[int, int]  # number of parts, and the dimension that they divide: -2 or -1

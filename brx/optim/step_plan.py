@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .matrix_batch import Layout, MatrixBatch
-from .member import Member, Refresh
+from .member import Due, Member
 from .numbers_of_step import NumbersOfSteps, StepNumbers
 from .options import Group, form_options, shared_options
 from .roles import Role, is_sorted
@@ -64,13 +64,12 @@ class Work:
     """What a step does with one batch of matrices.
 
     Attributes:
-        refreshes: for each run of neighbouring members, how their bases are renewed and how many
-            updates their gradients count for in the covariances.
+        refreshes: for each run of neighbouring members, what is due for their bases.
     """
 
     batch: MatrixBatch
     numbers: StepNumbers
-    refreshes: list[tuple[tuple[Refresh, int], slice]]
+    refreshes: list[tuple[Due, slice]]
 
 
 @dataclass
@@ -94,7 +93,7 @@ class Plan:
     def is_refresh(self) -> bool:
         """Whether any basis is renewed."""
         rotated = [member for member in self.members if member.is_rotated]
-        return any(member.next_refresh()[0] is not None for member in rotated)
+        return any(member.next_refresh().refresh is not None for member in rotated)
 
     @property
     def make_up(self) -> object:
@@ -106,7 +105,7 @@ class Plan:
             gradients.append((id(member), member.gradient.data_ptr()))
         work = []
         for place, one in zip(self.places, self.work, strict=True):
-            refreshes = tuple((how, run.start, run.stop) for how, run in one.refreshes)
+            refreshes = tuple((due, run.start, run.stop) for due, run in one.refreshes)
             options = one.batch.options
             fixed = (options["betas"], options["eps"], *map(options.get, CONSTANTS))
             work.append((place, refreshes, fixed))
@@ -120,9 +119,10 @@ class Plan:
         for work in self.work:
             batch = work.batch
             matrices_per_member = len(batch.matrices("exp_avg")) // len(batch.members)
-            for (refresh, _), run in work.refreshes:
-                if refresh == "exact":
-                    total += len(batch.sides) * matrices_per_member * (run.stop - run.start)
+            for due, run in work.refreshes:
+                if due.refresh == "exact":
+                    num_matrices = matrices_per_member * (run.stop - run.start)
+                    total += len(batch.sides) * num_matrices
         return total
 
 
@@ -160,11 +160,12 @@ def plan_step(members: list[Member], layout: Layout, numbers: NumbersOfSteps) ->
     plan = Plan(members)
     for place, batch in enumerate(layout.batches):
         for key, run in batch.runs(_alike_in_a_step):
-            if key is not None:
-                part = batch[run]
-                part_numbers = numbers.of(part.members[0])
-                plan.work.append(Work(part, part_numbers, list(part.runs(Member.next_refresh))))
-                plan.places.append((place, run.start, run.stop))
+            if key is None:
+                continue
+            part = batch[run]
+            refreshes = list(part.runs(Member.next_refresh))
+            plan.work.append(Work(part, numbers.of(part.members[0]), refreshes))
+            plan.places.append((place, run.start, run.stop))
     rest = [member for member in members if not member.is_rotated and member.is_updated_here]
     for _, alike in groupby(rest, _one_call):
         together = list(alike)

@@ -28,8 +28,8 @@ def state_from(
     has bases of other sides than the options need.
     """
     own = other.state[parameter]
-    group = next(g for g in other.param_groups if any(p is parameter for p in g["params"]))
-    read = _reader(other)
+    group = _group_of(parameter, other)
+    read = KNOWN.get(_full_name(other))
     if any(name.endswith("_basis") for name in own):
         raise ValueError(f"{description}: is a BasisRotation's already; use load_state_dict")
     if read is None:
@@ -46,21 +46,29 @@ def state_from(
     if any(name.endswith("_basis") for name in shapes):
         momentum = _as_kept(momentum, options, shapes["exp_avg"])
         second_moment = _as_kept(second_moment, options, shapes["exp_avg_sq"])
-    state: dict[str, Any] = {
-        # In float32: a default dtype of half precision could not count the updates.
-        "step": torch.tensor(num_updates, dtype=torch.float32),
-        "exp_avg": momentum,
-        "exp_avg_sq": second_moment,
-    }
-    for name, shape in shapes.items():
-        side, _, what = name.partition("_")
-        if what == "basis":
-            state[name] = bases.get(side, torch.eye(shape[-1]).expand(shape))
-        elif what == "covariance" and bases:
-            state[name] = own["GG"][0 if side == "left" else 1]
-        elif name not in state:
-            state[name] = torch.zeros(shape)
+    # Zeros, unless there is something to take over.
+    state: dict[str, Any] = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    # In float32: a default dtype of half precision could not count the updates.
+    state["step"] = torch.tensor(num_updates, dtype=torch.float32)
+    state["exp_avg"] = momentum
+    state["exp_avg_sq"] = second_moment
+    for index, side in enumerate(("left", "right")):
+        basis, covariance = f"{side}_basis", f"{side}_covariance"
+        if basis in shapes:
+            identity = torch.eye(shapes[basis][-1]).expand(shapes[basis])
+            state[basis] = bases.get(side, identity)
+        if covariance in shapes and bases:
+            state[covariance] = own["GG"][index]
     return state
+
+
+def _group_of(parameter: Tensor, optimizer: Optimizer) -> Group:
+    """The optimizer's group that a parameter is in."""
+    for group in optimizer.param_groups:
+        # Not `in`, which would compare the tensors' values.
+        if any(member is parameter for member in group["params"]):
+            return group
+    raise AssertionError("an optimizer with a state of the parameter has it in a group")
 
 
 def has_bases(other: Optimizer, parameter: Tensor) -> bool:
@@ -160,10 +168,6 @@ KNOWN: dict[str, Callable[[dict[str, Any], Group, Tensor], Moments]] = {
     "pytorch_optimizer.SOAP": _read_soap,
     "pytorch_optimizer.StableAdamW": _read_stable_adamw,
 }
-
-
-def _reader(other: Optimizer) -> Callable[[dict[str, Any], Group, Tensor], Moments] | None:
-    return KNOWN.get(_full_name(other))
 
 
 def _full_name(optimizer: Optimizer) -> str:

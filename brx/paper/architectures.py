@@ -1,7 +1,7 @@
 """Does delay cost Llama's blocks as much as GPT's, and do the paper's conclusions hold for them?
 The study of docs/protocol.md, section 15: five methods without delay and under the delays of 32
-stages, both models with the same search of settings. GPT's runs of section 9, for which learning
-rates alone were searched, stand beside them.
+stages, both models with the same search of settings. For comparison, there are also GPT's runs of
+section 9, for which learning rates alone were searched.
 
 The *cost* of delay is the final validation loss at P = 32 minus the one at P = 1, seed by seed, in
 nats."""
@@ -31,7 +31,7 @@ from brx.paper.evidence import (
 )
 from brx.paper.leads import BEST_BASELINE, draw_leads
 from brx.paper.scales import DEEPEST, ENDS, SCALES, Experiments
-from brx.plot.style import finish_panel, look_of, new_figure, save, say_not_run
+from brx.plot.style import Look, finish_panel, look_of, new_figure, save, say_not_run
 from brx.runs.comparison import BASELINES, slowdowns
 from brx.runs.tables import slowdown_text
 
@@ -283,25 +283,19 @@ def _draw_losses(study: Study, architecture: str, axes: Axes) -> list[str]:
     costs = {}
     for place, method in enumerate(reversed(METHODS)):
         means: dict[int, float] = {}
-        look = look_of(method)
         for P in ENDS:
             losses = study.final_losses(architecture, method, P)
             if losses is None:
                 missing.append(f"{architecture} {method} at P = {P}")
                 continue
             finite = losses[np.isfinite(losses)]
-            if finite.empty:
-                continue
-            means[P] = float(finite.mean())
-            ends = [finite.min(), finite.max()]
-            axes.plot(ends, [place, place], color=look.color, linewidth=3, zorder=2)
-            face = look.color if P == DEEPEST else "white"
-            points: dict[str, Any] = {"color": look.color, "markerfacecolor": face, "zorder": 3}
-            axes.plot(means[P], place, look.marker, **points)
+            if len(finite):
+                means[P] = float(finite.mean())
+                _draw_seeds(axes, finite, place, look_of(method), is_filled=P == DEEPEST)
         if len(means) == len(ENDS):
             costs[method] = means[DEEPEST] - means[1]
-            line: dict[str, Any] = {"color": look.color, "linewidth": 0.8, "zorder": 1}
-            axes.plot(list(means.values()), [place, place], **line)
+            line: dict[str, Any] = {"linewidth": 0.8, "zorder": 1}
+            axes.plot(list(means.values()), [place, place], color=look_of(method).color, **line)
     if not axes.lines:
         say_not_run(axes, architecture)
         return missing
@@ -323,6 +317,17 @@ def _draw_leads(experiments: Experiments, axes: Axes) -> None:
         say_not_run(axes, "leads")
 
 
+def _draw_seeds(
+    axes: Axes, losses: pd.Series, place: float, look: Look, *, is_filled: bool
+) -> None:
+    """Draw the mean of some seeds' losses as a point, and their range as a bar."""
+    ends = [losses.min(), losses.max()]
+    axes.plot(ends, [place, place], color=look.color, linewidth=3, zorder=2)
+    face = look.color if is_filled else "white"
+    style: dict[str, Any] = {"color": look.color, "markerfacecolor": face, "zorder": 3}
+    axes.plot(float(losses.mean()), place, look.marker, **style)
+
+
 def loss_records(study: Study) -> list[dict[str, Any]]:
     """The final validation losses by seed."""
     records = []
@@ -332,11 +337,13 @@ def loss_records(study: Study) -> list[dict[str, Any]]:
                 losses = study.final_losses(architecture, method, P)
                 if losses is None:
                     continue
-                by_seed = {
-                    str(seed): round(loss, 4) if math.isfinite(loss) else "diverged"
-                    for seed, loss in losses.items()
-                }
-                records.append(
-                    {"model": architecture, "method": method, "P": P, "loss by seed": by_seed}
-                )
+                record = {"model": architecture, "method": method, "P": P}
+                records.append(record | {"loss by seed": _rounded(losses)})
     return records
+
+
+def _rounded(losses: pd.Series) -> dict[str, float | str]:
+    by_seed: dict[str, float | str] = {}
+    for seed, loss in losses.items():
+        by_seed[str(seed)] = round(loss, 4) if math.isfinite(loss) else "diverged"
+    return by_seed

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, combinations, islice, product
+from itertools import chain, combinations, product
 from typing import Any
 
 import numpy as np
@@ -226,14 +226,22 @@ def _leads(
     """How many nats a method ends below the lowest of others, seed by seed: a margin per P.
 
     All margins are over the same seeds, the ones that every experiment has."""
-    names = (method, *others)
-    places = product(depths, names)
-    runs = iter(shared_seeds(*(runs_of(experiments, name, P) for P, name in places)))
+    places = [(name, P) for P in depths for name in (method, *others)]
+    runs = _runs_with_shared_seeds(experiments, places)
     leads = []
-    for _ in depths:
-        ours, *theirs = islice(runs, len(names))
-        leads.append(margin(ours, best_by_seed(theirs, "val_loss")))
+    for P in depths:
+        theirs = [runs[other, P] for other in others]
+        leads.append(margin(runs[method, P], best_by_seed(theirs, "val_loss")))
     return leads
+
+
+def _runs_with_shared_seeds(
+    experiments: Experiments, places: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], pd.DataFrame]:
+    """The runs of methods at numbers of stages, with the seeds that all of these experiments
+    have."""
+    runs = shared_seeds(*(runs_of(experiments, method, P) for method, P in places))
+    return dict(zip(places, runs, strict=True))
 
 
 def ends_below_at_every_depth(
@@ -532,12 +540,12 @@ def _log_slowdowns(
         and seeds. Both tables have a row per seed that all methods have, and a column per method.
     """
     target = _target(experiments)
-    places = product(methods, ENDS)
-    runs = iter(shared_seeds(*(runs_of(experiments, method, P) for method, P in places)))
+    runs = _runs_with_shared_seeds(experiments, list(product(methods, ENDS)))
     logs = pd.DataFrame()
     bounds = pd.DataFrame()
     for method in methods:
-        row = _slowdown(pd.concat(list(islice(runs, len(ENDS)))), target)
+        both_ends = pd.concat([runs[method, P] for P in ENDS])
+        row = _slowdown(both_ends, target)
         seeds = row["shared_seeds"]
         ratios = np.divide(row["iterations"], row["reference_iterations"])
         logs[method] = pd.Series(np.log(ratios), seeds)

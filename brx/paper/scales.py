@@ -88,9 +88,9 @@ class Scale:
     in_main: tuple[str, ...] = ()
     # Milliseconds per iteration, by size and method.
     times: Path = Path("benchmarks/results/small_models.json")
-    # For each method the setting that was chosen in addition to the learning rate
+    # By method, the key of the setting that was chosen in addition to the learning rate
     # (docs/protocol.md, section 10).
-    seconds: Mapping[str, str] = field(default_factory=dict)
+    second_keys: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def preset(self) -> str:
@@ -181,7 +181,7 @@ SCALES = {
         models=SIMILAR_MODELS,
         in_main=("preconditioned",),
         between={"main": "depths"},
-        seconds=SECOND_SETTINGS,
+        second_keys=SECOND_SETTINGS,
     ),
     "llama": Scale(  # docs/protocol.md, section 15
         name="llama",
@@ -190,7 +190,7 @@ SCALES = {
         models={"main": Model("similar-llama")},
         in_main=("preconditioned",),
         between={"main": ""},
-        seconds=SECOND_SETTINGS,
+        second_keys=SECOND_SETTINGS,
     ),
     "paper": Scale(
         name="paper",
@@ -229,7 +229,7 @@ def _blocks(preset: str) -> int:
     return preset_with(preset, {}).model.blocks
 
 
-def at_best_seconds(runs: pd.DataFrame, seconds: Mapping[str, str]) -> pd.DataFrame:
+def at_best_second_keys(runs: pd.DataFrame, second_keys: Mapping[str, str]) -> pd.DataFrame:
     """Among runs that differ only in a method's second setting, keep those with its best value.
 
     The best value is the one with the lowest loss at its best learning rate, by the rule of
@@ -239,15 +239,15 @@ def at_best_seconds(runs: pd.DataFrame, seconds: Mapping[str, str]) -> pd.DataFr
 
     Args:
         runs: rows of `brx.runs.load`.
-        seconds: the second setting of each method, a dotted key.
+        second_keys: the second setting of each method, a dotted key.
     """
     if "second" in runs:
         return runs  # a part of a result of this function
     parts = []
     losses = tried_rates(runs).groupby("experiment")["score"].min()
-    groups = _without_seconds(runs, seconds)
+    groups = _without_second_keys(runs, second_keys)
     for _, alike in runs.groupby(groups, sort=False):
-        second = seconds.get(alike["method"].iloc[0])
+        second = second_keys.get(alike["method"].iloc[0])
         chosen = alike
         text = ""
         if second is not None:
@@ -276,7 +276,7 @@ def _best_value(alike: pd.DataFrame, second: str, losses: pd.Series) -> tuple[st
     return best, f"{name} {values[best]:g} ({', '.join(shown)})"
 
 
-def _without_seconds(runs: pd.DataFrame, seconds: Mapping[str, str]) -> pd.Series:
+def _without_second_keys(runs: pd.DataFrame, second_keys: Mapping[str, str]) -> pd.Series:
     """The `experiment` of each run, computed as if runs did not differ in their second setting;
     index: as in `runs`."""
     ids = []
@@ -288,7 +288,7 @@ def _without_seconds(runs: pd.DataFrame, seconds: Mapping[str, str]) -> pd.Serie
             config,
             None if pd.isna(fingerprint) else fingerprint,
             None if pd.isna(version) else int(version),
-            seconds.get(config.optimizer.method),
+            second_keys.get(config.optimizer.method),
         )
         ids.append(identity)
     return pd.Series(ids, runs.index)
@@ -329,8 +329,8 @@ class Experiments:
         # Settings that the scale's preset gives to every method do not distinguish methods.
         usual = unusual_settings(preset_with(scale.preset, {}))
         runs = runs.assign(variant=without_settings(runs["variant"], usual))
-        if scale.seconds:
-            runs = at_best_seconds(runs, scale.seconds)
+        if scale.second_keys:
+            runs = at_best_second_keys(runs, scale.second_keys)
         self.scale = scale
         self.runs = runs
         self.folder = folder
@@ -449,11 +449,11 @@ class Experiments:
         """The `experiment` that runs would have with these settings in place of the preset's."""
         delays = depth_settings(stages, settings.get("model.blocks") or _blocks(preset))
         changed = {**delays, **settings_of(method), **settings}
-        seconds = tuple(self.scale.seconds.items())
-        asked = (find_config(preset), repr(sorted(changed.items())), self._origin, seconds)
+        second_keys = tuple(self.scale.second_keys.items())
+        asked = (find_config(preset), repr(sorted(changed.items())), self._origin, second_keys)
         if asked not in _IDS:
             config = preset_with(preset, changed)
-            second = self.scale.seconds.get(config.optimizer.method)
+            second = self.scale.second_keys.get(config.optimizer.method)
             _IDS[asked] = experiment_id(config, *self._origin, second)
         return _IDS[asked]
 

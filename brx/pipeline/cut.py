@@ -198,27 +198,27 @@ def _evenly(
     model: nn.Module, num_stages: int, positions: Mapping[str, int]
 ) -> Callable[[str], int]:
     """A function from names to stages, with the parts cut evenly in the order of their use."""
-    parts = parts_for(model, num_stages)
-    tied = _tied_names(model)
-    starts: list[tuple[int, Part]] = []  # each part, with the place of its first use
-    for part in parts:
+    tied = tied_places(model).keys()
+
+    def first_use(part: Part) -> int:
         # A tied parameter may have been used by another part before.
         own = [name for name in part.parameters if name not in tied] or part.parameters
-        starts.append((min(positions[name] for name in own), part))
-    starts.sort(key=lambda start: start[0])
+        return min(positions[name] for name in own)
+
+    parts = sorted(parts_for(model, num_stages), key=first_use)
     # Part i of n is in stage k where k n // P <= i < (k + 1) n // P, as in brx's own partition.
     bounds = [(stage + 1) * len(parts) // num_stages for stage in range(num_stages)]
     stage_of_part = [bisect_right(bounds, index) for index in range(len(parts))]
     stage_of: dict[str, int] = {}
-    for (_, part), stage in zip(starts, stage_of_part, strict=True):
+    for part, stage in zip(parts, stage_of_part, strict=True):
         for name in part.parameters:
             if name not in tied:
                 stage_of[name] = stage
     # A parameter of no part, or of several, goes to the stage of the part that began last before it
     # is used.
-    first_places = [start for start, _ in starts]
+    first_uses = [first_use(part) for part in parts]
     for name, position in positions.items():
-        num_begun = bisect_right(first_places, position)
+        num_begun = bisect_right(first_uses, position)
         stage_of.setdefault(name, stage_of_part[num_begun - 1] if num_begun else 0)
     return stage_of.__getitem__
 
@@ -233,7 +233,7 @@ def parts_for(model: nn.Module, num_stages: int) -> list[Part]:
         UserError: the model has even fewer layers than that.
     """
     runs = _runs(model)
-    structured = [run for run in runs if any(True for _ in run[0].children())]
+    structured = [run for run in runs if list(run[0].children())]
     for chosen in (structured, runs):
         blocks = list(chain.from_iterable(chosen))
         if 1 <= num_stages <= len(blocks):
@@ -319,10 +319,6 @@ def tied_places(model: nn.Module) -> dict[str, list[str]]:
                 place = f"{path}.{attribute}" if path else attribute
                 places.setdefault(names[id(parameter)], []).append(place)
     return {name: all_names for name, all_names in places.items() if len(all_names) > 1}
-
-
-def _tied_names(model: nn.Module) -> set[str]:
-    return set(tied_places(model))
 
 
 def trained_names(model: nn.Module, optimized: Sequence[Any]) -> list[str]:

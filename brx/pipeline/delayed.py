@@ -218,16 +218,9 @@ class DelayedPipeline:
     def settings(self) -> dict[str, Any]:
         """The pipeline's settings, in the form of the section `pipeline` of a run's
         configuration."""
-        profile = self._profile
-        if callable(profile) or isinstance(profile, list | tuple):
-            profile = [delay.tau for delay in self._delays]  # a function's largest values
-        elif isinstance(profile, Integral):  # numpy's integers, too
-            profile = int(profile)
-        elif isinstance(profile, dict):
-            profile = {"like": int(profile["like"])}
         settings = {
             "stages": len(self._delays),
-            "delay": profile,
+            "delay": self._delay_setting(),
             "accumulation": self._accumulation,
             "stash": self._stash,
             "forecast": self._forecast,
@@ -238,6 +231,16 @@ class DelayedPipeline:
                 cut[stage].append(prefix)
             settings["cut"] = [" ".join(prefixes) for prefixes in cut]
         return settings
+
+    def _delay_setting(self) -> Any:
+        profile = self._profile
+        if callable(profile) or isinstance(profile, list | tuple):
+            return [delay.tau for delay in self._delays]  # a function's largest values
+        if isinstance(profile, Integral):  # numpy's integers, too
+            return int(profile)
+        if isinstance(profile, dict):
+            return {"like": int(profile["like"])}
+        return profile
 
     def stage_map(self) -> dict[str, int]:
         """The stage by prefixes of parameter names, as short as they can be. `delayed` takes it as
@@ -330,7 +333,9 @@ class DelayedPipeline:
         if by_stage is not None:
             self._take_over_cut(by_stage)
         is_pending = bool(state["is_pending"])
-        recorded = state["updates"] - is_pending
+        recorded = state["updates"]  # as versions
+        if is_pending:
+            recorded -= 1
         history = initial = None
         if state["stages"] or recorded:
             history = self._load_history(state["stages"])
@@ -468,20 +473,10 @@ class DelayedPipeline:
         if self._by_stage is None:
             self._decide_cut()
         refuse_shared_memory(self._trained, self.by_stage, self._delays)
-        rule = None if self._forecast is None else FORECAST_RULES[self._forecast]
         stages = []
         for names, delay in zip(self.by_stage, self._delays, strict=True):
             if names and delay.tau:
-                stage = StageHistory(
-                    names,
-                    [self._trained[name] for name in names],
-                    delay,
-                    [initial[name] for name in names],
-                    self._stash,
-                    rule,
-                    on_host=self._on_host,
-                )
-                stages.append(stage)
+                stages.append(self._make_stage_history(names, delay, initial))
         if self._stash != "exact" and stages and any(map(is_compiled, self.model.modules())):
             warn_user(
                 f"stash {self._stash} under torch.compile: a compiled graph may compute activations"
@@ -492,6 +487,19 @@ class DelayedPipeline:
             module for module, _, weight in self._form.places if id(weight) in has_versions
         }
         return History(stages, self._stash, before_move=self._drop_gathered)
+
+    def _make_stage_history(
+        self, names: Sequence[str], delay: StageDelay, initial: Mapping[str, Tensor]
+    ) -> StageHistory:
+        return StageHistory(
+            names,
+            [self._trained[name] for name in names],
+            delay,
+            [initial[name] for name in names],
+            self._stash,
+            None if self._forecast is None else FORECAST_RULES[self._forecast],
+            on_host=self._on_host,
+        )
 
     def _drop_gathered(self) -> None:
         """Under FSDP: modules that keep whole parameters after a pass must gather them again."""

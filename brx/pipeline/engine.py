@@ -38,7 +38,7 @@ from brx.optim.graphs import Recorder
 from brx.pipeline.chain import Chain
 from brx.pipeline.gradients import Gradients
 from brx.pipeline.graphs import GraphedPasses, PassResults
-from brx.pipeline.schedule import asynchronous_1f1b
+from brx.pipeline.schedule import Action, asynchronous_1f1b
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import Neighbours
 
@@ -217,25 +217,29 @@ class Engine:
             self.rank, self.num_ranks, first_micro_batch, lambda: last() * M, M
         )
         for action in actions:
-            # After the last micro-batch nobody sends: then no receive may be posted.
-            more_to_come = action.number < last() * M
             with record_function(str(action)):
                 if action.kind == "U":
                     yield self._update(action.number)
-                elif self._graphed is not None:
-                    # On one device a backward pass follows its forward pass: both are one graph,
-                    # and nothing is left to do for "B".
-                    if action.kind == "F":
-                        self._replayed_passes(self._graphed, action.number)
-                elif action.kind == "F":
-                    self._forward(action.number, more_to_come)
                 else:
-                    self._backward(action.number, more_to_come)
+                    # After the last micro-batch nobody sends: then no receive may be posted.
+                    self._run_pass(action, more_to_come=action.number < last() * M)
         if self.num_ranks > 1:
             self._neighbours.activations.wait_for_send()
             self._neighbours.gradients.wait_for_send()
 
     # One iteration
+
+    def _run_pass(self, action: Action, more_to_come: bool) -> None:
+        """A forward or a backward pass; with graphs, both of them in place of the forward pass."""
+        if self._graphed is not None:
+            # On one device a backward pass follows its forward pass: both are one graph, and
+            # nothing is left to do for "B".
+            if action.kind == "F":
+                self._replayed_passes(self._graphed, action.number)
+        elif action.kind == "F":
+            self._forward(action.number, more_to_come)
+        else:
+            self._backward(action.number, more_to_come)
 
     def _forward(self, n: int, more_to_come: bool) -> None:
         """The forward pass of micro-batch n through this device's stages, with old weights."""

@@ -60,7 +60,7 @@ class Gradients:
                 group.in_use.append(in_use)
                 group.gradients.append(gradient)
         self._alike = list(alike.values())
-        # Of the update that comes next, by weight: whether a micro-batch has given it a gradient.
+        # By weight: whether a micro-batch of the next update has given it a gradient.
         self._is_in_sum: list[list[bool]] = []
 
     @torch.no_grad()

@@ -70,7 +70,8 @@ class UseOrder:
             is_seen = name in rank
             latest = rank.get(name, latest)
             keys[name] = (latest, -1 if is_seen else index)
-        return {name: index for index, name in enumerate(sorted(keys, key=lambda n: keys[n]))}
+        in_order = sorted(keys, key=lambda name: keys[name])
+        return {name: index for index, name in enumerate(in_order)}
 
 
 def _uses(tensors: Sequence[Tensor]) -> Iterator[tuple[tuple[int, int], Tensor]]:

@@ -260,14 +260,16 @@ class Windows:
 
     def end_peek(self) -> None:
         """Show the window's contents again, after `peek`."""
-        if self._is_peeking:
-            self._is_peeking = False
-            window = self.current
-            if window is not None:
-                was_of_backward = window.is_of_backward
-                self._show(window)
-                if was_of_backward:
-                    self._show_for_backward(window)
+        if not self._is_peeking:
+            return
+        self._is_peeking = False
+        window = self.current
+        if window is None:
+            return
+        was_of_backward = window.is_of_backward  # `_show` begins with the forward pass's contents
+        self._show(window)
+        if was_of_backward:
+            self._show_for_backward(window)
 
     def _refuse_after_step_within(self) -> None:
         """UserError for a pass in a window in whose backward pass an optimizer has stepped: some
@@ -423,7 +425,9 @@ class Windows:
         elif self._stepping:  # a closure that is called several times, as by LBFGS
             self._put_aside()
         elif self.history is not None and self._num_backward < self._accumulation:
-            self.history.amend()  # with more passes, contents have just been compared
+            # No counter sees a write to `weight.data`. From the update's M-th backward pass on,
+            # `_is_written` has just compared the contents. Before, they are stored as they are.
+            self.history.amend()
 
     def _is_update_pending(self) -> bool:
         if self._has_stepped:
@@ -540,14 +544,7 @@ class Windows:
         self._stepping[id(optimizer)] = self._stepping.get(id(optimizer), 0) + 1
         window = self.current
         if window is not None and window.is_in_backward:
-            # An optimizer in a gradient hook. The backward pass still needs the old versions of the
-            # other parameters, so only this optimizer's own get the newest weights.
-            own: list[Tensor] = []
-            for group in optimizer.param_groups:
-                own += [weight for weight in group["params"] if id(weight) not in window.stepped]
-            if self.history is not None:
-                self.history.show_newest_of(own)
-            window.stepped |= {id(parameter) for parameter in own}
+            self._before_step_within_backward(optimizer, window)
             return
         if window is not None:
             self._watch_graph_of_gradients(window)
@@ -555,11 +552,21 @@ class Windows:
         self.close()
         self.raise_problem()
         if takes_closure or not is_outermost:
-            return  # a closure is yet to make the passes; an inner step belongs to the outer one
+            return  # a closure will make the passes; an inner step belongs to the outer one
         self._check.refuse_stray_gradients()
         if self._check.is_on:
             self._check.see_gradients()
         self._refuse_step_without_window(optimizer)
+
+    def _before_step_within_backward(self, optimizer: Optimizer, window: Window) -> None:
+        """An optimizer in a gradient hook is about to step. The backward pass still needs the old
+        versions of the other parameters, so only this optimizer's own get the newest weights."""
+        own: list[Tensor] = []
+        for group in optimizer.param_groups:
+            own += [weight for weight in group["params"] if id(weight) not in window.stepped]
+        if self.history is not None:
+            self.history.show_newest_of(own)
+        window.stepped |= {id(parameter) for parameter in own}
 
     def _watch_graph_of_gradients(self, window: Window) -> None:
         """After `backward(create_graph=True)`, the step may differentiate the gradients (a product

@@ -443,18 +443,23 @@ class _Rings:
         pipeline = config.pipeline
         slot = _in_use_bytes(config, delay, sizes)
         slots = delay.num_slots * slot
-        is_average = pipeline.stash == "predict" or pipeline.forecast == "average-update"
-        has_feedback = bool(pipeline.error_feedback)
-        num_saved = int(is_average) + int(has_feedback)
-        # Each keeps the weights before an update as well.
-        num_before = int(is_average or _forecasts(config)) + int(has_feedback)
-        saved = num_saved * FP32 * num_elements(sizes)
-        kept = saved + num_before * FP32 * num_elements(sizes)
+        weights = FP32 * num_elements(sizes)
+        averages_updates = pipeline.stash == "predict" or pipeline.forecast == "average-update"
+        saved = 0
+        before = 0  # the weights before an update
+        if averages_updates:
+            saved += weights
+        if averages_updates or _forecasts(config):
+            before += weights
+        if pipeline.error_feedback:
+            saved += weights
+            before += weights
+        kept = saved + before
         if pipeline.rings == "device":
             return cls(slots, saved, slots + kept)
-        # The device has staging buffers: for the version that is fetched next, and for those of
-        # micro-batches between their two passes.
-        buffers = slot * (1 if in_flight == 1 else in_flight + 1)
+        # The device has staging buffers: one for the version that is fetched next, and with several
+        # micro-batches in flight one for each of them.
+        buffers = slot if in_flight == 1 else slot * (in_flight + 1)
         if device_type == "cpu":
             return cls(slots, saved, slots + buffers + kept)
         return cls(slots, saved, buffers + kept, on_host=slots)
@@ -505,10 +510,7 @@ class _Probe:
             older += num_kept * size
             before += size
             if isinstance(config.optimizer, schema.BasisRotationConfig):
-                bases += FP32 * sum(
-                    math.prod(shape[:-2]) * sum(side**2 for side in rotated_sides(config, shape))
-                    for shape in matrices(sizes)
-                )
+                bases += FP32 * _num_basis_elements(config, sizes)
         largest = max(size.numel for sizes in by_stage.values() for size in sizes.values())
         return cls(older, before, bases, products=3 * 8 * largest)
 
@@ -533,6 +535,15 @@ class _Probe:
             Moment("a measured update", measured),
         ]
         return [_with(moment, always) for moment in times]
+
+
+def _num_basis_elements(config: RunConfig, sizes: Sizes) -> int:
+    """The elements of all bases of basis rotation."""
+    total = 0
+    for shape in matrices(sizes):
+        num_matrices = math.prod(shape[:-2])
+        total += num_matrices * sum(side**2 for side in rotated_sides(config, shape))
+    return total
 
 
 def _update_bytes(config: RunConfig, by_stage: Mapping[int, Sizes], device_type: str) -> int:

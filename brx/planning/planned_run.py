@@ -163,16 +163,22 @@ class PlannedRun:
                 f"(pipeline.balance: time)."
             ]
         shares = " or ".join(map(str, sorted(set(counts))))
-        even = [
-            num_ranks
-            for num_ranks in range(1, self.config.pipeline.stages + 1)
-            if len(set(self._block_counts(partition(self.config.pipeline.stages, num_ranks)))) == 1
-        ]
-        place = bisect(even, self.num_ranks)
-        nearest = " or ".join(map(str, even[max(0, place - 1) : place + 1]))
+        nearest = " or ".join(map(str, self._nearest_even_cuts()))
         return [
             f"The cut is uneven: {shares} blocks per device; {nearest} device(s) would be even."
         ]
+
+    def _nearest_even_cuts(self) -> list[int]:
+        """The next smaller and the next larger number of devices with equally many blocks each, as
+        far as there are such numbers."""
+        num_stages = self.config.pipeline.stages
+        even = []
+        for num_ranks in range(1, num_stages + 1):
+            counts = self._block_counts(partition(num_stages, num_ranks))
+            if len(set(counts)) == 1:
+                even.append(num_ranks)
+        place = bisect(even, self.num_ranks)
+        return even[max(0, place - 1) : place + 1]
 
     def _block_counts(self, ranges: Sequence[range]) -> list[int]:
         """The blocks of each rank."""
@@ -236,11 +242,12 @@ class PlannedRun:
         config = with_method(self.config, settings)
         planned_cuts = []
         for name, schedule in SYNCHRONOUS.items():
-            if schedule.num_chunks * self.num_ranks <= config.model.blocks:
-                for count in divisors(self.examples):
-                    planned = self._planned_cut(config, name, schedule, count, cost)
-                    if planned is not None:
-                        planned_cuts.append(planned)
+            if schedule.num_chunks * self.num_ranks > config.model.blocks:
+                continue
+            for count in divisors(self.examples):
+                planned = self._planned_cut(config, name, schedule, count, cost)
+                if planned is not None:
+                    planned_cuts.append(planned)
         # Memory is planned one by one, since callers often need the first cut only.
         for planned in sorted(planned_cuts, key=lambda planned: preference(planned.cut)):
             ranks = plan_memory(

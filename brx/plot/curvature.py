@@ -321,12 +321,12 @@ def draw_profiles(points: pd.DataFrame, path: Path) -> list[Path]:
         for axes, (predictor, title) in zip(panels, PREDICTORS.items(), strict=True):
             _draw_profile_points(axes, points, predictor)
             axes.set_xlabel(title.replace("tau'", "$\\tau'$"))
-            texts = []
-            for name, members in groups.items():
-                correlation = rank_correlation(members, predictor)
-                texts.append(f"{name} {correlation:.2f}")
-            # The correlation of the last group: it holds all points.
-            axes.set_title(f"rank correlation with the slowdown: {correlation:.2f}")
+            correlations = {
+                name: rank_correlation(members, predictor) for name, members in groups.items()
+            }
+            of_all = rank_correlation(points, predictor)
+            axes.set_title(f"rank correlation with the slowdown: {of_all:.2f}")
+            texts = [f"{name} {correlation:.2f}" for name, correlation in correlations.items()]
             lines.append(f"Spearman correlation with {title}: {', '.join(texts)}.")
         panels[0].set_ylabel("slowdown in iterations")
         _name_profiles(panels[1], points)
@@ -391,6 +391,13 @@ def _draw_profile_points(axes: Axes, points: pd.DataFrame, predictor: str) -> No
     axes.set_xlim(0, 1.1 * points[predictor].max())
 
 
+def _by_method(results: Sequence[Oscillation]) -> dict[str, list[Oscillation]]:
+    grouped: dict[str, list[Oscillation]] = {}
+    for result in results:
+        grouped.setdefault(result.method, []).append(result)
+    return grouped
+
+
 def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
     """Draw the updates along the two directions, in a row of panels per P.
 
@@ -403,11 +410,8 @@ def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
             len(stages), 3, squeeze=False, sharey="col", width_ratios=(1, 1, 0.75)
         )
         for row, num_stages in zip(rows, stages, strict=True):
-            by_method: dict[str, list[Oscillation]] = {}
-            for result in results:
-                if result.num_stages == num_stages:
-                    by_method.setdefault(result.method, []).append(result)
-            _draw_oscillation_row(row, num_stages, by_method)
+            of_row = [result for result in results if result.num_stages == num_stages]
+            _draw_oscillation_row(row, num_stages, _by_method(of_row))
         rows[0, 1].set_title(TITLES["random"])
         rows[0, 2].set_title("variance (hollow: random)")
         for axes in rows[-1][:2]:

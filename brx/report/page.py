@@ -115,7 +115,7 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
     Args:
         experiments: the runs.
         figure_folders: where commands drew figures. The paper's figures are taken from there if
-            they show these runs as they are now, and drawn anew if not. Other figures are shown as
+            they show these runs as they are now, and drawn again if not. Other figures are shown as
             they are. If two folders have a figure of the same name, the first folder's is taken.
         path: where to write the HTML file.
 

@@ -110,14 +110,16 @@ def _notes_on_slowdowns(
         settings = "settings and learning rate" if same_rate else "settings"
         lacking = f"no run of the same {settings} at P = {reference_stages}"
         notes.append(f"no slowdown for want of a reference ({lacking}): {first_names(alone)}")
-    if len(rows) and (rows["shared_seeds"].str.len() == 0).any():
-        unpaired = rows[rows["shared_seeds"].str.len() == 0]
+    if rows.empty:
+        return notes
+    unpaired = rows[rows["shared_seeds"].str.len() == 0]
+    if len(unpaired):
         ends = [f"{row['method']} at P = {row['stages']}" for row in unpaired.to_dict("records")]
         notes.append(
             f"no seed in common with the reference, so the slowdown is over all seeds of either "
             f"side and has no interval: {first_names(list(dict.fromkeys(ends)))}"
         )
-    if len(rows) and rows["is_early"].any():
+    if rows["is_early"].any():
         notes.append(
             f"a reference reaches the target in its first {EARLY:.0%} of iterations: such a ratio "
             f"is about the start of training, and a lower target says more"
@@ -253,6 +255,7 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
     reference_iterations = [
         reference_reached[seed].iterations for seed in shared_seeds or reference_reached
     ]
+    mean_reference = slowdown.geometric_mean(reference_iterations)
     quality = _passage_quality(delayed, target)
     reference_quality = _passage_quality(references, target)
     is_plateau = max(quality.error, reference_quality.error) > slowdown.PLATEAU
@@ -266,8 +269,7 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
         "resolution": estimate["ratio"] * (quality.half_step + reference_quality.half_step),
         "is_censored": not all(run.is_reached for run in reached.values()),
         "is_plateau": is_plateau,
-        "is_early": slowdown.geometric_mean(reference_iterations)
-        < EARLY * reference["last_iteration"],
+        "is_early": mean_reference < EARLY * reference["last_iteration"],
         "shared_seeds": shared_seeds,
         "iterations": iterations,
         "lr": first[RATE],
@@ -546,7 +548,7 @@ def _board_row(seeds: pd.DataFrame, saved: Mapping[str, Mapping[str, Any]]) -> d
         "lr_at_edge": first["lr_at_edge"],
         "saved": saved.get(first["experiment"]),
         # A method with a run that diverged comes last.
-        "place": math.inf if first["diverged_seeds"] else loss,
+        "loss_for_rank": math.inf if first["diverged_seeds"] else loss,
     }
 
 
@@ -554,7 +556,7 @@ def _ranked(board: pd.DataFrame, delays: Sequence[str]) -> pd.DataFrame:
     """The board, sorted by the losses that methods reach under the longest delay with any runs.
     Methods without runs under it come last."""
     longest = max(board["delay"], key=list(delays).index)
-    at_longest = board[board["delay"] == longest].set_index("rank")["place"]
+    at_longest = board[board["delay"] == longest].set_index("rank")["loss_for_rank"]
     at_longest = at_longest.reindex(board["rank"].unique())
     ranks = at_longest.rank(method="first", na_option="bottom")
     board = board.assign(rank=board["rank"].map(ranks))

@@ -234,7 +234,10 @@ def _row(run: Run) -> dict[str, Any]:
     fingerprint = run.summary.get("data_fingerprint")
     version = _oldest_version(run)
     settings = _settings(run.config)
+    examples_per_update = None
     batch_size = settings["training"]["batch_size"]  # None if it is not known
+    if batch_size is not None:
+        examples_per_update = batch_size * run.config.pipeline.accumulation
     row = {
         "name": name_of_run(run.path),
         "experiment": experiment_id(run.config, fingerprint, version),
@@ -244,7 +247,7 @@ def _row(run: Run) -> dict[str, Any]:
         "unusual": ", ".join(unusual_settings(run.config)),
         "depth": depth(run.config.pipeline),
         "largest_delay": run.largest_delay,
-        "examples_per_update": batch_size and batch_size * run.config.pipeline.accumulation,
+        "examples_per_update": examples_per_update,
         **_numbers(run),
         **run.summary,
         "iteration": int(run.iterations[-1]) if len(run.iterations) else 0,

@@ -43,7 +43,7 @@ def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
     """
     rows = []
     groups: dict[str, str] = {}
-    seconds: dict[str, float] = {}
+    second_values: dict[str, float] = {}
     names: dict[str, str] = {}
     for cell in cells:
         group = _group(cell, rule)
@@ -51,7 +51,7 @@ def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
         # Values of `over` are compared among cells with the same second value.
         alike = f"{group} {second}"
         groups[alike] = group
-        seconds[alike] = second
+        second_values[alike] = second
         names.setdefault(alike, _name_of_group(cell, rule))
         row = {
             "alike": alike,
@@ -64,7 +64,7 @@ def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
     scored = scored.assign(
         group=scored["alike"].map(groups),
         cells=scored["alike"].map(names),
-        **{SECOND: scored["alike"].map(seconds)},
+        **{SECOND: scored["alike"].map(second_values)},
     )
     best_of_alike = scored[scored["is_best"]]
     best = best_of_alike.loc[best_of_alike.groupby("group")["score"].idxmin()]

@@ -12,6 +12,8 @@ from contextlib import closing
 from functools import partial
 from typing import Literal
 
+import pandas as pd
+
 from brx.data.prepare import PreparedData, prepare
 from brx.environment import stop_signals
 from brx.files import write_text
@@ -116,12 +118,8 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
             sweep = sweep.with_present_folders()
         choices, repetitions = choices_and_repetitions(sweep, cells)
         failures += _run_cells(repetitions, launcher, display, retry_failed)
-    rule = sweep.spec.choose
-    if rule is not None and choices is not None:
-        table = choice_table(choices, rule)
-        path = sweep.out / f"choice-{sweep.path.name.removesuffix('.yaml')}.csv"
-        print(f"chosen by the lowest {SCORE}", format_table(table, "table"), path, sep="\n")
-        write_text(path, format_table(table, "csv") + "\n")
+    if choices is not None:
+        _tell_choices(sweep, choices)
     for cell, reason in failures:
         print(f"failed cell {cell.name}: {reason}")
     if failures:
@@ -154,6 +152,15 @@ def _prepare_data(sweep: Sweep, *, retry_failed: bool) -> None:
         if key not in prepared:
             prepared[key] = prepare(section)
         check_enough_data(cell.config, prepared[key])
+
+
+def _tell_choices(sweep: Sweep, choices: pd.DataFrame) -> None:
+    """Print what was chosen, and write it to a file in the sweep's folder."""
+    assert sweep.spec.choose is not None
+    table = choice_table(choices, sweep.spec.choose)
+    path = sweep.out / f"choice-{sweep.path.name.removesuffix('.yaml')}.csv"
+    print(f"chosen by the lowest {SCORE}", format_table(table, "table"), path, sep="\n")
+    write_text(path, format_table(table, "csv") + "\n")
 
 
 def _run_cells(

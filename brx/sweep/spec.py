@@ -285,7 +285,7 @@ def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
                 f"{path}: grid.{axis}: either all values or all mappings of dotted keys, not both"
             )
         settings_of_axis = [_settings_of(axis, value) for value in values]
-        for key in {key: None for settings in settings_of_axis for key in settings}:
+        for key in dict.fromkeys(itertools.chain.from_iterable(settings_of_axis)):  # each once
             if key in axis_of:
                 raise UserError(
                     f"{path}: grid.{axis}: sets {key}, which the axis {axis_of[key]} sets, too, so "
@@ -385,7 +385,7 @@ def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
             raise UserError(f"{path}: choose.over: must not be a seed: seeds are repetitions")
         for content in contents:
             _check_is_number(path, "choose.over", spec.choose.over, content)
-        _check_seconds(path, spec.choose, cells)
+        _check_second_keys(path, spec.choose, cells)
 
 
 def _check_is_number(path: Path, where: str, key: str, content: Mapping[str, Any]) -> None:
@@ -395,7 +395,7 @@ def _check_is_number(path: Path, where: str, key: str, content: Mapping[str, Any
         raise UserError(f"{path}: {where}: needs a key of numbers, {key} is {value!r}")
 
 
-def _check_seconds(path: Path, rule: Choice, cells: Sequence[Cell]) -> None:
+def _check_second_keys(path: Path, rule: Choice, cells: Sequence[Cell]) -> None:
     """Refuse a second key that no cell has or that is not a number, and two of them in one cell."""
     for number, second in enumerate(rule.second):
         where = f"choose.second[{number}]"

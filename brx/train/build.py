@@ -356,11 +356,23 @@ def check_method(config: RunConfig, device: torch.device) -> None:
     _check_error_feedback(config)
     if config.runtime.graphs:
         _check_graphs(config, device)
+    state = torch.get_rng_state()
+    try:
+        _try_method(config, device)
+    except RunError as error:
+        # Without a cause, the small model diverged. This says nothing about the run's model.
+        if error.__cause__ is not None:
+            raise UserError(f"{error} (in a trial on a small model)") from None
+    finally:
+        torch.set_rng_state(state)
+
+
+def _try_method(config: RunConfig, device: torch.device) -> None:
+    """Make the method's optimizers for a small model; with a user's own method, also train it."""
     is_own = isinstance(config.optimizer, CustomConfig)
     trial = _small(config, TRIED_WIDTH if is_own else 2)
     trial_device = device if is_own else torch.device("cpu")
     num_updates = TRIED_UPDATES if is_own else 0
-    delays = stage_delays(config.pipeline, config.training.seed)
 
     def micro_batch(n: int) -> MicroBatch:
         generator = torch.Generator().manual_seed(n)
@@ -368,24 +380,17 @@ def check_method(config: RunConfig, device: torch.device) -> None:
         tokens = torch.randint(256, shape, generator=generator).to(trial_device)
         return tokens[:, :-1], tokens[:, 1:]
 
-    state = torch.get_rng_state()
-    try:
-        assembly = assemble(trial, micro_batch, device=trial_device)
-        for step in assembly.engine.run(1, lambda: num_updates):
-            # The method's rule for the learning rate has to answer for all delays of the run.
-            for delay in delays:
-                assembly.updater.lr_divisor(delay.tau_updates, step.iteration)
-        if is_own:
-            for stage in assembly.stages:
-                assembly.updater.check_saved(stage)
-            if config.pipeline.devices > 1:
-                _check_independent_of_devices(config, trial, device)
-    except RunError as error:
-        # Without a cause, the small model diverged. This says nothing about the run's model.
-        if error.__cause__ is not None:
-            raise UserError(f"{error} (in a trial on a small model)") from None
-    finally:
-        torch.set_rng_state(state)
+    delays = stage_delays(config.pipeline, config.training.seed)
+    assembly = assemble(trial, micro_batch, device=trial_device)
+    for step in assembly.engine.run(1, lambda: num_updates):
+        # The method's rule for the learning rate has to answer for all delays of the run.
+        for delay in delays:
+            assembly.updater.lr_divisor(delay.tau_updates, step.iteration)
+    if is_own:
+        for stage in assembly.stages:
+            assembly.updater.check_saved(stage)
+        if config.pipeline.devices > 1:
+            _check_independent_of_devices(config, trial, device)
 
 
 def _check_independent_of_devices(
@@ -426,29 +431,37 @@ def _changes(
     """
     changes: list[Tensor] = []
     draws = False
-    num_stages = trial.pipeline.stages
     for own in ranges:
         stages = build_stages(trial, device, own)
+        weights = [weight for stage in stages for weight in stage.newest.values()]
+        initial = [weight.detach().clone() for weight in weights]
         torch.manual_seed(trial.training.seed)  # as on every device before a run
         before = generator_states(device)
         updater = MethodUpdater(trial, stages)
-        initial = [weight.detach().clone() for stage in stages for weight in stage.newest.values()]
         for t in range(1, COMPARED_UPDATES + 1):
             for stage in stages:
-                same = torch.Generator().manual_seed(stage.index)
-                fresh = torch.Generator().manual_seed(num_stages * t + stage.index)
-                for weight in stage.newest.values():
-                    # The later the stage, the larger the part that changes from update to update:
-                    # an optimizer that learns a step size from that learns another one per device.
-                    gradient = torch.randn(weight.shape, generator=same)
-                    gradient += stage.index * torch.randn(weight.shape, generator=fresh)
-                    weight.grad = gradient.to(weight)
+                _give_gradients(stage, t, trial.pipeline.stages)
             updater.step(t)
         after = generator_states(device)
         draws |= any(not torch.equal(state, after[name]) for name, state in before.items())
-        weights = [weight.detach() for stage in stages for weight in stage.newest.values()]
-        changes += [weight - start for weight, start in zip(weights, initial, strict=True)]
+        changes += [
+            weight.detach() - start for weight, start in zip(weights, initial, strict=True)
+        ]
     return changes, draws
+
+
+def _give_gradients(stage: StageVersions, t: int, num_stages: int) -> None:
+    """Give random gradients for update t to the newest weights; on every device the same ones.
+
+    A part of them is the same for all updates. The later the stage, the larger the other part: an
+    optimizer that learns a step size from that learns another one on each device.
+    """
+    lasting = torch.Generator().manual_seed(stage.index)
+    fresh = torch.Generator().manual_seed(num_stages * t + stage.index)
+    for weight in stage.newest.values():
+        gradient = torch.randn(weight.shape, generator=lasting)
+        gradient += stage.index * torch.randn(weight.shape, generator=fresh)
+        weight.grad = gradient.to(weight)
 
 
 def _small(config: RunConfig, width: int) -> RunConfig:

@@ -55,7 +55,7 @@ from brx.train.device import (
     out_of_memory_told,
     set_up,
 )
-from brx.train.recorder import RunRecorder, StepNumbers, peak_memory
+from brx.train.recorder import Point, RunRecorder, StepNumbers, peak_memory
 from brx.train.saving import CheckpointWriter
 from brx.train.trackers import check_trackers
 
@@ -96,7 +96,7 @@ def train(
             hold no run.
         world: the processes of the run; by default this one alone.
         profile: record a few iterations with torch's profiler, into `out`/profile.
-        seconds: after which the session saves and ends, at the latest; counted from this call.
+        seconds: the most time from this call until the session saves and ends.
         verify: compute the SHA-256 of the token files, even if they look unchanged.
 
     Returns:
@@ -253,7 +253,7 @@ class Trainer:
             assembly=self.assembly,
             device=self.device,
             fingerprint=self.data.fingerprint,
-            start=(self.iteration, self.training_seconds),
+            start=Point(self.iteration, self.training_seconds),
         )
         progress.say(f"device {self.device} ({self.device_reason})")
         self.assembly.updater.tell_first_bases(

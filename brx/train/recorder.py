@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -67,6 +67,13 @@ class StepNumbers:
         )
 
 
+class Point(NamedTuple):
+    """A point of the run."""
+
+    iteration: int
+    seconds: float  # of training until then, over all sessions
+
+
 class RunRecorder:
     """Turns what the devices report into metrics and progress, and sums the run up. Rank 0 has one.
 
@@ -74,7 +81,7 @@ class RunRecorder:
         stack: closes the files and trackers that this opens.
         assembly: what this device trains with.
         fingerprint: the fingerprint of the data.
-        start: the iteration and the training seconds at the beginning of this session.
+        start: the beginning of this session.
     """
 
     def __init__(
@@ -87,13 +94,13 @@ class RunRecorder:
         assembly: Assembly,
         device: torch.device,
         fingerprint: str,
-        start: tuple[int, float],
+        start: Point,
     ) -> None:
         self._config = config
         self._folder = folder
         self._progress = progress
         self.metrics = stack.enter_context(MetricsWriter(folder.metrics))
-        self._trackers = open_trackers(config, folder.path, start[0] + 1)
+        self._trackers = open_trackers(config, folder.path, start.iteration + 1)
         for tracker in self._trackers:
             stack.callback(tracker.close)
         self._assembly = assembly
@@ -102,8 +109,8 @@ class RunRecorder:
         self._utilization = Utilization(config, device)
         self._refresh_time = RefreshTime(config)
         self._started = time.monotonic()
-        # Iteration and training seconds: at the beginning of this session, and at the last report.
-        self._first = self._reported = start
+        self._start = start
+        self._reported = start  # the last iteration that was reported
 
     def record(self, reports: list[tuple[list[StepNumbers], int]], seconds: list[float]) -> None:
         """Write a record per iteration.
@@ -126,7 +133,7 @@ class RunRecorder:
         newest = records[-1]
         iteration = newest["iteration"]
         rate = self._rate(self._reported, iteration, seconds[-1])
-        self._reported = (iteration, seconds[-1])
+        self._reported = Point(iteration, seconds[-1])
         newest["peak_memory_bytes"] = max(peak for _, peak in reports)
         measured = {
             "tokens_per_second": rate,
@@ -190,24 +197,23 @@ class RunRecorder:
         """Whether the run had reached this iteration, its last, before this session."""
         before = self._folder.read_summary()
         is_in_summary = before.get("status") == "finished" and before.get("iteration") == iteration
-        return is_in_summary and iteration == self._first[0]
+        return is_in_summary and iteration == self._start.iteration
 
     def _rates_of_session(self, iteration: int, training_seconds: float) -> dict[str, Any]:
         """Mean rates since this session began; None where it has trained nothing."""
-        if training_seconds <= self._first[1]:
+        if training_seconds <= self._start.seconds:
             return {"tokens_per_second": None, "model_flops_per_second": None, "mfu": None}
-        rate = self._rate(self._first, iteration, training_seconds)
+        rate = self._rate(self._start, iteration, training_seconds)
         return {
             "tokens_per_second": round(rate, 1),
             "model_flops_per_second": round(rate * self._utilization.flops_per_token),
             "mfu": self._utilization.mfu(rate),
         }
 
-    def _rate(self, since: tuple[int, float], iteration: int, seconds: float) -> float:
-        """Tokens per second of training, since an iteration and its training seconds."""
-        first, seconds_before = since
-        num_tokens = (iteration - first) * self._config.tokens_per_update
-        return num_tokens / max(seconds - seconds_before, 1e-9)
+    def _rate(self, since: Point, iteration: int, seconds: float) -> float:
+        """Tokens per second of training from a point to an iteration and its training seconds."""
+        num_tokens = (iteration - since.iteration) * self._config.tokens_per_update
+        return num_tokens / max(seconds - since.seconds, 1e-9)
 
     def _record(self, steps: Sequence[StepNumbers], seconds: float) -> Record:
         """One iteration from the numbers of all devices, in order of rank."""
@@ -255,8 +261,8 @@ class Utilization:
     """MFU (model FLOPs utilization): the model's FLOPs per second as a share of the devices' peak
     (PaLM, arXiv:2204.02311, appendix B).
 
-    Recomputation and the method's own products do not count. Of the experts of a mixture, those
-    that a token is sent to count.
+    Recomputation and the method's own products do not count. In a mixture, only the experts that a
+    token is sent to count.
     """
 
     def __init__(self, config: RunConfig, device: torch.device) -> None:

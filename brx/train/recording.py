@@ -255,7 +255,7 @@ class Recording:
             status = "finished" if is_complete else "interrupted"
             if has_diverged:
                 status = "diverged"
-            elif isinstance(error, Exception):  # a KeyboardInterrupt is none
+            elif isinstance(error, Exception):  # KeyboardInterrupt is not one
                 status = "failed"
             self._write_summary(status, str(error) if error else None)
         if has_diverged:

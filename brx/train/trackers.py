@@ -49,7 +49,7 @@ class Tracker:
             self._try(lambda: self._outlet.log(scalars, iteration), f"iteration {iteration}")
 
     def close(self) -> None:
-        """Pass on what is still on its way."""
+        """Close the tracker, after it has written what it still holds."""
         self._try(self._outlet.close, "the end")
 
     def _try(self, call: Callable[[], object], when: str) -> None:

@@ -18,6 +18,7 @@ from brx.runs.experiments import at_best_rates, by_experiment
 from brx.runs.folder import SEED
 from brx.runs.frames import load
 from brx.runs.run import read_run
+from brx.runs.slowdown import Reached
 
 RUNS = Path("results/causes")
 SWEEPS = "configs/sweeps/causes/*.yaml"
@@ -87,16 +88,13 @@ class Study:
         arms reach: a row per seed, a column per arm. A logarithm is infinite if the run with the
         delay never reaches the target."""
         pairs = {arm: self.pair(arm, delay) for arm in arms}
-        target = common_target(pd.concat(list(chain.from_iterable(pairs.values()))))
+        all_runs = pd.concat(list(chain.from_iterable(pairs.values())))
+        target = common_target(all_runs)
         logs = {}
-        for arm, pair in pairs.items():
-            without, delayed = (reached_by_seed(runs, target) for runs in pair)
-            by_seed = {}
-            for seed, reached in delayed.items():
-                if without[seed].is_reached:
-                    ratio = reached.iterations / without[seed].iterations
-                    by_seed[seed] = math.log(ratio) if reached.is_reached else math.inf
-            logs[arm] = pd.Series(by_seed)
+        for arm, (without, delayed) in pairs.items():
+            reached_without = reached_by_seed(without, target)
+            reached_delayed = reached_by_seed(delayed, target)
+            logs[arm] = _log_ratios(reached_delayed, reached_without)
         return pd.DataFrame(logs).dropna()
 
     def norms(self, arms: Sequence[str], delay: str, *, in_original: bool = False) -> pd.DataFrame:
@@ -116,6 +114,18 @@ class Study:
                 if space in measured:
                     norms[arm][int(row[SEED])] = measured[space].normalized
         return pd.DataFrame(norms).reindex(columns=list(arms)).dropna()
+
+
+def _log_ratios(delayed: Mapping[int, Reached], without: Mapping[int, Reached]) -> pd.Series:
+    """log(iterations with the delay / without it) by seed: infinite if the run with the delay never
+    reaches the target, and left out if the run without it never does."""
+    logs = {}
+    for seed, reached in delayed.items():
+        if not without[seed].is_reached:
+            continue
+        ratio = reached.iterations / without[seed].iterations
+        logs[seed] = math.log(ratio) if reached.is_reached else math.inf
+    return pd.Series(logs)
 
 
 def _share_equal_arms(by_place: dict[tuple[str, str], pd.DataFrame]) -> None:
