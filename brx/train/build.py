@@ -444,9 +444,7 @@ def _changes(
             updater.step(t)
         after = generator_states(device)
         draws |= any(not torch.equal(state, after[name]) for name, state in before.items())
-        changes += [
-            weight.detach() - start for weight, start in zip(weights, initial, strict=True)
-        ]
+        changes += [weight.detach() - start for weight, start in zip(weights, initial, strict=True)]
     return changes, draws
 
 
