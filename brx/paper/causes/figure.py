@@ -57,7 +57,7 @@ from brx.plot.style import (
 COST_LABEL = "cost of delay (nats)"
 CAPTION = (
     "What the delay costs in final validation loss: (a) in bases turned away from the eigenbasis, "
-    "(b) by momentum, (c) by the geometry of the step, (d) with corrections, (e) with error "
+    "(b, c) by momentum, (d) by the geometry of the step, (e) with corrections, (f) with error "
     "feedback. Points: means over seeds; bars: 95 % intervals, from three seeds on; crosses: a "
     "seed diverged."
 )
@@ -65,15 +65,17 @@ CAPTION = (
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of the figure. It is drawn if the cost of any delay is known for one of `arms`."""
+    """A panel of the figure. It is drawn if the cost of one of `delays` is known for one of
+    `arms`."""
 
     title: str
     arms: Sequence[str]
+    delays: Sequence[str]
     draw: Callable[[Study, Axes], None]
 
     def has_runs(self, study: Study) -> bool:
         """Whether there is anything to draw."""
-        return any(study.has(arm, delay) for arm, delay in product(self.arms, DELAYED))
+        return any(study.has(arm, delay) for arm, delay in product(self.arms, self.delays))
 
 
 def draw_causes(folder: Path, path: Path) -> list[Path]:
@@ -187,29 +189,29 @@ def _draw_bases(study: Study, axes: Axes) -> None:
     finish_panel(axes, "angle theta of the turn (radians)", COST_LABEL, title)
 
 
-def _draw_momenta(study: Study, axes: Axes) -> None:
-    """Draw the cost against the momentum, a line per method and delay: solid for a delay of one
-    update, dashed for the delays of 32 stages."""
-    styles = {ONE_UPDATE: "-", DEEPEST: "--"}
-    changes = []
-    for method in MOMENTUM_KEYS:
-        look = look_of(method)
-        places = {with_momentum(method, value): float(i) for i, value in enumerate(MOMENTA)}
-        for delay, line in styles.items():
-            label = f"{NAMES[method]}, {delay}"
-            means = _draw_costs(axes, study, places, delay, look, linestyle=line, label=label)
-            if delay == ONE_UPDATE and len(means) == len(MOMENTA):
-                changes.append(f"{NAMES[method]} {means[-1] - means[0]:+.2f}")
-    axes.set_xticks(range(len(MOMENTA)), [f"{value:g}" for value in MOMENTA])
-    title = "(b) momentum"
-    if changes:
-        title += f", 0.9 to 0.99 at one update:\n{', '.join(changes)}"
-    finish_panel(axes, "momentum", COST_LABEL, title, columns=2)
+def _draw_momenta(letter: str, delay: str) -> Callable[[Study, Axes], None]:
+    """Make a function that draws the cost of a delay against the momentum, a line per method."""
+
+    def draw(study: Study, axes: Axes) -> None:
+        changes = []
+        for method in MOMENTUM_KEYS:
+            look = look_of(method)
+            name = NAMES[method]
+            places = {with_momentum(method, value): float(i) for i, value in enumerate(MOMENTA)}
+            means = _draw_costs(axes, study, places, delay, look, linestyle="-", label=name)
+            if len(means) == len(MOMENTA):
+                change = round(means[-1] - means[0], 2) + 0.0  # no -0.00
+                changes.append(f"{name} {change:+.2f}")
+        axes.set_xticks(range(len(MOMENTA)), [f"{value:g}" for value in MOMENTA])
+        title = f"({letter}) momentum, {delay}"
+        if changes:
+            title += f", {MOMENTA[0]:g} to {MOMENTA[-1]:g}:\n{', '.join(changes)}"
+        finish_panel(axes, "momentum", COST_LABEL, title, columns=3)
+
+    return draw
 
 
-def _draw_rows(
-    arms: Sequence[str], question: str, delay: str = DEEPEST
-) -> Callable[[Study, Axes], None]:
+def _draw_rows(arms: Sequence[str], question: str, delay: str) -> Callable[[Study, Axes], None]:
     """Make a function that draws a row per arm for which the cost of the delay is known.
 
     The arm to which the delay costs least is at the top."""
@@ -230,14 +232,15 @@ def _draw_rows(
         axes.axvline(0.0, color="black", linewidth=0.5)
         title = f"{question}, {delay}"
         if ordered:
-            title += f":\n{_least(names[::-1], [points[arm].mean for arm in ordered[::-1]])}"
+            title += f": {_least(names[::-1], [points[arm].mean for arm in ordered[::-1]])}"
         finish_panel(axes, COST_LABEL, "", title)
 
     return draw
 
 
 def _least(names: Sequence[str], costs: Sequence[float]) -> str:
-    """Which arm loses least, or which two do: their costs differ by less than `LEVEL`.
+    """Which arm loses least, or which two do: their costs differ by less than `LEVEL`. A part of a
+    title, in two lines.
 
     Args:
         names: the arms, least cost first.
@@ -245,8 +248,8 @@ def _least(names: Sequence[str], costs: Sequence[float]) -> str:
     """
     is_level = len(costs) > 1 and costs[1] - costs[0] < LEVEL
     if is_level:
-        return f"{names[0]} and {names[1]} lose least"
-    return f"{names[0]} loses least"
+        return f"{names[0]} and\n{names[1]} lose least"
+    return f"{names[0]}\nloses least"
 
 
 # The method whose look an arm has.
@@ -262,18 +265,34 @@ GEOMETRIES = (ADAMW, LION, ROTATED_LION, MUON, SCION, EIGENBASIS)
 CORRECTIONS = (ADAMW, ADAN, PACI, ACCUMULATED, EIGENBASIS)
 FEEDBACK = (ADAMW, ADAMW_FEEDBACK, MUON, MUON_FEEDBACK)
 
+# Momenta that no other comparison uses.
+OTHER_MOMENTA = [arm for arm in ARMS if "momentum" in arm and arm not in (ADAMW, MUON, SAME[1])]
+
 PANELS = (
-    Panel("bases", BASES, _draw_bases),
+    Panel("bases", BASES, DELAYED, _draw_bases),
     Panel(
-        "momentum",
-        [arm for arm in ARMS if "momentum" in arm and arm not in (ADAMW, MUON, SAME[1])],
-        _draw_momenta,
+        "momentum at one update",
+        OTHER_MOMENTA,
+        [ONE_UPDATE],
+        _draw_momenta("b", ONE_UPDATE),
     ),
-    Panel("geometry", [LION, ROTATED_LION, SCION], _draw_rows(GEOMETRIES, "(c) geometry")),
-    Panel("corrections", [ADAN, PACI, ACCUMULATED], _draw_rows(CORRECTIONS, "(d) corrections")),
+    Panel("momentum under 32 stages", OTHER_MOMENTA, [DEEPEST], _draw_momenta("c", DEEPEST)),
+    Panel(
+        "geometry",
+        [LION, ROTATED_LION, SCION],
+        [DEEPEST],
+        _draw_rows(GEOMETRIES, "(d) geometry", DEEPEST),
+    ),
+    Panel(
+        "corrections",
+        [ADAN, PACI, ACCUMULATED],
+        [DEEPEST],
+        _draw_rows(CORRECTIONS, "(e) corrections", DEEPEST),
+    ),
     Panel(
         "error feedback",
         list(WITH_FEEDBACK),
-        _draw_rows(FEEDBACK, "(e) error feedback", ONE_UPDATE),
+        [ONE_UPDATE],
+        _draw_rows(FEEDBACK, "(f) error feedback", ONE_UPDATE),
     ),
 )

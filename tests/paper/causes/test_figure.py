@@ -15,7 +15,10 @@ def test_panels_without_runs_are_named(tmp_path, monkeypatch):
     write_bases(tmp_path, (0.05, 0.1, 0.15, 0.2, 0.25))
     written = draw_causes(tmp_path, tmp_path / "figure")
     caption = written[3].read_text()
-    assert "Left out, for want of runs: momentum, geometry, corrections, error feedback." in caption
+    assert (
+        "Left out, for want of runs: momentum at one update, momentum under 32 stages, geometry, "
+        "corrections, error feedback."
+    ) in caption
 
 
 @pytest.fixture
@@ -41,15 +44,22 @@ def test_momentum_title_has_the_change(tmp_path, axes):
     assert axes.get_title().endswith("Muon -0.20")
 
 
+def test_momentum_panel_needs_runs_under_its_delay(tmp_path):
+    write_arm(tmp_path, with_momentum("muon", 0.9), {ONE_UPDATE: 0.1})
+    study = Study.load(tmp_path)
+    assert PANELS[1].has_runs(study)
+    assert not PANELS[2].has_runs(study)
+
+
 def test_least_cost_is_named(tmp_path, axes):
     write_arm(tmp_path, LION, {DEEPEST: 0.3})
     write_arm(tmp_path, ROTATED_LION, {DEEPEST: 0.1})
-    PANELS[2].draw(Study.load(tmp_path), axes)
-    assert axes.get_title().endswith("Lion in the eigenbasis loses least")
+    PANELS[3].draw(Study.load(tmp_path), axes)
+    assert axes.get_title().endswith(": Lion in the eigenbasis\nloses least")
 
 
 def test_two_level_costs_are_both_named(tmp_path, axes):
     write_arm(tmp_path, LION, {DEEPEST: 0.101})
     write_arm(tmp_path, ROTATED_LION, {DEEPEST: 0.1})
-    PANELS[2].draw(Study.load(tmp_path), axes)
-    assert axes.get_title().endswith("Lion in the eigenbasis and Lion lose least")
+    PANELS[3].draw(Study.load(tmp_path), axes)
+    assert axes.get_title().endswith(": Lion in the eigenbasis and\nLion lose least")
