@@ -15,6 +15,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
@@ -180,6 +181,16 @@ def legend_below(axes: Axes, columns: int = 1) -> None:
     """Put the legend under the panel, below the ticks and label of the x axis."""
     # The padding, in units of the font size, leaves room for the ticks and the label.
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.0, ncols=columns)
+
+
+def legend_entries(panels: Iterable[Axes]) -> tuple[list[Artist], list[str]]:
+    """The handles and labels of all lines of several panels; each label once, with its handle in
+    the last panel that has it."""
+    handles: dict[str, Artist] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles[label] = handle
+    return list(handles.values()), list(handles)
 
 
 def draw_points(
