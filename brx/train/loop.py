@@ -7,7 +7,6 @@ empty, for a validation or a checkpoint. Within a segment, the engine makes one 
 """
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
@@ -31,7 +30,7 @@ from brx.pipeline.engine import StepResult, check_finite
 from brx.pipeline.world import World
 from brx.planning.cuts import assign
 from brx.planning.placement import check_memory, measure_stage_costs
-from brx.progress import ProgressBar
+from brx.progress import ProgressBar, tell
 from brx.runs import checkpoint
 from brx.runs.checkpoint import (
     DamagedError,
@@ -541,7 +540,7 @@ class Trainer:
 
     def _say(self, note: str) -> None:
         if self.is_writer:
-            print(note, file=sys.stderr, flush=True)
+            tell(note)
 
     def _prepare_data(self, verify: bool, fingerprint: str | None) -> PreparedData:
         """Make or find the token files; UserError if they do not suffice for the run."""
