@@ -334,7 +334,7 @@ def _missing_characters_told(path: Path) -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.filterwarnings("always", _MISSING_GLYPH.pattern)
-        warnings.showwarning = collect
+        warnings.showwarning = collect  # type: ignore[assignment]  # it passes on what it gets
         yield
     if missing:
         print(
