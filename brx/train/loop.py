@@ -219,6 +219,10 @@ class Trainer:
                 self._writer.cut_off()
                 progress.say(what_is_saved(self.folder.path, self.iteration))
                 raise
+            except DivergedError as error:
+                # Several ranks may have found different stages. All of them, and summary.json, name
+                # the one that was announced first.
+                raise DivergedError(self._fail(error)) from None
             except Exception as error:
                 self._fail(error)
                 raise
@@ -259,17 +263,21 @@ class Trainer:
             lambda done, total: progress.say_at_times(f"first bases: {done:,} of {total:,}")
         )
 
-    def _fail(self, error: Exception) -> None:
-        """Tell the other ranks about an error here, and write the failed run's summary."""
+    def _fail(self, error: Exception) -> str:
+        """Tell the other ranks about an error here, and write the failed run's summary.
+
+        Returns:
+            The run's error: what a rank has announced, or else the error here.
+        """
         # A lost neighbour is only the consequence of another rank's error.
         if not isinstance(error, NeighbourLostError):
             topic = "diverged" if isinstance(error, DivergedError) else "failed"
-            self.world.announce(topic, str(error) or type(error).__name__)
+            self.world.announce_first(topic, str(error) or type(error).__name__)
         self._writer.give_up()
-        if self._recorder is None:
-            return
         status, problem = self._cause_of(error)
-        self._recorder.summarize(status, self.iteration, self.training_seconds, problem)
+        if self._recorder is not None:
+            self._recorder.summarize(status, self.iteration, self.training_seconds, problem)
+        return problem
 
     def _cause_of(self, error: Exception) -> tuple[str, str]:
         """The status of the failed run and its error: what a rank has announced, or else the error
