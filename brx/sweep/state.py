@@ -57,9 +57,9 @@ def state_of(cell: Cell) -> State:
     # is to be done.
     has_all_iterations = summary.get("iteration", 0) >= cell.config.training.last_iteration
     if summary.get("status") == "finished" and has_all_iterations:
-        _check_complete(cell.folder)
         check_same_run(cell)
         check_trajectory_version(summary, cell.folder, cell.config.optimizer.method)
+        _check_complete(cell.folder)
         return State.DONE
     if is_locked(cell.folder):
         return State.RUNNING
