@@ -1,5 +1,6 @@
 """Show the progress of long work on stderr: a live bar on a terminal, plain lines otherwise."""
 
+import sys
 import time
 from typing import Self
 
@@ -7,6 +8,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 PLAIN_LINE_EVERY_S = 10.0
+
+
+def tell(line: str) -> None:
+    """Print a line on stderr at once: what follows may take long."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def error_console(*, quiet: bool = False) -> Console:

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from brx import progress as progress_module
-from brx.progress import ProgressBar
+from brx.progress import ProgressBar, tell
 
 
 def test_plain_lines_tell_the_time_left(capsys, monkeypatch):
@@ -22,6 +22,11 @@ def test_plain_lines_tell_the_time_left(capsys, monkeypatch):
         "run: iteration 2,000/4,000  loss 2.5  20 s left",
         "run: iteration 4,000/4,000  loss 2.0  0 s left",
     ]
+
+
+def test_line_is_told_on_stderr(capsys):
+    tell("calibrating [lr=0.1]")
+    assert capsys.readouterr() == ("", "calibrating [lr=0.1]\n")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -292,6 +291,7 @@ def oscillation(
         refuse_mixed,
     )
     from brx.plot.curvature import draw_oscillation
+    from brx.progress import tell
     from brx.runs.checkpoint import run_and_iteration
 
     refuse_two_checkpoints(checkpoints, checkpoint)
@@ -314,7 +314,7 @@ def oscillation(
                 run,
                 iteration=iteration or checkpoint,
                 settings=settings,
-                report=partial(print, file=sys.stderr, flush=True),
+                report=tell,
             )
             results.append(result)
     print_table(oscillation_table(results))

@@ -31,7 +31,7 @@ from brx.environment import (
     variable,
     whole_number,
 )
-from brx.errors import NeighbourLostError, RunError, UserError
+from brx.errors import DivergedError, NeighbourLostError, RunError, UserError
 
 # The environment variable of ranks that `launch` has started. It names the file in which they meet.
 LAUNCHED = "BRX_LAUNCHED"
@@ -78,7 +78,7 @@ class _Rank:
         """The error that the rank left behind; empty if there is none.
 
         `text` is the message. If the rank has lost another one, `problem` and `peer` say how and
-        which.
+        which. `has_diverged` is true if the run has diverged.
         """
         try:
             report = json.loads(self.report.read_text(encoding="utf-8"))
@@ -198,6 +198,8 @@ def report_error(error: Exception) -> bool:
     content: dict[str, Any] = {"text": str(error)}
     if isinstance(error, NeighbourLostError):
         content |= {"problem": error.problem, "peer": error.peer}
+    if isinstance(error, DivergedError):
+        content["has_diverged"] = True
     # In torchrun's own form. torchrun shows the message instead of a traceback, and takes the
     # earliest error for the cause.
     message = {"message": f"brx: {error}", "extraInfo": {"timestamp": str(int(time.time()))}}
@@ -281,6 +283,8 @@ def _cause(ranks: list[_Rank]) -> UserError | RunError | None:
             continue
         if code == 2:
             return UserError(error["text"])
+        if error.get("has_diverged"):
+            return RunError(error["text"])  # it names the stage, which another rank may have
         return RunError(f"rank {rank.number}: {error['text']}")
     return None
 

@@ -193,6 +193,10 @@ class DistributedWorld(World):
         with contextlib.suppress(RuntimeError):
             self._store.set(topic, message)
 
+    def announce_first(self, topic: Topic, message: str) -> None:
+        with contextlib.suppress(RuntimeError):  # as in `announce`
+            self._store.compare_set(topic, "", message)  # "": there is no message yet
+
     def announced(self, topic: Topic) -> str | None:
         with told_if_lost(self._store_host, self._timeout_s):
             is_there = self._store.check([topic])

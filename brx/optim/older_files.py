@@ -26,21 +26,14 @@ def todays_groups(
     of parameters show this, the two become one again. Groups that fit nothing stay as they are; the
     caller refuses them.
     """
-    complete = [{**defaults, **OLDER_DEFAULTS, **group} for group in saved]
+    rest = [{**defaults, **OLDER_DEFAULTS, **group} for group in saved]
     groups: list[Group] = []
-    rest = iter(complete)
-    for group in rest:
-        current = own[len(groups)] if len(groups) < len(own) else None
-        if current is not None and len(group["params"]) < len(current["params"]):
-            second = next(rest, None)
-            if second is None:
-                groups.append(group)
-                break
-            if second.get("why") == NO_MATRIX:
-                group = _joined(group, second, current["params"])
-            else:
-                groups.append(group)
-                group = second
+    while rest:
+        group = rest.pop(0)
+        if rest and rest[0].get("why") == NO_MATRIX and len(groups) < len(own):
+            parameters = own[len(groups)]["params"]
+            if len(group["params"]) < len(parameters):
+                group = _joined(group, rest.pop(0), parameters)
         groups.append(group)
     return groups
 

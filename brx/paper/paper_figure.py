@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,7 +12,7 @@ from brx.errors import UserError
 from brx.paper.panels import Panel
 from brx.paper.scales import Experiments, Scale
 from brx.paper.tables import Entry
-from brx.plot.style import COLUMN_WIDTH_IN, new_figure, save
+from brx.plot.style import COLUMN_WIDTH_IN, legend_entries, new_figure, save
 from brx.runs.folder import RATE
 from brx.runs.frames import DEPTH
 from brx.runs.run import SMOOTHING
@@ -147,17 +146,13 @@ def _join_legends(
 ) -> None:
     """Replace the panels' legends by one, in the free place of the grid, or else under all
     panels."""
-    handle_by_label: dict[str, Any] = {}
     for axes in panels:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            handle_by_label[label] = handle
         legend = axes.get_legend()
         if legend is not None:
             legend.remove()
-    if not handle_by_label:
+    handles, labels = legend_entries(panels)
+    if not labels:
         return
-    labels = list(handle_by_label)
-    handles = list(handle_by_label.values())
     if free is None:
         drawn.legend(handles, labels, loc="outside lower center", ncols=columns)
         return

@@ -241,8 +241,8 @@ def at_best_second_keys(runs: pd.DataFrame, second_keys: Mapping[str, str]) -> p
         runs: rows of `brx.runs.load`.
         second_keys: the second setting of each method, a dotted key.
     """
-    if "second" in runs:
-        return runs  # a part of a result of this function
+    if runs.empty:
+        return runs.assign(second="")  # pd.concat needs a part
     parts = []
     losses = tried_rates(runs).groupby("experiment")["score"].min()
     groups = _without_second_keys(runs, second_keys)
@@ -255,8 +255,6 @@ def at_best_second_keys(runs: pd.DataFrame, second_keys: Mapping[str, str]) -> p
             chosen = alike[alike["experiment"] == best].assign(**{second: np.nan})
         names = [_name_without(variant, second) for variant in chosen["variant"]]
         parts.append(chosen.assign(variant=names, second=text))
-    if not parts:
-        return runs.assign(second="")
     result = pd.concat(parts)
     return result.assign(experiment=groups[result.index])
 
@@ -329,7 +327,10 @@ class Experiments:
         # Settings that the scale's preset gives to every method do not distinguish methods.
         usual = unusual_settings(preset_with(scale.preset, {}))
         runs = runs.assign(variant=without_settings(runs["variant"], usual))
-        if scale.second_keys:
+        # Runs that come from other Experiments (`at_rate`) are at their best values already. These
+        # were chosen among all rates, and stay as they are.
+        is_chosen = "second" in runs
+        if scale.second_keys and not is_chosen:
             runs = at_best_second_keys(runs, scale.second_keys)
         self.scale = scale
         self.runs = runs

@@ -79,6 +79,10 @@ class World:
         ranks stop."""
         self._announced[topic] = message
 
+    def announce_first(self, topic: Topic, message: str) -> None:
+        """As `announce`, unless a message was announced under this topic before: that one stays."""
+        self._announced.setdefault(topic, message)
+
     def announced(self, topic: Topic) -> str | None:
         """The message that was announced under a topic; None if there is none yet. Never waits."""
         return self._announced.get(topic)

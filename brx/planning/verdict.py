@@ -185,28 +185,36 @@ def answer(measurements: Measurements, question: Question) -> Verdict:
     costs = _costs(measurements, question)
     devices = question.devices
     spread = seed_spread(measurements, question.loss)
+
+    references: dict[str, Iterations] = {}  # without delay, of the methods that reach the loss
+    for method, own in experiments.items():
+        reference = _reached_without_delay(measurements, own, question.loss)
+        if reference is not None:
+            references[method] = reference
+
     synchronous: list[Option] = []
+    for method, reference in references.items():
+        cost = costs[method]
+        cuts = devices.synchronous(experiments[method][0].settings, cost)
+        if cut := first_that_fits(cuts, devices.memory):
+            synchronous.append(_synchronous(cut, method, reference, spread, cost))
+    synchronous.sort(key=lambda option: option.time)
+
     asynchronous: list[Option] = []
     unmeasured: dict[str, tuple[float, ...]] = {}
     too_large: list[str] = []
-    is_any_measured = False
     for method, own in experiments.items():
-        settings = own[0].settings
         cost = costs[method]
-        reference = _reached_without_delay(measurements, own, question.loss)
-        if reference is not None:
-            is_any_measured = True
-            cuts = devices.synchronous(settings, cost)
-            if cut := first_that_fits(cuts, devices.memory):
-                synchronous.append(_synchronous(cut, method, reference, spread, cost))
         delayed = iterations_at(measurements, own, question.delay, question.loss)
         if delayed is None:
             unmeasured[method] = tuple(sorted(experiment.delay for experiment in own))
-        elif cut := first_that_fits([devices.asynchronous(settings, cost)], devices.memory):
-            asynchronous.append(_asynchronous(cut, method, delayed, reference, spread, cost))
-        else:
+            continue
+        cut = first_that_fits([devices.asynchronous(own[0].settings, cost)], devices.memory)
+        if cut is None:
             too_large.append(method)
-    synchronous.sort(key=lambda option: option.time)
+            continue
+        option = _asynchronous(cut, method, delayed, references.get(method), spread, cost)
+        asynchronous.append(option)
     asynchronous.sort(key=lambda option: (option.iterations.is_lower_bound, option.time))
     return Verdict(
         question,
@@ -216,7 +224,7 @@ def answer(measurements: Measurements, question: Question) -> Verdict:
         too_large,
         unmeasured,
         has_runs_without_delay=any(one.delay == 0.0 for one in measurements.experiments),
-        has_cuts=bool(synchronous) or not is_any_measured,
+        has_cuts=bool(synchronous) or not references,
     )
 
 

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from brx.errors import UserError
@@ -19,6 +17,7 @@ from brx.plot.style import (
     factor_axis,
     finish_panel,
     legend_below,
+    legend_entries,
     line_style,
     look_of,
     new_figure,
@@ -340,28 +339,15 @@ def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
                     _draw_metric(axes, metrics[name], style, with_range=is_alone)
             axes.set_title(title)
             axes.set_xlabel("iteration")
-        _add_common_legend(figure)
+        # A run may lack some of the metrics, so that no single panel need have all lines.
+        handles, names = legend_entries(figure.axes)
+        figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)))
         what = "and their range" if is_alone else f"of {SMOOTHED} measurements each"
         caption = (
             f"Mean over the delayed stages, {what}; signs of the attention and MLP matrices. Runs: "
         )
         caption += ", ".join(runs.index)
         return save(figure, path, f"{caption}\nDrawn by: brx plot staleness")
-
-
-def _add_common_legend(figure: Figure) -> None:
-    """Name each line below the panels, once. A run may lack some of the metrics, so a single panel
-    may not have all lines."""
-    handles: dict[str, Artist] = {}
-    for axes in figure.axes:
-        for handle, text in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(text, handle)
-    figure.legend(
-        list(handles.values()),
-        list(handles),
-        loc="outside lower center",
-        ncols=min(4, len(handles)),
-    )
 
 
 def _draw_metric(axes: Axes, series: _Series, style: dict[str, Any], *, with_range: bool) -> None:

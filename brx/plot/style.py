@@ -2,6 +2,8 @@
 
 import logging
 import re
+import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
@@ -15,6 +17,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
@@ -69,6 +72,7 @@ DPI = 200
 # The formats of a figure, each with the metadata key that changes from day to day, or with the
 # version of matplotlib. `save` leaves it out, so that the same figure gives the same bytes.
 VARYING_METADATA = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}
+_MISSING_GLYPH = re.compile(r"Glyph (\d+) .* missing from")  # a warning of matplotlib
 SHORT_LABEL = 10  # characters; a legend of such labels has room for two columns under a panel
 
 
@@ -182,6 +186,16 @@ def legend_below(axes: Axes, columns: int = 1) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.0, ncols=columns)
 
 
+def legend_entries(panels: Iterable[Axes]) -> tuple[list[Artist], list[str]]:
+    """The handles and labels of all lines of several panels; each label once, with its handle in
+    the last panel that has it."""
+    handles: dict[str, Artist] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles[label] = handle
+    return list(handles.values()), list(handles)
+
+
 def draw_points(
     axes: Axes, x: Any, y: Any, ends: tuple[Any, Any], look: Look, **style: Any
 ) -> None:
@@ -278,19 +292,20 @@ def save(
     if path.name in ("", ".."):
         raise UserError(f"{path}: is a folder; name the figure, without suffix")
     path.parent.mkdir(parents=True, exist_ok=True)
-    _fix_layout(figure)
     files = []
-    for form, varying in VARYING_METADATA.items():
-        file = path.with_name(f"{path.name}.{form}")
-        buffer = BytesIO()
-        figure.savefig(buffer, format=form, dpi=DPI, metadata={varying: None})
-        content = buffer.getvalue()
-        if form == "svg":
-            # Two decimal places are a hundredth of a pixel; matplotlib writes six.
-            content = re.sub(rb"(?<=\.\d\d)\d+", b"", content)
-        with replacing(file) as target:
-            target.write(content)
-        files.append(file)
+    with _missing_characters_told(path):
+        _fix_layout(figure)
+        for form, varying in VARYING_METADATA.items():
+            file = path.with_name(f"{path.name}.{form}")
+            buffer = BytesIO()
+            figure.savefig(buffer, format=form, dpi=DPI, metadata={varying: None})
+            content = buffer.getvalue()
+            if form == "svg":
+                # Two decimal places are a hundredth of a pixel; matplotlib writes six.
+                content = re.sub(rb"(?<=\.\d\d)\d+", b"", content)
+            with replacing(file) as target:
+                target.write(content)
+            files.append(file)
 
     text = caption.rstrip() + "\n"
     if command:
@@ -301,6 +316,32 @@ def save(
         files.append(path.with_name(f"{path.name}.json"))
         write_json(files[-1], details)
     return files
+
+
+@contextmanager
+def _missing_characters_told(path: Path) -> Iterator[None]:
+    """A context in which a line on stderr names the characters that the font lacks, such as
+    Chinese ones. It takes the place of matplotlib's warnings, several per character."""
+    missing: dict[str, None] = {}  # in the order of the figure
+    show_warning = warnings.showwarning
+
+    def collect(message: Warning | str, *details: Any) -> None:
+        found = _MISSING_GLYPH.match(str(message))
+        if found:
+            missing[chr(int(found[1]))] = None
+        else:
+            show_warning(message, *details)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", _MISSING_GLYPH.pattern)
+        warnings.showwarning = collect  # type: ignore[assignment]  # it passes on what it gets
+        yield
+    if missing:
+        print(
+            f"brx: note: {path}: the font lacks {' '.join(missing)}; the .png and the .pdf have "
+            f"boxes in their place",
+            file=sys.stderr,
+        )
 
 
 def _fix_layout(figure: Figure) -> None:

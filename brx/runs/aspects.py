@@ -15,6 +15,7 @@ MOST_NAMES = 3  # how many runs a line names when there are many
 ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
 """Properties that decide a run's losses in addition to its settings: its data, the version of brx's
 numbers, and its last iteration."""
+UNKNOWN_DATA = "data fingerprint (unknown without summary.json)"
 
 
 def same_but_for(runs: pd.DataFrame, *settings: str) -> pd.Series:
@@ -41,7 +42,7 @@ def same_but_for(runs: pd.DataFrame, *settings: str) -> pd.Series:
 
 def _without_nan(value: Any) -> Any:
     """The value; None in the place of NaN, by which pandas says that a run has no such setting."""
-    return None if value != value else value
+    return None if _is_missing(value) else value
 
 
 def experiment_id(
@@ -120,34 +121,53 @@ def without_settings(variants: pd.Series, unusual: Sequence[str]) -> pd.Series:
 
 def differences(runs: pd.DataFrame) -> list[str]:
     """Say what makes runs incomparable with the first of them: a line for all that differ from it
-    in the same aspects."""
+    in the same aspects.
+
+    The first is the first run whose data are known. A run that has not ended has no summary.json
+    that names them.
+    """
+    runs = runs.sort_values("data_fingerprint", key=pd.isna, kind="stable")
     first = runs.index[0]
     aspects = _differing_aspects(runs)
     lines = []
     for differing, others in aspects[aspects != ""].groupby(aspects, sort=False):
         names = first_names([*others.index])
-        lines.append(f"{names} and {first} differ in {differing}: their losses do not compare")
+        if differing == UNKNOWN_DATA:
+            line = (
+                f"{names}: without a summary.json, as of a run that has not ended, nothing says on "
+                f"which data; if they are those of {first}, their losses compare"
+            )
+        else:
+            line = f"{names} and {first} differ in {differing}: their losses do not compare"
+        lines.append(line)
     return lines
 
 
 def _differing_aspects(runs: pd.DataFrame, *, any_split: bool = False) -> pd.Series:
     """For each run but the first: the aspects in which it cannot be compared with the first, in
-    words; empty if there are none."""
+    words; empty if there are none. Of data that are known for one of the two alone, they say
+    `UNKNOWN_DATA`."""
     differing: list[list[str]] = [[] for _ in range(len(runs))]
     for aspect, keys in _aspects(runs, any_split=any_split).items():
         # A tuple per run with a value per key: pandas takes a millisecond to compare two rows.
         rows = list(zip(*(runs[key].tolist() for key in keys), strict=True))
         for aspects, row in zip(differing, rows, strict=True):
-            if not all(map(_is_same, row, rows[0])):
-                aspects.append(aspect)
+            if all(map(_is_same, row, rows[0])):
+                continue
+            is_unknown = keys == ["data_fingerprint"] and any(map(_is_missing, row + rows[0]))
+            aspects.append(UNKNOWN_DATA if is_unknown else aspect)
     texts = [", ".join(aspects) for aspects in differing[1:]]
     return pd.Series(texts, runs.index[1:], dtype=object)
 
 
 def _is_same(one: Any, other: Any) -> bool:
     """Whether two values of a frame are equal, or both missing (None, NaN)."""
-    is_missing = [value is None or value != value for value in (one, other)]
-    return all(is_missing) or bool(one == other)
+    both_missing = _is_missing(one) and _is_missing(other)
+    return both_missing or bool(one == other)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value != value
 
 
 def left_out(

@@ -147,9 +147,10 @@ def _ended(runs: pd.DataFrame) -> pd.DataFrame:
     """
     ended = runs[runs["status"].isin(ENDED)]
     keys = ["experiment", RATE, SEED]
-    for _, alike in ended[ended.duplicated(keys, keep=False)].groupby(keys):
+    for (_, rate, seed), alike in ended[ended.duplicated(keys, keep=False)].groupby(keys):
         raise UserError(
-            f"{alike.index[1]}: the same run as {alike.index[0]}: leave one of them out"
+            f"{alike.index[1]}: the same run as {alike.index[0]}, with the same data, settings, "
+            f"learning rate ({rate:g}) and seed ({seed}): leave one of them out"
         )
     return ended
 

@@ -194,7 +194,7 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
             )
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder")
-        if (folder / "config.yaml").is_file() or _has_losses(folder):
+        if (folder / "config.yaml").is_file() or has_losses(folder):
             candidates = [folder]
         else:
             below = [path for path in sorted(folder.iterdir()) if not _is_temporary(path)]
@@ -276,7 +276,7 @@ def _is_temporary(path: Path) -> bool:
 
 def _is_run(path: Path) -> bool:
     """Whether the folder has losses, or the settings of a run that diverged or had losses."""
-    if _has_losses(path):
+    if has_losses(path):
         return True
     if not (path / "config.yaml").is_file():
         return False
@@ -284,7 +284,8 @@ def _is_run(path: Path) -> bool:
     return summary.get("status") == "diverged" or summary.get("iteration", 0) > 0
 
 
-def _has_losses(path: Path) -> bool:
+def has_losses(path: Path) -> bool:
+    """Whether a run's folder has its metrics, or the losses that `brx export` made of them."""
     files = [path / "metrics.jsonl", path / "curves.npz"]
     return any(file.is_file() and file.stat().st_size > 0 for file in files)
 

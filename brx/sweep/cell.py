@@ -13,7 +13,7 @@ from typing import Any
 
 from brx.config.schema import RunConfig
 from brx.names import file_name
-from brx.runs.folder import FOR_TUNING, lock, settings_key, telling
+from brx.runs.folder import FOR_TUNING, RunFolder, lock, settings_key, telling
 
 Value = bool | int | float | str | None
 CELLS_LOCK = ".cells.lock"  # in the folder of the cells' folders; held while a cell's is made
@@ -69,10 +69,21 @@ def folders_in(out: Path) -> dict[str, Path]:
         names = os.listdir(out)
     except OSError:  # it is made when the first cell starts
         return {}
-    # In reverse, because a later entry replaces an earlier one: if one cell has two folders, all
-    # sweeps take the first.
-    in_reverse = sorted((name for name in names if "--" in name), reverse=True)
-    return {name.rpartition("--")[2]: out / name for name in in_reverse}
+    folders: dict[str, Path] = {}
+    for name in sorted(names):
+        _, dashes, ending = name.rpartition("--")
+        if not dashes:
+            continue
+        # If one cell has several folders, all sweeps take the first that holds a run.
+        first = folders.get(ending)
+        if first is None or (not _holds_run(first) and _holds_run(out / name)):
+            folders[ending] = out / name
+    return folders
+
+
+def _holds_run(path: Path) -> bool:
+    folder = RunFolder(path)
+    return folder.config.is_file() or folder.summary.is_file()
 
 
 def with_present_folders(cells: Sequence[Cell]) -> list[Cell]:

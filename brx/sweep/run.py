@@ -4,12 +4,10 @@ those that fail, and goes on."""
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 from typing import Literal
 
 import pandas as pd
@@ -17,7 +15,7 @@ import pandas as pd
 from brx.data.prepare import PreparedData, prepare
 from brx.environment import stop_signals
 from brx.files import write_text
-from brx.progress import duration
+from brx.progress import duration, tell
 from brx.runs.folder import telling
 from brx.runs.formats import format_table
 from brx.sweep.cell import Cell, placed, with_present_folders
@@ -47,8 +45,7 @@ def list_cells(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> None:
         print(f"{state.value:12}{cell.name}")
     num_jobs = launcher.num_jobs
     launcher.close()
-    say = partial(print, file=sys.stderr, flush=True)
-    left = remaining_seconds([*cells, *repetitions], num_jobs, say, retry_failed=retry_failed)
+    left = remaining_seconds([*cells, *repetitions], num_jobs, tell, retry_failed=retry_failed)
     counted = Counter(states).items()
     counts = ", ".join(f"{count} {state.value}" for state, count in counted)
     time = "too large to time without a GPU"

@@ -16,7 +16,15 @@ from brx.errors import UserError
 from brx.files import write_text
 from brx.methods.trajectory_version import check_trajectory_version
 from brx.readers import Damaged, parse_json, read_text
-from brx.runs.folder import ENDED, RunFolder, first_difference, is_locked, telling, trajectory_of
+from brx.runs.folder import (
+    ENDED,
+    RunFolder,
+    first_difference,
+    has_losses,
+    is_locked,
+    telling,
+    trajectory_of,
+)
 from brx.sweep.cell import Cell
 
 LOG = "log.txt"
@@ -39,8 +47,9 @@ def state_of(cell: Cell) -> State:
     """The cell's state, by its folder.
 
     Raises:
-        UserError: it is done, but a default of brx or the trajectory version has changed since; or
-            it has ended after a longer training than the cell asks for.
+        UserError: it is done, but its settings or losses are gone, or a default of brx or the
+            trajectory version has changed since; or it has ended after a longer training than the
+            cell asks for.
     """
     summary = RunFolder(cell.folder).read_summary()
     _check_not_longer(cell, summary)
@@ -50,12 +59,28 @@ def state_of(cell: Cell) -> State:
     if summary.get("status") == "finished" and has_all_iterations:
         check_same_run(cell)
         check_trajectory_version(summary, cell.folder, cell.config.optimizer.method)
+        _check_complete(cell.folder)
         return State.DONE
     if is_locked(cell.folder):
         return State.RUNNING
     if (cell.folder / FAILURE).is_file():
         return State.FAILED
     return State.INTERRUPTED if (cell.folder / "checkpoints").is_dir() else State.WAITING
+
+
+def _check_complete(folder: Path) -> None:
+    """UserError if the folder of a finished run has lost its settings or its losses. Figures and
+    tables would leave the run out."""
+    lost = []
+    if not RunFolder(folder).config.is_file():
+        lost.append("config.yaml")
+    if not has_losses(folder):
+        lost.append("metrics.jsonl")
+    if lost:
+        raise UserError(
+            f"{folder}: the run has finished, but lacks {' and '.join(lost)}; restore what is "
+            f"gone, or move the folder away to train the cell again"
+        )
 
 
 def _check_not_longer(cell: Cell, summary: Mapping[str, Any]) -> None:

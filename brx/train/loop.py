@@ -7,7 +7,6 @@ empty, for a validation or a checkpoint. Within a segment, the engine makes one 
 """
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
@@ -31,7 +30,7 @@ from brx.pipeline.engine import StepResult, check_finite
 from brx.pipeline.world import World
 from brx.planning.cuts import assign
 from brx.planning.placement import check_memory, measure_stage_costs
-from brx.progress import ProgressBar
+from brx.progress import ProgressBar, tell
 from brx.runs import checkpoint
 from brx.runs.checkpoint import (
     DamagedError,
@@ -220,6 +219,10 @@ class Trainer:
                 self._writer.cut_off()
                 progress.say(what_is_saved(self.folder.path, self.iteration))
                 raise
+            except DivergedError as error:
+                # Several ranks may have found different stages. All of them, and summary.json, name
+                # the one that was announced first.
+                raise DivergedError(self._fail(error)) from None
             except Exception as error:
                 self._fail(error)
                 raise
@@ -260,17 +263,21 @@ class Trainer:
             lambda done, total: progress.say_at_times(f"first bases: {done:,} of {total:,}")
         )
 
-    def _fail(self, error: Exception) -> None:
-        """Tell the other ranks about an error here, and write the failed run's summary."""
+    def _fail(self, error: Exception) -> str:
+        """Tell the other ranks about an error here, and write the failed run's summary.
+
+        Returns:
+            The run's error: what a rank has announced, or else the error here.
+        """
         # A lost neighbour is only the consequence of another rank's error.
         if not isinstance(error, NeighbourLostError):
             topic = "diverged" if isinstance(error, DivergedError) else "failed"
-            self.world.announce(topic, str(error) or type(error).__name__)
+            self.world.announce_first(topic, str(error) or type(error).__name__)
         self._writer.give_up()
-        if self._recorder is None:
-            return
         status, problem = self._cause_of(error)
-        self._recorder.summarize(status, self.iteration, self.training_seconds, problem)
+        if self._recorder is not None:
+            self._recorder.summarize(status, self.iteration, self.training_seconds, problem)
+        return problem
 
     def _cause_of(self, error: Exception) -> tuple[str, str]:
         """The status of the failed run and its error: what a rank has announced, or else the error
@@ -541,7 +548,7 @@ class Trainer:
 
     def _say(self, note: str) -> None:
         if self.is_writer:
-            print(note, file=sys.stderr, flush=True)
+            tell(note)
 
     def _prepare_data(self, verify: bool, fingerprint: str | None) -> PreparedData:
         """Make or find the token files; UserError if they do not suffice for the run."""

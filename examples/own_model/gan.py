@@ -1,7 +1,7 @@
 """A GAN with clamped weights (WGAN) on points of a circle, without delay and with each network in a
 pipeline of 4 stages: `python gan.py [ITERATIONS]`."""
 
-import sys
+import argparse
 
 import torch
 from torch import nn
@@ -9,7 +9,9 @@ from torch import nn
 from brx import delayed, record
 from brx.cli.main import main
 
-iterations = int(sys.argv[1]) if len(sys.argv) > 1 else 600
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("iterations", nargs="?", type=int, default=600, help="default: 600")
+iterations = parser.parse_args().iterations
 
 
 def network(inputs: int, outputs: int) -> nn.Sequential:

@@ -1,7 +1,7 @@
 """A tiny GPT-2 in Hugging Face's Trainer, on the bytes of Python's manual, at P = 1 and 4: `python
 gpt2.py [ITERATIONS]`."""
 
-import sys
+import argparse
 from pydoc_data import topics
 
 import torch
@@ -10,7 +10,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 from brx import delayed, record
 from brx.cli.main import main
 
-iterations = int(sys.argv[1]) if len(sys.argv) > 1 else 400
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("iterations", nargs="?", type=int, default=400, help="default: 400")
+iterations = parser.parse_args().iterations
 manual = "".join(topics.topics.values())
 tokens = torch.frombuffer(bytearray(manual.encode()), dtype=torch.uint8).long()
 parts = tokens.split(64)[:-1]  # without the last one, which is shorter

@@ -5,7 +5,7 @@ at P = 1 and 16.
 seeds.
 """
 
-import sys
+import argparse
 from itertools import product
 
 import torch
@@ -16,7 +16,9 @@ from brx import delayed, record
 from brx.cli.main import main
 from brx.optim import BasisRotation
 
-iterations = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("iterations", nargs="?", type=int, default=300, help="default: 300")
+iterations = parser.parse_args().iterations
 images, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
 images = images.float() / 16 - 0.5
 METHODS = {"adamw": torch.optim.AdamW, "muon": torch.optim.Muon, "basis-rotation": BasisRotation}

@@ -1,7 +1,7 @@
 """A small convolutional network with skip connections on scikit-learn's digits, at P = 1 and 4:
 `python vision.py [ITERATIONS]`."""
 
-import sys
+import argparse
 
 import torch
 from sklearn.datasets import load_digits
@@ -10,7 +10,9 @@ from torch import nn
 from brx import delayed, record
 from brx.cli.main import main
 
-iterations = int(sys.argv[1]) if len(sys.argv) > 1 else 400
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("iterations", nargs="?", type=int, default=400, help="default: 400")
+iterations = parser.parse_args().iterations
 images, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
 images = images.float().view(-1, 1, 8, 8) / 16 - 0.5
 

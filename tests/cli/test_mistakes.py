@@ -81,7 +81,11 @@ MISTAKES = [
     # Runs.
     ("slowdown empty", "no run with losses there"),
     ("slowdown runs --target nan", "--target nan: must be a loss above 0"),
-    ("slowdown runs other/a", "other/a: the same run as runs/a"),
+    (
+        "slowdown runs other/a",
+        "other/a: the same run as runs/a, with the same data, settings, learning rate (0.01) and "
+        "seed (0)",
+    ),
     ("slowdown runs --same-rate --all-targets f", "give one of the two"),
     ("slowdown runs --rates 1e-2 x", "--rates: input should be a valid number"),
     ("slowdown runs --rates 0.5", "--rates 0.5: no run has it (there are 0.01)"),

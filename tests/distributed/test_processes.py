@@ -22,7 +22,7 @@ from brx.distributed.processes import _check_watchdog
 from brx.errors import RunError, UserError
 from brx.runs import checkpoint
 from brx.train.loop import train
-from tests.distributed.worker import connect, equality_configs, prepare_slowly, work
+from tests.distributed.worker import announce, connect, equality_configs, prepare_slowly, work
 from tests.processes import free_port, start, start_brx, start_ranks
 from tests.train.helpers import losses, steps_of, tiny_config, wait_for_lines, wait_until
 
@@ -502,6 +502,21 @@ def test_rank_that_is_lost_before_it_connects_is_told_in_one_line(tmp_path):
     finish(present)
     absent.kill()
     assert (tmp_path / "error").read_text() == "a rank did not answer for 5 s"
+
+
+def test_first_announcement_stays(tmp_path):
+    ranks = start_ranks(2, lambda rank, **place: start(announce, tmp_path, **place))
+    for rank in ranks:
+        finish(rank)
+    announced = [(tmp_path / f"announced-{rank}").read_text() for rank in range(2)]
+    assert announced == ["by rank 0"] * 2
+
+
+def test_divergence_is_no_rank_s(tmp_path):
+    text = "iteration 3: the gradient norm of stage 7 is nan"
+    (tmp_path / "0").write_text(json.dumps({"brx": {"text": text, "has_diverged": True}}))
+    with pytest.raises(RunError, match=f"^{text}$"):
+        _watch(ended(tmp_path, "exit(1)", "exit(0)"), [])
 
 
 @pytest.mark.slow

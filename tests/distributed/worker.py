@@ -149,6 +149,18 @@ def connect(folder, is_absent):
         (folder / "error").write_text(str(error))
 
 
+def announce(folder):
+    """Announce something as rank 0 first, then as every rank; note what is announced."""
+    world = DistributedWorld(timeout_s=60)
+    if world.rank == 0:
+        world.announce_first("diverged", "by rank 0")
+    world.barrier()
+    world.announce_first("diverged", f"later, by rank {world.rank}")
+    world.barrier()
+    (folder / f"announced-{world.rank}").write_text(world.announced("diverged"))
+    world.close()
+
+
 def prepare_slowly(folder):
     """Train, while the last rank takes longer for its data than ranks otherwise wait."""
     timeout_s = 10

@@ -1,12 +1,13 @@
-"""Methods have colours that everybody can tell apart."""
+"""Methods have colours that everybody can tell apart; what the font lacks is told in one line."""
 
+import warnings
 from itertools import combinations
 
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from brx.plot.style import METHOD_LOOKS, look_of
+from brx.plot.style import METHOD_LOOKS, look_of, new_figure, save
 
 # Machado, Oliveira and Fernandes (2009): what linear RGB becomes to the eyes of somebody without
 # one kind of cone.
@@ -50,3 +51,21 @@ def test_methods_can_be_told_apart_by_colour(eyes):
     }
     closest = min(distances, key=distances.get)
     assert distances[closest] > 15, [together[place] for place in closest]
+
+
+def test_characters_that_the_font_lacks_are_told_in_one_line(tmp_path, capsys, recwarn):
+    with new_figure() as figure:
+        figure.add_subplot().set_title("\u6a21\u578b a")
+        save(figure, tmp_path / "figure", "caption")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "figure: the font lacks \u6a21 \u578b; the .png and the .pdf have boxes" in line
+    assert [str(one.message) for one in recwarn] == []
+
+
+def test_other_warnings_of_a_figure_are_shown(tmp_path, monkeypatch):
+    def warn(figure):
+        warnings.warn("something else", stacklevel=1)
+
+    monkeypatch.setattr("brx.plot.style._fix_layout", warn)
+    with new_figure() as figure, pytest.warns(UserWarning, match="something else"):
+        save(figure, tmp_path / "figure", "caption")

@@ -104,6 +104,23 @@ def test_runs_that_differ_alike_share_a_line(tmp_path):
     assert line.endswith("/a differ in model: their losses do not compare")
 
 
+def test_data_of_a_run_that_has_not_ended_are_unknown_not_different(tmp_path):
+    write_run(tmp_path, "a-training", status=None)
+    write_run(tmp_path, "ended")
+    write_run(tmp_path, "other-data", corpus="g")
+    unknown, different = sorted(differences(brx.runs.load(tmp_path / "runs")))
+    assert "/a-training: without a summary.json" in unknown
+    assert "/ended, their losses compare" in unknown
+    assert "/other-data and " in different
+    assert different.endswith("/ended differ in data fingerprint: their losses do not compare")
+
+
+def test_runs_that_have_not_ended_differ_in_nothing(tmp_path):
+    for seed in range(2):
+        write_run(tmp_path, f"s{seed}", f"training.seed={seed}", status=None)
+    assert differences(brx.runs.load(tmp_path / "runs")) == []
+
+
 def test_unrecorded_trajectory_version_is_the_first(runs):
     assert differences(runs.loc[["c", "d", "e", "h"]]) == [
         "h and c differ in trajectory version: their losses do not compare"

@@ -1,10 +1,12 @@
 """Names, identities and folders of cells."""
 
+import shutil
+
 import pytest
 
-from brx.sweep.cell import identity
+from brx.sweep.cell import folders_in, identity
 from brx.sweep.spec import Sweep
-from tests.sweep.helpers import write_sweep
+from tests.sweep.helpers import end, write_sweep
 from tests.train.helpers import tiny_config
 
 
@@ -47,3 +49,20 @@ def test_cell_is_found_again_by_its_configuration(tmp_path):
     (again,) = Sweep.load(write_sweep(tmp_path, grid=grid)).cells
     assert again.name != first.name
     assert again.folder == first.folder
+
+
+def test_empty_folder_does_not_hide_the_run_of_its_cell(tmp_path):
+    path = write_sweep(tmp_path)
+    cell = Sweep.load(path).cells[0]
+    end(cell)
+    (cell.folder.parent / f"aa--{cell.identity}").mkdir()
+    assert Sweep.load(path).cells[0].folder == cell.folder
+    assert folders_in(cell.folder.parent)[cell.identity] == cell.folder
+
+
+def test_first_of_two_runs_of_a_cell_counts(tmp_path):
+    cell = Sweep.load(write_sweep(tmp_path)).cells[0]
+    end(cell)
+    first = cell.folder.parent / f"aa--{cell.identity}"
+    shutil.copytree(cell.folder, first)
+    assert folders_in(cell.folder.parent)[cell.identity] == first

@@ -12,7 +12,7 @@ from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.sweep.choice import choice_table, choices_and_repetitions, choose, tried_cells
 from brx.sweep.spec import Sweep
 from brx.sweep.state import State, prepare_folder, state_of
-from tests.sweep.helpers import end, finish, write_sweep
+from tests.sweep.helpers import end, finish, write_losses, write_sweep
 
 LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 BETAS = (0.8, 0.9, 0.95)
@@ -40,6 +40,7 @@ def run_to_the_end(sweep, loss_of):
     while waiting := [cell for cell in tried_cells(sweep) if cell.folder not in ended]:
         for cell in waiting:
             prepare_folder(cell)
+            write_losses(cell.folder)
             optimizer = cell.config.optimizer
             loss = loss_of(optimizer.lr, optimizer.beta1)
             is_finite = math.isfinite(loss)

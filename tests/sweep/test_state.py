@@ -1,5 +1,6 @@
 """The state of a cell, by its folder."""
 
+import re
 from unittest.mock import Mock
 
 import pytest
@@ -50,3 +51,16 @@ def test_changed_configuration_of_a_cell_is_seen(done):
     config.write_text(config.read_text().replace(" seed: 0", " seed: 1"))
     with pytest.raises(UserError, match=r"training\.seed was 1 and is now 0 in the sweep"):
         state.state_of(done)
+
+
+@pytest.mark.parametrize("lost", ["config.yaml", "metrics.jsonl"])
+def test_cell_that_lost_a_file_is_named_not_done(lost, done):
+    (done.folder / lost).unlink()
+    told = f"{done.folder}: the run has finished, but lacks {lost}; restore"
+    with pytest.raises(UserError, match=re.escape(told)):
+        state.state_of(done)
+
+
+def test_cell_that_was_exported_is_done(done):
+    (done.folder / "metrics.jsonl").rename(done.folder / "curves.npz")
+    assert state.state_of(done) is state.State.DONE

@@ -799,6 +799,17 @@ def test_method_that_looks_at_each_weight_alone_runs_on_several_devices(tmp_path
         check_method(config, torch.device("cpu"))
 
 
+def test_run_ends_with_the_divergence_that_was_announced_first(tmp_path):
+    """By another rank, of one of its own stages; summary.json says the same."""
+    world, first = World(), "iteration 1: the gradient norm of stage 7 is nan"
+    world.announce("diverged", first)
+    config = tiny_config(tmp_path, "optimizer.lr=1e30", "training.warmup_fraction=0.0")
+    trainer = Trainer(config, RunFolder(tmp_path / "run"), world)
+    with pytest.raises(DivergedError, match=first):
+        trainer.run(resume=False)
+    assert summary_of(tmp_path / "run")["error"] == first
+
+
 class MuteWorld(World):
     """A process that can hear no announcements any more, as when the launcher is gone."""
 

@@ -401,6 +401,17 @@ def test_example_is_short(name):
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
 
 
+@pytest.mark.parametrize("name", [*NAMES_OF_EXAMPLES, "methods"])
+def test_example_has_a_help_text(name, capsys, monkeypatch):
+    if name == "gpt2":
+        pytest.importorskip("transformers")
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert f"usage: {name}.py [-h] [iterations]" in capsys.readouterr().out
+
+
 @pytest.fixture(scope="module", params=NAMES_OF_EXAMPLES)
 def example(request, tmp_path_factory):
     """The two runs of an example, without delay and with it."""
