@@ -57,8 +57,8 @@ from brx.plot.style import (
 COST_LABEL = "cost of delay (nats)"
 CAPTION = (
     "What the delay costs in final validation loss: (a) in bases turned away from the eigenbasis, "
-    "(b, c) by momentum, (d) by the geometry of the step, (e) with corrections, (f) with error "
-    "feedback. Points: means over seeds; bars: 95 % intervals, from three seeds on; crosses: a "
+    "(b) by the geometry of the step, (c, e) by momentum, (d) with error feedback, (f) with other "
+    "corrections. Points: means over seeds; bars: 95 % intervals, from three seeds on; crosses: a "
     "seed diverged."
 )
 
@@ -232,15 +232,14 @@ def _draw_rows(arms: Sequence[str], question: str, delay: str) -> Callable[[Stud
         axes.axvline(0.0, color="black", linewidth=0.5)
         title = f"{question}, {delay}"
         if ordered:
-            title += f": {_least(names[::-1], [points[arm].mean for arm in ordered[::-1]])}"
+            title += f":\n{_least(names[::-1], [points[arm].mean for arm in ordered[::-1]])}"
         finish_panel(axes, COST_LABEL, "", title)
 
     return draw
 
 
 def _least(names: Sequence[str], costs: Sequence[float]) -> str:
-    """Which arm loses least, or which two do: their costs differ by less than `LEVEL`. A part of a
-    title, in two lines.
+    """Which arm loses least, or which two do: their costs differ by less than `LEVEL`.
 
     Args:
         names: the arms, least cost first.
@@ -249,7 +248,7 @@ def _least(names: Sequence[str], costs: Sequence[float]) -> str:
     is_level = len(costs) > 1 and costs[1] - costs[0] < LEVEL
     if is_level:
         return f"{names[0]} and\n{names[1]} lose least"
-    return f"{names[0]}\nloses least"
+    return f"{names[0]} loses least"
 
 
 # The method whose look an arm has.
@@ -268,31 +267,32 @@ FEEDBACK = (ADAMW, ADAMW_FEEDBACK, MUON, MUON_FEEDBACK)
 # Momenta that no other comparison uses.
 OTHER_MOMENTA = [arm for arm in ARMS if "momentum" in arm and arm not in (ADAMW, MUON, SAME[1])]
 
+# The rows' long names all stand in the right column, where they take no width from the left one.
 PANELS = (
     Panel("bases", BASES, DELAYED, _draw_bases),
-    Panel(
-        "momentum at one update",
-        OTHER_MOMENTA,
-        [ONE_UPDATE],
-        _draw_momenta("b", ONE_UPDATE),
-    ),
-    Panel("momentum under 32 stages", OTHER_MOMENTA, [DEEPEST], _draw_momenta("c", DEEPEST)),
     Panel(
         "geometry",
         [LION, ROTATED_LION, SCION],
         [DEEPEST],
-        _draw_rows(GEOMETRIES, "(d) geometry", DEEPEST),
+        _draw_rows(GEOMETRIES, "(b) geometry", DEEPEST),
     ),
     Panel(
-        "corrections",
-        [ADAN, PACI, ACCUMULATED],
-        [DEEPEST],
-        _draw_rows(CORRECTIONS, "(e) corrections", DEEPEST),
+        "momentum at one update",
+        OTHER_MOMENTA,
+        [ONE_UPDATE],
+        _draw_momenta("c", ONE_UPDATE),
     ),
     Panel(
         "error feedback",
         list(WITH_FEEDBACK),
         [ONE_UPDATE],
-        _draw_rows(FEEDBACK, "(f) error feedback", ONE_UPDATE),
+        _draw_rows(FEEDBACK, "(d) error feedback", ONE_UPDATE),
+    ),
+    Panel("momentum under 32 stages", OTHER_MOMENTA, [DEEPEST], _draw_momenta("e", DEEPEST)),
+    Panel(
+        "corrections",
+        [ADAN, PACI, ACCUMULATED],
+        [DEEPEST],
+        _draw_rows(CORRECTIONS, "(f) corrections", DEEPEST),
     ),
 )
