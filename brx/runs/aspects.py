@@ -42,7 +42,7 @@ def same_but_for(runs: pd.DataFrame, *settings: str) -> pd.Series:
 
 def _without_nan(value: Any) -> Any:
     """The value; None in the place of NaN, by which pandas says that a run has no such setting."""
-    return None if _is_missing(value) else value
+    return None if is_missing(value) else value
 
 
 def experiment_id(
@@ -154,7 +154,7 @@ def _differing_aspects(runs: pd.DataFrame, *, any_split: bool = False) -> pd.Ser
         for aspects, row in zip(differing, rows, strict=True):
             if all(map(_is_same, row, rows[0])):
                 continue
-            is_unknown = keys == ["data_fingerprint"] and any(map(_is_missing, row + rows[0]))
+            is_unknown = keys == ["data_fingerprint"] and any(map(is_missing, row + rows[0]))
             aspects.append(UNKNOWN_DATA if is_unknown else aspect)
     texts = [", ".join(aspects) for aspects in differing[1:]]
     return pd.Series(texts, runs.index[1:], dtype=object)
@@ -162,11 +162,12 @@ def _differing_aspects(runs: pd.DataFrame, *, any_split: bool = False) -> pd.Ser
 
 def _is_same(one: Any, other: Any) -> bool:
     """Whether two values of a frame are equal, or both missing (None, NaN)."""
-    both_missing = _is_missing(one) and _is_missing(other)
+    both_missing = is_missing(one) and is_missing(other)
     return both_missing or bool(one == other)
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Whether a frame has no such value (None, NaN)."""
     return value is None or value != value
 
 

@@ -17,7 +17,7 @@ from brx.config.user_code import RUN_CODE, is_allowed
 from brx.methods.trajectory_version import newest_alike, oldest_alike, recorded_version
 from brx.names import path_text, shown
 from brx.pipeline.delay import depth
-from brx.runs.aspects import experiment_id, first_names
+from brx.runs.aspects import experiment_id, first_names, is_missing
 from brx.runs.folder import find_runs, name_of_run, read_each
 from brx.runs.run import Run, read_run, unusual_settings
 from brx.runs.slowdown import Series, last_quarter_loss
@@ -89,8 +89,7 @@ def _distinct_architectures(runs: pd.DataFrame) -> pd.Series:
 
 def _as_text(value: Any) -> str:
     """A setting as a text; empty where it is missing (None, NaN)."""
-    is_missing = value is None or value != value
-    return "" if is_missing else str(value)
+    return "" if is_missing(value) else str(value)
 
 
 def _common_versions(runs: pd.DataFrame) -> pd.Series:

@@ -125,5 +125,27 @@ def train(
     return flat(model), pipeline
 
 
+def train_with_twin(
+    model, twin, *, accumulation, loss=plain_loss, lr=0.3, before_pass=lambda j: None, updates=8
+):
+    """Train a model with `delayed`, and beside it an equal one by `Naive`.
+
+    `before_pass(j)` is called before pass j of an update, from 1. Returns the pipeline."""
+    optimizer, twin_optimizer = sgd(model.parameters(), lr), sgd(twin.parameters(), lr)
+    pipeline = delayed(model, optimizer, LAST + 1, accumulation=accumulation)
+    naive = Naive(twin, accumulation)
+    for t in range(updates):
+        naive.begin_update()
+        for j in range(1, accumulation + 1):
+            n = t * accumulation + j
+            before_pass(j)
+            loss(model, n).backward()
+            naive.backward(lambda call, n=n: loss(call, n), j)
+        for each in (optimizer, twin_optimizer):
+            each.step()
+            each.zero_grad()
+    return pipeline
+
+
 def assert_same(found, expected, tolerance=1e-12):
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)

@@ -25,6 +25,7 @@ from tests.pipeline.loops import (
     sgd,
     simulate,
     train,
+    train_with_twin,
 )
 
 Pair = namedtuple("Pair", ["prediction", "extra"])
@@ -163,20 +164,9 @@ class Slotted(nn.Sequential):
 def test_micro_batches_whose_backward_pass_no_output_shows(kind, loss, accumulation):
     """Each has the version of its own, and an ordinary loop is told nothing."""
     model, twin = kind(*make()), make()
-    optimizer, twin_optimizer = sgd(model.parameters(), 0.03), sgd(twin.parameters(), 0.03)
-    pipeline = delayed(model, optimizer, 4, accumulation=accumulation)
-    naive = Naive(twin, accumulation=accumulation)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for t in range(8):
-            naive.begin_update()
-            for j in range(1, accumulation + 1):
-                n = t * accumulation + j
-                loss(model, n).backward()
-                naive.backward(lambda call, n=n: loss(call, n), j)
-            for each in (optimizer, twin_optimizer):
-                each.step()
-                each.zero_grad()
+        pipeline = train_with_twin(model, twin, accumulation=accumulation, loss=loss, lr=0.03)
     assert_same(flat(model), flat(twin))
     assert pipeline.updates == 8
 

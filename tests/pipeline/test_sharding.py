@@ -15,7 +15,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from brx import delayed
 from brx.errors import UserError
 from tests.pipeline.loops import (
-    Naive,
     assert_same,
     batch,
     flat,
@@ -25,6 +24,7 @@ from tests.pipeline.loops import (
     sgd,
     simulate,
     train,
+    train_with_twin,
 )
 from tests.processes import start
 
@@ -87,22 +87,12 @@ ACCUMULATION = 3
 @pytest.mark.usefixtures("alone")
 def test_fsdp2_accumulates_without_gradient_sync():
     """Until the last micro-batch of an update, the shards have no gradients."""
-    model = fsdp2(make())
-    optimizer = sgd(model.parameters())
-    delayed(model, optimizer, 4, accumulation=ACCUMULATION)
-    twin = make()
-    twin_optimizer = sgd(twin.parameters())
-    naive = Naive(twin, ACCUMULATION)
-    for t in range(8):
-        naive.begin_update()
-        for j in range(1, ACCUMULATION + 1):
-            n = t * ACCUMULATION + j
-            model.set_requires_gradient_sync(j == ACCUMULATION)
-            plain_loss(model, n).backward()
-            naive.backward(lambda call, n=n: plain_loss(call, n), j)
-        for one in (optimizer, twin_optimizer):
-            one.step()
-            one.zero_grad()
+    model, twin = fsdp2(make()), make()
+
+    def before_pass(j):
+        model.set_requires_gradient_sync(j == ACCUMULATION)
+
+    train_with_twin(model, twin, accumulation=ACCUMULATION, before_pass=before_pass)
     assert_same(flat(model), flat(twin))
 
 

@@ -218,7 +218,7 @@ def _draw_rows(arms: Sequence[str], question: str, delay: str) -> Callable[[Stud
 
     def draw(study: Study, axes: Axes) -> None:
         points = {arm: Point.of(study, arm, delay) for arm in arms if study.has(arm, delay)}
-        ordered = sorted(points, key=lambda arm: -points[arm].mean)
+        ordered = sorted(points, key=lambda arm: points[arm].mean)
         names = []
         for place, arm in enumerate(ordered):
             look = look_of(LOOKS.get(arm, arm))
@@ -228,11 +228,11 @@ def _draw_rows(arms: Sequence[str], question: str, delay: str) -> Callable[[Stud
             diverged = "" if math.isfinite(point.mean) else " (diverged)"
             names.append(LABELS.get(arm, arm) + diverged)
         axes.set_yticks(range(len(ordered)), names)
-        axes.set_ylim(-0.5, len(ordered) - 0.5)
+        axes.set_ylim(len(ordered) - 0.5, -0.5)  # from the top down
         axes.axvline(0.0, color="black", linewidth=0.5)
         title = f"{question}, {delay}"
         if ordered:
-            title += f":\n{_least(names[::-1], [points[arm].mean for arm in ordered[::-1]])}"
+            title += f":\n{_least(names, [points[arm].mean for arm in ordered])}"
         finish_panel(axes, COST_LABEL, "", title)
 
     return draw
