@@ -13,7 +13,7 @@ from typing import Any
 
 from brx.config.schema import RunConfig
 from brx.names import file_name
-from brx.runs.folder import FOR_TUNING, RunFolder, lock, settings_key, telling
+from brx.runs.folder import ENDED, FOR_TUNING, RunFolder, lock, settings_key, telling
 
 Value = bool | int | float | str | None
 CELLS_LOCK = ".cells.lock"  # in the folder of the cells' folders; held while a cell's is made
@@ -74,16 +74,19 @@ def folders_in(out: Path) -> dict[str, Path]:
         _, dashes, ending = name.rpartition("--")
         if not dashes:
             continue
-        # If one cell has several folders, all sweeps take the first that holds a run.
+        # If one cell has several folders, all sweeps take the first of those that are furthest on.
         first = folders.get(ending)
-        if first is None or (not _holds_run(first) and _holds_run(out / name)):
+        if first is None or _progress(first) < _progress(out / name):
             folders[ending] = out / name
     return folders
 
 
-def _holds_run(path: Path) -> bool:
+def _progress(path: Path) -> int:
+    """2 if the run there has ended, 1 if it has begun, 0 if there is none."""
     folder = RunFolder(path)
-    return folder.config.is_file() or folder.summary.is_file()
+    if folder.read_summary().get("status") in ENDED:
+        return 2
+    return 1 if folder.config.is_file() or folder.summary.is_file() else 0
 
 
 def with_present_folders(cells: Sequence[Cell]) -> list[Cell]:

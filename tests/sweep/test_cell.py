@@ -66,3 +66,12 @@ def test_first_of_two_runs_of_a_cell_counts(tmp_path):
     first = cell.folder.parent / f"aa--{cell.identity}"
     shutil.copytree(cell.folder, first)
     assert folders_in(cell.folder.parent)[cell.identity] == first
+
+
+def test_run_that_has_ended_counts_before_one_that_has_begun(tmp_path):
+    cell = Sweep.load(write_sweep(tmp_path)).cells[0]
+    end(cell)
+    begun = cell.folder.parent / f"aa--{cell.identity}"
+    begun.mkdir()
+    shutil.copy(cell.folder / "config.yaml", begun)
+    assert folders_in(cell.folder.parent)[cell.identity] == cell.folder
