@@ -36,7 +36,6 @@ from brx.paper.causes.arms import (
     PACI,
     RANDOM,
     ROTATED_LION,
-    SAME,
     SCION,
     THETAS,
     WITH_FEEDBACK,
@@ -264,8 +263,18 @@ GEOMETRIES = (ADAMW, LION, ROTATED_LION, MUON, SCION, EIGENBASIS)
 CORRECTIONS = (ADAMW, ADAN, PACI, ACCUMULATED, EIGENBASIS)
 FEEDBACK = (ADAMW, ADAMW_FEEDBACK, MUON, MUON_FEEDBACK)
 
-# Momenta that no other comparison uses.
-OTHER_MOMENTA = [arm for arm in ARMS if "momentum" in arm and arm not in (ADAMW, MUON, SAME[1])]
+
+def _other_momenta() -> list[str]:
+    """The arms whose momentum no other comparison uses."""
+    arms = []
+    for method, (_, usual) in MOMENTUM_KEYS.items():
+        for value in MOMENTA:
+            if value != usual:
+                arms.append(with_momentum(method, value))
+    return arms
+
+
+OTHER_MOMENTA = _other_momenta()
 
 # The rows' long names all stand in the right column, where they take no width from the left one.
 PANELS = (
