@@ -206,7 +206,7 @@ def results_of(
             if batches is None or result.settings.batches_per_vector == batches
         ]
     num_spaces = Counter(result.place for result in results)
-    chosen = max(num_spaces, key=lambda place: (num_spaces[place], place), default=None)
+    chosen = max(num_spaces, key=lambda index: (num_spaces[index], index), default=None)
     return {result.space: result for result in results if result.place == chosen}
 
 

@@ -191,9 +191,9 @@ class _ChunkedLoss(torch.autograd.Function):
         gradients = torch.autograd.grad(again, sources, upstream, create_graph=create_graph)
         remaining = iter(gradients)
         by_input: list[Tensor | None] = [None, None, None]
-        for place, is_needed in enumerate(needed):
+        for index, is_needed in enumerate(needed):
             if is_needed:
-                by_input[place] = next(remaining)
+                by_input[index] = next(remaining)
         return *by_input, None, None
 
 

@@ -163,10 +163,10 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _check_written(self, function: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         """WrittenWeightError if an operation has changed a weight in place."""
-        for place, argument in enumerate(function._schema.arguments):
+        for index, argument in enumerate(function._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
-            written = args[place] if place < len(args) else kwargs.get(argument.name)
+            written = args[index] if index < len(args) else kwargs.get(argument.name)
             for tensor in tree_leaves(written):
                 if not isinstance(tensor, Tensor):
                     continue

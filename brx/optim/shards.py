@@ -195,8 +195,8 @@ def exchange(
     receive = like.new_empty(sum(num_received))
     dist.all_to_all_single(receive, torch.cat(flat), num_received, num_sent, group=group)
     # Pieces come ordered by source. The sort is stable: pieces of one source keep their order.
-    by_source = sorted(range(len(expected)), key=lambda place: expected[place][0])
-    pieces = torch.split(receive, [expected[place][1] for place in by_source])
+    by_source = sorted(range(len(expected)), key=lambda index: expected[index][0])
+    pieces = torch.split(receive, [expected[index][1] for index in by_source])
     in_order = sorted(zip(by_source, pieces, strict=True), key=itemgetter(0))
     return [piece for _, piece in in_order]
 

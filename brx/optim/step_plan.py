@@ -158,14 +158,14 @@ def plan_step(members: list[Member], layout: Layout, numbers: NumbersOfSteps) ->
     """
     numbers.begin()
     plan = Plan(members)
-    for place, batch in enumerate(layout.batches):
+    for index, batch in enumerate(layout.batches):
         for key, run in batch.runs(_alike_in_a_step):
             if key is None:
                 continue
             part = batch[run]
             refreshes = list(part.runs(Member.next_refresh))
             plan.work.append(Work(part, numbers.of(part.members[0]), refreshes))
-            plan.places.append((place, run.start, run.stop))
+            plan.places.append((index, run.start, run.stop))
     rest = [member for member in members if not member.is_rotated and member.is_updated_here]
     for _, alike in groupby(rest, _one_call):
         together = list(alike)

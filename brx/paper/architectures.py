@@ -281,7 +281,7 @@ def _draw_losses(study: Study, architecture: str, axes: Axes) -> list[str]:
     texts about the ends that have no runs."""
     missing = []
     costs = {}
-    for place, method in enumerate(reversed(METHODS)):
+    for y, method in enumerate(reversed(METHODS)):
         means: dict[int, float] = {}
         for P in ENDS:
             losses = study.final_losses(architecture, method, P)
@@ -291,11 +291,11 @@ def _draw_losses(study: Study, architecture: str, axes: Axes) -> list[str]:
             finite = losses[np.isfinite(losses)]
             if len(finite):
                 means[P] = float(finite.mean())
-                _draw_seeds(axes, finite, place, look_of(method), is_filled=P == DEEPEST)
+                _draw_seeds(axes, finite, y, look_of(method), is_filled=P == DEEPEST)
         if len(means) == len(ENDS):
             costs[method] = means[DEEPEST] - means[1]
             line: dict[str, Any] = {"linewidth": 0.8, "zorder": 1}
-            axes.plot(list(means.values()), [place, place], color=look_of(method).color, **line)
+            axes.plot(list(means.values()), [y, y], color=look_of(method).color, **line)
     if not axes.lines:
         say_not_run(axes, architecture)
         return missing
@@ -317,15 +317,13 @@ def _draw_leads(experiments: Experiments, axes: Axes) -> None:
         say_not_run(axes, "leads")
 
 
-def _draw_seeds(
-    axes: Axes, losses: pd.Series, place: float, look: Look, *, is_filled: bool
-) -> None:
+def _draw_seeds(axes: Axes, losses: pd.Series, y: float, look: Look, *, is_filled: bool) -> None:
     """Draw the mean of some seeds' losses as a point, and their range as a bar."""
     ends = [losses.min(), losses.max()]
-    axes.plot(ends, [place, place], color=look.color, linewidth=3, zorder=2)
+    axes.plot(ends, [y, y], color=look.color, linewidth=3, zorder=2)
     face = look.color if is_filled else "white"
     style: dict[str, Any] = {"color": look.color, "markerfacecolor": face, "zorder": 3}
-    axes.plot(float(losses.mean()), place, look.marker, **style)
+    axes.plot(float(losses.mean()), y, look.marker, **style)
 
 
 def loss_records(study: Study) -> list[dict[str, Any]]:

@@ -357,7 +357,7 @@ def fill_claims(figure: Figure, outcomes: Sequence[Outcome]) -> None:
 
 def _draw_counts(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     """A bar per kind of claim, cut by strict verdict, with the counts."""
-    for place, rules in enumerate(KINDS.values()):
+    for y, rules in enumerate(KINDS.values()):
         counts = Counter(
             outcome.strict_verdict for outcome in outcomes if outcome.claim.rule in rules
         )
@@ -366,8 +366,8 @@ def _draw_counts(axes: Axes, outcomes: Sequence[Outcome]) -> None:
             count = counts[verdict]
             if not count:
                 continue
-            axes.barh(place, count, left=left, color=color, alpha=0.75)
-            axes.text(left + count / 2, place, str(count), ha="center", va="center", color="white")
+            axes.barh(y, count, left=left, color=color, alpha=0.75)
+            axes.text(left + count / 2, y, str(count), ha="center", va="center", color="white")
             left += count
     for verdict, color in VERDICT_COLORS.items():
         axes.barh(0, 0, color=color, alpha=0.75, label=verdict)
@@ -382,12 +382,12 @@ def _draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     """Draw a row per claim: our number divided by the paper's as a point, and both as texts."""
     paper_x, ours_x = COLUMNS.values()
     right_of_axes: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "fontsize": 7}
-    for place, outcome in enumerate(outcomes):
-        _draw_ratio(axes, outcome, place, VERDICT_COLORS[outcome.strict_verdict])
+    for y, outcome in enumerate(outcomes):
+        _draw_ratio(axes, outcome, y, VERDICT_COLORS[outcome.strict_verdict])
         # A hollow point already says that there are few seeds.
         text = our_text(outcome).removesuffix(few_seeds(outcome))
-        axes.text(paper_x, place, paper_text(outcome), va="center", **right_of_axes)
-        axes.text(ours_x, place, text, va="center", **right_of_axes)
+        axes.text(paper_x, y, paper_text(outcome), va="center", **right_of_axes)
+        axes.text(ours_x, y, text, va="center", **right_of_axes)
     for heading, x in COLUMNS.items():
         axes.text(x, -1.0, heading, weight="bold", **right_of_axes)
     labels = [textwrap.fill(outcome.claim.statement, LINE_CHARACTERS) for outcome in outcomes]
@@ -444,7 +444,7 @@ def our_text(outcome: Outcome) -> str:
     return text + few_seeds(outcome)
 
 
-def _draw_ratio(axes: Axes, outcome: Outcome, place: float, color: str) -> None:
+def _draw_ratio(axes: Axes, outcome: Outcome, y: float, color: str) -> None:
     """Draw a point with its interval: hollow if there are few seeds, an arrow if it is a bound or
     lies beyond the axis."""
     ratios = ratio_of(outcome)
@@ -458,8 +458,8 @@ def _draw_ratio(axes: Axes, outcome: Outcome, place: float, color: str) -> None:
         marker = "<"
     face = "white" if few_seeds(outcome) else color
     if not pd.isna(ratios[1]):
-        axes.plot([low, high], [place, place], color=color, linewidth=1.5)
-    axes.plot(ratio, place, marker, color=color, markerfacecolor=face, markersize=5, clip_on=False)
+        axes.plot([low, high], [y, y], color=color, linewidth=1.5)
+    axes.plot(ratio, y, marker, color=color, markerfacecolor=face, markersize=5, clip_on=False)
 
 
 OVER_BASELINES = tuple(product(("basis-rotation",), BASELINES))

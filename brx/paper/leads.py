@@ -165,18 +165,18 @@ def draw_leads(experiments: Experiments, axes: Axes, rivals: Sequence[str] = RIV
     parts = lead_parts(experiments, rivals)
     if not parts:
         raise UserError(f"no rival of {OURS} has runs at both ends")
-    places = np.arange(len(parts))[::-1]
+    ys = np.arange(len(parts))[::-1]
     without = np.array([each.without_delay.mean() for each in parts])
     from_delay = np.array([each.from_delay.mean() for each in parts])
-    axes.barh(places, without, color="0.7", label="without delay")
+    axes.barh(ys, without, color="0.7", label="without delay")
     color = look_of(OURS).color
-    axes.barh(places, from_delay, left=without, color=color, label="from delay")
-    for place, each in zip(places, parts, strict=True):
+    axes.barh(ys, from_delay, left=without, color=color, label="from delay")
+    for y, each in zip(ys, parts, strict=True):
         interval = _interval(each.total)
         if interval is not None:
-            axes.plot([interval.low, interval.high], [place, place], color="black", linewidth=1.0)
+            axes.plot([interval.low, interval.high], [y, y], color="black", linewidth=1.0)
     axes.axvline(0.0, color="black", linewidth=0.6)
-    axes.set_yticks(places, [_label(each.rival) for each in parts])
+    axes.set_yticks(ys, [_label(each.rival) for each in parts])
     ahead = [each for each in parts if _finding(each.total) == "ahead"]
     title = (
         f"lead of {look_of(OURS).label} at P = {DEEPEST}\n"

@@ -111,13 +111,13 @@ class Gradients:
         for alike, is_in_sum in zip(self._alike, self._is_in_sum, strict=True):
             sums: list[Tensor] = []
             added: list[Tensor] = []
-            for place, weight in enumerate(alike.newest):
+            for index, weight in enumerate(alike.newest):
                 if weight.grad is None:
                     continue
-                if not is_in_sum[place]:
-                    alike.gradients[place].zero_()  # it has a former update's gradient
-                    is_in_sum[place] = True
-                sums.append(alike.gradients[place])
+                if not is_in_sum[index]:
+                    alike.gradients[index].zero_()  # it has a former update's gradient
+                    is_in_sum[index] = True
+                sums.append(alike.gradients[index])
                 added.append(weight.grad)
             if added:
                 torch._foreach_add_(sums, added)

@@ -126,8 +126,8 @@ class GraphedPasses:
         targets: Tensor,  # (B, S)
     ) -> PassResults:
         """Run both passes of a micro-batch (from 1). All stages must be bound to its weights."""
-        place = (micro_batch - 1) % self._accumulation
-        kind = _Kind(inputs.shape, targets.shape, place == 0, place == self._accumulation - 1)
+        index = (micro_batch - 1) % self._accumulation
+        kind = _Kind(inputs.shape, targets.shape, index == 0, index == self._accumulation - 1)
         recorded = self._recorded.get(kind)
         if recorded is None:
             self._num_met[kind] += 1

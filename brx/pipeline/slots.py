@@ -214,12 +214,12 @@ class _Rows:
         return (self[index] for index in range(self._num_slots))
 
     def __getitem__(self, index: int) -> FlatTensors:
-        place = range(self._num_slots)[index]  # checks the index, and resolves a negative one
+        slot = range(self._num_slots)[index]  # checks the index, and resolves a negative one
         # Taken out and put back in, so that the slot used last comes last in the dictionary.
-        row = self._made.pop(place, None)
+        row = self._made.pop(slot, None)
         if row is None:
-            row = FlatTensors(self._layout, [block[place] for block in self._blocks])
-        self._made[place] = row
+            row = FlatTensors(self._layout, [block[slot] for block in self._blocks])
+        self._made[slot] = row
         if len(self._made) > MOST_ROWS:
             del self._made[next(iter(self._made))]
         return row

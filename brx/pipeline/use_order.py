@@ -35,10 +35,10 @@ class UseOrder:
             tensors: those tensors of its output that a backward pass may begin at.
         """
         names = self._names | _unsharded_names(model, self._names)
-        for place, variable in _uses(tensors):
+        for position, variable in _uses(tensors):
             name = names.get(id(variable))
             if name is not None:
-                self._in_graph[name] = min(place, self._in_graph.get(name, place))
+                self._in_graph[name] = min(position, self._in_graph.get(name, position))
 
     def see_gradient(self, name: str) -> None:
         """Note that a parameter's gradient has arrived in a backward pass."""
@@ -82,12 +82,12 @@ def _uses(tensors: Sequence[Tensor]) -> Iterator[tuple[tuple[int, int], Tensor]]
     while waiting:
         node = waiting.pop()
         number = node._sequence_nr()
-        for place, (source, _) in enumerate(node.next_functions):
+        for position, (source, _) in enumerate(node.next_functions):
             if source is None:
                 continue
             variable = getattr(source, "variable", None)
             if variable is not None:
-                yield (number, place), variable
+                yield (number, position), variable
             elif source not in seen:
                 seen.add(source)
                 waiting.append(source)

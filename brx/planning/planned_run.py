@@ -177,8 +177,8 @@ class PlannedRun:
             counts = self._block_counts(partition(num_stages, num_ranks))
             if len(set(counts)) == 1:
                 even.append(num_ranks)
-        place = bisect(even, self.num_ranks)
-        return even[max(0, place - 1) : place + 1]
+        index = bisect(even, self.num_ranks)
+        return even[max(0, index - 1) : index + 1]
 
     def _block_counts(self, ranges: Sequence[range]) -> list[int]:
         """The blocks of each rank."""

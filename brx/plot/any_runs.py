@@ -127,9 +127,9 @@ def _labels_and_colors(runs: pd.DataFrame, style: pd.Series) -> tuple[pd.Series,
     colors = runs["variant"].map(lambda variant: look_of(variant).color)
     is_alone = ~pd.concat([colors, style], axis=1).duplicated(keep=False)
     own_colors = {}
-    for place, run in enumerate(runs.index):
+    for index, run in enumerate(runs.index):
         if not is_alone[run]:
-            own_colors[run] = sequence_color(place, len(runs))
+            own_colors[run] = sequence_color(index, len(runs))
     return labels, {**colors, **own_colors}
 
 

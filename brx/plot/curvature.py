@@ -67,8 +67,8 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
     kinds = by_method_and_depth(results)
     with new_figure(width=max(COLUMN_WIDTH_IN, 1.0 * len(kinds) + 0.8)) as figure:
         axes = figure.subplots()
-        for place, of_seeds in enumerate(kinds.values()):
-            for space, center in zip(SPACES, (place - SHIFT, place + SHIFT), strict=True):
+        for x, of_seeds in enumerate(kinds.values()):
+            for space, center in zip(SPACES, (x - SHIFT, x + SHIFT), strict=True):
                 _draw_seeds(axes, [one for one in of_seeds if one.space == space], center)
         for space, face in zip(SPACES, ("white", "black"), strict=True):
             style: dict[str, Any] = {"markerfacecolor": face, "linestyle": "none", "label": space}
@@ -143,10 +143,10 @@ def _draw_norms_by_strategy(axes: Axes, results: Sequence[NormResult]) -> None:
     kinds = by_method_and_depth(results)
     for index, ((method, num_stages), of_seeds) in enumerate(kinds.items()):
         norms = {}
-        for place, space in enumerate(STRATEGY_SPACES):
+        for x, space in enumerate(STRATEGY_SPACES):
             alike = [result for result in of_seeds if result.space == space]
             if alike:
-                norms[place] = _over_seeds(alike)
+                norms[x] = _over_seeds(alike)
         table = pd.DataFrame(norms, index=["mean", "low", "high"]).T
         look = look_of(method)
         draw_points(

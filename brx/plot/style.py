@@ -116,8 +116,8 @@ def method_colors(methods: Iterable[str]) -> dict[str, str]:
     remaining = [color for color in _PALETTE if color not in colors.values()]
     palette = remaining or _PALETTE
     others = [method for method in methods if method not in colors]
-    for place, method in enumerate(others):
-        colors[method] = palette[place % len(palette)]
+    for index, method in enumerate(others):
+        colors[method] = palette[index % len(palette)]
     return colors
 
 

@@ -527,7 +527,7 @@ def _by_method(runs: pd.DataFrame) -> pd.DataFrame:
 
     Methods are in the order of the figures' legends, and unknown ones at the end. Within a method,
     runs are ordered by variant, stages, learning rate and seed."""
-    order = {method: place for place, method in enumerate(METHOD_LOOKS)}
+    order = {method: index for index, method in enumerate(METHOD_LOOKS)}
     rank = runs["method"].map(lambda method: order.get(method, len(order)))
     runs = runs.assign(rank=rank, origin=_origins(runs))
     return runs.sort_values(["rank", "variant", DEPTH, RATE, SEED, "name"])
@@ -606,10 +606,10 @@ def _minutes_at(
     """The minutes of training at some iterations; NaN at iterations without a training loss."""
     if len(run.iterations) == 0:
         return np.full(len(iterations), np.nan)
-    places = np.searchsorted(run.iterations, iterations)
-    places = np.minimum(places, len(run.iterations) - 1)  # for iterations after the last loss
-    is_there = run.iterations[places] == iterations
-    minutes: NDArray[np.float64] = np.where(is_there, run.seconds[places] / 60, np.nan)
+    indices = np.searchsorted(run.iterations, iterations)
+    indices = np.minimum(indices, len(run.iterations) - 1)  # for iterations after the last loss
+    is_there = run.iterations[indices] == iterations
+    minutes: NDArray[np.float64] = np.where(is_there, run.seconds[indices] / 60, np.nan)
     return minutes
 
 

@@ -77,7 +77,7 @@ def score_values(runs: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
     is_highest_value = by_group.cumcount(ascending=False) == 0
     is_best_at_edge = table["is_best"] & (is_lowest_value | is_highest_value)
     table["at_edge"] = is_best_at_edge.groupby(table[group]).transform("any")
-    order = {name: place for place, name in enumerate(runs[group].unique())}
+    order = {name: index for index, name in enumerate(runs[group].unique())}
     return table.sort_values(
         group, key=lambda names: names.map(order), kind="stable", ignore_index=True
     )

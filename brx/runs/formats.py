@@ -108,7 +108,7 @@ def _width(table: pd.DataFrame) -> int:
 
 def _cells(table: pd.DataFrame) -> list[list[str]]:
     """Heading and cells of each column."""
-    return [[heading, *table.iloc[:, place]] for place, heading in enumerate(table.columns)]
+    return [[heading, *table.iloc[:, index]] for index, heading in enumerate(table.columns)]
 
 
 def _longest_words(table: pd.DataFrame) -> list[int]:
@@ -121,9 +121,9 @@ def _drawn(table: pd.DataFrame, width: int) -> Table:
     """The table in at most `width` characters; `width` is at least `_width` of the table."""
     widths = _column_widths(table, width)
     drawn = Table()
-    for place, column in enumerate(table.columns):
-        is_number = len(table) > 0 and all(map(_is_number, table.iloc[:, place]))
-        drawn.add_column(column, justify="right" if is_number else "left", width=widths[place])
+    for index, column in enumerate(table.columns):
+        is_number = len(table) > 0 and all(map(_is_number, table.iloc[:, index]))
+        drawn.add_column(column, justify="right" if is_number else "left", width=widths[index])
     for row in table.to_numpy().tolist():
         drawn.add_row(*map(Text, row))
     return drawn

@@ -171,15 +171,15 @@ def _draw_costs(
 
 def _draw_bases(study: Study, axes: Axes) -> None:
     """Draw the cost of each delay against the angle of the bases, with AdamW at the right end."""
-    places = {arm: float(place) for place, arm in enumerate(BASES)}
-    places[ADAMW] = len(BASES) + 0.2  # set apart: it has no basis
+    xs = {arm: float(x) for x, arm in enumerate(BASES)}
+    xs[ADAMW] = len(BASES) + 0.2  # set apart: it has no basis
     for index, delay in enumerate(DELAYED):
         look = Look(f"delay: {delay}", to_hex(sequence_color(index, len(DELAYED))), "o")
-        base_places = {arm: places[arm] for arm in BASES}
-        _draw_costs(axes, study, base_places, delay, look, linestyle="-", label=look.label)
-        _draw_costs(axes, study, {ADAMW: places[ADAMW]}, delay, look, fillstyle="none")
+        base_xs = {arm: xs[arm] for arm in BASES}
+        _draw_costs(axes, study, base_xs, delay, look, linestyle="-", label=look.label)
+        _draw_costs(axes, study, {ADAMW: xs[ADAMW]}, delay, look, fillstyle="none")
     labels = [f"{theta:g}" if isinstance(theta, float) else theta for theta in THETAS]
-    axes.set_xticks(list(places.values()), [*labels, "AdamW"], fontsize=7)
+    axes.set_xticks(list(xs.values()), [*labels, "AdamW"], fontsize=7)
     title = "(a) bases turned away"
     if study.has(EIGENBASIS, DEEPEST) and study.has(RANDOM, DEEPEST):
         in_eigenbasis = study.cost(EIGENBASIS, DEEPEST).mean()
@@ -219,11 +219,11 @@ def _draw_rows(arms: Sequence[str], question: str, delay: str) -> Callable[[Stud
         points = {arm: Point.of(study, arm, delay) for arm in arms if study.has(arm, delay)}
         ordered = sorted(points, key=lambda arm: points[arm].mean)
         names = []
-        for place, arm in enumerate(ordered):
+        for y, arm in enumerate(ordered):
             look = look_of(LOOKS.get(arm, arm))
             point = points[arm]
-            axes.plot(point.mean, place, look.marker, color=look.color, markersize=5)
-            axes.plot([point.low, point.high], [place, place], color=look.color)
+            axes.plot(point.mean, y, look.marker, color=look.color, markersize=5)
+            axes.plot([point.low, point.high], [y, y], color=look.color)
             diverged = "" if math.isfinite(point.mean) else " (diverged)"
             names.append(LABELS.get(arm, arm) + diverged)
         axes.set_yticks(range(len(ordered)), names)
