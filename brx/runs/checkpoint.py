@@ -23,7 +23,7 @@ from brx.errors import RunError, UserError
 from brx.files import replacing, sync_folder, write_json
 from brx.methods.trajectory_version import check_trajectory_version
 from brx.readers import Damaged, read_json, read_tensors
-from brx.runs.folder import RunFolder, first_difference, telling, trajectory_of
+from brx.runs.folder import RunFolder, deciding_settings, first_difference, telling, trajectory_of
 from brx.runs.metrics import garbled_lines, missing_iterations
 
 
@@ -329,7 +329,7 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
         return
     manifest = read_manifest(checkpoint)
     check_trajectory_version(manifest, checkpoint, config.optimizer.method)
-    saved_settings = dict(manifest["settings"])
+    saved_settings = deciding_settings(manifest["settings"])
     saved_settings.pop("data", None)  # data are compared by their fingerprint
     difference = first_difference(saved_settings, trajectory_of(config), ignore_new=True)
     if difference is not None:

@@ -314,6 +314,18 @@ def decides_trajectory(key: str) -> bool:
     return is_setting and name not in _MAY_CHANGE.get(section, set())
 
 
+def deciding_settings(settings: Sections) -> dict[str, dict[str, Any]]:
+    """The settings without those that no number of the trajectory depends on.
+
+    A checkpoint of an older brx may hold some of these, which it still counted.
+    """
+    kept: dict[str, dict[str, Any]] = {}
+    for section, values in settings.items():
+        may_change = _MAY_CHANGE.get(section, set())
+        kept[section] = {key: values[key] for key in values if key not in may_change}
+    return kept
+
+
 def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str, dict[str, Any]]:
     """The settings that decide a run's trajectory, by section and key.
 
@@ -324,11 +336,9 @@ def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str,
         config: the settings of the run.
         with_defaults: include settings that have their default values.
     """
-    trajectory: dict[str, dict[str, Any]] = {}
-    content = config.model_dump(mode="json", exclude_defaults=not with_defaults)
-    for section, values in content.items():
-        may_change = _MAY_CHANGE.get(section, set())
-        trajectory[section] = {key: values[key] for key in values if key not in may_change}
+    trajectory = deciding_settings(
+        config.model_dump(mode="json", exclude_defaults=not with_defaults)
+    )
     for settings in sections_of_code(trajectory):
         settings.pop("facts", None)  # they follow from the file
     if "method" in trajectory.get("optimizer", {}):

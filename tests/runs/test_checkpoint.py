@@ -221,11 +221,31 @@ def test_settings_of_the_checkpoint_count(run, tmp_path):
         train(other, run, resume=True)
 
 
-def test_setting_new_in_brx_is_no_difference(run, tmp_path):
+@pytest.fixture
+def manifest(run):
+    """The content of the newest checkpoint's manifest, and a function that writes it back with a
+    new check sum, as if an older brx had written it."""
     newest = list_checkpoints(run)[-1]
-    manifest = read_manifest(newest)
-    assert manifest["settings"]["training"].pop("clip") == 1.0  # as if an older brx had written it
-    (newest / "manifest.json").write_text(json.dumps(manifest | {"sha256": _digest(manifest)}))
+    content = read_manifest(newest)
+
+    def write():
+        (newest / "manifest.json").write_text(json.dumps(content | {"sha256": _digest(content)}))
+
+    return content, write
+
+
+def test_setting_new_in_brx_is_no_difference(run, manifest, tmp_path):
+    content, write = manifest
+    assert content["settings"]["training"].pop("clip") == 1.0
+    write()
+    assert train(tiny_config(tmp_path), run, resume=True) == "finished"
+
+
+def test_setting_that_decides_no_number_is_no_difference(run, manifest, tmp_path):
+    """An older brx counted it, and wrote it into the manifest."""
+    content, write = manifest
+    content["settings"]["runtime"]["share_gpus"] = False
+    write()
     assert train(tiny_config(tmp_path), run, resume=True) == "finished"
 
 
