@@ -21,6 +21,7 @@ from brx.files import write_text
 from brx.paper.architectures import RUNS as ARCHITECTURE_RUNS
 from brx.paper.architectures import architecture_table, verdict_table
 from brx.paper.causes.costs import cost_table
+from brx.paper.causes.differences import difference_table
 from brx.paper.causes.norms import ratio_table
 from brx.paper.causes.predictions import prediction_table
 from brx.paper.causes.study import RUNS as CAUSES_RUNS
@@ -69,6 +70,11 @@ COSTS_LEGEND = """\
 Final validation losses in nats, means over seeds. *Cost* is the loss with the delay minus the one
 without, with a 95 % interval over seeds (Student's t). Each learning rate was chosen on a seed that
 is not reported (docs/protocol.md, section 12). Bases turned by 0 are basis rotation's own."""
+DIFFERENCES_LEGEND = """\
+How far the arm's cost of delay and its final validation losses are above those of the arm that it
+is compared with, in nats: means of the differences by seed, with 95 % intervals (Student's t).
+`brx tables causes` judges what was predicted. The other rows are observations, and with so many
+intervals, some may exclude zero by chance."""
 NORMS_LEGEND = """\
 (1,1)-norm of the training loss's Hessian, per parameter, halfway through the training under the
 delays of 32 stages. Both norms are measured at the weights of the same run, with the same vectors;
@@ -410,6 +416,14 @@ TABLES: dict[str, Table] = {
             CAUSES_RUNS,
             cost_table,
             COSTS_LEGEND,
+        ),
+        StudyTable(
+            "causes-differences",
+            "",
+            "How arms of the study of causes differ by seed",
+            CAUSES_RUNS,
+            difference_table,
+            DIFFERENCES_LEGEND,
         ),
         StudyTable(
             "causes-norms",

@@ -20,6 +20,7 @@ COMMITTED = ROOT / "results" / "tables" / "similar"
 WITHOUT_RUNS = {
     "causes",
     "causes-costs",
+    "causes-differences",
     "causes-norms",
     "architectures",
     "architecture-verdicts",

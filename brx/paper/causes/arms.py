@@ -49,8 +49,10 @@ ACCUMULATED = "AdamW, accumulated"
 ADAMW_FEEDBACK = "AdamW, error feedback"
 MUON_FEEDBACK = "Muon, error feedback"
 WITH_FEEDBACK = {ADAMW_FEEDBACK: ADAMW, MUON_FEEDBACK: MUON}
-"""Each arm with error feedback, and the same arm without it. Their runs without delay are the same,
-since there is nothing to correct."""
+"""Each arm with error feedback, and the same arm without it."""
+EQUAL_WITHOUT_DELAY = {**WITH_FEEDBACK, PACI: ACCUMULATED}
+"""Each arm that has no runs of its own without delay, and the arm whose runs serve for it. Without
+delay, error feedback has nothing to correct, and a stash has no older weights to give."""
 # Shorter names of some arms, for axes and statements.
 LABELS = {ADAMW: "AdamW", EIGENBASIS: "Basis rotation", MUON: "Muon"}
 BASES = tuple(turned(theta) for theta in THETAS)

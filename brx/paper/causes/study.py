@@ -12,7 +12,15 @@ import pandas as pd
 
 from brx.curvature.norm_result import SPACES, results_of
 from brx.errors import UserError
-from brx.paper.causes.arms import ADAMW, DELAYED, NONE, SAME, WITH_FEEDBACK, arm_of, delay_of
+from brx.paper.causes.arms import (
+    ADAMW,
+    DELAYED,
+    EQUAL_WITHOUT_DELAY,
+    NONE,
+    SAME,
+    arm_of,
+    delay_of,
+)
 from brx.runs.comparison import common_target, reached_by_seed, shared_seeds, with_diverged
 from brx.runs.experiments import at_best_rates, by_experiment
 from brx.runs.folder import SEED
@@ -129,13 +137,13 @@ def _log_ratios(delayed: Mapping[int, Reached], without: Mapping[int, Reached]) 
 
 
 def _share_equal_arms(by_place: dict[tuple[str, str], pd.DataFrame]) -> None:
-    """Give each arm of `SAME` the other arm's runs where it has none of its own, and each arm with
-    error feedback the runs without delay of the arm without it."""
+    """Give each arm of `SAME` the other arm's runs where it has none of its own, and each arm of
+    `EQUAL_WITHOUT_DELAY` the runs without delay of its equal."""
     for arm, other in (SAME, SAME[::-1]):
         for delay in (NONE, *DELAYED):
             if (other, delay) in by_place:
                 by_place.setdefault((arm, delay), by_place[other, delay])
-    for arm, other in WITH_FEEDBACK.items():
+    for arm, other in EQUAL_WITHOUT_DELAY.items():
         if (other, NONE) in by_place:
             by_place[arm, NONE] = by_place[other, NONE]
 

@@ -8,9 +8,18 @@ import pytest
 
 from brx.config.loading import preset_with
 from brx.errors import UserError
-from brx.paper.causes.arms import ARMS, DEEPEST, EIGENBASIS, LION, SAME
+from brx.paper.causes.arms import (
+    ACCUMULATED,
+    ARMS,
+    DEEPEST,
+    EIGENBASIS,
+    LION,
+    NONE,
+    PACI,
+    SAME,
+)
 from brx.paper.causes.study import Study
-from tests.paper.causes.runs import LENGTH, NOISE, write_arm
+from tests.paper.causes.runs import LENGTH, NOISE, write_arm, write_arm_run
 from tests.paper.helpers import write_compact
 
 
@@ -25,6 +34,14 @@ def test_runs_of_no_turn_stay_their_own(tmp_path):
     write_arm(tmp_path, EIGENBASIS, {DEEPEST: 0.1})
     cost = Study.load(tmp_path).cost(EIGENBASIS, DEEPEST)
     assert cost.tolist() == pytest.approx([0.1 + shift for shift in NOISE])
+
+
+def test_paci_costs_what_it_loses_over_accumulation_without_delay(tmp_path):
+    for seed in range(3):
+        write_arm_run(tmp_path, ACCUMULATED, NONE, seed, final=1.0, slow=1.0)
+        write_arm_run(tmp_path, PACI, DEEPEST, seed, final=1.3, slow=2.0)
+    cost = Study.load(tmp_path).cost(PACI, DEEPEST)
+    assert cost.tolist() == pytest.approx([0.3, 0.3, 0.3])
 
 
 def test_cost_is_a_difference_by_seed(tmp_path):
