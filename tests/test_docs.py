@@ -132,6 +132,16 @@ def test_hours_of_the_committed_runs():
     assert f"The {hours} hours were measured" in readme
 
 
+def test_count_of_the_runs_that_make_reproduce_adds():
+    # A run's folder ends in the identity of its settings.
+    committed = {path.name.rpartition("--")[2] for path in (ROOT / "results" / "similar").iterdir()}
+    wanted = set()
+    for path in (ROOT / "configs" / "sweeps" / "similar").rglob("*.yaml"):
+        wanted.update(cell.identity for cell in Sweep.load(path).cells)
+    num_missing = len(wanted - committed)
+    assert f"it also makes {num_missing} runs" in (ROOT / "README.md").read_text()
+
+
 @pytest.fixture
 def model():
     """32 blocks between an embedding and a head."""

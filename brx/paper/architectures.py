@@ -91,20 +91,33 @@ class Study:
     def cost(self, architecture: str, method: str) -> list[float]:
         """The cost of delay for a method, in nats, one number per seed; empty if there are no runs
         at one of the two ends."""
+        without, delayed = ((method, P) for P in ENDS)
+        return self._difference(architecture, without, delayed)
+
+    def above_ours(self, architecture: str, method: str, stages: int) -> list[float]:
+        """How far a method ends above basis rotation at a number of stages, in nats, one number per
+        seed; empty if one of the two has no runs there."""
+        return self._difference(architecture, (OURS, stages), (method, stages))
+
+    def _difference(
+        self, architecture: str, lower: tuple[str, int], upper: tuple[str, int]
+    ) -> list[float]:
+        """Final validation loss of `upper` minus `lower`, both a method and its number of stages,
+        seed by seed; empty without runs of one of them."""
         experiments = self.experiments.get(architecture)
         if experiments is None:
             return []
         try:
-            without, delayed = (runs_of(experiments, method, P) for P in ENDS)
-            by_seed = margin(without, delayed).by_seed
+            runs = (runs_of(experiments, method, stages) for method, stages in (lower, upper))
+            by_seed = margin(*runs).by_seed
         except UserError:
             return []
-        return [float(cost) for cost in by_seed]
+        return [float(difference) for difference in by_seed]
 
 
 def architecture_table(folder: Path) -> pd.DataFrame:
-    """A row of texts per architecture and method: losses at both ends, what delay costs, and what
-    is still to run."""
+    """A row of texts per architecture and method: losses at both ends, how far above basis
+    rotation's they are, what delay costs, and what is still to run."""
     study = Study.load(folder)
     rows = []
     for architecture in SCALE_OF:
@@ -116,6 +129,10 @@ def architecture_table(folder: Path) -> pd.DataFrame:
 def _row(study: Study, architecture: str, method: str) -> dict[str, str]:
     losses = {P: study.final_losses(architecture, method, P) for P in ENDS}
     shown = {f"P = {P}": "" if runs is None else _mean(runs) for P, runs in losses.items()}
+    above = {}
+    for P in ENDS:
+        by_seed = study.above_ours(architecture, method, P) if method != OURS else []
+        above[f"above {OURS}, P = {P}"] = strict.mean_text(by_seed) if by_seed else ""
     costs = study.cost(architecture, method)
     difference = ""
     if architecture == LLAMA:
@@ -126,6 +143,7 @@ def _row(study: Study, architecture: str, method: str) -> dict[str, str]:
         "method": method,
         "seeds": str(len(costs)) if costs else "",
         **shown,
+        **above,
         "cost of delay": strict.mean_text(costs) if costs else "",
         f"{LLAMA}'s minus {GPT}'s": difference,
         "slowdown": _slowdown(study, architecture, method),

@@ -83,9 +83,10 @@ means over seeds. *Ratio*: the one in the basis over the one in the original coo
 ARCHITECTURES_LEGEND = """\
 Final validation losses in nats, means over seeds. *GPT* (scale `tuned`) and *Llama* have the same
 search, over learning rates and a second setting; for *GPT, rates alone* (scale `similar`) learning
-rates alone were searched. *Cost* is the loss at P = 32 minus the one at P = 1, with a 95 % interval
-over seeds (Student's t); the difference between the models is Welch's. Slowdowns are to one
-training loss per model. *To run*: what has no runs yet (docs/protocol.md, section 15)."""
+rates alone were searched. *Above basis-rotation* is how far a method ends above it at the same P,
+and *cost* is the loss at P = 32 minus the one at P = 1, seed by seed, with 95 % intervals over
+seeds (Student's t); the difference between the models is Welch's. Slowdowns are to one training
+loss per model. *To run*: what has no runs yet (docs/protocol.md, section 15)."""
 ARCHITECTURE_VERDICTS_LEGEND = """\
 Strict verdicts (docs/protocol.md, sections 11 and 15). The last row holds if all others do, and
 does not if one of them does not."""

@@ -80,6 +80,14 @@ def test_cost_is_a_difference_by_seed(folders):
     assert costs == pytest.approx([0.2 + noise for noise in NOISE])
 
 
+def test_table_has_the_interval_of_each_lead_of_basis_rotation(folders):
+    write_all(folders, LLAMA)
+    row = row_of(folders, LLAMA, "muon")
+    # 1.40 minus 1.35 nats on every seed: the noise of a seed is the same for both methods.
+    assert row["above basis-rotation, P = 32"] == "0.050 [0.050, 0.050]"
+    assert row_of(folders, LLAMA, "basis-rotation")["above basis-rotation, P = 32"] == ""
+
+
 def test_published_runs_of_gpt_are_beside_llamas():
     table = architecture_table(architectures.RUNS).set_index(["model", "method"])
     row = table.loc[(architectures.RATES_ALONE, "pipedream")]
