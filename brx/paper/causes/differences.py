@@ -17,32 +17,64 @@ from brx.paper.causes.arms import (
     ADAMW,
     ADAN,
     DEEPEST,
+    DELAYED,
     EIGENBASIS,
     EIGHT,
+    LION,
+    MOMENTA,
+    MOMENTUM_KEYS,
     MUON,
     ONE_UPDATE,
     PACI,
+    RANDOM,
     ROTATED_LION,
     SCION,
     WITH_FEEDBACK,
+    with_momentum,
 )
 from brx.paper.causes.study import Study
 from brx.runs.folder import SEED
 
 Place = tuple[str, str]  # an arm and a delay
 
+
+def _pairs(arm: str, other: str, *delays: str) -> list[tuple[Place, Place]]:
+    """Two arms under the same delays."""
+    return [((arm, delay), (other, delay)) for delay in delays]
+
+
+def _momenta() -> list[tuple[Place, Place]]:
+    """Each method with the most momentum and with the least, under the longest delay."""
+    pairs = []
+    for method in MOMENTUM_KEYS:
+        most = with_momentum(method, MOMENTA[-1])
+        least = with_momentum(method, MOMENTA[0])
+        pairs += _pairs(most, least, DEEPEST)
+    return pairs
+
+
+def _feedback() -> list[tuple[Place, Place]]:
+    pairs = []
+    for arm, without in WITH_FEEDBACK.items():
+        pairs += _pairs(arm, without, ONE_UPDATE)
+    return pairs
+
+
 # Each with the place that it is compared with.
-COMPARISONS: tuple[tuple[Place, Place], ...] = (
-    ((SCION, DEEPEST), (EIGENBASIS, DEEPEST)),
-    ((MUON, DEEPEST), (EIGENBASIS, DEEPEST)),
-    ((ROTATED_LION, DEEPEST), (EIGENBASIS, DEEPEST)),
-    ((ADAN, DEEPEST), (ADAMW, DEEPEST)),
-    ((ACCUMULATED, DEEPEST), (ADAMW, DEEPEST)),
+COMPARISONS = (
+    *_pairs(RANDOM, ADAMW, *DELAYED),
+    *_pairs(SCION, EIGENBASIS, DEEPEST),
+    *_pairs(MUON, EIGENBASIS, DEEPEST),
+    *_pairs(ROTATED_LION, EIGENBASIS, DEEPEST),
+    *_pairs(LION, ADAMW, DEEPEST),
+    *_momenta(),
+    *_pairs(ADAN, ADAMW, DEEPEST),
+    *_pairs(ACCUMULATED, ADAMW, DEEPEST),
     # Over four micro-batches, 31 micro-batches are 7.75 updates; a pipeline of 8 stages has 7.
     ((ACCUMULATED, DEEPEST), (ADAMW, EIGHT)),
-    ((PACI, DEEPEST), (ACCUMULATED, DEEPEST)),
-    ((ACCUMULATED, DEEPEST), (EIGENBASIS, DEEPEST)),
-    *(((arm, ONE_UPDATE), (without, ONE_UPDATE)) for arm, without in WITH_FEEDBACK.items()),
+    *_pairs(ACCUMULATED, EIGENBASIS, DEEPEST),
+    *_pairs(PACI, ACCUMULATED, DEEPEST),
+    *_feedback(),
 )
 
 
