@@ -65,8 +65,9 @@ def cost_rises_with_the_angle(study: Study) -> Finding:
     # The verdict may hang on the slowdowns alone, so they are shown with an interval of their own.
     text = (
         f"cost {_by_arm(costs)}; rank test: chance {cost_trend.chance:.2g} (costs), "
-        f"{slowdown_trend.chance:.2g} (slowdowns); random minus eigenbasis {_text(ends)}; "
-        f"slowdown {slowdowns}; random over eigenbasis "
+        f"{slowdown_trend.chance:.2g} (slowdowns), without the random basis "
+        f"{cost_trend.chance_without_last:.2g} and {slowdown_trend.chance_without_last:.2g}; "
+        f"random minus eigenbasis {_text(ends)}; slowdown {slowdowns}; random over eigenbasis "
         f"{_factor_text(log_slowdowns[RANDOM] - log_slowdowns[EIGENBASIS])}"
     )
     holds = strict.all_of([cost_trend.verdict, slowdown_trend.verdict]) == "yes"
