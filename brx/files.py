@@ -145,5 +145,15 @@ def _tell_no_sync(folder: Path) -> None:
 def cannot_write(path: Path, error: OSError) -> RunError:
     """The error for a full disk, a read-only folder and the like."""
     return RunError(
-        f"{path}: cannot be written: {error.strerror}; what was there before is unchanged"
+        f"{path}: cannot be written: {reason(error, path)}; what was there before is unchanged"
     )
+
+
+def reason(error: OSError, path: Path) -> str:
+    """What is wrong with a path. Where a file stands in the place of a folder, this names it, which
+    the system's words ("File exists") do not."""
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        for place in (path, *path.parents):
+            if place.is_file():
+                return f"{place} is a file, not a folder"
+    return error.strerror or str(error)

@@ -86,7 +86,7 @@ def hessian_norm(
     precision: Annotated[
         Literal["fp32", "fp64"], typer.Option(help="precision of the Hessian-vector products")
     ] = "fp32",
-    seed: Annotated[int, typer.Option(min=0, help="seed of the vectors")] = 0,
+    seed: Annotated[int, option("N", "seed of the vectors", min=0)] = 0,
     jobs: Annotated[int, option("N", "processes that share the vectors", min=1)] = 1,
     measured: OnlyMeasured = False,
     format: Format = "table",
@@ -275,9 +275,7 @@ def oscillation(
     ] = 200,
     seed: Annotated[
         int,
-        typer.Option(
-            min=0, max=2**63 - 1, help="seed of the start vector and the random direction"
-        ),
+        option("N", "seed of the start vector and the random direction", min=0, max=2**63 - 1),
     ] = 0,
     measured: OnlyMeasured = False,
     out: FigurePath = None,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -231,5 +232,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"brx: {error.filename}: {error.strerror}", file=sys.stderr)
+        from brx.files import reason
+
+        path = os.fsdecode(error.filename)
+        print(f"brx: {path}: {reason(error, Path(path))}", file=sys.stderr)
         return FAILED

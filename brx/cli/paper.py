@@ -81,10 +81,11 @@ def plot(
     *,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="one file (x.png, x.pdf, x.svg); or, for curves, staleness and profiles, the path "
+        option(
+            "PATH",
+            "one file (x.png, x.pdf, x.svg); or, for curves, staleness and profiles, the path "
             "without suffix (default: the figure's name); or, for figures of the paper, a folder "
-            "(default: figures/SCALE, or figures if they need no sweep)"
+            "(default: figures/SCALE, or figures if they need no sweep)",
         ),
     ] = None,
     scale: ScaleName = "similar",

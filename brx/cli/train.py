@@ -69,7 +69,8 @@ def train(
         ),
     ] = None,
     devices: Annotated[
-        int | None, option("R", "number of processes, one per device (sets pipeline.devices)")
+        int | None,
+        option("R", "number of processes, one per device (sets pipeline.devices)", min=1),
     ] = None,
     profile: Annotated[
         bool, flag("--profile", "write a profiler trace of iterations 8 to 12")
@@ -223,7 +224,7 @@ def sweep(
     ] = "local",
     address: Annotated[
         str | None,
-        typer.Option(help="address of a Ray cluster: auto or HOST:PORT (default: start one here)"),
+        option("ADDRESS", "of a Ray cluster: auto or HOST:PORT (default: start one here)"),
     ] = None,
     dry_run: DryRun = False,
     retry_failed: RetryFailed = False,

@@ -226,6 +226,8 @@ def find_config(name: str | Path) -> Path:
     preset = PRESETS / f"{name}.yaml"
     if preset.is_file():
         return preset
+    if path.is_dir():
+        raise UserError(f"{name}: is a folder without config.yaml, so it is not a run's folder")
     presets = preset_names()
     hint = did_you_mean(str(name), presets)
     raise UserError(f"{name}: no such file or preset{hint} (presets: {', '.join(presets)})")

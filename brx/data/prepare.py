@@ -319,12 +319,15 @@ class TokenWriter:
         """Close both files, even if one cannot write the rest of its buffer.
 
         A file left open would write its rest whenever it is collected as garbage, perhaps into the
-        files of a later preparation.
+        files of a later preparation. A folder without a commit is removed: a later preparation
+        could not go on from there, and `token_folders` does not find it.
 
         Raises:
             OSError: the rest of a buffer could not be written.
         """
         with ExitStack() as stack:
+            if not (self._folder / NOTE).exists():
+                stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
             for file in self._files.values():
                 stack.callback(file.close)
 

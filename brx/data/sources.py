@@ -357,7 +357,8 @@ def _hub(name: str, text_field: str) -> Iterator[str]:
     unreachable = (
         f"{name}: no such file, and the Hugging Face dataset {repository} cannot be reached"
     )
-    with _told(UserError, unreachable):
+    remedy = "; check the name and the network, or name a file or folder"
+    with _told(UserError, unreachable, remedy):
         # Ask the hub first, because without a network `load_dataset` tries for half a minute.
         HfApi().dataset_info(repository, timeout=_HUB_TIMEOUT_S)
         rows = _stream_or_converted(repository)

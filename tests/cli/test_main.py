@@ -68,6 +68,11 @@ def test_help_fits_eighty_columns(words, printed, monkeypatch):
 
 
 @pytest.mark.parametrize("words", ALL_COMMANDS, ids=" ".join)
+def test_help_names_what_a_value_is(words, printed):
+    assert not re.search(r"<(str|path|int|float)\b", printed(*words, "--help"))
+
+
+@pytest.mark.parametrize("words", ALL_COMMANDS, ids=" ".join)
 def test_examples_in_help_parse(words, printed):
     text = printed(*words, "--help").partition("Examples:")[2].replace("\\\n", " ")
     for line in text.splitlines():

@@ -36,7 +36,13 @@ MISTAKES = [
         "train quick --set 'data.source=\"\"'",
         "data.source: string should have at least 1 character",
     ),
+    ("train quick --devices 0", "brx train: --devices: input should be greater than or equal to 1"),
     ("train quik", "did you mean 'quick'"),
+    ("train empty", "empty: is a folder without config.yaml, so it is not a run's folder"),
+    (
+        "train quick --out runs/a/config.yaml/b",
+        "cannot be written: runs/a/config.yaml is a file, not a folder",
+    ),
     (
         "train quick --set pipeline.micro_batches=4",
         "unknown key, did you mean 'accumulation', the micro",
@@ -70,7 +76,7 @@ MISTAKES = [
         "plot main runs/a",
         "RUN: only curves, staleness, profiles take runs as arguments; for main, name",
     ),
-    ("plot curves runs/a --out runs/a/config.yaml/figure", "config.yaml"),
+    ("plot curves runs/a --out runs/a/config.yaml/figure", "config.yaml is a file, not a folder"),
     ("plot curves runs/a --out ''", "--out got an empty text"),
     ("plot curves runs/a --out ..", "is a folder; name the figure, without suffix"),
     ("plot curves runs/a --out x.jpg", "--out x.jpg: a figure is written as .png, .pdf, .svg"),

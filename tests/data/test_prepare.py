@@ -482,6 +482,18 @@ def test_source_that_is_gone_is_told(gone, fingerprint):
         prepare(config, fingerprint=fingerprint)
 
 
+def test_source_out_of_reach_leaves_no_folder(tmp_path, monkeypatch):
+    def unreachable(config, skip):
+        raise UserError("data.source: openwebtext: cannot be reached")
+        yield
+
+    monkeypatch.setattr(preparing, "documents", unreachable)
+    config = local_config(tmp_path, DOCUMENTS)
+    with pytest.raises(UserError, match="cannot be reached"):
+        prepare(config)
+    assert not [path for path in (tmp_path / "data").iterdir() if path.is_dir()]
+
+
 def test_folder_that_is_gone_is_no_dataset(gone, monkeypatch):
     config, fingerprint = gone
     monkeypatch.setattr(preparing, "documents", None)  # would fail if the hub were asked

@@ -361,7 +361,7 @@ def test_hub_out_of_reach_is_one_line(hub, monkeypatch):
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
     message = (
         r"^data\.source: openwebtext: no such file, and .* cannot be reached: ConnectionError: "
-        r".* service not known$"
+        r".* service not known; check the name and the network, or name a file or folder$"
     )
     with pytest.raises(UserError, match=message):
         read("openwebtext")
