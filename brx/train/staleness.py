@@ -246,7 +246,9 @@ def _weight_distance(stage: StageVersions) -> float:
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
-    """The norm of all tensors as one vector."""
+    """The norm of all tensors as one vector; 0 without tensors."""
+    if not tensors:
+        return 0.0
     norms = torch.stack(torch._foreach_norm(list(tensors)))
     return float(torch.linalg.vector_norm(norms.double()))
 
