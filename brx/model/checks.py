@@ -197,8 +197,7 @@ def _check_buffers(part: nn.Module, before: Mapping[str, tuple[Tensor, int]], wh
     for key in {**before, **now}:
         buffer = now.get(key)
         buffer_before, version = before.get(key, (None, 0))
-        is_same = buffer is not None and buffer is buffer_before
-        if not is_same or buffer._version != version:
+        if buffer is None or buffer is not buffer_before or buffer._version != version:
             raise UserError(
                 f"{where}.{key} is changed by the forward pass; checkpoints and other devices would"
                 " not see that"
