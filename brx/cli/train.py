@@ -96,12 +96,12 @@ def train(
     """
     started = time.monotonic()
     from brx.config.loading import find_config, load_config
-    from brx.distributed.launch import end_with_launcher, place_among_many
+    from brx.distributed.launch import end_with_launcher, rank_and_world_size
     from brx.files import user_path
 
     source = user_path(config)
     is_run = (source / "config.yaml").is_file()
-    place = place_among_many()
+    place = rank_and_world_size()
     num_ranks = devices
     if place is not None:
         _, num_ranks = place

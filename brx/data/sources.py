@@ -291,7 +291,7 @@ class _Rows:
 
 def _local_file(path: Path, text_field: str) -> Iterator[str]:
     """The documents of one file."""
-    with _told(UserError, f"{path}: cannot be read"):
+    with _in_one_line(UserError, f"{path}: cannot be read"):
         if path.suffix == ".txt":
             yield from _text_pieces(path)
         elif path.suffix == ".jsonl":
@@ -358,11 +358,13 @@ def _hub(name: str, text_field: str) -> Iterator[str]:
         f"{name}: no such file, and the Hugging Face dataset {repository} cannot be reached"
     )
     remedy = "; check the name and the network, or name a file or folder"
-    with _told(UserError, unreachable, remedy):
+    with _in_one_line(UserError, unreachable, remedy):
         # Ask the hub first, because without a network `load_dataset` tries for half a minute.
         HfApi().dataset_info(repository, timeout=_HUB_TIMEOUT_S)
         rows = _stream_or_converted(repository)
-    with _told(RunError, f"{name}: the stream broke off", "; prepare again to go on from here"):
+    with _in_one_line(
+        RunError, f"{name}: the stream broke off", "; prepare again to go on from here"
+    ):
         tables = rows.iter(batch_size=_ROWS_AT_A_TIME)
         yield from _texts(_columns(tables, text_field, name), text_field)
 
@@ -379,7 +381,7 @@ def _stream_or_converted(repository: str) -> Any:
 
 
 @contextmanager
-def _told(kind: type[Exception], what: str, remedy: str = "") -> Iterator[None]:
+def _in_one_line(kind: type[Exception], what: str, remedy: str = "") -> Iterator[None]:
     """A context in which any exception of a library or the network becomes an error of one line.
     Libraries raise many kinds of exceptions, so all are caught.
 

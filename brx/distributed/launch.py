@@ -166,7 +166,7 @@ def _start(
     )
 
 
-def place_among_many() -> tuple[int, int] | None:
+def rank_and_world_size() -> tuple[int, int] | None:
     """This process's rank and the number of ranks, by the environment variables of a launcher.
 
     Returns:

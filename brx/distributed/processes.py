@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
-from brx.distributed.launch import LAUNCHED, place_among_many
+from brx.distributed.launch import LAUNCHED, rank_and_world_size
 from brx.environment import variable, whole_number
 from brx.errors import NeighbourLostError, UserError
 from brx.pipeline.world import Channel, Neighbours, Topic, World
@@ -55,7 +55,7 @@ class DistributedWorld(World):
     """
 
     def __init__(self, timeout_s: float, *, through_host: bool = False) -> None:
-        place = place_among_many()
+        place = rank_and_world_size()
         assert place is not None, "RANK and WORLD_SIZE are not set"
         self.rank, self.num_ranks = place
         local_rank = whole_number("LOCAL_RANK")
@@ -173,19 +173,19 @@ class DistributedWorld(World):
         ]
         payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         for tensor in (torch.tensor([len(payload)]), payload):
-            with told_if_lost(0, self._timeout_s):
+            with raises_if_lost(0, self._timeout_s):
                 work = dist.isend(tensor, 0, group=self._control)
             self._sending.append((work, tensor))
         return []
 
     def broadcast(self, value: T) -> T:
         box = [value]
-        with told_if_lost(None, self._timeout_s):
+        with raises_if_lost(None, self._timeout_s):
             dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]
 
     def barrier(self, *, patient: bool = False) -> None:
-        with told_if_lost(None, self._timeout_s):
+        with raises_if_lost(None, self._timeout_s):
             dist.barrier(group=self._patient if patient else self._control)
 
     def announce(self, topic: Topic, message: str) -> None:
@@ -198,7 +198,7 @@ class DistributedWorld(World):
             self._store.compare_set(topic, "", message)  # "": there is no message yet
 
     def announced(self, topic: Topic) -> str | None:
-        with told_if_lost(self._store_host, self._timeout_s):
+        with raises_if_lost(self._store_host, self._timeout_s):
             is_there = self._store.check([topic])
             return self._store.get(topic).decode() if is_there else None
 
@@ -207,14 +207,14 @@ class DistributedWorld(World):
         self.barrier()
         for work, _ in self._sending:
             if work is not None:
-                with told_if_lost(0, self._timeout_s):
+                with raises_if_lost(0, self._timeout_s):
                     work.wait()
         dist.destroy_process_group()
 
     def _receive(self, peer: int) -> T:  # type: ignore[type-var]
         """Receive the value that another rank has given to `gather`."""
         size = torch.empty(1, dtype=torch.int64)
-        with told_if_lost(peer, self._timeout_s):
+        with raises_if_lost(peer, self._timeout_s):
             dist.recv(size, peer, group=self._control)
             payload = torch.empty(int(size), dtype=torch.uint8)
             dist.recv(payload, peer, group=self._control)
@@ -243,7 +243,7 @@ def _make_group(timeout_s: float, backend: str | None = None) -> Any:
     Raises:
         NeighbourLostError: a rank does not make the group.
     """
-    with told_if_lost(None, timeout_s):
+    with raises_if_lost(None, timeout_s):
         return dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
 
 
@@ -288,7 +288,7 @@ class PointToPoint:
         if missing:
             tensor = torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
         tensor = tensor.contiguous()
-        with told_if_lost(self._target, self._timeout_s):
+        with raises_if_lost(self._target, self._timeout_s):
             work = dist.isend(tensor, self._target, group=self._group)
         assert work is not None
         self._sending = work, tensor  # the tensor has to outlive the transfer
@@ -303,7 +303,7 @@ class PointToPoint:
             return
         buffer = self._free.popleft()
         self._free.append(buffer)
-        with told_if_lost(self._source, self._timeout_s):
+        with raises_if_lost(self._source, self._timeout_s):
             work = dist.irecv(buffer, self._source, group=self._group)
         assert work is not None
         self._receiving = work, buffer
@@ -317,7 +317,7 @@ class PointToPoint:
         return buffer.detach()
 
     def _wait(self, work: dist.Work, message: Tensor, peer: int | None) -> None:
-        with told_if_lost(peer, self._timeout_s):
+        with raises_if_lost(peer, self._timeout_s):
             # The device's next work waits, not the host. NCCL's watchdog limits the time.
             if message.is_cuda:
                 work.wait()
@@ -365,7 +365,7 @@ class ThroughHost:
 
 
 @contextlib.contextmanager
-def told_if_lost(peer: int | Literal["the launcher"] | None, timeout_s: float) -> Iterator[None]:
+def raises_if_lost(peer: int | Literal["the launcher"] | None, timeout_s: float) -> Iterator[None]:
     """A context in which errors of torch.distributed become NeighbourLostErrors.
 
     Args:

@@ -24,7 +24,7 @@ from brx.optim.numbers_of_step import StepNumbers
 from brx.optim.options import Group
 from brx.optim.parameter_state import Side
 from brx.optim.products import factor_rounding
-from brx.optim.refresh import estimate_eigenbasis, raise_second_moment, share_out_second_moment
+from brx.optim.refresh import raise_second_moment, share_out_second_moment
 
 UNIFORM = "random"  # in place of an angle: an orthogonal matrix drawn uniformly
 
@@ -182,7 +182,7 @@ class TurnedBasisRotation(BasisRotation):
         second_moment = batch.state["exp_avg_sq"].clone()
         if not exact:  # before the first refresh the basis is the identity, which is not turned
             self._turn(batch, back=True)
-        estimate_eigenbasis(batch, gradient, exact)
+        super()._renew_bases(batch, gradient, exact)
         self._turn(batch)
         # The second moment of a turned column stays with it. In the first bases, there are no such
         # columns yet, and it is shared out.

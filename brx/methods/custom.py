@@ -30,11 +30,11 @@ class AnyOptimizer(Method):
             return [chosen(stage_groups(stages), lr=settings.lr, **settings.arguments)]  # type: ignore[call-arg,list-item]
 
 
-class NotedMethod(Method):
-    """A user's own method as its run has recorded it (`brx.config.schema.MethodFacts`).
+class MethodFromFacts(Method):
+    """A user's own method in an analysis, which runs no user's code: what the training run has
+    written about it into its config.yaml (`brx.config.schema.MethodFacts`).
 
-    Analyses use it, because they run no users' code. A plan can be made with it, but no optimizer.
-    """
+    A plan can be made with it, but no optimizer."""
 
     def __init__(self, name: str, facts: MethodFacts) -> None:
         self.name, self.facts = name, facts
@@ -59,14 +59,14 @@ def load_method(settings: CustomConfig) -> Method:
     """The method that `optimizer.method` names.
 
     It is imported only where user code may run, as in training. Elsewhere the facts in the run's
-    configuration stand for it (`NotedMethod`).
+    configuration stand for it (`MethodFromFacts`).
 
     Raises:
         UserError: it cannot be loaded, or its file has changed since. Or it must not be imported
             (`brx.config.user_code`), and the configuration has no facts of it.
     """
     if settings.facts is not None and not is_allowed():
-        return NotedMethod(settings.method, settings.facts)
+        return MethodFromFacts(settings.method, settings.facts)
     check_unchanged(settings.method, settings.code_sha256, f"optimizer.method {settings.method}")
     chosen = load_class(settings.method)
     if issubclass(chosen, Optimizer):

@@ -210,7 +210,7 @@ class MethodUpdater:
         """Check that a checkpoint can hold what the method keeps for a stage.
 
         Raises:
-            UserError: it has values that torch loads from no file that may be anybody's.
+            UserError: it has values of a type that `torch.load(weights_only=True)` refuses.
         """
         problem = _unreadable(self.stage_state(stage))
         if problem is not None:

@@ -1,1 +1,1 @@
-"""The model: a GPT that can be cut into stages."""
+"""The models (GPT, Llama, or a class in a user's file), and the stages that they are cut into."""

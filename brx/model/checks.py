@@ -1,7 +1,7 @@
 """Checks that a user's own model can be trained in a pipeline, before data are prepared for it."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,7 +136,7 @@ def _check_part(
 ) -> None:
     """Run one part, forward and backward; UserError if anything is wrong with it."""
     where = f"model.class {config.name}: {name}"
-    buffers = [(buffer, buffer._version) for buffer in part.buffers()]
+    buffers = {key: (buffer, buffer._version) for key, buffer in part.named_buffers()}
     generators = _states_of_generators()
     output, _ = traced(config, part, name, given, bf16=False, device_type="cpu")
     for generator, state in _states_of_generators().items():
@@ -187,12 +187,17 @@ def _pair(config: ModelSection, output: tuple[Any, ...], where: str) -> tuple[Te
     return stream, auxiliary_loss
 
 
-def _check_buffers(part: nn.Module, before: Sequence[tuple[Tensor, int]], where: str) -> None:
-    """UserError if a buffer was replaced or written since `before`, a list of each buffer with its
-    version counter."""
-    now = part.named_buffers()
-    for (key, buffer), (buffer_before, version) in zip(now, before, strict=True):
-        if buffer is not buffer_before or buffer._version != version:
+def _check_buffers(part: nn.Module, before: Mapping[str, tuple[Tensor, int]], where: str) -> None:
+    """UserError if a buffer was made, removed, replaced or written by the forward pass.
+
+    Args:
+        before: each buffer and its version counter, by name, before the pass.
+    """
+    now = dict(part.named_buffers())
+    for key in {**before, **now}:
+        buffer = now.get(key)
+        buffer_before, version = before.get(key, (None, 0))
+        if buffer is None or buffer is not buffer_before or buffer._version != version:
             raise UserError(
                 f"{where}.{key} is changed by the forward pass; checkpoints and other devices would"
                 " not see that"

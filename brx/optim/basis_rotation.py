@@ -35,7 +35,7 @@ from .matrix_batch import (
     squared_mean,
     unless_bad,
 )
-from .member import Member, Place
+from .member import Member, Position
 from .numbers_of_step import NumbersOfSteps, StepNumbers
 from .older_files import todays_groups
 from .options import Group, check_options, step_options
@@ -277,7 +277,7 @@ class BasisRotation(Optimizer):
     # The same as `torch.compiler.disable`, without its import: a compiled training step does not
     # trace into this function.
     @_disable_dynamo
-    @torch.inference_mode(False)  # whose tensors could not be written in later steps
+    @torch.inference_mode(False)  # state made in inference mode could not be written in later steps
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient.
@@ -322,24 +322,24 @@ class BasisRotation(Optimizer):
 
         Args:
             without_waiting: never wait for the device. A bad gradient changes nothing, and
-                `look_at_flags` raises for it later.
+                `check_flags` raises for it later.
         """
-        may_wait = plan.is_refresh and not without_waiting
+        waits_anyway = plan.is_refresh and not without_waiting
         with self._recount_on_error():
-            bad = self._guard.check(plan.members, may_wait, must_not_wait=without_waiting)
+            bad = self._guard.check(plan.members, waits_anyway, must_not_wait=without_waiting)
         self._update_all(plan, bad)
 
-    def look_at_flags(self) -> None:
+    def check_flags(self) -> None:
         """Raise BadGradientError if one of the last steps met a bad gradient.
 
         Only every `gradient_guard.LONGEST_WAIT` steps, since it waits for the device.
         """
         with self._recount_on_error():
-            self._guard.look_at_times()
+            self._guard.check_unread()
 
-    def count_unseen_flag(self) -> None:
-        """Count a step that a graph has replayed, so that `look_at_flags` looks at its flag."""
-        self._guard.count_unseen()
+    def count_unread_flag(self) -> None:
+        """Count a step that a graph has replayed, so that `check_flags` reads its flag."""
+        self._guard.count_unread()
 
     @contextmanager
     def _recount_on_error(self) -> Iterator[None]:
@@ -392,12 +392,12 @@ class BasisRotation(Optimizer):
         members = []
         for group in self.param_groups:
             group_options = StepOptions(step_options(group), self._roles)
-            places = self._places(group)
+            positions = self._positions(group)
             for parameter in _once(group["params"]):
                 if parameter.grad is None and not self.state.get(parameter):
                     continue
                 member = self._new_member(parameter, group, group_options)
-                member.place = places.get(parameter, member.place)
+                member.position = positions.get(parameter, member.position)
                 members.append(member)
         self._detach_state(self._layout.members.keys() - {member.parameter for member in members})
         self._layout = Layout([], {})  # frees old batches while new ones are made
@@ -418,13 +418,13 @@ class BasisRotation(Optimizer):
             self._give_state(member, own)
         return member
 
-    def _places(self, group: Group) -> dict[Tensor, Place]:
-        """Where each rotated parameter of a group stands among those that are rotated."""
+    def _positions(self, group: Group) -> dict[Tensor, Position]:
+        """The position of each rotated parameter of a group among those that are rotated."""
         rotated = []
         for parameter in _once(group["params"]):
             if is_rotated(parameter, self._options(parameter, group)):
                 rotated.append(parameter)
-        return {p: Place(index, len(rotated)) for index, p in enumerate(rotated)}
+        return {p: Position(index, len(rotated)) for index, p in enumerate(rotated)}
 
     def _give_state(self, member: Member, own: dict[str, Any]) -> None:
         """Give a member the state that `state` has for its parameter, after checking it."""
@@ -515,7 +515,7 @@ class BasisRotation(Optimizer):
         exact: bool,
     ) -> None:
         """Algorithm 2. Studies of other bases override it."""
-        estimate_eigenbasis(batch, gradient, exact, self._first_bases.done)
+        estimate_eigenbasis(batch, gradient, exact, self._first_bases.count)
 
     def _take_step(
         self,

@@ -22,8 +22,8 @@ def is_sharded(tensor: Any) -> bool:
 
 def is_flat(parameter: Any) -> bool:
     """Whether FSDP1 has made the parameter, or flattened it into one of its own."""
-    is_made = getattr(parameter, "_is_flat_param", False)
-    return is_made or getattr(parameter, "_fsdp_flattened", False)
+    is_flat_parameter = getattr(parameter, "_is_flat_param", False)
+    return is_flat_parameter or getattr(parameter, "_fsdp_flattened", False)
 
 
 def local(tensor: Tensor) -> Tensor:

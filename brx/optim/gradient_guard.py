@@ -42,11 +42,11 @@ class GradientGuard:
         self._sharding = sharding
         self._describe = describe
         # Ordinary steps since the host last read the flags, and (on the device) the bad ones.
-        self._num_unseen = 0
+        self._num_unread = 0
         self._num_bad: Tensor | None = None
 
     def check(
-        self, members: Sequence[Member], is_refresh: bool, *, must_not_wait: bool = False
+        self, members: Sequence[Member], waits_anyway: bool, *, must_not_wait: bool = False
     ) -> Tensor | None:
         """Check the gradients of a step.
 
@@ -54,8 +54,8 @@ class GradientGuard:
         host has looked already, and the step may go ahead.
 
         Args:
-            is_refresh: whether the step waits for the device anyway.
-            must_not_wait: never read the flags here; `look_at_times` will raise for a bad gradient.
+            waits_anyway: whether the step waits for the device anyway.
+            must_not_wait: never read the flags here; `check_unread` will raise for a bad gradient.
 
         Raises ValueError for a sparse gradient, and BadGradientError for a bad one, in this step or
         in earlier ones whose flags have not been read.
@@ -63,23 +63,23 @@ class GradientGuard:
         self._refuse_sparse(members)
         norms = _norms(members)
         flags = self._flags(norms)
-        if must_not_wait or (not is_refresh and self._can_wait(flags)):
+        if must_not_wait or (not waits_anyway and self._can_put_off(flags)):
             (flag,) = flags.values()
             return self._put_off(flag)
-        num_bad_before = self._look()
+        num_bad_before = self._read_flags()
         if any(flags.values()):
             self._raise_now(norms, num_bad_before)
         self._raise_if_any(num_bad_before)
         return None
 
-    def look_at_times(self) -> None:
+    def check_unread(self) -> None:
         """Read the flags once there are `LONGEST_WAIT` of them; BadGradientError if one is set."""
-        if self._num_unseen >= LONGEST_WAIT:
-            self._raise_if_any(self._look())
+        if self._num_unread >= LONGEST_WAIT:
+            self._raise_if_any(self._read_flags())
 
-    def count_unseen(self) -> None:
+    def count_unread(self) -> None:
         """Count a flag that a graph's replay has added to those on the device."""
-        self._num_unseen += 1
+        self._num_unread += 1
 
     def _raise_if_any(self, num_bad: int) -> None:
         if num_bad:
@@ -92,16 +92,16 @@ class GradientGuard:
         if self._num_bad is None or self._num_bad.device != flag.device:
             self._num_bad = torch.zeros((), dtype=torch.int64, device=flag.device)
         self._num_bad += flag
-        self._num_unseen += 1
+        self._num_unread += 1
         return flag
 
-    def _look(self) -> int:
-        """The number of bad steps since the last look; the host waits for the device."""
-        if self._num_bad is None or self._num_unseen == 0:
+    def _read_flags(self) -> int:
+        """The number of bad steps since the flags were last read; the host waits for the device."""
+        if self._num_bad is None or self._num_unread == 0:
             return 0
         num_bad = int(self._num_bad)
         self._num_bad.zero_()
-        self._num_unseen = 0
+        self._num_unread = 0
         return num_bad
 
     def _refuse_sparse(self, members: Sequence[Member]) -> None:
@@ -121,8 +121,9 @@ class GradientGuard:
         self._sharding.agree(filter(is_sharded, norms), flags)
         return flags
 
-    def _can_wait(self, flags: dict[torch.device, Tensor]) -> bool:
-        if len(flags) != 1 or self._num_unseen >= LONGEST_WAIT:
+    def _can_put_off(self, flags: dict[torch.device, Tensor]) -> bool:
+        """Whether the host may read the flags of this step later."""
+        if len(flags) != 1 or self._num_unread >= LONGEST_WAIT:
             return False
         (device,) = flags
         return device.type in ASYNCHRONOUS

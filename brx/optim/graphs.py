@@ -12,8 +12,8 @@ import torch
 from .basis_rotation import BasisRotation
 from .step_plan import Plan
 
-# If this many steps had different make-ups, gradients are assumed to move from step to step.
-MOST_MAKE_UPS = 64
+# If this many steps had different signatures, gradients are assumed to move from step to step.
+MAX_SIGNATURES = 64
 
 
 class MovingGradientsError(RuntimeError):
@@ -56,11 +56,11 @@ class CudaRecorder:
 class GraphedSteps:
     """Takes an optimizer's steps, replaying those that it has recorded.
 
-    The make-up of a step decides what the device does: which bases are renewed, with which options,
-    from gradients at which addresses. Numbers that change from step to step (rates, limits, counts)
-    are read from the device's memory. The first step of a make-up runs normally, the second is
-    recorded, and all later ones are replayed. Steps with a first basis always run normally, because
-    its decomposition waits for the device.
+    The device does the same in all steps with one signature (`Plan.signature`): it renews the same
+    bases, with the same options, from gradients at the same addresses. Numbers that change from
+    step to step (rates, limits, counts) are read from the device's memory. The first step with a
+    signature runs normally, the second is recorded, and all later ones are replayed. Steps with a
+    first basis always run normally, because its decomposition waits for the device.
 
     A bad gradient changes nothing. No step waits for the device, not even a refresh, so the error
     comes up to `gradient_guard.LONGEST_WAIT` steps later.
@@ -83,7 +83,7 @@ class GraphedSteps:
         self._optimizer = optimizer
         self._record = record or CudaRecorder()
         self._recorded: dict[object, Graph] = {}
-        # Plans are kept, because a make-up names their objects by identity, which must not be
+        # Plans are kept, because a signature names their objects by identity, which must not be
         # reused.
         self._plans: dict[object, Plan] = {}
         for group in optimizer.param_groups:
@@ -109,26 +109,26 @@ class GraphedSteps:
             if plan.num_first_bases:
                 self._optimizer.run(plan)
                 return
-            self._optimizer.look_at_flags()
-            make_up = plan.make_up
-            if make_up not in self._plans:
-                self._meet(make_up, plan)
+            self._optimizer.check_flags()
+            signature = plan.signature
+            if signature not in self._plans:
+                self._keep(signature, plan)
                 self._run(plan)
                 return
-            if make_up not in self._recorded:
+            if signature not in self._recorded:
                 work = partial(self._run, plan)
-                self._recorded[make_up] = self._record(work)
-            self._recorded[make_up].replay()
-            self._optimizer.count_unseen_flag()
+                self._recorded[signature] = self._record(work)
+            self._recorded[signature].replay()
+            self._optimizer.count_unread_flag()
 
     def _run(self, plan: Plan) -> None:
         self._optimizer.run(plan, without_waiting=True)
 
-    def _meet(self, make_up: object, plan: Plan) -> None:
-        """Keep the plan of a make-up that occurs for the first time."""
-        if len(self._plans) >= MOST_MAKE_UPS and not self._recorded:
+    def _keep(self, signature: object, plan: Plan) -> None:
+        """Keep the plan of a signature that occurs for the first time."""
+        if len(self._plans) >= MAX_SIGNATURES and not self._recorded:
             raise MovingGradientsError(
-                f"{MOST_MAKE_UPS} steps, and no two alike: gradients have to stay at their "
+                f"{MAX_SIGNATURES} steps, and no two alike: gradients have to stay at their "
                 f"addresses (zero_grad(set_to_none=False)) for graphs to hold a step"
             )
-        self._plans[make_up] = plan
+        self._plans[signature] = plan

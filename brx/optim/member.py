@@ -24,8 +24,8 @@ class Due(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place of a parameter among the rotated parameters of its group, which decides when a
+class Position:
+    """A parameter's position among the rotated parameters of its group, which decides when a
     staggered refresh is due."""
 
     index: int = 0
@@ -40,7 +40,7 @@ class Member:
         options: the options in this step, as numbers. They may differ from the group's, for example
             for embeddings in a group that is rotated.
         form: decides which state the parameter has, and with which others it can be stacked.
-        place: see `Place`.
+        position: see `Position`.
         shards: None for a parameter that is not sharded, or not rotated.
         state: the tensors in the optimizer's `state`, unless they were replaced there.
         num_updates: the count in `state`, kept on the host, so that no step waits for the device.
@@ -52,7 +52,7 @@ class Member:
     group: Group
     options: Group
     form: tuple[object, ...] = ()
-    place: Place = field(default_factory=Place)
+    position: Position = field(default_factory=Position)
     shards: Shards | None = None
     state: State = field(default_factory=dict)
     num_updates: int = 0
@@ -97,7 +97,7 @@ class Member:
             update = self.num_updates + 1
         if self.options["staggered"]:
             # Shifted within the group, so that every pipeline stage spreads its refreshes evenly.
-            update += int(self.place.index * frequency / self.place.num)
+            update += int(self.position.index * frequency / self.position.num)
         # Due at a multiple of the frequency, or at the first update after one: a frequency of 9.5
         # gives intervals of 9 and 10 in turn.
         return bool(update // frequency > (update - 1) // frequency)

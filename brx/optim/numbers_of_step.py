@@ -65,7 +65,7 @@ class StepNumbers:
 
 
 class NumbersOfSteps:
-    """The numbers of each step. Steps of the same make-up get the same tensors."""
+    """The numbers of each step. Steps of the same signature get the same tensors."""
 
     def __init__(self) -> None:
         self._kept: list[StepNumbers] = []
@@ -81,13 +81,13 @@ class NumbersOfSteps:
         if device.type not in ON_DEVICE:
             return StepNumbers.for_cpu(member)
         dtype = arithmetic(member.parameter)
-        at = self._next
+        index = self._next
         self._next += 1
-        if at == len(self._kept):
+        if index == len(self._kept):
             self._kept.append(StepNumbers.on(device, dtype))
-        kept = self._kept[at]
+        kept = self._kept[index]
         if kept.decay.device != device or kept.decay.dtype != dtype:
-            kept = self._kept[at] = StepNumbers.on(device, dtype)
+            kept = self._kept[index] = StepNumbers.on(device, dtype)
         kept.write(member)
         return kept
 

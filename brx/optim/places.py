@@ -124,12 +124,12 @@ def _look_through(name: str, modules: Mapping[str, nn.Module]) -> tuple[str, str
     """A layer's path, what it calls the weight, and whether the parameter is an adapter's."""
     parts = name.split(".")
     if "parametrizations" in parts:  # LAYER.parametrizations.WEIGHT.original0, or .0.lora_A
-        at = parts.index("parametrizations")
-        is_adapter = not parts[at + 2].startswith("original")
-        return ".".join(parts[:at]), parts[at + 1], is_adapter
-    for at, part in enumerate(parts):
+        index = parts.index("parametrizations")
+        is_adapter = not parts[index + 2].startswith("original")
+        return ".".join(parts[:index]), parts[index + 1], is_adapter
+    for index, part in enumerate(parts):
         if ADAPTER.match(part):  # LAYER.lora_A.default.weight
-            return ".".join(parts[:at]), "weight", True
+            return ".".join(parts[:index]), "weight", True
     path, tensor = ".".join(parts[:-1]), parts[-1]
     older = OLDER_PARTS.match(tensor)
     if older and isinstance(getattr(modules[path], older[1], None), Tensor):
@@ -141,8 +141,8 @@ def without_wrappers(path: str) -> str:
     """A path without the parts that wrappers add to it."""
     parts = path.split(".")
     kept = []
-    for at, part in enumerate(parts):
-        is_copy = part == "modules_to_save" or (at > 0 and parts[at - 1] == "modules_to_save")
+    for index, part in enumerate(parts):
+        is_copy = part == "modules_to_save" or (index > 0 and parts[index - 1] == "modules_to_save")
         if part not in WRAPPERS and not is_copy:
             kept.append(part)
     return ".".join(kept)

@@ -200,7 +200,7 @@ def _ends_of_containers(weights: Iterable[str]) -> dict[str, str]:
     ends = {}
     for weight in weights:
         *above, _ = weight.split(".")[:-1] or [""]
-        inside = [at for at, part in enumerate(above) if part in HEAD_NAMES]
+        inside = [index for index, part in enumerate(above) if part in HEAD_NAMES]
         # Within a block, no layer is a head, for example an `output`.
         if inside and not any(part.isdigit() for part in above[: inside[0]]):
             ends[above[inside[0]]] = weight

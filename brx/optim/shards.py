@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -191,14 +190,16 @@ def exchange(
         to_rank = [tensor.reshape(-1) for target, tensor in outgoing if target == rank]
         flat += to_rank
         num_sent.append(sum(tensor.numel() for tensor in to_rank))
-    num_received = [sum(size for source, size in expected if source == rank) for rank in ranks]
+    num_received = [0] * len(ranks)  # by source
+    for source, size in expected:
+        num_received[source] += size
     receive = like.new_empty(sum(num_received))
     dist.all_to_all_single(receive, torch.cat(flat), num_received, num_sent, group=group)
     # Pieces come ordered by source. The sort is stable: pieces of one source keep their order.
     by_source = sorted(range(len(expected)), key=lambda index: expected[index][0])
     pieces = torch.split(receive, [expected[index][1] for index in by_source])
-    in_order = sorted(zip(by_source, pieces, strict=True), key=itemgetter(0))
-    return [piece for _, piece in in_order]
+    piece_by_index = dict(zip(by_source, pieces, strict=True))
+    return [piece_by_index[index] for index in range(len(expected))]
 
 
 def rotation_cost(matrices: Tensor) -> int:

@@ -64,10 +64,13 @@ class Work:
     """What a step does with one batch of matrices.
 
     Attributes:
+        batch: neighbouring members of a batch of the layout that go through the step together.
+        place: the number of that batch in the layout, and the first and last member there.
         refreshes: for each run of neighbouring members, what is due for their bases.
     """
 
     batch: MatrixBatch
+    place: tuple[int, int, int]
     numbers: StepNumbers
     refreshes: list[tuple[Due, slice]]
 
@@ -79,14 +82,11 @@ class Plan:
     Attributes:
         members: all parameters with a gradient.
         work: the batches of rotated parameters.
-        places: for each of them, the number of its batch in the layout, and its first and last
-            member there.
         rest: the parameters that are not rotated, in groups that one kernel updates.
     """
 
     members: list[Member]
     work: list[Work] = field(default_factory=list)
-    places: list[tuple[int, int, int]] = field(default_factory=list)
     rest: list[tuple[list[Member], StepNumbers]] = field(default_factory=list)
 
     @property
@@ -96,19 +96,19 @@ class Plan:
         return any(member.next_refresh().refresh is not None for member in rotated)
 
     @property
-    def make_up(self) -> object:
-        """A hashable description of the step: the device does the same in two steps whose make-ups
-        are equal, apart from the numbers that it reads (`StepNumbers`)."""
+    def signature(self) -> object:
+        """A hashable description of the step: the device does the same in two steps with equal
+        signatures, apart from the numbers that it reads (`StepNumbers`)."""
         gradients = []
         for member in self.members:
             assert member.gradient is not None
             gradients.append((id(member), member.gradient.data_ptr()))
         work = []
-        for place, one in zip(self.places, self.work, strict=True):
+        for one in self.work:
             refreshes = tuple((due, run.start, run.stop) for due, run in one.refreshes)
             options = one.batch.options
             fixed = (options["betas"], options["eps"], *map(options.get, CONSTANTS))
-            work.append((place, refreshes, fixed))
+            work.append((one.place, refreshes, fixed))
         rest = [(id(numbers), len(together)) for together, numbers in self.rest]
         return tuple(gradients), tuple(work), tuple(rest)
 
@@ -140,7 +140,7 @@ class FirstBases:
         self._num_done = 0
         self._lock = Lock()
 
-    def done(self, num: int) -> None:
+    def count(self, num: int) -> None:
         """Count further bases that are done."""
         with self._lock:  # on the CPU, threads work on several batches at the same time
             self._num_done += num
@@ -164,8 +164,8 @@ def plan_step(members: list[Member], layout: Layout, numbers: NumbersOfSteps) ->
                 continue
             part = batch[run]
             refreshes = list(part.runs(Member.next_refresh))
-            plan.work.append(Work(part, numbers.of(part.members[0]), refreshes))
-            plan.places.append((index, run.start, run.stop))
+            place = (index, run.start, run.stop)
+            plan.work.append(Work(part, place, numbers.of(part.members[0]), refreshes))
     rest = [member for member in members if not member.is_rotated and member.is_updated_here]
     for _, alike in groupby(rest, _one_call):
         together = list(alike)

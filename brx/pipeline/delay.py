@@ -63,7 +63,7 @@ class StageDelay:
         return self.tau_updates * self.accumulation
 
     @property
-    def most_tau_updates(self) -> int:
+    def max_tau_updates(self) -> int:
         """ceil(tau / M): how many updates old the weights of an update's first micro-batch are.
         Those of the others are not older."""
         return math.ceil(self.tau / self.accumulation)
@@ -71,7 +71,7 @@ class StageDelay:
     @property
     def num_slots(self) -> int:
         """How many versions are in use at one time, including the newest: ceil(tau / M) + 1."""
-        return self.most_tau_updates + 1
+        return self.max_tau_updates + 1
 
     @property
     def micro_batches_share_slots(self) -> bool:
@@ -146,10 +146,10 @@ class VaryingDelay(StageDelay):
 
 
 @dataclass(frozen=True)
-class NotedDelay(VaryingDelay):
-    """What a run's configuration has noted of a stage's delay function (`DelayFacts` in
-    `brx.config.schema`), for analyses: its largest and its mean delay. Which version a micro-batch
-    uses is not noted, so asking for it is an error."""
+class DelayFromFacts(VaryingDelay):
+    """A stage's delay function in an analysis, which runs no user's code: the largest and the mean
+    delay that the training run has written into its config.yaml (`brx.config.schema.DelayFacts`).
+    Which version a micro-batch uses is not known, so asking for it is a UserError."""
 
     mean_tau: float = 0.0
     """In micro-batches, once the pipeline has filled."""
@@ -278,12 +278,12 @@ def _varying(
 def stage_delays(pipeline: PipelineConfig, seed: int = 0) -> list[StageDelay]:
     """The delay of each stage of a run; see `delays_of`.
 
-    A delay function is imported only where user code may run, as in training. Elsewhere, what the
-    run's configuration has noted of it is used instead (`NotedDelay`).
+    A delay function is imported only where user code may run, as in training. Elsewhere, the facts
+    in the run's configuration take its place (`DelayFromFacts`).
 
     Raises:
         UserError: a delay function cannot be loaded. Or it must not be (`brx.config.user_code`),
-            and nothing is noted of it.
+            and the configuration has no facts of it.
     """
     profile: Any = pipeline.delay
     name = getattr(profile, "function", None)
@@ -292,7 +292,7 @@ def stage_delays(pipeline: PipelineConfig, seed: int = 0) -> list[StageDelay]:
         from brx.config.user_code import check_unchanged, in_one_line, is_allowed, load_attribute
 
         if profile.facts is not None and not is_allowed():
-            return noted_delays(pipeline)
+            return delays_from_facts(pipeline)
         check_unchanged(name, profile.code_sha256, f"pipeline.delay {name}")
         function = load_attribute(name, f"pipeline.delay {name}", "function", callable)
         profile = in_one_line(function, name)
@@ -308,14 +308,14 @@ def stage_delays(pipeline: PipelineConfig, seed: int = 0) -> list[StageDelay]:
     )
 
 
-def noted_delays(pipeline: PipelineConfig) -> list[StageDelay]:
+def delays_from_facts(pipeline: PipelineConfig) -> list[StageDelay]:
     """The delay of each stage under a delay function with recorded `facts`."""
     profile: Any = pipeline.delay
-    pairs = zip(profile.facts.largest, profile.facts.mean, strict=True)
-    return [
-        NotedDelay(largest, pipeline.accumulation, mean_tau=mean, name=profile.function)
-        for largest, mean in pairs
-    ]
+    delays: list[StageDelay] = []
+    for largest, mean in zip(profile.facts.largest, profile.facts.mean, strict=True):
+        delay = DelayFromFacts(largest, pipeline.accumulation, mean_tau=mean, name=profile.function)
+        delays.append(delay)
+    return delays
 
 
 def shortfall(delays: Sequence[StageDelay]) -> str | None:

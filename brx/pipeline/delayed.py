@@ -272,7 +272,7 @@ class DelayedPipeline:
         an optimizer's step."""
         if self._stash != "exact":
             raise UserError(f"delayed: micro_batch() needs stash exact, got {self._stash}")
-        if self._windows.is_in_explicit:  # within another one, whose window goes on
+        if self._windows.is_explicit_open:  # within another one, whose window goes on
             yield
             return
         window = self._open(is_explicit=True)
@@ -570,7 +570,7 @@ class DelayedPipeline:
         window = self._windows.current
         if module not in self._parts_with_delay or window is None or self._windows.is_peeking:
             return
-        is_again = window.is_of_backward and is_in_backward()
+        is_again = window.shows_backward_weights and is_in_backward()
         if is_again or (torch.is_grad_enabled() and has_saved_tensor_hooks()):
             raise UserError(
                 f"delayed: stash {self._stash} needs activations and weights as autograd saves "
@@ -581,7 +581,7 @@ class DelayedPipeline:
     def _is_of_micro_batch(self, module: nn.Module) -> bool:
         """Whether a call of the model is a pass of a micro-batch, not an evaluation."""
         has_gradients = torch.is_grad_enabled()
-        if self._windows.is_in_explicit:
+        if self._windows.is_explicit_open:
             # This includes training in eval mode, and passes without gradients that are repeated
             # with gradients later.
             return module.training or has_gradients
@@ -591,7 +591,7 @@ class DelayedPipeline:
         """Open the window of a micro-batch, or return the one that is open already."""
         self._drop_gathered()
         # Within `micro_batch()`, functional_call may have put other tensors into the model.
-        if not self._windows.is_in_explicit:
+        if not self._windows.is_explicit_open:
             self._form.check()
             self._check_autocast()
         self._stop_watching()

@@ -140,6 +140,8 @@ class Gradients:
             gradients = [weight.grad for weight in stage.newest.values()]
             stage_gradients.append([gradient for gradient in gradients if gradient is not None])
         all_gradients = list(chain.from_iterable(stage_gradients))
+        if not all_gradients:  # torch takes no empty list
+            return torch.zeros(len(self._stages), device=self._stages[0].device)
         weight_norms = torch.stack(torch._foreach_norm(all_gradients))  # (weights,)
         num_weights = [len(gradients) for gradients in stage_gradients]  # by stage
         # The norm of a stage is the norm of its weights' norms.

@@ -38,8 +38,9 @@ class Window:
     """A hook on an output of its forward passes will tell when the backward pass begins."""
     is_in_backward: bool = False
     has_begun_backward: bool = False
-    is_of_backward: bool = False
-    """Under `none` and `predict`: the parameters hold what the backward pass computes with."""
+    shows_backward_weights: bool = False
+    """Under `none` and `predict`: the parameters hold the backward pass's weights, not the forward
+    pass's."""
     has_gradients: bool = False
     """Gradients have arrived in a backward pass that no hook on an output announced."""
     has_reached_parameters: bool = False
@@ -116,7 +117,7 @@ class Windows:
         return bool(self._stepping)
 
     @property
-    def is_in_explicit(self) -> bool:
+    def is_explicit_open(self) -> bool:
         """Whether a window of `micro_batch()` is open."""
         return self.current is not None and self.current.is_explicit
 
@@ -153,7 +154,7 @@ class Windows:
         """Give a training pass that begins its window: the one that is open, or a new one."""
         self.end_peek()
         self._refuse_after_step_within()
-        self._end_if_not_shown()
+        self._end_unannounced()
         window = self.current
         if window is None or window.has_ended:
             self.close()
@@ -238,7 +239,7 @@ class Windows:
         else:
             self.end(window)
 
-    def _end_if_not_shown(self) -> None:
+    def _end_unannounced(self) -> None:
         """End a window whose backward pass no hook has announced. If gradients have arrived, that
         pass is over by the time the next pass or step begins."""
         window = self.current
@@ -266,9 +267,11 @@ class Windows:
         window = self.current
         if window is None:
             return
-        was_of_backward = window.is_of_backward  # `_show` begins with the forward pass's contents
+        showed_backward_weights = (
+            window.shows_backward_weights
+        )  # `_show` begins with the forward pass's contents
         self._show(window)
-        if was_of_backward:
+        if showed_backward_weights:
             self._show_for_backward(window)
 
     def _refuse_after_step_within(self) -> None:
@@ -320,20 +323,20 @@ class Windows:
 
     def _show(self, window: Window) -> None:
         self.current = window
-        window.is_of_backward = False
+        window.shows_backward_weights = False
         if self.history is not None:
             self.history.show(window.micro_batch, window.counter)
 
     def _show_for_backward(self, window: Window) -> None:
         assert self.history is not None
         self.history.show_for_backward()
-        window.is_of_backward = True
+        window.shows_backward_weights = True
 
     def _look_for_writes(self, window: Window) -> None:
         """Note parameters that were written in the window, whose new contents will be lost;
         `raise_problem` reports them."""
         history = self.history
-        if history is None or window.is_of_backward or window.stepped:
+        if history is None or window.shows_backward_weights or window.stepped:
             return
         written = history.written(
             window.micro_batch,
@@ -548,7 +551,7 @@ class Windows:
             return
         if window is not None:
             self._watch_graph_of_gradients(window)
-        self._end_if_not_shown()
+        self._end_unannounced()
         self.close()
         self.raise_problem()
         if takes_closure or not is_outermost:

@@ -506,7 +506,7 @@ class _Probe:
             size = FP32 * num_elements(sizes)
             # Just before a measured update t, the updates t - 1 and t - lag are kept, and those a
             # lag before later measured ones.
-            num_kept = len({1, *range(delays[index].most_tau_updates, 0, -every)})
+            num_kept = len({1, *range(delays[index].max_tau_updates, 0, -every)})
             older += num_kept * size
             before += size
             if isinstance(config.optimizer, schema.BasisRotationConfig):

@@ -21,7 +21,7 @@ from brx.config.schema import (
 from brx.config.user_code import name_without_folder, reading
 from brx.errors import UserError
 from brx.names import path_of_text
-from brx.pipeline.delay import StageDelay, noted_delays, stage_delays
+from brx.pipeline.delay import StageDelay, delays_from_facts, stage_delays
 from brx.runs.cache import FileState, file_states, read_parsed
 from brx.runs.folder import status_of
 from brx.runs.slowdown import Series
@@ -92,7 +92,7 @@ class Run:
         """
         pipeline = self.config.pipeline
         if isinstance(pipeline.delay, DelayCode) and pipeline.delay.facts is not None:
-            return noted_delays(pipeline)
+            return delays_from_facts(pipeline)
         with reading():
             return stage_delays(pipeline, self.config.training.seed)
 

@@ -112,7 +112,8 @@ def assemble(
         world: the processes of the run; by default this one alone.
         own: the stages of this device; by default its part of an even division.
         dtype: the data type of the weights.
-        record: makes the graphs of `runtime.graphs`; by default CUDA graphs.
+        record: makes the graphs of `runtime.graphs`. By default CUDA graphs on CUDA, and none
+            elsewhere: a measurement may repeat a GPU's run on the CPU.
 
     Raises:
         UserError: the device cannot compute in the configured precision, the devices cannot run the
@@ -129,7 +130,7 @@ def assemble(
     stages = build_stages(
         config, device, own, num_in_flight=world.num_ranks - world.rank, dtype=dtype
     )
-    if config.runtime.graphs and record is None:
+    if config.runtime.graphs and record is None and device.type == "cuda":
         record = CudaRecorder()
     # Finds the method, makes its optimizers for these stages, and drives them: learning rates,
     # gradient rule, forecast.

@@ -1,17 +1,17 @@
-"""Notes in config.yaml, when a run trains, what readers of the run need to know of its user's code.
+"""Writes into config.yaml, when a run trains, what later readers need to know of the user's code.
 
 Reading a run runs nothing (`brx.config.user_code`), so whatever an analysis, a plan or a figure
-asks of user code has to be known before. `note_facts` is called once, after the code is loaded and
-before the first iteration. To note something of another kind of code:
+asks of user code has to be known before. `with_facts` is called once, after the code is loaded and
+before the first iteration. To add another kind of code:
 
 1. In `brx/config/schema.py`, give the section that names the code a field `code_sha256` and a field
    `facts: MyFacts | None = None`, where `MyFacts` is a section of plain numbers and texts. List the
    section in `CODE_SECTIONS`: then `facts` is not a setting (it does not tell runs apart), and a
    new run of an old configuration drops it.
-2. Here, compute the facts and add them to what `note_facts` returns.
+2. Here, compute the facts and add them to what `with_facts` returns.
 3. Where the code is loaded (with `brx.config.user_code.load_attribute`, which names it on stderr
    and refuses to run it for a reader), answer from `facts` if `user_code.is_allowed()` is false:
-   `brx.pipeline.delay.NotedDelay` and `brx.methods.custom.NotedMethod` are examples.
+   `brx.pipeline.delay.DelayFromFacts` and `brx.methods.custom.MethodFromFacts` are examples.
 """
 
 from brx.config.schema import (
@@ -31,7 +31,7 @@ from brx.pipeline.delay import stage_delays
 from brx.train.build import Assembly
 
 
-def note_facts(config: RunConfig, assembly: Assembly) -> RunConfig:
+def with_facts(config: RunConfig, assembly: Assembly) -> RunConfig:
     """The configuration, with what readers need to know of the user's own code.
 
     Args:

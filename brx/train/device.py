@@ -127,7 +127,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def out_of_memory_told() -> Iterator[None]:
+def out_of_memory_in_one_line() -> Iterator[None]:
     """A context in which an out-of-memory error, of the system or the GPU, becomes a RunError of
     one line."""
     try:

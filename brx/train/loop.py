@@ -43,7 +43,7 @@ from brx.runs.folder import RunFolder, hold, name_of_run, trajectory_of
 from brx.runs.metrics import truncate_metrics
 from brx.train.agreement import agree, facts_of
 from brx.train.build import assemble, check_head, check_method, training_batches
-from brx.train.code_facts import note_facts
+from brx.train.code_facts import with_facts
 from brx.train.device import (
     StopSignal,
     autocast,
@@ -51,7 +51,7 @@ from brx.train.device import (
     check_gpus_differ,
     choose_device,
     is_out_of_memory,
-    out_of_memory_told,
+    out_of_memory_in_one_line,
     set_up,
 )
 from brx.train.recorder import Point, RunRecorder, StepNumbers, peak_memory
@@ -112,7 +112,7 @@ def train(
         if world.rank == 0:
             check_request(folder, config, resume=resume)
             check_trackers(config)
-        with out_of_memory_told():
+        with out_of_memory_in_one_line():
             fingerprint = checkpoint.recorded_fingerprint(out) if resume else None
             trainer = Trainer(config, folder, world, verify=verify, fingerprint=fingerprint)
             return trainer.run(resume=resume, profile=profile, deadline=deadline)
@@ -236,7 +236,7 @@ class Trainer:
         if resume:
             self._restore()
         if self.is_writer:
-            self.folder.create(note_facts(self.config, self.assembly), resume=resume)
+            self.folder.create(with_facts(self.config, self.assembly), resume=resume)
 
     def _make_progress_bar(self) -> ProgressBar:
         name = name_of_run(self.folder.path)
@@ -376,18 +376,19 @@ class Trainer:
 
     def _updates(self) -> Iterator[StepResult]:
         """The updates up to `_end`, as they are made."""
-        with self._faults_of_model_told():
+        with self._model_faults_in_one_line():
             yield from self.assembly.engine.run(self.iteration + 1, lambda: self._end)
 
     @contextmanager
-    def _faults_of_model_told(self) -> Iterator[None]:
-        """Turn what the file of a user's own model raises into one line: a RunError."""
+    def _model_faults_in_one_line(self) -> Iterator[None]:
+        """A context in which an exception from the file of a user's own model becomes a RunError of
+        one line."""
         try:
             yield
         except (Exception, SystemExit) as error:  # sys.exit() would end the run as if it were done
             model = self.config.model
-            is_models = isinstance(model, OwnModelConfig) and is_raised_in(error, model.name)
-            if isinstance(error, RunError) or is_out_of_memory(error) or not is_models:
+            is_from_model = isinstance(model, OwnModelConfig) and is_raised_in(error, model.name)
+            if isinstance(error, RunError) or is_out_of_memory(error) or not is_from_model:
                 raise
             at = f"after iteration {self.iteration}"
             raise RunError(f"model.class {model.name}: {at}: {fault(error, model.name)}") from error
@@ -467,7 +468,7 @@ class Trainer:
         on_device = [
             (inputs.to(self.device), targets.to(self.device)) for inputs, targets in batches
         ]
-        with self._faults_of_model_told():
+        with self._model_faults_in_one_line():
             own_loss = self.assembly.engine.evaluate(on_device)
         losses = self.world.gather(own_loss)
         if self._recorder is None:

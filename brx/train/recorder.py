@@ -128,7 +128,7 @@ class RunRecorder:
             # Devices update at the same time, so the slowest counts.
             slowest = max(step.update_seconds for step in steps)
             update_seconds.append(slowest)
-            self._refresh_time.see(steps[0].iteration, slowest)
+            self._refresh_time.add(steps[0].iteration, slowest)
             records.append(self._record(steps, second))
         newest = records[-1]
         iteration = newest["iteration"]
@@ -300,8 +300,8 @@ class RefreshTime:
         self._with_refresh: list[float] = []  # seconds per update
         self._without_refresh: list[float] = []
 
-    def see(self, iteration: int, update_seconds: float) -> None:
-        """Take an iteration's update into account."""
+    def add(self, iteration: int, update_seconds: float) -> None:
+        """Count the time of an iteration's update."""
         # The first basis takes longer, because it needs eigenvectors.
         if self._frequency is None or iteration <= self._first:
             return

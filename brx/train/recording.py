@@ -141,7 +141,7 @@ class Recording:
             stack.enter_context(hold(self._folder.path))
             self._folder.create(self._config, resume=self._resume)
             if self._folder.metrics.is_file():
-                self._find_place()
+                self._read_progress()
             self._started = time.perf_counter()
             self._write_summary("unfinished")
             self._stack = stack.pop_all()
@@ -223,12 +223,12 @@ class Recording:
         """Open the metrics, to continue with update t."""
         if self._resume:
             truncate_metrics(self._folder.metrics, t - 1)
-        self._find_place()
+        self._read_progress()
         self._complete_config()  # M is known by now; a process may be killed
         self._metrics = self._stack.enter_context(MetricsWriter(self._folder.metrics))
 
-    def _find_place(self) -> None:
-        """Take the newest iteration and its seconds from the metrics."""
+    def _read_progress(self) -> None:
+        """Continue after the newest iteration in the metrics, and from its seconds."""
         self._t = 0
         self._seconds = 0.0
         for entry in read_metrics(self._folder.metrics):

@@ -148,7 +148,7 @@ class StalenessProbe:
     def _is_needed(self, stage: StageVersions, t: int, after: int = 0) -> bool:
         """Whether an update is compared after iteration `after`: because it is measured itself, is
         the one before a measured update, or is a delay older than one."""
-        for later in (0, 1, stage.delay.most_tau_updates):
+        for later in (0, 1, stage.delay.max_tau_updates):
             measured = t + later
             if measured % self.every == 0 and measured > after:
                 return True
@@ -156,7 +156,7 @@ class StalenessProbe:
 
     def _update_cosine(self, index: int, t: int) -> float | None:
         updates = self._updates[index]
-        lag = self._stages[index].delay.most_tau_updates
+        lag = self._stages[index].delay.max_tau_updates
         if lag == 0 or t - lag not in updates:
             return None
         return _cosine(updates[t], updates[t - lag])
@@ -246,7 +246,9 @@ def _weight_distance(stage: StageVersions) -> float:
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
-    """The norm of all tensors as one vector."""
+    """The norm of all tensors as one vector; 0 without tensors."""
+    if not tensors:
+        return 0.0
     norms = torch.stack(torch._foreach_norm(list(tensors)))
     return float(torch.linalg.vector_norm(norms.double()))
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from brx.config.loading import dump_config
-from brx.distributed.launch import _Rank, _watch, place_among_many, report_error
+from brx.distributed.launch import _Rank, _watch, rank_and_world_size, report_error
 from brx.distributed.processes import _check_watchdog
 from brx.errors import RunError, UserError
 from brx.runs import checkpoint
@@ -617,20 +617,20 @@ def test_rank_outside_the_world_is_refused(monkeypatch):
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"RANK: must be less than WORLD_SIZE \(2\), got 2"):
-        place_among_many()
+        rank_and_world_size()
 
 
 def test_rank_without_a_world_is_refused(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(UserError, match="RANK: is 1, but WORLD_SIZE is not set"):
-        place_among_many()
+        rank_and_world_size()
 
 
 def test_rank_without_content_is_no_rank(monkeypatch):
     monkeypatch.setenv("RANK", "")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert place_among_many() is None
+    assert rank_and_world_size() is None
 
 
 def test_ranks_with_different_settings_refuse_to_train(tmp_path):

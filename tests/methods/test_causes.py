@@ -263,3 +263,14 @@ def test_mistakes_are_one_line(name, arguments, expected):
     with pytest.raises(UserError, match=r"^optimizer\.arguments: ") as refused:
         getattr(causes, name)(**arguments)
     assert expected in str(refused.value)
+
+
+def test_turned_first_bases_are_counted():
+    weight = torch.nn.Parameter(torch.zeros(4, 3))
+    optimizer = TurnedBasisRotation([weight], theta=0.3)
+    told = []
+    optimizer.on_first_bases = lambda *counts: told.append(counts)
+    for seed in range(2):  # the first bases come with update 2
+        weight.grad = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
+        optimizer.step()
+    assert told == [(1, 2), (2, 2)]

@@ -245,6 +245,21 @@ def test_loss_in_chunks_keeps_the_forward_passes_weights(monkeypatch):
             {},
             "blocks.0.seen is changed by the forward pass",
         ),
+        (
+            {
+                "forward": "(self.register_buffer('cache', x.detach()), x + self.linear(x))[1]",
+            },
+            {},
+            "blocks.0.cache is changed by the forward pass",
+        ),
+        (
+            {
+                "block": "self.register_buffer('seen', torch.zeros(()))",
+                "forward": "(delattr(self, 'seen'), x + self.linear(x))[1]",
+            },
+            {},
+            "blocks.0.seen is changed by the forward pass",
+        ),
         ({"forward": "(self.linear(x), x.sum())"}, {}, "set has_auxiliary_loss = True"),
         ({"block": "raise ValueError('no')"}, {}, "mine.py:9: ValueError: no"),
         ({"block": "raise SystemExit(0)"}, {}, "mine.py:9: SystemExit: 0"),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brx.optim import BasisRotation
-from brx.optim.member import Member, Place
+from brx.optim.member import Member, Position
 from brx.optim.products import product
 from tests.optim.helpers import (
     STRATEGIES,
@@ -297,7 +297,7 @@ def test_step_ignores_the_programs_precision(monkeypatch):
 def test_intervals_add_up_to_all_updates(frequency, index):
     options = {"covariance": "interval", "frequency": float(frequency), "staggered": True}
     (group,) = BasisRotation(parameters(1, 2, 2), **options).param_groups
-    member = Member(group["params"][0], group, group, place=Place(index, 31))
+    member = Member(group["params"][0], group, group, position=Position(index, 31))
     total, last = 0, 2
     for member.num_updates in range(2, 200):
         refresh, num_gradients = member.next_refresh()
@@ -311,7 +311,7 @@ def test_staggered_refreshes_are_spread_over_the_interval():
     (group,) = BasisRotation(series, frequency=3, staggered=True).param_groups
     members = []
     for index, parameter in enumerate(series):
-        members.append(Member(parameter, group, group, place=Place(index, 6)))
+        members.append(Member(parameter, group, group, position=Position(index, 6)))
     due = []
     for update in range(16):
         for member in members:

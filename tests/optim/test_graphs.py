@@ -118,7 +118,7 @@ def test_bad_gradients_are_told_of_at_last(recordings):
 
 
 def test_gradients_that_move_are_refused(recordings, monkeypatch):
-    monkeypatch.setattr("brx.optim.graphs.MOST_MAKE_UPS", 5)
+    monkeypatch.setattr("brx.optim.graphs.MAX_SIGNATURES", 5)
     series, _, graphed = make(recordings)
     kept = []
 

@@ -152,3 +152,12 @@ def test_infinite_gradient_shows_in_its_stage_alone():
     stages[1].in_use[0].grad.fill_(torch.inf)
     gradients.hand_over(1)
     assert gradients.clip(1.0).isfinite().tolist() == [True, False, True]
+
+
+def test_stages_without_any_gradient_have_norm_zero():
+    """As on a device whose blocks have all taken no part in the loss."""
+    stages = stages_of()
+    gradients = Gradients(stages)
+    gradients.hand_over(1)
+    assert gradients.clip(1.0).tolist() == [0.0, 0.0, 0.0]
+    assert newest_gradients(stages) == [[None] * 3] * 3

@@ -11,7 +11,7 @@ from brx.config.schema import RuntimeConfig
 from brx.errors import RunError, UserError
 from brx.planning.placement import free_memory
 from brx.train.build import assemble
-from brx.train.device import check_compiler, out_of_memory_told
+from brx.train.device import check_compiler, out_of_memory_in_one_line
 
 CPU = torch.device("cpu")
 
@@ -67,12 +67,12 @@ def test_limit_on_address_space_counts(monkeypatch):
 def test_refused_memory_is_one_line(error):
     with (
         pytest.raises(RunError, match=r"^out of memory: .*; brx plan shows") as told,
-        out_of_memory_told(),
+        out_of_memory_in_one_line(),
     ):
         raise error
     assert "\n" not in str(told.value)
 
 
 def test_other_errors_pass():
-    with pytest.raises(RuntimeError, match="shape"), out_of_memory_told():
+    with pytest.raises(RuntimeError, match="shape"), out_of_memory_in_one_line():
         raise RuntimeError("shape")

@@ -23,17 +23,28 @@ def test_ratio_of_a_known_noise():
         noise_over_signal([[torch.tensor([1.0, -1.0])], [torch.tensor([-1.0, 1.0])]])
 
 
+SETTINGS = [
+    "model.blocks=1",
+    "pipeline.stages=1",
+    "model.width=16",
+    "model.heads=1",
+    "model.sequence_length=16",
+    "training.iterations=40",
+    "runtime.threads=1",
+]
+
+
 def test_a_larger_batch_has_the_same_scale(tmp_path):
-    settings = [
-        "model.blocks=1",
-        "pipeline.stages=1",
-        "model.width=16",
-        "model.heads=1",
-        "model.sequence_length=16",
-    ]
-    settings += ["training.iterations=40", f"data.directory={tmp_path}", "runtime.threads=1"]
+    settings = [*SETTINGS, f"data.directory={tmp_path}"]
     small, large = (
         gradient_noise_scale(load_config("quick", [*settings, f"training.batch_size={size}"]), 3)
         for size in (4, 16)
     )
     assert large == pytest.approx(small, rel=0.5)
+
+
+def test_scale_of_a_run_with_graphs_is_measured_without_them(tmp_path):
+    settings = [*SETTINGS, f"data.directory={tmp_path}"]
+    plain = gradient_noise_scale(load_config("quick", settings), 3)
+    graphed = load_config("quick", [*settings, "runtime.graphs=true"])
+    assert gradient_noise_scale(graphed, 3) == plain

@@ -52,10 +52,10 @@ def test_refresh_time_needs_refreshes_at_one_time(optimizer, expected):
     times = RefreshTime(load_config("quick", [f"optimizer={{method: {optimizer}}}"]))
     # Up to the first basis, at update 2, there is nothing to refresh.
     for iteration, seconds in [(1, 100.0), (2, 100.0), (4, 1.0)]:
-        times.see(iteration, seconds)
+        times.add(iteration, seconds)
     assert times.seconds is None
     for iteration in range(5, 20):
-        times.see(iteration, 5.0 if iteration % 3 == 0 else 1.0)
+        times.add(iteration, 5.0 if iteration % 3 == 0 else 1.0)
     assert times.seconds == expected
 
 

@@ -15,7 +15,7 @@ from brx.runs.export import export
 from brx.runs.metrics import read_staleness
 from brx.train.build import assemble
 from brx.train.loop import train
-from brx.train.staleness import mean_angle_degrees
+from brx.train.staleness import _cosine, mean_angle_degrees
 from tests.pipeline.test_engine import VOCABULARY, make_config, micro_batch
 from tests.train.helpers import losses, tiny_config
 
@@ -237,6 +237,10 @@ def test_angle_of_a_known_rotation():
     cos, sin = angle.cos(), angle.sin()
     turned = torch.stack([torch.stack([cos, -sin]), torch.stack([sin, cos])])
     assert mean_angle_degrees(torch.eye(2), turned) == pytest.approx(30.0, abs=1e-3)
+
+
+def test_stage_without_gradients_has_no_cosine():
+    assert _cosine([None], [torch.ones(2)]) is None
 
 
 def test_swapped_or_negative_columns_are_no_turn():
