@@ -46,6 +46,8 @@ _VIOLET = "#9933FF"
 _INDIGO = "#332288"
 _BROWN = "#994F00"
 _KHAKI = "#BBBB66"
+_TEAL = "#004466"
+_ORCHID = "#DD77FF"
 
 _PALETTE = (
     _RED,
@@ -61,6 +63,8 @@ _PALETTE = (
     _GREEN,
     _BLUE,
     GREY,
+    _TEAL,
+    _ORCHID,
 )
 """Colours of methods that `METHOD_LOOKS` does not have, in this order."""
 
@@ -98,6 +102,8 @@ METHOD_LOOKS = {
     "soap": Look("SOAP", _RED, "h"),
     "muon": Look("Muon", _VIOLET, "*"),
     "scion": Look("Scion", _INDIGO, "d"),
+    "lion": Look("Lion", _ORCHID, "H"),
+    "adan": Look("Adan", _TEAL, "8"),
 }
 
 
@@ -109,7 +115,7 @@ def look_of(method: str) -> Look:
 def method_colors(methods: Iterable[str]) -> dict[str, str]:
     """A colour per method: known methods have their own, and others get the remaining colours.
 
-    The first twelve are all different. A method that brx does not know keeps its colour as long as
+    The first fourteen are all different. A method that brx does not know keeps its colour as long as
     the methods before it stay the same."""
     methods = list(dict.fromkeys(methods))
     colors = {method: METHOD_LOOKS[method].color for method in methods if method in METHOD_LOOKS}

@@ -256,6 +256,8 @@ LOOKS = {
     EIGENBASIS: "basis-rotation",
     MUON: "muon",
     SCION: "scion",
+    LION: "lion",
+    ADAN: "adan",
     ADAMW_FEEDBACK: "pipedream",
     MUON_FEEDBACK: "muon",
 }
