@@ -267,9 +267,8 @@ class Windows:
         window = self.current
         if window is None:
             return
-        showed_backward_weights = (
-            window.shows_backward_weights
-        )  # `_show` begins with the forward pass's contents
+        # `_show` begins with the forward pass's contents.
+        showed_backward_weights = window.shows_backward_weights
         self._show(window)
         if showed_backward_weights:
             self._show_for_backward(window)
