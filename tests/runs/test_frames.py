@@ -140,7 +140,7 @@ def test_snippets_of_the_page_run(monkeypatch):
     for snippet in snippets:
         exec(snippet, names)
     assert len(snippets[0].splitlines()) <= 5
-    assert names["question"].shape == (2, 2)
+    assert names["losses"].shape == (2, 2)
     assert len(names["axes"].lines) == 4
     assert sorted(names["costs"]["method"]) == ["basis-rotation", "pipedream"]
 
