@@ -319,10 +319,11 @@ def deciding_settings(settings: Sections) -> dict[str, dict[str, Any]]:
 
     A checkpoint of an older brx may hold some of these, which it still counted.
     """
-    kept: dict[str, dict[str, Any]] = {}
+    kept: dict[str, dict[str, Any]] = {section: {} for section in settings}
     for section, values in settings.items():
-        may_change = _MAY_CHANGE.get(section, set())
-        kept[section] = {key: values[key] for key in values if key not in may_change}
+        for key, value in values.items():
+            if decides_trajectory(f"{section}.{key}"):
+                kept[section][key] = value
     return kept
 
 
