@@ -121,6 +121,13 @@ def test_a_stale_number_is_found(tmp_path):
     assert [number for _, number in stale_numbers(page)] == ["1.234", "31", "47"]
 
 
+def test_quick_start_shows_the_committed_runs(printed, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    shown = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    lines = printed("slowdown", "results/quick-start").splitlines()
+    assert [line.rstrip() for line in lines] == shown[0].splitlines()
+
+
 def test_hours_of_the_committed_runs():
     summaries = sorted((ROOT / "results" / "similar").glob("*/summary.json"))
     seconds = [json.loads(path.read_text())["training_seconds"] for path in summaries]

@@ -20,10 +20,10 @@ for stages in (1, 8):
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU()) for _ in range(8)]
     model = nn.Sequential(*blocks, nn.Linear(64, 10))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     pipeline = delayed(model, optimizer, stages)
     with record(
-        f"runs/mlp/p{stages}", "adamw", pipeline=pipeline, lr=1e-3, iterations=iterations
+        f"runs/mlp/p{stages}", "adamw", pipeline=pipeline, lr=3e-4, iterations=iterations
     ) as run:
         for t in range(1, iterations + 1):
             chosen = torch.randint(len(images), (64,), generator=torch.Generator().manual_seed(t))
