@@ -410,7 +410,10 @@ def _explain(
     location = tuple(str(part) for part in error["loc"])
     key = _written_key(location)
     origin = _origin_of(key, where, origins)
-    prefix = f"{origin}: {'.'.join(key)}: " if key else f"{origin}: "
+    is_option_of_key = len(key) == 1 and origin == f"--{key[0]}"
+    prefix = f"{origin}: "
+    if key and not is_option_of_key:
+        prefix += f"{'.'.join(key)}: "
     if error["type"] == "extra_forbidden":
         known = _known_keys(model, location[:-1])
         hint = did_you_mean(location[-1], known)
@@ -427,6 +430,8 @@ def _explain(
     if error["type"] == "string_pattern_mismatch" and error["input"] == "":
         return f"{prefix}must not be empty"
     message = error["msg"].removeprefix("Value error, ")
+    if key:
+        message = message.removeprefix(f"{key[-1]} ")  # the prefix names the key
     message = message[0].lower() + message[1:]
     if error["type"] in ("missing", "value_error"):
         return f"{prefix}{message}"

@@ -115,6 +115,7 @@ MISTAKES = [
     ("memory --set model.width=3", "--set: needs a CONFIG"),
     ("schedule --stages 2 --devices 3", "--devices must be from 1 to --stages (2), got 3"),
     ("schedule --stages 4 --devices 2 --figure x", "--figure shows one stage per device"),
+    ("schedule --stages 4 --delay nosuch", "brx: --delay: must be pipeline, 2bw, a whole"),
     ("schedule --stages 4 --delay 2", "rank 0 of 4 runs 3 forward passes ahead"),
     (
         "schedule --stages 2000",

@@ -145,7 +145,7 @@ def test_wrong_override_is_one_clear_line(override, expected):
     ],
 )
 def test_no_delay_profile_is_one_clear_line(delay):
-    message = r"^--set pipeline.delay=.*: pipeline.delay: delay must be pipeline, 2bw, a whole"
+    message = r"^--set pipeline.delay=.*: pipeline.delay: must be pipeline, 2bw, a whole"
     with pytest.raises(UserError, match=message):
         load_config("quick", ["pipeline.stages=3", f"pipeline.delay={delay}"])
 
