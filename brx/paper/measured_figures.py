@@ -18,12 +18,18 @@ from brx.curvature.oscillation import oscillations_in, usual_only
 from brx.errors import UserError
 from brx.paper.scales import ENDS, Experiments, Scale
 from brx.plot.curvature import draw_effective_delay, draw_oscillation, draw_strategy_norms
+from brx.runs.folder import has_runs
 from brx.runs.frames import load
 
 
 def draw_oscillations(path: Path, scale: Scale) -> list[Path]:
     """Draw the oscillation at the smallest and the largest P that were measured."""
     measured = usual_only(oscillations_in([scale.curvature]))
+    if not measured:
+        raise UserError(
+            f"{scale.curvature}: no oscillation was measured with the usual settings; run `brx "
+            f"oscillation RUN`"
+        )
     depths = [result.num_stages for result in measured]
     ends = min(depths), max(depths)
     return draw_oscillation([result for result in measured if result.num_stages in ends], path)
@@ -40,7 +46,7 @@ def draw_norms_of_strategies(path: Path, scale: Scale) -> list[Path]:
             f"hessian-norm RUN --strategies`"
         )
     costs = None
-    if scale.runs.is_dir():
+    if has_runs(scale.runs):
         experiments = Experiments.load(scale)
         wanted = product(VARIANT_OF_SPACE.values(), ENDS)
         present = experiments.find_all({"method": name, "stages": P} for name, P in wanted)

@@ -12,6 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from brx.cli.main import main
+from brx.curvature.oscillation import Oscillation, OscillationSettings
 from brx.errors import UserError
 from brx.paper.figures import FIGURES
 from brx.paper.panel_titles import in_even_lines, lowest_by_depth
@@ -252,6 +253,12 @@ def test_strategy_norms_need_no_runs(strategy_scale, tmp_path):
 
 
 @pytest.mark.usefixtures("svg_alone")
+def test_strategy_norms_take_an_empty_folder_for_no_runs(strategy_scale, tmp_path):
+    strategy_scale.runs.mkdir()
+    assert "slowdown" not in strategy_details(strategy_scale, tmp_path)
+
+
+@pytest.mark.usefixtures("svg_alone")
 def test_strategy_norms_have_slowdowns_of_runs(strategy_scale, tmp_path):
     for method, stages in product(("pipedream-lr", "basis-rotation"), (1, 32)):
         write_method(strategy_scale.runs, method, stages)
@@ -276,6 +283,17 @@ def test_measurements_are_drawn_into_the_scales_folder(name, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     assert main(["plot", name, "--scale", "paper"]) == 0
     assert (tmp_path / "figures" / "paper" / f"{name}.svg").is_file()
+
+
+def test_oscillation_with_other_settings_alone_is_refused(tmp_path):
+    write_method(tmp_path, "pipedream")
+    (run,) = tmp_path.iterdir()
+    (kept, *_) = SCALES["similar"].curvature.glob("*/analysis/oscillation-*.json")
+    settings = OscillationSettings(iterations=50)
+    Oscillation.read(kept).model_copy(update={"settings": settings}).write(run)
+    scale = replace(SCALES["laptop"], curvature=tmp_path)
+    with pytest.raises(UserError, match="no oscillation was measured with the usual settings"):
+        FIGURES["oscillation"].draw_to(tmp_path / "figure", scale)
 
 
 def test_scale_without_measurements_is_refused(tmp_path, monkeypatch, capsys):
