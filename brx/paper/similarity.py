@@ -59,11 +59,9 @@ SETTINGS: dict[str, Mapping[str, Any]] = {
 CHOSEN_RATES = "each side's best rate"
 CAPTION = (
     "Which numbers decide what delay costs: the laptop preset with one factor changed at a time, "
-    "slowdown under"
-    " the delays of 32 stages to each setting's own target (bars: 95 % where there are two seeds, "
-    "arrows: lower"
-    " bounds), and iterations that basis rotation saves; dashed: the paper's numbers. Repeat:"
-    " brx sweep configs/sweeps/similarity/*.yaml, brx plot similarity."
+    "slowdown under the delays of 32 stages to each setting's own target (bars: 95 % where there "
+    "are two seeds, arrows: lower bounds), and iterations that basis rotation saves; dashed: the "
+    "paper's numbers. Repeat: brx sweep configs/sweeps/similarity/*.yaml, brx plot similarity."
 )
 
 
@@ -133,11 +131,14 @@ def _with_both_ends(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _is_changed(row: Mapping[str, Any], usual: Mapping[str, Any] | None) -> bool:
     """Whether the slowdowns of a setting and of the preset differ by more than chance: the 95 %
-    interval of their ratio over seeds does not contain 1."""
-    if usual is None or row["is_censored"] or usual["is_censored"]:
+    interval of their ratio over seeds does not contain 1. False unless both slowdowns are known."""
+    if usual is None:
         return False
-    if not row["shared_seeds"] or not usual["shared_seeds"]:
-        return False
+    for slowdown in (row, usual):
+        # The ratio is NaN on a plateau, and if a run without delay never reached the target.
+        is_known = not slowdown["is_censored"] and not pd.isna(slowdown["ratio"])
+        if not is_known or not slowdown["shared_seeds"]:
+            return False
     ratio = iteration_ratio(_ratios_by_seed(row), _ratios_by_seed(usual))
     if ratio is None or ratio.low is None or ratio.high is None:
         return False
@@ -163,7 +164,9 @@ def _compared(chosen: pd.DataFrame) -> pd.DataFrame:
     by_depth = chosen.groupby(["method", DEPTH])
     losses = by_depth["val_loss"].mean().unstack().loc[rows["method"]]
     seeds = by_depth[SEED].nunique().unstack().min(axis="columns").loc[rows["method"]]
-    share, low, high = saved[["share", "low", "high"]].iloc[0] if len(saved) else [math.nan] * 3
+    share = low = high = math.nan
+    if len(saved):
+        share, low, high = saved[["share", "low", "high"]].iloc[0]
     return rows.assign(
         seeds=seeds.to_numpy(),
         val_loss=losses[deepest].to_numpy(),
