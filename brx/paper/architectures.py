@@ -29,13 +29,12 @@ from brx.paper.evidence import (
     slows_down_less,
 )
 from brx.paper.leads import BEST_BASELINE, draw_leads
-from brx.paper.scales import DEEPEST, ENDS, SCALES, Experiments
+from brx.paper.scales import DEEPEST, ENDS, OURS, SCALES, Experiments
 from brx.plot.style import Look, finish_panel, look_of, new_figure, save, say_not_run
 from brx.runs.comparison import BASELINES, slowdowns
 from brx.runs.folder import has_runs
 from brx.runs.tables import slowdown_text
 
-OURS = "basis-rotation"
 METHODS = (*BASELINES, "muon", OURS)
 RIVALS = (BEST_BASELINE, *BASELINES, "muon")
 RATES_ALONE, GPT, LLAMA = "GPT, rates alone", "GPT", "Llama"

@@ -170,10 +170,10 @@ def runs_of(
 
 
 def _paired(
-    experiments: Experiments, methods: Iterable[str], stages: int | None = None, **options: Any
-) -> list[Any]:
-    """The runs of each method, on the seeds that all of them have."""
-    return shared_seeds(*(runs_of(experiments, method, stages, **options) for method in methods))
+    experiments: Experiments, methods: Iterable[str], model: str = "main"
+) -> list[pd.DataFrame]:
+    """The runs of each method with a model of the scale, on the seeds that all of them have."""
+    return shared_seeds(*(runs_of(experiments, method, model=model) for method in methods))
 
 
 # Which method ends lower: final validation losses, unless said otherwise.

@@ -28,6 +28,7 @@ from brx.paper.scales import (
     DEEPEST,
     ENDS,
     LADDER_METHODS,
+    OURS,
     PRECONDITIONED,
     SCALES,
     STRATEGY_NAMES,
@@ -50,7 +51,6 @@ from brx.runs.tables import final_loss_text, rate_text, saved_text, slowdown_tex
 
 PAPER_RELATIVE_DELAY = 31 / 244_000
 """The paper's largest delay over its training: 1 B tokens at 4,096 per iteration."""
-OURS = "basis-rotation"
 EXTRAPOLATED = "244000, extrapolated"
 """The length of the training in rows at PAPER_RELATIVE_DELAY."""
 LEAST_LENGTHS = 3  # a law needs at least so many lengths

@@ -12,11 +12,10 @@ from matplotlib.axes import Axes
 from brx.errors import UserError
 from brx.paper import strict
 from brx.paper.evidence import losses_by_seed, runs_of
-from brx.paper.scales import DEEPEST, MAIN, PRECONDITIONED, Experiments
+from brx.paper.scales import DEEPEST, OURS, PRECONDITIONED, Experiments
 from brx.plot.style import finish_panel, look_of
 from brx.runs.comparison import BASELINES, best_by_seed, saved_ratio, shared_seeds
 
-OURS = MAIN[-1]
 BEST_BASELINE = "best baseline"
 RIVALS = (BEST_BASELINE, *BASELINES, *PRECONDITIONED)
 
@@ -143,8 +142,8 @@ def _finding(by_seed: pd.Series) -> str:
 
 def draw_leads(experiments: Experiments, axes: Axes, rivals: Sequence[str] = RIVALS) -> None:
     """Draw a panel with a bar per rival: the lead without delay, and stacked on it the part from
-    delay. A black line is the 95 % interval of the whole lead. A rival has no bar if a run diverged,
-    because no mean exists.
+    delay. A black line is the 95 % interval of the whole lead. If a run diverged, its rival has no
+    bar, because no mean exists.
 
     Args:
         experiments: the runs.

@@ -32,7 +32,8 @@ def draw_oscillations(path: Path, scale: Scale) -> list[Path]:
         )
     depths = [result.num_stages for result in measured]
     ends = min(depths), max(depths)
-    return draw_oscillation([result for result in measured if result.num_stages in ends], path)
+    at_ends = [result for result in measured if result.num_stages in ends]
+    return draw_oscillation(at_ends, path)
 
 
 def draw_norms_of_strategies(path: Path, scale: Scale) -> list[Path]:

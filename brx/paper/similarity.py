@@ -19,7 +19,7 @@ from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
 from brx.config.loading import preset_with
 from brx.errors import UserError
 from brx.paper.printed import SAVED, SLOWDOWNS
-from brx.paper.scales import LADDER_METHODS
+from brx.paper.scales import LADDER_METHODS, OURS
 from brx.plot.style import look_of, new_figure, save
 from brx.runs.comparison import common_target, concat, reductions, slowdowns
 from brx.runs.experiments import at_best_rates
@@ -30,7 +30,6 @@ from brx.runs.tables import slowdown_text
 from brx.sweep.conditions import value_at
 
 RUNS = Path("results/similarity")
-OURS = "basis-rotation"
 COMMON_RATE = 1e-3
 WARMUP = "training.warmup_fraction"
 BATCH = "training.batch_size"

@@ -278,9 +278,8 @@ def draw_leaderboard(board: pd.DataFrame, delays: Sequence[str], path: Path) -> 
         axes.set_title(f"{best} ends lowest under the longest delay, at {loss:.2f} nats")
         caption = (
             "Final training loss of each method without delay and under the delays of deeper "
-            "pipelines, at the best"
-            f" learning rate of each, by the protocol of docs/compare.md. Seeds: at least "
-            f"{board['num_seeds'].min()}."
+            "pipelines, at the best learning rate of each, by the protocol of docs/compare.md. "
+            f"Seeds: at least {board['num_seeds'].min()}."
         )
         return save(figure, path, caption, command="brx compare --figure")
 
