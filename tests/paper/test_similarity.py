@@ -149,5 +149,12 @@ def test_title_is_the_least_slowed_down(ours, nesterov, title):
     rows = []
     for method, ratios in (("basis-rotation", ours), ("nesterov", nesterov)):
         for setting, ratio in zip("ab", ratios, strict=True):
-            rows.append({"setting": setting, "method": method, "ratio": ratio})
+            row = {"setting": setting, "method": method, "ratio": ratio, "is_censored": False}
+            rows.append(row)
     assert least_slowed_down(pd.DataFrame(rows)) == title
+
+
+def test_lower_bound_is_not_the_least_slowdown():
+    bound = {"setting": "a", "method": "nesterov", "ratio": 2.0, "is_censored": True}
+    known = {"setting": "a", "method": "basis-rotation", "ratio": 3.0, "is_censored": False}
+    assert least_slowed_down(pd.DataFrame([bound, known])) == ""
