@@ -236,8 +236,7 @@ def find_checkpoint(run: Run, iteration: int | None, default: Default) -> Path:
     if default == "midway" and abs(nearest - target) > MIDWAY * last:
         raise UserError(
             f"{run.path}: has no checkpoint near the middle of its {last} iterations; name one "
-            f"with --checkpoint"
-            f" ({listed}), or train with training.keep_at=[{target}]"
+            f"with --checkpoint ({listed}), or train with training.keep_at=[{target}]"
         )
     return available[nearest]
 

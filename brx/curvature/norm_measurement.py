@@ -105,8 +105,8 @@ def _check_settings(settings: NormSettings) -> None:
         )
     if settings.batches_per_vector % 2:
         raise UserError(
-            f"--batches-per-vector {settings.batches_per_vector}: must be even, because it is"
-            " halved"
+            f"--batches-per-vector {settings.batches_per_vector}: must be even, because it is "
+            "halved"
         )
     if settings.basis_from:
         # An error here comes now, not after hours of work in other coordinates.

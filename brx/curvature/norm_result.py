@@ -41,9 +41,8 @@ NORMAL_95 = 1.96  # 95 % of a normal distribution lie within this many standard 
 
 NORM_TITLE = (
     "(1,1)-norm of the training loss's Hessian, per parameter; in brackets from half the sample, "
-    "and extrapolated to an"
-    " infinite one, a lower bound (sample: vectors x tokens; each: every vector has its own, whose "
-    "noise is not known)"
+    "and extrapolated to an infinite one, a lower bound (sample: vectors x tokens; each: every "
+    "vector has its own, whose noise is not known)"
 )
 # If more rows than this share may be rounding error only, they are to be checked in fp64.
 NOTABLE_SHARE = 0.01
@@ -356,7 +355,7 @@ def resolution_warning(result: NormResult) -> str | None:
     if result.below_resolution <= NOTABLE_SHARE:
         return None
     return (
-        f"{result.space}: {result.below_resolution:.1%} of the rows lie below the resolution of"
-        f" {result.settings.precision}, relative to the largest entry of their vector; compare "
-        f"with --precision fp64"
+        f"{result.space}: {result.below_resolution:.1%} of the rows lie below the resolution of "
+        f"{result.settings.precision}, relative to the largest entry of their vector; compare with "
+        "--precision fp64"
     )

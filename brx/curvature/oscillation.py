@@ -155,8 +155,7 @@ def _check_training(checkpoint: Checkpoint, num_iterations: int) -> None:
     if checkpoint.iteration + num_iterations > last:
         raise UserError(
             f"{checkpoint.path}: {num_iterations} iterations from here pass the run's last one, "
-            f"{last}; name an earlier"
-            " checkpoint with --checkpoint, or fewer --iterations"
+            f"{last}; name an earlier checkpoint with --checkpoint, or fewer --iterations"
         )
 
 

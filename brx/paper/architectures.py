@@ -8,7 +8,6 @@ nats."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +29,12 @@ from brx.paper.evidence import (
     slows_down_less,
 )
 from brx.paper.leads import BEST_BASELINE, draw_leads
-from brx.paper.scales import DEEPEST, ENDS, SCALES, Experiments
+from brx.paper.scales import DEEPEST, ENDS, OURS, SCALES, Experiments
 from brx.plot.style import Look, finish_panel, look_of, new_figure, save, say_not_run
 from brx.runs.comparison import BASELINES, slowdowns
+from brx.runs.folder import has_runs
 from brx.runs.tables import slowdown_text
 
-OURS = "basis-rotation"
 METHODS = (*BASELINES, "muon", OURS)
 RIVALS = (BEST_BASELINE, *BASELINES, "muon")
 RATES_ALONE, GPT, LLAMA = "GPT, rates alone", "GPT", "Llama"
@@ -66,10 +65,11 @@ class Study:
         experiments = {}
         for architecture, scale in SCALE_OF.items():
             place = folder if architecture == LLAMA else scale.runs
-            if place.is_dir():
-                loaded = Experiments.load(scale, place)
-                if not loaded.chosen.empty:  # runs for tuning alone report nothing
-                    experiments[architecture] = loaded
+            if not has_runs(place):
+                continue
+            loaded = Experiments.load(scale, place)
+            if not loaded.chosen.empty:  # runs for tuning alone report nothing
+                experiments[architecture] = loaded
         if not experiments:
             sweeps = " ".join(scale.sweep("main") for scale in SCALE_OF.values())
             raise UserError(
@@ -132,7 +132,7 @@ def _row(study: Study, architecture: str, method: str) -> dict[str, str]:
     above = {}
     for P in ENDS:
         by_seed = study.above_ours(architecture, method, P) if method != OURS else []
-        above[f"above {OURS}, P = {P}"] = strict.mean_text(by_seed) if by_seed else ""
+        above[f"above {OURS}, P = {P}"] = strict.mean_text(by_seed)
     costs = study.cost(architecture, method)
     difference = ""
     if architecture == LLAMA:
@@ -144,7 +144,7 @@ def _row(study: Study, architecture: str, method: str) -> dict[str, str]:
         "seeds": str(len(costs)) if costs else "",
         **shown,
         **above,
-        "cost of delay": strict.mean_text(costs) if costs else "",
+        "cost of delay": strict.mean_text(costs),
         f"{LLAMA}'s minus {GPT}'s": difference,
         "slowdown": _slowdown(study, architecture, method),
         "to run": ", ".join(to_run),
@@ -298,7 +298,6 @@ def _draw_losses(study: Study, architecture: str, axes: Axes) -> list[str]:
     """Draw a row per method: its losses at both ends, and a line from one to the other. Returns
     texts about the ends that have no runs."""
     missing = []
-    costs = {}
     for y, method in enumerate(reversed(METHODS)):
         means: dict[int, float] = {}
         for P in ENDS:
@@ -311,7 +310,6 @@ def _draw_losses(study: Study, architecture: str, axes: Axes) -> list[str]:
                 means[P] = float(finite.mean())
                 _draw_seeds(axes, finite, y, look_of(method), is_filled=P == DEEPEST)
         if len(means) == len(ENDS):
-            costs[method] = means[DEEPEST] - means[1]
             line: dict[str, Any] = {"linewidth": 0.8, "zorder": 1}
             axes.plot(list(means.values()), [y, y], color=look_of(method).color, **line)
     if not axes.lines:
@@ -319,12 +317,23 @@ def _draw_losses(study: Study, architecture: str, axes: Axes) -> list[str]:
         return missing
     axes.set_yticks(range(len(METHODS)), [look_of(name).label for name in reversed(METHODS)])
     axes.set_ylim(-0.5, len(METHODS) - 0.5)
-    title = architecture
-    if len(costs) > 1:
-        least = min(costs, key=costs.__getitem__)
-        title += f"\ndelay costs {look_of(least).label} least: {costs[least]:.2f} nats"
+    title = f"{architecture}\n{_least_cost(study, architecture)}".strip()
     finish_panel(axes, "final validation loss (nats)", "", title)
     return missing
+
+
+def _least_cost(study: Study, architecture: str) -> str:
+    """The method to which delay costs least, as the second line of a title; empty unless two
+    methods have a cost. The cost of a method with a run that diverged is infinite."""
+    costs = {}
+    for method in METHODS:
+        by_seed = study.cost(architecture, method)
+        if by_seed:
+            costs[method] = float(np.mean(by_seed))
+    if len(costs) < 2:
+        return ""
+    least = min(costs, key=costs.__getitem__)
+    return f"delay costs {look_of(least).label} least: {costs[least]:.2f} nats"
 
 
 def _draw_leads(experiments: Experiments, axes: Axes) -> None:
@@ -354,12 +363,5 @@ def loss_records(study: Study) -> list[dict[str, Any]]:
                 if losses is None:
                     continue
                 record = {"model": architecture, "method": method, "P": P}
-                records.append(record | {"loss by seed": _rounded(losses)})
+                records.append(record | {"loss by seed": strict.rounded_by_seed(losses)})
     return records
-
-
-def _rounded(losses: pd.Series) -> dict[str, float | str]:
-    by_seed: dict[str, float | str] = {}
-    for seed, loss in losses.items():
-        by_seed[str(seed)] = round(loss, 4) if math.isfinite(loss) else "diverged"
-    return by_seed

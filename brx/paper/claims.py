@@ -463,18 +463,18 @@ def _draw_ratio(axes: Axes, outcome: Outcome, y: float, color: str) -> None:
 
 
 OVER_BASELINES = tuple(product(("basis-rotation",), BASELINES))
-number = partial(Claim, rule="number")
-oscillation = partial(Claim, command="brx oscillation {curvature} --measured")
-closed_form = partial(Claim, rule="closed form")
+number_claim = partial(Claim, rule="number")
+oscillation_claim = partial(Claim, command="brx oscillation {curvature} --measured")
+closed_form_claim = partial(Claim, rule="closed form")
 
 
-def slowdowns() -> list[Claim]:
+def slowdown_claims() -> list[Claim]:
     """A claim about the slowdown of each method in the paper's tables except PipeDream."""
     claims = []
     for method, printed in SLOWDOWNS.items():
         if method == "pipedream":
             continue
-        claim = number(
+        claim = number_claim(
             f"slowdown-{_in_name(method)}",
             "Figure 8a" if method in STRATEGY_NAMES else "Table 3",
             f"slowdown of {method}",
@@ -486,7 +486,7 @@ def slowdowns() -> list[Claim]:
     return claims
 
 
-def by_depth(methods: Sequence[str], change: Literal["lower", "higher"]) -> list[Claim]:
+def depth_claims(methods: Sequence[str], change: Literal["lower", "higher"]) -> list[Claim]:
     """A claim about each method: whether deeper models end lower or higher with it."""
     return [
         Claim(
@@ -504,16 +504,29 @@ def _in_name(method: str) -> str:
     return re.sub("[ /]", "-", method)
 
 
-def saved(name: str, where: str, statement: str, model: str) -> Claim:
+def saved_claim(name: str, where: str, statement: str, model: str) -> Claim:
     """A claim about the share of iterations that basis rotation saves over the best baseline, with
     one of the scale's models."""
-    return number(
+    return number_claim(
         name,
         where,
         statement,
         partial(ours.saved_over_baselines, model=model),
         SAVED[model],
         "percent",
+    )
+
+
+def norm_order_claim(name: str, where: str, source: str) -> Claim:
+    """A claim about the order of the Hessian's norms in the coordinates of the strategies with one
+    source, `1st` or `2nd`."""
+    return Claim(
+        name,
+        where,
+        f"the norm falls from original over unilateral to bilateral coordinates, source {source}",
+        partial(measured.theorem_order, source=source),
+        rule="order of norms",
+        command="brx hessian-norm {curvature} --strategies --measured",
     )
 
 
@@ -534,7 +547,7 @@ CLAIMS = (
         measured.misalignment_slows_on_the_spiral,
         command="brx toy spiral",
     ),
-    number(
+    number_claim(
         "teaser-slowdown",
         "Figure 2a",
         "PipeDream's slowdown at the deepest pipeline (to its own final loss)",
@@ -542,7 +555,7 @@ CLAIMS = (
         SLOWDOWNS["pipedream"],
         "times",
     ),
-    number(
+    number_claim(
         "teaser-reduction",
         "Figure 2b",
         "iterations that basis rotation saves over PipeDream",
@@ -550,7 +563,7 @@ CLAIMS = (
         0.816,
         "percent",
     ),
-    saved(
+    saved_claim(
         "main-reduction",
         "Figure 5b",
         "iterations saved over the best baseline, deepest pipeline",
@@ -574,7 +587,7 @@ CLAIMS = (
         "basis rotation's lead without delay is amplified by delay",
         partial(ours.lead_grows, method="basis-rotation", others=BASELINES, from_stages=1),
     ),
-    *slowdowns(),
+    *slowdown_claims(),
     Claim(
         "slowdown-order",
         "Figure 5e",
@@ -641,10 +654,12 @@ CLAIMS = (
         "SOAP slows down about as basis rotation does: nearer to it than Muon and Scion",
         ours.soap_is_close,
     ),
-    *by_depth(BASELINES, "higher"),
-    *by_depth(STRATEGY_NAMES, "lower"),
-    saved("width-smaller", "Figure 7a", "iterations saved at P = 24, the smaller model", "smaller"),
-    saved(
+    *depth_claims(BASELINES, "higher"),
+    *depth_claims(STRATEGY_NAMES, "lower"),
+    saved_claim(
+        "width-smaller", "Figure 7a", "iterations saved at P = 24, the smaller model", "smaller"
+    ),
+    saved_claim(
         "width-larger", "Figure 7b", "iterations saved at P = 24, the larger model (1B)", "larger"
     ),
     Claim(
@@ -653,14 +668,14 @@ CLAIMS = (
         "the larger model saves more",
         partial(ours.saves_more, larger="larger", smaller="smaller"),
     ),
-    saved("3b", "Figure 20", "iterations saved with 3B parameters", "3B"),
+    saved_claim("3b", "Figure 20", "iterations saved with 3B parameters", "3B"),
     Claim(
         "3b-order",
         "Figure 20",
         "3B parameters save more than 1B",
         partial(ours.saves_more, larger="3B", smaller="larger"),
     ),
-    saved(
+    saved_claim(
         "mixture", "Figure 21", "iterations saved with a mixture of experts", "mixture of experts"
     ),
     Claim(
@@ -690,7 +705,7 @@ CLAIMS = (
         "refreshes every 100 iterations instead of every 10 cost little",
         ours.few_refreshes_cost_little,
     ),
-    number(
+    number_claim(
         "stage-aware",
         "Figure 9c",
         "iterations that stage-aware intervals save over equal ones",
@@ -740,7 +755,7 @@ CLAIMS = (
         "delay compensation ends about where PipeDream does",
         ours.delay_compensation_is_like_pipedream,
     ),
-    number(
+    number_claim(
         "hessian-norm",
         "Section 4.3",
         "the Hessian's (1,1)-norm in basis rotation's coordinates over the original ones, at one "
@@ -749,40 +764,27 @@ CLAIMS = (
         0.1228 / 0.5436,
         command="brx hessian-norm {curvature} --measured",
     ),
-    *(
-        Claim(
-            name,
-            where,
-            f"the norm falls from original over unilateral to bilateral "
-            f"coordinates, source {source}",
-            partial(measured.theorem_order, source=source),
-            rule="order of norms",
-            command="brx hessian-norm {curvature} --strategies --measured",
-        )
-        for name, where, source in (
-            ("theorem-order", "Theorem 3.1", "2nd"),
-            ("theorem-order-1st", "Theorem F.5", "1st"),
-        )
-    ),
-    oscillation(
+    norm_order_claim("theorem-order", "Theorem 3.1", "2nd"),
+    norm_order_claim("theorem-order-1st", "Theorem F.5", "1st"),
+    oscillation_claim(
         "oscillation",
         "Figure 11",
         "updates oscillate less along the dominant eigenvector with basis rotation, without delay",
         partial(measured.oscillates_less, delayed=False),
     ),
-    oscillation(
+    oscillation_claim(
         "oscillation-delayed",
         "Figure 11",
         "updates oscillate less along the dominant eigenvector with basis rotation, with delay",
         partial(measured.oscillates_less, delayed=True),
     ),
-    oscillation(
+    oscillation_claim(
         "oscillation-stable",
         "Figure 11",
         "along other directions than the dominant one they oscillate little with either",
         measured.stable_elsewhere,
     ),
-    closed_form(
+    closed_form_claim(
         "memory-share",
         "Appendix H",
         "memory of 1st/unilateral for an MLP matrix, of Adam's",
@@ -791,21 +793,21 @@ CLAIMS = (
         "percent",
         command="brx memory",
     ),
-    closed_form(
+    closed_form_claim(
         "memory-table",
         "Table 2",
         "memory of each strategy for Llama-3-8B's matrices, GiB",
         measured.memory_of_strategies,
         command="brx memory",
     ),
-    closed_form(
+    closed_form_claim(
         "parameters",
         "Appendix D.2",
         "number of parameters: about 96 M, about 1.03 B, 3,047 M",
         measured.parameter_counts,
         command="brx plan paper-95m",
     ),
-    closed_form(
+    closed_form_claim(
         "stage-counts",
         "Table 1",
         "least number of stages of large models by device",

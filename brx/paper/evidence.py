@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
 
 from brx.config.loading import Settings, preset_with
 from brx.errors import UserError
@@ -45,10 +44,8 @@ from brx.runs.comparison import (
     with_diverged,
 )
 from brx.runs.folder import SEED
-from brx.runs.slowdown import CONFIDENCE
 from brx.runs.tables import seeds_text
 
-SEEDS_FOR_AN_INTERVAL = 3
 LEAST_ACCURATE = "basis-rotation 1st/unilateral"
 FINER_THAN = (
     ("basis-rotation", "basis-rotation 2nd/unilateral"),
@@ -79,7 +76,7 @@ class Evidence:
     def decisive(self, num_seeds: int | None) -> float:
         """The number that decides: the lower end of the interval if there are at least three seeds,
         else the value. `num_seeds` is None for a claim without seeds."""
-        enough_seeds = num_seeds is None or num_seeds >= SEEDS_FOR_AN_INTERVAL
+        enough_seeds = num_seeds is None or num_seeds >= strict.FEWEST_SEEDS
         has_interval = not math.isnan(self.low)
         return self.low if has_interval and enough_seeds else self.value
 
@@ -110,12 +107,10 @@ class Margin:
         self.mean = float(self.by_seed.mean())
         self.interval: tuple[float, float] | None = None
         self.least = self.mean if math.isfinite(self.mean) else float(self.by_seed.min())
-        count = len(self.by_seed)
-        if count >= SEEDS_FOR_AN_INTERVAL and math.isfinite(self.mean):
-            quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))  # of Student's t
-            half = quantile * float(self.by_seed.sem())
-            self.interval = self.mean - half, self.mean + half
-            self.least = self.interval[0]
+        over_seeds = strict.interval_over_seeds(self.by_seed.tolist())
+        if over_seeds is not None:
+            self.interval = over_seeds.low, over_seeds.high
+            self.least = over_seeds.low
         self.holds = self.least > 0
 
     @property
@@ -175,10 +170,10 @@ def runs_of(
 
 
 def _paired(
-    experiments: Experiments, methods: Iterable[str], stages: int | None = None, **options: Any
-) -> list[Any]:
-    """The runs of each method, on the seeds that all of them have."""
-    return shared_seeds(*(runs_of(experiments, method, stages, **options) for method in methods))
+    experiments: Experiments, methods: Iterable[str], model: str = "main"
+) -> list[pd.DataFrame]:
+    """The runs of each method with a model of the scale, on the seeds that all of them have."""
+    return shared_seeds(*(runs_of(experiments, method, model=model) for method in methods))
 
 
 # Which method ends lower: final validation losses, unless said otherwise.

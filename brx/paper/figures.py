@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from brx.curvature.norm_result import measured_norms
 from brx.errors import UserError
 from brx.paper.architectures import RUNS as ARCHITECTURE_RUNS
 from brx.paper.architectures import draw_architectures
@@ -20,6 +19,7 @@ from brx.paper.ladder import fill_ladder
 from brx.paper.leads import draw_leads
 from brx.paper.measured_figures import (
     draw_effective_delays,
+    draw_norms_of_runs,
     draw_norms_of_strategies,
     draw_oscillations,
 )
@@ -50,7 +50,6 @@ from brx.paper.similarity import RUNS as STUDY_RUNS
 from brx.paper.similarity import draw_similarity
 from brx.paper.tables import PRECONDITIONED_TABLE, Note, entries, load_noting, made, note_missing
 from brx.plot import losses
-from brx.plot.curvature import draw_norms
 from brx.plot.planning import draw_schedules
 from brx.plot.style import look_of
 from brx.runs.comparison import BASELINES
@@ -143,7 +142,7 @@ FIGURES = {
             "hessian-norm",
             "",
             "Norm of the Hessian in original and rotated coordinates.",
-            draw_to=lambda path, scale: draw_norms(measured_norms([scale.curvature]), path),
+            draw_to=draw_norms_of_runs,
             is_measured=True,
         ),
         PaperFigure(

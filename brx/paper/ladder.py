@@ -28,6 +28,7 @@ from brx.paper.scales import (
     DEEPEST,
     ENDS,
     LADDER_METHODS,
+    OURS,
     PRECONDITIONED,
     SCALES,
     STRATEGY_NAMES,
@@ -43,14 +44,13 @@ from brx.runs.comparison import (
     with_diverged,
 )
 from brx.runs.experiments import by_experiment
-from brx.runs.folder import RATE, SEED
+from brx.runs.folder import RATE, SEED, has_runs
 from brx.runs.frames import DEPTH
 from brx.runs.slowdown import CONFIDENCE
 from brx.runs.tables import final_loss_text, rate_text, saved_text, slowdown_text
 
 PAPER_RELATIVE_DELAY = 31 / 244_000
 """The paper's largest delay over its training: 1 B tokens at 4,096 per iteration."""
-OURS = "basis-rotation"
 EXTRAPOLATED = "244000, extrapolated"
 """The length of the training in rows at PAPER_RELATIVE_DELAY."""
 LEAST_LENGTHS = 3  # a law needs at least so many lengths
@@ -110,7 +110,8 @@ def read_ladder(experiments: Experiments) -> Ladder:
         if runs is None:
             continue
         target = common_target(_ladder_methods_only(runs))
-        for compared in _each_seed(runs) if scale.grows else [runs]:
+        samples = list(_each_seed(runs)) if scale.grows else [runs]
+        for compared in samples:
             ladder_runs = _ladder_methods_only(compared)
             labels = {
                 "iterations_of_training": T,
@@ -285,11 +286,11 @@ def ladder_table(experiments: Experiments) -> pd.DataFrame:
     ladder = read_ladder(experiments)
     scale = experiments.scale
     rows = _measured_rows(ladder, with_seed=scale.grows)
-    longest = max(scale.ladder)
     if scale.grows:
+        longest = max(scale.ladder)
         shorter = ladder.up_to(longest - 1)
         rows += _predicted_rows(shorter, f"{longest}, predicted", (DEEPEST - 1) / longest)
-    rows += _predicted_rows(ladder.up_to(longest), EXTRAPOLATED, PAPER_RELATIVE_DELAY)
+    rows += _predicted_rows(ladder, EXTRAPOLATED, PAPER_RELATIVE_DELAY)
     return pd.DataFrame(rows).fillna("")
 
 
@@ -379,7 +380,7 @@ def fill_ladder(experiments: Experiments, figure: Figure) -> None:
     slowed = ladder.slowdowns[ladder.slowdowns["method"].isin(LADDER_METHODS)]
     drawn = _draw_quantity(left, slowed, ladder.slowdown, SLOWDOWNS, ".2f")
     highest = 1.3 * max(drawn)
-    if experiments.scale.grows and SCALES["laptop"].runs.is_dir():
+    if experiments.scale.grows and has_runs(SCALES["laptop"].runs):
         _draw_fixed_width(experiments, left, right)
     left.set(yscale="log", ylim=(0.93, highest), ylabel=f"slowdown at P = {DEEPEST}")
     left.axhline(1.0, color="black", linewidth=0.5)

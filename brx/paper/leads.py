@@ -10,13 +10,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from brx.errors import UserError
+from brx.paper import strict
 from brx.paper.evidence import losses_by_seed, runs_of
-from brx.paper.scales import DEEPEST, MAIN, PRECONDITIONED, Experiments
-from brx.paper.strict import FEWEST_SEEDS, Interval, interval_of
+from brx.paper.scales import DEEPEST, OURS, PRECONDITIONED, Experiments
 from brx.plot.style import finish_panel, look_of
 from brx.runs.comparison import BASELINES, best_by_seed, saved_ratio, shared_seeds
 
-OURS = MAIN[-1]
 BEST_BASELINE = "best baseline"
 RIVALS = (BEST_BASELINE, *BASELINES, *PRECONDITIONED)
 
@@ -109,10 +108,10 @@ def lead_table(experiments: Experiments) -> pd.DataFrame:
             {
                 "rival": parts.rival,
                 "seeds": str(len(parts.total)),
-                "lead at P = 32": _nats(parts.total),
+                f"lead at P = {DEEPEST}": _nats(parts.total),
                 "of it without delay": _nats(parts.without_delay),
                 "from delay": _nats(parts.from_delay),
-                "at P = 32": _finding(parts.total),
+                f"at P = {DEEPEST}": _finding(parts.total),
                 "iterations saved at P = 1": _percent(parts.saved_without_delay),
                 f"iterations saved at P = {DEEPEST}": _percent(parts.saved),
             }
@@ -127,32 +126,24 @@ def _percent(saved: Saved) -> str:
 
 
 def _nats(by_seed: pd.Series) -> str:
-    """A mean with its interval, or without one for fewer than three seeds."""
-    interval = _interval(by_seed)
-    if interval is None:
-        return f"{by_seed.mean():.3f}"
-    return f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+    """A mean with its interval (`strict.mean_text`), over the seeds that did not diverge on both
+    sides."""
+    return strict.mean_text(by_seed.dropna().tolist())
 
 
 def _finding(by_seed: pd.Series) -> str:
-    """Whether a lead is larger than chance."""
-    interval = _interval(by_seed)
-    if interval is None:
+    """Whether a lead is larger than chance. If a run diverged, all seeds have to have the same sign
+    (`strict.direction`)."""
+    known = by_seed.dropna().tolist()
+    if len(known) < strict.FEWEST_SEEDS:
         return "too few seeds"
-    return {1: "ahead", -1: "behind", 0: "within chance"}[interval.sign]
-
-
-def _interval(by_seed: pd.Series) -> Interval | None:
-    """The interval of the mean; None for fewer than three seeds, or if a seed diverged."""
-    values = by_seed.tolist()
-    if len(values) < FEWEST_SEEDS or not np.isfinite(values).all():
-        return None
-    return interval_of(values)
+    return {"yes": "ahead", "no": "behind", "open": "within chance"}[strict.direction(known)]
 
 
 def draw_leads(experiments: Experiments, axes: Axes, rivals: Sequence[str] = RIVALS) -> None:
     """Draw a panel with a bar per rival: the lead without delay, and stacked on it the part from
-    delay. A black line is the 95 % interval of the whole lead.
+    delay. A black line is the 95 % interval of the whole lead. If a run diverged, its rival has no
+    bar, because no mean exists.
 
     Args:
         experiments: the runs.
@@ -166,17 +157,23 @@ def draw_leads(experiments: Experiments, axes: Axes, rivals: Sequence[str] = RIV
     if not parts:
         raise UserError(f"no rival of {OURS} has runs at both ends")
     ys = np.arange(len(parts))[::-1]
+    is_finite = np.array([np.isfinite(each.from_delay).all() for each in parts])
     without = np.array([each.without_delay.mean() for each in parts])
     from_delay = np.array([each.from_delay.mean() for each in parts])
+    without[~is_finite] = np.nan
+    from_delay[~is_finite] = np.nan
     axes.barh(ys, without, color="0.7", label="without delay")
     color = look_of(OURS).color
     axes.barh(ys, from_delay, left=without, color=color, label="from delay")
     for y, each in zip(ys, parts, strict=True):
-        interval = _interval(each.total)
+        interval = strict.interval_over_seeds(each.total.tolist())
         if interval is not None:
             axes.plot([interval.low, interval.high], [y, y], color="black", linewidth=1.0)
     axes.axvline(0.0, color="black", linewidth=0.6)
-    axes.set_yticks(ys, [_label(each.rival) for each in parts])
+    labels = []
+    for each, is_drawn in zip(parts, is_finite, strict=True):
+        labels.append(_label(each.rival) + ("" if is_drawn else " (diverged)"))
+    axes.set_yticks(ys, labels)
     ahead = [each for each in parts if _finding(each.total) == "ahead"]
     title = (
         f"lead of {look_of(OURS).label} at P = {DEEPEST}\n"

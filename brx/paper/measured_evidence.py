@@ -37,7 +37,7 @@ from brx.planning.memory_tables import overhead_texts
 from brx.planning.plan import overhead_elements
 from brx.planning.stage_count import stage_count_table
 from brx.readers import read_json
-from brx.runs.experiments import at_best_rates
+from brx.runs.experiments import at_best_rates, of_main_origin
 from brx.runs.frames import load
 from brx.runs.run import read_run
 from brx.runs.slowdown import geometric_mean
@@ -52,9 +52,16 @@ SMALLEST = 1e-300  # takes the place of zero in a logarithm
 
 def _folders(experiments: Experiments) -> list[Path]:
     """The folders of the scale's runs that may have been measured, at the best learning rate of
-    each experiment."""
+    each experiment.
+
+    Runs on other data or of another trajectory version than most are left out, because a mean over
+    both would be of two different methods."""
     folder = experiments.scale.curvature
-    chosen = experiments.once(("measured", folder), lambda: at_best_rates(load([folder])))
+
+    def chosen_runs() -> pd.DataFrame:
+        return of_main_origin(at_best_rates(load([folder])))
+
+    chosen = experiments.once(("measured", folder), chosen_runs)
     return [Path(run) for run in chosen.index]
 
 
@@ -384,8 +391,8 @@ def _less_at_common_rate(experiments: Experiments, P: int) -> tuple[str, Margin 
     """Basis rotation's variance compared with PipeDream's at the common learning rate with the most
     checkpoints: a text, and the logarithms by seed (None if they share no rate)."""
     runs = load([experiments.scale.curvature])
-    finished = runs.index[runs["status"] == "finished"]
-    table = _variances([Path(str(run)) for run in finished])
+    finished = of_main_origin(runs[runs["status"] == "finished"])
+    table = _variances([Path(str(run)) for run in finished.index])
     at_depth = table[table["P"] == P]
     by_place = at_depth.set_index(["rate", "seed", "iteration"])
     ours = by_place.loc[by_place["method"] == "basis-rotation", "dominant"]
@@ -467,7 +474,7 @@ def misalignment_slows_on_the_spiral(_: Experiments) -> Evidence:
     """With the paper's settings of the spiral, misalignment and slowdown rise together, on a
     trajectory that arrives."""
     arrived, correlation, p_value = _toy("spiral", _correlation_on_spiral)
-    small_arrived, with_small_steps, _p = _toy("spiral-small-steps", _correlation_on_spiral)
+    small_arrived, with_small_steps, _ = _toy("spiral-small-steps", _correlation_on_spiral)
     text = f"rank correlation of misalignment and slowdown {correlation:.2f}"
     if not arrived:
         text += ", but Adam stops on the way"

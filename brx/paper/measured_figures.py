@@ -1,4 +1,6 @@
-"""Figures of what was measured on runs: the Hessian's norms, oscillation, the effective delay."""
+"""Figures of what was measured on runs: the Hessian's norms, oscillation, the effective delay.
+
+Each takes the runs of `measured_runs`, over whose seeds it averages."""
 
 from itertools import chain, product
 from pathlib import Path
@@ -16,23 +18,48 @@ from brx.curvature.effective_delay import (
 from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms
 from brx.curvature.oscillation import oscillations_in, usual_only
 from brx.errors import UserError
+from brx.names import path_of_text
 from brx.paper.scales import ENDS, Experiments, Scale
-from brx.plot.curvature import draw_effective_delay, draw_oscillation, draw_strategy_norms
+from brx.plot.curvature import (
+    draw_effective_delay,
+    draw_norms,
+    draw_oscillation,
+    draw_strategy_norms,
+)
+from brx.runs.experiments import of_main_origin
+from brx.runs.folder import has_runs
 from brx.runs.frames import load
+
+
+def measured_runs(scale: Scale) -> list[Path]:
+    """The runs of a scale that may have been measured. Runs on other data or of another trajectory
+    version than most are left out, because a mean over both would be of two different methods."""
+    return [path_of_text(run) for run in of_main_origin(load([scale.curvature])).index]
+
+
+def draw_norms_of_runs(path: Path, scale: Scale) -> list[Path]:
+    """Draw the norms in original and rotated coordinates."""
+    return draw_norms(measured_norms(measured_runs(scale)), path)
 
 
 def draw_oscillations(path: Path, scale: Scale) -> list[Path]:
     """Draw the oscillation at the smallest and the largest P that were measured."""
-    measured = usual_only(oscillations_in([scale.curvature]))
+    measured = usual_only(oscillations_in(measured_runs(scale)))
+    if not measured:
+        raise UserError(
+            f"{scale.curvature}: no oscillation was measured with the usual settings; run `brx "
+            f"oscillation RUN`"
+        )
     depths = [result.num_stages for result in measured]
     ends = min(depths), max(depths)
-    return draw_oscillation([result for result in measured if result.num_stages in ends], path)
+    at_ends = [result for result in measured if result.num_stages in ends]
+    return draw_oscillation(at_ends, path)
 
 
 def draw_norms_of_strategies(path: Path, scale: Scale) -> list[Path]:
     """Draw the norms in each strategy's coordinates, with the strategies' slowdowns if there are
     any."""
-    norms = measured_norms([scale.curvature], STRATEGY_SPACES)
+    norms = measured_norms(measured_runs(scale), STRATEGY_SPACES)
     results = list(chain.from_iterable(complete_measurements(norms)))
     if not results:
         raise UserError(
@@ -40,7 +67,7 @@ def draw_norms_of_strategies(path: Path, scale: Scale) -> list[Path]:
             f"hessian-norm RUN --strategies`"
         )
     costs = None
-    if scale.runs.is_dir():
+    if has_runs(scale.runs):
         experiments = Experiments.load(scale)
         wanted = product(VARIANT_OF_SPACE.values(), ENDS)
         present = experiments.find_all({"method": name, "stages": P} for name, P in wanted)
@@ -52,7 +79,7 @@ def draw_norms_of_strategies(path: Path, scale: Scale) -> list[Path]:
 
 def draw_effective_delays(path: Path, scale: Scale) -> list[Path]:
     """Draw the effective delay at every usual number of stages, and slowdowns against it."""
-    measured = measured_norms([scale.curvature])
+    measured = measured_norms(measured_runs(scale))
     stages = usual_stages(measured)
     curves_of_runs = []
     for result in measured:

@@ -65,8 +65,7 @@ def refresh_schedule(schedule: str, label: str) -> Line:
         "sweep": "" if schedule == "uniform" else "stage-aware",
         "settings": {"optimizer.refresh_schedule": schedule},
     }
-    looks = {"uniform": "basis-rotation", "stage-aware": "basis-rotation stage-aware"}
-    name = looks.get(schedule, "basis-rotation reversed")
+    name = "basis-rotation" if schedule == "uniform" else f"basis-rotation {schedule}"
     return Line(wanted, label, {"color": look_of(name).color})
 
 

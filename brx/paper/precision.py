@@ -154,14 +154,16 @@ def arm_of(config: RunConfig) -> str | None:
 def harm(losses: Losses, arm: str, P: int) -> Harm:
     """How much worse than fp32 an arm ends at one P, over the seeds that both have. With fewer than
     three such seeds the numbers are NaN."""
-    ours, fp32 = losses.get((arm, P), {}), losses.get((FP32, P), {})
+    ours = losses.get((arm, P), {})
+    fp32 = losses.get((FP32, P), {})
     seeds = sorted(ours.keys() & fp32.keys())
     if len(seeds) < FEWEST_SEEDS:
         return Harm(math.nan, math.nan, len(seeds))
-    references = [fp32[seed] for seed in seeds]
-    differences = np.subtract([ours[seed] for seed in seeds], references)
-    standard_error = float(np.std(references, ddof=1)) / math.sqrt(len(seeds))
-    return Harm(float(np.mean(differences)), standard_error, len(seeds))
+    our_losses = [ours[seed] for seed in seeds]
+    fp32_losses = [fp32[seed] for seed in seeds]
+    above_fp32 = np.subtract(our_losses, fp32_losses)
+    standard_error = float(np.std(fp32_losses, ddof=1)) / math.sqrt(len(seeds))
+    return Harm(float(np.mean(above_fp32)), standard_error, len(seeds))
 
 
 def verdict(losses: Losses, arm: str) -> str:

@@ -27,7 +27,8 @@ from brx.runs.run import read_run, unusual_settings
 
 T = TypeVar("T")
 
-MAIN = ("pipedream", "pipedream-lr", "nesterov", "basis-rotation")
+OURS = "basis-rotation"  # the paper's method, which is compared with all others
+MAIN = ("pipedream", "pipedream-lr", "nesterov", OURS)
 PRECONDITIONED = ("soap", "muon", "scion")
 _ROTATION = {"optimizer.method": "basis-rotation"}
 VARIANTS: dict[str, Settings] = {

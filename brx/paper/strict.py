@@ -53,19 +53,37 @@ def interval_of(values: Sequence[float], comparisons: int = 1) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def mean_text(values: Sequence[float], sign: Literal["-", "+"] = "-") -> str:
-    """A mean over seeds with its interval: `0.131 [0.120, 0.142]`.
+def interval_over_seeds(values: Sequence[float]) -> Interval | None:
+    """`interval_of` numbers by seed; None with fewer than three seeds, or if a number is not finite
+    (a run diverged)."""
+    if len(values) < FEWEST_SEEDS or not np.isfinite(values).all():
+        return None
+    return interval_of(values)
 
-    There is no interval for fewer than three seeds, or where one is infinite.
+
+def mean_text(values: Sequence[float], sign: Literal["-", "+"] = "-") -> str:
+    """A mean over seeds with its interval, if it has one (`interval_over_seeds`):
+    `0.131 [0.120, 0.142]`.
 
     Args:
-        values: one or more numbers by seed.
+        values: numbers by seed; without any, the text is empty.
         sign: `+` shows the sign of positive numbers, too.
     """
-    if len(values) < FEWEST_SEEDS or not np.isfinite(values).all():
+    if not values:
+        return ""
+    interval = interval_over_seeds(values)
+    if interval is None:
         return f"{np.mean(values):{sign}.3f}"
-    interval = interval_of(values)
     return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
+
+
+def rounded_by_seed(by_seed: pd.Series) -> dict[str, float | str]:
+    """Numbers by seed as a JSON file holds them: rounded, and `diverged` for one that is not
+    finite."""
+    rounded: dict[str, float | str] = {}
+    for seed, value in by_seed.items():
+        rounded[str(seed)] = round(value, 4) if math.isfinite(value) else "diverged"
+    return rounded
 
 
 def welch_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval:

@@ -69,7 +69,8 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
         axes = figure.subplots()
         for x, of_seeds in enumerate(kinds.values()):
             for space, center in zip(SPACES, (x - SHIFT, x + SHIFT), strict=True):
-                _draw_seeds(axes, [one for one in of_seeds if one.space == space], center)
+                in_space = [result for result in of_seeds if result.space == space]
+                _draw_seeds(axes, in_space, center)
         for space, face in zip(SPACES, ("white", "black"), strict=True):
             style: dict[str, Any] = {"markerfacecolor": face, "linestyle": "none", "label": space}
             axes.plot([], [], marker="o", color="black", **style)

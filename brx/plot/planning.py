@@ -229,12 +229,9 @@ def draw_verdict(
         _draw_break_even(right, at_deepest)
         caption = (
             f"Time to a training loss of {verdicts[0].question.loss:g} nats: the best synchronous "
-            "cut and"
-            " method over the best asynchronous method, whose iterations were measured at (or "
-            "between) the same delays"
-            " in updates, (P - 1) / M. <: the asynchronous run had not reached the loss; tie: "
-            "within the noise between"
-            " seeds."
+            "cut and method over the best asynchronous method, whose iterations were measured at "
+            "(or between) the same delays in updates, (P - 1) / M. <: the asynchronous run had not "
+            "reached the loss; tie: within the noise between seeds."
         )
         notes = [f"Model of the runs: {measurements.model}.", units_line(run)]
         if len(verdicts) < len(cells):
@@ -269,7 +266,8 @@ def _draw_grid(axes: Axes, cells: Grid) -> None:
     axes.set_yticks(range(len(stages)), [str(count) for count in stages])
     axes.grid(False)
     axes.set(xlabel="micro-batches per update M", ylabel="stages P")
-    axes.set_title(_grid_title([verdict for verdict in cells.values() if verdict is not None]))
+    verdicts = [verdict for verdict in cells.values() if verdict is not None]
+    axes.set_title(_grid_title(verdicts))
 
 
 def _grid_title(verdicts: Sequence[Verdict]) -> str:

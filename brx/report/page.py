@@ -39,7 +39,7 @@ from brx.plot.any_runs import draw_curves
 from brx.plot.style import METHOD_LOOKS, method_colors, sequence_color, thin_rows
 from brx.progress import duration
 from brx.readers import read_json
-from brx.runs.aspects import comparable
+from brx.runs.aspects import comparable, is_missing
 from brx.runs.comparison import compare
 from brx.runs.folder import RATE, SEED, trajectory_of
 from brx.runs.frames import DEPTH
@@ -281,12 +281,14 @@ def paper_drawings(
 
 
 def _is_of(path: Path, experiments: Experiments) -> bool:
-    """Whether a figure was drawn from these runs as they are now."""
+    """Whether a figure is complete and was drawn from these runs as they are now."""
+    if not path.is_file() or not path.with_suffix(".txt").is_file():
+        return False
     try:
         details = read_json(path.with_suffix(".json"))
     except ValueError:
         return False
-    return path.is_file() and details.get("fingerprint") == experiments.fingerprint
+    return isinstance(details, dict) and details.get("fingerprint") == experiments.fingerprint
 
 
 def _read_drawing(image: Path) -> Drawing:
@@ -378,7 +380,7 @@ def provenance(runs: pd.DataFrame) -> list[tuple[str, list[str]]]:
     version_columns = [key for key in runs.columns if "versions." in key]
 
     def versions(run: dict[str, Any]) -> str:
-        known = [key for key in version_columns if _is_known(run[key])]
+        known = [key for key in version_columns if not is_missing(run[key])]
         return ", ".join(f"{key.removeprefix('versions.')} {run[key]}" for key in known)
 
     def device(run: dict[str, Any]) -> str:
@@ -404,21 +406,13 @@ def provenance(runs: pd.DataFrame) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _is_known(value: Any) -> bool:
-    """Whether a value of a frame is neither None nor NaN."""
-    return value is not None and value == value  # NaN differs from itself
-
-
 def _counted(
     runs: list[dict[str, Any]],
-    text: Callable[[dict[str, Any]], object],
+    text: Callable[[dict[str, Any]], object],  # None, NaN or "": unknown
 ) -> list[str]:
     """The distinct texts of runs, each with its number of runs, the most frequent first."""
-    texts = (
-        pd.Series([text(run) for run in runs], dtype=object)
-        .fillna("unknown")
-        .replace("", "unknown")
-    )
+    texts = pd.Series([text(run) for run in runs], dtype=object)
+    texts = texts.fillna("unknown").replace("", "unknown")
     lines = []
     for value, count in texts.value_counts().items():
         unit = "run" if count == 1 else "runs"

@@ -196,6 +196,15 @@ def main_origin(chosen: pd.DataFrame) -> tuple[str | None, int | None]:
     )
 
 
+def of_main_origin(chosen: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the data fingerprint and trajectory version that most experiments have
+    (`main_origin`)."""
+    fingerprint, version = main_origin(chosen)
+    has_data = chosen["data_fingerprint"].fillna("") == (fingerprint or "")
+    has_version = chosen["trajectory_version"].fillna(0) == (version or 0)
+    return chosen[has_data & has_version]
+
+
 def notes(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[str]:
     """A line for each kind of run that is left out, and one if the others do not all compare.
 

@@ -211,6 +211,14 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
     return list(dict.fromkeys(runs))
 
 
+def has_runs(folder: Path) -> bool:
+    """Whether a folder exists and `find_runs` would find a run in it."""
+    if not folder.is_dir():
+        return False
+    below = [path for path in folder.iterdir() if not _is_temporary(path)]
+    return any(map(_is_run, (folder, *below)))
+
+
 # Whether the command was given `--strict`; None in a command that has no such option.
 _is_strict: ContextVar[bool | None] = ContextVar("is_strict", default=None)
 

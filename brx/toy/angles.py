@@ -166,13 +166,10 @@ def _sweep_caption(result: SweepResult) -> str:
     config = result.config
     lines = [
         f"Adam on a quadratic with eigenvalues {config.eigenvalues}, whose eigenvectors stand at "
-        f"an angle to the"
-        f" coordinates; lr {config.lr:g}, beta2 {config.beta2:g}, from {config.starts} starts at "
-        f"distance"
-        f" {config.distance:g} to a loss of {config.target:g}. Slowdown: updates with delay over "
-        f"updates without,"
-        f" median over the starts; a gap: more than half of them never arrive in "
-        f"{config.most_updates:,} updates.",
+        f"an angle to the coordinates; lr {config.lr:g}, beta2 {config.beta2:g}, from "
+        f"{config.starts} starts at distance {config.distance:g} to a loss of {config.target:g}. "
+        "Slowdown: updates with delay over updates without, median over the starts; a gap: more "
+        f"than half of them never arrive in {config.most_updates:,} updates.",
         "Spearman's correlation of slowdown and (1,1)-norm over the angles:",
     ]
     for row, beta1 in enumerate(config.momenta):

@@ -235,11 +235,13 @@ def draw_quadratic(result: QuadraticResult, path: Path) -> list[Path]:
 def _draw_paths(axes: Axes, result: QuadraticResult, aligned: bool) -> None:
     axes.set_title("eigenbasis aligned with the axes" if aligned else "eigenbasis misaligned")
     _draw_landscape(axes, result, aligned)
-    for case, run in _runs_where(result, aligned).items():
+    runs = _runs_where(result, aligned)
+    for case, run in runs.items():
         delay = f"delay {case.delay}" if case.delay else "no delay"
         label = f"{case.optimizer}, {delay}: {_count(run)}"
         axes.plot(*run.path.T, **_style(case), linewidth=1.0, marker="o", markersize=2, label=label)
-    axes.plot(*run.path[0], marker="s", color="black", markersize=4)  # the start of all runs
+    start = next(iter(runs.values())).path[0]  # of all runs
+    axes.plot(*start, marker="s", color="black", markersize=4)
     axes.set(xlabel="$w_1$", ylabel="$w_2$" if aligned else None)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, fontsize=6)
 
@@ -291,12 +293,9 @@ def _quadratic_caption(result: QuadraticResult) -> str:
     config = result.config
     lines = [
         f"Quadratic with eigenvalues {config.eigenvalues}; updates until the loss is "
-        f"{config.target:g} (dark ellipse)"
-        f" without delay and with delay {config.delay}, lr {config.lr:g}, beta1 {config.beta1:g}, "
-        f"beta2"
-        f" {config.beta2:g}. Slowdown: their ratio; in brackets its median over "
-        f"{config.other_starts} other starts at"
-        " the same distance."
+        f"{config.target:g} (dark ellipse) without delay and with delay {config.delay}, lr "
+        f"{config.lr:g}, beta1 {config.beta1:g}, beta2 {config.beta2:g}. Slowdown: their ratio; in "
+        f"brackets its median over {config.other_starts} other starts at the same distance."
     ]
     for optimizer, aligned in COMPARISONS:
         plain = _count(result.runs[Case(optimizer, aligned, 0)])

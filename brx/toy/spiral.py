@@ -426,19 +426,16 @@ def _spiral_caption(result: SpiralResult) -> str:
         end = f"arrived at radius {config.end_radius:g}"
     lines = [
         f"Adam on r^2 + (20 sin(4 r - theta) + 1)^2, lr {config.lr:g}, beta1 {config.beta1:g}, "
-        f"beta2 {config.beta2:g};"
-        f" delay {config.delay} introduced at {len(result.angles)} random iterations; slowdown: "
-        f"updates for"
-        f" {config.interval_degrees:g} degrees with delay over those without. Green: the Hessian's "
-        f"dominant eigenvector"
-        " on the floor of the valley lies along an axis; red: half-way between axes.",
+        f"beta2 {config.beta2:g}; delay {config.delay} introduced at {len(result.angles)} random "
+        f"iterations; slowdown: updates for {config.interval_degrees:g} degrees with delay over "
+        "those without. Green: the Hessian's dominant eigenvector on the floor of the valley lies "
+        "along an axis; red: half-way between axes.",
         f"trajectory without delay: from radius {config.start_radius:g}, {numbers['updates']:,} "
-        f"updates,"
-        f" {numbers['turned_degrees']:g} degrees; {end}",
+        f"updates, {numbers['turned_degrees']:g} degrees; {end}",
         f"aligned angles: {numbers['aligned_angles']}; misaligned angles: "
         f"{numbers['misaligned_angles']}",
-        f"measurements that did not travel the angle in {config.most_measured:,} updates:"
-        f" {numbers['not_travelled_without_delay']} without delay, "
+        f"measurements that did not travel the angle in {config.most_measured:,} updates: "
+        f"{numbers['not_travelled_without_delay']} without delay, "
         f"{numbers['not_travelled_with_delay']} with",
     ]
     for low, high in ((1.0, 1.1), (1.1, 1.5), (1.5, 2.0)):

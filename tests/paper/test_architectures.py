@@ -15,12 +15,14 @@ from brx.paper.architectures import (
     METHODS,
     NOT_RUN,
     Study,
+    _draw_losses,
     architecture_table,
     conjunction,
     draw_architectures,
     verdict_table,
 )
 from brx.paper.scales import SCALES, VARIANTS, Model
+from brx.plot.style import new_figure
 from tests.paper.helpers import write_experiment
 
 SETTINGS = {GPT: {}, LLAMA: {"model.class": "llama", "model.kv_heads": 1}}
@@ -174,6 +176,25 @@ def test_runs_for_tuning_alone_are_refused(folders):
     write_experiment(folders[LLAMA], "laptop", settings, seeds=(100,))
     with pytest.raises(UserError, match="have reported runs yet"):
         architecture_table(folders[LLAMA])
+
+
+def test_empty_folder_counts_as_no_runs(folders):
+    write_method(folders, LLAMA, "muon", (1.3, 1.5))
+    folders[GPT].mkdir()
+    assert row_of(folders, GPT, "muon")["to run"] == "P = 1, P = 32"
+
+
+def test_least_cost_is_by_seed(folders):
+    """A run that diverged makes its method's cost infinite; its other seeds alone decide
+    nothing."""
+    write_method(folders, LLAMA, "muon", (1.3, 1.31))
+    write_method(folders, LLAMA, "basis-rotation", (1.3, 1.35))
+    settings = {"pipeline.stages": 32, **VARIANTS["muon"], **SETTINGS[LLAMA]}
+    write_experiment(folders[LLAMA], "laptop", settings, seeds=(2,), status="diverged")
+    with new_figure() as figure:
+        axes = figure.subplots()
+        _draw_losses(Study.load(folders[LLAMA]), LLAMA, axes)
+    assert "delay costs Basis rotation least: 0.05 nats" in axes.get_title()
 
 
 @pytest.fixture

@@ -12,8 +12,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from brx.cli.main import main
+from brx.curvature.oscillation import Oscillation, OscillationSettings
 from brx.errors import UserError
+from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.paper.figures import FIGURES
+from brx.paper.measured_figures import measured_runs
 from brx.paper.panel_titles import in_even_lines, lowest_by_depth
 from brx.paper.panels import final_losses
 from brx.paper.paper_figure import draw_paper_figure
@@ -252,6 +255,12 @@ def test_strategy_norms_need_no_runs(strategy_scale, tmp_path):
 
 
 @pytest.mark.usefixtures("svg_alone")
+def test_strategy_norms_take_an_empty_folder_for_no_runs(strategy_scale, tmp_path):
+    strategy_scale.runs.mkdir()
+    assert "slowdown" not in strategy_details(strategy_scale, tmp_path)
+
+
+@pytest.mark.usefixtures("svg_alone")
 def test_strategy_norms_have_slowdowns_of_runs(strategy_scale, tmp_path):
     for method, stages in product(("pipedream-lr", "basis-rotation"), (1, 32)):
         write_method(strategy_scale.runs, method, stages)
@@ -276,6 +285,30 @@ def test_measurements_are_drawn_into_the_scales_folder(name, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     assert main(["plot", name, "--scale", "paper"]) == 0
     assert (tmp_path / "figures" / "paper" / f"{name}.svg").is_file()
+
+
+def test_measured_runs_are_of_one_trajectory_version(tmp_path):
+    write_method(tmp_path, "pipedream", 1)
+    write_method(tmp_path, "basis-rotation", 1)
+    write_method(tmp_path / "newer", "basis-rotation", 1, version=TRAJECTORY_VERSION)
+    (newer,) = (tmp_path / "newer").iterdir()
+    newer = newer.rename(tmp_path / "newer-run")
+    (tmp_path / "newer").rmdir()
+    write_method(tmp_path, "basis-rotation", 8)
+    kept = measured_runs(replace(SCALES["laptop"], curvature=tmp_path))
+    assert len(kept) == 3
+    assert newer not in kept
+
+
+def test_oscillation_with_other_settings_alone_is_refused(tmp_path):
+    write_method(tmp_path, "pipedream")
+    (run,) = tmp_path.iterdir()
+    (kept, *_) = SCALES["similar"].curvature.glob("*/analysis/oscillation-*.json")
+    settings = OscillationSettings(iterations=50)
+    Oscillation.read(kept).model_copy(update={"settings": settings}).write(run)
+    scale = replace(SCALES["laptop"], curvature=tmp_path)
+    with pytest.raises(UserError, match="no oscillation was measured with the usual settings"):
+        FIGURES["oscillation"].draw_to(tmp_path / "figure", scale)
 
 
 def test_scale_without_measurements_is_refused(tmp_path, monkeypatch, capsys):

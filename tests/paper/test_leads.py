@@ -101,3 +101,29 @@ def test_figure_without_rivals_says_so(tmp_path):
     alone = Experiments.load(LAPTOP, tmp_path)
     with new_figure() as figure, pytest.raises(UserError, match="no rival"):
         draw_leads(alone, figure.subplots())
+
+
+@pytest.fixture
+def with_diverged(experiments, tmp_path):
+    """The same runs and Muon's, of which one diverged under delay; the others end where ours
+    do."""
+    for P in (1, 32):
+        for seed, loss in enumerate(FINALS["basis-rotation"][P]):
+            status = "diverged" if (P, seed) == (32, 1) else "finished"
+            write_method(tmp_path, "muon", P, seeds=(seed,), val_loss=loss, status=status)
+    return Experiments.load(LAPTOP, tmp_path)
+
+
+def test_three_seeds_of_which_one_diverged_are_not_too_few(with_diverged):
+    table = lead_table(with_diverged).set_index("rival")
+    assert table.loc["muon", "at P = 32"] == "within chance"
+
+
+def test_rival_with_a_diverged_run_has_no_bar(with_diverged):
+    with new_figure() as figure:
+        axes = figure.subplots()
+        draw_leads(with_diverged, axes)
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+        widths = [bar.get_width() for bar in axes.patches]
+    assert labels[-1] == "Muon (diverged)"
+    assert not np.isinf(widths).any()

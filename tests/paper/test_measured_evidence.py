@@ -12,9 +12,11 @@ from brx.config.loading import preset_with
 from brx.curvature.norm_result import NormResult, NormSettings
 from brx.curvature.oscillation import Oscillation, Track
 from brx.errors import UserError
+from brx.files import write_json
 from brx.paper import measured_evidence
 from brx.paper.printed import STAGE_COUNTS
 from brx.paper.scales import VARIANTS, Experiments
+from brx.readers import read_json
 from brx.sweep.cell import identity
 from tests.paper.helpers import LAPTOP, write_experiment
 
@@ -106,6 +108,21 @@ def test_oscillation_is_at_the_best_rate(tmp_path, measured):
     worse = {"val_loss": 9.0, "optimizer.lr": 3e-3}
     write_oscillation(tmp_path, "basis-rotation", 0, 500, 1.0, **worse)
     assert judge_delayed(measured) == judged
+
+
+@pytest.mark.usefixtures("oscillations")
+def test_runs_of_another_version_are_not_mixed_in(tmp_path, measured):
+    judged = judge_delayed(measured)
+    older = tmp_path / "older"
+    for seed, iteration in product(SEEDS, CHECKPOINTS):
+        write_oscillation(older, "basis-rotation", seed, iteration, 1.0)
+    for run in list(older.iterdir()):
+        summary = read_json(run / "summary.json") | {"trajectory_version": 0}
+        write_json(run / "summary.json", summary)
+        run.rename(tmp_path / f"older-{run.name}")
+    older.rmdir()
+    again = Experiments.load(measured.scale, measured.folder)
+    assert judge_delayed(again) == judged
 
 
 @pytest.mark.usefixtures("oscillations")

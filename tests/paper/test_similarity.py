@@ -103,6 +103,23 @@ def test_setting_with_the_same_slowdown_is_unchanged(rows, setting):
     assert not rows.loc[setting, "is_changed"].any()
 
 
+def test_unknown_slowdown_is_not_changed(tmp_path):
+    """With the changed setting, one of the runs without delay diverged. It counts with all its
+    iterations, and all three ratios are about 7 / 8."""
+    method = {"optimizer.method": "basis-rotation", "optimizer.lr": 1e-3}
+    usual, changed = ({**method, **SETTINGS[setting]} for setting in (PRESET, UNCHANGED))
+    for settings, slowness in ((usual, 2.0), (changed, 0.875)):
+        without_delay = {**settings, "pipeline.stages": 1}
+        write_experiment(tmp_path, "laptop", without_delay, seeds=(0, 1, 2))
+        delayed = {**settings, **UNDER_DELAY}
+        write_experiment(tmp_path, "laptop", delayed, seeds=(0, 1, 2), slowness=slowness)
+    write_experiment(tmp_path, "laptop", without_delay, seeds=(2,), status="diverged")
+    write_experiment(tmp_path, "laptop", delayed, seeds=(2,), slowness=2.0)
+    rows = study(load([tmp_path])).set_index("setting")
+    assert math.isnan(rows.loc[UNCHANGED, "ratio"])
+    assert not rows.loc[UNCHANGED, "is_changed"]
+
+
 def test_committed_runs_are_drawn(tmp_path):
     suffixes = [path.suffix for path in draw_similarity(RUNS, tmp_path / "similarity")]
     assert suffixes[:2] == [".png", ".pdf"]
@@ -132,5 +149,12 @@ def test_title_is_the_least_slowed_down(ours, nesterov, title):
     rows = []
     for method, ratios in (("basis-rotation", ours), ("nesterov", nesterov)):
         for setting, ratio in zip("ab", ratios, strict=True):
-            rows.append({"setting": setting, "method": method, "ratio": ratio})
+            row = {"setting": setting, "method": method, "ratio": ratio, "is_censored": False}
+            rows.append(row)
     assert least_slowed_down(pd.DataFrame(rows)) == title
+
+
+def test_lower_bound_is_not_the_least_slowdown():
+    bound = {"setting": "a", "method": "nesterov", "ratio": 2.0, "is_censored": True}
+    known = {"setting": "a", "method": "basis-rotation", "ratio": 3.0, "is_censored": False}
+    assert least_slowed_down(pd.DataFrame([bound, known])) == ""

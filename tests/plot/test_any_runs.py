@@ -2,11 +2,12 @@
 
 import json
 
+import pandas as pd
 import pytest
 
 from brx.cli.main import main
 from brx.errors import UserError
-from brx.plot.any_runs import draw_staleness
+from brx.plot.any_runs import draw_leaderboard, draw_staleness
 from tests.runs.helpers import ITERATIONS, write_run
 
 
@@ -77,3 +78,12 @@ def test_metric_that_is_no_number_per_stage_is_one_line(numbers, tmp_path):
     told = f"stage_weight_distance of iteration {ITERATIONS} must be a list of 4 numbers"
     with pytest.raises(UserError, match=told):
         draw_staleness([folder], tmp_path / "figure")
+
+
+def test_title_of_the_leaderboard_is_the_first_by_rank(tmp_path):
+    """A run of Muon diverged: the mean over its other runs is lower, but its rank is not."""
+    board = pd.DataFrame(
+        [("soap", 1, 1.5), ("muon", 2, 1.4)], columns=["method", "rank", "loss"]
+    ).assign(delay="none", num_seeds=2)
+    svg = draw_leaderboard(board, ["none"], tmp_path / "figure")[2].read_text()
+    assert "SOAP ends lowest under the longest delay, at 1.50 nats" in svg

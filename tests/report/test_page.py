@@ -179,6 +179,17 @@ def test_figure_of_other_runs_is_drawn_anew(marked, runs, tmp_path):
     assert not any("<!-- kept -->" in drawing.svg for drawing in drawn)
 
 
+@pytest.mark.parametrize(("suffix", "content"), [(".txt", None), (".json", "[]")])
+def test_damaged_figure_is_drawn_anew(marked, tmp_path, suffix, content):
+    file = tmp_path / f"teaser{suffix}"
+    file.unlink()
+    if content is not None:
+        file.write_text(content)
+    drawn, _ = paper_drawings(marked, [tmp_path])
+    assert "teaser" in [drawing.name for drawing in drawn]
+    assert not any("<!-- kept -->" in drawing.svg for drawing in drawn)
+
+
 @pytest.fixture
 def variants(runs):
     """Runs of as many variants of one method."""

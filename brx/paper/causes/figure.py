@@ -116,8 +116,7 @@ def cost_records(study: Study) -> list[dict[str, Any]]:
     records = []
     for arm, delay in product(ARMS, DELAYED):
         if study.has(arm, delay):
-            costs = study.cost(arm, delay)
-            by_seed = {str(seed): round(cost, 4) for seed, cost in costs.items()}
+            by_seed = strict.rounded_by_seed(study.cost(arm, delay))
             records.append({"arm": arm, "delay": delay, "cost by seed": by_seed})
     return records
 
@@ -136,11 +135,11 @@ class Point:
     @classmethod
     def of(cls, study: Study, arm: str, delay: str) -> Point:
         """The cost of a delay for an arm; it must be known."""
-        costs = study.cost(arm, delay).dropna()
+        costs = study.cost(arm, delay)
         mean = float(costs.mean())
-        if len(costs) < strict.FEWEST_SEEDS or not np.isfinite(costs).all():
+        interval = strict.interval_over_seeds(costs.tolist())
+        if interval is None:
             return cls(mean, mean, mean)
-        interval = strict.interval_of(costs.tolist())
         return cls(mean, interval.low, interval.high)
 
 

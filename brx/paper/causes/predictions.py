@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pandas as pd
 
 from brx.errors import UserError
@@ -91,11 +90,13 @@ def norm_orders_the_costs(study: Study) -> Finding:
         raise UserError("the Hessian's norms have not been measured at half of the training yet")
     costs = study.costs(arms, DEEPEST)
     seeds = norms.index.intersection(costs.index)
+    if seeds.empty:
+        raise UserError("no seed has both the norms and the costs of all these arms")
     total = 0
     for seed in seeds:
         by_norm = norms.loc[seed].sort_values().index  # the arms, smallest norm first
         total += strict.kendall_s(costs.loc[seed, by_norm].tolist())
-    chance = strict.chance_of_s(len(arms), len(seeds), total) if len(seeds) else math.nan
+    chance = strict.chance_of_s(len(arms), len(seeds), total)
     text = f"norm {_by_arm(norms.loc[seeds])}; rank test: chance {chance:.2g}"
     return Finding(_outcome(chance <= strict.CHANCE, len(seeds)), text)
 
@@ -104,7 +105,7 @@ def momentum_lowers_the_cost(study: Study, method: str) -> Finding:
     """Whether a method's cost at a delay of one update falls with its momentum, by the rank
     test."""
     costs = study.costs([with_momentum(method, value) for value in MOMENTA], ONE_UPDATE)
-    chance = strict.chance_of_rise(-costs) if len(costs) else math.nan
+    chance = strict.chance_of_rise(-costs)
     text = f"cost {_by_arm(costs)}; rank test: chance {chance:.2g}"
     return Finding(_outcome(chance <= strict.CHANCE, len(costs)), text)
 
@@ -158,9 +159,9 @@ def _text(by_seed: pd.Series) -> str:
 
 def _factor_text(logs: pd.Series) -> str:
     """A factor with its interval, from its logarithm by seed. Three decimals tell 1.001 from 1."""
-    if len(logs) < strict.FEWEST_SEEDS or not np.isfinite(logs).all():
+    interval = strict.interval_over_seeds(logs.tolist())
+    if interval is None:
         return f"{math.exp(logs.mean()):.3f}"
-    interval = strict.interval_of(logs.tolist())
     low = math.exp(interval.low)
     high = math.exp(interval.high)
     return f"{math.exp(interval.mean):.3f} [{low:.3f}, {high:.3f}]"

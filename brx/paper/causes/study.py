@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from brx.curvature.norm_result import SPACES, results_of
@@ -21,7 +20,13 @@ from brx.paper.causes.arms import (
     arm_of,
     delay_of,
 )
-from brx.runs.comparison import common_target, reached_by_seed, shared_seeds, with_diverged
+from brx.runs.comparison import (
+    common_target,
+    reached_by_seed,
+    seeds_in_common,
+    shared_seeds,
+    with_diverged,
+)
 from brx.runs.experiments import at_best_rates, by_experiment
 from brx.runs.folder import SEED
 from brx.runs.frames import load
@@ -69,27 +74,42 @@ class Study:
         return cls(by_place)
 
     def has(self, arm: str, delay: str) -> bool:
-        """Whether the cost of a delay is known."""
-        return (arm, delay) in self.runs_by_place and (arm, NONE) in self.runs_by_place
+        """Whether the cost of a delay is known: whether some seed has runs with the delay and
+        without."""
+        without = self.runs_by_place.get((arm, NONE))
+        delayed = self.runs_by_place.get((arm, delay))
+        if without is None or delayed is None:
+            return False
+        return bool(seeds_in_common([without, delayed]))
 
     def pair(self, arm: str, delay: str) -> list[pd.DataFrame]:
         """The runs without delay and with it, on the seeds that both have; UserError if either is
-        missing."""
+        missing, or if they share no seed."""
         for each in (NONE, delay):
             if (arm, each) not in self.runs_by_place:
                 raise UserError(f"no runs of {arm} yet (delay: {each})")
         return shared_seeds(self.runs_by_place[arm, NONE], self.runs_by_place[arm, delay])
 
     def cost(self, arm: str, delay: str) -> pd.Series:
-        """The cost of a delay for an arm, in nats, by seed; infinite if the run diverged with the
-        delay, NaN if it also diverged without. UserError if runs are missing."""
+        """The cost of a delay for an arm, in nats, by seed. It is infinite if the run with the
+        delay diverged; a seed on which the run without delay diverged as well is left out.
+
+        Raises:
+            UserError: runs are missing.
+        """
         without, delayed = (runs.set_index(SEED)["val_loss"] for runs in self.pair(arm, delay))
-        with np.errstate(invalid="ignore"):  # infinity minus infinity: both diverged
-            return delayed - without
+        return (delayed - without).dropna()  # infinity minus infinity is NaN
 
     def costs(self, arms: Sequence[str], delay: str) -> pd.DataFrame:
-        """The costs of a delay in nats: a row per seed that all arms have, a column per arm."""
-        return pd.DataFrame({arm: self.cost(arm, delay) for arm in arms}).dropna()
+        """The costs of a delay in nats: a row per seed that all arms have, a column per arm.
+
+        Raises:
+            UserError: runs are missing, or the arms share no seed.
+        """
+        costs = pd.DataFrame({arm: self.cost(arm, delay) for arm in arms}).dropna()
+        if costs.empty:
+            raise UserError(f"no seed in common among {', '.join(arms)} (delay: {delay})")
+        return costs
 
     def log_slowdowns(self, arms: Sequence[str], delay: str) -> pd.DataFrame:
         """Logarithms of the slowdowns to one target, the lowest training loss that all of these

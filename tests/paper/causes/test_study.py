@@ -10,6 +10,7 @@ from brx.config.loading import preset_with
 from brx.errors import UserError
 from brx.paper.causes.arms import (
     ACCUMULATED,
+    ADAMW,
     ARMS,
     DEEPEST,
     EIGENBASIS,
@@ -18,6 +19,8 @@ from brx.paper.causes.arms import (
     PACI,
     SAME,
 )
+from brx.paper.causes.costs import cost_table
+from brx.paper.causes.figure import cost_records
 from brx.paper.causes.study import Study
 from tests.paper.causes.runs import LENGTH, NOISE, write_arm, write_arm_run
 from tests.paper.helpers import write_compact
@@ -50,12 +53,18 @@ def test_cost_is_a_difference_by_seed(tmp_path):
     assert cost.tolist() == pytest.approx([0.2 + shift for shift in NOISE])
 
 
-def test_diverged_seed_costs_infinitely_much(tmp_path):
-    write_arm(tmp_path, LION, {DEEPEST: 0.3})
-    delayed = Study.load(tmp_path).runs_by_place[LION, DEEPEST].index[1]
-    (tmp_path / str(delayed).rpartition("/")[2] / "summary.json").write_text(
+def diverge(folder, arm, delay, seed):
+    """Make a run one that diverged."""
+    runs = Study.load(folder).runs_by_place[arm, delay]
+    (run,) = runs.index[runs["training.seed"] == seed]
+    (folder / str(run).rpartition("/")[2] / "summary.json").write_text(
         json.dumps({"status": "diverged", "data_fingerprint": "f"})
     )
+
+
+def test_diverged_seed_costs_infinitely_much(tmp_path):
+    write_arm(tmp_path, LION, {DEEPEST: 0.3})
+    diverge(tmp_path, LION, DEEPEST, 1)
     assert Study.load(tmp_path).cost(LION, DEEPEST)[1] == math.inf
 
 
@@ -76,3 +85,33 @@ def test_other_runs_alone_are_refused(tmp_path):
     write_compact(tmp_path / "run", config, np.ones(9), {9: 1.0}, 10.0, summary)
     with pytest.raises(UserError, match="no runs of the study"):
         Study.load(tmp_path)
+
+
+def test_seed_that_diverged_on_both_sides_has_no_cost(tmp_path):
+    write_arm(tmp_path, LION, {DEEPEST: 0.2})
+    diverge(tmp_path, LION, DEEPEST, 1)
+    diverge(tmp_path, LION, NONE, 1)
+    assert Study.load(tmp_path).cost(LION, DEEPEST).index.tolist() == [0, 2]
+
+
+def test_cost_is_unknown_without_a_shared_seed(tmp_path):
+    write_arm(tmp_path, LION, {DEEPEST: 0.2})
+    write_arm_run(tmp_path, ADAMW, NONE, 7, 1.3, 1)
+    write_arm_run(tmp_path, ADAMW, DEEPEST, 8, 1.3, 1)
+    assert not Study.load(tmp_path).has(ADAMW, DEEPEST)
+    assert cost_table(tmp_path)["arm"].tolist() == [LION]
+
+
+def test_arms_without_a_shared_seed_cannot_be_compared(tmp_path):
+    for seed, arm in enumerate((LION, ADAMW)):
+        for delay in (NONE, DEEPEST):
+            write_arm_run(tmp_path, arm, delay, seed, 1.3, 1)
+    with pytest.raises(UserError, match="no seed in common among Lion, AdamW"):
+        Study.load(tmp_path).costs([LION, ADAMW], DEEPEST)
+
+
+def test_records_of_a_diverged_run_are_json(tmp_path):
+    write_arm(tmp_path, LION, {DEEPEST: 0.2}, noise=(0.0, 0.0, 0.0))
+    diverge(tmp_path, LION, DEEPEST, 1)
+    (record,) = cost_records(Study.load(tmp_path))
+    assert record["cost by seed"] == {"0": 0.2, "1": "diverged", "2": 0.2}
