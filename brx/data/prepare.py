@@ -128,7 +128,10 @@ def prepare(
 
 def _note_other_packages(config: DataConfig, fingerprint: str) -> None:
     """Say on stderr if the corpus is not the one of the published results."""
-    difference = other_packages(config, fingerprint)
+    try:
+        difference = other_packages(config, fingerprint)
+    except UserError:  # a package is gone: `_kept_folder` has told of the token files in its place
+        return
     if difference:
         published = "not the corpus of the published results (constraints.txt pins its packages)"
         print(f"data.source: packages: {difference}: {published}", file=sys.stderr)
