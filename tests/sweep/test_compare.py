@@ -137,6 +137,26 @@ def test_committed_runs_are_taken_once(kept, tmp_path):
     assert take_committed([pipedream(tmp_path)], kept) == 0
 
 
+def test_two_processes_may_take_committed_runs_at_once(kept, tmp_path, monkeypatch):
+    """Another process takes each run while this one copies it."""
+    copy = shutil.copytree
+
+    def both_copy(source, target):
+        monkeypatch.setattr(shutil, "copytree", copy)
+        take_committed([pipedream(tmp_path)], kept)
+        monkeypatch.setattr(shutil, "copytree", both_copy)
+        return copy(source, target)
+
+    monkeypatch.setattr(shutil, "copytree", both_copy)
+    sweep = pipedream(tmp_path)
+    take_committed([sweep], kept)
+    assert [state_of(cell) for cell in sweep.cells] == [State.DONE] * 9
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *(cell.folder.name for cell in sweep.cells),
+        ".cells.lock",
+    }
+
+
 def test_committed_run_of_another_corpus_is_left(kept, tmp_path):
     assert take_committed([pipedream(tmp_path)], kept, "another") == 0
 
