@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
 
 from brx.config.loading import preset_with
-from brx.errors import UserError
+from brx.errors import UserError, counted
 from brx.paper.printed import SAVED, SLOWDOWNS
 from brx.paper.scales import LADDER_METHODS
 from brx.plot.style import look_of, new_figure, save
@@ -213,8 +213,8 @@ def least_slowed_down(rows: pd.DataFrame) -> str:
         return ""
     least = known.loc[known.groupby("setting")["ratio"].idxmin(), "method"].value_counts()
     label = look_of(str(least.index[0])).label
-    num_settings = known["setting"].nunique()
-    return f"{label}: least slowed down in {least.iloc[0]} of {num_settings} settings"
+    settings = counted(known["setting"].nunique(), "setting")
+    return f"{label}: least slowed down in {least.iloc[0]} of {settings}"
 
 
 def draw_similarity(folder: Path, path: Path) -> list[Path]:

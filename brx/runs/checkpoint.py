@@ -19,7 +19,7 @@ import torch
 
 from brx.config.schema import RunConfig
 from brx.data.token_file import sha256
-from brx.errors import RunError, UserError
+from brx.errors import RunError, UserError, counted
 from brx.files import replacing, sync_folder, write_json
 from brx.methods.trajectory_version import check_trajectory_version
 from brx.readers import Damaged, read_json, read_tensors
@@ -357,8 +357,9 @@ def _check_nothing_lost(folder: RunFolder) -> None:
     done = summary.get("iteration", 0)
     if summary.get("status") in ("finished", "interrupted") and done > 0:
         raise UserError(
-            f"{folder.path}: has made {done} iterations, but no checkpoint is there to continue "
-            f"from; restore {folder.path / 'checkpoints'}, or train it again in another folder"
+            f"{folder.path}: has made {counted(done, 'iteration')}, but no checkpoint is there to "
+            f"continue from; restore {folder.path / 'checkpoints'}, or train it again in another "
+            f"folder"
         )
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from brx.config.loading import load_config, validate
 from brx.config.parsing import parse_value
-from brx.errors import UserError
+from brx.errors import UserError, counted
 from brx.files import temporary_for
 from brx.methods.trajectory_version import TRAJECTORY_VERSION, newest_alike, recorded_version
 from brx.runs.aspects import comparable, left_out
@@ -235,12 +235,12 @@ def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
     for aspects, alike in left_out(shown, others).items():
         variants = ", ".join(sorted(set(alike["variant"])))
         notes.append(
-            f"left out, since they differ from the rest in {aspects}: {len(alike)} runs of "
+            f"left out, different from the rest in {aspects}: {counted(len(alike), 'run')} of "
             f"{variants}"
         )
     seeds = ", ".join(map(str, sorted(shown[SEED].unique())))
     places = " and ".join(map(str, present))
-    source = f"{len(shown)} runs at the best rates in {places}, seeds {seeds}"
+    source = f"{counted(len(shown), 'run')} at the best rates in {places}, seeds {seeds}"
     return Board(leaderboard(shown, list(DELAYS), TARGET_METHOD), source, notes)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import hessian, vmap
 
 from brx.config.schema import refuse
+from brx.errors import counted
 from brx.plot.style import new_figure, save
 from brx.toy.descent import COLORS, Array, DelayedAdam, State, ToySection, kept, slowdown_ratios
 
@@ -427,13 +428,13 @@ def _spiral_caption(result: SpiralResult) -> str:
     lines = [
         f"Adam on r^2 + (20 sin(4 r - theta) + 1)^2, lr {config.lr:g}, beta1 {config.beta1:g}, "
         f"beta2 {config.beta2:g};"
-        f" delay {config.delay} introduced at {len(result.angles)} random iterations; slowdown: "
-        f"updates for"
+        f" delay {config.delay} introduced at {counted(len(result.angles), 'random iteration')}; "
+        f"slowdown: updates for"
         f" {config.interval_degrees:g} degrees with delay over those without. Green: the Hessian's "
         f"dominant eigenvector"
         " on the floor of the valley lies along an axis; red: half-way between axes.",
-        f"trajectory without delay: from radius {config.start_radius:g}, {numbers['updates']:,} "
-        f"updates,"
+        f"trajectory without delay: from radius {config.start_radius:g}, "
+        f"{counted(numbers['updates'], 'update', ',')},"
         f" {numbers['turned_degrees']:g} degrees; {end}",
         f"aligned angles: {numbers['aligned_angles']}; misaligned angles: "
         f"{numbers['misaligned_angles']}",

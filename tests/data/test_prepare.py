@@ -175,12 +175,12 @@ def test_fingerprint_does_not_depend_on_the_place(tmp_path):
         (
             ["only one"],
             {},
-            r"^data\.source: \S+: too small: 1 documents gave 1 for training and 0 for validation",
+            r"^data\.source: \S+: too small: 1 document gave 1 for training and 0 for validation",
         ),
         (
             DOCUMENTS,
             {"tokens": 9},
-            r"too small: 1 documents .* \(data\.validation_fraction 0\.1, data\.tokens 9",
+            r"too small: 1 document gave .* \(data\.validation_fraction 0\.1, data\.tokens 9",
         ),
         (
             DOCUMENTS,

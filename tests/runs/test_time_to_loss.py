@@ -86,9 +86,9 @@ def test_runs_compare_by_examples_per_update(measured):
 def test_runs_that_do_not_compare_are_named(measured):
     _, notes = measured
     assert notes == [
-        "left out: 1 run(s) that differ in examples per update: a-smaller",
-        "left out: 1 run(s) that differ in model: d-wider",
-        "left out: 1 run(s) that have delays that are no pipeline's: f-late",
+        "left out, different in examples per update: a-smaller",
+        "left out, different in model: d-wider",
+        "left out, with delays that are no pipeline's: f-late",
     ]
 
 
@@ -191,8 +191,8 @@ def test_runs_without_a_result_are_noted(tmp_path):
     write_run(tmp_path, "lost", "model.blocks=2", "pipeline.stages=2", status="diverged")
     _, notes = measure_largest_set(load(tmp_path / "runs"), "runs")
     assert notes == [
-        "left out: 1 run(s) that are not finished: under way",
-        "left out: 1 run(s) that diverged, as all of the same settings: lost",
+        "left out, not finished: under way",
+        "left out, diverged as all of the same settings: lost",
     ]
 
 

@@ -284,7 +284,8 @@ def other_corpus(tmp_path):
 def test_set_of_the_method_asked_for_is_shown(kept, other_corpus):
     board = read_board([other_corpus, kept], ["soap", "pipedream-lr"])
     assert set(board.rows["method"]) == {"soap"}
-    assert "differ from the rest in data fingerprint: 6 runs of muon, pipedream" in board.notes[0]
+    told = "different from the rest in data fingerprint: 6 runs of muon, pipedream"
+    assert told in board.notes[0]
 
 
 def test_largest_set_is_shown_if_nothing_is_asked(kept, other_corpus):
