@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import pandas as pd
@@ -31,7 +31,7 @@ LOSS_STEP = 0.02  # nats; between two stored losses, iterations are interpolated
 ROUNDING = 1e-9  # nats; a loss this much above a stored one is the stored one
 
 
-class Experiment(BaseModel, frozen=True, extra="forbid"):
+class Experiment(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The seeds of one method under one delay, at the learning rate that was chosen for them."""
 
     method: str
@@ -49,12 +49,12 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
     micro_batches: int = 1
     """M of these runs. `seconds` may be compared among runs of equal M only."""
     seeds: list[int] = Field(min_length=1)
-    iterations: list[list[float | None]]
+    iterations: list[list[Annotated[float, Field(gt=0)] | None]]
     """Iterations to each loss (rows, as `Measurements.losses`) by each seed (columns); None if the
     run never got there."""
 
 
-class Measurements(BaseModel, frozen=True, extra="forbid"):
+class Measurements(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Measurements of runs that can be compared: on the same data, model and budget."""
 
     source: str

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,14 @@ def test_settings_of_the_method_are_kept(one_diverged):
     [
         (lambda content: content["losses"].reverse(), "losses: must descend"),
         (
+            lambda content: content["experiments"][0]["iterations"][0].insert(0, 0.0),
+            "experiments.0.iterations.0.0: input should be greater than 0, got 0.0",
+        ),
+        (
+            lambda content: content["experiments"][0].update(delay=math.inf),
+            "experiments.0.delay: input should be a finite number, got inf",
+        ),
+        (
             lambda content: content["experiments"][0]["iterations"].pop(),
             "iterations must have a row per loss",
         ),
@@ -174,7 +183,7 @@ def test_settings_of_the_method_are_kept(one_diverged):
             "input should be greater than 0",
         ),
     ],
-    ids=["rising", "a row less", "a column more", "no time"],
+    ids=["rising", "no iterations", "no delay", "a row less", "a column more", "no time"],
 )
 def test_wrong_measurements_are_refused(damage, problem, demo, tmp_path):
     content = json.loads(demo.model_dump_json())
