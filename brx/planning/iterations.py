@@ -122,6 +122,7 @@ def seed_spread(measurements: Measurements, loss: float) -> float:
     for experiment in measurements.experiments:
         runs = measurements.reached(experiment, loss).values()
         if _mean(runs).is_reached:
+            # s^2 = sum (x - mean)^2 / sum (n - 1), both sums over all experiments of n seeds
             logs = np.log([run.iterations for run in runs])
             squares += len(logs) * logs.var()
             freedom += len(logs) - 1

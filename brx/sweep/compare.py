@@ -227,10 +227,11 @@ def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
             f"{', '.join(DELAYS)}"
         )
 
-    def rank(alike: pd.DataFrame) -> tuple[int, int]:
+    def num_runs(alike: pd.DataFrame) -> tuple[int, int]:
+        """The number of runs of the methods in `asked`, and of all runs."""
         return alike["optimizer.method"].isin(asked).sum(), len(alike)
 
-    shown, *others = sorted(comparable(chosen), key=rank, reverse=True)
+    shown, *others = sorted(comparable(chosen), key=num_runs, reverse=True)
     notes = []
     for aspects, alike in left_out(shown, others).items():
         variants = ", ".join(sorted(set(alike["variant"])))
