@@ -1,4 +1,5 @@
-"""Exceptions for expected failures; each becomes one line and an exit code."""
+"""Exceptions for expected failures; each becomes one line and an exit code. Also words that many
+messages need."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -52,6 +53,20 @@ class NeighbourLostError(RunError):
         super().__init__(f"{who} {problem}")
         self.peer = peer
         self.problem = problem
+
+
+def counted(count: float, noun: str, form: str = "") -> str:
+    """A number of things: `1 run`, `3 runs`, `2 forward passes`.
+
+    Args:
+        count: how many.
+        noun: what they are, in the singular.
+        form: the format of the number; `,` gives `4,000 tokens`.
+    """
+    if count == 1:
+        return f"{count:{form}} {noun}"
+    ending = "es" if noun.endswith(("s", "ch", "sh", "x")) else "s"
+    return f"{count:{form}} {noun}{ending}"
 
 
 def some(names: Sequence[str]) -> str:

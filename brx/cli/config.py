@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from brx.cli.options import ConfigName, Overrides, argument, complete_method, complete_model, option
 from brx.cli.usage import Application, refuse
+from brx.errors import counted
 
 if TYPE_CHECKING:
     from brx.data.prepare import PreparedData
@@ -179,7 +180,8 @@ def list_folders(
             f"{size / 1e6:10,.1f} MB  "
             f"{shown(str(folder))}{'  (unfinished)' if (folder / NOTE).is_file() else ''}"
         )
-    print(f"{total / 1e6:10,.1f} MB  in {len(folders)} folders of token files in {directory}")
+    num_folders = counted(len(folders), "folder")
+    print(f"{total / 1e6:10,.1f} MB  in {num_folders} of token files in {directory}")
 
 
 @data.add(LIST, name="remove")
@@ -198,9 +200,8 @@ def _print_data(folder: Path, data: PreparedData) -> None:
     print(folder)
     for name, file in (("train", data.train), ("validation", data.validation)):
         sidecar = file.sidecar
-        print(
-            f"{name}: {sidecar.num_tokens:,} tokens, {sidecar.num_documents:,} documents, sha256 "
-            f"{sidecar.sha256}"
-        )
+        tokens = counted(sidecar.num_tokens, "token", ",")
+        documents = counted(sidecar.num_documents, "document", ",")
+        print(f"{name}: {tokens}, {documents}, sha256 {sidecar.sha256}")
     print(f"source {data.train.sidecar.source}, tokenizer {data.train.sidecar.tokenizer}")
     print(f"fingerprint {data.fingerprint}")

@@ -193,7 +193,7 @@ def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
         shown, *others = comparable(frame)
         for aspects, runs_of_another in left_out(shown, others).items():
             print_note(
-                f"left out, since they differ from the rest in {aspects}: "
+                f"left out, different from the rest in {aspects}: "
                 f"{', '.join(runs_of_another['name'])}"
             )
         return draw_profiles(profile_points(shown), path)

@@ -25,6 +25,7 @@ from brx.cli.options import (
     option,
 )
 from brx.cli.usage import Application, print_note, print_table, refuse
+from brx.errors import counted
 
 if TYPE_CHECKING:
     from brx.config.schema import PipelineConfig
@@ -313,7 +314,8 @@ def similarity(
         from brx.train.noise_scale import SAMPLES, gradient_noise_scale
 
         scale = gradient_noise_scale(run_config, noise_scale)
-        after = f"gradient noise scale of {config} after {noise_scale} iterations without delay"
+        iterations = counted(noise_scale, "iteration")
+        after = f"gradient noise scale of {config} after {iterations} without delay"
         print_note(f"{after}: {scale:,.0f} tokens, of {SAMPLES} batches")
 
 

@@ -19,6 +19,7 @@ from brx.cli.options import (
     option,
 )
 from brx.cli.usage import Application, print_note, print_table, refuse
+from brx.errors import counted
 
 if TYPE_CHECKING:
     from brx.runs.comparison import Comparison
@@ -169,7 +170,7 @@ def export(
 
     stop_at_damage(strict)
     num_exported, num_left_out = export_runs(runs, to, unfinished=unfinished)
-    print(f"{to}: {num_exported} run{'' if num_exported == 1 else 's'}")
+    print(f"{to}: {counted(num_exported, 'run')}")
     if num_left_out:
         print(f"{num_left_out} left out: unfinished, interrupted or failed (see --unfinished)")
 

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from brx.config.user_code import code_sha256, name_without_folder
+from brx.errors import counted
 
 USER_CODE = r"^([\w.]+|.+\.py):\w+$"  # `FILE.py:NAME` or `package.module:NAME`
 VOCABULARY_SIZES = {"bytes": 256, "gpt2": 50257}
@@ -120,7 +121,7 @@ class ModelSection(Section):
     @property
     def in_words(self) -> str:
         """The model in a few words, for tables and figures."""
-        return f"{self.blocks} blocks, d {self.width}"
+        return f"{counted(self.blocks, 'block')}, d {self.width}"
 
     def options(self) -> dict[str, Any]:
         """The arguments of the class's constructor, besides the size of the vocabulary."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from brx.curvature.hessian import Bases, Basis, Vectors
 from brx.data.batches import Batches
 from brx.data.prepare import prepare
-from brx.errors import UserError
+from brx.errors import UserError, counted
 from brx.files import write_text
 from brx.model.stage import Stage, whole_model
 from brx.pipeline.delay import depth
@@ -235,8 +235,8 @@ def find_checkpoint(run: Run, iteration: int | None, default: Default) -> Path:
     nearest = min(available, key=lambda candidate: abs(candidate - target))
     if default == "midway" and abs(nearest - target) > MIDWAY * last:
         raise UserError(
-            f"{run.path}: has no checkpoint near the middle of its {last} iterations; name one "
-            f"with --checkpoint ({listed}), or train with training.keep_at=[{target}]"
+            f"{run.path}: has no checkpoint near the middle of its {counted(last, 'iteration')}; "
+            f"name one with --checkpoint ({listed}), or train with training.keep_at=[{target}]"
         )
     return available[nearest]
 

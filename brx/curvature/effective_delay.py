@@ -31,7 +31,7 @@ from brx.curvature.norm_result import (
     results_of,
     stage_of_block,
 )
-from brx.errors import UserError
+from brx.errors import UserError, counted
 from brx.names import path_of_text
 from brx.pipeline.delay import StageDelay, pipeline_delays
 from brx.runs.aspects import comparable
@@ -68,7 +68,8 @@ def effective_delay(
     UserError if the model has fewer blocks than stages."""
     if not 1 <= num_stages <= result.num_blocks:
         raise UserError(
-            f"--stages {num_stages}: must be from 1 to the model's {result.num_blocks} blocks"
+            f"--stages {num_stages}: must be from 1 to the model's "
+            f"{counted(result.num_blocks, 'block')}"
         )
     stages = stage_of_block(result.num_blocks, num_stages)
     in_updates = [delay.tau_updates for delay in delays or pipeline_delays(num_stages)]

@@ -48,7 +48,7 @@ from brx.curvature.norm_result import (
     kind_of,
     strategy_of,
 )
-from brx.errors import RunError, UserError
+from brx.errors import RunError, UserError, counted
 from brx.files import replacing
 from brx.progress import ProgressBar
 from brx.readers import read_tensors
@@ -118,7 +118,8 @@ def _check_basis_batches(settings: NormSettings, run: Run, folder: Path) -> None
     most = num_trained_on(run)
     if settings.basis_batches is not None and settings.basis_batches > most:
         raise UserError(
-            f"--basis-batches {settings.basis_batches}: {folder} trained on only {most} batches"
+            f"--basis-batches {settings.basis_batches}: {folder} trained on only "
+            f"{counted(most, 'batch')}"
         )
 
 
@@ -216,7 +217,7 @@ def _add_products(state: _State, task: _Task, checkpoint: Checkpoint, jobs: int)
                 saved_at = time.monotonic()
     state.save()
     if state.num_vectors < total:
-        done = f"stopped after {state.num_vectors} of {total} vectors"
+        done = f"stopped after {state.num_vectors} of {counted(total, 'vector')}"
         raise KeyboardInterrupt(f"{label}: {done}; the same command continues")
 
 

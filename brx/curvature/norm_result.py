@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel
 from brx.curvature.checkpoints import Measured, measured_in
 from brx.curvature.hessian import Geometry, Source
 from brx.curvature.hessian_norm import POWERS, Sums, membership
+from brx.errors import counted
 from brx.model.stage import partition
 from brx.names import file_name
 
@@ -313,7 +314,9 @@ def _coordinates(result: NormResult) -> str:
         return "original"
     if settings.basis_from is not None:
         return f"rotated, {Path(settings.basis_from).name}"
-    whose = "own basis" if settings.basis_batches is None else f"{settings.basis_batches} batches"
+    whose = "own basis"
+    if settings.basis_batches is not None:
+        whose = counted(settings.basis_batches, "batch")
     return f"{result.space.replace('-', '/')}, {whose}"
 
 

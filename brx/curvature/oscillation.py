@@ -19,7 +19,7 @@ from torch import Tensor
 
 from brx.curvature.checkpoints import Checkpoint, Measured, load_checkpoint, measured_in
 from brx.curvature.hessian import Vectors, mean_product
-from brx.errors import RunError, UserError
+from brx.errors import RunError, UserError, counted
 from brx.methods.trajectory_version import check_trajectory_version
 from brx.runs.checkpoint import read_manifest
 from brx.train.build import assemble
@@ -126,10 +126,11 @@ def measure_oscillation(
     generator = torch.Generator().manual_seed(settings.seed)
     start = _random_like(checkpoint.parameters, generator)
     top = dominant_eigenvector(product, start, settings.tolerance, settings.power_iterations)
-    limits = f"stop at {settings.tolerance:g} or {settings.power_iterations} iterations"
+    most = counted(settings.power_iterations, "iteration")
+    limits = f"stop at {settings.tolerance:g} or {most}"
     report(
         f"{checkpoint.path}: eigenvalue {top.value:.4g}, residual {top.residual:.2g} after "
-        f"{top.num_iterations} power iterations ({limits})"
+        f"{counted(top.num_iterations, 'power iteration')} ({limits})"
     )
     other = orthogonal_to(top.vector, _random_like(checkpoint.parameters, generator))
     dominant, random = track_updates(checkpoint, [top.vector, other], settings.iterations)
@@ -154,8 +155,9 @@ def _check_training(checkpoint: Checkpoint, num_iterations: int) -> None:
     last = config.training.last_iteration
     if checkpoint.iteration + num_iterations > last:
         raise UserError(
-            f"{checkpoint.path}: {num_iterations} iterations from here pass the run's last one, "
-            f"{last}; name an earlier checkpoint with --checkpoint, or fewer --iterations"
+            f"{checkpoint.path}: {counted(num_iterations, 'iteration')} from here would pass the "
+            f"run's last one, {last}; name an earlier checkpoint with --checkpoint, or fewer "
+            f"--iterations"
         )
 
 

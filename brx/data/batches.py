@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from brx.data.token_file import TokenFile, Tokens
-from brx.errors import UserError
+from brx.errors import UserError, counted
 
 Batch = tuple[Tensor, Tensor]
 """Token ids and next tokens, each (B, S), int64."""
@@ -87,7 +87,7 @@ def check_validation_examples(file: TokenFile, sequence_length: int, examples: i
             f"must be at most {num_windows:,}, the windows of model.sequence_length "
             f"{sequence_length}"
         )
-        there = f"in the {file.num_tokens:,} validation tokens"
+        there = f"in the {counted(file.num_tokens, 'validation token', ',')}"
         raise UserError(f"training.validation_examples: {most} {there}, got {examples:,}")
 
 
@@ -95,8 +95,8 @@ def check_length(file: TokenFile, sequence_length: int) -> None:
     """UserError if the file is too short for a window of S + 1 tokens."""
     if file.num_tokens <= sequence_length:
         raise UserError(
-            f"data.source: {file.sidecar.source}: {file.num_tokens} tokens are too few for "
-            f"model.sequence_length {sequence_length}"
+            f"data.source: {file.sidecar.source}: gave {counted(file.num_tokens, 'token')}, too "
+            f"few for model.sequence_length {sequence_length}"
         )
 
 

@@ -34,7 +34,7 @@ from brx.data.sources import (
 )
 from brx.data.token_file import DTYPE, Sidecar, TokenFile, Tokenize, Tokens, make_tokenizer, sha256
 from brx.environment import num_cores
-from brx.errors import RunError, UserError
+from brx.errors import RunError, UserError, counted
 from brx.files import sync, sync_folder, user_path, write_json
 from brx.names import file_name, shown
 from brx.progress import ProgressBar
@@ -128,7 +128,10 @@ def prepare(
 
 def _note_other_packages(config: DataConfig, fingerprint: str) -> None:
     """Say on stderr if the corpus is not the one of the published results."""
-    difference = other_packages(config, fingerprint)
+    try:
+        difference = other_packages(config, fingerprint)
+    except UserError:  # a package is gone: `_kept_folder` has told of the token files in its place
+        return
     if difference:
         published = "not the corpus of the published results (constraints.txt pins its packages)"
         print(f"data.source: packages: {difference}: {published}", file=sys.stderr)
@@ -408,10 +411,8 @@ def _write_documents(
             _write_all(config, writer, progress, pairs)
         seconds = max(time.monotonic() - start, 1e-9)
         rate = (written.num_tokens - tokens_before) / seconds
-        text = (
-            f"{written.num_tokens:,} tokens  {written.documents_read:,} documents  "
-            f"{rate:,.0f} tokens/s"
-        )
+        num_documents = counted(written.documents_read, "document", ",")
+        text = f"{written.num_tokens:,} tokens  {num_documents}  {rate:,.0f} tokens/s"
         progress.say(text, label=f"prepared {config.source}")
 
 
@@ -452,8 +453,8 @@ def _too_small(config: DataConfig, written: Written) -> str | None:
             f"data.validation_fraction {config.validation_fraction}, data.tokens {config.tokens}"
         )
         return (
-            f"data.source: {config.source}: too small: {written.documents_read} documents gave "
-            f"{gave} ({settings})"
+            f"data.source: {config.source}: too small: "
+            f"{counted(written.documents_read, 'document')} gave {gave} ({settings})"
         )
     if config.tokens is not None and train.num_tokens < config.tokens:
         holds = f"{train.num_tokens:,} (and {validation.num_tokens:,} for validation)"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from brx.config.schema import DataConfig
-from brx.errors import RunError, UserError
+from brx.errors import RunError, UserError, counted
 from brx.files import user_path
 from brx.readers import Damaged, lines_of, parse_json
 
@@ -261,9 +261,9 @@ def notes_on_files(source: str) -> list[str]:
         linked = [file for file in files if file.is_symlink()]
     notes = []
     if hidden:
-        notes.append(f"{len(hidden)} hidden file(s) left out, such as {min(hidden)}")
+        notes.append(f"{counted(len(hidden), 'hidden file')} left out, such as {min(hidden)}")
     if linked:
-        notes.append(f"{len(linked)} file(s) reached through links, such as {linked[0]}")
+        notes.append(f"{counted(len(linked), 'file')} reached through links, such as {linked[0]}")
     return notes
 
 

@@ -23,7 +23,7 @@ from tiktoken_ext.openai_public import r50k_pat_str
 
 from brx.config.loading import load_yaml_as
 from brx.config.schema import VOCABULARY_SIZES
-from brx.errors import UserError
+from brx.errors import UserError, counted
 from brx.files import write_text
 
 DTYPE = np.dtype("<u2")
@@ -187,7 +187,8 @@ class TokenFile:
         expected = sidecar.num_tokens * DTYPE.itemsize
         if stat.st_size != expected:
             raise UserError(
-                f"{path}: holds {stat.st_size} bytes, its sidecar says {expected}; {_remedy(path)}"
+                f"{path}: holds {counted(stat.st_size, 'byte')}, its sidecar says {expected}; "
+                f"{_remedy(path)}"
             )
         note = path.with_suffix(".verified")
         # The inode and its time of change count, too, because a program that writes to a file may

@@ -26,7 +26,7 @@ from torch.nn.parameter import is_lazy
 
 from brx.config.schema import ModelSection, OwnModelConfig
 from brx.config.user_code import check_unchanged, fault, load_attribute
-from brx.errors import UserError, did_you_mean
+from brx.errors import UserError, counted, did_you_mean
 from brx.model.gpt import GPT
 from brx.model.llama import Llama
 from brx.model.trace import without_values
@@ -267,7 +267,8 @@ def check_parts(config: OwnModelConfig, model: nn.Module) -> None:
             f"{where}: blocks must be a torch.nn.ModuleList, got {type(blocks).__name__}"
         )
     if len(blocks) != config.blocks:
-        raise UserError(f"{where}: has {len(blocks)} blocks where model.blocks is {config.blocks}")
+        there = counted(len(blocks), "block")
+        raise UserError(f"{where}: has {there} where model.blocks is {config.blocks}")
     for name, parameter in model.named_parameters():
         if name.partition(".")[0] not in PARTS:
             raise UserError(f"{where}: {name} is in none of embed, blocks and head")

@@ -648,7 +648,9 @@ class BasisRotation(Optimizer):
         if not num_vectors and not tables:
             return
         facts = []
-        if num_vectors:
+        if num_vectors == 1:
+            facts.append("1 parameter has no side to rotate and gets AdamW.")
+        elif num_vectors:
             facts.append(f"{num_vectors} parameters have no side to rotate and get AdamW.")
         if tables:
             facts.append(f"Rotated, although named like embeddings or heads: {', '.join(tables)}.")

@@ -134,7 +134,10 @@ class GradientGuard:
             if not norm.isfinite():
                 who = self._describe(parameter)
                 break
-        before = f", as in {num_bad_before} steps before" if num_bad_before else ""
+        before = ""
+        if num_bad_before:
+            steps = "step" if num_bad_before == 1 else "steps"
+            before = f", as in {num_bad_before} {steps} before"
         raise BadGradientError(f"{who}: its gradient has {BAD}; no parameter was updated{before}")
 
 

@@ -27,7 +27,7 @@ from brx.curvature.norm_result import (
     results_of,
 )
 from brx.curvature.oscillation import Oscillation, usual_only
-from brx.errors import UserError
+from brx.errors import UserError, counted
 from brx.model.sizes import count_parameters
 from brx.paper.evidence import Evidence, Margin, strictly_all
 from brx.paper.printed import DEVICES_GB, LLAMA_3_8B, LLAMAS, MEMORY_GIB, PARAMETERS, STAGE_COUNTS
@@ -327,7 +327,7 @@ def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
     text = _variances_text(both, P)
     if less.interval:
         text += f", basis rotation over PipeDream {_ratio_interval(less)}"
-    text += f" ({_counted(len(less.by_seed), 'seed')}, {_counted(len(both), 'checkpoint')})"
+    text += f" ({counted(len(less.by_seed), 'seed')}, {counted(len(both), 'checkpoint')})"
     if has_other_rates:
         text += _per_square_text(less_per_square)
     num_plateaus = int((both["eigenvalue_of_pipedream"] < 0).sum())
@@ -380,11 +380,6 @@ def _ratio_interval(less: Margin) -> str:
     # The inverse ratio has the opposite logarithm, so the ends change places.
     low, high = np.exp(-np.array(less.interval[::-1]))
     return f"[{low:.2g}, {high:.2g}]"
-
-
-def _counted(count: int, noun: str) -> str:
-    """A number of things, such as `1 seed` or `3 seeds`."""
-    return f"{count} {noun}s" if count > 1 else f"{count} {noun}"
 
 
 def _less_at_common_rate(experiments: Experiments, P: int) -> tuple[str, Margin | None]:

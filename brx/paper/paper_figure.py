@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from brx.errors import UserError
+from brx.errors import UserError, counted
 from brx.paper.panels import Panel
 from brx.paper.scales import Experiments, Scale
 from brx.paper.tables import Entry
@@ -117,7 +117,7 @@ def _runs_by_experiment(asked: Experiments) -> dict[str, list[str]]:
     for seeds in asked.used.values():
         first = seeds.iloc[0]
         rate = rate_text(first[RATE], at_edge=first["lr_at_edge"])
-        length = f"{first['architecture']}, {first['last_iteration']} iterations"
+        length = f"{first['architecture']}, {counted(first['last_iteration'], 'iteration')}"
         runs[f"{first['variant']}, P = {first[DEPTH]}, lr {rate}, {length}"] = list(seeds["name"])
     return runs
 

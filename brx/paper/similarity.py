@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
 
 from brx.config.loading import preset_with
-from brx.errors import UserError
+from brx.errors import UserError, counted
 from brx.paper.printed import SAVED, SLOWDOWNS
 from brx.paper.scales import LADDER_METHODS, OURS
 from brx.plot.style import look_of, new_figure, save
@@ -218,7 +218,8 @@ def least_slowed_down(rows: pd.DataFrame) -> str:
     if wins.empty:
         return ""
     label = look_of(str(wins.index[0])).label
-    return f"{label}: least slowed down in {wins.iloc[0]} of {len(least)} settings"
+    settings = counted(len(least), "setting")
+    return f"{label}: least slowed down in {wins.iloc[0]} of {settings}"
 
 
 def draw_similarity(folder: Path, path: Path) -> list[Path]:

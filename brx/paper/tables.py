@@ -16,7 +16,7 @@ import pandas as pd
 
 from brx.config.loading import preset_with
 from brx.curvature.norm_result import NORM_TITLE, measured_norms, norm_table
-from brx.errors import UserError, did_you_mean
+from brx.errors import UserError, counted, did_you_mean
 from brx.files import write_text
 from brx.paper.architectures import RUNS as ARCHITECTURE_RUNS
 from brx.paper.architectures import architecture_table, verdict_table
@@ -331,7 +331,8 @@ def load_noting(scale: str, runs: Path | None, note: Note) -> Experiments:
 def note_missing(what: str, asked: Experiments, note: Note) -> None:
     """Note how many experiments of a figure or table are missing, and the commands for them."""
     if asked.missing:
-        note(f"{what}: {len(asked.missing)} experiments not there; {asked.advice}")
+        missing = counted(len(asked.missing), "experiment")
+        note(f"{what}: {missing} not there; {asked.advice}")
 
 
 TABLES: dict[str, Table] = {

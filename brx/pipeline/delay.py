@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from brx.errors import UserError
+from brx.errors import UserError, counted
 
 if TYPE_CHECKING:
     from brx.config.schema import PipelineConfig
@@ -369,8 +369,8 @@ def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) ->
         short = next((stage for stage in own if delays[stage].tau < ahead), None)
         if short is not None:
             return (
-                f"rank {rank} of {len(ranges)} runs {ahead} forward passes ahead, which needs a "
-                f"delay of at least {ahead} at stage {short}, got {delays[short].tau}"
+                f"rank {rank} of {len(ranges)} runs {counted(ahead, 'forward pass')} ahead, which "
+                f"needs a delay of at least {ahead} at stage {short}, got {delays[short].tau}"
             )
     return None
 

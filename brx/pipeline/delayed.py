@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from brx.errors import UserError, some
+from brx.errors import UserError, counted, some
 from brx.pipeline.cut import (
     Stages,
     check_stages,
@@ -461,7 +461,8 @@ class DelayedPipeline:
     def _take_over_cut(self, by_stage: list[list[str]]) -> None:
         """A resumed run has the cut that it began with."""
         if len(by_stage) != len(self._delays):
-            raise ValueError(f"the state is of {len(by_stage)} stages, not {len(self._delays)}")
+            there = counted(len(by_stage), "stage")
+            raise ValueError(f"the state is of {there}, not {len(self._delays)}")
         if sorted(chain.from_iterable(by_stage)) != sorted(self._trained):
             raise ValueError("the state comes from a model with other parameters")
         if self._by_stage is not None and self._by_stage != by_stage:

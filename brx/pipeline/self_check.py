@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from brx.errors import UserError, some
+from brx.errors import UserError, counted, some
 from brx.pipeline.hooks import has_nonzero, warn_user
 
 CHECKED = 3  # updates
@@ -129,11 +129,12 @@ class SelfCheck:
     def _tell_first_updates(self) -> None:
         most = max(self.passes_met)
         if 0 < most < self._accumulation:
+            passes = counted(most, "backward pass")
             self._tell(
                 "fewer passes",
-                f"the first {CHECKED} updates took at most {most} backward passes each, but "
-                f"accumulation is {self._accumulation}; tau counts micro-batches, so the delays in "
-                f"updates are tau / {self._accumulation}",
+                f"the first {CHECKED} updates took at most {passes} each, but accumulation is "
+                f"{self._accumulation}; tau counts micro-batches, so the delays in updates are "
+                f"tau / {self._accumulation}",
             )
         unused = [name for name in self._parameters if name not in self._with_gradient]
         if unused:
@@ -150,7 +151,7 @@ class SelfCheck:
 
     def summary(self, delays_in_updates: Sequence[float]) -> str:
         """One line on the passes per update so far, and the largest delay."""
-        passes = " or ".join(str(count) for count in sorted(self.passes_met))
-        noun = "pass" if self.passes_met == {1} else "passes"
-        most = max(delays_in_updates)
-        return f"met: {passes} backward {noun} per update; tau is up to {most:.4g} updates"
+        *fewer, most = sorted(self.passes_met)
+        passes = " or ".join([*map(str, fewer), counted(most, "backward pass")])
+        longest = counted(max(delays_in_updates), "update", ".4g")
+        return f"met: {passes} per update; tau is up to {longest}"

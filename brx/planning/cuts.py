@@ -23,14 +23,17 @@ def assign(costs: Sequence[float], num_ranks: int) -> list[range]:
 
     @cache
     def best(first: int, ranks: int) -> tuple[float, int]:
-        # For the stages from `first` on, divided among `ranks` ranks: the smallest possible largest
-        # sum, and the end of the first rank's stages.
+        """For the stages from `first` on, divided among `ranks` ranks: the smallest possible
+        largest sum, and the end of the first rank's stages."""
         if ranks == 1:
             return sums[num_stages] - sums[first], num_stages
-        stops = range(first + 1, num_stages - ranks + 2)
-        return min(
-            (max(sums[stop] - sums[first], best(stop, ranks - 1)[0]), stop) for stop in stops
-        )
+        candidates = []
+        # Each of the other ranks needs a stage, too.
+        for stop in range(first + 1, num_stages - ranks + 2):
+            cost_of_first = sums[stop] - sums[first]
+            largest_of_others, _ = best(stop, ranks - 1)
+            candidates.append((max(cost_of_first, largest_of_others), stop))
+        return min(candidates)
 
     ranges = []
     first = 0

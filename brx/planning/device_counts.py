@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from brx.config.schema import RunConfig
+from brx.errors import counted
 from brx.model.sizes import count_parameters
 from brx.planning.margin import MARGIN
 from brx.planning.placement import smallest_num_ranks
@@ -29,7 +30,8 @@ def device_count_table(name: str, config: RunConfig, memories: Sequence[float]) 
 def device_count_notes(config: RunConfig) -> list[str]:
     """The assumptions of `device_count_table`."""
     activations = "recomputed" if config.pipeline.recompute else "kept"
-    examples = f"{config.training.batch_size} example(s) of {config.model.sequence_length} tokens"
+    tokens = counted(config.model.sequence_length, "token")
+    examples = f"{counted(config.training.batch_size, 'example')} of {tokens}"
     return [
         f"devices as brx plan counts them, with {MARGIN:.0%} of each to spare: rings on the "
         f"{config.pipeline.rings}, activations {activations}, {examples} per micro-batch, "

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from brx.errors import UserError
+from brx.errors import UserError, counted
 from brx.runs.frames import load
 from brx.runs.slowdown import Reached, geometric_mean
 from brx.runs.time_to_loss import Experiment, Measurements, measure_largest_set
@@ -122,6 +122,7 @@ def seed_spread(measurements: Measurements, loss: float) -> float:
     for experiment in measurements.experiments:
         runs = measurements.reached(experiment, loss).values()
         if _mean(runs).is_reached:
+            # s^2 = sum (x - mean)^2 / sum (n - 1), both sums over all experiments of n seeds
             logs = np.log([run.iterations for run in runs])
             squares += len(logs) * logs.var()
             freedom += len(logs) - 1
@@ -149,8 +150,8 @@ def losses_to_ask(measurements: Measurements, delay: float) -> list[float]:
             return sorted({lowest_of_any, lowest_of_adamw} - {math.inf}, reverse=True)
     highest = f"{measurements.losses[0]:g} nats"
     raise UserError(
-        f"--loss: needed, since no run falls to {highest} under the longest delay, {longest:g} "
-        f"updates"
+        f"--loss: needed, since no run falls to {highest} under the longest delay, "
+        f"{counted(longest, 'update', 'g')}"
     )
 
 

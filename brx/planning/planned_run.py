@@ -14,7 +14,7 @@ from brx.accelerators import PEAKS, peak_flops
 from brx.config.loading import validate
 from brx.config.parsing import dump_yaml, parse_bytes, parse_flops
 from brx.config.schema import RECORDED, RunConfig
-from brx.errors import UserError, did_you_mean
+from brx.errors import UserError, counted, did_you_mean
 from brx.model.sizes import training_flops
 from brx.model.stage import partition
 from brx.planning.cuts import assign, planned_ranges
@@ -116,12 +116,13 @@ class PlannedRun:
         """
         if self.examples % num_micro_batches:
             raise UserError(
-                f"--micro-batches {num_micro_batches}: {self.examples} examples per update cannot "
-                f"be divided by it"
+                f"--micro-batches {num_micro_batches}: {counted(self.examples, 'example')} per "
+                f"update cannot be divided by it"
             )
         num_blocks = self.config.model.blocks
         if num_stages > num_blocks:
-            raise UserError(f"--stages {num_stages}: the model has only {num_blocks} blocks")
+            blocks = counted(num_blocks, "block")
+            raise UserError(f"--stages {num_stages}: the model has only {blocks}")
         if self.config.pipeline.balance == "count":
             config = _resized(
                 self.config, num_stages, num_stages, num_micro_batches, delay="pipeline"
@@ -163,10 +164,9 @@ class PlannedRun:
                 f"(pipeline.balance: time)."
             ]
         shares = " or ".join(map(str, sorted(set(counts))))
-        nearest = " or ".join(map(str, self._nearest_even_cuts()))
-        return [
-            f"The cut is uneven: {shares} blocks per device; {nearest} device(s) would be even."
-        ]
+        *fewer, most = self._nearest_even_cuts()
+        nearest = " or ".join([*map(str, fewer), counted(most, "device")])
+        return [f"The cut is uneven: {shares} blocks per device; {nearest} would be even."]
 
     def _nearest_even_cuts(self) -> list[int]:
         """The next smaller and the next larger number of devices with equally many blocks each, as
@@ -395,10 +395,11 @@ def _time_line(run: PlannedRun, ours: Cut) -> str:
         return (
             "For the time, give --throughput (FLOP/s per device as measured, or a device's name)."
         )
-    iterations = run.config.training.last_iteration
+    iterations = counted(run.config.training.last_iteration, "iteration", ",")
+    devices = counted(run.num_ranks, "device")
     return (
         f"At {run.throughput / 1e12:.4g} TFLOP/s per device: {seconds:.3g} s per iteration, "
-        f"{iterations:,} iterations in {_hours(run, seconds):.3g} h on {run.num_ranks} device(s)."
+        f"{iterations} in {_hours(run, seconds):.3g} h on {devices}."
     )
 
 
@@ -416,8 +417,9 @@ def _synchronous_line(run: PlannedRun, ours: Cut) -> str:
     seconds = run.seconds(ours)
     took = "" if seconds is None else f": {_hours(run, seconds) * ratio:.3g} h"
     return (
-        f"The best synchronous cut of the same {run.examples} examples, {best.schedule} with "
-        f"{best.num_micro_batches} micro-batches, takes {ratio:.2f} times as long per "
-        f"iteration{took}, and {size_text(best.memory)}. Its devices wait for {best.idle:.0%} of "
-        f"the passes' time (asynchronously {ours.idle:.0%}: for the busiest)."
+        f"The best synchronous cut of the same {counted(run.examples, 'example')}, "
+        f"{best.schedule} with {counted(best.num_micro_batches, 'micro-batch')}, takes "
+        f"{ratio:.2f} times as long per iteration{took}, and {size_text(best.memory)}. Its devices "
+        f"wait for {best.idle:.0%} of the passes' time (asynchronously {ours.idle:.0%}: for the "
+        f"busiest)."
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from brx.accelerators import H100, MeasuredRates
 from brx.config.schema import BasisRotationConfig, RunConfig
@@ -58,37 +59,43 @@ def step_ratio(config: RunConfig, rates: StepRates) -> float:
     """The time of an iteration with basis rotation, divided by the time with AdamW, with the
     configured number of micro-batches."""
     num_micro_batches = config.pipeline.accumulation
-    pass_seconds, updates = _seconds(config, rates)
-    adamw = max(num_micro_batches * seconds for seconds in pass_seconds)
-    pairs = zip(pass_seconds, updates, strict=True)
-    rotation = max(num_micro_batches * seconds + update for seconds, update in pairs)
+    ranks = _rank_seconds(config, rates)
+    adamw = max(num_micro_batches * rank.passes for rank in ranks)
+    rotation = max(num_micro_batches * rank.passes + rank.update for rank in ranks)
     return rotation / adamw
 
 
 def least_micro_batches(config: RunConfig, rates: StepRates) -> int:
     """The smallest M with which an iteration takes at most `LARGEST_RATIO` times AdamW's.
 
-    For each rank, M p_r + u_r <= 1.25 M max(p), with the times p of a micro-batch's passes and u of
-    an update."""
-    pass_seconds, updates = _seconds(config, rates)
-    longest = LARGEST_RATIO * max(pass_seconds)
-    pairs = zip(pass_seconds, updates, strict=True)
-    return max(1, *(math.ceil(update / (longest - seconds)) for seconds, update in pairs))
+    For each rank r, M p_r + u_r <= 1.25 M max(p), with the times p of a micro-batch's passes and u
+    of an update."""
+    ranks = _rank_seconds(config, rates)
+    longest = LARGEST_RATIO * max(rank.passes for rank in ranks)
+    least = 1
+    for rank in ranks:
+        # M >= u_r / (1.25 max(p) - p_r)
+        least = max(least, math.ceil(rank.update / (longest - rank.passes)))
+    return least
 
 
-def _seconds(config: RunConfig, rates: StepRates) -> tuple[list[float], list[float]]:
-    """For each rank, the seconds of a micro-batch's passes, and the seconds of an update's
-    products."""
-    pass_seconds = []
-    updates = []
+class _RankSeconds(NamedTuple):
+    """The seconds that a rank computes."""
+
+    passes: float  # of one micro-batch
+    update: float  # the products of an update
+
+
+def _rank_seconds(config: RunConfig, rates: StepRates) -> list[_RankSeconds]:
+    """The times of every rank at these rates."""
+    ranks = []
     for own in planned_ranges(config):
-        pass_seconds.append(pass_flops(config, own) / rates.passes)
         products = update_products(config, own)
-        update_seconds = products.rotations / rates.rotations
-        update_seconds += products.covariances / rates.covariances
-        update_seconds += products.refreshes / rates.refreshes
-        updates.append(update_seconds)
-    return pass_seconds, updates
+        update = products.rotations / rates.rotations
+        update += products.covariances / rates.covariances
+        update += products.refreshes / rates.refreshes
+        ranks.append(_RankSeconds(pass_flops(config, own) / rates.passes, update))
+    return ranks
 
 
 def rotation_lines(config: RunConfig) -> list[str]:

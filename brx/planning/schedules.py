@@ -212,11 +212,13 @@ class EqualStages:
         cuts = []
         for name, schedule in SYNCHRONOUS.items():
             num_chunks = self.num_stages * schedule.num_chunks
+            # The forward passes of a micro-batch take a rank one unit, and its backward passes two.
             forward = (1.0 / schedule.num_chunks,) * num_chunks
             for count in {*divisors(self.examples), self.num_micro_batches}:
                 pace = synchronous_pace(name, forward, count)
                 if pace is not None:
-                    time = pace.elapsed / (3 * count)
+                    passes_of_an_update = 3.0 * count
+                    time = pace.elapsed / passes_of_an_update
                     cuts.append(Cut(name, count, time + (cost or 0.0), 1.0 - 1.0 / time))
         return iter(sorted(cuts, key=preference))
 

@@ -23,7 +23,8 @@ def dimensionless(config: RunConfig) -> dict[str, float | None]:
     one. The delay tau is in updates."""
     model, training, optimizer = config.model, config.training, config.optimizer
     iterations = training.iterations
-    tokens = config.tokens_per_update * iterations
+    batch = config.tokens_per_update
+    tokens = batch * iterations
     num_parameters, num_in_blocks = count_parameters(model, config.data.vocabulary_size)
     num_warmup = num_warmup_iterations(training)
     num_stages = depth(config.pipeline)
@@ -32,15 +33,14 @@ def dimensionless(config: RunConfig) -> dict[str, float | None]:
     decay = getattr(optimizer, "weight_decay", math.nan)
     taus = [delay.tau_updates for delay in stage_delays(config.pipeline, training.seed)]
     tau = max(taus) or math.nan
-    critical_batch = tokens**CRITICAL_BATCH_EXPONENT
+    critical_batch = tokens**CRITICAL_BATCH_EXPONENT  # up to a factor that all trainings share
     numbers = {
         "P, stages of the pipeline with these delays": num_stages,
         "P / blocks": num_stages / model.blocks,
         "tokens / parameter of the blocks": tokens / num_in_blocks,
         "tokens / parameter": tokens / num_parameters,
-        "tokens per iteration": config.tokens_per_update,
-        f"batch / critical batch, as tokens^{CRITICAL_BATCH_EXPONENT}": config.tokens_per_update
-        / critical_batch,
+        "tokens per iteration": batch,
+        f"batch / critical batch, as tokens^{CRITICAL_BATCH_EXPONENT}": batch / critical_batch,
         "lr x width": optimizer.lr * model.width,
         "lr x weight decay x T": optimizer.lr * decay * iterations,
         "second moment's memory, 1 / (1 - beta2), / T": memory / iterations,

@@ -289,6 +289,7 @@ def _asynchronous(
     if slowdown.high is not None:
         paired_noise = math.log(slowdown.high / slowdown.ratio)
     else:
+        # The logarithm of a ratio is a difference of two, and has twice their variance.
         num_pairs = len(delayed.by_seed.keys() & reference.by_seed.keys()) or 1
         paired_noise = NORMAL_QUANTILE * spread * math.sqrt(2 / num_pairs)
     # Delay never helps: a slowdown below 1 is noise.

@@ -67,13 +67,13 @@ class VerdictRequest:
             model = self._model(self.config)
             model.split(self.num_stages, self.num_micro_batches)  # which it may refuse
         asker = Asker(measurements, costs, model)
-        losses = [self.loss]
-        if self.loss is None:
+        if self.loss is not None:
+            losses = [self.loss]
+        else:
             delay = (self.num_stages - 1) / self.num_micro_batches
-            losses = [*losses_to_ask(measurements, delay)]
+            losses = losses_to_ask(measurements, delay)
         verdicts = []
         for loss in losses:
-            assert loss is not None
             question = asker.question(loss, self.num_stages, self.num_micro_batches)
             verdicts.append(answer(measurements, question))
         return Answers(self, asker, verdicts, notes)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from brx.errors import counted
 from brx.planning.iterations import by_method
 from brx.planning.schedules import Cut, EqualStages
 from brx.planning.verdict import Comparison, Option, Verdict
@@ -65,8 +66,8 @@ def _split_lines(verdict: Verdict) -> list[str]:
     count = verdict.question.num_micro_batches
     if examples % count:
         return []
-    micro_batches = "micro-batch" if count == 1 else "micro-batches"
-    return [f"{examples} examples per update, {count} {micro_batches} of {examples // count}."]
+    micro_batches = counted(count, "micro-batch")
+    return [f"{counted(examples, 'example')} per update, {micro_batches} of {examples // count}."]
 
 
 def sentence(verdict: Verdict) -> str:
@@ -153,11 +154,8 @@ def _reasons(verdict: Verdict) -> list[str]:
     if not verdict.asynchronous:
         if verdict.too_large:
             return []
-        count = len(verdict.unmeasured)
-        return [
-            f"No slowdown at {_delays(verdict)}: {count} methods were measured at other delays "
-            f"only."
-        ]
+        methods = counted(len(verdict.unmeasured), "method")
+        return [f"No slowdown at {_delays(verdict)}: the runs of {methods} have other delays."]
     pair = verdict.same_method
     if pair is None:
         best = verdict.asynchronous[0]
@@ -227,7 +225,7 @@ def _missing(verdict: Verdict) -> str | None:
 
 
 def _delays(verdict: Verdict) -> str:
-    return f"delays up to {verdict.question.delay:.3g} updates"
+    return f"delays up to {counted(verdict.question.delay, 'update', '.3g')}"
 
 
 def _schedule(cut: Cut) -> str:
@@ -321,8 +319,8 @@ def assumption_lines(verdict: Verdict, run: PlannedRun | None) -> list[str]:
         lines += run.cut_lines
     if isinstance(devices, EqualStages):
         lines.append(
-            f"The synchronous side may split an update's {devices.examples} examples, as many as "
-            f"in these runs, or take M = {verdict.question.num_micro_batches}, too."
+            f"The synchronous side may split an update's {counted(devices.examples, 'example')}, "
+            f"as many as in these runs, or take M = {verdict.question.num_micro_batches}, too."
         )
     lines.append(_cost_line(verdict, run))
     few = sorted({option.method for option in asynchronous if option.iterations.num_rates == 1})

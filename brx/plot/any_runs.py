@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from brx.errors import UserError
+from brx.errors import UserError, counted
 from brx.names import figure_label, path_of_text, path_text
 from brx.plot.style import (
     factor_axis,
@@ -399,7 +399,8 @@ def _has_number(record: dict[str, Any], name: str, num_stages: int, folder: Path
     is_list = isinstance(numbers, list) and len(numbers) == num_stages
     if not is_list or not all(isinstance(number, float | int | None) for number in numbers):
         raise UserError(
-            f"{folder}: {name} of iteration {record['iteration']} must be a list of {num_stages} "
-            f"numbers, one per stage; restore the file, or train the run again"
+            f"{folder}: {name} of iteration {record['iteration']} must be a list of "
+            f"{counted(num_stages, 'number')}, one per stage; restore the file, or train the run "
+            f"again"
         )
     return any(number is not None for number in numbers)

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from brx.errors import UserError
+from brx.errors import UserError, counted
 from brx.pipeline.schedule import (
     Timed,
     asynchronous_1f1b,
@@ -72,15 +72,16 @@ def draw_schedules(num_ranks: int, num_micro_batches: int, path: Path) -> list[P
     idle_once_full = bubble_share(asynchronous, *steady_state(asynchronous))
     with new_figure(width=7.0, height=0.36 * num_ranks * 2 + 2.4) as figure:
         top, middle, bottom = figure.subplots(3, 1, height_ratios=[num_ranks, num_ranks, 2.2])
-        title = f"(a) synchronous 1F1B, {num_micro_batches} micro-batches: idle {idle:.0%}"
+        micro_batches = counted(num_micro_batches, "micro-batch")
+        title = f"(a) synchronous 1F1B, {micro_batches}: idle {idle:.0%}"
         _draw_devices(top, synchronous, window, title)
         title = f"(b) asynchronous 1F1B: idle {idle_once_full:.0%} once full"
         _draw_devices(middle, asynchronous, window, title)
         _draw_delay(bottom, asynchronous[0], num_ranks, window)
         _name_colors(figure)
         caption = (
-            f"Pipeline of {num_ranks} devices over time; a backward pass takes as long as two "
-            f"forward passes.\n"
+            f"Pipeline of {counted(num_ranks, 'device')} over time; a backward pass takes as long "
+            f"as two forward passes.\n"
             "Blue: forward passes, green: backward passes, red: updates; numbers are "
             "micro-batches.\n"
             "Drawn from the sequences of actions that the engine runs."
@@ -278,8 +279,9 @@ def _grid_title(verdicts: Sequence[Verdict]) -> str:
     wins = [best for best in decided if best.advantage > 1 and not best.is_tie]
     losses = {verdict.question.loss for verdict in verdicts}
     to_loss = f" to {losses.pop():g} nats" if len(losses) == 1 else ""
+    pipelines = counted(len(decided), "pipeline")
     return (
-        f"asynchronous is faster in {len(wins)} of {len(decided)} pipelines, {len(ties)} tie\n"
+        f"asynchronous is faster in {len(wins)} of {pipelines}, {len(ties)} tie\n"
         f"(synchronous / asynchronous time{to_loss})"
     )
 

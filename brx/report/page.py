@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import brx
 from brx.config.parsing import dump_yaml
-from brx.errors import UserError
+from brx.errors import UserError, counted
 from brx.files import write_text
 from brx.paper.claims import (
     CLAIMS,
@@ -415,8 +415,7 @@ def _counted(
     texts = texts.fillna("unknown").replace("", "unknown")
     lines = []
     for value, count in texts.value_counts().items():
-        unit = "run" if count == 1 else "runs"
-        lines.append(f"{value} ({count} {unit})")
+        lines.append(f"{value} ({counted(count, 'run')})")
     return lines
 
 

@@ -19,8 +19,8 @@ import torch
 
 from brx.config.schema import RunConfig
 from brx.data.token_file import sha256
-from brx.errors import RunError, UserError
-from brx.files import replacing, sync_folder, write_json
+from brx.errors import RunError, UserError, counted
+from brx.files import replacing, sync, sync_folder, write_json
 from brx.methods.trajectory_version import check_trajectory_version
 from brx.readers import Damaged, read_json, read_tensors
 from brx.runs.folder import RunFolder, deciding_settings, first_difference, telling, trajectory_of
@@ -115,7 +115,7 @@ def write_stage(
     with telling(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)  # another rank may have made it
     with replacing(path) as file:
-        writer = _SteadyWriter(file, on_written)
+        writer = _SteadyWriter(file, path, on_written)
         torch.save(state, writer)  # type: ignore[arg-type]  # it needs `write` alone
         writer.sync()
     on_written(0)  # putting the file in its place may take slow storage as long as writing it
@@ -126,10 +126,16 @@ class _SteadyWriter:
     """A file object that syncs what was written every `SYNC_BYTES`.
 
     So progress can be reported while a large file is written, and the last sync does not take long.
+
+    Args:
+        file: the file to write to.
+        path: the path that it will have, for messages.
+        on_written: as for `write_stage`.
     """
 
-    def __init__(self, file: BinaryIO, on_written: Callable[[int], None]) -> None:
+    def __init__(self, file: BinaryIO, path: Path, on_written: Callable[[int], None]) -> None:
         self._file = file
+        self._path = path
         self._on_written = on_written
         self._num_unsynced = 0  # bytes
         self.sha256 = hashlib.sha256()  # covers everything written so far
@@ -151,7 +157,7 @@ class _SteadyWriter:
     def sync(self) -> None:
         """Wait until all that was written is on the disk."""
         self._file.flush()
-        os.fsync(self._file.fileno())
+        sync(self._file.fileno(), self._path)
         self._on_written(self._num_unsynced)
         self._num_unsynced = 0
 
@@ -357,8 +363,9 @@ def _check_nothing_lost(folder: RunFolder) -> None:
     done = summary.get("iteration", 0)
     if summary.get("status") in ("finished", "interrupted") and done > 0:
         raise UserError(
-            f"{folder.path}: has made {done} iterations, but no checkpoint is there to continue "
-            f"from; restore {folder.path / 'checkpoints'}, or train it again in another folder"
+            f"{folder.path}: has made {counted(done, 'iteration')}, but no checkpoint is there to "
+            f"continue from; restore {folder.path / 'checkpoints'}, or train it again in another "
+            f"folder"
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from brx.errors import UserError
+from brx.errors import UserError, counted
 from brx.files import replacing, sync, sync_folder, write_text
 from brx.readers import Damaged, lines_of, parse_json, read_arrays
 from brx.runs.folder import RunFolder, telling
@@ -260,14 +260,14 @@ def read_curves(folder: Path) -> Curves:
         if made > 0:
             raise UserError(
                 f"{path}: holds no training loss, but summary.json says that the run has made "
-                f"{made} iterations; restore it, or train it again"
+                f"{counted(made, 'iteration')}; restore it, or train it again"
             )
         raise UserError(f"{path}: holds no training loss yet")
     lacking = num_lacking(curves, summary)
     if lacking > 0:
         num_iterations = lacking + len(curves.iterations)
         problem = (
-            f"{path}: damaged: lacks {lacking} of the {num_iterations} iterations that "
+            f"{path}: damaged: lacks {lacking} of the {counted(num_iterations, 'iteration')} that "
             f"the run has made"
         )
         if lacking > MOST_LACKING * num_iterations:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import pandas as pd
@@ -31,7 +31,7 @@ LOSS_STEP = 0.02  # nats; between two stored losses, iterations are interpolated
 ROUNDING = 1e-9  # nats; a loss this much above a stored one is the stored one
 
 
-class Experiment(BaseModel, frozen=True, extra="forbid"):
+class Experiment(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The seeds of one method under one delay, at the learning rate that was chosen for them."""
 
     method: str
@@ -49,12 +49,12 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
     micro_batches: int = 1
     """M of these runs. `seconds` may be compared among runs of equal M only."""
     seeds: list[int] = Field(min_length=1)
-    iterations: list[list[float | None]]
+    iterations: list[list[Annotated[float, Field(gt=0)] | None]]
     """Iterations to each loss (rows, as `Measurements.losses`) by each seed (columns); None if the
     run never got there."""
 
 
-class Measurements(BaseModel, frozen=True, extra="forbid"):
+class Measurements(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Measurements of runs that can be compared: on the same data, model and budget."""
 
     source: str
@@ -156,13 +156,15 @@ def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, 
         )
     measured, *others = comparable(finished[is_pipeline], any_split=True)
     differing = left_out(measured, others, any_split=True)
-    lacking = {f"differ in {aspects}": list(runs["name"]) for aspects, runs in differing.items()}
-    lacking |= _without_result(runs, finished)
+    names_left_out: dict[str, list[str]] = {}  # by the reason
+    for aspects, alike in differing.items():
+        names_left_out[f"different in {aspects}"] = list(alike["name"])
+    names_left_out |= _without_result(runs, finished)
     if not is_pipeline.all():
-        lacking["have delays that are no pipeline's"] = list(finished.loc[~is_pipeline, "name"])
+        reason = "with delays that are no pipeline's"
+        names_left_out[reason] = list(finished.loc[~is_pipeline, "name"])
     notes = [
-        f"left out: {len(names)} run(s) that {why}: {first_names(names)}"
-        for why, names in lacking.items()
+        f"left out, {reason}: {first_names(names)}" for reason, names in names_left_out.items()
     ]
     return _measurements(measured, source), notes
 
@@ -178,8 +180,8 @@ def _without_result(runs: pd.DataFrame, finished: pd.DataFrame) -> dict[str, lis
     has_diverged = runs["status"] == "diverged"
     is_measured = runs["experiment"].isin(finished["experiment"])
     reasons = {
-        "are not finished": ~has_ended,
-        "diverged, as all of the same settings": has_diverged & ~is_measured,
+        "not finished": ~has_ended,
+        "diverged as all of the same settings": has_diverged & ~is_measured,
     }
     return {why: list(runs.loc[wanted, "name"]) for why, wanted in reasons.items() if wanted.any()}
 

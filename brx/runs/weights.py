@@ -16,7 +16,7 @@ from torch import Tensor
 from brx.config.schema import LlamaConfig, RunConfig
 from brx.errors import UserError
 from brx.files import replacing, write_json
-from brx.runs.checkpoint import check_stages, read_manifest, read_stage
+from brx.runs.checkpoint import check_stages, iteration_of, read_manifest, read_stage
 from brx.runs.folder import name_of_run
 
 # safetensors' names of number formats
@@ -83,7 +83,7 @@ def _descriptions(run: Path, checkpoint: Path, config: RunConfig) -> dict[str, A
     """The JSON files next to the weights, by name."""
     about = {
         "run": name_of_run(run),
-        "iteration": int(checkpoint.name),
+        "iteration": iteration_of(checkpoint),
         "model": config.model.model_dump(mode="json", by_alias=True),
         "tokenizer": config.data.tokenizer,
         "vocabulary_size": config.data.vocabulary_size,

@@ -1,5 +1,6 @@
 """The protocol of `brx compare`: the same runs for every method. docs/compare.md says why these."""
 
+import math
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -9,13 +10,15 @@ import pandas as pd
 
 from brx.config.loading import load_config, validate
 from brx.config.parsing import parse_value
-from brx.errors import UserError
+from brx.errors import UserError, counted
+from brx.files import temporary_for
 from brx.methods.trajectory_version import TRAJECTORY_VERSION, newest_alike, recorded_version
 from brx.runs.aspects import comparable, left_out
 from brx.runs.comparison import leaderboard
 from brx.runs.experiments import at_best_rates
-from brx.runs.folder import SEED, RunFolder
+from brx.runs.folder import SEED, RunFolder, lock, telling
 from brx.runs.frames import DEPTH, has_pipeline_delays, load
+from brx.sweep.cell import CELLS_LOCK, folders_in
 from brx.sweep.choice import tried_cells
 from brx.sweep.spec import Sweep, SweepSpec
 
@@ -105,12 +108,12 @@ def take_committed(
     """
     if not committed.is_dir():
         return 0
-    usable: dict[str, Path] = {}
-    for path in sorted(committed.iterdir()):
+    usable: dict[str, Path] = {}  # by the identity of the cell
+    for identity, path in folders_in(committed).items():
         summary = RunFolder(path).read_summary()
         is_of_this_corpus = data_fingerprint in (None, summary.get("data_fingerprint"))
         if summary and is_of_this_corpus and _is_of_this_version(path, summary):
-            usable[_identity(path)] = path
+            usable[identity] = path
     num_copied = 0
     for sweep in sweeps:
         # Repeatedly, because the result of a copied run may ask for a run beyond the grid.
@@ -119,29 +122,39 @@ def take_committed(
     return num_copied
 
 
-def _identity(folder: Path) -> str:
-    """The identity of a cell, with which the name of its folder ends (`brx.sweep.spec`)."""
-    return folder.name.rpartition("--")[2]
-
-
 def _copy_runs(sweep: Sweep, usable: Mapping[str, Path]) -> int:
     """Copy the runs that the sweep asks for now and lacks; returns how many.
 
     Args:
+        sweep: a method's sweep.
         usable: the folders of the committed runs, by identity.
     """
     cells = tried_cells(sweep)
     num_copied = 0
     for cell in cells + sweep.repetitions(cells):
-        source = usable.get(_identity(cell.folder))
-        if source is None or cell.folder.exists():
-            continue
-        cell.folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = cell.folder.with_name(f".{cell.folder.name}.tmp")
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(source, partial).rename(cell.folder)
-        num_copied += 1
+        source = usable.get(cell.identity)
+        if source is not None and not cell.folder.exists() and _copy_run(source, cell.folder):
+            num_copied += 1
     return num_copied
+
+
+def _copy_run(source: Path, folder: Path) -> bool:
+    """Copy a run to a cell's folder; False if another process has made that folder meanwhile.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    temporary = temporary_for(folder)
+    try:
+        with telling(folder):
+            shutil.copytree(source, temporary)
+            with lock(folder.parent, patience_s=math.inf, name=CELLS_LOCK):
+                if folder.exists():
+                    return False
+                temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return True
 
 
 def _is_of_this_version(path: Path, summary: Mapping[str, Any]) -> bool:
@@ -214,20 +227,21 @@ def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
             f"{', '.join(DELAYS)}"
         )
 
-    def rank(alike: pd.DataFrame) -> tuple[int, int]:
+    def num_runs(alike: pd.DataFrame) -> tuple[int, int]:
+        """The number of runs of the methods in `asked`, and of all runs."""
         return alike["optimizer.method"].isin(asked).sum(), len(alike)
 
-    shown, *others = sorted(comparable(chosen), key=rank, reverse=True)
+    shown, *others = sorted(comparable(chosen), key=num_runs, reverse=True)
     notes = []
     for aspects, alike in left_out(shown, others).items():
         variants = ", ".join(sorted(set(alike["variant"])))
         notes.append(
-            f"left out, since they differ from the rest in {aspects}: {len(alike)} runs of "
+            f"left out, different from the rest in {aspects}: {counted(len(alike), 'run')} of "
             f"{variants}"
         )
     seeds = ", ".join(map(str, sorted(shown[SEED].unique())))
     places = " and ".join(map(str, present))
-    source = f"{len(shown)} runs at the best rates in {places}, seeds {seeds}"
+    source = f"{counted(len(shown), 'run')} at the best rates in {places}, seeds {seeds}"
     return Board(leaderboard(shown, list(DELAYS), TARGET_METHOD), source, notes)
 
 

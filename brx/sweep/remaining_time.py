@@ -6,7 +6,8 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -61,13 +62,22 @@ def remaining_seconds(
 
 def _known_rates(cells: Sequence[Cell]) -> dict[str, float | None]:
     """The mean seconds per iteration of finished cells, by `cost_kind`."""
-    seconds = defaultdict(list)
+    rates = defaultdict(list)
     for cell in cells:
-        summary = RunFolder(cell.folder).read_summary()
-        if summary.get("status") == "finished" and summary.get("training_seconds"):
-            per_iteration = summary["training_seconds"] / summary["iteration"]
-            seconds[cost_kind(cell.config)].append(per_iteration)
-    return {kind: statistics.fmean(values) for kind, values in seconds.items()}
+        rate = _rate_of_finished(RunFolder(cell.folder).read_summary())
+        if rate is not None:
+            rates[cost_kind(cell.config)].append(rate)
+    return {kind: statistics.fmean(values) for kind, values in rates.items()}
+
+
+def _rate_of_finished(summary: Mapping[str, Any]) -> float | None:
+    """The seconds per iteration of a finished run; None for others, and if they are not known."""
+    seconds = summary.get("training_seconds")
+    iterations = summary.get("iteration", 0)
+    is_measured = isinstance(seconds, int | float) and seconds > 0 and iterations > 0
+    if summary.get("status") != "finished" or not is_measured:
+        return None
+    return float(seconds / iterations)
 
 
 def cost_kind(config: RunConfig) -> str:

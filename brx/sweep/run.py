@@ -14,6 +14,7 @@ import pandas as pd
 
 from brx.data.prepare import PreparedData, prepare
 from brx.environment import stop_signals
+from brx.errors import counted
 from brx.files import write_text
 from brx.progress import duration, tell
 from brx.runs.folder import telling
@@ -46,13 +47,14 @@ def list_cells(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> None:
     num_jobs = launcher.num_jobs
     launcher.close()
     left = remaining_seconds([*cells, *repetitions], num_jobs, tell, retry_failed=retry_failed)
-    counted = Counter(states).items()
-    counts = ", ".join(f"{count} {state.value}" for state, count in counted)
-    time = "too large to time without a GPU"
+    counts = ", ".join(f"{count} {state.value}" for state, count in Counter(states).items())
+    estimate = "too large to time without a GPU"
     if left is not None:
-        time = f"about {duration(left)} with {num_jobs} at a time"
-    more = f" and {len(repetitions)} repetitions of the chosen ones" if repetitions else ""
-    print(f"{sweep.path}: {len(states)} cells{more} in {sweep.out}: {counts}; {time}")
+        estimate = f"about {duration(left)} with {num_jobs} at a time"
+    planned = counted(len(cells), "cell")
+    if repetitions:
+        planned += f" and {counted(len(repetitions), 'repetition')} of the chosen ones"
+    print(f"{sweep.path}: {planned} in {sweep.out}: {counts}; {estimate}")
 
 
 def make_launcher(
@@ -121,7 +123,9 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         print(f"failed cell {cell.name}: {reason}")
     if failures:
         return False
-    print(f"{sweep.path}: all {len(cells) + len(repetitions)} cells are done, in {sweep.out}")
+    num_done = len(cells) + len(repetitions)
+    done = "the only cell is done" if num_done == 1 else f"all {num_done} cells are done"
+    print(f"{sweep.path}: {done}, in {sweep.out}")
     return True
 
 

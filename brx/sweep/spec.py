@@ -132,6 +132,9 @@ class Sweep:
     """The folder of the cells' folders."""
     cells: list[Cell]
     """The cells of the grid, without repetitions."""
+    base: Mapping[str, Any]
+    """The content of `spec.base`. It is read once: a sweep takes days, and its last cells must have
+    the settings of its first ones even if somebody edits the file meanwhile."""
 
     @classmethod
     def load(cls, path: Path, out: Path | None = None) -> Sweep:
@@ -179,7 +182,7 @@ class Sweep:
             raise UserError(f"{path}: exclude: leaves no cell of the grid's {len(cells)}")
         # Equal cells are one, with the name of the first.
         distinct = {identity(cell.config): cell for cell in reversed(included)}
-        sweep = cls(path, spec, folder, named_apart(reversed(distinct.values())))
+        sweep = cls(path, spec, folder, named_apart(reversed(distinct.values())), base)
         sweep._check_beyond_grid()
         return sweep
 
@@ -213,13 +216,14 @@ class Sweep:
             variations: for each new cell, the cell that it is made from, and the dotted keys in
                 which it differs from that one.
         """
-        base = new_content(find_config(self.spec.base))
         there = folders_in(self.out)
-        varied = [
-            _cell(self.path, self.spec, base, self.out, there, {**cell.varied, **changed})
-            for cell, changed in variations
-        ]
-        return [cell for cell in varied if not _is_excluded(cell, self.spec)]
+        cells = []
+        for origin, changed in variations:
+            varied = {**origin.varied, **changed}
+            cell = _cell(self.path, self.spec, self.base, self.out, there, varied)
+            if not _is_excluded(cell, self.spec):
+                cells.append(cell)
+        return cells
 
     def repetitions(self, chosen: Sequence[Cell]) -> list[Cell]:
         """The cells that repeat chosen ones, usually with other seeds, without those that are among

@@ -106,7 +106,7 @@ def iterations_done(folder: Path) -> int:
     except OSError:
         return 0
     for line in reversed(lines):
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):
             return int(parse_json(line.decode())["iteration"])
     return 0
 

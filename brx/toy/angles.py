@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from pydantic import Field, model_validator
 
+from brx.errors import counted
 from brx.plot.style import factor_axis, new_figure, save, sequence_color
 from brx.toy.descent import Array, kept, slowdown_ratios
 from brx.toy.quadratic import (
@@ -167,9 +168,9 @@ def _sweep_caption(result: SweepResult) -> str:
     lines = [
         f"Adam on a quadratic with eigenvalues {config.eigenvalues}, whose eigenvectors stand at "
         f"an angle to the coordinates; lr {config.lr:g}, beta2 {config.beta2:g}, from "
-        f"{config.starts} starts at distance {config.distance:g} to a loss of {config.target:g}. "
-        "Slowdown: updates with delay over updates without, median over the starts; a gap: more "
-        f"than half of them never arrive in {config.most_updates:,} updates.",
+        f"{counted(config.starts, 'start')} at distance {config.distance:g} to a loss of "
+        f"{config.target:g}. Slowdown: updates with delay over updates without, median over the "
+        f"starts; a gap: more than half of them never arrive in {config.most_updates:,} updates.",
         "Spearman's correlation of slowdown and (1,1)-norm over the angles:",
     ]
     for row, beta1 in enumerate(config.momenta):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from brx.config.schema import refuse
+from brx.errors import counted
 from brx.plot.style import line_style, new_figure, save
 from brx.toy.descent import (
     COLORS,
@@ -269,7 +270,8 @@ def _style(case: Case) -> dict[str, Any]:
 
 def _count(run: Trajectory) -> str:
     """How many updates the configured start needs, as a text."""
-    return f"{run.updates[0]:.0f} updates" if np.isfinite(run.updates[0]) else "never there"
+    num_updates = run.updates[0]
+    return counted(num_updates, "update", ".0f") if np.isfinite(num_updates) else "never there"
 
 
 def _draw_landscape(axes: Axes, result: QuadraticResult, aligned: bool) -> None:
@@ -295,7 +297,8 @@ def _quadratic_caption(result: QuadraticResult) -> str:
         f"Quadratic with eigenvalues {config.eigenvalues}; updates until the loss is "
         f"{config.target:g} (dark ellipse) without delay and with delay {config.delay}, lr "
         f"{config.lr:g}, beta1 {config.beta1:g}, beta2 {config.beta2:g}. Slowdown: their ratio; in "
-        f"brackets its median over {config.other_starts} other starts at the same distance."
+        f"brackets its median over {counted(config.other_starts, 'other start')} at the same "
+        "distance."
     ]
     for optimizer, aligned in COMPARISONS:
         plain = _count(result.runs[Case(optimizer, aligned, 0)])

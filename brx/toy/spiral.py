@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import hessian, vmap
 
 from brx.config.schema import refuse
+from brx.errors import counted
 from brx.plot.style import new_figure, save
 from brx.toy.descent import COLORS, Array, DelayedAdam, State, ToySection, kept, slowdown_ratios
 
@@ -426,12 +427,14 @@ def _spiral_caption(result: SpiralResult) -> str:
         end = f"arrived at radius {config.end_radius:g}"
     lines = [
         f"Adam on r^2 + (20 sin(4 r - theta) + 1)^2, lr {config.lr:g}, beta1 {config.beta1:g}, "
-        f"beta2 {config.beta2:g}; delay {config.delay} introduced at {len(result.angles)} random "
-        f"iterations; slowdown: updates for {config.interval_degrees:g} degrees with delay over "
-        "those without. Green: the Hessian's dominant eigenvector on the floor of the valley lies "
-        "along an axis; red: half-way between axes.",
-        f"trajectory without delay: from radius {config.start_radius:g}, {numbers['updates']:,} "
-        f"updates, {numbers['turned_degrees']:g} degrees; {end}",
+        f"beta2 {config.beta2:g}; delay {config.delay} introduced at "
+        f"{counted(len(result.angles), 'random iteration')}; slowdown: updates for "
+        f"{config.interval_degrees:g} degrees with delay over those without. Green: the Hessian's "
+        "dominant eigenvector on the floor of the valley lies along an axis; red: half-way between "
+        "axes.",
+        f"trajectory without delay: from radius {config.start_radius:g}, "
+        f"{counted(numbers['updates'], 'update', ',')}, {numbers['turned_degrees']:g} degrees; "
+        f"{end}",
         f"aligned angles: {numbers['aligned_angles']}; misaligned angles: "
         f"{numbers['misaligned_angles']}",
         f"measurements that did not travel the angle in {config.most_measured:,} updates: "

@@ -24,6 +24,7 @@ from brx.config.schema import (
     RunConfig,
     Section,
 )
+from brx.errors import counted
 from brx.methods.custom import AnyOptimizer
 from brx.methods.table import find_method
 from brx.model.sizes import count_parameters
@@ -74,7 +75,7 @@ def method_facts(config: RunConfig, assembly: Assembly) -> MethodFacts:
     """What a user's own method is, and which optimizers it has made."""
     method = find_method(config)
     optimizers = [
-        f"{type(optimizer).__name__} ({len(optimizer.param_groups)} groups)"
+        f"{type(optimizer).__name__} ({counted(len(optimizer.param_groups), 'group')})"
         for optimizer in assembly.updater.optimizers
     ]
     return MethodFacts(

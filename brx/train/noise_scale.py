@@ -8,7 +8,7 @@ from torch import Tensor
 
 from brx.config.schema import RunConfig
 from brx.data.prepare import prepare
-from brx.errors import UserError
+from brx.errors import UserError, counted
 from brx.pipeline.engine import Engine
 from brx.train.build import assemble, training_batches
 
@@ -32,7 +32,8 @@ def gradient_noise_scale(config: RunConfig, iterations: int) -> float:
     )
     if iterations > config.training.iterations:
         raise UserError(
-            f"--noise-scale {iterations}: the training has {config.training.iterations} iterations"
+            f"--noise-scale {iterations}: the training has "
+            f"{counted(config.training.iterations, 'iteration')}"
         )
     config = config.model_copy(update={"pipeline": undelayed})
     engine = assemble(config, training_batches(config, prepare(config.data)).batch).engine

@@ -273,7 +273,7 @@ def test_figure_names_runs_that_do_not_compare(exported, tmp_path, capsys):
     figure = str(tmp_path / "profiles")
     assert main(["plot", "profiles", str(exported), str(other), "--out", figure]) == 0
     told = capsys.readouterr().err.replace("\n", " ")
-    assert f"differ from the rest in iterations: {other.name}" in told
+    assert f"different from the rest in iterations: {other.name}" in told
 
 
 def test_figure_of_profiles_has_its_details(exported, tmp_path):

@@ -149,9 +149,8 @@ def test_validation_windows_are_evenly_spread(sequence_length, spare, examples):
 @pytest.mark.parametrize("num_tokens", [0, 16])
 def test_file_shorter_than_a_window_is_refused(num_tokens):
     file = counting_file(num_tokens)
-    with pytest.raises(
-        UserError, match=rf"counting: {num_tokens} tokens are too few for model.sequence_length 16"
-    ):
+    told = f"counting: gave {num_tokens} tokens, too few for model.sequence_length 16"
+    with pytest.raises(UserError, match=told):
         Batches(file, sequence_length=16, batch_size=1, seed=0)
     with pytest.raises(UserError, match="too few"):
         validation_set(file, sequence_length=16, examples=1, batch_size=1)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from brx.config.schema import DataConfig
 from brx.data import prepare as preparing
-from brx.data import token_file
+from brx.data import sources, token_file
 from brx.data.prepare import SPLITS, TokenWriter, prepare, remove, token_folder, tokenized
 from brx.data.sources import is_validation
 from brx.data.token_file import (
@@ -174,12 +175,12 @@ def test_fingerprint_does_not_depend_on_the_place(tmp_path):
         (
             ["only one"],
             {},
-            r"^data\.source: \S+: too small: 1 documents gave 1 for training and 0 for validation",
+            r"^data\.source: \S+: too small: 1 document gave 1 for training and 0 for validation",
         ),
         (
             DOCUMENTS,
             {"tokens": 9},
-            r"too small: 1 documents .* \(data\.validation_fraction 0\.1, data\.tokens 9",
+            r"too small: 1 document gave .* \(data\.validation_fraction 0\.1, data\.tokens 9",
         ),
         (
             DOCUMENTS,
@@ -471,6 +472,15 @@ def gone(tmp_path):
 
 def test_token_files_outlive_their_source(gone, capsys):
     config, fingerprint = gone
+    assert prepare(config, fingerprint=fingerprint).fingerprint == fingerprint
+    assert "is gone; the run goes on with the token files" in capsys.readouterr().err
+
+
+def test_token_files_outlive_their_packages(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sources, "package_sources", lambda: iter(DOCUMENTS))
+    config = DataConfig(source="packages", directory=str(tmp_path))
+    fingerprint = prepare(config, quiet=True).fingerprint
+    monkeypatch.setattr(sources, "find_spec", lambda package: None)
     assert prepare(config, fingerprint=fingerprint).fingerprint == fingerprint
     assert "is gone; the run goes on with the token files" in capsys.readouterr().err
 

@@ -390,13 +390,13 @@ def test_folder_finds_what_a_glob_finds(corpus):
 @pytest.mark.parametrize("pattern", ["", "/**/*.txt"])
 def test_hidden_files_are_said_to_be_left_out(corpus, pattern):
     first, *_ = notes_on_files(f"{corpus}{pattern}")
-    assert first.startswith("1 hidden file(s) left out, such as ")
+    assert first.startswith("1 hidden file left out, such as ")
     assert ".ipynb_checkpoints" in first
 
 
 def test_links_are_said_to_be_followed(corpus):
     *_, last = notes_on_files(str(corpus))
-    assert last == f"1 file(s) reached through links, such as {corpus}/linked/b.txt"
+    assert last == f"1 file reached through links, such as {corpus}/linked/b.txt"
 
 
 def test_plain_folder_needs_no_note(tmp_path):

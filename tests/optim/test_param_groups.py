@@ -253,6 +253,11 @@ def test_split_into_unequal_parts_is_refused(mixed):
         BasisRotation([{"params": [mixed["mixed"].weight], "split": (3, -2)}])
 
 
+def test_single_vector_is_no_plural():
+    with pytest.warns(UserWarning, match="1 parameter has no side to rotate and gets AdamW"):
+        BasisRotation(torch.nn.Linear(4, 4).parameters(), lr=0.1)
+
+
 def test_one_group_given_is_one_group_kept():
     model, _ = two_models()
     with pytest.warns(UserWarning, match="4 parameters have no side to rotate") as caught:

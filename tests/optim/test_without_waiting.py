@@ -87,6 +87,16 @@ def test_bad_gradients_are_told_of_without_any_refresh(options):
     assert int(optimizer.state[parameters[1]]["step"]) == 21
 
 
+def test_single_bad_step_before_is_no_plural():
+    parameter = torch.nn.Parameter(torch.ones(4, 4))
+    optimizer = BasisRotation([parameter], frequency=2)
+    train(optimizer, [parameter], 1, 5)  # the refreshes 2 and 4 wait for the device, and so will 6
+    parameter.grad[0, 0] = float("nan")
+    optimizer.step()
+    with pytest.raises(BadGradientError, match=r"no parameter was updated, as in 1 step before$"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("covariance", ["refresh", "step"])
 def test_ordinary_step_asks_the_device_for_no_number(covariance):
     # Fake tensors have no values: code that asks for one gets an exception.

@@ -32,7 +32,7 @@ def test_more_passes_than_stated_are_told_once():
 
 
 def test_fewer_passes_than_stated_are_told_once():
-    with pytest.warns(UserWarning, match="at most 1 backward passes each, .* is 4") as told:
+    with pytest.warns(UserWarning, match="at most 1 backward pass each, .* is 4") as told:
         train(updates=6, accumulation=4)
     assert len(told) == 1
 

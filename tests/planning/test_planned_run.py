@@ -251,13 +251,13 @@ def test_too_little_memory_leaves_no_cut(six_devices):
         (["devices=6"], []),
         (
             ["devices=16"],
-            ["The cut is uneven: 1 or 2 blocks per device; 12 or 24 device(s) would be even."],
+            ["The cut is uneven: 1 or 2 blocks per device; 12 or 24 devices would be even."],
         ),
         # Devices hold whole stages: five of 4, 5, 5, 5, 5 blocks are even nowhere but on one
         # device.
         (
             ["stages=5", "devices=5"],
-            ["The cut is uneven: 4 or 5 blocks per device; 1 device(s) would be even."],
+            ["The cut is uneven: 4 or 5 blocks per device; 1 device would be even."],
         ),
     ],
 )

@@ -1,7 +1,9 @@
 """Checkpoints: complete or absent, whatever fails on the way; what a run continues from, and what
 is refused."""
 
+import errno
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -315,6 +317,15 @@ def test_checkpoint_with_other_stages_is_not_written(stages, tmp_path):
     with pytest.raises(RunError, match="must have 0 to 2, each once; nothing is written"):
         checkpoint.finish(tmp_path, 7, {"num_stages": 3}, entries, keep=1)
     assert list_checkpoints(tmp_path) == []
+
+
+def test_file_system_without_fsync_holds_checkpoints(tmp_path, monkeypatch):
+    def refuse(descriptor):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    write(tmp_path, 7, "kept")
+    assert values(tmp_path) == {"00000007": "kept"}
 
 
 @pytest.mark.parametrize("num_bytes", [None, 3], ids=["missing", "cut off"])

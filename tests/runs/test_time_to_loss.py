@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -86,9 +87,9 @@ def test_runs_compare_by_examples_per_update(measured):
 def test_runs_that_do_not_compare_are_named(measured):
     _, notes = measured
     assert notes == [
-        "left out: 1 run(s) that differ in examples per update: a-smaller",
-        "left out: 1 run(s) that differ in model: d-wider",
-        "left out: 1 run(s) that have delays that are no pipeline's: f-late",
+        "left out, different in examples per update: a-smaller",
+        "left out, different in model: d-wider",
+        "left out, with delays that are no pipeline's: f-late",
     ]
 
 
@@ -162,6 +163,14 @@ def test_settings_of_the_method_are_kept(one_diverged):
     [
         (lambda content: content["losses"].reverse(), "losses: must descend"),
         (
+            lambda content: content["experiments"][0]["iterations"][0].insert(0, 0.0),
+            "experiments.0.iterations.0.0: input should be greater than 0, got 0.0",
+        ),
+        (
+            lambda content: content["experiments"][0].update(delay=math.inf),
+            "experiments.0.delay: input should be a finite number, got inf",
+        ),
+        (
             lambda content: content["experiments"][0]["iterations"].pop(),
             "iterations must have a row per loss",
         ),
@@ -174,7 +183,7 @@ def test_settings_of_the_method_are_kept(one_diverged):
             "input should be greater than 0",
         ),
     ],
-    ids=["rising", "a row less", "a column more", "no time"],
+    ids=["rising", "no iterations", "no delay", "a row less", "a column more", "no time"],
 )
 def test_wrong_measurements_are_refused(damage, problem, demo, tmp_path):
     content = json.loads(demo.model_dump_json())
@@ -191,8 +200,8 @@ def test_runs_without_a_result_are_noted(tmp_path):
     write_run(tmp_path, "lost", "model.blocks=2", "pipeline.stages=2", status="diverged")
     _, notes = measure_largest_set(load(tmp_path / "runs"), "runs")
     assert notes == [
-        "left out: 1 run(s) that are not finished: under way",
-        "left out: 1 run(s) that diverged, as all of the same settings: lost",
+        "left out, not finished: under way",
+        "left out, diverged as all of the same settings: lost",
     ]
 
 

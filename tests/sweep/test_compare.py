@@ -137,6 +137,26 @@ def test_committed_runs_are_taken_once(kept, tmp_path):
     assert take_committed([pipedream(tmp_path)], kept) == 0
 
 
+def test_two_processes_may_take_committed_runs_at_once(kept, tmp_path, monkeypatch):
+    """Another process takes each run while this one copies it."""
+    copy = shutil.copytree
+
+    def both_copy(source, target):
+        monkeypatch.setattr(shutil, "copytree", copy)
+        take_committed([pipedream(tmp_path)], kept)
+        monkeypatch.setattr(shutil, "copytree", both_copy)
+        return copy(source, target)
+
+    monkeypatch.setattr(shutil, "copytree", both_copy)
+    sweep = pipedream(tmp_path)
+    take_committed([sweep], kept)
+    assert [state_of(cell) for cell in sweep.cells] == [State.DONE] * 9
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *(cell.folder.name for cell in sweep.cells),
+        ".cells.lock",
+    }
+
+
 def test_committed_run_of_another_corpus_is_left(kept, tmp_path):
     assert take_committed([pipedream(tmp_path)], kept, "another") == 0
 
@@ -264,7 +284,8 @@ def other_corpus(tmp_path):
 def test_set_of_the_method_asked_for_is_shown(kept, other_corpus):
     board = read_board([other_corpus, kept], ["soap", "pipedream-lr"])
     assert set(board.rows["method"]) == {"soap"}
-    assert "differ from the rest in data fingerprint: 6 runs of muon, pipedream" in board.notes[0]
+    told = "different from the rest in data fingerprint: 6 runs of muon, pipedream"
+    assert told in board.notes[0]
 
 
 def test_largest_set_is_shown_if_nothing_is_asked(kept, other_corpus):

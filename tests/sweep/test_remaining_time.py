@@ -1,8 +1,11 @@
 """How long the cells of a sweep will still take."""
 
+import json
+
 import pytest
 
 from brx.config.loading import preset_with
+from brx.files import write_json
 from brx.sweep.choice import choices_and_repetitions
 from brx.sweep.remaining_time import calibrate, remaining_seconds
 from brx.sweep.spec import Sweep
@@ -29,6 +32,18 @@ def test_time_left_includes_repetitions(half_done):
 def test_time_left_falls_with_a_finished_repetition(half_done):
     end(cells_of(half_done)[-1], 50.0)
     assert time_left(half_done) == pytest.approx(75.0)
+
+
+@pytest.mark.parametrize(
+    "damage", [{"iteration": None}, {"iteration": 0}, {"training_seconds": "long"}]
+)
+def test_damaged_summary_gives_no_pace(damage, half_done):
+    summary = half_done.cells[0].folder / "summary.json"
+    content = json.loads(summary.read_text()) | damage
+    if content["iteration"] is None:
+        del content["iteration"]
+    write_json(summary, content)
+    assert time_left(half_done) > 0.0
 
 
 @pytest.mark.parametrize(("retry_failed", "expected"), [(False, 75.0), (True, 100.0)])

@@ -84,6 +84,12 @@ def test_done_cells_are_skipped(swept, printed):
     assert [file.stat().st_mtime_ns for file in files] == before
 
 
+def test_single_cell_is_no_plural(tmp_path, printed):
+    path = write_sweep(tmp_path, grid={"training.seed": [0]})
+    assert "/sweep.yaml: 1 cell in " in printed("sweep", path, "--dry-run", "--jobs", "1")
+    assert "the only cell is done" in printed("sweep", path, "--jobs", "1")
+
+
 def test_done_cell_of_another_version_is_refused(swept, monkeypatch, refused):
     monkeypatch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", TRAJECTORY_VERSION + 1)
     told = refused("sweep", swept, "--jobs", "1")

@@ -32,6 +32,17 @@ def test_equal_cells_are_one(tmp_path):
     assert len(Sweep.load(write_sweep(tmp_path, grid=grid)).cells) == 1
 
 
+def test_repetitions_keep_the_base_that_the_grid_had(tmp_path):
+    path = write_sweep(tmp_path, repeat={"set": {"training.seed": [1]}})
+    sweep = Sweep.load(path)
+    base = tmp_path / "tiny.yaml"
+    base.write_text(base.read_text().replace("batch_size: ", "batch_size: 1"))  # edited meanwhile
+    assert Sweep.load(path).cells[0].config.training != sweep.cells[0].config.training
+    (repetition,) = sweep.repetitions(sweep.cells[:1])
+    expected = sweep.cells[0].config.training.model_copy(update={"seed": 1})
+    assert repetition.config.training == expected
+
+
 def test_other_method_drops_options_it_lacks(tmp_path):
     section = "{method: nesterov, momentum_decay: 0.005, lr: 0.02}"
     (tmp_path / "tiny.yaml").write_text(f"optimizer: {section}\n")

@@ -26,6 +26,13 @@ def test_configuration_of_a_cell_is_parsed_once(done, monkeypatch):
     parsed.assert_called_once()
 
 
+@pytest.mark.parametrize("number", ["Infinity", "NaN", "[]", '"x"'])
+def test_iteration_that_is_no_number_is_passed_over(number, done):
+    lines = f'{{"iteration": 3, "train_loss": 4.0}}\n{{"iteration": {number}}}\n'
+    (done.folder / "metrics.jsonl").write_text(lines)
+    assert state.iterations_done(done.folder) == 3
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
