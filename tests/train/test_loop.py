@@ -568,7 +568,7 @@ def test_run_killed_before_its_first_checkpoint_says_that_it_begins_again(
 def test_refused_resume_leaves_the_metrics(stopped, tmp_path):
     before = (stopped / "metrics.jsonl").read_text()
     (tmp_path / "text.txt").write_text("\n".join(f"other text {number}" for number in range(20000)))
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="was trained on other data"):
         train(tiny_config(tmp_path), stopped, resume=True)
     assert (stopped / "metrics.jsonl").read_text() == before
 
@@ -586,7 +586,7 @@ def test_more_than_the_data_have_is_refused(setting, tmp_path):
 
 
 def test_refused_run_leaves_no_folder(tmp_path):
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=r"data\.max_epochs"):
         train(tiny_config(tmp_path, "training.iterations=100000"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
