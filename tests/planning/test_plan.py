@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.memory import measured_peak, peak_during
 from brx.config.loading import apply_overrides, load_config
 from brx.config.schema import MoEConfig
+from brx.distributed.processes import DistributedWorld
 from brx.model.sizes import Size, stage_forward_flops
 from brx.model.stage import make_stage, partition, whole_model
 from brx.pipeline.delay import pipeline_delays
@@ -187,6 +188,33 @@ def test_peak_with_micro_batches_in_flight(overrides):
             pass
 
     assert planned.peak == pytest.approx(peak_during(work, torch.device("cpu")), rel=0.1)
+
+
+class Unconnected(DistributedWorld):
+    """A rank of four, without the others."""
+
+    num_ranks = 4
+
+    def __init__(self, rank):
+        self.rank = rank
+        self._through_host = False
+        self._timeout_s = 1.0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_links_are_the_buffers_of_the_channels(precision, monkeypatch):
+    monkeypatch.setattr("brx.distributed.processes._make_group", lambda timeout_s: None)
+    config = small("pipeline.devices=4", f"runtime.precision={precision}")
+    shape = (config.training.batch_size, config.model.sequence_length, config.model.width)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    message = torch.empty(shape, dtype=dtype).nbytes
+    expected = []
+    for rank in range(4):
+        channels = Unconnected(rank).connect(shape, dtype, torch.device("cpu"))
+        received = [*channels.activations._free, *channels.gradients._free]
+        # A message is being sent in each direction, too.
+        expected.append(sum(buffer.nbytes for buffer in received) + 2 * message)
+    assert [rank.links for rank in plan_memory(config, "cpu")] == expected
 
 
 def batches_of(config):
