@@ -181,6 +181,12 @@ def test_larger_lead_at_the_deepest_widens(every_depth):
     assert row(every_depth, "main-gap-widens").verdict == "yes"
 
 
+def test_smaller_gap_behind_the_baselines_is_no_wider_lead(tmp_path):
+    for stages in DEPTHS[1:]:
+        write_main(tmp_path, (2.0, 2.0, 2.0, 2.5 if stages == 32 else 3.0), stages)
+    assert row(tmp_path, "main-gap-widens").verdict == "no"
+
+
 def test_text_has_the_lead_at_each_depth(every_depth):
     text = row(every_depth, "main-gap-widens").evidence.text
     assert text.startswith("lead 1.000 nats at P = 2, 1.500 at P = 32; at P = 2, 4, 8, 16, 32: ")

@@ -321,9 +321,10 @@ def test_one_stage_equals_ordinary_training_loop():
         assert torch.equal(weight, versions[0].newest[name]), name
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])  # after an update of 1, no stage holds a slot
 @pytest.mark.parametrize("stash", STASHES)
-def test_validation_loss_is_the_mean_over_examples_with_the_newest_weights(stash):
-    config = make_config("pipedream", 3, stash)
+def test_validation_loss_is_the_mean_over_examples_with_the_newest_weights(stash, accumulation):
+    config = make_config("pipedream", 3, stash, 24, f"pipeline.accumulation={accumulation}")
     assembly = assemble(config, micro_batch, dtype=torch.float64)
     inputs, targets = (
         torch.cat(both) for both in zip(*map(micro_batch, (31, 32, 33)), strict=True)
