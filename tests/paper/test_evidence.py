@@ -469,6 +469,17 @@ def test_target_never_reached_is_a_bound(never_reached):
     assert evidence_text(never_reached).startswith("< ")
 
 
+def test_iterations_are_saved_over_the_baseline_that_trains_lowest(tmp_path):
+    # By validation, Nesterov would be the best baseline.
+    slowness = {"basis-rotation": 2.0, "pipedream": 4.0, "pipedream-lr": 6.0, "nesterov": 8.0}
+    for method, times in slowness.items():
+        val_loss = 0.1 if method == "nesterov" else None
+        write_method(tmp_path, method, slowness=times, val_loss=val_loss)
+    saved = row(tmp_path, "main-reduction").evidence
+    assert saved.text == "over pipedream"
+    assert saved.value == pytest.approx(1 - 2.0 / 4.0, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("larger", "smaller", "holds"),
     [
