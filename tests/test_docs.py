@@ -82,18 +82,25 @@ def stale_numbers(page: Path) -> list[tuple[str, str]]:
     """Numbers of a page that no table supports, as (files, number).
 
     A block below `<!-- numbers: FILE FILE -->` ends at an empty line. Its decimals, percentages and
-    cells with a single number must be roundings of numbers in these files."""
+    cells with a single number must be roundings of numbers in these files. A number with a minus
+    sign must have it there, too; one without may be the size of a negative number."""
     stale = []
     for files, block in re.findall(
         r"<!-- numbers: ([^>]+) -->\n\s*(.+?)(?=\n\s*\n|\Z)", page.read_text(), flags=re.S
     ):
         tables = " ".join(text_of_table(ROOT / file) for file in files.split())
         known = [
-            float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", tables)
+            float(number.replace(",", ""))
+            for number in re.findall(r"(?:(?<![\w.])-)?\d[\d,]*(?:\.\d+)?", tables)
         ]
-        for number in re.findall(r"(?<![\w.])(\d+\.\d+|\d+(?= %)|(?<=\| )\d+(?= \|))", block):
+        sizes = [abs(value) for value in known]
+        sign = r"(?:(?<![\w.])-)?"
+        for number in re.findall(
+            rf"(?<![\w.])({sign}\d+\.\d+|{sign}\d+(?= %)|(?<=\| )-?\d+(?= \|))", block
+        ):
             tolerance = 0.5001 * 10.0 ** -len(number.partition(".")[2])
-            if not any(abs(value - float(number)) <= tolerance for value in known):
+            among = known if number.startswith("-") else sizes
+            if not any(abs(value - float(number)) <= tolerance for value in among):
                 stale.append((files, number))
     return stale
 
@@ -116,9 +123,10 @@ def test_a_stale_number_is_found(tmp_path):
     page = tmp_path / "page.md"
     marked = "<!-- numbers: results/tables/compare.md -->"
     page.write_text(
-        f"{marked}\nLosses of 2.27 and 1.234, 66 % and 31 %.\n\n{marked}\n| a | 47 | 15.7 |\n\n9.87"
+        f"{marked}\nLosses of 2.27 and 1.234, 66 % and 31 %, by -66 %.\n\n"
+        f"{marked}\n| a | 47 | 15.7 |\n\n9.87"
     )
-    assert [number for _, number in stale_numbers(page)] == ["1.234", "31", "47"]
+    assert [number for _, number in stale_numbers(page)] == ["1.234", "31", "-66", "47"]
 
 
 def test_quick_start_shows_the_committed_runs(printed, monkeypatch):

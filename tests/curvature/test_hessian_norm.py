@@ -420,6 +420,23 @@ def test_bases_are_orthogonal(runs, source):
             torch.testing.assert_close(side.T @ side, torch.eye(len(side)), atol=1e-5, rtol=0)
 
 
+def test_estimated_bases_are_of_the_last_batches_of_the_training(runs):
+    # Those of the measurement itself are batches that come after the training.
+    checkpoint = load_checkpoint(runs["pipedream"], dtype=torch.float64)
+    name = "blocks.1.mlp.up.weight"
+    covariance = 0.0
+    for iteration in (27, 28, 29, 30):
+        weights = {key: value.clone() for key, value in checkpoint.parameters.items()}
+        weights[name].requires_grad_()
+        batch = checkpoint.micro_batch(iteration)
+        loss = torch.func.functional_call(checkpoint.model, weights, batch).loss
+        (gradient,) = torch.autograd.grad(loss, weights[name])
+        covariance += gradient @ gradient.T
+    basis = fit_bases(checkpoint, 4)[name].left
+    rotated = basis.T @ covariance @ basis
+    torch.testing.assert_close(rotated, rotated.diag().diag(), rtol=0, atol=1e-6 * rotated.max())
+
+
 @pytest.fixture(scope="module")
 def printed(runs, tmp_path_factory):
     """What the command prints about both runs by kind of parameter, without a choice of

@@ -1,6 +1,7 @@
 """Every method against its library optimizer in a plain loop; what a method refuses, in one
 line."""
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from brx.config.schema import TrainingConfig
 from brx.errors import RunError, UserError
 from brx.methods.table import METHODS, find_method
-from brx.methods.updater import MethodUpdater
+from brx.methods.updater import MethodUpdater, lr_factor
 from brx.model.stage import whole_model
 from tests.methods.test_custom import updater_with_gradients
 from tests.pipeline.test_engine import (
@@ -23,6 +25,16 @@ from tests.pipeline.test_engine import (
 
 pytestmark = pytest.mark.usefixtures("own_code")
 MOE = ["model.moe.experts=4", "model.moe.every=2"]
+
+
+@pytest.mark.parametrize(
+    ("update", "factor"),
+    # 2.7 iterations of warm-up are three; the cosine ends at the floor.
+    [(1, 1 / 3), (3, 1.0), (4, 0.1 + 0.45 * (1 + math.cos(math.pi / 222))), (225, 0.1)],
+)
+def test_learning_rate_at_the_ends_of_its_schedule(update, factor):
+    training = TrainingConfig(iterations=225, warmup_fraction=0.012, final_lr_fraction=0.1)
+    assert lr_factor(update, training) == pytest.approx(factor)
 
 
 @pytest.mark.numerics

@@ -306,18 +306,25 @@ def test_intervals_add_up_to_all_updates(frequency, index):
     assert total == last - 2
 
 
-def test_staggered_refreshes_are_spread_over_the_interval():
-    series = parameters(6, 4, 4)
-    (group,) = BasisRotation(series, frequency=3, staggered=True).param_groups
+@pytest.mark.parametrize(
+    ("num", "frequency", "due_from_3"),
+    [
+        (6, 3, [2, 2, 2]),
+        (4, 10, [1, 0, 1, 0, 0, 1, 0, 1, 0, 0]),  # at the updates 3, 5, 8 and 10
+    ],
+)
+def test_staggered_refreshes_are_spread_over_the_interval(num, frequency, due_from_3):
+    series = parameters(num, 4, 4)
+    (group,) = BasisRotation(series, frequency=frequency, staggered=True).param_groups
     members = []
     for index, parameter in enumerate(series):
-        members.append(Member(parameter, group, group, position=Position(index, 6)))
+        members.append(Member(parameter, group, group, position=Position(index, num)))
     due = []
-    for update in range(16):
+    for update in range(2 + 2 * frequency):
         for member in members:
             member.num_updates = update
         due.append(sum(member.next_refresh()[0] is not None for member in members))
-    assert due == [0, 6] + [2] * 14
+    assert due == [0, num] + 2 * due_from_3
 
 
 def one_step_in(precision, gradients, source, geometry):

@@ -181,6 +181,12 @@ def test_larger_lead_at_the_deepest_widens(every_depth):
     assert row(every_depth, "main-gap-widens").verdict == "yes"
 
 
+def test_smaller_gap_behind_the_baselines_is_no_wider_lead(tmp_path):
+    for stages in DEPTHS[1:]:
+        write_main(tmp_path, (2.0, 2.0, 2.0, 2.5 if stages == 32 else 3.0), stages)
+    assert row(tmp_path, "main-gap-widens").verdict == "no"
+
+
 def test_text_has_the_lead_at_each_depth(every_depth):
     text = row(every_depth, "main-gap-widens").evidence.text
     assert text.startswith("lead 1.000 nats at P = 2, 1.500 at P = 32; at P = 2, 4, 8, 16, 32: ")
@@ -461,6 +467,17 @@ def test_target_never_reached_saves_nothing(never_reached):
 
 def test_target_never_reached_is_a_bound(never_reached):
     assert evidence_text(never_reached).startswith("< ")
+
+
+def test_iterations_are_saved_over_the_baseline_that_trains_lowest(tmp_path):
+    # By validation, Nesterov would be the best baseline.
+    slowness = {"basis-rotation": 2.0, "pipedream": 4.0, "pipedream-lr": 6.0, "nesterov": 8.0}
+    for method, times in slowness.items():
+        val_loss = 0.1 if method == "nesterov" else None
+        write_method(tmp_path, method, slowness=times, val_loss=val_loss)
+    saved = row(tmp_path, "main-reduction").evidence
+    assert saved.text == "over pipedream"
+    assert saved.value == pytest.approx(1 - 2.0 / 4.0, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -144,14 +144,21 @@ def test_kendall_s(values, expected):
         ([[4, 3, 2, 1], [4.1, 3, 2, 1.1], [4, 3.1, 2, 1]], "no"),
         ([[1, 2, 3, 4], [1, 2, 3, 4.1]], "open"),  # two seeds
         ([[1, 2, 3, 4], [1, 2, 3, 4.1], [1, NAN, 3, 4]], "open"),
-        # Flat except for the last point: the ranks of the others are chance.
-        ([[1, 1.1, 1.05, 4], [1.1, 1, 1.05, 4.1], [1.05, 1.1, 1.0, 4.2]], "open"),
         # Ranks rise, the ends are within chance.
         ([[1, 2, 3, 4], [1, 1.01, 1.02, 1.03], [1, 1.001, 1.002, 1.003]], "open"),
     ],
 )
 def test_trend(rows, verdict):
     assert strict.trend(pd.DataFrame(rows)).verdict == verdict
+
+
+def test_rise_to_the_last_point_alone_is_no_trend():
+    # The last point lies far above the others, whose order is chance.
+    rows = [[1.0, 1.1, 1.2, 4.0], [1.2, 1.1, 1.0, 4.1], [1.0, 1.2, 1.1, 4.2]]
+    found = strict.trend(pd.DataFrame(rows))
+    assert found.chance < 0.05 < found.chance_without_last
+    assert strict.direction([row[-1] - row[0] for row in rows]) == "yes"
+    assert found.verdict == "open"
 
 
 def test_two_points_need_more_than_three_seeds():

@@ -321,6 +321,28 @@ def test_one_stage_equals_ordinary_training_loop():
         assert torch.equal(weight, versions[0].newest[name]), name
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])  # after an update of 1, no stage holds a slot
+@pytest.mark.parametrize("stash", STASHES)
+def test_validation_loss_is_the_mean_over_examples_with_the_newest_weights(stash, accumulation):
+    config = make_config("pipedream", 3, stash, 24, f"pipeline.accumulation={accumulation}")
+    assembly = assemble(config, micro_batch, dtype=torch.float64)
+    inputs, targets = (
+        torch.cat(both) for both in zip(*map(micro_batch, (31, 32, 33)), strict=True)
+    )
+    model = whole_model(config.model, VOCABULARY, seed=0).double()
+    for t in range(1, 8):
+        list(assembly.engine.run(t, lambda t=t: t))
+        with torch.no_grad():
+            for stage in assembly.stages:
+                for name, weight in stage.newest.items():
+                    model.get_parameter(name).copy_(weight)
+        # The last batch is smaller.
+        batches = list(zip(torch.split(inputs, 7), torch.split(targets, 7), strict=True))
+        assert len(batches[-1][0]) == 4
+        expected = model(inputs, targets).loss.item()
+        assert assembly.engine.evaluate(batches) == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("stash", STASHES)
 def test_bf16_ring_gives_the_same_numbers(stash, monkeypatch):
     config = make_config("pipedream", 4, stash, 24, "runtime.precision=bf16")

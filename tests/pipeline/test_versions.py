@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from brx.pipeline.delay import StageDelay
+from brx.pipeline.delay import StageDelay, VaryingDelay
 from brx.pipeline.versions import StageVersions
 
 TAU = 40
@@ -45,6 +45,26 @@ def test_state_is_restored(as_saved, stage):
         stage.bind(n)
         other.bind(n)
         assert all(map(torch.equal, stage.in_use, other.in_use))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_falling_delay_finds_each_version(accumulation):
+    """The delay falls from the largest to none. Then the version that the stage has used last gives
+    its slot to the newest, which the next micro-batch uses."""
+    delay = VaryingDelay(2, accumulation, tau_at=lambda n: 2 if n % 4 else 0)
+    module = nn.Linear(1, 1, bias=False)
+    module.weight.data.zero_()
+    stage = StageVersions(module, 0, delay)
+    (weight,) = stage.newest.values()
+    used = []
+    for n in range(1, 25):
+        stage.bind(n)
+        used.append(stage.in_use[0].item())
+        if delay.ends_update(n):
+            weight.data.fill_(delay.update_of(n))  # version t is the number t
+            stage.record_update(delay.update_of(n))
+    assert used == [delay.version_used(n) for n in range(1, 25)]
+    assert used[19] == 19 // accumulation
 
 
 @pytest.mark.parametrize("tau", [0, TAU - 1])

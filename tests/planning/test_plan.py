@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.memory import measured_peak, peak_during
 from brx.config.loading import apply_overrides, load_config
 from brx.config.schema import MoEConfig
+from brx.distributed.processes import DistributedWorld
 from brx.model.sizes import Size, stage_forward_flops
 from brx.model.stage import make_stage, partition, whole_model
 from brx.pipeline.delay import pipeline_delays
@@ -16,7 +17,7 @@ from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import Neighbours, World
 from brx.planning.flops import products_of, rank_flops
 from brx.planning.plan import plan_memory, rotated_sides
-from brx.train.build import assemble
+from brx.train.build import assemble, build_stages
 from brx.train.saving import CheckpointWriter
 
 pytestmark = pytest.mark.usefixtures("own_code")
@@ -62,6 +63,37 @@ def test_rings_are_the_engines(preset, overrides):
     ] == expected
     (alone,) = plan_memory(config, "cuda", [range(num_stages)])
     assert [stage.rings for stage in alone.by_stage] == expected
+
+
+def held_by(stage):
+    """Bytes of the older versions of a stage, and of all that predicts or corrects weights."""
+    stage.correct_update()
+    stage.record_update(1)
+    extrapolation, feedback = stage._extrapolation, stage._error_feedback
+    kept = tree_leaves(extrapolation.state)
+    for flat in (extrapolation._before, *((feedback._before, feedback._last) if feedback else ())):
+        kept += [] if flat is None else flat.views
+    return stage.slots.nbytes + sum(x.nbytes for x in kept if isinstance(x, torch.Tensor))
+
+
+@pytest.mark.parametrize("in_flight", [1, 4])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["pipeline.rings=host"],
+        ["pipeline.delay=2bw", "pipeline.error_feedback=1"],
+        ["pipeline.stash=predict"],
+        ["pipeline.forecast=last-update"],
+        ["pipeline.forecast=average-update"],
+    ],
+    ids=" ".join,
+)
+def test_rings_hold_what_their_settings_need(overrides, in_flight):
+    config = small(*overrides)
+    stages = build_stages(config, torch.device("cpu"), range(4), num_in_flight=in_flight)
+    (rank,) = plan_memory(config, "cpu", [range(4)], in_flight=[in_flight])
+    assert [stage.rings for stage in rank.by_stage] == list(map(held_by, stages))
 
 
 # What decides a peak, one after the other: rings, batch, precision, logits in one piece and in
@@ -189,10 +221,52 @@ def test_peak_with_micro_batches_in_flight(overrides):
     assert planned.peak == pytest.approx(peak_during(work, torch.device("cpu")), rel=0.1)
 
 
+class Unconnected(DistributedWorld):
+    """A rank of four, without the others."""
+
+    num_ranks = 4
+
+    def __init__(self, rank):
+        self.rank = rank
+        self._through_host = False
+        self._timeout_s = 1.0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_links_are_the_buffers_of_the_channels(precision, monkeypatch):
+    monkeypatch.setattr("brx.distributed.processes._make_group", lambda timeout_s: None)
+    config = small("pipeline.devices=4", f"runtime.precision={precision}")
+    shape = (config.training.batch_size, config.model.sequence_length, config.model.width)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    message = torch.empty(shape, dtype=dtype).nbytes
+    expected = []
+    for rank in range(4):
+        channels = Unconnected(rank).connect(shape, dtype, torch.device("cpu"))
+        received = [*channels.activations._free, *channels.gradients._free]
+        # A message is being sent in each direction, too.
+        expected.append(sum(buffer.nbytes for buffer in received) + 2 * message)
+    assert [rank.links for rank in plan_memory(config, "cpu")] == expected
+
+
 def batches_of(config):
     shape = (config.training.batch_size, config.model.sequence_length)
     tokens = torch.zeros(shape, dtype=torch.int64)
     return lambda n: (tokens, tokens)
+
+
+@pytest.mark.parametrize("every", [2, 5])
+@pytest.mark.parametrize("delay", ["pipeline", 7])
+def test_updates_that_the_probe_keeps_are_counted(every, delay):
+    config = small("model.width=8", f"pipeline.delay={delay}", f"logging.staleness_every={every}")
+    (rank,) = plan_memory(config, "cpu")
+    (planned,) = {moment.items.get("older updates") for moment in rank.times} - {None}
+    assembly = assemble(config, batches_of(config))
+    kept = 0
+    for step in assembly.engine.run(1, lambda: 21):
+        if (step.iteration + 1) % every == 0:  # the next update is measured
+            updates = [assembly.probe.stage_state(stage) for stage in assembly.stages]
+            kept = max(kept, sum(tensor.nbytes for tensor in tree_leaves(updates)))
+    assert planned == kept
 
 
 @pytest.mark.parametrize(

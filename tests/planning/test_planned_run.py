@@ -190,15 +190,17 @@ def test_transfers_are_those_of_the_cut():
     times = {}
     for bandwidth in (None, 1e9, 0.5e9):
         run = PlannedRun(config, throughput=1e14, bandwidth=bandwidth).split(32, 8)
-        times[bandwidth] = (
-            next(cut for cut in run.synchronous({}, None) if cut.schedule == "1F1B").time * run.unit
-        )
-    # Down and up through 32 devices, the activations of 512 positions of width 384 in bf16 from
-    # each to the next.
-    assert (times[0.5e9] - times[1e9]) / 1e14 == pytest.approx(
-        2 * 31 * 2 * 512 * 384 / 1e9, rel=0.5
-    )
-    assert times[1e9] > times[None]
+        (cut,) = [
+            cut
+            for cut in run.synchronous({}, None)
+            if (cut.schedule, cut.num_micro_batches) == ("1F1B", 1)
+        ]
+        times[bandwidth] = cut.time * run.unit / 1e14  # in seconds
+    # One micro-batch goes down and up through 32 devices. From each device to the next, it takes
+    # the activations of 8 examples of 512 positions, of width 384, in bf16.
+    transfers = 2 * 31 * 8 * 512 * 384 * 2 / 1e9
+    assert times[1e9] - times[None] == pytest.approx(transfers)
+    assert times[0.5e9] - times[None] == pytest.approx(2 * transfers)
 
 
 @pytest.fixture(scope="module")

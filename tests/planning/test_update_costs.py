@@ -26,6 +26,11 @@ def test_costs_compare_at_equal_micro_batches(ordered):
     assert update_costs(ordered) == expected
 
 
+def test_fastest_run_of_a_method_counts():
+    slower = experiment("muon", 2, REACHED, seconds=3.0)
+    assert update_costs([*EXPERIMENTS[3:5], slower])["muon"] == 0.5
+
+
 def test_fastest_method_stands_in_for_adamw():
     assert update_costs(MEASURED.experiments[3:]) == {"muon": 0.0}
 

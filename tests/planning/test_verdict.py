@@ -151,6 +151,12 @@ def test_one_method_has_the_slowdowns_noise(steady_and_noisy):
     assert pair.noise == pytest.approx(0.0, abs=1e-9)
 
 
+def test_one_pair_of_seeds_has_the_assumed_spread_twice():
+    # The logarithm of a slowdown is a difference, of two numbers that spread by 0.05 each.
+    pair = answer(fresh_and_delayed([100], [250]), asked(3.0, 4, 1)).same_method
+    assert pair.noise == pytest.approx(1.96 * math.sqrt(0.05**2 + 0.05**2))
+
+
 class LimitedDevices(EqualStages):
     """Cuts of more than five units of time do not fit."""
 

@@ -49,6 +49,53 @@ def values(run):
     }
 
 
+@pytest.fixture
+def disk(monkeypatch):
+    """What a disk is told: each file or folder (by inode) that is synced, or gets another name."""
+    told = []
+    sync, rename, replace = os.fsync, os.rename, os.replace
+
+    def synced(descriptor):
+        told.append(("synced", os.fstat(descriptor).st_ino))
+        sync(descriptor)
+
+    def moved_by(move):
+        def moved(source, target):
+            told.append(("moved", os.stat(source).st_ino))
+            move(source, target)
+
+        return moved
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", moved_by(rename))
+    monkeypatch.setattr(os, "replace", moved_by(replace))
+    return told
+
+
+def test_checkpoint_gets_its_name_when_all_of_it_is_on_the_disk(disk, tmp_path):
+    write(tmp_path, 7, "new")
+    folder = checkpoint.checkpoint_folder(tmp_path, 7)
+    number = folder.stat().st_ino
+    named = disk.index(("moved", number))
+    files = sorted(folder.iterdir())
+    assert [path.name for path in files] == ["manifest.json", "stage-000.pt"]
+    for path in files:
+        in_place = disk.index(("moved", path.stat().st_ino))
+        assert disk.index(("synced", path.stat().st_ino)) < in_place < named
+        assert ("synced", number) in disk[in_place:named]  # the file's name, too
+    assert ("synced", folder.parent.stat().st_ino) in disk[named:]
+
+
+def test_damaged_stage_is_refused(tmp_path):
+    write(tmp_path, 7, "a" * 1000)
+    stage = checkpoint.checkpoint_folder(tmp_path, 7) / "stage-000.pt"
+    content = bytearray(stage.read_bytes())
+    content[content.index(b"a" * 1000)] ^= 1
+    stage.write_bytes(content)
+    with pytest.raises(UserError, match="its SHA-256 is not the manifest's"):
+        values(tmp_path)
+
+
 FULL = OSError(28, "No space left on device")
 
 

@@ -49,6 +49,14 @@ def test_row_has_what_the_summary_says(runs):
     assert runs["versions.torch"].dropna().to_dict() == {"a": "2.13"}
 
 
+def test_validation_loss_is_the_final_one(tmp_path):
+    metrics = write_run(tmp_path, "rises", val_loss=2.5).path / "metrics.jsonl"
+    lines = metrics.read_text().splitlines()
+    lines.insert(200, '{"iteration": 200, "val_loss": 2.0}')
+    metrics.write_text("\n".join([*lines, ""]))
+    assert brx.runs.load(tmp_path / "runs")["val_loss"].tolist() == [2.5]
+
+
 def test_rows_are_in_order_of_folders(runs):
     assert [path.rpartition("/")[2] for path in runs["run"]] == list("abcdefgh")
 

@@ -104,6 +104,22 @@ def test_log_points_have_a_norm_per_stage(straight, key):
     assert counts == {t: 4 if t % 5 == 0 else 0 for t in range(1, 31)}
 
 
+def test_norm_of_the_gradient_is_of_all_stages(straight):
+    (step,) = [step for step in steps_of(straight) if step["iteration"] == 5]
+    of_stages = torch.tensor(step["stage_grad_norms"], dtype=torch.float64)
+    assert step["grad_norm"] == pytest.approx(of_stages.norm().item())
+
+
+def test_seconds_of_training_go_on_after_a_stop(tmp_path):
+    for last in (7, 14):
+        config = tiny_config(tmp_path, f"training.stop_after={last}")
+        train(config, tmp_path / "run", resume=last == 14)
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    seconds = [record["seconds"] for record in records if "seconds" in record]
+    assert len(seconds) == 14
+    assert seconds == sorted(seconds)
+
+
 def test_validations_come_when_due(straight):
     validated = [record["iteration"] for record in losses(straight) if "val_loss" in record]
     assert validated == [12, 24, 30]
@@ -568,7 +584,7 @@ def test_run_killed_before_its_first_checkpoint_says_that_it_begins_again(
 def test_refused_resume_leaves_the_metrics(stopped, tmp_path):
     before = (stopped / "metrics.jsonl").read_text()
     (tmp_path / "text.txt").write_text("\n".join(f"other text {number}" for number in range(20000)))
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="was trained on other data"):
         train(tiny_config(tmp_path), stopped, resume=True)
     assert (stopped / "metrics.jsonl").read_text() == before
 
@@ -586,7 +602,7 @@ def test_more_than_the_data_have_is_refused(setting, tmp_path):
 
 
 def test_refused_run_leaves_no_folder(tmp_path):
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=r"data\.max_epochs"):
         train(tiny_config(tmp_path, "training.iterations=100000"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -23,6 +23,15 @@ def test_ratio_of_a_known_noise():
         noise_over_signal([[torch.tensor([1.0, -1.0])], [torch.tensor([-1.0, 1.0])]])
 
 
+def test_ratio_of_two_gradients_by_hand():
+    # The mean square is 10, and the square of the mean 8. So the noise of one is 4, the signal 6.
+    gradients = [
+        [torch.tensor([3.0]), torch.tensor([1.0])],
+        [torch.tensor([1.0]), torch.tensor([3.0])],
+    ]
+    assert noise_over_signal(gradients) == pytest.approx(4 / 6)
+
+
 SETTINGS = [
     "model.blocks=1",
     "pipeline.stages=1",

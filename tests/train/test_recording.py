@@ -134,7 +134,10 @@ def test_time_to_loss_needs_the_batch_size(four_runs):
 def test_different_tasks_are_not_compared_silently(tmp_path, capsys):
     write(tmp_path / "one", "adam", 1, 0, task="digits")
     write(tmp_path / "two", "adam", 4, 0, task="letters")
-    assert main(["slowdown", str(tmp_path)]) != 0 or "data fingerprint" in capsys.readouterr().err
+    assert main(["slowdown", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "2 sets of runs that differ in data" in told
+    assert "nothing to compare" in told
     assert any("data fingerprint" in line for line in differences(load(tmp_path)))
 
 

@@ -80,7 +80,7 @@ def test_step_without_bytes_is_progress(tmp_path):
 
 
 def test_disk_without_progress_is_told(tmp_path, monkeypatch):
-    slowly(monkeypatch, 0.7)
+    slowly(monkeypatch, 0.4)
     settings = ("pipeline.timeout_s=0.2", "training.iterations=7")
     with pytest.raises(
         NeighbourLostError, match=r"rank 0 wrote nothing of a checkpoint for 0\.2 s"
