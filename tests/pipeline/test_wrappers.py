@@ -318,6 +318,24 @@ def test_two_steps_of_the_base_class():
     assert pipeline.updates == 12
 
 
+def test_blocks_in_turn():
+    """Block coordinate descent: the optimizer has the parameters of one block at a time."""
+    model, twin = make(), make()
+    optimizer, twin_optimizer = sgd(model.parameters()), sgd(twin.parameters())
+    delayed(model, optimizer, 4)
+    naive = Naive(twin)
+    for t in range(12):
+        for of, each in ((model, optimizer), (twin, twin_optimizer)):
+            each.param_groups[0]["params"] = list(of[t // 3].parameters())
+        naive.begin_update()
+        naive.backward(lambda call, t=t: plain_loss(call, t))
+        plain_loss(model, t).backward()
+        for of, each in ((model, optimizer), (twin, twin_optimizer)):
+            each.step()
+            of.zero_grad()
+    assert_same(flat(model), flat(twin))
+
+
 def test_step_after_one_that_failed():
     model = make()
     optimizer = sgd(model.parameters())
