@@ -59,6 +59,7 @@ class MethodUpdater:
         self, config: RunConfig, stages: Sequence[StageVersions], record: Recorder | None = None
     ) -> None:
         self.config = config
+        self._stages = list(stages)
         self.method = find_method(config)
         with user_code(config, "optimizers", UserError):
             self.optimizers = self.method.optimizers(stages)
@@ -118,17 +119,20 @@ class MethodUpdater:
             self.method.correct_gradients(gradients, newest, used, state)
 
     def step(self, iteration: int) -> None:
-        """Update all stages by the gradients in their newest weights.
+        """Update all stages by the gradients in their newest weights, which keep their addresses.
 
         Raises:
             DivergedError: a gradient is not finite.
-            RunError: the step fails in another way.
+            RunError: the step fails in another way, or gives a weight another form.
         """
         for optimizer, peak_lrs in zip(self.optimizers, self._peak_lrs, strict=True):
             self._set_lrs(optimizer, peak_lrs, iteration)
         for take_step in self._steps:
             with user_code(self.config, "step", RunError, iteration):
                 self._take(take_step, iteration)
+        with user_code(self.config, "step", RunError, iteration):
+            for stage in self._stages:
+                stage.take_back()
 
     def _set_lrs(self, optimizer: Optimizer, peak_lrs: Sequence[float], iteration: int) -> None:
         factor = lr_factor(iteration, self.config.training)

@@ -453,6 +453,37 @@ def test_faults_while_training_are_one_line(body, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+SGD = """import torch
+
+class Mine(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                change = group["lr"] * weight.grad
+                {}
+"""
+
+
+@pytest.mark.parametrize(
+    "write_weights",
+    ["weight.data = weight.data - change", "weight.set_(weight - change)"],
+    ids=["data", "set"],
+)
+def test_step_may_give_weights_other_memory(write_weights, tmp_path):
+    in_place = write(tmp_path, SGD.format("weight -= change"), "in_place.py")
+    elsewhere = write(tmp_path, SGD.format(write_weights), "elsewhere.py")
+    assert torch.equal(weights_of(elsewhere, 4), weights_of(in_place, 4))
+
+
+def test_step_that_changes_the_form_of_weights_is_one_line(tmp_path):
+    name = write(tmp_path, SGD.format("weight.data = (weight - change).double()"))
+    message = r"its step: .*it changed the dtype of embed.* from torch.float32 to torch.float64"
+    with pytest.raises((UserError, RunError), match=message) as caught:
+        check_method(make_config(name, 4, "exact"), CPU)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.fixture
 def module(tmp_path, monkeypatch):
     """An importable module with the content of an example's file; gives its class."""
