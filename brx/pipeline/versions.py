@@ -153,6 +153,12 @@ class StageVersions:
             place.copy_(weight.clone())  # the new memory may overlap the old one
             weight.data = place
 
+    def newest_were_written(self) -> None:
+        """The newest weights have other contents, which are no new version: the weights in use do
+        not hold them."""
+        if self._bound == "newest":
+            self._bound = None
+
     def correct_update(self) -> None:
         """After an update: correct it by error feedback, if the stage has that."""
         if self._error_feedback is not None:
