@@ -386,6 +386,24 @@ def test_step_after_one_that_failed():
     assert_same(flat(model), simulate())
 
 
+@pytest.mark.filterwarnings("ignore:delayed. weights changed without a step")
+def test_new_optimizer_after_a_step_that_failed():
+    """Its steps make versions, as those of any optimizer that `delayed` was not given."""
+    model = make()
+    optimizer = sgd(model.parameters())
+    pipeline = delayed(model, optimizer, 4)
+    for t in range(12):
+        plain_loss(model, t).backward()
+        if t == 4:
+            with pytest.raises(ZeroDivisionError):
+                optimizer.step(lambda: 1 / 0)
+            optimizer = sgd(model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
+    assert pipeline.updates == 12
+
+
 def test_wrapped_twice():
     assert_same(
         train(optimizer_of=lambda parameters: Wrapper(Wrapper(sgd(parameters))))[0], simulate()
