@@ -5,8 +5,9 @@ import io
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from brx.methods.table import find_method
 from brx.optim import BadGradientError, BasisRotation
 from brx.optim.graphs import GraphedSteps, MovingGradientsError, Recorder
 from brx.pipeline.forecasts import ParameterStates, copied_to
+from brx.pipeline.slots import copy_tensors
 from brx.pipeline.versions import StageVersions
 
 Step = Callable[[], object]
@@ -59,6 +61,7 @@ class MethodUpdater:
         self, config: RunConfig, stages: Sequence[StageVersions], record: Recorder | None = None
     ) -> None:
         self.config = config
+        self._stages = list(stages)
         self.method = find_method(config)
         with user_code(config, "optimizers", UserError):
             self.optimizers = self.method.optimizers(stages)
@@ -118,17 +121,51 @@ class MethodUpdater:
             self.method.correct_gradients(gradients, newest, used, state)
 
     def step(self, iteration: int) -> None:
-        """Update all stages by the gradients in their newest weights.
+        """Update all stages by the gradients in their newest weights, which keep their addresses.
 
         Raises:
             DivergedError: a gradient is not finite.
-            RunError: the step fails in another way.
+            RunError: the step fails in another way, or gives a weight another form.
         """
         for optimizer, peak_lrs in zip(self.optimizers, self._peak_lrs, strict=True):
             self._set_lrs(optimizer, peak_lrs, iteration)
         for take_step in self._steps:
             with user_code(self.config, "step", RunError, iteration):
                 self._take(take_step, iteration)
+        with user_code(self.config, "step", RunError, iteration):
+            for stage in self._stages:
+                stage.take_back()
+
+    @contextmanager
+    def evaluation(self, iteration: int) -> Iterator[None]:
+        """A context in which the newest weights are the ones that the optimizers want evaluated.
+
+        Schedule-free optimizers take their gradients at another point. They have `eval` and
+        `train`, which move the weights from one to the other. Afterwards the weights are exactly
+        what they were, so that the trajectory does not depend on validations.
+        """
+        moving = [optimizer for optimizer in self.optimizers if _moves_weights(optimizer)]
+        if not moving:
+            yield
+            return
+        weights = [weight for stage in self._stages for weight in stage.newest.values()]
+        kept = [weight.detach().clone() for weight in weights]
+        self._move(moving, "eval", iteration)
+        try:
+            yield
+        finally:
+            self._move(moving, "train", iteration)
+            copy_tensors(weights, kept)
+
+    def _move(
+        self, optimizers: Sequence[Optimizer], to: Literal["eval", "train"], iteration: int
+    ) -> None:
+        with user_code(self.config, to, RunError, iteration):
+            for optimizer in optimizers:
+                getattr(optimizer, to)()
+            for stage in self._stages:
+                stage.take_back()
+                stage.newest_were_written()
 
     def _set_lrs(self, optimizer: Optimizer, peak_lrs: Sequence[float], iteration: int) -> None:
         factor = lr_factor(iteration, self.config.training)
@@ -228,6 +265,11 @@ class MethodUpdater:
             saved = {stage: state["optimizer"][index] for stage, state in states.items()}
             optimizer.load_state_dict(_packed(optimizer, saved))
             _restore_types(optimizer, saved)
+
+
+def _moves_weights(optimizer: Optimizer) -> bool:
+    """Whether an optimizer has weights of its own for evaluation."""
+    return all(callable(getattr(optimizer, name, None)) for name in ("eval", "train"))
 
 
 def _packed(optimizer: Optimizer, saved: dict[int, dict[str, Any]]) -> dict[str, Any]:

@@ -434,7 +434,7 @@ class BasisRotation(Optimizer):
         self._check_momentum(member)
         for name in member.state_shapes:
             if name in own:
-                member.state[name] = torch.as_tensor(own[name])
+                member.state[name] = torch.as_tensor(own[name], device=parameter.device)
         member.num_updates = int(own["step"])
 
     def _check_momentum(self, member: Member) -> None:
@@ -842,11 +842,12 @@ class BasisRotation(Optimizer):
             if is_shared:
                 value = whole(value)
                 if name != "step" and not self._sharding.of[parameter].is_owner:
-                    value = torch.empty(0)
+                    value = torch.empty(0, device=parameter.device)
             else:
                 value = like_parameter(value, parameter) if shape else whole(value)
             dtype = state_dtype(name, parameter)
-            kept[name] = torch.as_tensor(value).detach().to(parameter.device, dtype, copy=True)
+            here = torch.as_tensor(value, device=parameter.device)
+            kept[name] = here.detach().to(dtype, copy=True)
         return kept
 
     def __getstate__(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 FSDP1 = (
     "FSDP1 flattens the parameters of a module (with use_orig_params, too), so that no matrix is "
@@ -18,6 +19,12 @@ def is_sharded(tensor: Any) -> bool:
     # Without importing the package: if nobody has imported it, there are no DTensors.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether it is a tensor subclass around other tensors (a quantized weight, for example), which
+    decides by itself what an operation does, and not a DTensor."""
+    return is_traceable_wrapper_subclass(tensor) and not is_sharded(tensor)
 
 
 def is_flat(parameter: Any) -> bool:

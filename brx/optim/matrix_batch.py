@@ -4,6 +4,7 @@ state is a view of it."""
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -192,7 +193,7 @@ def seen_from(side: Side, matrices: Tensor) -> Tensor:
 def unless_bad(factor: float, dtype: torch.dtype, bad: Tensor | None) -> Tensor:
     """A factor (), which becomes 1 in a step that must change nothing."""
     if bad is None:
-        return torch.tensor(factor, dtype=dtype)
+        return torch.tensor(factor, dtype=dtype, device="cpu")
     # Filled on the device: copying a number to a GPU would make the host wait.
     return torch.full((), factor, dtype=dtype, device=bad.device).masked_fill_(bad, 1.0)
 
@@ -310,13 +311,14 @@ def for_each(work: Callable[[Job], None], jobs: Sequence[Job]) -> None:
     torch.set_num_threads(1)  # the matrix library's setting is shared by all threads
     try:
         # Gradients are on in a new thread.
-        list(_pool(num_threads).map(torch.no_grad()(work), jobs))
+        list(_pool(num_threads, os.getpid()).map(torch.no_grad()(work), jobs))
     finally:
         torch.set_num_threads(num_threads)
 
 
 @cache
-def _pool(num_threads: int) -> ThreadPoolExecutor:
+def _pool(num_threads: int, process: int) -> ThreadPoolExecutor:
+    """The threads of a process. A forked one has the pool of its parent, but not its threads."""
     return ThreadPoolExecutor(
         num_threads, "basis-rotation", initializer=lambda: torch.set_num_threads(1)
     )

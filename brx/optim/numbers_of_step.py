@@ -44,8 +44,9 @@ class StepNumbers:
     @classmethod
     def for_cpu(cls, member: Member) -> StepNumbers:
         """The numbers of a member, for a step on the CPU."""
-        # A tensor, since torch would make one of a number for every weight.
-        decay = torch.tensor(member.decay, dtype=arithmetic(member.parameter))
+        # A tensor, since torch would make one of a number for every weight. Its device is stated:
+        # the program may have set another one as the default.
+        decay = torch.tensor(member.decay, dtype=arithmetic(member.parameter), device="cpu")
         return cls(member.options["lr"], decay, limit_of(member))
 
     @classmethod

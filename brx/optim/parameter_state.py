@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from .dtensor import is_wrapper
 from .options import FORM, Group
 
 Side = Literal["left", "right"]
@@ -187,6 +188,11 @@ def problem(parameter: Tensor, options: Group) -> str | None:
     """Why a parameter cannot be optimized with these options; None if it can."""
     if parameter.requires_grad and not parameter.is_floating_point():
         return "BasisRotation takes real floating-point parameters"
+    if parameter.requires_grad and is_wrapper(parameter):
+        return (
+            f"BasisRotation takes plain tensors and DTensors, but this is a "
+            f"{type(parameter).__name__}"
+        )
     if not options["rotate"] or not options["split"] or is_lazy(parameter) or parameter.ndim < 2:
         return None
     shape = list(parameter.shape)

@@ -46,16 +46,19 @@ def state_from(
     if any(name.endswith("_basis") for name in shapes):
         momentum = _as_kept(momentum, options, shapes["exp_avg"])
         second_moment = _as_kept(second_moment, options, shapes["exp_avg_sq"])
+    device = parameter.device  # the program may have set another default
     # Zeros, unless there is something to take over.
-    state: dict[str, Any] = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    state: dict[str, Any] = {
+        name: torch.zeros(shape, device=device) for name, shape in shapes.items()
+    }
     # In float32: a default dtype of half precision could not count the updates.
-    state["step"] = torch.tensor(num_updates, dtype=torch.float32)
+    state["step"] = torch.tensor(num_updates, dtype=torch.float32, device=device)
     state["exp_avg"] = momentum
     state["exp_avg_sq"] = second_moment
     for index, side in enumerate(("left", "right")):
         basis, covariance = f"{side}_basis", f"{side}_covariance"
         if basis in shapes:
-            identity = torch.eye(shapes[basis][-1]).expand(shapes[basis])
+            identity = torch.eye(shapes[basis][-1], device=device).expand(shapes[basis])
             state[basis] = bases.get(side, identity)
         if covariance in shapes and bases:
             state[covariance] = own["GG"][index]

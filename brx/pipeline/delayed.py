@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import chain
 from numbers import Integral
+from threading import get_ident
 from typing import Any, Literal
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -167,6 +168,7 @@ class DelayedPipeline:
         self._check = SelfCheck(self._trained, accumulation, others)
         self._windows = Windows(self._trained, accumulation, self._make_history, self._check)
         self._depth = 0  # depth of calls of the model within each other
+        self._thread = get_ident()  # the one that made the outermost of them
         self._is_training_pass = False  # the outermost of them
         # Modules that hold parameters of a stage with a delay, once the versions are made.
         self._parts_with_delay: set[nn.Module] = set()
@@ -547,11 +549,13 @@ class DelayedPipeline:
             if getattr(module, "_is_replica", False):
                 raise UserError("delayed: DataParallel computes with copies; use DDP")
             return
+        self._refuse_other_threads()
         if self._depth and num_running(CALL, self.model) < 2:
             self._depth = 0  # the last pass was interrupted (Ctrl-C), which no hook sees
         self._depth += 1
         if self._depth > 1:
             return
+        self._thread = get_ident()
         self._is_training_pass = self._is_of_micro_batch(module)
         if not self._is_training_pass:
             self._windows.peek()
@@ -559,6 +563,23 @@ class DelayedPipeline:
             self._windows.recompute()
         else:
             self._open()
+
+    def _refuse_other_threads(self) -> None:
+        """UserError for a pass while another thread is in a pass: it would exchange the weights
+        that the other one computes with."""
+        window = self._windows.current
+        is_in_forward = self._depth and self._thread != get_ident()
+        if is_in_forward and num_running(CALL, self.model, self._thread):
+            running = "forward"
+        elif window is not None and window.is_in_backward and not is_in_backward():
+            running = "backward"
+        else:
+            return
+        self._depth += 1  # `_after_forward` runs even so, and takes it back
+        raise UserError(
+            f"delayed: the model is called while its {running} pass runs in another thread; take a "
+            "lock around both passes, or let the other thread call a copy (copy.deepcopy(model))"
+        )
 
     def _before_part(self, module: nn.Module, args: Any) -> None:
         """Under `none` and `predict`: UserError if a part of the model, in a stage with a delay,

@@ -1,18 +1,20 @@
 """The arguments of `delayed`: what is wrong with them, and the forms in which they may be given."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, get_args
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten
 
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay, delays_of
 from brx.pipeline.forecasts import FORECAST_RULES, StashMode
 
 WRAPPED = ("optimizer", "base_optimizer", "_optimizer")
-"""The attributes in which wrappers of optimizers keep the wrapped optimizer."""
+"""The attributes in which wrappers of optimizers keep the wrapped optimizer. They come first: some
+wrappers are optimizers themselves."""
 
 
 def is_whole(value: Any) -> bool:
@@ -54,30 +56,45 @@ def check_settings(accumulation: Any, stash: Any, forecast: Any, rings: Any) -> 
 
 def optimizers_in(given: Any) -> list[Optimizer]:
     """The optimizers that were given, each without its wrappers."""
-    each = list(given) if isinstance(given, Iterable) else [given]
-    return [_innermost(optimizer) for optimizer in each]
+    if isinstance(given, Mapping):
+        given = given.values()
+    found: dict[int, Optimizer] = {}  # by id: a wrapper may have one in several places
+    for each in given if isinstance(given, Iterable) else [given]:
+        found |= {id(optimizer): optimizer for optimizer in _within(each)}
+    return list(found.values())
 
 
-def _innermost(given: Any) -> Optimizer:
-    """The optimizer within accelerate's or another's wrapper."""
+def _within(given: Any) -> list[Optimizer]:
+    """The optimizers within accelerate's or another's wrapper, or the optimizer itself."""
     if hasattr(given, "first_step") and hasattr(given, "second_step"):
         raise UserError(
             f"delayed: {type(given).__name__} steps in two halves; give delayed its base optimizer,"
             " and put both forward passes and both halves into one `with pipeline.micro_batch():`"
         )
-    optimizer = given
-    while True:
-        attributes = [getattr(optimizer, name, None) for name in WRAPPED]
-        inner = [attribute for attribute in attributes if hasattr(attribute, "step")]
-        if not inner:
-            break
-        optimizer = inner[0]
-    if not isinstance(optimizer, Optimizer):
+    for name in WRAPPED:
+        wrapped = getattr(given, name, None)
+        if hasattr(wrapped, "step"):
+            return _within(wrapped)
+    # Old wrappers derive from Optimizer, but never call its constructor, so they take no hooks.
+    if isinstance(given, Optimizer) and hasattr(given, "_optimizer_step_pre_hooks"):
+        return [given]
+    inner = _attributes_that_step(given)
+    if not inner:
+        kind = type(given).__name__
+        if isinstance(given, Optimizer):
+            kind += ", whose constructor has not called Optimizer.__init__"
         raise UserError(
-            f"delayed: optimizer must be a torch optimizer, several, or a wrapper that has one as "
-            f"`.optimizer`, got {type(given).__name__}"
+            "delayed: optimizer must be a torch optimizer, several, or a wrapper that has them as "
+            f"attributes, got {kind}"
         )
-    return optimizer
+    return [optimizer for wrapped in inner for optimizer in _within(wrapped)]
+
+
+def _attributes_that_step(given: Any) -> list[Any]:
+    """The optimizers and wrappers of optimizers among an object's attributes, also those in lists
+    and dictionaries. (A learning-rate schedule has a `step`, too, but no groups.)"""
+    leaves, _ = tree_flatten(getattr(given, "__dict__", {}))
+    return [leaf for leaf in leaves if hasattr(leaf, "step") and hasattr(leaf, "param_groups")]
 
 
 def optimized(optimizers: Sequence[Optimizer]) -> list[Tensor]:

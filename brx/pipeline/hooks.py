@@ -136,15 +136,18 @@ def is_in_autograd_function() -> bool:
     return False
 
 
-def num_running(function: str, owner: object) -> int:
-    """How many calls of a method are on this thread's stack.
+def num_running(function: str, owner: object, thread: int | None = None) -> int:
+    """How many calls of a method are on a thread's stack.
 
     Args:
         function: the method's name in the code.
         owner: the object whose method it is.
+        thread: the thread's identifier; None: this thread.
     """
     count = 0
     frame: FrameType | None = inspect.currentframe()
+    if thread is not None:
+        frame = sys._current_frames().get(thread)
     while frame is not None:
         if frame.f_code.co_name == function and frame.f_locals.get("self") is owner:
             count += 1

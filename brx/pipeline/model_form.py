@@ -1,5 +1,6 @@
 """What a model consisted of when `delayed` was called, and whether that is still so."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -24,8 +25,9 @@ class ModelForm:
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self._model = model
         self._optimizers = optimizers
-        self._num_parameters = _num_parameters(model)
-        self._num_optimized = len(optimized(optimizers))
+        # By id. The tensors are kept, so that no other one can have their ids.
+        self._parameters = {id(parameter): parameter for parameter in model.parameters()}
+        self._optimized = {id(parameter): parameter for parameter in optimized(optimizers)}
         self._children = _children(model)
         self.places = _places(model)
 
@@ -38,29 +40,26 @@ class ModelForm:
                     "replaced; call delayed after the model is final (after fully_shard, for "
                     "example), and functional_call within `with pipeline.micro_batch():`"
                 )
-        if len(optimized(self._optimizers)) != self._num_optimized:
+        # Those that an optimizer no longer has keep their versions.
+        if any(id(parameter) not in self._optimized for parameter in optimized(self._optimizers)):
             raise UserError(
-                "delayed: an optimizer was given parameters later; call delayed after "
-                "add_param_group"
+                "delayed: an optimizer was given parameters later; call delayed when it has all "
+                "parameters that are to train"
             )
-        self._check_number_of_parameters()
+        self._check_parameters()
 
-    def _check_number_of_parameters(self) -> None:
+    def _check_parameters(self) -> None:
         """UserError if the model has other parameters than it had."""
         # A walk through all parameters takes as long as all other hooks together. So first see
         # whether any module has changed.
         if all(_holds(module, *held) for module, held in self._children.items()):
             return
         self._children = _children(self._model)
-        if _num_parameters(self._model) != self._num_parameters:
+        if {id(parameter) for parameter in self._model.parameters()} != self._parameters.keys():
             raise UserError(
-                "delayed: the number of the model's parameters has changed; call delayed after it "
-                "is final"
+                "delayed: the set of the model's parameters has changed (a module was replaced, "
+                "for example); call delayed after the model is final"
             )
-
-
-def _num_parameters(model: nn.Module) -> int:
-    return sum(1 for _ in model.parameters())
 
 
 def _children(model: nn.Module) -> dict[nn.Module, tuple[int, list[nn.Module | None]]]:
@@ -92,7 +91,7 @@ class _Extent(NamedTuple):
 
     device: str
     begin: int
-    end: int
+    end: int  # behind its last element; a strided view has others between its own
     name: str
     tau: int
 
@@ -106,22 +105,52 @@ def refuse_shared_memory(
     for names, delay in zip(by_stage, delays, strict=True):
         for name in names:
             weight = contents(trained[name])
-            # Strided views may lie between each other's elements and share none of them.
-            if type(weight) is Tensor and weight.is_contiguous() and weight.numel():
+            if type(weight) is Tensor and weight.layout is torch.strided and weight.numel():
                 begin = weight.data_ptr()
-                device = str(weight.device)
-                extents.append(_Extent(device, begin, begin + weight.nbytes, name, delay.tau))
+                end = begin + _length(weight) * weight.itemsize
+                extents.append(_Extent(str(weight.device), begin, end, name, delay.tau))
     extents.sort()
-    last: _Extent | None = None  # of those before, the one that ends last
+    open_ones: list[_Extent] = []  # those before that have not ended where this one begins
     for extent in extents:
-        if last is None or last.device != extent.device or last.end <= extent.begin:
-            last = extent
-            continue
-        if last.tau != extent.tau:
-            raise UserError(
-                f"delayed: {last.name} and {extent.name} share memory, but their stages have the "
-                f"delays {last.tau} and {extent.tau}; make them one parameter, or put them into "
-                f"one stage"
+        open_ones = [one for one in open_ones if _reaches(one, extent)]
+        for one in open_ones:
+            is_shared = one.tau != extent.tau and _share_an_element(
+                contents(trained[one.name]), contents(trained[extent.name])
             )
-        if last.end < extent.end:
-            last = extent
+            if is_shared:
+                raise UserError(
+                    f"delayed: {one.name} and {extent.name} share memory, but their stages have "
+                    f"the delays {one.tau} and {extent.tau}; make them one parameter, or put them "
+                    f"into one stage"
+                )
+        open_ones.append(extent)
+
+
+def _reaches(one: _Extent, later: _Extent) -> bool:
+    """Whether an extent ends behind the beginning of a later one."""
+    return one.device == later.device and one.end > later.begin
+
+
+def _length(weight: Tensor) -> int:
+    """The number of elements from a tensor's first to its last one, with those between its own."""
+    steps = zip(weight.shape, weight.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps)
+
+
+def _share_an_element(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors whose extents overlap have an element in common. Strided views may also
+    lie between each other's elements (the columns of one matrix)."""
+    first = min(one.data_ptr(), other.data_ptr())
+    # The bytes that each entry of the mask below stands for.
+    unit = math.gcd(one.itemsize, other.itemsize, one.data_ptr() - other.data_ptr())
+    ends = [weight.data_ptr() + _length(weight) * weight.itemsize for weight in (one, other)]
+    is_used = torch.zeros((max(ends) - first) // unit, dtype=torch.bool, device="cpu")
+
+    def entries_of(weight: Tensor) -> Tensor:
+        per_element = weight.itemsize // unit
+        strides = [stride * per_element for stride in weight.stride()]
+        offset = (weight.data_ptr() - first) // unit
+        return is_used.as_strided((*weight.shape, per_element), (*strides, 1), offset)
+
+    entries_of(one).fill_(True)
+    return bool(entries_of(other).any())

@@ -135,6 +135,30 @@ class StageVersions:
             return list(self.in_use)  # rounded, if the slots are bf16
         return list(as_list(self._extrapolation.seen_by_backward(self._newest)))
 
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """After a step: weights to which it has given other memory (`weight.data = ...`) return to
+        their places in the buffers, with the new contents.
+
+        Raises:
+            ValueError: a weight has another shape, data type or device.
+        """
+        for (name, weight), place in zip(self.newest.items(), self._newest.views, strict=True):
+            if weight.is_set_to(place):
+                continue
+            for kind in ("shape", "dtype", "device"):
+                before, after = getattr(place, kind), getattr(weight, kind)
+                if before != after:
+                    raise ValueError(f"it changed the {kind} of {name} from {before} to {after}")
+            place.copy_(weight.clone())  # the new memory may overlap the old one
+            weight.data = place
+
+    def newest_were_written(self) -> None:
+        """The newest weights have other contents, which are no new version: the weights in use do
+        not hold them."""
+        if self._bound == "newest":
+            self._bound = None
+
     def correct_update(self) -> None:
         """After an update: correct it by error feedback, if the stage has that."""
         if self._error_feedback is not None:

@@ -91,8 +91,8 @@ class Windows:
         # elsewhere until a micro-batch with gradient synchronization.
         self._are_elsewhere = False
         self._serial = 0  # number of windows, over all updates
-        # By id of an optimizer whose step is running: how deep its steps nest (`super().step()`).
-        self._stepping: dict[int, int] = {}
+        # By optimizer whose step is running: how deep its steps nest (`super().step()`).
+        self._stepping: dict[Optimizer, int] = {}
         self._stepped_at: dict[int, int] = {}  # by id of an optimizer: `_serial` at its last step
         self._problem: str | None = None  # found where an error cannot be raised
 
@@ -153,6 +153,7 @@ class Windows:
     def open(self, *, is_explicit: bool = False) -> Window:
         """Give a training pass that begins its window: the one that is open, or a new one."""
         self.end_peek()
+        self._forget_failed_steps()
         self._refuse_after_step_within()
         self._end_unannounced()
         window = self.current
@@ -540,10 +541,9 @@ class Windows:
 
     def before_step(self, optimizer: Optimizer, *, takes_closure: bool) -> None:
         """An optimizer is about to write the newest weights."""
-        if id(optimizer) in self._stepping and num_running(STEP, optimizer) < 2:
-            self._stepping.clear()  # its last step was broken off
+        self._forget_failed_steps(starting=optimizer)
         is_outermost = not self._stepping
-        self._stepping[id(optimizer)] = self._stepping.get(id(optimizer), 0) + 1
+        self._stepping[optimizer] = self._stepping.get(optimizer, 0) + 1
         window = self.current
         if window is not None and window.is_in_backward:
             self._before_step_within_backward(optimizer, window)
@@ -559,6 +559,17 @@ class Windows:
         if self._check.is_on:
             self._check.see_gradients()
         self._refuse_step_without_window(optimizer)
+
+    def _forget_failed_steps(self, starting: Optimizer | None = None) -> None:
+        """Forget steps that an exception has broken off, which no hook sees.
+
+        Args:
+            starting: the optimizer whose step begins now, so that it is on the stack already.
+        """
+        for optimizer in list(self._stepping):
+            num_own = 1 if optimizer is starting else 0
+            if num_running(STEP, optimizer) <= num_own:
+                del self._stepping[optimizer]
 
     def _before_step_within_backward(self, optimizer: Optimizer, window: Window) -> None:
         """An optimizer in a gradient hook is about to step. The backward pass still needs the old
@@ -596,9 +607,9 @@ class Windows:
 
     def after_step(self, optimizer: Optimizer) -> None:
         """An optimizer has written the newest weights, unless it has skipped its step."""
-        num_around = self._stepping.pop(id(optimizer), 1) - 1
+        num_around = self._stepping.pop(optimizer, 1) - 1
         if num_around:  # a step within the optimizer's own step, which goes on
-            self._stepping[id(optimizer)] = num_around
+            self._stepping[optimizer] = num_around
             return
         found = getattr(optimizer, "found_inf", None)  # a fused optimizer skips a step by itself
         is_without_window = self._stepped_at.get(id(optimizer), 0) == self._serial

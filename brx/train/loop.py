@@ -468,7 +468,10 @@ class Trainer:
         on_device = [
             (inputs.to(self.device), targets.to(self.device)) for inputs, targets in batches
         ]
-        with self._model_faults_in_one_line():
+        with (
+            self.assembly.updater.evaluation(self.iteration),
+            self._model_faults_in_one_line(),
+        ):
             own_loss = self.assembly.engine.evaluate(on_device)
         losses = self.world.gather(own_loss)
         if self._recorder is None:

@@ -1,6 +1,7 @@
 """A user's own methods: the examples do what they say, an edited file is another run, faults name
 file and line."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tests.pipeline.test_engine import (
     make_versions,
     run_engine,
 )
-from tests.train.helpers import steps_of, tiny_config
+from tests.train.helpers import losses, steps_of, tiny_config
 
 pytestmark = pytest.mark.usefixtures("own_code")
 CPU = torch.device("cpu")
@@ -312,6 +313,38 @@ def test_own_method_resumes_exactly(method, tmp_path):
     assert steps_of(tmp_path / "run") == steps_of(tmp_path / "whole")
 
 
+SCHEDULE_FREE = """import torch
+
+class Mine(torch.optim.SGD):
+    def eval(self):
+        self._add(-1.0)  # the kept weights are subtracted: all become zero
+
+    def train(self):
+        self._add(1.0)
+
+    @torch.no_grad()
+    def _add(self, sign):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if sign < 0:
+                    self.state[weight]["kept"] = weight.clone()
+                weight.add_(self.state[weight]["kept"], alpha=sign)
+                weight.add_(0.01 * (sign > 0))  # it need not come back to the same weights
+"""
+
+
+def test_weights_for_evaluation_are_the_optimizers(tmp_path):
+    """Zero weights give equal logits; the training goes on from the weights that it had."""
+    settings = ("training.iterations=6", "training.validation_every=2", "training.stop_after=6")
+    runs = {"plain": "torch.optim:SGD", "own": write(tmp_path, SCHEDULE_FREE)}
+    for name, method in runs.items():
+        train(tiny_config(tmp_path, *settings, f"optimizer.method={method}"), tmp_path / name)
+    records = losses(tmp_path / "own")
+    validations = [record["val_loss"] for record in records if "val_loss" in record]
+    assert validations == pytest.approx(3 * [math.log(256)], abs=1e-4)
+    assert steps_of(tmp_path / "own") == steps_of(tmp_path / "plain")
+
+
 def mine(rule, *lines):
     """A method of one rule, whose first line is the sixth of its file."""
     return "\n".join(
@@ -450,6 +483,37 @@ def test_missing_file_is_one_line(tmp_path):
 def test_faults_while_training_are_one_line(body, message, tmp_path):
     with pytest.raises(RunError, match=message) as caught:
         run_engine(make_config(write(tmp_path, body), 3, "exact"), 6)
+    assert "\n" not in str(caught.value)
+
+
+SGD = """import torch
+
+class Mine(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                change = group["lr"] * weight.grad
+                {}
+"""
+
+
+@pytest.mark.parametrize(
+    "write_weights",
+    ["weight.data = weight.data - change", "weight.set_(weight - change)"],
+    ids=["data", "set"],
+)
+def test_step_may_give_weights_other_memory(write_weights, tmp_path):
+    in_place = write(tmp_path, SGD.format("weight -= change"), "in_place.py")
+    elsewhere = write(tmp_path, SGD.format(write_weights), "elsewhere.py")
+    assert torch.equal(weights_of(elsewhere, 4), weights_of(in_place, 4))
+
+
+def test_step_that_changes_the_form_of_weights_is_one_line(tmp_path):
+    name = write(tmp_path, SGD.format("weight.data = (weight - change).double()"))
+    message = r"its step: .*it changed the dtype of embed.* from torch.float32 to torch.float64"
+    with pytest.raises((UserError, RunError), match=message) as caught:
+        check_method(make_config(name, 4, "exact"), CPU)
     assert "\n" not in str(caught.value)
 
 

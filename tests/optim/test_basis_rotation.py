@@ -1,6 +1,7 @@
 """BasisRotation against the naive algorithm, against Adam, and with bad input."""
 
 import copy
+import multiprocessing
 from functools import partial
 from unittest.mock import MagicMock
 
@@ -267,6 +268,19 @@ def test_more_threads_take_the_steps_of_one(source, num_threads):
     assert all(map(torch.equal, trained(num_threads, source=source), trained(source=source)))
 
 
+def test_forked_processes_have_threads_of_their_own():
+    """As notebook launchers fork a process that has already trained."""
+    trained(2)
+    process = multiprocessing.get_context("fork").Process(target=trained, args=(2,))
+    process.start()
+    process.join(20)
+    is_hanging = process.is_alive()
+    process.kill()
+    process.join()
+    assert not is_hanging
+    assert process.exitcode == 0
+
+
 def test_errors_of_threads_reach_the_caller(monkeypatch):
     monkeypatch.setattr(BasisRotation, "_update", MagicMock(side_effect=ValueError("of a batch")))
     with pytest.raises(ValueError, match="of a batch"):
@@ -291,6 +305,22 @@ def test_step_ignores_the_programs_precision(monkeypatch):
         torch.set_float32_matmul_precision(at_start)
     assert seen == {("ieee", False)}
     assert all(map(torch.equal, result, expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_step_ignores_the_programs_default_device(dtype):
+    """A step on the meta device would lose numbers: the weight decay, for example."""
+    gradients = [random(5, 4, seed=time, dtype=dtype) for time in range(6)]
+    weights = []
+    for device in ("cpu", "meta"):
+        (weight,) = parameters(1, 5, 4, dtype=dtype)
+        with torch.device(device):
+            optimizer = BasisRotation([weight], weight_decay=0.5)
+            take_steps(optimizer, [weight], [gradients])
+            optimizer.load_state_dict(optimizer.state_dict())
+            take_steps(optimizer, [weight], [gradients])
+        weights.append(weight)
+    assert torch.equal(*weights)
 
 
 @given(st.fractions(min_value=1, max_value=30, max_denominator=7), st.integers(0, 30))

@@ -239,6 +239,15 @@ def test_torch_ships_its_cases():
 
 
 @rotated_or_not
+def test_tensors_around_tensors_are_refused(rotate):
+    kind = pytest.importorskip("torch.testing._internal.two_tensor").TwoTensor
+    weight = Parameter(kind(torch.zeros(2, 2), torch.zeros(2, 2)))
+    with pytest.raises(ValueError, match="plain tensors and DTensors, but this is a TwoTensor"):
+        BasisRotation([weight], rotate=rotate)
+    BasisRotation([weight.requires_grad_(False)], rotate=rotate)  # frozen ones are left alone
+
+
+@rotated_or_not
 def test_complex_parameters_are_refused(rotate):
     with pytest.raises(ValueError, match="real floating-point"):
         BasisRotation([Parameter(torch.zeros(2, 2, dtype=torch.complex64))], rotate=rotate)

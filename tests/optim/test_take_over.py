@@ -27,6 +27,17 @@ def test_adamw_is_continued(after_adamw):
     assert_equal(model, other, rtol=0, atol=1e-6)
 
 
+def test_default_device_of_the_program_does_not_matter():
+    model, _ = two_models()
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.01)
+    go(model, adamw, 0, 3)
+    optimizer = BasisRotation(param_groups(model), lr=0.01)
+    with torch.device("meta"):
+        optimizer.take_over(adamw)
+    go(model, optimizer, 3, 12)
+    assert all(weight.isfinite().all() for weight in model.parameters())
+
+
 def test_first_basis_counts_from_the_take_over(after_adamw):
     model, optimizer, _ = after_adamw
     go(model, optimizer, 24, 25)  # the fifth update since then

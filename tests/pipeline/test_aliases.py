@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations
 from brx import delayed
 from brx.errors import UserError
 from tests.pipeline.loops import (
+    LAST,
     Layer,
     Naive,
     assert_same,
@@ -226,6 +227,39 @@ def with_shared_memory():
 def test_shared_memory_under_two_delays_is_refused():
     with pytest.raises(UserError, match=r"0.lin.weight and 2.lin.weight share memory, .* 3 and 1"):
         train(with_shared_memory())
+
+
+def test_transposed_weight_in_shared_memory_is_refused():
+    """As autoencoders tie the weights of their two halves."""
+    model = make()
+    model[3].lin.weight.data = model[0].lin.weight.data.t()
+    with pytest.raises(UserError, match=r"0.lin.weight and 3.lin.weight share memory"):
+        train(model)
+
+
+class Halves(nn.Module):
+    """Two weights that are the columns of one matrix, with those of one between the other's."""
+
+    def __init__(self):
+        super().__init__()
+        both = 0.5 * torch.randn(4, 8, generator=torch.Generator().manual_seed(1)).double()
+        self.first = nn.Parameter(both[:, ::2])
+        self.second = nn.Parameter(both[:, 1::2])
+
+    def forward(self, x):
+        return torch.tanh(x @ self.first) @ self.second
+
+
+def test_weights_between_each_others_elements_share_no_memory():
+    model, twin = Halves(), Halves()
+    naive = Naive(twin, stage_of=lambda name: LAST if name == "second" else LAST - 1)
+    optimizer = sgd(twin.parameters())
+    for t in range(12):
+        naive.begin_update()
+        naive.backward(lambda call, t=t: plain_loss(call, t))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(train(model, stages={"first": 0, "second": 1})[0], flat(twin))
 
 
 def test_shared_memory_under_one_delay_is_allowed():

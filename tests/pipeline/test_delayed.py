@@ -458,6 +458,16 @@ def test_print_shows_the_cut():
             "given parameters later",
         ),
         (
+            lambda net, optimizer: optimizer.param_groups[0]["params"].__setitem__(
+                0, nn.Parameter(torch.zeros(1))
+            ),
+            "given parameters later",
+        ),
+        (
+            lambda net, optimizer: setattr(net, "leave", nn.Linear(6, 5, bias=False)),
+            r"parameters has changed \(a module was replaced",
+        ),
+        (
             lambda net, optimizer: setattr(net.leave, "weight", nn.Parameter(torch.zeros(5, 6))),
             "has been replaced",
         ),

@@ -3,6 +3,7 @@ backward pass, backward passes of backward passes, steps in the middle of one.""
 
 import contextlib
 import copy
+from threading import Thread, current_thread, main_thread
 
 import pytest
 import torch
@@ -119,6 +120,38 @@ def test_evaluation_in_the_backward_pass_changes_nothing(stash):
             model(batch(50))
 
     assert torch.equal(run(evaluate), run(lambda model: None))
+
+
+@pytest.mark.parametrize("is_in_backward", [False, True])
+def test_evaluation_in_another_thread_is_refused(is_in_backward):
+    """It would exchange the weights under the running pass, which goes on as if alone."""
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+    refused = []
+
+    def evaluate():
+        with torch.no_grad(), pytest.raises(UserError, match="runs in another thread"):
+            model(batch(0))
+        refused.append(True)
+
+    def call_in_thread(*args):
+        if current_thread() is main_thread():
+            thread = Thread(target=evaluate)
+            thread.start()
+            thread.join()
+
+    for t in range(12):
+        y = model(batch(t))
+        if is_in_backward:
+            y.register_hook(call_in_thread)
+        loss_of(y).backward()
+        if not is_in_backward and not t:
+            model[2].register_forward_hook(call_in_thread)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(refused) == (12 if is_in_backward else 11)
+    assert_same(flat(model), simulate())
 
 
 def test_discarded_pass_leaves_the_newest_weights():

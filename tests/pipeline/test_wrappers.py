@@ -297,6 +297,43 @@ class Wrapper:
         return getattr(self.optimizer, name)
 
 
+class Uninitialized(torch.optim.Optimizer):
+    """A wrapper that is an optimizer, but never calls its constructor, as Opacus' and old ones."""
+
+    def __init__(self, optimizer):
+        self.original_optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+
+    def step(self):
+        self.original_optimizer.step()
+
+    def zero_grad(self):
+        self.original_optimizer.zero_grad()
+
+
+class Combined:
+    """An optimizer for the matrices and one for the vectors, kept in a dictionary."""
+
+    def __init__(self, optimizers):
+        self.matrices = optimizers[0]
+        self.all = dict(enumerate(optimizers))
+
+    def step(self):
+        for optimizer in self.all.values():
+            optimizer.step()
+
+    def zero_grad(self):
+        for optimizer in self.all.values():
+            optimizer.zero_grad()
+
+
+def combined(parameters):
+    weights = list(parameters)
+    matrices = [weight for weight in weights if weight.ndim == 2]
+    vectors = [weight for weight in weights if weight.ndim == 1]
+    return Combined([torch.optim.Muon(matrices, lr=0.02), sgd(vectors)])
+
+
 class InTwoSteps(torch.optim.SGD):
     """A step that is two steps of the base class, after a decay."""
 
@@ -318,6 +355,24 @@ def test_two_steps_of_the_base_class():
     assert pipeline.updates == 12
 
 
+def test_blocks_in_turn():
+    """Block coordinate descent: the optimizer has the parameters of one block at a time."""
+    model, twin = make(), make()
+    optimizer, twin_optimizer = sgd(model.parameters()), sgd(twin.parameters())
+    delayed(model, optimizer, 4)
+    naive = Naive(twin)
+    for t in range(12):
+        for of, each in ((model, optimizer), (twin, twin_optimizer)):
+            each.param_groups[0]["params"] = list(of[t // 3].parameters())
+        naive.begin_update()
+        naive.backward(lambda call, t=t: plain_loss(call, t))
+        plain_loss(model, t).backward()
+        for of, each in ((model, optimizer), (twin, twin_optimizer)):
+            each.step()
+            of.zero_grad()
+    assert_same(flat(model), flat(twin))
+
+
 def test_step_after_one_that_failed():
     model = make()
     optimizer = sgd(model.parameters())
@@ -331,10 +386,51 @@ def test_step_after_one_that_failed():
     assert_same(flat(model), simulate())
 
 
+@pytest.mark.filterwarnings("ignore:delayed. weights changed without a step")
+def test_new_optimizer_after_a_step_that_failed():
+    """Its steps make versions, as those of any optimizer that `delayed` was not given."""
+    model = make()
+    optimizer = sgd(model.parameters())
+    pipeline = delayed(model, optimizer, 4)
+    for t in range(12):
+        plain_loss(model, t).backward()
+        if t == 4:
+            with pytest.raises(ZeroDivisionError):
+                optimizer.step(lambda: 1 / 0)
+            optimizer = sgd(model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
+    assert pipeline.updates == 12
+
+
 def test_wrapped_twice():
     assert_same(
         train(optimizer_of=lambda parameters: Wrapper(Wrapper(sgd(parameters))))[0], simulate()
     )
+
+
+@pytest.mark.parametrize(
+    "optimizer_of",
+    [combined, lambda parameters: Uninitialized(Uninitialized(sgd(parameters)))],
+    ids=["combined", "uninitialized"],
+)
+def test_optimizers_are_found_in_any_attribute(optimizer_of):
+    found, pipeline = train(optimizer_of=optimizer_of)
+    assert_same(found, simulate(optimizer_of))
+    assert pipeline.updates == 12
+
+
+def test_optimizers_in_a_dictionary():
+    model = make()
+    halves = {"first": sgd(model[:2].parameters()), "second": sgd(model[2:].parameters())}
+    delayed(model, halves, 4)
+    for t in range(12):
+        plain_loss(model, t).backward()
+        for optimizer in halves.values():
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same(flat(model), simulate())
 
 
 @pytest.mark.parametrize("name", ["Lookahead", "ScheduleFreeWrapper", "OrthoGrad"])
@@ -369,6 +465,16 @@ def test_schedule_free_weights_swapped_for_evaluation():
 def test_no_optimizer_is_one_clear_error():
     with pytest.raises(UserError, match=r"must be a torch optimizer, .* got object"):
         delayed(make(), object(), 4)
+
+
+def test_optimizer_without_hooks_is_one_clear_error():
+    class Bare(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            self.param_groups = [{"params": list(parameters)}]
+
+    model = make()
+    with pytest.raises(UserError, match=r"got Bare, whose constructor has not called"):
+        delayed(model, Bare(model.parameters()), 4)
 
 
 @pytest.mark.parametrize("given", [None, [make()], torch.optim.SGD(make().parameters())])
