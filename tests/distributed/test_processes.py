@@ -442,7 +442,7 @@ def test_error_of_the_last_rank_is_in_summary(settings, status, error, tmp_path)
         (
             2,
             "pipeline.delay=[3, 0, 2, 0]",
-            "rank 0 of 2 runs 1 forward passes ahead, which needs a delay of at least",
+            "rank 0 of 2 runs 1 forward pass ahead, which needs a delay of at least",
         ),
     ],
     ids=["once data are there", "before"],

@@ -141,7 +141,7 @@ def test_missing_folder_is_named(tmp_path, monkeypatch):
     [
         ((2.0, 4.0), (3.0, 5.0), "Basis rotation: least slowed down in 2 of 2 settings"),
         ((2.0, 4.0), (3.0, math.nan), "Basis rotation: least slowed down in 2 of 2 settings"),
-        ((2.0, math.nan), (3.0, math.nan), "Basis rotation: least slowed down in 1 of 1 settings"),
+        ((2.0, math.nan), (3.0, math.nan), "Basis rotation: least slowed down in 1 of 1 setting"),
         ((math.nan, math.nan), (math.nan, math.nan), ""),
     ],
 )

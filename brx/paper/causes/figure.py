@@ -42,7 +42,6 @@ from brx.paper.causes.arms import (
     with_momentum,
 )
 from brx.paper.causes.study import SWEEPS, Study
-from brx.paper.panel_titles import LEVEL
 from brx.plot.style import (
     Look,
     draw_points,
@@ -230,23 +229,12 @@ def _draw_rows(arms: Sequence[str], question: str, delay: str) -> Callable[[Stud
         axes.axvline(0.0, color="black", linewidth=0.5)
         title = f"{question}, {delay}"
         if ordered:
-            title += f":\n{_least(names, [points[arm].mean for arm in ordered])}"
+            first, last = ordered[0], ordered[-1]
+            title += f":\n{points[first].mean:.2f} ({names[0]}) to\n"
+            title += f"{points[last].mean:.2f} nats ({names[-1]})"
         finish_panel(axes, COST_LABEL, "", title)
 
     return draw
-
-
-def _least(names: Sequence[str], costs: Sequence[float]) -> str:
-    """Which arm loses least, or which two do: their costs differ by less than `LEVEL`.
-
-    Args:
-        names: the arms, least cost first.
-        costs: their costs, in nats.
-    """
-    is_level = len(costs) > 1 and costs[1] - costs[0] < LEVEL
-    if is_level:
-        return f"{names[0]} and\n{names[1]} lose least"
-    return f"{names[0]} loses least"
 
 
 # The method whose look an arm has.
