@@ -180,16 +180,22 @@ def test_functional_call_in_the_forward_pass():
     assert_same(train(Functional(*make()))[0], simulate())
 
 
+def weights_of_simulation(naive, twin, updates=12):
+    """All weights of the naive simulation's model after some updates."""
+    optimizer = sgd(twin.parameters())
+    for t in range(updates):
+        naive.begin_update()
+        naive.backward(lambda call, t=t: plain_loss(call, t))
+        optimizer.step()
+        optimizer.zero_grad()
+    return flat(twin)
+
+
 def same_as_naive(make_model, updates=8):
     """An ordinary loop under delay ends where the naive one does. Buffers have no versions."""
     model, twin = make_model(), make_model()
-    optimizer, naive = sgd(twin.parameters()), Naive(twin)
-    for t in range(updates):
-        naive.begin_update()
-        naive.backward(lambda call, t=t: loss_of(call(batch(t))))
-        optimizer.step()
-        optimizer.zero_grad()
-    assert_same(train(model, updates=updates)[0], flat(twin))
+    simulated = weights_of_simulation(Naive(twin), twin, updates)
+    assert_same(train(model, updates=updates)[0], simulated)
 
 
 @pytest.mark.parametrize(
@@ -253,26 +259,15 @@ class Halves(nn.Module):
 def test_weights_between_each_others_elements_share_no_memory():
     model, twin = Halves(), Halves()
     naive = Naive(twin, stage_of=lambda name: LAST if name == "second" else LAST - 1)
-    optimizer = sgd(twin.parameters())
-    for t in range(12):
-        naive.begin_update()
-        naive.backward(lambda call, t=t: plain_loss(call, t))
-        optimizer.step()
-        optimizer.zero_grad()
-    assert_same(train(model, stages={"first": 0, "second": 1})[0], flat(twin))
+    simulated = weights_of_simulation(naive, twin)
+    assert_same(train(model, stages={"first": 0, "second": 1})[0], simulated)
 
 
 def test_shared_memory_under_one_delay_is_allowed():
     model, twin = with_shared_memory(), with_shared_memory()
     naive = Naive(twin)
     naive.taus = dict.fromkeys(naive.taus, 3)
-    optimizer = sgd(twin.parameters())
-    for t in range(12):
-        naive.begin_update()
-        naive.backward(lambda call, t=t: plain_loss(call, t))
-        optimizer.step()
-        optimizer.zero_grad()
-    assert_same(train(model, delay=3)[0], flat(twin))
+    assert_same(train(model, delay=3)[0], weights_of_simulation(naive, twin))
 
 
 # torch.func, which computes with tensors that it is given
