@@ -194,12 +194,7 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
             )
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder")
-        if (folder / "config.yaml").is_file() or has_losses(folder):
-            candidates = [folder]
-        else:
-            below = [path for path in sorted(folder.iterdir()) if not _is_temporary(path)]
-            candidates = _without_links(below)
-        found = [path for path in candidates if _is_run(path)]
+        found = _runs_in(folder)
         runs += found
         if not found:
             without_runs.append(str(folder))
@@ -213,10 +208,17 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 def has_runs(folder: Path) -> bool:
     """Whether a folder exists and `find_runs` would find a run in it."""
-    if not folder.is_dir():
-        return False
-    below = [path for path in folder.iterdir() if not _is_temporary(path)]
-    return any(map(_is_run, (folder, *below)))
+    return folder.is_dir() and bool(_runs_in(folder))
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The run whose folder this is, or the runs directly below it."""
+    if (folder / "config.yaml").is_file() or has_losses(folder):
+        candidates = [folder]
+    else:
+        below = [path for path in sorted(folder.iterdir()) if not _is_temporary(path)]
+        candidates = _without_links(below)
+    return [path for path in candidates if _is_run(path)]
 
 
 # Whether the command was given `--strict`; None in a command that has no such option.
