@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from brx.config.schema import ModelSection, OwnModelConfig, RunConfig
 from brx.config.user_code import fault
@@ -21,10 +23,17 @@ BATCH = 2  # examples of the trial, which has no numbers
 def check_model_of(config: RunConfig) -> None:
     """`check_model` for the model and the stages of a run."""
     blocks = partition(config.model.blocks, config.pipeline.stages)
-    check_model(config.model, config.data.vocabulary_size, blocks)
+    is_exact = config.pipeline.stash == "exact"
+    check_model(config.model, config.data.vocabulary_size, blocks, may_recompute=is_exact)
 
 
-def check_model(config: ModelSection, vocabulary_size: int, parts: Sequence[range]) -> None:
+def check_model(
+    config: ModelSection,
+    vocabulary_size: int,
+    parts: Sequence[range],
+    *,
+    may_recompute: bool = True,
+) -> None:
     """Run each part of a user's own model once, forward and backward, on the meta device.
 
     Models of brx are not checked.
@@ -33,12 +42,15 @@ def check_model(config: ModelSection, vocabulary_size: int, parts: Sequence[rang
         config: the section `model` of the settings.
         vocabulary_size: V.
         parts: the blocks of each stage.
+        may_recompute: whether a part may checkpoint its activations, which its backward pass then
+            computes again from the weights of that time.
 
     Raises:
         UserError: the model cannot be made; a part is missing, fails, draws random numbers, changes
-            a weight or a buffer, uses a weight that is not its stage's, lets no gradient through,
-            or returns a stream or logits of another shape; a weight is in two stages, or has no
-            effect on the loss; a stage has no weight; `matrices` names something else.
+            a weight or a buffer, counts its passes, uses a weight that is not its stage's, lets no
+            gradient through, or returns a stream or logits of another shape; a weight is in two
+            stages, or has no effect on the loss; a stage has no weight; `matrices` names something
+            else; a part checkpoints its activations and may not.
     """
     if not isinstance(config, OwnModelConfig):
         return
@@ -52,11 +64,14 @@ def check_model(config: ModelSection, vocabulary_size: int, parts: Sequence[rang
     tokens = torch.zeros((BATCH, config.sequence_length), dtype=torch.int64, device="meta")
     stream = meta_stream(config, BATCH, bf16=False)
     shape = tuple(stream.shape)
-    _check_part(config, model.embed, "embed", tokens, shape, homes)
+    logits_shape = (*shape[:2], vocabulary_size)
+    trials = [_Trial(model.embed, "embed", tokens, shape)]
     # Each of them: blocks that look alike may use different weights of other parts.
     for index, block in enumerate(model.blocks):
-        _check_part(config, block, f"blocks.{index}", stream, shape, homes)
-    _check_part(config, model.head, "head", stream, (*shape[:2], vocabulary_size), homes)
+        trials.append(_Trial(block, f"blocks.{index}", stream, shape))
+    trials.append(_Trial(model.head, "head", stream, logits_shape))
+    for trial in trials:
+        _check_part(config, trial, homes, may_recompute=may_recompute)
 
 
 def _renew_weights(model: nn.Module) -> None:
@@ -126,19 +141,30 @@ def _leaves(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
                 ahead.append(following)
 
 
-def _check_part(
-    config: ModelSection,
-    part: nn.Module,
-    name: str,
-    given: Tensor,
-    expected_shape: tuple[int, ...],
-    homes: _Homes,
-) -> None:
+@dataclass(frozen=True)
+class _Trial:
+    """One part of a model, and what it is tried with."""
+
+    part: nn.Module
+    name: str
+    given: Tensor
+    """The part's input."""
+    expected_shape: tuple[int, ...]
+    """The shape that its output must have."""
+
+    def run(self, config: ModelSection) -> Any:
+        """The output of a forward pass; UserError if it fails."""
+        output, _ = traced(config, self.part, self.name, self.given, bf16=False, device_type="cpu")
+        return output
+
+
+def _check_part(config: ModelSection, trial: _Trial, homes: _Homes, *, may_recompute: bool) -> None:
     """Run one part, forward and backward; UserError if anything is wrong with it."""
+    part, name, given, expected_shape = trial.part, trial.name, trial.given, trial.expected_shape
     where = f"model.class {config.name}: {name}"
     buffers = {key: (buffer, buffer._version) for key, buffer in part.named_buffers()}
     generators = _states_of_generators()
-    output, _ = traced(config, part, name, given, bf16=False, device_type="cpu")
+    output = trial.run(config)
     for generator, state in _states_of_generators().items():
         if state != generators[generator]:
             raise UserError(
@@ -158,8 +184,31 @@ def _check_part(
             f"tokens, {meaning}"
         )
     homes.check(name, [output, *losses], given, where)
-    _check_gradients(config, part, [output.sum(), *losses], given, where)
+    recomputing = _Recomputing()
+    _check_gradients(config, part, [output.sum(), *losses], given, where, recomputing)
+    if recomputing.seen and not may_recompute:
+        raise UserError(
+            f"{where} computes activations again in its backward pass (checkpoint), where the"
+            " weights are newer with this pipeline.stash, which is another algorithm; leave the"
+            " checkpoint out, or set pipeline.stash=exact"
+        )
     _check_buffers(part, buffers, where)
+    _check_attributes(config, trial, where)
+
+
+class _Recomputing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees whether a backward pass computes activations again: autograd turns gradients off in a
+    backward pass, and only code that recomputes turns them on."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = False
+
+    def __torch_dispatch__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.seen = self.seen or torch.is_grad_enabled()
+        return function(*args, **(kwargs or {}))
 
 
 def _states_of_generators() -> dict[str, Any]:
@@ -204,16 +253,49 @@ def _check_buffers(part: nn.Module, before: Mapping[str, tuple[Tensor, int]], wh
             )
 
 
+def _check_attributes(config: ModelSection, trial: _Trial, where: str) -> None:
+    """UserError if another forward pass changes an attribute: the part counts its passes, or keeps
+    something of them. The first pass may fill a cache, and has already run."""
+    before = _attributes(trial.part)
+    trial.run(config)
+    for name, value in _attributes(trial.part).items():
+        was = before.get(name)
+        if value is not was and value != was:
+            raise UserError(
+                f"{where}.{name} is changed by each forward pass; a resumed run and other devices"
+                " would have another value"
+            )
+
+
+def _attributes(part: nn.Module) -> dict[str, Any]:
+    """The plain attributes of a part's modules, by dotted name: numbers and text as they are,
+    collections by their size."""
+    attributes: dict[str, Any] = {}
+    for module_name, module in part.named_modules():
+        for key, value in vars(module).items():
+            name = f"{module_name}.{key}" if module_name else key
+            if value is None or isinstance(value, int | float | str):
+                attributes[name] = value
+            elif isinstance(value, list | dict | set):
+                attributes[name] = len(value)
+    return attributes
+
+
 def _has_auxiliary_loss(config: ModelSection) -> bool:
     model = make_model(config, 256, None, [])
     return bool(getattr(model, "has_auxiliary_loss", False))
 
 
 def _check_gradients(
-    config: ModelSection, part: nn.Module, losses: Sequence[Tensor], given: Tensor, where: str
+    config: ModelSection,
+    part: nn.Module,
+    losses: Sequence[Tensor],
+    given: Tensor,
+    where: str,
+    recomputing: _Recomputing,
 ) -> None:
     """UserError if a weight of a part has no effect on the losses, which depend on its output, or
-    if no gradient goes on to the parts before it."""
+    if no gradient goes on to the parts before it. `recomputing` watches the backward pass."""
     named = dict(part.named_parameters())
     total = torch.stack([loss.float() for loss in losses]).sum()
     if named and not total.requires_grad:
@@ -224,7 +306,9 @@ def _check_gradients(
     gradients: Sequence[Tensor | None] = [None] * len(wanted)
     if total.requires_grad and wanted:
         try:
-            gradients = torch.autograd.grad(total, wanted, allow_unused=True)
+            start = torch.ones_like(total)
+            with recomputing:
+                gradients = torch.autograd.grad(total, wanted, start, allow_unused=True)
         except Exception as error:
             raise UserError(
                 f"{where}: backward pass: {fault(error, config.name)} (run on the meta device,"

@@ -53,7 +53,8 @@ def check_own_methods(sweeps: Sequence[Sweep]) -> None:
 def _check_own_models(configs: Sequence[RunConfig]) -> None:
     checked = set()
     for config in configs:
-        kind = repr((config.model, config.data.vocabulary_size, config.pipeline.stages))
+        pipeline = config.pipeline
+        kind = repr((config.model, config.data.vocabulary_size, pipeline.stages, pipeline.stash))
         if kind in checked:
             continue
         checked.add(kind)

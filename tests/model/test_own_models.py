@@ -260,6 +260,22 @@ def test_loss_in_chunks_keeps_the_forward_passes_weights(monkeypatch):
             {},
             "blocks.0.seen is changed by the forward pass",
         ),
+        (
+            {
+                "block": "self.passes = 0",
+                "forward": "(setattr(self, 'passes', self.passes + 1), x + self.linear(x))[1]",
+            },
+            {},
+            "blocks.0.passes is changed by each forward pass",
+        ),
+        (
+            {
+                "block": "self.linear.norms = []",
+                "forward": "(self.linear.norms.append(0.0), x + self.linear(x))[1]",
+            },
+            {},
+            "blocks.0.linear.norms is changed by each forward pass",
+        ),
         ({"forward": "(self.linear(x), x.sum())"}, {}, "set has_auxiliary_loss = True"),
         ({"block": "raise ValueError('no')"}, {}, "mine.py:9: ValueError: no"),
         ({"block": "raise SystemExit(0)"}, {}, "mine.py:9: SystemExit: 0"),
@@ -405,6 +421,26 @@ def test_file_that_is_not_there_has_no_options():
 
 def test_example_can_train():
     check_model(own(EXAMPLE), 11, partition(4, 4))
+
+
+def test_cache_that_the_first_pass_fills_can_train(tmp_path):
+    forward = "(setattr(self, 'length', x.shape[1]), x + self.linear(x))[1]"
+    parts = {"block": "self.length = 0; self.limit = float('nan')", "forward": forward}
+    check_model(own(written(tmp_path, **parts)), 11, partition(4, 2))
+
+
+def test_checkpoint_in_a_block_needs_every_weight_version(tmp_path):
+    checkpoint = "__import__('torch.utils.checkpoint').utils.checkpoint.checkpoint"
+    forward = f"x + {checkpoint}(self.linear, x, use_reentrant=False)"
+    config = own(written(tmp_path, forward=forward))
+    check_model(config, 11, partition(4, 2))
+    with pytest.raises(UserError, match=r"blocks\.0 computes activations again") as refusal:
+        check_model(config, 11, partition(4, 2), may_recompute=False)
+    assert "\n" not in str(refusal.value)
+
+
+def test_block_without_checkpoint_needs_no_old_weights(tmp_path):
+    check_model(own(written(tmp_path)), 11, partition(4, 2), may_recompute=False)
 
 
 def test_shared_weight_in_one_stage_can_train(tmp_path):
