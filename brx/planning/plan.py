@@ -387,9 +387,7 @@ class _Rank:
 
     def _link_bytes(self) -> int:
         """The buffers for activations and gradients that are received or being sent."""
-        if self.num_ranks == 1:
-            return 0
-        num_buffers = 2  # at most one message being sent in each direction
+        num_buffers = self._num_neighbours  # at most one message being sent to each
         # The buffers of received messages, as `DistributedWorld.connect` makes them.
         if not self.has_first:
             num_buffers += math.ceil(self.in_flight) + 1
@@ -399,10 +397,13 @@ class _Rank:
 
     def _communicator_bytes(self) -> int:
         is_nccl = self.device_type == "cuda" and not self.config.runtime.share_gpus
-        if self.num_ranks == 1 or not is_nccl:
+        if not is_nccl:
             return 0
-        num_neighbours = 2 - int(self.has_first) - int(self.has_last)
-        return NUM_COMMUNICATORS * num_neighbours * P2P_CHANNELS * CHANNEL_BYTES
+        return NUM_COMMUNICATORS * self._num_neighbours * P2P_CHANNELS * CHANNEL_BYTES
+
+    @property
+    def _num_neighbours(self) -> int:
+        return 2 - int(self.has_first) - int(self.has_last)
 
     def _checkpoint_bytes(self, probe: _Probe | None) -> int:
         if not self.config.checkpoint.background:
