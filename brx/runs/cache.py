@@ -10,6 +10,9 @@ The cache is a line of JSON (`_Header`), the settings and the summary as JSON, a
 float64. Most runs are small, and a table format (Parquet, an archive of arrays) costs more to open
 than such a run costs to read.
 
+Curves that an export has stored compactly are not kept: they are read about as fast, and float64
+would take ten times their space.
+
 Settings are kept unchecked, and nothing that is computed from the files is kept: checks and
 computations are done again each time.
 """
@@ -35,7 +38,7 @@ from brx.errors import UserError
 from brx.readers import MOST_ARRAY_BYTES, read_text
 from brx.runs import folder, metrics
 from brx.runs.folder import CACHE, parse_summary
-from brx.runs.metrics import COMPACT, Curves, num_lacking, read_curves
+from brx.runs.metrics import COMPACT, Curves, is_compact, num_lacking, read_curves
 
 FILES = ("config.yaml", "summary.json", "metrics.jsonl", COMPACT)
 """The files of a run that are parsed."""
@@ -69,7 +72,7 @@ class _Header:
     key: str
     sha256: str  # covers all that follows the line
     text_bytes: list[int]  # lengths of settings and summary
-    curve_lengths: list[int]  # numbers in each of `Curves`
+    curve_lengths: list[int] | None  # numbers in each of `Curves`; None: they are not kept
 
 
 def file_states(run: Path) -> tuple[FileState, ...]:
@@ -136,16 +139,19 @@ def _read(run: Path, states: tuple[FileState, ...]) -> Parsed | None:
         # A cache that is not ours, or is of other states, is not parsed any further.
         if header.key != _key(states) or header.sha256 != _digest(header, body):
             return None
-        settings, summary, *curves = _parts(header, body)
-        series = (np.frombuffer(part, _FLOAT64).astype(np.float64) for part in curves)
-        return Parsed(json.loads(settings), json.loads(summary), Curves(*series))
+        settings_text, summary_text, *series = _parts(header, body)
+        settings, summary = json.loads(settings_text), json.loads(summary_text)
+        if header.curve_lengths is not None:
+            arrays = (np.frombuffer(each, _FLOAT64).astype(np.float64) for each in series)
+            return Parsed(settings, summary, Curves(*arrays))
     except (ValueError, TypeError, RecursionError):  # a damaged file
         return None
+    return Parsed(settings, summary, read_curves(run))
 
 
 def _parts(header: _Header, body: bytes) -> Iterator[bytes]:
-    """The bytes of the settings, the summary, and each of the curves."""
-    curve_bytes = [_FLOAT64.itemsize * length for length in header.curve_lengths]
+    """The bytes of the settings, the summary, and each of the curves that are kept."""
+    curve_bytes = [_FLOAT64.itemsize * length for length in header.curve_lengths or []]
     start = 0
     for num_bytes in [*header.text_bytes, *curve_bytes]:
         yield body[start : start + num_bytes]
@@ -174,9 +180,12 @@ def _write(run: Path, states: tuple[FileState, ...], parsed: Parsed) -> None:
     if settings is None or summary is None:
         return
     texts = [settings.encode(), summary.encode()]
-    curves = [values.astype(_FLOAT64).tobytes() for values in parsed.curves]
+    curves: list[bytes] = []
+    lengths: list[int] | None = None
+    if not is_compact(run):
+        curves = [values.astype(_FLOAT64).tobytes() for values in parsed.curves]
+        lengths = [len(values) for values in parsed.curves]
     body = b"".join([*texts, *curves])
-    lengths = [len(values) for values in parsed.curves]
     header = _Header(_key(states), "", [len(text) for text in texts], lengths)
     header = replace(header, sha256=_digest(header, body))
     line = json.dumps(asdict(header)).encode()

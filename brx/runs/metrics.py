@@ -238,6 +238,11 @@ class Curves(NamedTuple):
     val_loss: NDArray[np.float64]  # (m,), in nats
 
 
+def is_compact(folder: Path) -> bool:
+    """Whether a run's curves are in the compact form of an export (`COMPACT`)."""
+    return (folder / COMPACT).is_file() and not (folder / "metrics.jsonl").is_file()
+
+
 def read_curves(folder: Path) -> Curves:
     """The series of a run's folder; they may be empty for a run that diverged.
 
@@ -247,11 +252,12 @@ def read_curves(folder: Path) -> Curves:
         UserError: the file is damaged, has no training losses or lacks more, or two processes have
             written it; or a finished run has a loss that is not finite.
     """
-    path = folder / "metrics.jsonl"
-    is_compact = (folder / COMPACT).is_file() and not path.is_file()
-    if is_compact:
+    if is_compact(folder):
         path = folder / COMPACT
-    curves = _from_compact(path) if is_compact else _from_metrics(path)
+        curves = _from_compact(path)
+    else:
+        path = folder / "metrics.jsonl"
+        curves = _from_metrics(path)
     summary = RunFolder(folder).read_summary()
     if len(curves.iterations) == 0:
         if summary.get("status") == "diverged":

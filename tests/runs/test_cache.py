@@ -182,6 +182,18 @@ def test_export_leaves_the_cache_out(run, tmp_path):
     assert not (tmp_path / "out" / "a" / CACHE).exists()
 
 
+def test_cache_of_an_export_holds_no_curves(run, tmp_path, parses):
+    export_runs([run], tmp_path / "out")
+    exported = tmp_path / "out" / "a"
+    parsed = cache._parse(exported)
+    parses.clear()
+    for _ in range(2):
+        assert_equal(read_parsed(exported), parsed)
+    assert parses == [exported]
+    texts = sum((exported / name).stat().st_size for name in ("config.yaml", "summary.json"))
+    assert (exported / CACHE).stat().st_size < texts + 1000  # and its first line
+
+
 def test_export_replaces_one_with_a_cache(run, tmp_path):
     export_runs([run], tmp_path / "out")
     read_parsed(tmp_path / "out" / "a")
