@@ -24,7 +24,18 @@ from brx.pipeline.self_check import SelfCheck
 
 @dataclass
 class Window:
-    """One micro-batch: its forward passes and its backward pass."""
+    """One micro-batch: its forward passes and its backward pass.
+
+    What happens, and what it sets:
+
+    the forward pass ends                  is_watched
+    the backward pass begins               is_in_backward, has_begun_backward
+      under `none` and `predict`           shows_backward_weights
+      a gradient reaches a parameter       has_reached_parameters
+        though no backward pass had begun  has_gradients
+      an optimizer steps                   stepped
+    the backward pass ends                 not is_in_backward, has_ended
+    """
 
     micro_batch: int
     """n, from 1. It decides which version each stage uses."""
