@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from brx.config.schema import CustomConfig, RunConfig, TrainingConfig
 from brx.errors import DivergedError, RunError, UserError
-from brx.methods.custom import user_code
+from brx.methods.custom import begin_training, moves_weights, user_code
 from brx.methods.groups import NOT_OPTIONS, check_each_parameter_once
 from brx.methods.table import find_method
 from brx.optim import BadGradientError, BasisRotation
@@ -66,6 +66,7 @@ class MethodUpdater:
         with user_code(config, "optimizers", UserError):
             self.optimizers = self.method.optimizers(stages)
             check_each_parameter_once(self.optimizers, stages)
+        begin_training(self.optimizers, config)
         if self.method.forecasts:
             _check_forecast(config)
             for stage in stages:
@@ -144,7 +145,7 @@ class MethodUpdater:
         `train`, which move the weights from one to the other. Afterwards the weights are exactly
         what they were, so that the trajectory does not depend on validations.
         """
-        moving = [optimizer for optimizer in self.optimizers if _moves_weights(optimizer)]
+        moving = [optimizer for optimizer in self.optimizers if moves_weights(optimizer)]
         if not moving:
             yield
             return
@@ -265,11 +266,6 @@ class MethodUpdater:
             saved = {stage: state["optimizer"][index] for stage, state in states.items()}
             optimizer.load_state_dict(_packed(optimizer, saved))
             _restore_types(optimizer, saved)
-
-
-def _moves_weights(optimizer: Optimizer) -> bool:
-    """Whether an optimizer has weights of its own for evaluation."""
-    return all(callable(getattr(optimizer, name, None)) for name in ("eval", "train"))
 
 
 def _packed(optimizer: Optimizer, saved: dict[int, dict[str, Any]]) -> dict[str, Any]:

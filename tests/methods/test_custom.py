@@ -316,20 +316,26 @@ def test_own_method_resumes_exactly(method, tmp_path):
 SCHEDULE_FREE = """import torch
 
 class Mine(torch.optim.SGD):
+    is_training = False
+
     def eval(self):
-        self._add(-1.0)  # the kept weights are subtracted: all become zero
-
-    def train(self):
-        self._add(1.0)
-
-    @torch.no_grad()
-    def _add(self, sign):
+        self.is_training = False
         for group in self.param_groups:
             for weight in group["params"]:
-                if sign < 0:
-                    self.state[weight]["kept"] = weight.clone()
-                weight.add_(self.state[weight]["kept"], alpha=sign)
-                weight.add_(0.01 * (sign > 0))  # it need not come back to the same weights
+                self.state[weight]["kept"] = weight.detach().clone()
+                weight.data.zero_()
+
+    def train(self):
+        self.is_training = True
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if "kept" in self.state[weight]:
+                    weight.data.add_(self.state[weight]["kept"])
+                    weight.data.add_(0.01)  # it need not come back to the same weights
+
+    def step(self, closure=None):
+        assert self.is_training, "call train() before the first step"
+        return super().step(closure)
 """
 
 
@@ -412,6 +418,12 @@ BODIES = [
     (mine(RATE, "return 1 if tau < 10**9 else 1 / 0"), r"its lr_divisor: .*ZeroDivisionError"),
     (mine(MATRICES, "raise ValueError(groups[0]['params'][0][1].device)"), "ValueError: meta"),
 ]
+BODIES.append(
+    (
+        SCHEDULE_FREE.replace("self.is_training = True", "1 / 0"),
+        r"optimizer\.method .*mine\.py:Mine: its train: .*mine\.py:\d+: ZeroDivisionError",
+    )
+)
 KEEPS_A_QUEUE = """import collections
 import torch
 
