@@ -39,8 +39,11 @@ TRIED_WIDTH = 64
 # one after the weights have changed.
 TRIED_UPDATES = 2
 # The number of updates after which stages that share a device are compared with stages that do not.
-# An optimizer may need two to learn something about all its parameters that the third one uses.
-COMPARED_UPDATES = 3
+# An optimizer that learns its step size from all its parameters may need five before it changes it.
+COMPARED_UPDATES = 6
+# The typical entry of the gradients in this comparison: as in a run, far below 1. At 1, a weight
+# decay that is divided by the size of all gradients would change no weight by more than rounding.
+GRADIENT_ENTRY = 0.01
 # The largest difference between the two, relative to what the updates have changed, that counts as
 # rounding: a batch of matrix products may round differently if the batch has another size.
 ROUNDING = 1e-3
@@ -460,7 +463,7 @@ def _give_gradients(stage: StageVersions, t: int, num_stages: int) -> None:
     for weight in stage.newest.values():
         gradient = torch.randn(weight.shape, generator=lasting)
         gradient += stage.index * torch.randn(weight.shape, generator=fresh)
-        weight.grad = gradient.to(weight)
+        weight.grad = GRADIENT_ENTRY * gradient.to(weight)
 
 
 def _small(config: RunConfig, width: int) -> RunConfig:
