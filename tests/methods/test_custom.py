@@ -386,6 +386,7 @@ BODIES = [
         mine("__init__(self)", "1 / 0"),
         r"optimizer\.method .*: its constructor: .*mine\.py:6: ZeroDivisionError",
     ),
+    (mine("__init__(self)", "assert not self"), r"its constructor: .*mine\.py:6: AssertionError$"),
     (
         mine(MATRICES, "return self.none(groups)"),
         r"its optimizers: .*mine\.py:6: AttributeError: 'Mine' object has",
@@ -422,6 +423,17 @@ BODIES.append(
     (
         SCHEDULE_FREE.replace("self.is_training = True", "1 / 0"),
         r"optimizer\.method .*mine\.py:Mine: its train: .*mine\.py:\d+: ZeroDivisionError",
+    )
+)
+BODIES.append(
+    (
+        mine(
+            OPTIMIZERS,
+            "made = super().optimizers(stages)",
+            "del made[0].param_groups[0]['lr']",
+            "return made",
+        ),
+        r"mine\.py: ValueError: .* have no lr, which brx schedules",
     )
 )
 KEEPS_A_QUEUE = """import collections
@@ -465,6 +477,10 @@ def test_broken_package_is_one_line(tmp_path, monkeypatch):
         match=r"broken_for_brx\.mine cannot be imported: name 'nothing_of_this_name' is not",
     ):
         check_method(make_config("broken_for_brx.mine:Mine", 2, "exact"), CPU)
+
+
+def test_key_error_of_an_installed_package_says_what_it_is():
+    assert user_code.fault(KeyError("percentile"), "torch.optim:SGD") == "KeyError: 'percentile'"
 
 
 def test_missing_file_is_one_line(tmp_path):
