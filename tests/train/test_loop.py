@@ -772,7 +772,7 @@ LEARNS_LATE = """state = self.state[weight]
             state["count"] = state.get("count", 0) + 1
             weight.grad *= state["count"] < 6 or sum(other.abs().sum() for other in weights)"""
 # As AdamS. If gradients were as large as weights, this decay would be too small to be seen.
-SMALL_DECAY = "weight *= 1 - 1e-6 * len(weights) / sum(other.grad.abs().mean() for other in weights)"
+SMALL_DECAY = "weight *= 1 - 1e-6 / torch.stack([w.grad.abs().mean() for w in weights]).mean()"
 DEPENDS_ON_DEVICES = [
     ("random numbers", "weight.grad += 1e-4 * torch.randn_like(weight)"),
     (ALL_STAGES, "weight.grad /= sum(other.abs().sum() for other in weights)"),
