@@ -105,7 +105,16 @@ def load_class(name: str) -> type[Method] | type[Optimizer]:
 
 
 # The members of a user's method or optimizer that brx calls. Messages name them.
-Rule = Literal["optimizers", "lr_divisor", "correct_gradients", "forecast", "step", "eval", "train"]
+Rule = Literal[
+    "optimizers",
+    "lr_divisor",
+    "correct_gradients",
+    "forecast",
+    "step",
+    "eval",
+    "train",
+    "load_state_dict",
+]
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal
 
 import torch
@@ -27,6 +28,8 @@ from brx.pipeline.versions import StageVersions
 
 Step = Callable[[], object]
 """Takes an optimizer's step."""
+CODE = (FunctionType, BuiltinFunctionType, type)
+"""The types of options that are code. No checkpoint holds it: a constructor sets it again."""
 
 
 def num_warmup_iterations(training: TrainingConfig) -> int:
@@ -276,6 +279,8 @@ def _packed(optimizer: Optimizer, saved: dict[int, dict[str, Any]]) -> dict[str,
         saved: what `_saved` returned for each stage, by stage.
     """
     packed = optimizer.state_dict()
+    if "param_groups" not in packed:
+        raise ValueError("state_dict() must have torch's form, with state and param_groups")
     packed["state"] = {}
     for name_in_stage, group in _named_groups(packed["param_groups"]):
         entry = saved[group["stage"]]
@@ -355,7 +360,10 @@ def _saved(optimizer: Optimizer, stage: int) -> dict[str, dict[str, Any]]:
     for name_in_stage, group in _named_groups(optimizer.param_groups):
         if group["stage"] != stage:
             continue
-        options = {key: _plain(value) for key, value in group.items() if key not in NOT_OPTIONS}
+        options = {}
+        for key, value in group.items():
+            if key not in NOT_OPTIONS and not isinstance(value, CODE):
+                options[key] = _plain(value)
         # An option may be a tensor: a learning rate, for example.
         groups[name_in_stage] = copied_to("cpu", options)
         for name, parameter in zip(group["param_names"], group["params"], strict=True):

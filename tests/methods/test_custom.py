@@ -267,7 +267,8 @@ class Mine(torch.optim.SGD):
     updates = 0
 
     def __init__(self, groups, lr):
-        super().__init__([{**group, "kind of norm": Kind.FIRST} for group in groups], lr)
+        options = {"kind of norm": Kind.FIRST, "class": Kind, "rule": abs, "own rule": lambda x: x}
+        super().__init__([{**group, **options} for group in groups], lr)
 
     def step(self, closure=None):
         if "k" not in self.state:
@@ -276,7 +277,8 @@ class Mine(torch.optim.SGD):
         self.updates += 1
         for group in self.param_groups:
             for weight in group["params"]:
-                weight.grad.mul_(int(self.state["k"]) + self.updates + group["kind of norm"])
+                factor = int(self.state["k"]) + self.updates + group["kind of norm"]
+                weight.grad.mul_(group["own rule"](group["rule"](group["class"](1) * factor)))
         return super().step(closure)
 
     def state_dict(self):
@@ -447,6 +449,39 @@ class Mine(torch.optim.SGD):
         return super().step(closure)
 """
 BODIES.append((KEEPS_A_QUEUE, r"keeps what no checkpoint can hold \(queue: deque\)"))
+WRAPS_ANOTHER = """import torch
+
+class Mine(torch.optim.Optimizer):
+    def __init__(self, groups, lr):
+        self.inner = torch.optim.SGD(groups, lr, momentum=0.9)
+        super().__init__(self.inner.param_groups, {})
+        self.param_groups = self.inner.param_groups
+
+    def step(self, closure=None):
+        self.inner.step()
+
+    def state_dict(self):
+        return {"inner": self.inner.state_dict()}
+
+    def load_state_dict(self, state_dict):
+        self.inner.load_state_dict(state_dict["inner"])
+"""
+BODIES.append(
+    (WRAPS_ANOTHER, r"its load_state_dict: .*ValueError: state_dict\(\) must have torch's form")
+)
+COUNTS_FOR_ITSELF = """import torch
+
+class Mine(torch.optim.SGD):
+    updates = 0
+
+    def step(self, closure=None):
+        self.updates += 1
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.grad.mul_(self.updates)
+        return super().step(closure)
+"""
+BODIES.append((COUNTS_FOR_ITSELF, r"a resumed run would train otherwise; its state_dict\(\) must"))
 HAS_RANK = "assert min(min(p.shape) for group in groups for _, p in group['params']) >= 4"
 LOW_RANK = mine(MATRICES, HAS_RANK, "return self.adamw(groups)")
 DATA_CLASS = (
