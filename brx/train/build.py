@@ -43,9 +43,10 @@ TRIED_UPDATES = 2
 # The number of updates after which stages that share a device are compared with stages that do not.
 # An optimizer that learns its step size from all its parameters may need five before it changes it.
 COMPARED_UPDATES = 6
-# The typical entry of the gradients in this comparison: as in a run, far below 1. At 1, a weight
-# decay that is divided by the size of all gradients would change no weight by more than rounding.
-GRADIENT_ENTRY = 0.01
+# The typical entries of the gradients in this comparison, one after another. Small ones show what
+# is divided by the size of all gradients, such as a weight decay. Large ones show what is compared
+# with a number, such as a limit for the norm of all.
+GRADIENT_ENTRIES = (0.01, 1.0)
 # The largest difference between the two, relative to what the updates have changed, that counts as
 # rounding: a batch of matrix products may round differently if the batch has another size.
 ROUNDING = 1e-3
@@ -421,11 +422,12 @@ def _check_resumes(config: RunConfig, trial: RunConfig, tried: Assembly) -> None
     states = {stage.index: tried.updater.stage_state(stage) for stage in tried.stages}
     with user_code(config, "load_state_dict", UserError):
         updater.load_stage_states(states, device)
+    entry = GRADIENT_ENTRIES[0]
     initial = _copies_of_newest(stages)
     draws = generator_states(device)
-    _step(tried.updater, tried.stages, TRIED_UPDATES, num_stages)
+    _step(tried.updater, tried.stages, TRIED_UPDATES, num_stages, entry)
     set_generator_states(device, draws)
-    _step(updater, stages, TRIED_UPDATES, num_stages)
+    _step(updater, stages, TRIED_UPDATES, num_stages, entry)
     if _differ(_changes_since(initial, tried.stages), _changes_since(initial, stages), ROUNDING):
         raise UserError(
             f"optimizer.method {config.optimizer.method}: a resumed run would train otherwise; its "
@@ -448,14 +450,15 @@ def _check_independent_of_devices(
         UserError: stages change differently if they are on another number of devices.
     """
     num_stages = config.pipeline.stages
-    together, draws = _changes([range(num_stages)], trial, device)
-    apart, _ = _changes(partition(num_stages, config.pipeline.devices), trial, device)
-    if _differ(together, apart, 0.0 if draws else ROUNDING):
-        why = "random numbers" if draws else "the parameters of all stages of a device together"
-        raise UserError(
-            f"optimizer.method {config.optimizer.method}: computes with {why}, so that losses "
-            f"would depend on the number of devices; set pipeline.devices to 1"
-        )
+    for entry in GRADIENT_ENTRIES:
+        together, draws = _changes([range(num_stages)], trial, device, entry)
+        apart, _ = _changes(partition(num_stages, config.pipeline.devices), trial, device, entry)
+        if _differ(together, apart, 0.0 if draws else ROUNDING):
+            why = "random numbers" if draws else "the parameters of all stages of a device together"
+            raise UserError(
+                f"optimizer.method {config.optimizer.method}: computes with {why}, so that losses "
+                f"would depend on the number of devices; set pipeline.devices to 1"
+            )
 
 
 def _differ(changes: Sequence[Tensor], others: Sequence[Tensor], tolerance: float) -> bool:
@@ -468,13 +471,14 @@ def _differ(changes: Sequence[Tensor], others: Sequence[Tensor], tolerance: floa
 
 
 def _changes(
-    ranges: Sequence[range], trial: RunConfig, device: torch.device
+    ranges: Sequence[range], trial: RunConfig, device: torch.device, entry: float
 ) -> tuple[list[Tensor], bool]:
     """What the method changes in each weight of all stages in a few updates by given gradients,
     and whether it draws random numbers.
 
     Args:
         ranges: the stages of each device.
+        entry: the typical entry of the gradients.
     """
     changes: list[Tensor] = []
     draws = False
@@ -485,17 +489,19 @@ def _changes(
         before = generator_states(device)
         updater = MethodUpdater(trial, stages)
         for t in range(1, COMPARED_UPDATES + 1):
-            _step(updater, stages, t, trial.pipeline.stages)
+            _step(updater, stages, t, trial.pipeline.stages, entry)
         after = generator_states(device)
         draws |= any(not torch.equal(state, after[name]) for name, state in before.items())
         changes += _changes_since(initial, stages)
     return changes, draws
 
 
-def _step(updater: MethodUpdater, stages: Sequence[StageVersions], t: int, num_stages: int) -> None:
+def _step(
+    updater: MethodUpdater, stages: Sequence[StageVersions], t: int, num_stages: int, entry: float
+) -> None:
     """Make update t by given gradients."""
     for stage in stages:
-        _give_gradients(stage, t, num_stages)
+        _give_gradients(stage, t, num_stages, entry)
     updater.step(t)
 
 
@@ -509,7 +515,7 @@ def _changes_since(initial: Sequence[Tensor], stages: Sequence[StageVersions]) -
     return [weight - start for weight, start in zip(now, initial, strict=True)]
 
 
-def _give_gradients(stage: StageVersions, t: int, num_stages: int) -> None:
+def _give_gradients(stage: StageVersions, t: int, num_stages: int, entry: float) -> None:
     """Give random gradients for update t to the newest weights; on every device the same ones.
 
     A part of them is the same for all updates. The later the stage, the larger the other part: an
@@ -520,7 +526,7 @@ def _give_gradients(stage: StageVersions, t: int, num_stages: int) -> None:
     for weight in stage.newest.values():
         gradient = torch.randn(weight.shape, generator=lasting)
         gradient += stage.index * torch.randn(weight.shape, generator=fresh)
-        weight.grad = GRADIENT_ENTRY * gradient.to(weight)
+        weight.grad = entry * gradient.to(weight)
 
 
 def _small(config: RunConfig, width: int) -> RunConfig:

@@ -773,11 +773,14 @@ LEARNS_LATE = """state = self.state[weight]
             weight.grad *= state["count"] < 6 or sum(other.abs().sum() for other in weights)"""
 # As AdamS. If gradients were as large as weights, this decay would be too small to be seen.
 SMALL_DECAY = "weight *= 1 - 1e-6 / torch.stack([w.grad.abs().mean() for w in weights]).mean()"
+# As clipping by the norm of the whole gradient.
+LIMIT = "weight.grad /= max(50.0, sum(other.grad.norm() for other in weights))"
 DEPENDS_ON_DEVICES = [
     ("random numbers", "weight.grad += 1e-4 * torch.randn_like(weight)"),
     (ALL_STAGES, "weight.grad /= sum(other.abs().sum() for other in weights)"),
     (ALL_STAGES, LEARNS_LATE),
     (ALL_STAGES, SMALL_DECAY),
+    (ALL_STAGES, LIMIT),
 ]
 
 
