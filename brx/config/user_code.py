@@ -195,15 +195,18 @@ def load_attribute(name: str, where: str, kind: str, fits: Callable[[Any], bool]
 def fault(error: BaseException, name: str) -> str:
     """Say in one line what went wrong, and where in the file of `name`."""
     file = code_file(name)
-    message = " ".join(str(error).split()) or type(error).__name__
+    kind = type(error).__name__
+    message = " ".join(str(error).split())
+    what = f"{kind}: {message}" if message else kind
     if file is None:
-        return message
+        # Libraries explain themselves. A KeyError's message is the key alone.
+        return what if isinstance(error, KeyError) or not message else message
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+        return f"{error.filename}:{error.lineno}: {kind}: {error.msg}"
     lines = _lines_of(error, file)
     # Without lines, the error was raised elsewhere, because of what the code returned.
     location = f"{file}:{lines[-1]}" if lines else file
-    return f"{location}: {type(error).__name__}: {message}"
+    return f"{location}: {what}"
 
 
 def is_raised_in(error: BaseException, name: str) -> bool:

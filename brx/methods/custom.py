@@ -3,7 +3,7 @@ import path."""
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 from torch.optim import Optimizer
@@ -105,7 +105,16 @@ def load_class(name: str) -> type[Method] | type[Optimizer]:
 
 
 # The members of a user's method or optimizer that brx calls. Messages name them.
-Rule = Literal["optimizers", "lr_divisor", "correct_gradients", "forecast", "step", "eval", "train"]
+Rule = Literal[
+    "optimizers",
+    "lr_divisor",
+    "correct_gradients",
+    "forecast",
+    "step",
+    "eval",
+    "train",
+    "load_state_dict",
+]
 
 
 @contextlib.contextmanager
@@ -125,6 +134,20 @@ def user_code(
         name = config.optimizer.method
         when = "" if iteration is None else f"iteration {iteration}: "
         raise kind(f"optimizer.method {name}: {when}its {rule}: {fault(error, name)}") from error
+
+
+def moves_weights(optimizer: Optimizer) -> bool:
+    """Whether an optimizer has weights of its own for evaluation (schedule-free ones). It moves
+    between them and those that train by `eval` and `train`."""
+    return all(callable(getattr(optimizer, name, None)) for name in ("eval", "train"))
+
+
+def begin_training(optimizers: Sequence[Optimizer], config: RunConfig) -> None:
+    """Do what a loop does before its first step: some optimizers refuse a step before `train`."""
+    with user_code(config, "train", UserError):
+        for optimizer in optimizers:
+            if moves_weights(optimizer):
+                optimizer.train()  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

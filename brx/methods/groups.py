@@ -170,17 +170,18 @@ def check_each_parameter_once(
     """Check that every parameter of the stages belongs to exactly one group of the optimizers.
 
     Raises:
-        ValueError: a group lacks a key that brx gave it, a parameter is in no group or in two, or
-            an optimizer has a copy of it.
+        ValueError: a group lacks a key that brx gave it, or an lr; a parameter is in no group or in
+            two, or an optimizer has a copy of it.
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     given: list[tuple[str, Tensor]] = []
     for group in groups:
-        if not {"stage", "delay", "param_names", "lr"} <= set(group):
+        if not {"stage", "delay", "param_names"} <= set(group):
             raise ValueError(
-                "an optimizer's parameter groups must be those that brx passed, with an lr; keep "
-                "all their keys"
+                "an optimizer's parameter groups must be those that brx passed; keep all their keys"
             )
+        if "lr" not in group:
+            raise ValueError("an optimizer's parameter groups have no lr, which brx schedules")
         given += zip(group["param_names"], group["params"], strict=True)
     newest: dict[str, Tensor] = {}
     for stage in stages:

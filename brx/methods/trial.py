@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from brx.config.schema import CustomConfig, RunConfig
 from brx.config.user_code import is_allowed
 from brx.errors import UserError
-from brx.methods.custom import user_code
+from brx.methods.custom import begin_training, user_code
 from brx.methods.groups import NOT_OPTIONS, member_of
 from brx.methods.method import Method
 from brx.methods.table import find_method
@@ -144,6 +144,7 @@ def _try(config: RunConfig) -> Trial:
                 stage.make_weights()
             with user_code(config, "optimizers", UserError):
                 optimizers = method.optimizers(cast(Any, stages))
+            begin_training(optimizers, config)
             kept = _kept_after_steps(method, optimizers, stages)
             problem = _add_kept_by_rules(kept, method, stages)
             flops = _product_flops(optimizers, stages) if is_own(config) else {}

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from brx.config.schema import CustomConfig, RunConfig, TrainingConfig
 from brx.errors import DivergedError, RunError, UserError
-from brx.methods.custom import user_code
+from brx.methods.custom import begin_training, moves_weights, user_code
 from brx.methods.groups import NOT_OPTIONS, check_each_parameter_once
 from brx.methods.table import find_method
 from brx.optim import BadGradientError, BasisRotation
@@ -27,6 +28,8 @@ from brx.pipeline.versions import StageVersions
 
 Step = Callable[[], object]
 """Takes an optimizer's step."""
+CODE = (FunctionType, BuiltinFunctionType, type)
+"""The types of options that are code. No checkpoint holds it: a constructor sets it again."""
 
 
 def num_warmup_iterations(training: TrainingConfig) -> int:
@@ -66,6 +69,7 @@ class MethodUpdater:
         with user_code(config, "optimizers", UserError):
             self.optimizers = self.method.optimizers(stages)
             check_each_parameter_once(self.optimizers, stages)
+        begin_training(self.optimizers, config)
         if self.method.forecasts:
             _check_forecast(config)
             for stage in stages:
@@ -144,7 +148,7 @@ class MethodUpdater:
         `train`, which move the weights from one to the other. Afterwards the weights are exactly
         what they were, so that the trajectory does not depend on validations.
         """
-        moving = [optimizer for optimizer in self.optimizers if _moves_weights(optimizer)]
+        moving = [optimizer for optimizer in self.optimizers if moves_weights(optimizer)]
         if not moving:
             yield
             return
@@ -267,11 +271,6 @@ class MethodUpdater:
             _restore_types(optimizer, saved)
 
 
-def _moves_weights(optimizer: Optimizer) -> bool:
-    """Whether an optimizer has weights of its own for evaluation."""
-    return all(callable(getattr(optimizer, name, None)) for name in ("eval", "train"))
-
-
 def _packed(optimizer: Optimizer, saved: dict[int, dict[str, Any]]) -> dict[str, Any]:
     """A state dict of torch's form, in which numbers stand for parameters, filled with the saved
     state and options by the parameters' names.
@@ -280,6 +279,8 @@ def _packed(optimizer: Optimizer, saved: dict[int, dict[str, Any]]) -> dict[str,
         saved: what `_saved` returned for each stage, by stage.
     """
     packed = optimizer.state_dict()
+    if "param_groups" not in packed:
+        raise ValueError("state_dict() must have torch's form, with state and param_groups")
     packed["state"] = {}
     for name_in_stage, group in _named_groups(packed["param_groups"]):
         entry = saved[group["stage"]]
@@ -359,7 +360,10 @@ def _saved(optimizer: Optimizer, stage: int) -> dict[str, dict[str, Any]]:
     for name_in_stage, group in _named_groups(optimizer.param_groups):
         if group["stage"] != stage:
             continue
-        options = {key: _plain(value) for key, value in group.items() if key not in NOT_OPTIONS}
+        options = {}
+        for key, value in group.items():
+            if key not in NOT_OPTIONS and not isinstance(value, CODE):
+                options[key] = _plain(value)
         # An option may be a tensor: a learning rate, for example.
         groups[name_in_stage] = copied_to("cpu", options)
         for name, parameter in zip(group["param_names"], group["params"], strict=True):

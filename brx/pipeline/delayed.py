@@ -41,6 +41,7 @@ from brx.pipeline.cut import (
 from brx.pipeline.delay import StageDelay
 from brx.pipeline.delayed_arguments import (
     check_settings,
+    has_stepped,
     is_whole,
     optimized,
     optimizers_in,
@@ -680,7 +681,7 @@ class DelayedPipeline:
         # Within its step, LBFGS already has its state when it calls the first forward pass.
         if self._windows.has_begun or self._windows.is_in_step:
             return
-        if any(optimizer.state for optimizer in self._optimizers) and self._has_delay:
+        if self._has_delay and any(map(has_stepped, self._optimizers)):
             warn_user(
                 "the optimizer has made steps already, but the pipeline is new: it does not know "
                 "the older versions, and takes the present weights for them; to continue a run, "

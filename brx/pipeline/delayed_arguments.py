@@ -4,13 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, get_args
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay, delays_of
 from brx.pipeline.forecasts import FORECAST_RULES, StashMode
+from brx.pipeline.history import contents, is_equal
+from brx.pipeline.hooks import has_nonzero
 
 WRAPPED = ("optimizer", "base_optimizer", "_optimizer")
 """The attributes in which wrappers of optimizers keep the wrapped optimizer. They come first: some
@@ -104,3 +107,30 @@ def optimized(optimizers: Sequence[Optimizer]) -> list[Tensor]:
         for group in optimizer.param_groups:
             parameters += group["params"]
     return parameters
+
+
+def has_stepped(optimizer: Optimizer) -> bool:
+    """Whether an optimizer's state shows that it has made a step.
+
+    Some optimizers make state in their constructor: zeros with a counter at 0 (Adagrad), masks,
+    numbers that seed something, copies of the weights.
+    """
+    for parameter, kept in optimizer.state.items():
+        if not isinstance(parameter, Tensor):
+            continue
+        step = kept.get("step")
+        if isinstance(step, int | float | Tensor):  # where there is a counter, it decides
+            if bool(torch.as_tensor(step).any()):
+                return True
+        elif any(_is_left_by_a_step(leaf, parameter) for leaf in tree_leaves(kept)):
+            return True
+    return False
+
+
+def _is_left_by_a_step(kept: Any, parameter: Tensor) -> bool:
+    """Whether a value in a parameter's state is an average, or whatever else only a step makes."""
+    if not isinstance(kept, Tensor):
+        return False
+    now = contents(kept)
+    is_average = now.is_floating_point() and has_nonzero(now)
+    return is_average and not is_equal(now, contents(parameter))

@@ -13,6 +13,7 @@ from brx.config.schema import BasisRotationConfig, CustomConfig, OwnModelConfig,
 from brx.data.batches import Batches
 from brx.data.prepare import PreparedData
 from brx.errors import RunError, UserError
+from brx.methods.custom import user_code
 from brx.methods.table import find_method, ring_matrix_dtype
 from brx.methods.updater import MethodUpdater
 from brx.model.head import CHUNK_LOGITS
@@ -21,6 +22,7 @@ from brx.optim.graphs import CudaRecorder, Recorder
 from brx.pipeline.delay import VaryingDelay, check_devices, stage_delays
 from brx.pipeline.engine import Engine, MicroBatch
 from brx.pipeline.forecasts import FORECAST_RULES
+from brx.pipeline.slots import copy_tensors
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import World
 from brx.runs.checkpoint import read_stage
@@ -39,8 +41,12 @@ TRIED_WIDTH = 64
 # one after the weights have changed.
 TRIED_UPDATES = 2
 # The number of updates after which stages that share a device are compared with stages that do not.
-# An optimizer may need two to learn something about all its parameters that the third one uses.
-COMPARED_UPDATES = 3
+# An optimizer that learns its step size from all its parameters may need five before it changes it.
+COMPARED_UPDATES = 6
+# The typical entries of the gradients in this comparison, one after another. Small ones show what
+# is divided by the size of all gradients, such as a weight decay. Large ones show what is compared
+# with a number, such as a limit for the norm of all.
+GRADIENT_ENTRIES = (0.01, 1.0)
 # The largest difference between the two, relative to what the updates have changed, that counts as
 # rounding: a batch of matrix products may round differently if the batch has another size.
 ROUNDING = 1e-3
@@ -390,8 +396,43 @@ def _try_method(config: RunConfig, device: torch.device) -> None:
     if is_own:
         for stage in assembly.stages:
             assembly.updater.check_saved(stage)
+        _check_resumes(config, trial, assembly)
         if config.pipeline.devices > 1:
             _check_independent_of_devices(config, trial, device)
+
+
+def _check_resumes(config: RunConfig, trial: RunConfig, tried: Assembly) -> None:
+    """Refuse a user's own method with which a resumed run would train otherwise: what a checkpoint
+    has of it does not restore it.
+
+    Args:
+        config: the run's configuration.
+        trial: the same with a small model.
+        tried: what has trained the small model; it makes one more update.
+
+    Raises:
+        UserError: the next update is another one after a resume, or the method cannot be restored.
+    """
+    device = tried.stages[0].device
+    num_stages = config.pipeline.stages
+    stages = build_stages(trial, device, range(num_stages))
+    for stage, original in zip(stages, tried.stages, strict=True):
+        copy_tensors(list(stage.newest.values()), list(original.newest.values()))
+    updater = MethodUpdater(trial, stages)
+    states = {stage.index: tried.updater.stage_state(stage) for stage in tried.stages}
+    with user_code(config, "load_state_dict", UserError):
+        updater.load_stage_states(states, device)
+    entry = GRADIENT_ENTRIES[0]
+    initial = _copies_of_newest(stages)
+    draws = generator_states(device)
+    _step(tried.updater, tried.stages, TRIED_UPDATES, num_stages, entry)
+    set_generator_states(device, draws)
+    _step(updater, stages, TRIED_UPDATES, num_stages, entry)
+    if _differ(_changes_since(initial, tried.stages), _changes_since(initial, stages), ROUNDING):
+        raise UserError(
+            f"optimizer.method {config.optimizer.method}: a resumed run would train otherwise; its "
+            f"state_dict() must hold everything that its step uses"
+        )
 
 
 def _check_independent_of_devices(
@@ -409,11 +450,10 @@ def _check_independent_of_devices(
         UserError: stages change differently if they are on another number of devices.
     """
     num_stages = config.pipeline.stages
-    together, draws = _changes([range(num_stages)], trial, device)
-    apart, _ = _changes(partition(num_stages, config.pipeline.devices), trial, device)
-    tolerance = 0.0 if draws else ROUNDING
-    for one, other in zip(together, apart, strict=True):
-        if (one - other).norm() > tolerance * one.norm():
+    for entry in GRADIENT_ENTRIES:
+        together, draws = _changes([range(num_stages)], trial, device, entry)
+        apart, _ = _changes(partition(num_stages, config.pipeline.devices), trial, device, entry)
+        if _differ(together, apart, 0.0 if draws else ROUNDING):
             why = "random numbers" if draws else "the parameters of all stages of a device together"
             raise UserError(
                 f"optimizer.method {config.optimizer.method}: computes with {why}, so that losses "
@@ -421,35 +461,61 @@ def _check_independent_of_devices(
             )
 
 
+def _differ(changes: Sequence[Tensor], others: Sequence[Tensor], tolerance: float) -> bool:
+    """Whether a weight has changed otherwise in the second case, by more than a part `tolerance` of
+    its change."""
+    for one, other in zip(changes, others, strict=True):
+        if (one - other).norm() > tolerance * one.norm():
+            return True
+    return False
+
+
 def _changes(
-    ranges: Sequence[range], trial: RunConfig, device: torch.device
+    ranges: Sequence[range], trial: RunConfig, device: torch.device, entry: float
 ) -> tuple[list[Tensor], bool]:
     """What the method changes in each weight of all stages in a few updates by given gradients,
     and whether it draws random numbers.
 
     Args:
         ranges: the stages of each device.
+        entry: the typical entry of the gradients.
     """
     changes: list[Tensor] = []
     draws = False
     for own in ranges:
         stages = build_stages(trial, device, own)
-        weights = [weight for stage in stages for weight in stage.newest.values()]
-        initial = [weight.detach().clone() for weight in weights]
+        initial = _copies_of_newest(stages)
         torch.manual_seed(trial.training.seed)  # as on every device before a run
         before = generator_states(device)
         updater = MethodUpdater(trial, stages)
         for t in range(1, COMPARED_UPDATES + 1):
-            for stage in stages:
-                _give_gradients(stage, t, trial.pipeline.stages)
-            updater.step(t)
+            _step(updater, stages, t, trial.pipeline.stages, entry)
         after = generator_states(device)
         draws |= any(not torch.equal(state, after[name]) for name, state in before.items())
-        changes += [weight.detach() - start for weight, start in zip(weights, initial, strict=True)]
+        changes += _changes_since(initial, stages)
     return changes, draws
 
 
-def _give_gradients(stage: StageVersions, t: int, num_stages: int) -> None:
+def _step(
+    updater: MethodUpdater, stages: Sequence[StageVersions], t: int, num_stages: int, entry: float
+) -> None:
+    """Make update t by given gradients."""
+    for stage in stages:
+        _give_gradients(stage, t, num_stages, entry)
+    updater.step(t)
+
+
+def _copies_of_newest(stages: Sequence[StageVersions]) -> list[Tensor]:
+    return [weight.detach().clone() for stage in stages for weight in stage.newest.values()]
+
+
+def _changes_since(initial: Sequence[Tensor], stages: Sequence[StageVersions]) -> list[Tensor]:
+    """By how much the newest weights differ from what they were."""
+    now = _copies_of_newest(stages)
+    return [weight - start for weight, start in zip(now, initial, strict=True)]
+
+
+def _give_gradients(stage: StageVersions, t: int, num_stages: int, entry: float) -> None:
     """Give random gradients for update t to the newest weights; on every device the same ones.
 
     A part of them is the same for all updates. The later the stage, the larger the other part: an
@@ -460,7 +526,7 @@ def _give_gradients(stage: StageVersions, t: int, num_stages: int) -> None:
     for weight in stage.newest.values():
         gradient = torch.randn(weight.shape, generator=lasting)
         gradient += stage.index * torch.randn(weight.shape, generator=fresh)
-        weight.grad = gradient.to(weight)
+        weight.grad = entry * gradient.to(weight)
 
 
 def _small(config: RunConfig, width: int) -> RunConfig:

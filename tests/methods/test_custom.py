@@ -267,7 +267,8 @@ class Mine(torch.optim.SGD):
     updates = 0
 
     def __init__(self, groups, lr):
-        super().__init__([{**group, "kind of norm": Kind.FIRST} for group in groups], lr)
+        options = {"kind of norm": Kind.FIRST, "class": Kind, "rule": abs, "own rule": lambda x: x}
+        super().__init__([{**group, **options} for group in groups], lr)
 
     def step(self, closure=None):
         if "k" not in self.state:
@@ -276,7 +277,8 @@ class Mine(torch.optim.SGD):
         self.updates += 1
         for group in self.param_groups:
             for weight in group["params"]:
-                weight.grad.mul_(int(self.state["k"]) + self.updates + group["kind of norm"])
+                factor = int(self.state["k"]) + self.updates + group["kind of norm"]
+                weight.grad.mul_(group["own rule"](group["rule"](group["class"](1) * factor)))
         return super().step(closure)
 
     def state_dict(self):
@@ -316,20 +318,26 @@ def test_own_method_resumes_exactly(method, tmp_path):
 SCHEDULE_FREE = """import torch
 
 class Mine(torch.optim.SGD):
+    is_training = False
+
     def eval(self):
-        self._add(-1.0)  # the kept weights are subtracted: all become zero
-
-    def train(self):
-        self._add(1.0)
-
-    @torch.no_grad()
-    def _add(self, sign):
+        self.is_training = False
         for group in self.param_groups:
             for weight in group["params"]:
-                if sign < 0:
-                    self.state[weight]["kept"] = weight.clone()
-                weight.add_(self.state[weight]["kept"], alpha=sign)
-                weight.add_(0.01 * (sign > 0))  # it need not come back to the same weights
+                self.state[weight]["kept"] = weight.detach().clone()
+                weight.data.zero_()
+
+    def train(self):
+        self.is_training = True
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if "kept" in self.state[weight]:
+                    weight.data.add_(self.state[weight]["kept"])
+                    weight.data.add_(0.01)  # it need not come back to the same weights
+
+    def step(self, closure=None):
+        assert self.is_training, "call train() before the first step"
+        return super().step(closure)
 """
 
 
@@ -380,6 +388,7 @@ BODIES = [
         mine("__init__(self)", "1 / 0"),
         r"optimizer\.method .*: its constructor: .*mine\.py:6: ZeroDivisionError",
     ),
+    (mine("__init__(self)", "assert not self"), r"its constructor: .*mine\.py:6: AssertionError$"),
     (
         mine(MATRICES, "return self.none(groups)"),
         r"its optimizers: .*mine\.py:6: AttributeError: 'Mine' object has",
@@ -412,6 +421,23 @@ BODIES = [
     (mine(RATE, "return 1 if tau < 10**9 else 1 / 0"), r"its lr_divisor: .*ZeroDivisionError"),
     (mine(MATRICES, "raise ValueError(groups[0]['params'][0][1].device)"), "ValueError: meta"),
 ]
+BODIES.append(
+    (
+        SCHEDULE_FREE.replace("self.is_training = True", "1 / 0"),
+        r"optimizer\.method .*mine\.py:Mine: its train: .*mine\.py:\d+: ZeroDivisionError",
+    )
+)
+BODIES.append(
+    (
+        mine(
+            OPTIMIZERS,
+            "made = super().optimizers(stages)",
+            "del made[0].param_groups[0]['lr']",
+            "return made",
+        ),
+        r"mine\.py: ValueError: .* have no lr, which brx schedules",
+    )
+)
 KEEPS_A_QUEUE = """import collections
 import torch
 
@@ -423,6 +449,39 @@ class Mine(torch.optim.SGD):
         return super().step(closure)
 """
 BODIES.append((KEEPS_A_QUEUE, r"keeps what no checkpoint can hold \(queue: deque\)"))
+WRAPS_ANOTHER = """import torch
+
+class Mine(torch.optim.Optimizer):
+    def __init__(self, groups, lr):
+        self.inner = torch.optim.SGD(groups, lr, momentum=0.9)
+        super().__init__(self.inner.param_groups, {})
+        self.param_groups = self.inner.param_groups
+
+    def step(self, closure=None):
+        self.inner.step()
+
+    def state_dict(self):
+        return {"inner": self.inner.state_dict()}
+
+    def load_state_dict(self, state_dict):
+        self.inner.load_state_dict(state_dict["inner"])
+"""
+BODIES.append(
+    (WRAPS_ANOTHER, r"its load_state_dict: .*ValueError: state_dict\(\) must have torch's form")
+)
+COUNTS_FOR_ITSELF = """import torch
+
+class Mine(torch.optim.SGD):
+    updates = 0
+
+    def step(self, closure=None):
+        self.updates += 1
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.grad.mul_(self.updates)
+        return super().step(closure)
+"""
+BODIES.append((COUNTS_FOR_ITSELF, r"a resumed run would train otherwise; its state_dict\(\) must"))
 HAS_RANK = "assert min(min(p.shape) for group in groups for _, p in group['params']) >= 4"
 LOW_RANK = mine(MATRICES, HAS_RANK, "return self.adamw(groups)")
 DATA_CLASS = (
@@ -453,6 +512,10 @@ def test_broken_package_is_one_line(tmp_path, monkeypatch):
         match=r"broken_for_brx\.mine cannot be imported: name 'nothing_of_this_name' is not",
     ):
         check_method(make_config("broken_for_brx.mine:Mine", 2, "exact"), CPU)
+
+
+def test_key_error_of_an_installed_package_says_what_it_is():
+    assert user_code.fault(KeyError("percentile"), "torch.optim:SGD") == "KeyError: 'percentile'"
 
 
 def test_missing_file_is_one_line(tmp_path):

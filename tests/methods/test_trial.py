@@ -95,6 +95,22 @@ class AsksForNumbers(SignOfGradient):
         super().step()
 
 
+class NeedsTrain(SignOfGradient):
+    """Schedule-free: refuses a step before `train`."""
+
+    is_training = False
+
+    def eval(self):
+        self.is_training = False
+
+    def train(self):
+        self.is_training = True
+
+    def step(self):
+        assert self.is_training
+        super().step()
+
+
 class Refuses(SignOfGradient):
     def __init__(self, params, lr):
         raise ValueError("not today")
@@ -199,7 +215,9 @@ def test_built_in_products_are_those_that_torch_counts():
     assert products.total == counter.get_total_flops()
 
 
-@pytest.mark.parametrize("method", [*BUILT_IN, Whitened, ByDelay, Remembers], ids=name_of)
+@pytest.mark.parametrize(
+    "method", [*BUILT_IN, Whitened, ByDelay, Remembers, NeedsTrain], ids=name_of
+)
 def test_nothing_is_assumed_after_a_trial(method):
     assert trial_of(configured(method)).assumed is None
 

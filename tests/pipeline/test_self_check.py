@@ -19,6 +19,58 @@ def test_ordinary_loop_is_told_nothing():
         train(updates=6)
 
 
+class PrepareState(torch.optim.SGD):
+    """Makes state before its first step, of the kinds that optimizers make."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.01, momentum=0.9)
+        self.state["updates"] = 0
+        for number, weight in enumerate(self.param_groups[0]["params"], start=1):
+            self.state[weight] = {
+                "seed": number,
+                "mask": torch.ones_like(weight, dtype=torch.bool),
+                "start": weight.detach().clone(),
+                "sum": torch.zeros_like(weight),
+            }
+
+
+def adagrad(parameters):
+    return torch.optim.Adagrad(parameters, initial_accumulator_value=0.1)
+
+
+def nothing_yet(parameters):
+    optimizer = sgd(parameters)
+    for weight in optimizer.param_groups[0]["params"]:
+        assert not optimizer.state[weight]  # asking makes an entry
+    return optimizer
+
+
+PREPARED = [PrepareState, adagrad, nothing_yet]
+
+
+@pytest.mark.parametrize("optimizer_of", PREPARED)
+def test_state_before_the_first_step_is_no_resume(optimizer_of):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(optimizer_of=optimizer_of)
+
+
+def momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+
+@pytest.mark.parametrize("optimizer_of", [PrepareState, adagrad, momentum, torch.optim.Adam])
+def test_optimizer_resumed_without_the_pipeline_is_told(optimizer_of):
+    model = make()
+    optimizer = optimizer_of(model.parameters())
+    plain_loss(model, 0).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    delayed(model, optimizer, 4)
+    with pytest.warns(UserWarning, match="the optimizer has made steps already, but the pipeline"):
+        plain_loss(model, 1).backward()
+
+
 def two_passes(model, t):
     """A backward pass of its own before the loss's."""
     plain_loss(model, 50 + t).backward()

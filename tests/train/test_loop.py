@@ -766,10 +766,22 @@ class Late(AdamW):
 
 
 ALL_WEIGHTS = "[weight for group in self.param_groups for weight in group['params']]"
-DEPENDS_ON_DEVICES = {
-    "random numbers": "weight.grad += 1e-4 * torch.randn_like(weight)",
-    "the parameters of all stages": "weight.grad /= sum(other.abs().sum() for other in weights)",
-}
+ALL_STAGES = "the parameters of all stages"
+# As D-adaptation: the sixth step is the first whose size depends on all weights.
+LEARNS_LATE = """state = self.state[weight]
+            state["count"] = state.get("count", 0) + 1
+            weight.grad *= state["count"] < 6 or sum(other.abs().sum() for other in weights)"""
+# As AdamS. If gradients were as large as weights, this decay would be too small to be seen.
+SMALL_DECAY = "weight *= 1 - 1e-6 / torch.stack([w.grad.abs().mean() for w in weights]).mean()"
+# As clipping by the norm of the whole gradient.
+LIMIT = "weight.grad /= max(50.0, sum(other.grad.norm() for other in weights))"
+DEPENDS_ON_DEVICES = [
+    ("random numbers", "weight.grad += 1e-4 * torch.randn_like(weight)"),
+    (ALL_STAGES, "weight.grad /= sum(other.abs().sum() for other in weights)"),
+    (ALL_STAGES, LEARNS_LATE),
+    (ALL_STAGES, SMALL_DECAY),
+    (ALL_STAGES, LIMIT),
+]
 
 
 def method_for_two_devices(folder, change):
@@ -791,9 +803,9 @@ class Own(torch.optim.SGD):
     return tiny_config(folder, method, "pipeline.devices=2")
 
 
-@pytest.mark.parametrize("why", DEPENDS_ON_DEVICES)
-def test_method_that_depends_on_the_number_of_devices_is_refused(why, tmp_path):
-    config = method_for_two_devices(tmp_path, DEPENDS_ON_DEVICES[why])
+@pytest.mark.parametrize(("why", "change"), DEPENDS_ON_DEVICES)
+def test_method_that_depends_on_the_number_of_devices_is_refused(why, change, tmp_path):
+    config = method_for_two_devices(tmp_path, change)
     with (
         allowed(),
         pytest.raises(UserError, match=f"own.py:Own: computes with {why}.*devices to 1"),
