@@ -37,6 +37,8 @@ RUN_CODE = "--run-code"
 """The option of `brx` that lets a command which reads runs execute their code."""
 
 
+LONGEST_MESSAGE = 300  # characters of an error of a user's code that are shown
+
 _PACKAGE = "brx_user_code"  # how the packages of modules begin that files become
 
 
@@ -196,6 +198,8 @@ def fault(error: BaseException, name: str) -> str:
     """Say in one line what went wrong, and where in the file of `name`."""
     file = code_file(name)
     message = " ".join(str(error).split()) or type(error).__name__
+    if len(message) > LONGEST_MESSAGE:  # torch can list every tensor of a module
+        message = f"{message[:LONGEST_MESSAGE].rstrip()} ..."
     if file is None:
         return message
     if isinstance(error, SyntaxError) and error.filename:
