@@ -34,13 +34,11 @@ class _Trial:
     expected_shape: tuple[int, ...]
     """The shape that its output must have."""
     recomputes: bool = False
-    """Whether its activations are computed again in the backward pass (`pipeline.recompute`)."""
+    """Whether brx computes its activations again in the backward pass (`pipeline.recompute`)."""
 
     def run(self, config: ModelSection) -> Any:
         """The output of a forward pass; UserError if it fails."""
         with failing_in_one_line(config, self.part, self.name):
-            if self.recomputes:
-                return checkpoint(tried, self.part, [self.given], use_reentrant=False)
             return tried(self.part, [self.given])
 
 
@@ -237,6 +235,22 @@ def _check_part(config: ModelSection, trial: _Trial, homes: _Homes, *, may_recom
         )
     _check_buffers(part, buffers, where)
     _check_attributes(config, trial, where)
+    if trial.recomputes:
+        _check_recomputation(config, trial, where)
+
+
+def _check_recomputation(config: ModelSection, trial: _Trial, where: str) -> None:
+    """UserError if a part's activations cannot be computed again in the backward pass. The part has
+    run before: a script's first passes keep other tensors than the later ones."""
+    try:
+        output = checkpoint(tried, trial.part, [trial.given], use_reentrant=False)
+        stream: Tensor = output[0] if isinstance(output, tuple) else output
+        torch.autograd.grad(stream, trial.given, torch.ones_like(stream))
+    except Exception as error:
+        raise UserError(
+            f"{where}: with pipeline.recompute: {fault(error, config.name)} (run on the meta"
+            " device, without numbers)"
+        ) from None
 
 
 class _Recomputing(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -406,9 +420,8 @@ def _check_gradients(
             with recomputing:
                 gradients = torch.autograd.grad(total, wanted, start, allow_unused=True)
         except Exception as error:
-            how = " with pipeline.recompute" if trial.recomputes else ""
             raise UserError(
-                f"{where}: backward pass{how}: {fault(error, config.name)} (run on the meta device,"
+                f"{where}: backward pass: {fault(error, config.name)} (run on the meta device,"
                 " without numbers)"
             ) from None
     by_name = dict(zip(named, gradients, strict=False))

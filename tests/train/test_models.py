@@ -133,6 +133,14 @@ def test_what_a_models_file_raises_fails_the_run_in_one_line(tmp_path):
     assert len(steps_of(tmp_path / "run")) == 3
 
 
+def test_block_that_recomputes_something_else_fails_the_run_in_one_line(tmp_path):
+    forward = "y = self.linear(x)\n        return x + (y.exp() if number == 7 else y)"
+    config = tiny_config(tmp_path, written(tmp_path, forward), "pipeline.recompute=true")
+    message = r"\Amodel\.class [^\n]*: after iteration 3: [^\n]*CheckpointError: [^\n]*\Z"
+    with pytest.raises(RunError, match=message):
+        train(config, tmp_path / "run")
+
+
 def test_exit_of_a_models_file_fails_the_run(tmp_path):
     forward = "if number == 4: raise SystemExit(0)\n        return x + self.linear(x)"
     config = tiny_config(tmp_path, written(tmp_path, forward))
