@@ -37,6 +37,8 @@ RUN_CODE = "--run-code"
 """The option of `brx` that lets a command which reads runs execute their code."""
 
 
+LONGEST_MESSAGE = 300  # characters of an error of a user's code that are shown
+
 _PACKAGE = "brx_user_code"  # how the packages of modules begin that files become
 
 
@@ -197,6 +199,8 @@ def fault(error: BaseException, name: str) -> str:
     file = code_file(name)
     kind = type(error).__name__
     message = " ".join(str(error).split())
+    if len(message) > LONGEST_MESSAGE:  # torch can list every tensor of a module
+        message = f"{message[:LONGEST_MESSAGE].rstrip()} ..."
     what = f"{kind}: {message}" if message else kind
     if file is None:
         # Libraries explain themselves. A KeyError's message is the key alone.

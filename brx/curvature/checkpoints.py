@@ -11,12 +11,14 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
+from brx.config.schema import OwnModelConfig
 from brx.curvature.hessian import Bases, Basis, Vectors
 from brx.data.batches import Batches
 from brx.data.prepare import prepare
 from brx.errors import UserError, counted
 from brx.files import write_text
 from brx.model.stage import Stage, whole_model
+from brx.model.trace import drop_values
 from brx.pipeline.delay import depth
 from brx.pipeline.engine import MicroBatch
 from brx.readers import read_json
@@ -284,8 +286,12 @@ def load_checkpoint(
     manifest = read_manifest(path)
     weights, bases = _read_stages(path, manifest["num_stages"], dtype, device)
 
-    model = whole_model(run.config.model, run.config.data.vocabulary_size, seed=None)
-    # The parameters stay on the meta device, but buffers are constants that a forward pass reads.
+    # The buffers of a user's own model may depend on the seed (a random projection, for example).
+    seed = run.config.training.seed if isinstance(run.config.model, OwnModelConfig) else None
+    model = whole_model(run.config.model, run.config.data.vocabulary_size, seed)
+    # The checkpoint's weights take the place of the parameters, but buffers are constants that a
+    # forward pass reads.
+    drop_values(model)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)

@@ -1,7 +1,7 @@
 """Checks that a user's own model can be trained in a pipeline, before data are prepared for it."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,22 +9,49 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from brx.config.schema import ModelSection, OwnModelConfig, RunConfig
 from brx.config.user_code import fault
 from brx.errors import UserError, some
 from brx.model.models import make_model, matrix_names
-from brx.model.sizes import meta_stream, traced
+from brx.model.sizes import failing_in_one_line, meta_stream
 from brx.model.stage import partition
+from brx.model.trace import tried
 
 BATCH = 2  # examples of the trial, which has no numbers
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """One part of a model, and what it is tried with."""
+
+    part: nn.Module
+    name: str
+    given: Tensor
+    """The part's input."""
+    expected_shape: tuple[int, ...]
+    """The shape that its output must have."""
+    recomputes: bool = False
+    """Whether brx computes its activations again in the backward pass (`pipeline.recompute`)."""
+
+    def run(self, config: ModelSection) -> Any:
+        """The output of a forward pass; UserError if it fails."""
+        with failing_in_one_line(config, self.part, self.name):
+            return tried(self.part, [self.given])
 
 
 def check_model_of(config: RunConfig) -> None:
     """`check_model` for the model and the stages of a run."""
     blocks = partition(config.model.blocks, config.pipeline.stages)
-    is_exact = config.pipeline.stash == "exact"
-    check_model(config.model, config.data.vocabulary_size, blocks, may_recompute=is_exact)
+    check_model(
+        config.model,
+        config.data.vocabulary_size,
+        blocks,
+        may_recompute=config.pipeline.stash == "exact",
+        recomputes=config.pipeline.recompute,
+    )
 
 
 def check_model(
@@ -33,6 +60,7 @@ def check_model(
     parts: Sequence[range],
     *,
     may_recompute: bool = True,
+    recomputes: bool = False,
 ) -> None:
     """Run each part of a user's own model once, forward and backward, on the meta device.
 
@@ -44,13 +72,14 @@ def check_model(
         parts: the blocks of each stage.
         may_recompute: whether a part may checkpoint its activations, which its backward pass then
             computes again from the weights of that time.
+        recomputes: whether brx checkpoints every block (`pipeline.recompute`).
 
     Raises:
         UserError: the model cannot be made; a part is missing, fails, draws random numbers, changes
-            a weight or a buffer, counts its passes, uses a weight that is not its stage's, lets no
-            gradient through, or returns a stream or logits of another shape; a weight is in two
-            stages, or has no effect on the loss; a stage has no weight; `matrices` names something
-            else; a part checkpoints its activations and may not.
+            a weight or a buffer, carries something from one pass to the next, uses a weight that is
+            not its stage's, lets no gradient through, or returns a stream or logits of another
+            shape; a weight is in two stages, or has no effect on the loss; a stage has no weight;
+            `matrices` names something else; a part checkpoints its activations and may not.
     """
     if not isinstance(config, OwnModelConfig):
         return
@@ -65,13 +94,42 @@ def check_model(
     stream = meta_stream(config, BATCH, bf16=False)
     shape = tuple(stream.shape)
     logits_shape = (*shape[:2], vocabulary_size)
-    trials = [_Trial(model.embed, "embed", tokens, shape)]
+    embed = _Trial(model.embed, "embed", tokens, shape)
     # Each of them: blocks that look alike may use different weights of other parts.
-    for index, block in enumerate(model.blocks):
-        trials.append(_Trial(block, f"blocks.{index}", stream, shape))
-    trials.append(_Trial(model.head, "head", stream, logits_shape))
-    for trial in trials:
-        _check_part(config, trial, homes, may_recompute=may_recompute)
+    blocks = [
+        _Trial(block, f"blocks.{index}", stream, shape, recomputes)
+        for index, block in enumerate(model.blocks)
+    ]
+    head = _Trial(model.head, "head", stream, logits_shape)
+    # The last stage is tried first, and the embedding last: on a device of its own, a stage does
+    # not see what the parts before it have kept.
+    by_stage = [blocks[index] for part in reversed(parts) for index in part]
+    failures: dict[str, UserError] = {}
+    cannot_run = set()
+    for trial in (*by_stage, head, embed):
+        try:
+            _check_part(config, trial, homes, may_recompute=may_recompute)
+        except UserError as error:
+            failures[trial.name] = error
+            if not _runs(config, trial):
+                cannot_run.add(trial.name)
+    for trial in (embed, *blocks, head):
+        if trial.name not in failures:
+            continue
+        if trial.name in cannot_run and _runs(config, trial):
+            raise UserError(
+                f"{where}: {trial.name} uses what a part before it has kept, but a block and the"
+                " head get the stream alone: other devices do not have the rest"
+            )
+        raise failures[trial.name]
+
+
+def _runs(config: ModelSection, trial: _Trial) -> bool:
+    try:
+        trial.run(config)
+    except UserError:
+        return False
+    return True
 
 
 def _renew_weights(model: nn.Module) -> None:
@@ -141,23 +199,6 @@ def _leaves(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
                 ahead.append(following)
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """One part of a model, and what it is tried with."""
-
-    part: nn.Module
-    name: str
-    given: Tensor
-    """The part's input."""
-    expected_shape: tuple[int, ...]
-    """The shape that its output must have."""
-
-    def run(self, config: ModelSection) -> Any:
-        """The output of a forward pass; UserError if it fails."""
-        output, _ = traced(config, self.part, self.name, self.given, bf16=False, device_type="cpu")
-        return output
-
-
 def _check_part(config: ModelSection, trial: _Trial, homes: _Homes, *, may_recompute: bool) -> None:
     """Run one part, forward and backward; UserError if anything is wrong with it."""
     part, name, given, expected_shape = trial.part, trial.name, trial.given, trial.expected_shape
@@ -185,7 +226,7 @@ def _check_part(config: ModelSection, trial: _Trial, homes: _Homes, *, may_recom
         )
     homes.check(name, [output, *losses], given, where)
     recomputing = _Recomputing()
-    _check_gradients(config, part, [output.sum(), *losses], given, where, recomputing)
+    _check_gradients(config, trial, [output.sum(), *losses], where, recomputing)
     if recomputing.seen and not may_recompute:
         raise UserError(
             f"{where} computes activations again in its backward pass (checkpoint), where the"
@@ -194,6 +235,22 @@ def _check_part(config: ModelSection, trial: _Trial, homes: _Homes, *, may_recom
         )
     _check_buffers(part, buffers, where)
     _check_attributes(config, trial, where)
+    if trial.recomputes:
+        _check_recomputation(config, trial, where)
+
+
+def _check_recomputation(config: ModelSection, trial: _Trial, where: str) -> None:
+    """UserError if a part's activations cannot be computed again in the backward pass. The part has
+    run before: a script's first passes keep other tensors than the later ones."""
+    try:
+        output = checkpoint(tried, trial.part, [trial.given], use_reentrant=False)
+        stream: Tensor = output[0] if isinstance(output, tuple) else output
+        torch.autograd.grad(stream, trial.given, torch.ones_like(stream))
+    except Exception as error:
+        raise UserError(
+            f"{where}: with pipeline.recompute: {fault(error, config.name)} (run on the meta"
+            " device, without numbers)"
+        ) from None
 
 
 class _Recomputing(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -222,7 +279,11 @@ def _pair(config: ModelSection, output: tuple[Any, ...], where: str) -> tuple[Te
     """The stream and the auxiliary loss that a block returned; UserError if it returned something
     else."""
     if len(output) != 2 or not all(isinstance(one, Tensor) for one in output):
-        raise UserError(f"{where} returns a tuple, must be a pair of stream and auxiliary loss")
+        kinds = ", ".join(type(one).__name__ for one in output)
+        raise UserError(
+            f"{where} returns a tuple ({kinds}), must be the stream alone, or a pair of the stream"
+            " and an auxiliary loss (tensors)"
+        )
     stream, auxiliary_loss = output
     if auxiliary_loss.shape != ():
         raise UserError(
@@ -249,36 +310,85 @@ def _check_buffers(part: nn.Module, before: Mapping[str, tuple[Tensor, int]], wh
         if buffer is None or buffer is not buffer_before or buffer._version != version:
             raise UserError(
                 f"{where}.{key} is changed by the forward pass; checkpoints and other devices would"
-                " not see that"
+                " not see that; leave it out (BatchNorm: track_running_stats=False)"
             )
 
 
 def _check_attributes(config: ModelSection, trial: _Trial, where: str) -> None:
-    """UserError if another forward pass changes an attribute: the part counts its passes, or keeps
-    something of them. The first pass may fill a cache, and has already run."""
+    """UserError if an attribute carries something from one forward pass to the next: a count of the
+    passes, or the memory of a batch. The first pass may fill a cache, and has already run; and a
+    pass may keep what it likes for those who look at it afterwards."""
     before = _attributes(trial.part)
     trial.run(config)
     for name, value in _attributes(trial.part).items():
         was = before.get(name)
-        if value is not was and value != was:
+        if (was is None or value.differs_from(was)) and _is_read_first(config, trial, name):
             raise UserError(
-                f"{where}.{name} is changed by each forward pass; a resumed run and other devices"
-                " would have another value"
+                f"{where}.{name} is changed by each forward pass and read by the next one; a"
+                " resumed run and other devices would have another value; leave it out"
             )
 
 
-def _attributes(part: nn.Module) -> dict[str, Any]:
-    """The plain attributes of a part's modules, by dotted name: numbers and text as they are,
-    collections by their size."""
-    attributes: dict[str, Any] = {}
+@dataclass(frozen=True)
+class _Attribute:
+    """What is seen of an attribute of a module."""
+
+    value: Any  # a number, a text, a tensor, or a collection
+    size: int  # of a collection
+
+    def differs_from(self, before: "_Attribute") -> bool:
+        """Whether a pass has changed the attribute. What it put into a collection that is still the
+        same one, of the same size, is not seen."""
+        if self.value is before.value:
+            return self.size != before.size
+        if isinstance(self.value, Tensor) or isinstance(before.value, Tensor):
+            return True
+        if isinstance(self.value, Collection) and not isinstance(self.value, str):
+            has_tensors = any(isinstance(one, Tensor) for one in tree_leaves(self.value))
+            return has_tensors or self.size != before.size
+        return bool(self.value != before.value)
+
+
+def _attributes(part: nn.Module) -> dict[str, _Attribute]:
+    """The plain attributes of a part's modules, by dotted name."""
+    attributes = {}
     for module_name, module in part.named_modules():
         for key, value in vars(module).items():
             name = f"{module_name}.{key}" if module_name else key
-            if value is None or isinstance(value, int | float | str):
-                attributes[name] = value
-            elif isinstance(value, list | dict | set):
-                attributes[name] = len(value)
+            if value is None or isinstance(value, int | float | str | Tensor):
+                attributes[name] = _Attribute(value, 0)
+            elif isinstance(value, list | tuple | dict | set):
+                attributes[name] = _Attribute(value, len(value))
     return attributes
+
+
+def _is_read_first(config: ModelSection, trial: _Trial, name: str) -> bool:
+    """Whether another forward pass reads an attribute before it sets it, as far as can be seen."""
+    path, _, key = name.rpartition(".")
+    module = trial.part.get_submodule(path)
+    kind: Any = type(module)
+    accesses: list[str] = []
+
+    def read(self: Any, accessed: str) -> Any:
+        if accessed == key:
+            accesses.append("read")
+        return kind.__getattribute__(self, accessed)
+
+    def write(self: Any, accessed: str, value: Any) -> None:
+        if accessed == key:
+            accesses.append("written")
+        kind.__setattr__(self, accessed, value)
+
+    try:
+        watched = type(kind.__name__, (kind,), {"__getattribute__": read, "__setattr__": write})
+        module.__class__ = watched
+    except Exception:  # a class that allows no other in its place (a scripted module's)
+        return True
+    try:
+        trial.run(config)
+    finally:
+        module.__class__ = kind
+    return accesses[:1] != ["written"]
 
 
 def _has_auxiliary_loss(config: ModelSection) -> bool:
@@ -288,15 +398,15 @@ def _has_auxiliary_loss(config: ModelSection) -> bool:
 
 def _check_gradients(
     config: ModelSection,
-    part: nn.Module,
+    trial: _Trial,
     losses: Sequence[Tensor],
-    given: Tensor,
     where: str,
     recomputing: _Recomputing,
 ) -> None:
     """UserError if a weight of a part has no effect on the losses, which depend on its output, or
     if no gradient goes on to the parts before it. `recomputing` watches the backward pass."""
-    named = dict(part.named_parameters())
+    given = trial.given
+    named = dict(trial.part.named_parameters())
     total = torch.stack([loss.float() for loss in losses]).sum()
     if named and not total.requires_grad:
         raise UserError(f"{where}: its output depends on none of its weights")

@@ -97,7 +97,7 @@ def has_own_loss(head: nn.Module) -> bool:
 def _is_as_defined(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a module computes what its class `kind` does."""
     has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
-    return type(module).forward is kind.forward and not has_hooks
+    return getattr(type(module), "forward", None) is kind.forward and not has_hooks
 
 
 def _sum_of_losses(

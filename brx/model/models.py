@@ -29,7 +29,7 @@ from brx.config.user_code import check_unchanged, fault, load_attribute
 from brx.errors import UserError, counted, did_you_mean
 from brx.model.gpt import GPT
 from brx.model.llama import Llama
-from brx.model.trace import without_values
+from brx.model.trace import MarkUninitialized, drop_values, without_values
 from brx.optim.param_groups import param_groups
 
 MODELS: dict[str, type[nn.Module]] = {"gpt": GPT, "llama": Llama}
@@ -101,10 +101,9 @@ def _make_own(config: OwnModelConfig, vocabulary_size: int, seed: int | None) ->
     check_options(config.name, model_class, options)
     try:
         if seed is None:
-            with _seeded(0), without_values():
-                model = model_class(**options)
+            model = _without_values(model_class, options)
         else:
-            with _seeded(seed):
+            with _seeded(seed), MarkUninitialized():  # type: ignore[no-untyped-call]
                 model = model_class(**options)
                 _initialize(config.name, model, seed)
     except UserError:
@@ -112,6 +111,30 @@ def _make_own(config: OwnModelConfig, vocabulary_size: int, seed: int | None) ->
     except (Exception, SystemExit) as error:
         raise UserError(f"model.class {config.name}: {fault(error, config.name)}") from None
     check_parts(config, model)
+    if seed is not None:
+        _check_values(config.name, model)
+    return model
+
+
+def _check_values(name: str, model: nn.Module) -> None:
+    """UserError if a weight has no initial values."""
+    for weight, parameter in model.named_parameters():
+        if bool(parameter.isnan().any()):
+            raise UserError(
+                f"model.class {name}: {weight} begins with nan, or with no values at all"
+                " (torch.empty); let the constructor or initialize(seed) give it some"
+            )
+
+
+def _without_values(model_class: type[nn.Module], options: dict[str, Any]) -> nn.Module:
+    """A model whose parameters are on the meta device."""
+    with contextlib.suppress(Exception), _seeded(0), without_values():
+        return model_class(**options)
+    # The constructor may ask for values (an orthogonal parametrization does). If it fails for
+    # another reason, it does so again.
+    with _seeded(0):
+        model = model_class(**options)
+    drop_values(model)
     return model
 
 
@@ -280,7 +303,14 @@ def check_parts(config: OwnModelConfig, model: nn.Module) -> None:
         if not parameter.requires_grad:
             raise UserError(f"{where}: {name} does not train; register it as a buffer")
         if parameter.dtype != torch.float32:
-            raise UserError(f"{where}: {name} is in {parameter.dtype}, must be torch.float32")
+            advice = ""
+            if parameter.is_complex():
+                advice = "; keep its real and imaginary parts (torch.view_as_real)"
+            elif parameter.dtype in (torch.bfloat16, torch.float16):
+                advice = "; runtime.precision=bf16 computes in bf16"
+            raise UserError(
+                f"{where}: {name} is in {parameter.dtype}, must be torch.float32{advice}"
+            )
     _check_memory(model, where)
 
 

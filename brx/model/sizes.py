@@ -220,7 +220,14 @@ def _trace_of_kind(
     blocks: Any = _model(model, 256).blocks
     stream = meta_stream(model, batch_size, bf16=bf16)
     name = f"blocks.{block}"
-    _, costs = traced(model, blocks[block], name, stream, bf16=bf16, device_type=device_type)
+    try:
+        _, costs = traced(model, blocks[block], name, stream, bf16=bf16, device_type=device_type)
+    except UserError:
+        if not bf16:
+            raise
+        # A trace knows most functions that autocast casts for, but not all (an RNN's, for example).
+        # fp32 takes more memory, never less.
+        return _trace_of_kind(model, block, batch_size, False, device_type)
     return costs
 
 
@@ -254,9 +261,20 @@ def traced(
     Raises:
         UserError: the part belongs to a user's own model, and fails.
     """
+    with failing_in_one_line(model, part, name):
+        return trace(part, [given], bf16=bf16, device_type=device_type)
+
+
+@contextmanager
+def failing_in_one_line(model: ModelSection, part: nn.Module, name: str) -> Iterator[None]:
+    """Turn what a part of a user's own model raises on the meta device into a UserError.
+
+    Args:
+        name: the part's name.
+    """
     try:
         with _refusing_size(model):
-            return trace(part, [given], bf16=bf16, device_type=device_type)
+            yield
     except UserError:
         raise
     except Exception as error:
@@ -274,8 +292,31 @@ def traced(
                 " weight"
             ) from None
         raise UserError(
-            f"{where}: {fault(error, model.name)} (run on the meta device, without numbers)"
+            f"{where}: {fault(error, model.name)} (run on the meta device, without numbers"
+            f"{_advice(part, error)})"
         ) from None
+
+
+def _advice(part: nn.Module, error: Exception) -> str:
+    """What would help where a part fails on the meta device; empty if nobody knows."""
+    said = str(error)
+    if "same device" in said or "expected device meta" in said:
+        own = _tensors_elsewhere(part)
+        which = f"the tensor {own[0]}" if own else "a tensor that it uses"
+        return f", where {which} is not: register it as a buffer, or make it on x.device"
+    if isinstance(error, NotImplementedError) or "meta " in said.lower():
+        return "; docs/models.md says what to do if it needs them"
+    return ""
+
+
+def _tensors_elsewhere(part: nn.Module) -> list[str]:
+    """The names of a part's tensors that are plain attributes, and not on the meta device."""
+    return [
+        f"{path}.{key}" if path else key
+        for path, module in part.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, torch.Tensor) and not value.is_meta
+    ]
 
 
 def meta_stream(model: ModelSection, batch_size: int, *, bf16: bool) -> torch.Tensor:

@@ -154,8 +154,12 @@ def _stacks(stage: nn.Module) -> set[str]:
 def _cast(stage: nn.Module) -> set[str]:
     """Names of the weights of linear maps, which autocast casts to bf16 wherever they are used."""
     linear = (nn.Linear.forward, Experts.forward)
-    modules = stage.named_modules()
-    return {f"{path}.weight" for path, module in modules if type(module).forward in linear}
+    cast = set()
+    for path, module in stage.named_modules():
+        # The class of a scripted module (torch.jit.script) has no `forward`.
+        if getattr(type(module), "forward", None) in linear:
+            cast.add(f"{path}.weight")
+    return cast
 
 
 def matrices_of(model: nn.Module) -> set[str]:

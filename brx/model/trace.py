@@ -5,6 +5,7 @@ This module adds what a real device does differently: autocast's casts (torch ha
 tensors), and kernels that keep less than their definition says.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -60,9 +61,7 @@ def trace(
         RandomNumbersError: the module draws random numbers.
         WrittenWeightError: the module changes a weight.
     """
-    names = {
-        parameter.untyped_storage()._cdata: name for name, parameter in module.named_parameters()
-    }
+    names = _by_address(module)
     weights = set(names)
     # Bytes by the address of a storage: a tensor that two operations keep counts once.
     kept: dict[int, int] = {}
@@ -81,21 +80,31 @@ def trace(
     return output, Trace(sum(kept.values()), counter.flops + device.flops)
 
 
+def tried(module: nn.Module, inputs: Sequence[Tensor]) -> Any:
+    """Run a module without numbers, as it is: unlike `trace`, with torch's own kernels, so that a
+    backward pass that computes something again gets the same tensors. Returns its output.
+
+    Args and Raises: see `trace`.
+    """
+    with _Counter(_by_address(module)):
+        return module(*inputs)
+
+
+def _by_address(module: nn.Module) -> dict[int, str]:
+    """The names of a module's weights by the addresses of their storages."""
+    return {
+        parameter.untyped_storage()._cdata: name for name, parameter in module.named_parameters()
+    }
+
+
 @contextmanager
 def without_values() -> Iterator[None]:
     """A context in which modules are made with their parameters on the meta device, without memory
     and values. Their buffers are real."""
-    # By the address of a parameter, itself and what stands for it: a weight that several modules
-    # register stays one weight. The original is kept, so that no address is used twice.
-    standing_for: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    stand_ins = _StandIns()
 
     def on_meta(_module: nn.Module, _name: str, parameter: Any) -> Any:
-        if parameter is None or parameter.is_meta or is_lazy(parameter):
-            return parameter
-        if id(parameter) not in standing_for:
-            stand_in = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-            standing_for[id(parameter)] = (parameter, stand_in)
-        return standing_for[id(parameter)][1]
+        return parameter if parameter is None else stand_ins.of(parameter)
 
     hook = nn.modules.module.register_module_parameter_registration_hook(on_meta)
     try:
@@ -103,6 +112,33 @@ def without_values() -> Iterator[None]:
             yield
     finally:
         hook.remove()
+
+
+def drop_values(model: nn.Module) -> None:
+    """Move a model's parameters to the meta device; its buffers stay. A weight that several modules
+    share stays one weight."""
+    stand_ins = _StandIns()
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                setattr(module, name, stand_ins.of(parameter))
+
+
+class _StandIns:
+    """Parameters on the meta device, one for each parameter that they stand for."""
+
+    def __init__(self) -> None:
+        # By the address of a parameter, itself and what stands for it. The original is kept, so
+        # that no address is used twice.
+        self._standing_for: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+
+    def of(self, parameter: nn.Parameter) -> nn.Parameter:
+        if parameter.is_meta or is_lazy(parameter):
+            return parameter
+        if id(parameter) not in self._standing_for:
+            stand_in = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+            self._standing_for[id(parameter)] = (parameter, stand_in)
+        return self._standing_for[id(parameter)][1]
 
 
 class _WithoutInitialValues(TorchFunctionMode):
@@ -115,6 +151,22 @@ class _WithoutInitialValues(TorchFunctionMode):
         if getattr(function, "__module__", None) == "torch.nn.init":
             return args[0] if args else None
         return function(*args, **(kwargs or {}))
+
+
+class MarkUninitialized(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Fills new memory with NaN, so that a weight that nobody initializes can be told."""
+
+    _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+    _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+    def __torch_dispatch__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        output = function(*args, **(kwargs or {}))
+        is_empty = getattr(function, "overloadpacket", function).__name__ in self._EMPTY
+        if is_empty and output.dtype in self._DTYPES and not output.is_meta:
+            output.fill_(math.nan)
+        return output
 
 
 _casting: list[bool] = []  # whether autocast is on in the traces under way

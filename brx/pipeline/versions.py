@@ -88,6 +88,8 @@ class StageVersions:
             self._in_use = self.layout.like_slot()
             copy_tensors(self._in_use, self._newest)
             self.in_use = self._in_use.parameters()
+            for weight, used in zip(weights, self.in_use, strict=True):
+                _share_hooks(weight, used)
             _replace_parameters(module, weights, self.in_use)
         self._bound: _Bound = "newest"
         self.slots = Slots(
@@ -251,6 +253,15 @@ def _by_weight(
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def _share_hooks(weight: nn.Parameter, used: nn.Parameter) -> None:
+    """Let the hooks of a weight (`register_hook`) see the gradients of the one that is used in its
+    place. Both have the same dictionary, so a hook that is removed is removed from both."""
+    for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        hooks = getattr(weight, kind)
+        if hooks:
+            setattr(used, kind, hooks)
 
 
 def _replace_parameters(

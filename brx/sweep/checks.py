@@ -54,7 +54,8 @@ def _check_own_models(configs: Sequence[RunConfig]) -> None:
     checked = set()
     for config in configs:
         pipeline = config.pipeline
-        kind = repr((config.model, config.data.vocabulary_size, pipeline.stages, pipeline.stash))
+        of_pipeline = (pipeline.stages, pipeline.stash, pipeline.recompute)
+        kind = repr((config.model, config.data.vocabulary_size, of_pipeline))
         if kind in checked:
             continue
         checked.add(kind)

@@ -227,7 +227,7 @@ def build_stages(
                 # A graph per shape, so that a resumed run computes with the same ones.
                 block.compile(dynamic=False)
         stage = StageVersions(
-            module.to(device, dtype),
+            _in_precision(module.to(device), dtype),
             index,
             delays[index],
             config.pipeline.stash,
@@ -239,6 +239,22 @@ def build_stages(
         )
         stages.append(stage)
     return stages
+
+
+def _in_precision(module: Stage, dtype: torch.dtype) -> Stage:
+    """A stage whose numbers have the precision of a data type. In fp32, as the weights are made,
+    buffers stay what the model made them: a table in float64, or one of complex numbers, of which
+    `Module.to` would keep the real part."""
+    if dtype == torch.float32:
+        return module
+
+    def convert(tensor: Tensor) -> Tensor:
+        if tensor.is_complex():
+            return tensor.to(dtype.to_complex())
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    module._apply(convert)  # type: ignore[no-untyped-call]
+    return module
 
 
 def training_batches(config: RunConfig, data: PreparedData) -> Batches:

@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 from torch import profiler
+from torch.utils.checkpoint import CheckpointError
 
 from brx.config.schema import OwnModelConfig, RunConfig
 from brx.config.user_code import allowed, fault, is_raised_in
@@ -387,7 +388,10 @@ class Trainer:
             yield
         except (Exception, SystemExit) as error:  # sys.exit() would end the run as if it were done
             model = self.config.model
-            is_from_model = isinstance(model, OwnModelConfig) and is_raised_in(error, model.name)
+            if not isinstance(model, OwnModelConfig):
+                raise
+            # A checkpoint fails in the backward pass, where no line of the model's file is.
+            is_from_model = is_raised_in(error, model.name) or isinstance(error, CheckpointError)
             if isinstance(error, RunError) or is_out_of_memory(error) or not is_from_model:
                 raise
             at = f"after iteration {self.iteration}"

@@ -16,7 +16,7 @@ from brx.model import head as head_module
 from brx.model.checks import check_model
 from brx.model.description import one_model
 from brx.model.head import loss_of
-from brx.model.sizes import count_parameters, stage_forward_flops
+from brx.model.sizes import block_activation_bytes, count_parameters, stage_forward_flops
 from brx.model.stage import make_stage, partition, whole_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples/models"
@@ -276,7 +276,63 @@ def test_loss_in_chunks_keeps_the_forward_passes_weights(monkeypatch):
             {},
             "blocks.0.linear.norms is changed by each forward pass",
         ),
+        (
+            {
+                "block": "self.memory = None",
+                "forward": "(x + self.linear(x) + (0 if self.memory is None else self.memory),"
+                " setattr(self, 'memory', x.detach()))[0]",
+            },
+            {},
+            "blocks.0.memory is changed by each forward pass and read by the next one",
+        ),
+        (
+            {
+                "block": "self.memory = ()",
+                "forward": "(x + self.linear(x) + sum(self.memory),"
+                " setattr(self, 'memory', (x.detach(),)))[0]",
+            },
+            {},
+            "blocks.0.memory is changed by each forward pass and read by the next one",
+        ),
+        (
+            {
+                "block": "self.table = torch.ones(width)",
+                "forward": "x + self.linear(x) * self.table",
+            },
+            {},
+            "where the tensor table is not: register it as a buffer",
+        ),
+        (
+            {"forward": "x + self.linear(x) * torch.ones(x.shape[-1])"},
+            {},
+            "where a tensor that it uses is not: register it as a buffer, or make it on x.device",
+        ),
+        (
+            {"forward": "x + self.linear(x) * x.sum().item()"},
+            {},
+            "without numbers; docs/models.md says what to do if it needs them",
+        ),
+        (
+            {
+                "model": "kept = []; self.embed.register_forward_hook("
+                "lambda module, given, stream: kept.append(given[0]));"
+                " [block.register_forward_pre_hook("
+                "lambda module, given: (given[0] + kept[-1][..., None],)) for block in self.blocks]"
+            },
+            {},
+            "blocks.0 uses what a part before it has kept",
+        ),
         ({"forward": "(self.linear(x), x.sum())"}, {}, "set has_auxiliary_loss = True"),
+        (
+            {"forward": "(x + self.linear(x), None)"},
+            {},
+            "returns a tuple (Tensor, NoneType), must be the stream alone, or a pair",
+        ),
+        (
+            {"block": "self.linear.bfloat16()"},
+            {},
+            "blocks.0.linear.weight is in torch.bfloat16, must be torch.float32; runtime.precision",
+        ),
         ({"block": "raise ValueError('no')"}, {}, "mine.py:9: ValueError: no"),
         ({"block": "raise SystemExit(0)"}, {}, "mine.py:9: SystemExit: 0"),
         (
@@ -414,6 +470,20 @@ def test_initialize_may_replace_a_weight(tmp_path):
     assert torch.equal(stage.head.bias, torch.ones(11))
 
 
+@pytest.mark.parametrize(
+    "values", ["torch.empty(width)", "torch.Tensor(width)", "torch.full((width,), float('nan'))"]
+)
+def test_weight_without_initial_values_is_one_line(values, tmp_path):
+    parts = {
+        "block": f"self.scale = nn.Parameter({values})",
+        "forward": "self.linear(x) * self.scale",
+    }
+    config = own(written(tmp_path, **parts))
+    check_model(config, 11, partition(4, 2))
+    with pytest.raises(UserError, match=r"\A[^\n]*blocks\.0\.scale begins with nan[^\n]*\Z"):
+        whole_model(config, 11, seed=0)
+
+
 def test_file_that_is_not_there_has_no_options():
     with pytest.raises(UserError, match=r"\A[^\n]*gone\.py cannot be read[^\n]*\Z"):
         one_model("gone.py:Mine")
@@ -429,14 +499,78 @@ def test_cache_that_the_first_pass_fills_can_train(tmp_path):
     check_model(own(written(tmp_path, **parts)), 11, partition(4, 2))
 
 
+@pytest.mark.parametrize(
+    "value", ["__import__('time').time()", "x + 1", "(x + 1, 'text')", "[x + 1]"]
+)
+def test_block_may_keep_what_it_does_not_read_again(value, tmp_path):
+    forward = f"(setattr(self, 'kept', {value}), x + self.linear(x))[1]"
+    check_model(own(written(tmp_path, forward=forward)), 11, partition(4, 2))
+
+
+CHECKPOINT = "__import__('torch.utils.checkpoint').utils.checkpoint.checkpoint"
+
+
 def test_checkpoint_in_a_block_needs_every_weight_version(tmp_path):
-    checkpoint = "__import__('torch.utils.checkpoint').utils.checkpoint.checkpoint"
-    forward = f"x + {checkpoint}(self.linear, x, use_reentrant=False)"
+    forward = f"x + {CHECKPOINT}(self.linear, x, use_reentrant=False)"
     config = own(written(tmp_path, forward=forward))
     check_model(config, 11, partition(4, 2))
     with pytest.raises(UserError, match=r"blocks\.0 computes activations again") as refusal:
         check_model(config, 11, partition(4, 2), may_recompute=False)
     assert "\n" not in str(refusal.value)
+
+
+def test_attention_may_be_checkpointed(tmp_path):
+    attention = "lambda y: nn.functional.scaled_dot_product_attention(y, y, y)"
+    forward = f"self.linear({CHECKPOINT}({attention}, x, use_reentrant=False))"
+    config = own(written(tmp_path, forward=forward))
+    check_model(config, 11, partition(4, 2))
+    check_model(config, 11, partition(4, 2), recomputes=True)
+
+
+def test_block_that_cannot_be_recomputed_is_one_line(tmp_path):
+    model = "self.blocks = nn.ModuleList(torch.jit.script(block) for block in self.blocks)"
+    config = own(written(tmp_path, model=model))
+    check_model(config, 11, partition(4, 2))
+    with pytest.raises(UserError, match=r"\A[^\n]*with pipeline\.recompute: [^\n]*\Z"):
+        check_model(config, 11, partition(4, 2), recomputes=True)
+
+
+def test_long_error_of_a_block_is_cut(tmp_path):
+    forward = "(_ for _ in ()).throw(ValueError(5000 * 'no '))"
+    with pytest.raises(UserError, match=r"ValueError: (no )+\.\.\. ") as refusal:
+        check_model(own(written(tmp_path, forward=forward)), 11, partition(4, 2))
+    assert len(str(refusal.value)) < 1000
+
+
+def test_scripted_block_is_a_block(tmp_path):
+    model = "self.blocks = nn.ModuleList(torch.jit.script(block) for block in self.blocks)"
+    expected = {f"blocks.{index}.linear.weight" for index in range(4)}
+    stage = whole_model(own(written(tmp_path, model=model)), 11, seed=0)
+    assert stage.matrices == expected
+    assert not stage.cast  # what a script casts is not known
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "self.scale = float(self.linear.weight.detach().std())",
+        "nn.utils.parametrizations.orthogonal(self.linear)",
+    ],
+)
+def test_constructor_may_ask_for_values(block, tmp_path):
+    config = own(written(tmp_path, block=block, model="self.blocks[1] = self.blocks[0]"))
+    check_model(config, 11, partition(4, 2))
+    sizes = {name: weight.numel() for name, weight in whole_model(config, 11, 0).named_parameters()}
+    assert count_parameters(config, 11)[0] == sum(sizes.values())
+
+
+def test_function_that_a_plan_cannot_cast_is_planned_in_fp32(tmp_path):
+    block = "self.rnn = nn.GRU(width, width, batch_first=True)"
+    config = own(written(tmp_path, block=block, forward="x + self.linear(self.rnn(x)[0])"))
+    sizes = [
+        block_activation_bytes(config, 0, 2, bf16=bf16, device_type="cpu") for bf16 in (True, False)
+    ]
+    assert sizes[0] == sizes[1] > 0
 
 
 def test_block_without_checkpoint_needs_no_old_weights(tmp_path):

@@ -87,3 +87,18 @@ def test_state_of_another_error_feedback_is_refused(coefficients):
 def test_stage_without_delay_has_no_error_feedback():
     stage = StageVersions(nn.Linear(3, 2), 0, StageDelay(0), error_feedback=1.0)
     assert "last_update" not in stage.state_dict()
+
+
+@pytest.mark.parametrize("tau", [0, TAU])
+def test_hooks_of_a_weight_see_its_gradient(tau):
+    module = nn.Linear(3, 2)
+    hook = module.weight.register_hook(lambda gradient: 0 * gradient)
+    module.bias.register_post_accumulate_grad_hook(lambda bias: (bias.grad.mul_(3), None)[1])
+    stage = StageVersions(module, 0, StageDelay(tau))
+    weight, bias = stage.in_use
+    module(torch.ones(1, 3)).sum().backward()
+    assert torch.equal(weight.grad, torch.zeros(2, 3))
+    assert torch.equal(bias.grad, torch.full((2,), 3.0))
+    hook.remove()
+    module(torch.ones(1, 3)).sum().backward()
+    assert torch.equal(weight.grad, torch.ones(2, 3))

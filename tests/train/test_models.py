@@ -6,14 +6,18 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from brx.cli.main import main
 from brx.config.loading import config_of, dump_config, load_config
 from brx.config.schema import OwnModelConfig
 from brx.config.user_code import allowed
+from brx.curvature.checkpoints import load_checkpoint
 from brx.errors import RunError, UserError
 from brx.model.sizes import count_parameters
+from brx.model.stage import make_stage
+from brx.train.build import build_stages
 from brx.train.loop import train
 from tests.train.helpers import losses, steps_of, tiny_config
 
@@ -88,17 +92,17 @@ def test_own_model_is_refused_before_data_are_prepared(tmp_path):
 
 
 MODEL = """
-import torch
+import itertools, torch
 from torch import nn
 
 class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.linear = nn.Linear(width, width)
-        self.passes = 0
+        self.passes = itertools.count(1)
 
     def forward(self, x):
-        self.passes += 1
+        number = next(self.passes)
         FORWARD
 
 class Mine(nn.Module):
@@ -121,7 +125,7 @@ def written(folder, forward="return x + self.linear(x)", model="pass"):
 
 
 def test_what_a_models_file_raises_fails_the_run_in_one_line(tmp_path):
-    forward = "if self.passes == 4: raise KeyError('no')\n        return x + self.linear(x)"
+    forward = "if number == 4: raise KeyError('no')\n        return x + self.linear(x)"
     config = tiny_config(tmp_path, written(tmp_path, forward))
     message = r"\Amodel\.class [^\n]*: after iteration 3: [^\n]*mine\.py:13: KeyError: 'no'\Z"
     with pytest.raises(RunError, match=message):
@@ -129,8 +133,16 @@ def test_what_a_models_file_raises_fails_the_run_in_one_line(tmp_path):
     assert len(steps_of(tmp_path / "run")) == 3
 
 
+def test_block_that_recomputes_something_else_fails_the_run_in_one_line(tmp_path):
+    forward = "y = self.linear(x)\n        return x + (y.exp() if number == 7 else y)"
+    config = tiny_config(tmp_path, written(tmp_path, forward), "pipeline.recompute=true")
+    message = r"\Amodel\.class [^\n]*: after iteration 3: [^\n]*CheckpointError: [^\n]*\Z"
+    with pytest.raises(RunError, match=message):
+        train(config, tmp_path / "run")
+
+
 def test_exit_of_a_models_file_fails_the_run(tmp_path):
-    forward = "if self.passes == 4: raise SystemExit(0)\n        return x + self.linear(x)"
+    forward = "if number == 4: raise SystemExit(0)\n        return x + self.linear(x)"
     config = tiny_config(tmp_path, written(tmp_path, forward))
     with pytest.raises(RunError, match=r"after iteration 3: .*mine\.py:13: SystemExit: 0"):
         train(config, tmp_path / "run")
@@ -188,6 +200,37 @@ def test_stale_copies_of_own_weights_are_refused(tmp_path):
     config = tiny_config(tmp_path, f"model.class={CONV_MIXER}", *settings)
     with pytest.raises(UserError, match=r"with a model of your own needs runtime\.precision: fp32"):
         train(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        (torch.float32, [torch.float32, torch.float64, torch.complex64, torch.int64]),
+        (torch.float64, [torch.float64, torch.float64, torch.complex128, torch.int64]),
+    ],
+)
+def test_buffers_keep_their_kind_of_numbers(dtype, expected, tmp_path):
+    dtypes = ["float32", "float64", "complex64", "int64"]
+    model = "; ".join(
+        f"self.embed.register_buffer('in_{name}', torch.ones(2, dtype=torch.{name}))"
+        for name in dtypes
+    )
+    config = tiny_config(tmp_path, written(tmp_path, model=model))
+    with allowed():
+        stage, *_ = build_stages(config, torch.device("cpu"), range(4), dtype=dtype)
+    assert [buffer.dtype for buffer in stage.module.buffers()] == expected
+    assert {weight.dtype for weight in stage.in_use} == {dtype}
+
+
+def test_measurements_have_the_runs_random_buffers(tmp_path):
+    model = "self.head.register_buffer('fixed', nn.Linear(3, 3).weight.data)"
+    forward = "return x + self.linear(x), x.new_full((), 0.5)"
+    config = tiny_config(tmp_path, written(tmp_path, forward, model), "training.seed=5", *SHORT)
+    train(config, tmp_path / "run")
+    with allowed():
+        head = make_stage(config.model, 256, range(4), seed=5).head
+        again = load_checkpoint(tmp_path / "run").model.head
+    assert torch.equal(again.fixed, head.fixed)
 
 
 def test_tied_llama_needs_one_stage(tmp_path):
