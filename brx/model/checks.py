@@ -1,7 +1,7 @@
 """Checks that a user's own model can be trained in a pipeline, before data are prepared for it."""
 
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from brx.config.schema import ModelSection, OwnModelConfig, RunConfig
 from brx.config.user_code import fault
 from brx.errors import UserError, some
+from brx.model.attributes import carried_attribute
 from brx.model.models import make_model, matrix_names
 from brx.model.sizes import failing_in_one_line, meta_stream
 from brx.model.stage import partition
@@ -234,7 +234,12 @@ def _check_part(config: ModelSection, trial: _Trial, homes: _Homes, *, may_recom
             " checkpoint out, or set pipeline.stash=exact"
         )
     _check_buffers(part, buffers, where)
-    _check_attributes(config, trial, where)
+    carried = carried_attribute(part, lambda: trial.run(config))
+    if carried is not None:
+        raise UserError(
+            f"{where}.{carried} is changed by each forward pass and read by the next one; a resumed"
+            " run and other devices would have another value; leave it out"
+        )
     if trial.recomputes:
         _check_recomputation(config, trial, where)
 
@@ -312,83 +317,6 @@ def _check_buffers(part: nn.Module, before: Mapping[str, tuple[Tensor, int]], wh
                 f"{where}.{key} is changed by the forward pass; checkpoints and other devices would"
                 " not see that; leave it out (BatchNorm: track_running_stats=False)"
             )
-
-
-def _check_attributes(config: ModelSection, trial: _Trial, where: str) -> None:
-    """UserError if an attribute carries something from one forward pass to the next: a count of the
-    passes, or the memory of a batch. The first pass may fill a cache, and has already run; and a
-    pass may keep what it likes for those who look at it afterwards."""
-    before = _attributes(trial.part)
-    trial.run(config)
-    for name, value in _attributes(trial.part).items():
-        was = before.get(name)
-        if (was is None or value.differs_from(was)) and _is_read_first(config, trial, name):
-            raise UserError(
-                f"{where}.{name} is changed by each forward pass and read by the next one; a"
-                " resumed run and other devices would have another value; leave it out"
-            )
-
-
-@dataclass(frozen=True)
-class _Attribute:
-    """What is seen of an attribute of a module."""
-
-    value: Any  # a number, a text, a tensor, or a collection
-    size: int  # of a collection
-
-    def differs_from(self, before: "_Attribute") -> bool:
-        """Whether a pass has changed the attribute. What it put into a collection that is still the
-        same one, of the same size, is not seen."""
-        if self.value is before.value:
-            return self.size != before.size
-        if isinstance(self.value, Tensor) or isinstance(before.value, Tensor):
-            return True
-        if isinstance(self.value, Collection) and not isinstance(self.value, str):
-            has_tensors = any(isinstance(one, Tensor) for one in tree_leaves(self.value))
-            return has_tensors or self.size != before.size
-        return bool(self.value != before.value)
-
-
-def _attributes(part: nn.Module) -> dict[str, _Attribute]:
-    """The plain attributes of a part's modules, by dotted name."""
-    attributes = {}
-    for module_name, module in part.named_modules():
-        for key, value in vars(module).items():
-            name = f"{module_name}.{key}" if module_name else key
-            if value is None or isinstance(value, int | float | str | Tensor):
-                attributes[name] = _Attribute(value, 0)
-            elif isinstance(value, list | tuple | dict | set):
-                attributes[name] = _Attribute(value, len(value))
-    return attributes
-
-
-def _is_read_first(config: ModelSection, trial: _Trial, name: str) -> bool:
-    """Whether another forward pass reads an attribute before it sets it, as far as can be seen."""
-    path, _, key = name.rpartition(".")
-    module = trial.part.get_submodule(path)
-    kind: Any = type(module)
-    accesses: list[str] = []
-
-    def read(self: Any, accessed: str) -> Any:
-        if accessed == key:
-            accesses.append("read")
-        return kind.__getattribute__(self, accessed)
-
-    def write(self: Any, accessed: str, value: Any) -> None:
-        if accessed == key:
-            accesses.append("written")
-        kind.__setattr__(self, accessed, value)
-
-    try:
-        watched = type(kind.__name__, (kind,), {"__getattribute__": read, "__setattr__": write})
-        module.__class__ = watched
-    except Exception:  # a class that allows no other in its place (a scripted module's)
-        return True
-    try:
-        trial.run(config)
-    finally:
-        module.__class__ = kind
-    return accesses[:1] != ["written"]
 
 
 def _has_auxiliary_loss(config: ModelSection) -> bool:
