@@ -252,7 +252,7 @@ def effective_delay(
   # several checkpoints, methods and seeds
   brx oscillation runs/*-p32-*/checkpoints/00016000 --out figures/oscillation
   # show what was measured before
-  brx oscillation results/similar-curvature --measured \\
+  brx oscillation results/laptop-curvature --measured \\
       --out figures/oscillation
 """)
 def oscillation(
@@ -287,6 +287,7 @@ def oscillation(
         oscillation_table,
         oscillations_in,
         refuse_mixed,
+        refuse_mixed_rates,
     )
     from brx.plot.curvature import draw_oscillation
     from brx.progress import tell
@@ -319,4 +320,5 @@ def oscillation(
     print("share: the part of the updates' squared norm that lies along the direction")
     if out is not None:
         refuse_mixed(results)
+        refuse_mixed_rates(checkpoints)
         print(*draw_oscillation(results, out), sep="\n")

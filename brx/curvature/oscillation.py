@@ -7,7 +7,7 @@ fixed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -17,11 +17,19 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from brx.curvature.checkpoints import Checkpoint, Measured, load_checkpoint, measured_in
+from brx.curvature.checkpoints import (
+    Checkpoint,
+    Measured,
+    load_checkpoint,
+    measured_in,
+    runs_in_place,
+)
 from brx.curvature.hessian import Vectors, mean_product
 from brx.errors import RunError, UserError, counted
 from brx.methods.trajectory_version import check_trajectory_version
-from brx.runs.checkpoint import read_manifest
+from brx.pipeline.delay import depth
+from brx.runs.checkpoint import read_manifest, run_and_iteration
+from brx.runs.run import read_run
 from brx.train.build import assemble
 
 DIRECTIONS = ("dominant", "random")
@@ -182,6 +190,30 @@ def refuse_mixed(results: Sequence[Oscillation]) -> None:
             raise UserError(
                 f"{result.run} at {result.iteration}: measured with other settings ({there}) than "
                 f"{first.run} ({here}), and a figure cannot compare them; move one file away"
+            )
+
+
+def refuse_mixed_rates(paths: Iterable[Path]) -> None:
+    """UserError if measured runs of one method and P have different learning rates: a figure would
+    average over both.
+
+    Args:
+        paths: runs, folders of runs, or checkpoints.
+    """
+    first_by_place: dict[tuple[str, int], tuple[float, Path]] = {}
+    for path in runs_in_place(paths):
+        run, _ = run_and_iteration(path)
+        if not Oscillation.all_of(run):
+            continue
+        config = read_run(run).config
+        num_stages = depth(config.pipeline)
+        place = config.optimizer.method, num_stages
+        rate, first = first_by_place.setdefault(place, (config.optimizer.lr, run))
+        if config.optimizer.lr != rate:
+            raise UserError(
+                f"{run}: has optimizer.lr {config.optimizer.lr:g}, and {first} has {rate:g}; a "
+                f"figure cannot average {place[0]} at P = {num_stages} over both, so name runs of "
+                "one rate"
             )
 
 

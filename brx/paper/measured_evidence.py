@@ -30,6 +30,7 @@ from brx.curvature.oscillation import Oscillation, usual_only
 from brx.errors import UserError, counted
 from brx.model.sizes import count_parameters
 from brx.paper.evidence import Evidence, Margin, strictly_all
+from brx.paper.measured_runs import measured_runs
 from brx.paper.printed import DEVICES_GB, LLAMA_3_8B, LLAMAS, MEMORY_GIB, PARAMETERS, STAGE_COUNTS
 from brx.paper.scales import Experiments
 from brx.paper.strict import FEWEST_SEEDS, Strict
@@ -37,7 +38,7 @@ from brx.planning.memory_tables import overhead_texts
 from brx.planning.plan import overhead_elements
 from brx.planning.stage_count import stage_count_table
 from brx.readers import read_json
-from brx.runs.experiments import at_best_rates, of_main_origin
+from brx.runs.experiments import of_main_origin
 from brx.runs.frames import load
 from brx.runs.run import read_run
 from brx.runs.slowdown import geometric_mean
@@ -51,18 +52,13 @@ SMALLEST = 1e-300  # takes the place of zero in a logarithm
 
 
 def _folders(experiments: Experiments) -> list[Path]:
-    """The folders of the scale's runs that may have been measured, at the best learning rate of
-    each experiment.
+    """The folders of the scale's measured runs (`measured_runs`), which are read once."""
+    scale = experiments.scale
 
-    Runs on other data or of another trajectory version than most are left out, because a mean over
-    both would be of two different methods."""
-    folder = experiments.scale.curvature
+    def runs() -> list[Path]:
+        return measured_runs(scale, experiments)
 
-    def chosen_runs() -> pd.DataFrame:
-        return of_main_origin(at_best_rates(load([folder])))
-
-    chosen = experiments.once(("measured", folder), chosen_runs)
-    return [Path(run) for run in chosen.index]
+    return experiments.once(("measured", scale.curvature), runs)
 
 
 def _norms(

@@ -18,7 +18,7 @@ from brx.curvature.effective_delay import (
 from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms
 from brx.curvature.oscillation import oscillations_in, usual_only
 from brx.errors import UserError
-from brx.names import path_of_text
+from brx.paper.measured_runs import measured_runs
 from brx.paper.scales import ENDS, Experiments, Scale
 from brx.plot.curvature import (
     draw_effective_delay,
@@ -26,15 +26,8 @@ from brx.plot.curvature import (
     draw_oscillation,
     draw_strategy_norms,
 )
-from brx.runs.experiments import of_main_origin
 from brx.runs.folder import has_runs
 from brx.runs.frames import load
-
-
-def measured_runs(scale: Scale) -> list[Path]:
-    """The runs of a scale that may have been measured. Runs on other data or of another trajectory
-    version than most are left out, because a mean over both would be of two different methods."""
-    return [path_of_text(run) for run in of_main_origin(load([scale.curvature])).index]
 
 
 def draw_norms_of_runs(path: Path, scale: Scale) -> list[Path]:

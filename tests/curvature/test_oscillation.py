@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from brx.cli.main import main
 from brx.curvature import oscillation
@@ -200,6 +201,20 @@ def test_table_tells_settings_apart(measured_twice):
 def test_figure_of_two_settings_is_refused(measured_twice, tmp_path, capsys):
     told = refusal(capsys, measured_twice, "--measured", "--out", tmp_path / "figure")
     assert "a figure cannot compare them" in told
+
+
+def test_figure_of_two_rates_is_refused(measured, tmp_path, capsys):
+    for name, rate in (("a", 1e-3), ("b", 3e-3)):
+        run = Path(shutil.copytree(measured, tmp_path / "runs" / name))
+        settings = yaml.safe_load((run / "config.yaml").read_text())
+        settings["optimizer"]["lr"] = rate
+        (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    runs = tmp_path / "runs"
+    assert refusal(capsys, runs, "--measured", "--out", tmp_path / "figure") == (
+        f"brx: {runs}/b: has optimizer.lr 0.003, and {runs}/a has 0.001; a figure cannot average "
+        "pipedream at P = 8 over both, so name runs of one rate"
+    )
+    printed(capsys, runs / "a", "--measured", "--out", tmp_path / "figure")
 
 
 def test_usual_settings_have_no_place_in_the_name(results):

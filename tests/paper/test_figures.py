@@ -14,9 +14,7 @@ from matplotlib.figure import Figure
 from brx.cli.main import main
 from brx.curvature.oscillation import Oscillation, OscillationSettings
 from brx.errors import UserError
-from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.paper.figures import FIGURES
-from brx.paper.measured_figures import measured_runs
 from brx.paper.panel_titles import in_even_lines, lowest_by_depth
 from brx.paper.panels import final_losses
 from brx.paper.paper_figure import draw_paper_figure
@@ -285,19 +283,6 @@ def test_measurements_are_drawn_into_the_scales_folder(name, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     assert main(["plot", name, "--scale", "paper"]) == 0
     assert (tmp_path / "figures" / "paper" / f"{name}.svg").is_file()
-
-
-def test_measured_runs_are_of_one_trajectory_version(tmp_path):
-    write_method(tmp_path, "pipedream", 1)
-    write_method(tmp_path, "basis-rotation", 1)
-    write_method(tmp_path / "newer", "basis-rotation", 1, version=TRAJECTORY_VERSION)
-    (newer,) = (tmp_path / "newer").iterdir()
-    newer = newer.rename(tmp_path / "newer-run")
-    (tmp_path / "newer").rmdir()
-    write_method(tmp_path, "basis-rotation", 8)
-    kept = measured_runs(replace(SCALES["laptop"], curvature=tmp_path))
-    assert len(kept) == 3
-    assert newer not in kept
 
 
 def test_oscillation_with_other_settings_alone_is_refused(tmp_path):
