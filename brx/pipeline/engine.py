@@ -489,14 +489,16 @@ def check_finite(
         DivergedError: the loss or a gradient norm is not finite. The message names the iteration,
             and the stage that the gradient belongs to.
     """
+    advice = "try a lower optimizer.lr"
+    if iteration == 1:  # before any update
+        advice = "look at the model and its initial weights, which nothing has changed yet"
     if loss is not None and not math.isfinite(float(loss)):
         raise DivergedError(
-            f"iteration {iteration}: the loss is {float(loss)} (last stage); try a lower "
-            f"optimizer.lr"
+            f"iteration {iteration}: the loss is {float(loss)} (last stage); {advice}"
         )
     for stage, grad_norm in enumerate(grad_norms.tolist(), start=first_stage):
         if not math.isfinite(grad_norm):
             raise DivergedError(
-                f"iteration {iteration}: the gradient norm of stage {stage} is {grad_norm}; try a "
-                f"lower optimizer.lr"
+                f"iteration {iteration}: the gradient norm of stage {stage} is {grad_norm}; "
+                f"{advice}"
             )

@@ -13,9 +13,10 @@ import pytorch_optimizer
 import torch
 
 from brx.config.loading import apply_overrides
+from brx.errors import DivergedError
 from brx.model.stage import make_stage, partition, whole_model
 from brx.pipeline.delay import StageDelay, delays_of
-from brx.pipeline.engine import Stopwatch
+from brx.pipeline.engine import Stopwatch, check_finite
 from brx.pipeline.versions import StageVersions
 from brx.train.build import assemble, build_stages
 from tests.pipeline.naive import NaivePipeline
@@ -453,3 +454,12 @@ def test_stopwatch_on_cuda_times_the_work():
     launched = time.perf_counter() - started
     stopwatch.stop()
     assert stopwatch.seconds() > launched
+
+
+@pytest.mark.parametrize(
+    ("iteration", "advice"), [(1, "look at the model and its initial weights"), (2, "try a lower")]
+)
+@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (2.0, math.inf)])
+def test_advice_is_about_what_can_be_the_cause(iteration, advice, loss, norm):
+    with pytest.raises(DivergedError, match=rf"iteration {iteration}: the .*; {advice}"):
+        check_finite(iteration, torch.tensor(loss), torch.tensor([norm]), first_stage=0)
