@@ -1,12 +1,20 @@
 """Finds attributes through which a module carries something from one forward pass to the next, such
 as a count of the passes or the memory of a batch."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+
+
+def plain_attributes(part: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The dotted names and the values of what a part's modules have in `__dict__`: not their
+    parameters, buffers and submodules, which are in dictionaries of their own there."""
+    for path, module in part.named_modules():
+        for key, value in vars(module).items():
+            yield (f"{path}.{key}" if path else key), value
 
 
 def carried_attribute(part: nn.Module, run: Callable[[], object]) -> str | None:
@@ -50,15 +58,13 @@ class _Attribute:
 
 
 def _attributes(part: nn.Module) -> dict[str, _Attribute]:
-    """The plain attributes of a part's modules, by dotted name."""
+    """What is seen of the attributes of a part's modules, by dotted name."""
     attributes = {}
-    for module_name, module in part.named_modules():
-        for key, value in vars(module).items():
-            name = f"{module_name}.{key}" if module_name else key
-            if value is None or isinstance(value, int | float | str | Tensor):
-                attributes[name] = _Attribute(value, 0)
-            elif isinstance(value, list | tuple | dict | set):
-                attributes[name] = _Attribute(value, len(value))
+    for name, value in plain_attributes(part):
+        if value is None or isinstance(value, int | float | str | Tensor):
+            attributes[name] = _Attribute(value, 0)
+        elif isinstance(value, list | tuple | dict | set):
+            attributes[name] = _Attribute(value, len(value))
     return attributes
 
 

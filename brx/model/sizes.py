@@ -17,6 +17,7 @@ from torch import nn
 from brx.config.schema import ModelSection, OwnModelConfig
 from brx.config.user_code import fault, is_allowed
 from brx.errors import UserError
+from brx.model.attributes import plain_attributes
 from brx.model.head import CHUNK_LOGITS, has_own_loss
 from brx.model.models import make_model
 from brx.model.stage import Stage, matrices_of, uncast_weights
@@ -312,9 +313,8 @@ def _advice(part: nn.Module, error: Exception) -> str:
 def _tensors_elsewhere(part: nn.Module) -> list[str]:
     """The names of a part's tensors that are plain attributes, and not on the meta device."""
     return [
-        f"{path}.{key}" if path else key
-        for path, module in part.named_modules()
-        for key, value in vars(module).items()
+        name
+        for name, value in plain_attributes(part)
         if isinstance(value, torch.Tensor) and not value.is_meta
     ]
 
