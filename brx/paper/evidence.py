@@ -162,11 +162,11 @@ def runs_of(
     seeds = experiments.find(method, stages, sweep, **options)
     if seeds is not None:
         return with_diverged(seeds)
-    # `find` has just put its line about the missing experiment at the end.
-    what, _, why = list(experiments.missing)[-1].rpartition(": ")
-    if "diverged" in why:
-        raise UserError(f"every run of {what} diverged")
-    raise UserError(f"no runs of {what} yet")
+    # `find` has just put the missing experiment at the end.
+    missing = list(experiments.missing.values())[-1]
+    if missing.all_diverged:
+        raise UserError(f"every run of {missing.what} diverged")
+    raise UserError(f"no runs of {missing.what} yet")
 
 
 def _paired(

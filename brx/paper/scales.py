@@ -301,6 +301,24 @@ def _name_without(variant: str, second: str | None) -> str:
     return ", ".join(part for part in variant.split(", ") if not part.startswith(f"{key} "))
 
 
+@dataclass(frozen=True)
+class Missing:
+    """An experiment that was asked for and has no finished run."""
+
+    what: str
+    maker: str
+    """The file of the sweep that makes its runs; empty if none does."""
+    how: str
+    """How to get its runs, in words."""
+    all_diverged: bool = False
+    """Whether there are runs, which all diverged."""
+
+    @property
+    def line(self) -> str:
+        why = "every run diverged, of " if self.all_diverged else ""
+        return f"{self.what}: {why}{self.how}"
+
+
 # The ids of experiments by what was asked for. Claims ask for the same experiments hundreds of
 # times, and each time it would take a millisecond to check the configuration.
 _IDS: dict[Hashable, str] = {}
@@ -319,9 +337,8 @@ class Experiments:
         chosen: the runs of each experiment at its best learning rate.
         used: experiments that were asked for and have runs: their runs by id.
         sweeps: the files of the sweeps that make `used`.
-        missing: experiments that were asked for and have no runs, or whose runs all diverged. The
-            keys are lines about them, the values the files of the sweeps that make them (empty if
-            none does). The one asked for last is at the end.
+        missing: experiments that were asked for and have no runs, or whose runs all diverged, by
+            the lines about them. The one asked for last is at the end.
     """
 
     def __init__(self, scale: Scale, runs: pd.DataFrame, folder: Path) -> None:
@@ -345,7 +362,7 @@ class Experiments:
         self._diverged = with_diverged_runs - set(self._by_experiment)
         self.used: dict[str, pd.DataFrame] = {}
         self.sweeps: list[str] = []
-        self.missing: dict[str, str] = {}
+        self.missing: dict[str, Missing] = {}
         self._known: dict[Hashable, Any] = {}  # see `once`
 
     @classmethod
@@ -436,11 +453,8 @@ class Experiments:
         seeds = self._by_experiment.get(experiment)
         if seeds is None:
             extra = "".join(f", {key} = {value}" for key, value in settings.items())
-            why = "every run diverged, of " if experiment in self._diverged else ""
-            how = f"brx sweep {maker}" if maker else f"no sweep of {self.scale.name}"
-            line = f"{method} at P = {stages}{extra}: {why}{how}"
-            self.missing.pop(line, None)  # so that it goes to the end
-            self.missing[line] = maker
+            what = f"{method} at P = {stages}{extra}"
+            self._note_missing(what, maker, all_diverged=experiment in self._diverged)
             return None
         self.used[experiment] = seeds
         if maker and maker not in self.sweeps:
@@ -470,11 +484,16 @@ class Experiments:
     def _refuse_model(self, method: str, model: str) -> NoReturn:
         """Note that runs are missing because this scale lacks their model, and raise UserError."""
         if model == "3B":
-            maker = SCALES["paper"].sweep("3b")
-            self.missing[f"{method} with 3B parameters: brx sweep {maker}"] = maker
+            self._note_missing(f"{method} with 3B parameters", SCALES["paper"].sweep("3b"))
             raise UserError("a model of 3B parameters: only at the paper's scale")
-        self.missing[f"{method} with the model '{model}': no sweep of {self.scale.name}"] = ""
+        self._note_missing(f"{method} with the model '{model}'", "")
         raise UserError(f"the scale {self.scale.name} has no model '{model}'")
+
+    def _note_missing(self, what: str, maker: str, *, all_diverged: bool = False) -> None:
+        how = f"brx sweep {maker}" if maker else f"no sweep of {self.scale.name}"
+        missing = Missing(what, maker, how, all_diverged)
+        self.missing.pop(missing.line, None)  # so that it goes to the end
+        self.missing[missing.line] = missing
 
     def find_all(self, wanted: Iterable[Mapping[str, Any]]) -> list[pd.DataFrame]:
         """The runs of each experiment that has any; `wanted` are arguments of `find`."""
@@ -522,13 +541,17 @@ class Experiments:
     @property
     def makers(self) -> list[str]:
         """The files of the sweeps that make all experiments that were asked for."""
-        return list(dict.fromkeys([*self.sweeps, *filter(None, self.missing.values())]))
+        return list(dict.fromkeys([*self.sweeps, *self._makers_of_missing]))
 
     @property
     def advice(self) -> str:
         """How to get the missing runs: the commands that make them, if sweeps of the scale do."""
-        makers = sorted(set(filter(None, self.missing.values())))
+        makers = sorted(set(self._makers_of_missing))
         if not makers:
             return f"no sweep of the scale {self.scale.name} makes them"
         commands = ", ".join(f"brx sweep {maker}" for maker in makers)
         return f"make them with {commands}"
+
+    @property
+    def _makers_of_missing(self) -> list[str]:
+        return [missing.maker for missing in self.missing.values() if missing.maker]
