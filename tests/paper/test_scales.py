@@ -75,13 +75,15 @@ def test_edges_are_marked_with_two_rates(experiments):
 
 def test_main_makes_the_preconditioned_rivals(experiments):
     experiments.find("soap", 32)
-    assert [missing.maker for missing in experiments.missing.values()] == ["configs/sweeps/tuned/main.yaml"]
+    makers = [missing.maker for missing in experiments.missing.values()]
+    assert makers == ["configs/sweeps/tuned/main.yaml"]
 
 
 @pytest.mark.parametrize("method", ["pipedream", "soap"])
 def test_depths_makes_what_lies_between_the_ends(method, experiments):
     experiments.find(method, 4)
-    assert [missing.maker for missing in experiments.missing.values()] == ["configs/sweeps/tuned/depths.yaml"]
+    makers = [missing.maker for missing in experiments.missing.values()]
+    assert makers == ["configs/sweeps/tuned/depths.yaml"]
 
 
 @pytest.fixture
