@@ -310,8 +310,8 @@ def most_in_flight(actions: Sequence[Action], num_chunks: int = 1) -> float:
 
 MOST_ACTIONS = 20_000  # more than anybody reads, or a figure shows
 LEGEND = (
-    "Device, action, number: 2F5 is the forward pass of micro-batch 5 on device 2, 2B5 its backward "
-    "pass, 2U5 update 5 of device 2. A row per device, in the order in which it works."
+    "Device, action, number: 2F5 is the forward pass of micro-batch 5 on device 2, 2B5 its "
+    "backward pass, 2U5 update 5 of device 2. A row per device, in the order in which it works."
 )
 
 
