@@ -25,6 +25,7 @@ from pydantic import BaseModel
 
 from brx.config.schema import DataConfig
 from brx.data.sources import (
+    TEXT_PIECE,
     documents,
     installed_versions,
     is_validation,
@@ -476,9 +477,15 @@ def _too_small(config: DataConfig, written: Written) -> str | None:
         settings = (
             f"data.validation_fraction {config.validation_fraction}, data.tokens {config.tokens}"
         )
+        remedy = "another data.split_seed draws other documents"
+        files = None if config.source == "packages" else local_files(config.source)
+        if files is not None and any(file.suffix == ".txt" for file in files):
+            remedy = (
+                f"a .txt file counts as documents of about {TEXT_PIECE:,} characters, and {remedy}"
+            )
         return (
             f"data.source: {config.source}: too small: "
-            f"{counted(written.documents_read, 'document')} gave {gave} ({settings})"
+            f"{counted(written.documents_read, 'document')} gave {gave} ({settings}); {remedy}"
         )
     if config.tokens is not None and train.num_tokens < config.tokens:
         holds = f"{train.num_tokens:,} (and {validation.num_tokens:,} for validation)"

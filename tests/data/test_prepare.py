@@ -213,6 +213,14 @@ def test_refused_source_leaves_no_token_files(tmp_path, documents, settings, mes
     assert list((tmp_path / "data").glob("[!.]*")) == []
 
 
+def test_small_text_file_is_told_what_its_documents_are(tmp_path):
+    (tmp_path / "a.txt").write_text("one line\n" * 4000)
+    with pytest.raises(
+        UserError, match=r"3 documents gave .*; a \.txt file counts as documents of "
+    ):
+        prepare(DataConfig(source=str(tmp_path / "a.txt"), directory=str(tmp_path / "data")))
+
+
 def test_disk_with_too_little_room_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(
         shutil, "disk_usage", lambda path: namedtuple("usage", "free")(1_500_000_000)
