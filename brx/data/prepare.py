@@ -25,6 +25,7 @@ from pydantic import BaseModel
 
 from brx.config.schema import DataConfig
 from brx.data.sources import (
+    TEXT_PIECE,
     documents,
     installed_versions,
     is_validation,
@@ -46,6 +47,7 @@ SPLITS = ("train", "validation")
 NOTE = "note.json"
 DOCUMENTS_AHEAD = 256  # documents in memory at a time
 DOCUMENTS_PER_COMMIT = 1024
+HOW_TO_BRING_TOKENS = "docs/how-to.md (Tokens that you have already)"
 # One thread reads the documents for all; more threads than this would wait for it.
 MAX_DEFAULT_WORKERS = 8
 
@@ -58,19 +60,29 @@ class PreparedData:
     validation: TokenFile
 
     @classmethod
-    def load(cls, folder: Path, *, always_hash: bool = False) -> PreparedData:
+    def load(
+        cls, folder: Path, *, always_hash: bool = False, can_be_made_again: bool = False
+    ) -> PreparedData:
         """Open a folder of token files.
 
         Args:
             always_hash: as in `TokenFile.load`.
+            can_be_made_again: the folder was made of a source that brx knows. Otherwise it may be
+                the only copy of somebody's tokens, and no message must ask for its removal.
 
         Raises:
             UserError: a file is missing or damaged.
         """
-        return cls(
-            train=TokenFile.load(folder / "train.bin", always_hash=always_hash),
-            validation=TokenFile.load(folder / "validation.bin", always_hash=always_hash),
-        )
+        try:
+            return cls(
+                train=TokenFile.load(folder / "train.bin", always_hash=always_hash),
+                validation=TokenFile.load(folder / "validation.bin", always_hash=always_hash),
+            )
+        except UserError as error:
+            remedy = f"{HOW_TO_BRING_TOKENS} says what such a folder holds"
+            if can_be_made_again:
+                remedy = f"remove {folder} to prepare it again"
+            raise UserError(f"{error}; {remedy}") from None
 
     @property
     def fingerprint(self) -> str:
@@ -108,6 +120,7 @@ def prepare(
         UserError: the source or a token file is not as `config` says.
     """
     folder = _folder_or_kept(config, fingerprint, quiet)
+    is_the_source = folder == user_path(config.source)
     if not folder.is_dir():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +132,7 @@ def prepare(
             raise RunError(
                 f"{folder}: cannot be written: {error.strerror or error}; {remedy}"
             ) from None
-    data = PreparedData.load(folder, always_hash=always_hash)
+    data = PreparedData.load(folder, always_hash=always_hash, can_be_made_again=not is_the_source)
     _check_tokenizer(data, config)
     if config.source == "packages" and not quiet:
         _note_other_packages(config, data.fingerprint)
@@ -185,46 +198,58 @@ def _identity(file: Path) -> tuple[str, int, int]:
 
 
 def _folder_or_kept(config: DataConfig, fingerprint: str | None, quiet: bool) -> Path:
-    """`token_folder`; or if the source is gone, a folder whose token files have this
-    fingerprint."""
+    """`token_folder`; or if the source has changed or is gone since token files with this
+    fingerprint were made of it, the folder of these."""
+    kept = None
     try:
         folder = token_folder(config)
     except UserError:
-        kept = _kept_folder(config, fingerprint, quiet)
+        kept = _kept_folder(config, fingerprint)
         if kept is None:
             raise
-        return kept
-    if is_prepared(folder) or config.source == "packages":
-        return folder
-    is_on_disk = local_files(config.source) is not None
-    if is_on_disk:
-        return folder
-    # The source is a dataset on the hub, or a folder of texts that is gone and whose name looks
-    # like a dataset's.
-    return _kept_folder(config, fingerprint, quiet) or folder
+        is_gone = True
+    else:
+        if fingerprint is None or _fingerprint_in(folder) == fingerprint:
+            return folder
+        kept = _kept_folder(config, fingerprint)
+        if kept is None:
+            return folder
+        # A source that is not on the disk is a dataset on the hub, or a folder of texts that is
+        # gone and whose name looks like a dataset's.
+        is_on_disk = config.source == "packages" or is_prepared(user_path(config.source))
+        is_gone = not is_on_disk and local_files(config.source) is None
+    if not quiet:
+        print(
+            f"brx: note: data.source: {shown(config.source)}: "
+            f"{'is gone' if is_gone else 'has changed'}; the run goes on with the token files "
+            f"that it was trained on, {shown(str(kept))}",
+            file=sys.stderr,
+        )
+    return kept
 
 
-def _kept_folder(config: DataConfig, fingerprint: str | None, quiet: bool) -> Path | None:
-    """The folder in `config.directory` whose token files have this fingerprint, whatever their
-    source was; None if there is none."""
+def _kept_folder(config: DataConfig, fingerprint: str | None) -> Path | None:
+    """The folder in `config.directory` whose token files have this fingerprint. If several have it,
+    one that was made of a source of this name comes first. None if there is none."""
     if fingerprint is None:
         return None
-    for folder in token_folders(user_path(config.directory)):
-        if not is_prepared(folder):
-            continue
-        try:
-            sidecars = [Sidecar.read(folder / f"{split}.bin") for split in SPLITS]
-        except UserError:  # damaged, so it is not this run's
-            continue
-        if _fingerprint(sidecars) == fingerprint:
-            if not quiet:
-                print(
-                    f"brx: note: data.source: {shown(config.source)}: is gone; the run goes on "
-                    f"with the token files that were made of it, {shown(str(folder))}",
-                    file=sys.stderr,
-                )
+    folders = token_folders(user_path(config.directory))
+    kept = [folder for folder in folders if _fingerprint_in(folder) == fingerprint]
+    for folder in kept:
+        if Sidecar.read(folder / "train.bin").source == config.source:
             return folder
-    return None
+    return kept[0] if kept else None
+
+
+def _fingerprint_in(folder: Path) -> str | None:
+    """The fingerprint of a folder's token files by their sidecars; None if it holds no complete
+    token files."""
+    if not is_prepared(folder):
+        return None
+    try:
+        return _fingerprint(Sidecar.read(folder / f"{split}.bin") for split in SPLITS)
+    except UserError:  # damaged
+        return None
 
 
 def token_folders(directory: Path) -> list[Path]:
@@ -452,9 +477,15 @@ def _too_small(config: DataConfig, written: Written) -> str | None:
         settings = (
             f"data.validation_fraction {config.validation_fraction}, data.tokens {config.tokens}"
         )
+        remedy = "another data.split_seed draws other documents"
+        files = None if config.source == "packages" else local_files(config.source)
+        if files is not None and any(file.suffix == ".txt" for file in files):
+            remedy = (
+                f"a .txt file counts as documents of about {TEXT_PIECE:,} characters, and {remedy}"
+            )
         return (
             f"data.source: {config.source}: too small: "
-            f"{counted(written.documents_read, 'document')} gave {gave} ({settings})"
+            f"{counted(written.documents_read, 'document')} gave {gave} ({settings}); {remedy}"
         )
     if config.tokens is not None and train.num_tokens < config.tokens:
         holds = f"{train.num_tokens:,} (and {validation.num_tokens:,} for validation)"

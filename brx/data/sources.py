@@ -39,6 +39,7 @@ BUILD_FILES = {
 }
 
 EXTENSIONS = (".txt", ".jsonl", ".parquet")
+HOW_TO_CONVERT = "docs/how-to.md says how to convert others"
 # A text file does not say where a document ends. It is cut at line ends into pieces of about this
 # many characters.
 TEXT_PIECE = 16_384
@@ -198,7 +199,7 @@ def local_files(source: str) -> list[Path] | None:
         files = [path]
     elif path.is_dir():
         files = _each_once(file for file in _below(path) if file.suffix in EXTENSIONS)
-        missing = f"the folder holds no {', '.join(EXTENSIONS)} file"
+        missing = f"the folder holds no {', '.join(EXTENSIONS)} file{_instead(path)}"
     elif glob.has_magic(source):
         matches = glob.glob(str(path), recursive=True)
         files = _each_once(map(Path, matches))
@@ -212,9 +213,16 @@ def local_files(source: str) -> list[Path] | None:
     for file in files:
         if file.suffix not in EXTENSIONS:
             raise UserError(
-                f"data.source: {file}: unknown kind of file; known are {', '.join(EXTENSIONS)}"
+                f"data.source: {file}: unknown kind of file; known are {', '.join(EXTENSIONS)} "
+                f"({HOW_TO_CONVERT})"
             )
     return files
+
+
+def _instead(folder: Path) -> str:
+    """The end of a sentence about a folder without texts: what it does hold, and what helps."""
+    others = min(_below(folder), default=None)
+    return "" if others is None else f", but {others.name} ({HOW_TO_CONVERT})"
 
 
 def _below(folder: Path, *, hidden: bool = False) -> Iterator[Path]:
@@ -247,19 +255,25 @@ def _each_once(files: Iterable[Path]) -> list[Path]:
 
 
 def notes_on_files(source: str) -> list[str]:
-    """Sentences about the files of a local source: how many hidden ones are left out, and how many
-    are reached through links. There are none for a single file or a dataset on the hub."""
+    """Sentences about the files of a local source: how many are left out because they are hidden or
+    of another kind, and how many are reached through links. There are none for a single file or a
+    dataset on the hub."""
     path = user_path(source)
     files = local_files(source)
     if files is None or path.is_file():
         return []
     if path.is_dir():
         hidden = [file for file in _below(path, hidden=True) if file.suffix in EXTENSIONS]
+        unread = [file for file in _below(path) if file.suffix not in EXTENSIONS]
         linked = [file for file in files if _is_linked(file, path)]
     else:
         hidden = _hidden_matches(str(path))
+        unread = []  # a glob that matches such a file is refused
         linked = [file for file in files if file.is_symlink()]
     notes = []
+    if unread:
+        num_left_out = counted(len(unread), "file")
+        notes.append(f"{num_left_out} of other kinds left out, such as {min(unread)}")
     if hidden:
         notes.append(f"{counted(len(hidden), 'hidden file')} left out, such as {min(hidden)}")
     if linked:
@@ -301,8 +315,9 @@ def _local_file(path: Path, text_field: str) -> Iterator[str]:
 
 
 def _text_pieces(path: Path) -> Iterator[str]:
-    """A text file in pieces that end with a line, unless the line is very long."""
-    with path.open(encoding="utf-8", newline="\n") as file:
+    """A text file in pieces that end with a line, unless the line is very long. A byte order mark
+    at the beginning is no text."""
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
         while True:
             # The limit on the rest of the line bounds the memory if a file has no line ends.
             piece = file.read(TEXT_PIECE) + file.readline(TEXT_PIECE)

@@ -155,10 +155,7 @@ class Sidecar(BaseModel, extra="forbid", strict=True, frozen=True):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read the sidecar of the token file at `path`; UserError if there is no valid one."""
-        try:
-            return load_yaml_as(path.with_suffix(".json"), cls)
-        except UserError as error:
-            raise UserError(f"{error}; {_remedy(path)}") from None
+        return load_yaml_as(path.with_suffix(".json"), cls)
 
 
 @dataclass(frozen=True)
@@ -183,12 +180,11 @@ class TokenFile:
         try:
             stat = path.stat()
         except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}; {_remedy(path)}") from None
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from None
         expected = sidecar.num_tokens * DTYPE.itemsize
         if stat.st_size != expected:
             raise UserError(
-                f"{path}: holds {counted(stat.st_size, 'byte')}, its sidecar says {expected}; "
-                f"{_remedy(path)}"
+                f"{path}: holds {counted(stat.st_size, 'byte')}, its sidecar says {expected}"
             )
         note = path.with_suffix(".verified")
         # The inode and its time of change count, too, because a program that writes to a file may
@@ -197,9 +193,7 @@ class TokenFile:
         seen = " ".join([*map(str, state), sidecar.sha256])
         if always_hash or not note.is_file() or note.read_bytes() != seen.encode():
             if sha256(path) != sidecar.sha256:
-                raise UserError(
-                    f"{path}: its SHA-256 differs from the one in its sidecar; {_remedy(path)}"
-                )
+                raise UserError(f"{path}: its SHA-256 differs from the one in its sidecar")
             _check_ids(path, _mapped(path, expected), sidecar.tokenizer)
             with suppress(OSError):  # a read-only folder: the comparison is made again next time
                 note.write_text(seen, encoding="utf-8")
@@ -219,14 +213,10 @@ def _check_ids(path: Path, tokens: Tokens, tokenizer: str) -> None:
     if size is not None and len(tokens) and (largest := int(tokens.max())) >= size:
         raise UserError(
             f"{path}: holds the token {largest:,}, and {tokenizer} has {size:,} (its sidecar names"
-            f" the tokenizer); {_remedy(path)}"
+            f" the tokenizer)"
         )
 
 
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _remedy(path: Path) -> str:
-    return f"remove {path.parent} to prepare it again"

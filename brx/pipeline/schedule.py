@@ -310,8 +310,8 @@ def most_in_flight(actions: Sequence[Action], num_chunks: int = 1) -> float:
 
 MOST_ACTIONS = 20_000  # more than anybody reads, or a figure shows
 LEGEND = (
-    "Stage, action, number: 2F5 is the forward pass of micro-batch 5 on stage 2, 2B5 its backward "
-    "pass, 2U5 update 5 of stage 2. A row per device, in the order in which it works."
+    "Device, action, number: 2F5 is the forward pass of micro-batch 5 on device 2, 2B5 its "
+    "backward pass, 2U5 update 5 of device 2. A row per device, in the order in which it works."
 )
 
 
@@ -350,8 +350,14 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
         ],
     }
     yield from textwrap.wrap(LEGEND, width)
+    num_stages = [len(own) for own in ranges]
+    if len(set(num_stages)) > 1:
+        held = " ".join(map(str, num_stages))
+        yield from textwrap.wrap(
+            f"stages per device, each of which takes the same time: {held}", width
+        )
     for name, by_rank in schedules.items():
-        yield from _schedule_rows(name, [list(actions) for actions in by_rank], width)
+        yield from _schedule_rows(name, [list(actions) for actions in by_rank], num_stages, width)
     yield from _delay_rows(delays, ranges, width)
     heading = (
         "version of the weights that a stage uses for micro-batch 1, 2, ... (bar: an "
@@ -383,13 +389,26 @@ def _delay_rows(
             yield from _wrapped(f"  {rank}: {taus}", width)
 
 
-def _schedule_rows(name: str, actions: Sequence[Sequence[Action]], width: int) -> Iterator[str]:
-    """The idle share of a schedule, and a row per rank with its actions."""
-    timed = timeline(actions)
+def _schedule_rows(
+    name: str, actions: Sequence[Sequence[Action]], num_stages: Sequence[int], width: int
+) -> Iterator[str]:
+    """The idle share of a schedule, and a row per rank with its actions.
+
+    Args:
+        num_stages: how many stages each rank holds. The passes of a rank take as many times as long
+            as those of one stage.
+    """
+
+    def duration(action: Action) -> float:
+        return DURATIONS[action.kind] * num_stages[action.stage]
+
+    timed = timeline(actions, duration=duration)
     idle = f"{name}: idle {bubble_share(timed):.1%} of the time shown"
     start, end = steady_state(timed)
     if name.startswith("asynchronous") and end > start:
-        idle += f", {bubble_share(timed, start, end):.1%} once the pipeline is full"
+        # No rank waits for updates, so the busiest one sets the pace and is never idle.
+        share_when_full = 1.0 - sum(num_stages) / (len(num_stages) * max(num_stages))
+        idle += f", {share_when_full:.1%} once the pipeline is full"
     yield from textwrap.wrap(idle, width)
     for own in actions:
         yield from _wrapped("  " + " ".join(map(str, own)), width)

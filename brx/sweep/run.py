@@ -3,6 +3,7 @@ those that fail, and goes on."""
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections import Counter
@@ -14,10 +15,10 @@ import pandas as pd
 
 from brx.data.prepare import PreparedData, prepare
 from brx.environment import stop_signals
-from brx.errors import counted
+from brx.errors import UserError, counted
 from brx.files import write_text
 from brx.progress import duration, tell
-from brx.runs.folder import telling
+from brx.runs.folder import RunFolder, telling, trajectory_of
 from brx.runs.formats import format_table
 from brx.sweep.cell import Cell, placed, with_present_folders
 from brx.sweep.choice import SCORE, choice_table, choices_and_repetitions, tried_cells
@@ -117,6 +118,7 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
             sweep = sweep.with_present_folders()
         choices, repetitions = choices_and_repetitions(sweep, cells)
         failures += _run_cells(repetitions, launcher, display, retry_failed)
+    _note_other_data([*cells, *repetitions])
     if choices is not None:
         _tell_choices(sweep, choices)
     for cell, reason in failures:
@@ -147,12 +149,51 @@ def _prepare_data(sweep: Sweep, *, retry_failed: bool) -> None:
     for cell in cells:
         check_same_run(cell)  # at once; to prepare data may take hours
     prepared: dict[str, PreparedData] = {}
+    trained_on = _fingerprints(sweep.cells)
     for cell in cells:
         section = cell.config.data
         key = section.model_dump_json()
         if key not in prepared:
             prepared[key] = prepare(section)
         check_enough_data(cell.config, prepared[key])
+        fingerprint = prepared[key].fingerprint
+        for other, trained in trained_on.get(_deciding_settings(cell), {}).items():
+            if other != fingerprint:
+                raise UserError(
+                    f"{sweep.path}: data.source: {section.source}: has changed since cell "
+                    f"{trained.name} was trained (fingerprint {other[:8]}, now {fingerprint[:8]}), "
+                    f"so that the cells would not compare; restore it, or choose another folder "
+                    f"(--out)"
+                )
+
+
+def _deciding_settings(cell: Cell) -> str:
+    """The cell's settings that decide what its tokens are, as a text."""
+    return json.dumps(trajectory_of(cell.config)["data"], sort_keys=True)
+
+
+def _fingerprints(cells: Sequence[Cell]) -> dict[str, dict[str, Cell]]:
+    """By data settings: each fingerprint of the data that cells have trained on, with the first of
+    these cells. There is more than one if the source has changed meanwhile."""
+    by_settings: dict[str, dict[str, Cell]] = {}
+    for cell in cells:
+        fingerprint = RunFolder(cell.folder).read_summary().get("data_fingerprint")
+        if isinstance(fingerprint, str):
+            cells_by_fingerprint = by_settings.setdefault(_deciding_settings(cell), {})
+            cells_by_fingerprint.setdefault(fingerprint, cell)
+    return by_settings
+
+
+def _note_other_data(cells: Sequence[Cell]) -> None:
+    """Say on stderr if the source of the data has changed while the sweep ran."""
+    for by_fingerprint in _fingerprints(cells).values():
+        if len(by_fingerprint) > 1:
+            first, other = list(by_fingerprint.items())[:2]
+            tell(
+                f"brx: note: data.source: {first[1].config.data.source}: has changed meanwhile: "
+                f"cell {first[1].name} trained on other data (fingerprint {first[0][:8]}) than "
+                f"{other[1].name} ({other[0][:8]}), so they do not compare"
+            )
 
 
 def _tell_choices(sweep: Sweep, choices: pd.DataFrame) -> None:

@@ -22,7 +22,7 @@ from brx.config.schema import OwnModelConfig, RunConfig
 from brx.config.user_code import allowed, fault, is_raised_in
 from brx.data.batches import Prefetcher, check_validation_examples, validation_set
 from brx.data.prepare import PreparedData, prepare
-from brx.errors import DivergedError, NeighbourLostError, RunError, UserError
+from brx.errors import DivergedError, NeighbourLostError, RunError, UserError, counted
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.model.checks import check_model_of
 from brx.model.stage import partition
@@ -260,9 +260,22 @@ class Trainer:
             start=Point(self.iteration, self.training_seconds),
         )
         progress.say(f"device {self.device} ({self.device_reason})")
+        if self.iteration >= self._last:
+            progress.say(self._why_nothing_is_left())
         self.assembly.updater.tell_first_bases(
             lambda done, total: progress.say_at_times(f"first bases: {done:,} of {total:,}")
         )
+
+    def _why_nothing_is_left(self) -> str:
+        """What to say of a run that is continued and has made all its iterations already."""
+        training = self.config.training
+        why = f"all {counted(self.iteration, 'iteration', ',')} are done already"
+        if self._last < training.iterations:
+            why += (
+                f", up to training.stop_after; --set training.stop_after=null goes on to "
+                f"{training.iterations:,}"
+            )
+        return why
 
     def _fail(self, error: Exception) -> str:
         """Tell the other ranks about an error here, and write the failed run's summary.

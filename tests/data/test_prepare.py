@@ -123,8 +123,21 @@ def test_damaged_files_are_told(tmp_path):
     config = local_config(tmp_path, DOCUMENTS)
     prepare(config)
     os.truncate(token_folder(config) / "validation.bin", 10)
-    with pytest.raises(UserError, match=r"validation\.bin: holds 10 bytes"):
+    with pytest.raises(
+        UserError, match=r"validation\.bin: holds 10 bytes.*; remove \S+ to prepare it again$"
+    ):
         prepare(config)
+
+
+def test_tokens_that_are_the_source_are_never_to_be_removed(tmp_path):
+    # They may be the only copy of somebody's tokens.
+    folder = tmp_path / "tokens"
+    folder.mkdir()
+    for split in ("train", "validation"):
+        (folder / f"{split}.bin").write_bytes(bytes(100))
+    with pytest.raises(UserError, match=r"train\.json: .*; docs/how-to\.md") as caught:
+        prepare(DataConfig(source=str(folder)))
+    assert "remove" not in str(caught.value)
 
 
 CHANGES = (
@@ -198,6 +211,14 @@ def test_refused_source_leaves_no_token_files(tmp_path, documents, settings, mes
     with pytest.raises(UserError, match=message):
         prepare(local_config(tmp_path, documents, **settings))
     assert list((tmp_path / "data").glob("[!.]*")) == []
+
+
+def test_small_text_file_is_told_what_its_documents_are(tmp_path):
+    (tmp_path / "a.txt").write_text("one line\n" * 4000)
+    with pytest.raises(
+        UserError, match=r"3 documents gave .*; a \.txt file counts as documents of "
+    ):
+        prepare(DataConfig(source=str(tmp_path / "a.txt"), directory=str(tmp_path / "data")))
 
 
 def test_disk_with_too_little_room_is_told(tmp_path, monkeypatch):
@@ -474,6 +495,30 @@ def test_token_files_outlive_their_source(gone, capsys):
     config, fingerprint = gone
     assert prepare(config, fingerprint=fingerprint).fingerprint == fingerprint
     assert "is gone; the run goes on with the token files" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("documents", [DOCUMENTS[:-1], [*DOCUMENTS, "one more"]])
+def test_token_files_outlive_a_change_of_their_source(tmp_path, documents, capsys):
+    config = local_config(tmp_path, DOCUMENTS)
+    fingerprint = prepare(config).fingerprint
+    write_rows(tmp_path / "corpus.parquet", documents)
+    capsys.readouterr()
+    assert prepare(config, fingerprint=fingerprint).fingerprint == fingerprint
+    assert "has changed; the run goes on with the token files" in capsys.readouterr().err
+    assert prepare(config).fingerprint != fingerprint  # another run takes the new text
+
+
+def test_source_of_this_name_is_taken_first(tmp_path, capsys):
+    config = local_config(tmp_path, DOCUMENTS)
+    copy = tmp_path / "copy.parquet"
+    shutil.copy(config.source, copy)
+    prepare(config.model_copy(update={"source": str(copy)}))  # the same tokens
+    fingerprint = prepare(config).fingerprint
+    folder = token_folder(config)
+    os.utime(config.source, (0, 0))
+    capsys.readouterr()
+    prepare(config, fingerprint=fingerprint)
+    assert f"that it was trained on, {folder}\n" in capsys.readouterr().err
 
 
 def test_token_files_outlive_their_packages(tmp_path, monkeypatch, capsys):

@@ -229,6 +229,11 @@ def test_pieces_of_a_text_file_are_bounded(tmp_path, line):
     assert max(map(len, read(tmp_path / "a.txt"))) <= 2 * sources.TEXT_PIECE
 
 
+def test_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_text("text\ufeff", encoding="utf-8-sig")
+    assert read(tmp_path / "a.txt") == ["text\ufeff"]  # elsewhere it is a character
+
+
 LINES = "one\r\ntwo\nthree é"
 
 
@@ -269,7 +274,11 @@ def test_files_are_read_in_sorted_order(pattern, expected, mixed):
         ("*.txt", None, "the pattern matches no file"),
         ("table.csv", b"a,b\n", r"unknown kind of file; known are \.txt, \.jsonl, \.parquet"),
         ("*.csv", b"a,b\n", r"unknown kind of file"),
-        ("", b"a,b\n", r"the folder holds no \.txt, \.jsonl, \.parquet file"),
+        (
+            "",
+            b"a,b\n",
+            r"the folder holds no \.txt, \.jsonl, \.parquet file, but table\.csv \(docs/how-to\.md",
+        ),
         ("bin.txt", b"abc\xff\xfe", "cannot be read: not UTF-8 text; convert it first"),
         ("nul.txt", b"abc\0def", "holds NUL characters: not a text file"),
         ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r':2: must be a JSON object, is {"text":$'),
@@ -397,6 +406,13 @@ def test_hidden_files_are_said_to_be_left_out(corpus, pattern):
 def test_links_are_said_to_be_followed(corpus):
     *_, last = notes_on_files(str(corpus))
     assert last == f"1 file reached through links, such as {corpus}/linked/b.txt"
+
+
+def test_files_of_other_kinds_are_said_to_be_left_out(corpus):
+    for name in ("more.jsonl.gz", "linked/c.csv", ".hidden.csv"):
+        (corpus / name).write_bytes(b"rows")
+    note = f"2 files of other kinds left out, such as {corpus}/linked/c.csv"
+    assert note in notes_on_files(str(corpus))
 
 
 def test_plain_folder_needs_no_note(tmp_path):

@@ -35,8 +35,9 @@ def write_losses(folder):
     (folder / "metrics.jsonl").write_text('{"iteration": 1, "train_loss": 4.0}\n')
 
 
-def finish(cell, loss, status="finished"):
-    """Leave the folder of a cell in the state in which its run would leave it."""
+def finish(cell, loss, status="finished", **facts):
+    """Leave the folder of a cell in the state in which its run would leave it; `facts` are further
+    entries of its summary."""
     prepare_folder(cell)
     write_losses(cell.folder)
     summary = {
@@ -44,6 +45,7 @@ def finish(cell, loss, status="finished"):
         "iteration": cell.config.training.last_iteration,
         "final_val_loss": loss,
         "trajectory_version": TRAJECTORY_VERSION,
+        **facts,
     }
     write_json(cell.folder / "summary.json", summary)
 

@@ -239,6 +239,36 @@ def test_data_that_do_not_suffice_are_refused_once(tmp_path, refused):
     assert not list(tmp_path.glob("cells/*--*"))
 
 
+def test_cells_on_changed_data_are_refused(tmp_path, refused):
+    # Their losses would be compared with those of the cells that are done.
+    path = write_sweep(tmp_path, grid={"optimizer.lr": [1e-3, 3e-3]})
+    done, waiting = Sweep.load(path).cells
+    finish(done, 1.0, data_fingerprint=prepare(done.config.data, quiet=True).fingerprint)
+    with (tmp_path / "text.txt").open("a") as file:
+        file.write("one more line\n" * 100)
+    prepare(done.config.data, quiet=True)
+    message = refused("sweep", path, "--jobs", "1")
+    assert f"has changed since cell {done.name} was trained" in message
+    assert not waiting.folder.exists()
+
+
+def test_cells_with_other_data_settings_may_differ(tmp_path, pretended, capsys):
+    path = write_sweep(tmp_path, grid={"data.split_seed": [0, 1]})
+    for cell, fingerprint in zip(Sweep.load(path).cells, "ab", strict=True):
+        finish(cell, 1.0, data_fingerprint=fingerprint)
+    pretended(Sweep.load(path), None)
+    assert "has changed" not in capsys.readouterr().err
+
+
+def test_data_that_change_meanwhile_are_told(tmp_path, pretended, capsys):
+    path = write_sweep(tmp_path, grid={"optimizer.lr": [1e-3, 3e-3, 1e-2]})
+    for cell, fingerprint in zip(Sweep.load(path).cells, "aab", strict=True):
+        finish(cell, 1.0, data_fingerprint=fingerprint)
+    pretended(Sweep.load(path), None)
+    note = capsys.readouterr().err
+    assert "lr0.001-s0 trained on other data (fingerprint a) than lr0.01-s0 (b)" in note
+
+
 def test_interrupted_cell_goes_on_without_the_text(tmp_path):
     path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
     (cell,) = Sweep.load(path).cells

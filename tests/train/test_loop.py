@@ -542,6 +542,21 @@ def test_run_whose_checkpoints_are_all_damaged_is_refused(name, finished):
         train(load_config(finished), finished, resume=True)
 
 
+@pytest.mark.parametrize(
+    ("stop", "told"),
+    [
+        (3, "all 3 iterations are done already, up to training.stop_after; --set training.stop"),
+        (None, "all 30 iterations are done already\n"),
+    ],
+)
+def test_resumed_run_without_iterations_left_says_so(stop, told, tmp_path, capsys):
+    config = stopping(tiny_config(tmp_path), stop)
+    train(config, tmp_path / "run")
+    assert "done already" not in capsys.readouterr().err
+    train(config, tmp_path / "run", resume=True)
+    assert told in capsys.readouterr().err
+
+
 @pytest.fixture
 def stopped(tmp_path):
     """The folder of a run that was stopped after iteration 3."""
