@@ -63,7 +63,11 @@ from brx.pipeline.hooks import (
     warn_user,
     weakly,
 )
-from brx.pipeline.model_form import ModelForm, refuse_shared_memory
+from brx.pipeline.model_form import (
+    ModelForm,
+    refuse_memory_of_processes,
+    refuse_shared_memory,
+)
 from brx.pipeline.saved_versions import check_shapes, load_stage, stage_state
 from brx.pipeline.self_check import SelfCheck
 from brx.pipeline.sharded import drop_gathered, gathers_parameters
@@ -167,7 +171,9 @@ class DelayedPipeline:
         if self._has_delay:
             others = {name: named[name] for name in named if name not in self._trained}
         self._check = SelfCheck(self._trained, accumulation, others)
-        self._windows = Windows(self._trained, accumulation, self._make_history, self._check)
+        self._windows = Windows(
+            self._trained, accumulation, self._make_history, self._check, self._delayed_among
+        )
         self._depth = 0  # depth of calls of the model within each other
         self._thread = get_ident()  # the one that made the outermost of them
         self._is_training_pass = False  # the outermost of them
@@ -217,6 +223,13 @@ class DelayedPipeline:
             for name in names:
                 tau_of[id(self._trained[name])] = delay.tau_updates
         return tau_of
+
+    def _delayed_among(self, names: list[str]) -> list[str]:
+        """Those of the given names whose parameters are in a stage with a delay; none while the
+        stages are not known."""
+        if not self._has_delay or not self._is_cut_known:
+            return []
+        return [name for name in names if self.delay_of(self._trained[name])]
 
     def settings(self) -> dict[str, Any]:
         """The pipeline's settings, in the form of the section `pipeline` of a run's
@@ -477,6 +490,7 @@ class DelayedPipeline:
         if self._by_stage is None:
             self._decide_cut()
         refuse_shared_memory(self._trained, self.by_stage, self._delays)
+        refuse_memory_of_processes(self._trained, self.by_stage, self._delays)
         stages = []
         for names, delay in zip(self.by_stage, self._delays, strict=True):
             if names and delay.tau:
@@ -630,13 +644,13 @@ class DelayedPipeline:
         if not self._is_training_pass:
             self._windows.end_peek()
             return
+        tensors = [t for t in tensors_with_gradient(output) if t.grad_fn is not None]
+        if self._by_stage is None:
+            self._order.see_output(self.model, tensors)
         self._windows.check_forward()
         window = self._windows.current
         if output is None or window is None:
             return
-        tensors = [t for t in tensors_with_gradient(output) if t.grad_fn is not None]
-        if self._by_stage is None:
-            self._order.see_output(self.model, tensors)
         if not tensors and torch.is_grad_enabled() and self._stash != "exact":
             self._refuse_unknown_output()
         window.is_watched |= bool(tensors)

@@ -17,7 +17,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from brx.errors import UserError, some
-from brx.pipeline.history import WINDOW_COUNTERS, History, contents, counters_of, is_equal, writable
+from brx.pipeline.history import (
+    WINDOW_COUNTERS,
+    History,
+    contents,
+    counters_of,
+    different,
+    is_equal,
+    writable,
+)
 from brx.pipeline.hooks import STEP, at_end_of_backward, has_nonzero, num_running, weakly
 from brx.pipeline.self_check import SelfCheck
 
@@ -31,7 +39,8 @@ class Window:
     the forward pass ends                  is_watched
     the backward pass begins               is_in_backward, has_begun_backward
       under `none` and `predict`           shows_backward_weights
-      a gradient reaches a parameter       has_reached_parameters
+        with create_graph                    has_graph_of_gradients
+    a gradient reaches a parameter       has_reached_parameters
         though no backward pass had begun  has_gradients
       an optimizer steps                   stepped
     the backward pass ends                 not is_in_backward, has_ended
@@ -52,6 +61,8 @@ class Window:
     shows_backward_weights: bool = False
     """Under `none` and `predict`: the parameters hold the backward pass's weights, not the forward
     pass's."""
+    has_graph_of_gradients: bool = False
+    """A backward pass with `create_graph` has begun, which does not end the window."""
     has_gradients: bool = False
     """Gradients have arrived in a backward pass that no hook on an output announced."""
     has_reached_parameters: bool = False
@@ -71,6 +82,7 @@ class Windows:
         make_history: makes the stages' versions when the first update is noticed; takes version 0
             of all parameters, by name.
         check: looks at the first updates.
+        delayed_among: those of the given names whose parameters are in a stage with a delay.
     """
 
     def __init__(
@@ -79,12 +91,14 @@ class Windows:
         accumulation: int,
         make_history: Callable[[dict[str, Tensor]], History],
         check: SelfCheck,
+        delayed_among: Callable[[list[str]], list[str]],
     ) -> None:
         self._names = list(parameters)
         self._parameters = list(parameters.values())
         self._accumulation = accumulation
         self._make_history = make_history
         self._check = check
+        self._delayed_among = delayed_among
         self.history: History | None = None  # made with the first update
         self.current: Window | None = None
         self._latest: Window | None = None  # the one that closed last
@@ -175,6 +189,9 @@ class Windows:
             self._notice_update()
             window = self._next_window()
             self._show(window)
+        elif not window.is_explicit and self._is_written_since_last_pass(window):
+            self.close()
+            self.raise_problem()
         window.is_explicit |= is_explicit
         return window
 
@@ -200,8 +217,8 @@ class Windows:
                 "delayed: weights were written between a forward pass and its backward pass; write "
                 "them after the optimizer's step"
             )
-        elif self.history is not None:
-            self.history.amend()
+        else:
+            self._amend()
         self._show(window)
 
     def recompute(self) -> None:
@@ -215,12 +232,13 @@ class Windows:
         window = self.current
         if window is None:
             return
-        is_shown = self.history is not None and not self._is_peeking
+        was_peeking = self._is_peeking
         self.current = None
         self._latest = window
         self._is_peeking = False
-        if self.history is not None and is_shown:
+        if not was_peeking:
             self._look_for_writes(window)
+        if self.history is not None and not was_peeking:
             if window.stepped:
                 self.history.show_newest_but_of(window.stepped)
             else:
@@ -298,11 +316,11 @@ class Windows:
     def check_forward(self) -> None:
         """UserError where a forward pass has written weights."""
         window = self.current
-        if window is None or self.history is None or self._is_peeking:
+        if window is None or self._is_peeking:
             return
         if window.is_explicit:  # looked at when it closes
             return
-        if any(self.history.written(window.micro_batch, window.counter, by_contents=False)):
+        if self._written(window, by_contents=False):
             self.close()
             self.raise_problem()
 
@@ -346,21 +364,61 @@ class Windows:
     def _look_for_writes(self, window: Window) -> None:
         """Note parameters that were written in the window, whose new contents will be lost;
         `raise_problem` reports them."""
-        history = self.history
-        if history is None or window.shows_backward_weights or window.stepped:
+        # No counter sees a write to `weight.data`, and comparing contents makes the host wait for
+        # the device. So after the first updates, contents are compared only if a window closes in
+        # an unusual way: without a backward pass.
+        is_closing = self.current is None
+        by_contents = self._check.is_on or (is_closing and not window.has_ended)
+        written = self._written(window, by_contents=by_contents)
+        if not written:
             return
-        written = history.written(
-            window.micro_batch,
-            window.counter,
-            by_contents=self._check.is_on,
-            is_rounded=window.is_explicit,  # SAM moves weights and back again, up to rounding
-        )
-        if written:
-            self._problem = (
-                f"delayed: {some(written)} written during a training forward pass (an embedding "
-                "with max_norm, for example), where older weights are in use; write the newest "
-                "weights, after the optimizer's step"
+        instead = "write the newest weights, after the optimizer's step"
+        if window.has_graph_of_gradients:
+            instead += (
+                "; if the loop steps by hand after create_graph=True, put the passes into `with "
+                "pipeline.micro_batch():`, and step after it"
             )
+        elif not window.has_begun_backward:
+            instead += "; run passes that have no backward pass under torch.no_grad()"
+        self._problem = (
+            f"delayed: {some(written)} written during a training forward pass (an embedding with "
+            "max_norm, for example), or before its backward pass has ended, where older weights "
+            f"are in use; {instead}"
+        )
+
+    def _written(self, window: Window, *, by_contents: bool) -> list[str]:
+        """The names of parameters in stages with a delay that no longer hold what the window gave
+        them.
+
+        Args:
+            window: the one that is open.
+            by_contents: compare contents even if no version counter has moved.
+        """
+        if window.shows_backward_weights or window.stepped:
+            return []
+        is_rounded = window.is_explicit  # SAM moves weights and back again, up to rounding
+        if self.history is not None:
+            return self.history.written(
+                window.micro_batch,
+                window.counter,
+                by_contents=by_contents,
+                is_rounded=is_rounded,
+            )
+        # In the first update, all versions are version 0.
+        if self._initial is None or not (by_contents or self._is_touched()):
+            return []
+        shown = list(self._initial.values())
+        written = different(self._names, self._parameters, shown, is_rounded=is_rounded)
+        return self._delayed_among(written) if written else []
+
+    def _is_written_since_last_pass(self, window: Window) -> bool:
+        """Whether the loop has written weights in a window to which it now adds a pass. Without
+        this, the window of a loop that steps by hand in it would never close."""
+        return self._check.is_on and bool(self._written(window, by_contents=True))
+
+    def _is_touched(self) -> bool:
+        """Whether a version counter has moved since the newest weights were looked at."""
+        return self._seen != counters_of(self._parameters)
 
     def raise_problem(self) -> None:
         """UserError for a problem that was noted where no error could be raised."""
@@ -383,6 +441,7 @@ class Windows:
             self.raise_problem()
             self._show_for_backward(window)
         if torch.is_grad_enabled():
+            window.has_graph_of_gradients = True
             return  # create_graph: another backward pass goes through this one
         window.is_in_backward = window.has_begun_backward = True
         at_end_of_backward(partial(self._end_backward, window))
@@ -438,10 +497,19 @@ class Windows:
             self._record()
         elif self._stepping:  # a closure that is called several times, as by LBFGS
             self._put_aside()
-        elif self.history is not None and self._num_backward < self._accumulation:
+        elif self._num_backward < self._accumulation:
             # No counter sees a write to `weight.data`. From the update's M-th backward pass on,
             # `_is_written` has just compared the contents. Before, they are stored as they are.
+            self._amend()
+
+    def _amend(self) -> None:
+        """Store what the weights are as the newest version again: they may have been written."""
+        if self.history is not None:
             self.history.amend()
+            return
+        assert self._initial is not None
+        for kept, parameter in zip(self._initial.values(), self._parameters, strict=True):
+            kept.copy_(contents(parameter))
 
     def _is_update_pending(self) -> bool:
         if self._has_stepped:
@@ -497,7 +565,7 @@ class Windows:
         """A window opens within an optimizer's step, which may have moved the weights: keep what
         they hold, until it closes."""
         if self.history is None:
-            is_moved = self._seen != counters_of(self._parameters) or self._differs_from_initial()
+            is_moved = self._is_touched() or self._differs_from_initial()
             if not is_moved:
                 return
             self._ensure_history()
@@ -608,8 +676,16 @@ class Windows:
                 "delayed: optimizer.step() without a backward pass through the delayed model: none "
                 "of its weights has a gradient"
             )
-        is_new = self._stepped_at.get(id(optimizer), 0) != self._serial
-        if not is_new and any(has_nonzero(gradient) for gradient in gradients):
+        if not self._has_new_window(optimizer):
+            self._refuse_gradients_without_window()
+
+    def _has_new_window(self, optimizer: Optimizer) -> bool:
+        """Whether a window has opened since an optimizer's last step."""
+        return self._stepped_at.get(id(optimizer), 0) != self._serial
+
+    def _refuse_gradients_without_window(self) -> None:
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if any(has_nonzero(gradient) for gradient in gradients):
             raise UserError(
                 "delayed: optimizer.step() without a training forward pass of the delayed model as "
                 "a whole; put passes of its parts, or passes in eval mode, into `with "
@@ -622,9 +698,13 @@ class Windows:
         if num_around:  # a step within the optimizer's own step, which goes on
             self._stepping[optimizer] = num_around
             return
+        # A closure has made its passes after `before_step`.
+        self._check.refuse_stray_gradients()
         found = getattr(optimizer, "found_inf", None)  # a fused optimizer skips a step by itself
-        is_without_window = self._stepped_at.get(id(optimizer), 0) == self._serial
-        if (found is not None and bool(found)) or is_without_window:
+        if found is not None and bool(found):
+            return
+        if not self._has_new_window(optimizer):
+            self._refuse_gradients_without_window()
             return
         self._stepped_at[id(optimizer)] = self._serial
         self._has_stepped = True

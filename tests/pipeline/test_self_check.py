@@ -216,6 +216,73 @@ def test_training_in_eval_mode_is_refused():
         train(model)
 
 
+def of_parts(model):
+    """A pass that never calls the model as a whole."""
+    x = batch(0)
+    for layer in model:
+        x = layer(x)
+    return loss_of(x)
+
+
+def in_eval_mode(model):
+    return loss_of(model.eval()(batch(0)))
+
+
+def lbfgs(parameters):
+    return torch.optim.LBFGS(parameters, lr=0.1, max_iter=3)
+
+
+@pytest.mark.parametrize("optimizer_of", [sgd, lbfgs])
+@pytest.mark.parametrize("loss", [of_parts, in_eval_mode])
+def test_passes_of_a_closure_outside_of_a_window_are_refused(loss, optimizer_of):
+    """Networks for differential equations often train so."""
+    model = make()
+    optimizer = optimizer_of(model.parameters())
+    delayed(model, optimizer, 4)
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss(model)
+        value.backward()
+        return value
+
+    with pytest.raises(UserError, match=r"a gradient reached .* by a pass outside"):
+        optimizer.step(closure)
+
+
+def test_assigned_gradients_of_a_closure_without_a_window_are_refused():
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+
+    def closure():
+        value = of_parts(model)
+        weights = list(model.parameters())
+        for weight, gradient in zip(weights, torch.autograd.grad(value, weights), strict=True):
+            weight.grad = gradient
+        return value
+
+    with pytest.raises(UserError, match="without a training forward pass of the delayed model"):
+        optimizer.step(closure)
+
+
+def test_steps_by_hand_with_passes_outside_of_a_window_are_refused():
+    """No step of an optimizer, and no call of the model, ever comes."""
+    model = make()
+    delayed(model, sgd(model.parameters()), 4)
+
+    def update():
+        of_parts(model).backward()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight -= 0.3 * weight.grad
+        model.zero_grad()
+
+    update()
+    with pytest.raises(UserError, match=r"a gradient reached .* by a pass outside"):
+        update()
+
+
 def test_unknown_order_of_use_is_told():
     """Gradients that are computed apart from the model, and assigned."""
     model = make()
@@ -271,6 +338,18 @@ def test_weights_written_in_the_forward_pass_are_refused(how, stash):
 
     with pytest.raises(UserError, match=r"embed.weight is written during a training forward pass"):
         train(model, loss=loss, stages={"embed": 0, "rest": 3}, stash=stash)
+
+
+@pytest.mark.parametrize("how", ["max_norm", "data"])
+def test_weights_written_in_the_first_forward_pass_are_refused(how):
+    """All versions are the initial weights, which have just been overwritten."""
+    model = Renormalised(how).double()
+
+    def loss(model, t):
+        return loss_of(model(torch.arange(4)))
+
+    with pytest.raises(UserError, match=r"embed.weight is written during a training forward pass"):
+        train(model, loss=loss, stages={"embed": 0, "rest": 3}, updates=1)
 
 
 def test_weights_written_in_the_explicit_form_are_refused():
