@@ -643,6 +643,8 @@ class DelayedPipeline:
             return
         if not self._is_training_pass:
             self._windows.end_peek()
+            if self._has_delay and torch.is_grad_enabled():
+                self._watch_evaluation(output)
             return
         tensors = [t for t in tensors_with_gradient(output) if t.grad_fn is not None]
         if self._by_stage is None:
@@ -657,6 +659,17 @@ class DelayedPipeline:
         before_backward = weakly(self._before_backward)
         for tensor in tensors:  # whichever is reached first begins the backward pass
             tensor.register_hook(partial(before_backward, window))  # type: ignore[no-untyped-call]
+
+    def _watch_evaluation(self, output: Any) -> None:
+        """Have the newest weights in the backward pass of an evaluation (an attack on the model),
+        even if a window is open by then."""
+        before_backward = weakly(self._before_backward_of_evaluation)
+        for tensor in tensors_with_gradient(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
+
+    def _before_backward_of_evaluation(self, gradient: Tensor) -> None:
+        self._windows.peek_in_backward()
 
     def _refuse_unknown_output(self) -> None:
         raise UserError(
@@ -712,7 +725,7 @@ class DelayedPipeline:
 
     def _see_gradient(self, name: str, parameter: Tensor) -> None:
         window = self._windows.current
-        if window is not None:
+        if window is not None and not self._windows.is_peeking:
             if self._stash != "exact" and self._has_delay and not window.is_watched:
                 self._refuse_unknown_output()
             self._windows.see_gradient()

@@ -105,9 +105,15 @@ def weakly(method: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+def current_task() -> int:
+    """Autograd's number of the backward pass that is running in this thread; -1 if there is
+    none."""
+    return int(torch._C._current_graph_task_id())
+
+
 def is_in_backward() -> bool:
     """Whether autograd is running a backward pass in this thread."""
-    return bool(torch._C._current_graph_task_id() != -1)
+    return current_task() != -1
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

@@ -72,12 +72,13 @@ class SelfCheck:
             if gradient is not None and has_nonzero(gradient):
                 raise _stray_gradient(name)
 
-    def see_update(self, num_passes: int, *, is_by_step: bool) -> None:
+    def see_update(self, num_passes: int, *, is_by_step: bool, num_cleared: int) -> None:
         """Check a complete update.
 
         Args:
             num_passes: how many backward passes it took.
             is_by_step: whether an optimizer's step made it.
+            num_cleared: how many more it took, whose gradients were cleared before the step.
         """
         self.passes_met.add(num_passes)
         self._num_updates += 1
@@ -89,6 +90,13 @@ class SelfCheck:
             )
         if num_passes > self._accumulation:
             self._tell_passes(num_passes)
+        if is_by_step and 0 < num_passes < self._accumulation <= num_passes + num_cleared:
+            self._tell(
+                "cleared",
+                "gradients were cleared between the micro-batches of an update, which counts as a "
+                "skipped step: the micro-batches that follow use the versions of the first ones; "
+                "let the gradients add up in parameter.grad until the step",
+            )
         if not num_passes and is_by_step and self._accumulation > 1:
             self._tell(
                 "no passes",
@@ -132,7 +140,7 @@ class SelfCheck:
 
     def _tell_first_updates(self) -> None:
         most = max(self.passes_met)
-        if 0 < most < self._accumulation:
+        if 0 < most < self._accumulation and "cleared" not in self._told:
             passes = counted(most, "backward pass")
             self._tell(
                 "fewer passes",

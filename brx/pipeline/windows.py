@@ -26,7 +26,14 @@ from brx.pipeline.history import (
     is_equal,
     writable,
 )
-from brx.pipeline.hooks import STEP, at_end_of_backward, has_nonzero, num_running, weakly
+from brx.pipeline.hooks import (
+    STEP,
+    at_end_of_backward,
+    current_task,
+    has_nonzero,
+    num_running,
+    weakly,
+)
 from brx.pipeline.self_check import SelfCheck
 
 
@@ -103,6 +110,8 @@ class Windows:
         self.current: Window | None = None
         self._latest: Window | None = None  # the one that closed last
         self._is_peeking = False
+        self._peeking_task: int | None = None  # autograd's, if a backward pass peeks
+        self._window_task: int | None = None  # autograd's, of the open window's backward pass
         self._recorded = 0  # number of updates that have been recorded as versions
         self._initial: dict[str, Tensor] | None = None  # version 0, until there is a history
         self._has_stepped = False  # since the newest version was recorded
@@ -110,6 +119,7 @@ class Windows:
         self._aside: list[Tensor] | None = None  # contents in the middle of an optimizer's step
         self._num_windows = 0  # windows of the current update
         self._num_backward = 0  # windows of it whose backward pass has ended
+        self._num_cleared = 0  # windows of it whose gradients the loop has cleared
         # Marks of the gradients when the last backward pass ended; None if they are not known.
         self._gradients_left: list[tuple[int, int]] | None = None
         # Whether the gradients of that backward pass are not at the parameters. FSDP2 keeps them
@@ -177,7 +187,7 @@ class Windows:
 
     def open(self, *, is_explicit: bool = False) -> Window:
         """Give a training pass that begins its window: the one that is open, or a new one."""
-        self.end_peek()
+        self._end_any_peek()
         self._forget_failed_steps()
         self._refuse_after_step_within()
         self._end_unannounced()
@@ -201,7 +211,7 @@ class Windows:
         Raises:
             UserError: its update is over, or weights were written since.
         """
-        self.end_peek()
+        self._end_any_peek()
         if window is self.current:
             return
         if window.update != self._recorded or self._has_stepped:
@@ -233,6 +243,7 @@ class Windows:
         if window is None:
             return
         was_peeking = self._is_peeking
+        self._peeking_task = None
         self.current = None
         self._latest = window
         self._is_peeking = False
@@ -289,11 +300,37 @@ class Windows:
             self.history.show_newest()
             self._show_aside()
 
+    def peek_in_backward(self) -> None:
+        """Show the newest weights until the backward pass that is running ends. It has reached the
+        output of an evaluation, whose graph is of the newest weights.
+
+        Raises:
+            UserError: it goes through the window's passes, too.
+        """
+        if self.current is None or self._is_peeking:
+            return
+        task = current_task()
+        if self.current.is_in_backward and self._window_task == task:
+            raise _mixed_backward()
+        self.peek()
+        self._peeking_task = task
+        at_end_of_backward(partial(self._end_peek_in_backward, task))
+
+    def _end_peek_in_backward(self, task: int) -> None:
+        if self._peeking_task == task:
+            self._end_any_peek()
+
     def end_peek(self) -> None:
-        """Show the window's contents again, after `peek`."""
+        """Show the window's contents again, after `peek`. If a backward pass peeks, its end does
+        that."""
+        if self._peeking_task is None:
+            self._end_any_peek()
+
+    def _end_any_peek(self) -> None:
         if not self._is_peeking:
             return
         self._is_peeking = False
+        self._peeking_task = None
         window = self.current
         if window is None:
             return
@@ -326,7 +363,9 @@ class Windows:
 
     def _next_window(self) -> Window:
         if self._num_backward and self._are_gradients_gone():
-            self._num_windows = self._num_backward = 0  # a step was skipped: count from 0 again
+            # A step was skipped: count from 0 again.
+            self._num_cleared += self._num_backward
+            self._num_windows = self._num_backward = 0
         self._num_windows += 1
         within_update = min(self._num_windows, self._accumulation)  # j
         micro_batch = self._recorded * self._accumulation + within_update  # (t - 1) M + j
@@ -373,6 +412,11 @@ class Windows:
         if not written:
             return
         instead = "write the newest weights, after the optimizer's step"
+        is_trained = {
+            name: p.requires_grad for name, p in zip(self._names, self._parameters, strict=True)
+        }
+        if not any(is_trained[name] for name in written):
+            instead += ", or leave frozen parameters that the model writes out of the optimizer"
         if window.has_graph_of_gradients:
             instead += (
                 "; if the loop steps by hand after create_graph=True, put the passes into `with "
@@ -433,7 +477,12 @@ class Windows:
         """Prepare a window for its backward pass, which has reached the model's output."""
         if window.is_in_backward:
             return
+        task = current_task()
+        if self._is_peeking and self._peeking_task == task:
+            raise _mixed_backward()
+        self._check.refuse_stray_gradients()
         self.reopen(window)
+        self._window_task = task
         if not window.has_ended:
             self._restart_count_if_cleared()
         if self.history is not None and self.history.stash != "exact":
@@ -544,7 +593,9 @@ class Windows:
     def _record(self) -> None:
         """Record what the weights are now as the newest version."""
         history = self._ensure_history()
-        self._check.see_update(self._num_backward, is_by_step=self._has_stepped)
+        self._check.see_update(
+            self._num_backward, is_by_step=self._has_stepped, num_cleared=self._num_cleared
+        )
         history.record()
         self._recorded += 1
         self._start_update()
@@ -558,7 +609,7 @@ class Windows:
 
     def _start_update(self) -> None:
         self._has_stepped = False
-        self._num_windows = self._num_backward = 0
+        self._num_windows = self._num_backward = self._num_cleared = 0
         self._seen = counters_of(self._parameters)
 
     def _put_aside(self) -> None:
@@ -708,6 +759,14 @@ class Windows:
             return
         self._stepped_at[id(optimizer)] = self._serial
         self._has_stepped = True
+
+
+def _mixed_backward() -> UserError:
+    return UserError(
+        "delayed: a backward pass goes through a training forward pass and through an evaluation "
+        "(a pass in eval mode), which use different versions of the weights; call backward() for "
+        "each of the two losses, or put all passes into `with pipeline.micro_batch():`"
+    )
 
 
 def _marks_of(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:

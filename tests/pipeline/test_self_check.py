@@ -89,6 +89,33 @@ def test_fewer_passes_than_stated_are_told_once():
     assert len(told) == 1
 
 
+def test_gradients_collected_elsewhere_are_told():
+    """A loop that adds up the gradients of its micro-batches by itself."""
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4, accumulation=2)
+
+    def update(t):
+        sums = [torch.zeros_like(weight) for weight in model.parameters()]
+        for j in range(2):
+            plain_loss(model, 2 * t + j).backward()
+            for total, weight in zip(sums, model.parameters(), strict=True):
+                total += weight.grad
+                weight.grad = None
+        for total, weight in zip(sums, model.parameters(), strict=True):
+            weight.grad = total
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def updates():
+        for t in range(5):
+            update(t)
+
+    with pytest.warns(UserWarning, match="gradients were cleared between the micro-batc") as told:
+        updates()
+    assert len(told) == 1
+
+
 def test_more_passes_later_are_told():
     def loss(model, t):
         return two_passes(model, t) if t == 8 else plain_loss(model, t)
@@ -350,6 +377,33 @@ def test_weights_written_in_the_first_forward_pass_are_refused(how):
 
     with pytest.raises(UserError, match=r"embed.weight is written during a training forward pass"):
         train(model, loss=loss, stages={"embed": 0, "rest": 3}, updates=1)
+
+
+class Momentum(nn.Module):
+    """A network, and a frozen average of it that its forward pass writes (MoCo)."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = make(), make().requires_grad_(False)
+
+    def forward(self, x):
+        for key, query in zip(self.key.parameters(), self.query.parameters(), strict=True):
+            key.data = 0.9 * key.data + 0.1 * query.data
+        return self.query(x) + self.key(x)
+
+
+def stage_in_momentum(name):
+    return int(name.split(".")[1])
+
+
+def test_frozen_weights_written_in_the_forward_pass_say_what_helps():
+    with pytest.raises(UserError, match="leave frozen parameters that the model writes out of"):
+        train(Momentum(), stages=stage_in_momentum)
+
+
+def test_frozen_weights_that_the_optimizer_has_not_may_be_written():
+    model = Momentum()
+    train(model, lambda _: sgd(model.query.parameters()), stages=stage_in_momentum)
 
 
 def test_weights_written_in_the_explicit_form_are_refused():
