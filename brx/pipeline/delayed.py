@@ -55,6 +55,7 @@ from brx.pipeline.hooks import (
     STATE_DICT,
     Hook,
     has_saved_tensor_hooks,
+    is_capturing,
     is_compiled,
     is_in_autograd_function,
     is_in_backward,
@@ -631,6 +632,7 @@ class DelayedPipeline:
         if not self._windows.is_explicit_open:
             self._form.check()
             self._check_autocast()
+        self._refuse_capture()
         self._stop_watching()
         self._warn_of_lost_versions()
         return self._windows.open(is_explicit=is_explicit)
@@ -670,6 +672,16 @@ class DelayedPipeline:
 
     def _before_backward_of_evaluation(self, gradient: Tensor) -> None:
         self._windows.peek_in_backward()
+
+    def _refuse_capture(self) -> None:
+        """UserError if a CUDA graph captures a pass. Its replays run no hooks."""
+        device = next(iter(self._trained.values())).device
+        if self._has_delay and is_capturing(device):
+            raise UserError(
+                "delayed: a CUDA graph of the training loop would repeat the versions of the pass "
+                "that it captures; capture nothing, or the model alone before delayed "
+                "(torch.cuda.make_graphed_callables)"
+            )
 
     def _refuse_unknown_output(self) -> None:
         raise UserError(

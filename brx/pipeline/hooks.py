@@ -116,6 +116,11 @@ def is_in_backward() -> bool:
     return current_task() != -1
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether `torch.compile(module)` or `module.compile()` has made a module."""
     is_wrapper = hasattr(module, "_orig_mod")

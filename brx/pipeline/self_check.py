@@ -174,5 +174,6 @@ def _stray_gradient(name: str) -> UserError:
     return UserError(
         f"delayed: a gradient reached {name} by a pass outside of the model's training forward "
         "pass, computed with the newest weights; call the model as a whole and in training mode, "
-        "or put the passes into `with pipeline.micro_batch():`"
+        "or put the passes into `with pipeline.micro_batch():` (inside the closure, if they are in "
+        "one)"
     )

@@ -680,6 +680,9 @@ class Windows:
             return
         if window is not None:
             self._watch_graph_of_gradients(window)
+            if window.is_explicit and (window.has_begun_backward or window.has_gradients):
+                # The block goes on after the step, where its end would count for the next update.
+                self.end(window)
         self._end_unannounced()
         self.close()
         self.raise_problem()

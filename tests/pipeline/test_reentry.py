@@ -3,6 +3,7 @@ backward pass, backward passes of backward passes, steps in the middle of one.""
 
 import contextlib
 import copy
+import warnings
 from threading import Thread, current_thread, main_thread
 
 import pytest
@@ -724,6 +725,33 @@ def test_evaluation_in_the_explicit_form_sees_the_newest():
         with torch.no_grad():
             found = model(batch(7))
     assert torch.equal(found, plain(batch(7)))
+
+
+def test_several_updates_in_one_block():
+    """The block's window is that of its first update; the others have windows as without it."""
+    model, optimizer, pipeline = started()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for t in range(0, 12, 2):
+            with pipeline.micro_batch():
+                updates_of(model, optimizer, t, t + 2)
+    assert_same(flat(model), simulate())
+
+
+def test_closure_in_a_block_says_where_the_block_belongs():
+    model, optimizer, pipeline = started(Parts(*make()))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model.encode(batch(0)).square().mean()
+        loss.backward()
+        return loss
+
+    with (
+        pytest.raises(UserError, match=r"\(inside the closure, if they are in one\)"),
+        pipeline.micro_batch(),
+    ):
+        optimizer.step(closure)
 
 
 def test_nested_explicit_form_is_one_micro_batch():
