@@ -330,8 +330,9 @@ def trained_names(model: nn.Module, optimized: Sequence[Any]) -> list[str]:
     trained = [name for name, parameter in named.items() if id(parameter) in given]
     if len(trained) < len(given):
         raise UserError(
-            "delayed: the optimizer trains parameters that are not the model's; make it of its "
-            "parameters"
+            "delayed: the optimizer trains parameters that are not the model's; give those an "
+            "optimizer of their own, or put all modules that it trains into one (nn.ModuleList), "
+            "with their passes in `with pipeline.micro_batch():`"
         )
     if not trained:
         raise UserError("delayed: the optimizer trains no parameter of the model")

@@ -55,6 +55,7 @@ from brx.pipeline.hooks import (
     STATE_DICT,
     Hook,
     has_saved_tensor_hooks,
+    is_capturing,
     is_compiled,
     is_in_autograd_function,
     is_in_backward,
@@ -63,7 +64,11 @@ from brx.pipeline.hooks import (
     warn_user,
     weakly,
 )
-from brx.pipeline.model_form import ModelForm, refuse_shared_memory
+from brx.pipeline.model_form import (
+    ModelForm,
+    refuse_memory_of_processes,
+    refuse_shared_memory,
+)
 from brx.pipeline.saved_versions import check_shapes, load_stage, stage_state
 from brx.pipeline.self_check import SelfCheck
 from brx.pipeline.sharded import drop_gathered, gathers_parameters
@@ -167,7 +172,9 @@ class DelayedPipeline:
         if self._has_delay:
             others = {name: named[name] for name in named if name not in self._trained}
         self._check = SelfCheck(self._trained, accumulation, others)
-        self._windows = Windows(self._trained, accumulation, self._make_history, self._check)
+        self._windows = Windows(
+            self._trained, accumulation, self._make_history, self._check, self._delayed_among
+        )
         self._depth = 0  # depth of calls of the model within each other
         self._thread = get_ident()  # the one that made the outermost of them
         self._is_training_pass = False  # the outermost of them
@@ -217,6 +224,13 @@ class DelayedPipeline:
             for name in names:
                 tau_of[id(self._trained[name])] = delay.tau_updates
         return tau_of
+
+    def _delayed_among(self, names: list[str]) -> list[str]:
+        """Those of the given names whose parameters are in a stage with a delay; none while the
+        stages are not known."""
+        if not self._has_delay or not self._is_cut_known:
+            return []
+        return [name for name in names if self.delay_of(self._trained[name])]
 
     def settings(self) -> dict[str, Any]:
         """The pipeline's settings, in the form of the section `pipeline` of a run's
@@ -477,6 +491,7 @@ class DelayedPipeline:
         if self._by_stage is None:
             self._decide_cut()
         refuse_shared_memory(self._trained, self.by_stage, self._delays)
+        refuse_memory_of_processes(self._trained, self.by_stage, self._delays)
         stages = []
         for names, delay in zip(self.by_stage, self._delays, strict=True):
             if names and delay.tau:
@@ -617,6 +632,7 @@ class DelayedPipeline:
         if not self._windows.is_explicit_open:
             self._form.check()
             self._check_autocast()
+        self._refuse_capture()
         self._stop_watching()
         self._warn_of_lost_versions()
         return self._windows.open(is_explicit=is_explicit)
@@ -629,20 +645,43 @@ class DelayedPipeline:
             return
         if not self._is_training_pass:
             self._windows.end_peek()
-            return
-        self._windows.check_forward()
-        window = self._windows.current
-        if output is None or window is None:
+            if self._has_delay and torch.is_grad_enabled():
+                self._watch_evaluation(output)
             return
         tensors = [t for t in tensors_with_gradient(output) if t.grad_fn is not None]
         if self._by_stage is None:
             self._order.see_output(self.model, tensors)
+        self._windows.check_forward()
+        window = self._windows.current
+        if output is None or window is None:
+            return
         if not tensors and torch.is_grad_enabled() and self._stash != "exact":
             self._refuse_unknown_output()
         window.is_watched |= bool(tensors)
         before_backward = weakly(self._before_backward)
         for tensor in tensors:  # whichever is reached first begins the backward pass
             tensor.register_hook(partial(before_backward, window))  # type: ignore[no-untyped-call]
+
+    def _watch_evaluation(self, output: Any) -> None:
+        """Have the newest weights in the backward pass of an evaluation (an attack on the model),
+        even if a window is open by then."""
+        before_backward = weakly(self._before_backward_of_evaluation)
+        for tensor in tensors_with_gradient(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
+
+    def _before_backward_of_evaluation(self, gradient: Tensor) -> None:
+        self._windows.peek_in_backward()
+
+    def _refuse_capture(self) -> None:
+        """UserError if a CUDA graph captures a pass. Its replays run no hooks."""
+        device = next(iter(self._trained.values())).device
+        if self._has_delay and is_capturing(device):
+            raise UserError(
+                "delayed: a CUDA graph of the training loop would repeat the versions of the pass "
+                "that it captures; capture nothing, or the model alone before delayed "
+                "(torch.cuda.make_graphed_callables)"
+            )
 
     def _refuse_unknown_output(self) -> None:
         raise UserError(
@@ -698,7 +737,7 @@ class DelayedPipeline:
 
     def _see_gradient(self, name: str, parameter: Tensor) -> None:
         window = self._windows.current
-        if window is not None:
+        if window is not None and not self._windows.is_peeking:
             if self._stash != "exact" and self._has_delay and not window.is_watched:
                 self._refuse_unknown_output()
             self._windows.see_gradient()

@@ -271,19 +271,19 @@ class History:
             is_touched = any(parameter._version != counter for parameter in stage.parameters)
             if is_touched or by_contents:
                 shown = stage.version_views(micro_batch)
-                names += _different(stage.names, stage.parameters, shown, is_rounded=is_rounded)
+                names += different(stage.names, stage.parameters, shown, is_rounded=is_rounded)
         return names
 
     def differs_from_newest(self) -> bool:
         """Whether a parameter holds other contents than the newest version."""
         for stage in self.stages:
             newest = stage.newest_views(self.newest_version)
-            if _different(stage.names, stage.parameters, newest):
+            if different(stage.names, stage.parameters, newest):
                 return True
         return False
 
 
-def _different(
+def different(
     names: Iterable[str],
     parameters: Iterable[Tensor],
     kept: Iterable[Tensor],

@@ -105,9 +105,20 @@ def weakly(method: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+def current_task() -> int:
+    """Autograd's number of the backward pass that is running in this thread; -1 if there is
+    none."""
+    return int(torch._C._current_graph_task_id())
+
+
 def is_in_backward() -> bool:
     """Whether autograd is running a backward pass in this thread."""
-    return bool(torch._C._current_graph_task_id() != -1)
+    return current_task() != -1
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

@@ -86,6 +86,24 @@ def _places(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
     return places
 
 
+def refuse_memory_of_processes(
+    trained: Mapping[str, Tensor], by_stage: Sequence[Sequence[str]], delays: Sequence[StageDelay]
+) -> None:
+    """UserError if other processes share the memory of parameters in a stage with a delay
+    (Hogwild). They would compute with this process's versions, and their steps would be lost."""
+    for names, delay in zip(by_stage, delays, strict=True):
+        for name in names:
+            weight = contents(trained[name])
+            # On a GPU, torch says of all memory that it is shared.
+            is_of_cpu = weight.device.type == "cpu"
+            if delay.tau and is_of_cpu and weight.is_shared():  # type: ignore[no-untyped-call]
+                raise UserError(
+                    f"delayed: {name} is in memory that processes share (share_memory()), where "
+                    "each of them would meet the versions of the others; give each process a "
+                    "model of its own"
+                )
+
+
 class _Extent(NamedTuple):
     """Where a parameter lies in memory; in this order they sort by their place."""
 

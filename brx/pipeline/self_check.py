@@ -31,7 +31,8 @@ class SelfCheck:
         self._told: set[str] = set()
         self._num_updates = 0
         self._with_gradient: set[str] = set()
-        self._stray: set[str] = set()  # gradients that arrived outside of a window
+        # Gradients that arrived outside of a window: by name, the parameter's version counter.
+        self._stray: dict[str, int] = {}
         self.passes_met: set[int] = set()  # the numbers of backward passes that updates took
 
     @property
@@ -44,8 +45,15 @@ class SelfCheck:
         self._with_gradient.add(name)
 
     def see_stray_gradient(self, name: str) -> None:
-        """Note that a parameter's gradient has arrived outside of a window."""
-        self._stray.add(name)
+        """Note that a parameter's gradient has arrived outside of a window.
+
+        Raises:
+            UserError: the one before has led to a step by hand, which no hook sees.
+        """
+        counter = self._parameters[name]._version
+        if self._stray.get(name, counter) != counter:
+            raise _stray_gradient(name)
+        self._stray[name] = counter
 
     def see_gradients(self) -> None:
         """Before a step: note which parameters have gradients, however these came about."""
@@ -62,18 +70,15 @@ class SelfCheck:
         for name in stray:
             gradient = self._parameters[name].grad
             if gradient is not None and has_nonzero(gradient):
-                raise UserError(
-                    f"delayed: a gradient reached {name} by a pass outside of the model's training "
-                    "forward pass, computed with the newest weights; call the model as a whole and "
-                    "in training mode, or put the passes into `with pipeline.micro_batch():`"
-                )
+                raise _stray_gradient(name)
 
-    def see_update(self, num_passes: int, *, is_by_step: bool) -> None:
+    def see_update(self, num_passes: int, *, is_by_step: bool, num_cleared: int) -> None:
         """Check a complete update.
 
         Args:
             num_passes: how many backward passes it took.
             is_by_step: whether an optimizer's step made it.
+            num_cleared: how many more it took, whose gradients were cleared before the step.
         """
         self.passes_met.add(num_passes)
         self._num_updates += 1
@@ -85,6 +90,13 @@ class SelfCheck:
             )
         if num_passes > self._accumulation:
             self._tell_passes(num_passes)
+        if is_by_step and 0 < num_passes < self._accumulation <= num_passes + num_cleared:
+            self._tell(
+                "cleared",
+                "gradients were cleared between the micro-batches of an update, which counts as a "
+                "skipped step: the micro-batches that follow use the versions of the first ones; "
+                "let the gradients add up in parameter.grad until the step",
+            )
         if not num_passes and is_by_step and self._accumulation > 1:
             self._tell(
                 "no passes",
@@ -128,7 +140,7 @@ class SelfCheck:
 
     def _tell_first_updates(self) -> None:
         most = max(self.passes_met)
-        if 0 < most < self._accumulation:
+        if 0 < most < self._accumulation and "cleared" not in self._told:
             passes = counted(most, "backward pass")
             self._tell(
                 "fewer passes",
@@ -137,7 +149,8 @@ class SelfCheck:
                 f"tau / {self._accumulation}",
             )
         unused = [name for name in self._parameters if name not in self._with_gradient]
-        if unused:
+        # Where no gradient was seen at all, `torch.autograd.grad` returns them to the loop.
+        if unused and self._with_gradient:
             self._tell(
                 "unused",
                 f"{some(unused)} given to the optimizer but had no gradient in the first {CHECKED} "
@@ -155,3 +168,12 @@ class SelfCheck:
         passes = " or ".join([*map(str, fewer), counted(most, "backward pass")])
         longest = counted(max(delays_in_updates), "update", ".4g")
         return f"met: {passes} per update; tau is up to {longest}"
+
+
+def _stray_gradient(name: str) -> UserError:
+    return UserError(
+        f"delayed: a gradient reached {name} by a pass outside of the model's training forward "
+        "pass, computed with the newest weights; call the model as a whole and in training mode, "
+        "or put the passes into `with pipeline.micro_batch():` (inside the closure, if they are in "
+        "one)"
+    )

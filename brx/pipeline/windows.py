@@ -17,8 +17,23 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from brx.errors import UserError, some
-from brx.pipeline.history import WINDOW_COUNTERS, History, contents, counters_of, is_equal, writable
-from brx.pipeline.hooks import STEP, at_end_of_backward, has_nonzero, num_running, weakly
+from brx.pipeline.history import (
+    WINDOW_COUNTERS,
+    History,
+    contents,
+    counters_of,
+    different,
+    is_equal,
+    writable,
+)
+from brx.pipeline.hooks import (
+    STEP,
+    at_end_of_backward,
+    current_task,
+    has_nonzero,
+    num_running,
+    weakly,
+)
 from brx.pipeline.self_check import SelfCheck
 
 
@@ -31,7 +46,8 @@ class Window:
     the forward pass ends                  is_watched
     the backward pass begins               is_in_backward, has_begun_backward
       under `none` and `predict`           shows_backward_weights
-      a gradient reaches a parameter       has_reached_parameters
+        with create_graph                    has_graph_of_gradients
+    a gradient reaches a parameter       has_reached_parameters
         though no backward pass had begun  has_gradients
       an optimizer steps                   stepped
     the backward pass ends                 not is_in_backward, has_ended
@@ -52,6 +68,8 @@ class Window:
     shows_backward_weights: bool = False
     """Under `none` and `predict`: the parameters hold the backward pass's weights, not the forward
     pass's."""
+    has_graph_of_gradients: bool = False
+    """A backward pass with `create_graph` has begun, which does not end the window."""
     has_gradients: bool = False
     """Gradients have arrived in a backward pass that no hook on an output announced."""
     has_reached_parameters: bool = False
@@ -71,6 +89,7 @@ class Windows:
         make_history: makes the stages' versions when the first update is noticed; takes version 0
             of all parameters, by name.
         check: looks at the first updates.
+        delayed_among: those of the given names whose parameters are in a stage with a delay.
     """
 
     def __init__(
@@ -79,16 +98,20 @@ class Windows:
         accumulation: int,
         make_history: Callable[[dict[str, Tensor]], History],
         check: SelfCheck,
+        delayed_among: Callable[[list[str]], list[str]],
     ) -> None:
         self._names = list(parameters)
         self._parameters = list(parameters.values())
         self._accumulation = accumulation
         self._make_history = make_history
         self._check = check
+        self._delayed_among = delayed_among
         self.history: History | None = None  # made with the first update
         self.current: Window | None = None
         self._latest: Window | None = None  # the one that closed last
         self._is_peeking = False
+        self._peeking_task: int | None = None  # autograd's, if a backward pass peeks
+        self._window_task: int | None = None  # autograd's, of the open window's backward pass
         self._recorded = 0  # number of updates that have been recorded as versions
         self._initial: dict[str, Tensor] | None = None  # version 0, until there is a history
         self._has_stepped = False  # since the newest version was recorded
@@ -96,6 +119,7 @@ class Windows:
         self._aside: list[Tensor] | None = None  # contents in the middle of an optimizer's step
         self._num_windows = 0  # windows of the current update
         self._num_backward = 0  # windows of it whose backward pass has ended
+        self._num_cleared = 0  # windows of it whose gradients the loop has cleared
         # Marks of the gradients when the last backward pass ended; None if they are not known.
         self._gradients_left: list[tuple[int, int]] | None = None
         # Whether the gradients of that backward pass are not at the parameters. FSDP2 keeps them
@@ -163,7 +187,7 @@ class Windows:
 
     def open(self, *, is_explicit: bool = False) -> Window:
         """Give a training pass that begins its window: the one that is open, or a new one."""
-        self.end_peek()
+        self._end_any_peek()
         self._forget_failed_steps()
         self._refuse_after_step_within()
         self._end_unannounced()
@@ -175,6 +199,9 @@ class Windows:
             self._notice_update()
             window = self._next_window()
             self._show(window)
+        elif not window.is_explicit and self._is_written_since_last_pass(window):
+            self.close()
+            self.raise_problem()
         window.is_explicit |= is_explicit
         return window
 
@@ -184,7 +211,7 @@ class Windows:
         Raises:
             UserError: its update is over, or weights were written since.
         """
-        self.end_peek()
+        self._end_any_peek()
         if window is self.current:
             return
         if window.update != self._recorded or self._has_stepped:
@@ -200,8 +227,8 @@ class Windows:
                 "delayed: weights were written between a forward pass and its backward pass; write "
                 "them after the optimizer's step"
             )
-        elif self.history is not None:
-            self.history.amend()
+        else:
+            self._amend()
         self._show(window)
 
     def recompute(self) -> None:
@@ -215,12 +242,14 @@ class Windows:
         window = self.current
         if window is None:
             return
-        is_shown = self.history is not None and not self._is_peeking
+        was_peeking = self._is_peeking
+        self._peeking_task = None
         self.current = None
         self._latest = window
         self._is_peeking = False
-        if self.history is not None and is_shown:
+        if not was_peeking:
             self._look_for_writes(window)
+        if self.history is not None and not was_peeking:
             if window.stepped:
                 self.history.show_newest_but_of(window.stepped)
             else:
@@ -271,11 +300,37 @@ class Windows:
             self.history.show_newest()
             self._show_aside()
 
+    def peek_in_backward(self) -> None:
+        """Show the newest weights until the backward pass that is running ends. It has reached the
+        output of an evaluation, whose graph is of the newest weights.
+
+        Raises:
+            UserError: it goes through the window's passes, too.
+        """
+        if self.current is None or self._is_peeking:
+            return
+        task = current_task()
+        if self.current.is_in_backward and self._window_task == task:
+            raise _mixed_backward()
+        self.peek()
+        self._peeking_task = task
+        at_end_of_backward(partial(self._end_peek_in_backward, task))
+
+    def _end_peek_in_backward(self, task: int) -> None:
+        if self._peeking_task == task:
+            self._end_any_peek()
+
     def end_peek(self) -> None:
-        """Show the window's contents again, after `peek`."""
+        """Show the window's contents again, after `peek`. If a backward pass peeks, its end does
+        that."""
+        if self._peeking_task is None:
+            self._end_any_peek()
+
+    def _end_any_peek(self) -> None:
         if not self._is_peeking:
             return
         self._is_peeking = False
+        self._peeking_task = None
         window = self.current
         if window is None:
             return
@@ -298,17 +353,19 @@ class Windows:
     def check_forward(self) -> None:
         """UserError where a forward pass has written weights."""
         window = self.current
-        if window is None or self.history is None or self._is_peeking:
+        if window is None or self._is_peeking:
             return
         if window.is_explicit:  # looked at when it closes
             return
-        if any(self.history.written(window.micro_batch, window.counter, by_contents=False)):
+        if self._written(window, by_contents=False):
             self.close()
             self.raise_problem()
 
     def _next_window(self) -> Window:
         if self._num_backward and self._are_gradients_gone():
-            self._num_windows = self._num_backward = 0  # a step was skipped: count from 0 again
+            # A step was skipped: count from 0 again.
+            self._num_cleared += self._num_backward
+            self._num_windows = self._num_backward = 0
         self._num_windows += 1
         within_update = min(self._num_windows, self._accumulation)  # j
         micro_batch = self._recorded * self._accumulation + within_update  # (t - 1) M + j
@@ -346,21 +403,66 @@ class Windows:
     def _look_for_writes(self, window: Window) -> None:
         """Note parameters that were written in the window, whose new contents will be lost;
         `raise_problem` reports them."""
-        history = self.history
-        if history is None or window.shows_backward_weights or window.stepped:
+        # No counter sees a write to `weight.data`, and comparing contents makes the host wait for
+        # the device. So after the first updates, contents are compared only if a window closes in
+        # an unusual way: without a backward pass.
+        is_closing = self.current is None
+        by_contents = self._check.is_on or (is_closing and not window.has_ended)
+        written = self._written(window, by_contents=by_contents)
+        if not written:
             return
-        written = history.written(
-            window.micro_batch,
-            window.counter,
-            by_contents=self._check.is_on,
-            is_rounded=window.is_explicit,  # SAM moves weights and back again, up to rounding
-        )
-        if written:
-            self._problem = (
-                f"delayed: {some(written)} written during a training forward pass (an embedding "
-                "with max_norm, for example), where older weights are in use; write the newest "
-                "weights, after the optimizer's step"
+        instead = "write the newest weights, after the optimizer's step"
+        is_trained = {
+            name: p.requires_grad for name, p in zip(self._names, self._parameters, strict=True)
+        }
+        if not any(is_trained[name] for name in written):
+            instead += ", or leave frozen parameters that the model writes out of the optimizer"
+        if window.has_graph_of_gradients:
+            instead += (
+                "; if the loop steps by hand after create_graph=True, put the passes into `with "
+                "pipeline.micro_batch():`, and step after it"
             )
+        elif not window.has_begun_backward:
+            instead += "; run passes that have no backward pass under torch.no_grad()"
+        self._problem = (
+            f"delayed: {some(written)} written during a training forward pass (an embedding with "
+            "max_norm, for example), or before its backward pass has ended, where older weights "
+            f"are in use; {instead}"
+        )
+
+    def _written(self, window: Window, *, by_contents: bool) -> list[str]:
+        """The names of parameters in stages with a delay that no longer hold what the window gave
+        them.
+
+        Args:
+            window: the one that is open.
+            by_contents: compare contents even if no version counter has moved.
+        """
+        if window.shows_backward_weights or window.stepped:
+            return []
+        is_rounded = window.is_explicit  # SAM moves weights and back again, up to rounding
+        if self.history is not None:
+            return self.history.written(
+                window.micro_batch,
+                window.counter,
+                by_contents=by_contents,
+                is_rounded=is_rounded,
+            )
+        # In the first update, all versions are version 0.
+        if self._initial is None or not (by_contents or self._is_touched()):
+            return []
+        shown = list(self._initial.values())
+        written = different(self._names, self._parameters, shown, is_rounded=is_rounded)
+        return self._delayed_among(written) if written else []
+
+    def _is_written_since_last_pass(self, window: Window) -> bool:
+        """Whether the loop has written weights in a window to which it now adds a pass. Without
+        this, the window of a loop that steps by hand in it would never close."""
+        return self._check.is_on and bool(self._written(window, by_contents=True))
+
+    def _is_touched(self) -> bool:
+        """Whether a version counter has moved since the newest weights were looked at."""
+        return self._seen != counters_of(self._parameters)
 
     def raise_problem(self) -> None:
         """UserError for a problem that was noted where no error could be raised."""
@@ -375,7 +477,12 @@ class Windows:
         """Prepare a window for its backward pass, which has reached the model's output."""
         if window.is_in_backward:
             return
+        task = current_task()
+        if self._is_peeking and self._peeking_task == task:
+            raise _mixed_backward()
+        self._check.refuse_stray_gradients()
         self.reopen(window)
+        self._window_task = task
         if not window.has_ended:
             self._restart_count_if_cleared()
         if self.history is not None and self.history.stash != "exact":
@@ -383,6 +490,7 @@ class Windows:
             self.raise_problem()
             self._show_for_backward(window)
         if torch.is_grad_enabled():
+            window.has_graph_of_gradients = True
             return  # create_graph: another backward pass goes through this one
         window.is_in_backward = window.has_begun_backward = True
         at_end_of_backward(partial(self._end_backward, window))
@@ -438,10 +546,19 @@ class Windows:
             self._record()
         elif self._stepping:  # a closure that is called several times, as by LBFGS
             self._put_aside()
-        elif self.history is not None and self._num_backward < self._accumulation:
+        elif self._num_backward < self._accumulation:
             # No counter sees a write to `weight.data`. From the update's M-th backward pass on,
             # `_is_written` has just compared the contents. Before, they are stored as they are.
+            self._amend()
+
+    def _amend(self) -> None:
+        """Store what the weights are as the newest version again: they may have been written."""
+        if self.history is not None:
             self.history.amend()
+            return
+        assert self._initial is not None
+        for kept, parameter in zip(self._initial.values(), self._parameters, strict=True):
+            kept.copy_(contents(parameter))
 
     def _is_update_pending(self) -> bool:
         if self._has_stepped:
@@ -476,7 +593,9 @@ class Windows:
     def _record(self) -> None:
         """Record what the weights are now as the newest version."""
         history = self._ensure_history()
-        self._check.see_update(self._num_backward, is_by_step=self._has_stepped)
+        self._check.see_update(
+            self._num_backward, is_by_step=self._has_stepped, num_cleared=self._num_cleared
+        )
         history.record()
         self._recorded += 1
         self._start_update()
@@ -490,14 +609,14 @@ class Windows:
 
     def _start_update(self) -> None:
         self._has_stepped = False
-        self._num_windows = self._num_backward = 0
+        self._num_windows = self._num_backward = self._num_cleared = 0
         self._seen = counters_of(self._parameters)
 
     def _put_aside(self) -> None:
         """A window opens within an optimizer's step, which may have moved the weights: keep what
         they hold, until it closes."""
         if self.history is None:
-            is_moved = self._seen != counters_of(self._parameters) or self._differs_from_initial()
+            is_moved = self._is_touched() or self._differs_from_initial()
             if not is_moved:
                 return
             self._ensure_history()
@@ -561,6 +680,9 @@ class Windows:
             return
         if window is not None:
             self._watch_graph_of_gradients(window)
+            if window.is_explicit and (window.has_begun_backward or window.has_gradients):
+                # The block goes on after the step, where its end would count for the next update.
+                self.end(window)
         self._end_unannounced()
         self.close()
         self.raise_problem()
@@ -608,8 +730,16 @@ class Windows:
                 "delayed: optimizer.step() without a backward pass through the delayed model: none "
                 "of its weights has a gradient"
             )
-        is_new = self._stepped_at.get(id(optimizer), 0) != self._serial
-        if not is_new and any(has_nonzero(gradient) for gradient in gradients):
+        if not self._has_new_window(optimizer):
+            self._refuse_gradients_without_window()
+
+    def _has_new_window(self, optimizer: Optimizer) -> bool:
+        """Whether a window has opened since an optimizer's last step."""
+        return self._stepped_at.get(id(optimizer), 0) != self._serial
+
+    def _refuse_gradients_without_window(self) -> None:
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if any(has_nonzero(gradient) for gradient in gradients):
             raise UserError(
                 "delayed: optimizer.step() without a training forward pass of the delayed model as "
                 "a whole; put passes of its parts, or passes in eval mode, into `with "
@@ -622,12 +752,24 @@ class Windows:
         if num_around:  # a step within the optimizer's own step, which goes on
             self._stepping[optimizer] = num_around
             return
+        # A closure has made its passes after `before_step`.
+        self._check.refuse_stray_gradients()
         found = getattr(optimizer, "found_inf", None)  # a fused optimizer skips a step by itself
-        is_without_window = self._stepped_at.get(id(optimizer), 0) == self._serial
-        if (found is not None and bool(found)) or is_without_window:
+        if found is not None and bool(found):
+            return
+        if not self._has_new_window(optimizer):
+            self._refuse_gradients_without_window()
             return
         self._stepped_at[id(optimizer)] = self._serial
         self._has_stepped = True
+
+
+def _mixed_backward() -> UserError:
+    return UserError(
+        "delayed: a backward pass goes through a training forward pass and through an evaluation "
+        "(a pass in eval mode), which use different versions of the weights; call backward() for "
+        "each of the two losses, or put all passes into `with pipeline.micro_batch():`"
+    )
 
 
 def _marks_of(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:

@@ -243,6 +243,16 @@ def test_transposed_weight_in_shared_memory_is_refused():
         train(model)
 
 
+def test_memory_shared_by_processes_is_refused():
+    """As Hogwild shares it."""
+    with pytest.raises(UserError, match=r"0.lin.weight is in memory that processes share"):
+        train(make().share_memory())
+
+
+def test_memory_shared_by_processes_is_allowed_without_delay():
+    train(make().share_memory(), stages=1)
+
+
 class Halves(nn.Module):
     """Two weights that are the columns of one matrix, with those of one between the other's."""
 

@@ -363,3 +363,79 @@ def test_averages_swapped_in_within_a_window_are_refused():
     model.eval()
     with pytest.raises(UserError, match="write the newest weights, after the optimizer's step"):
         model(batch(0))
+
+
+def by_counter(model):
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.7)
+
+
+def by_data(model):
+    for weight in model.parameters():
+        weight.data.mul_(1.7)
+
+
+@pytest.mark.parametrize(("updates", "write"), [(0, by_counter), (0, by_data), (5, by_counter)])
+def test_write_after_a_pass_without_a_backward_pass_is_refused(updates, write):
+    """A pass that shows shapes, then the initialisation: the pass has begun the update."""
+    model, _ = started(updates)
+    plain_loss(model, 99)
+    write(model)
+    message = r"0.lin.weight and 5 more are written .* under torch.no_grad"
+    with pytest.raises(UserError, match=message):
+        plain_loss(model, 0)
+
+
+def test_write_without_a_counter_is_not_lost_in_silence():
+    """The window of a pass without a backward pass is closed by the state that is loaded."""
+    model, _ = started()
+    plain_loss(model, 99)
+    by_data(model)
+    model[0].load_state_dict(make()[0].state_dict())
+    with pytest.raises(UserError, match=r"0.lin.weight and 5 more are written"):
+        plain_loss(model, 5)
+
+
+def update_with_graph_of_gradients(model, t):
+    """A step by hand in the window, which `create_graph` leaves open."""
+    weights = list(model.parameters())
+    gradients = torch.autograd.grad(plain_loss(model, t), weights, create_graph=True)
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.data.sub_(gradient.data, alpha=0.3)
+
+
+@pytest.mark.parametrize("updates", [0, 1])
+def test_step_by_hand_in_an_open_window_is_refused(updates):
+    model, _ = started(updates)
+    update_with_graph_of_gradients(model, 5)
+    with pytest.raises(UserError, match="steps by hand after create_graph=True"):
+        update_with_graph_of_gradients(model, 6)
+
+
+@pytest.mark.filterwarnings("error:delayed", "ignore:delayed. weights changed without a step")
+def test_step_by_hand_with_a_graph_of_gradients_in_the_explicit_form():
+    model = make()
+    pipeline = delayed(model, sgd(model.parameters()), 4)
+    weights = list(model.parameters())
+    for t in range(12):
+        with pipeline.micro_batch():
+            gradients = torch.autograd.grad(plain_loss(model, t), weights, create_graph=True)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.data.sub_(gradient.data, alpha=0.3)
+    assert_same(flat(model), simulate())
+
+
+@pytest.mark.filterwarnings("ignore:delayed. weights changed without a step")
+def test_write_without_a_counter_between_the_first_micro_batches():
+    """Both micro-batches of the first update have the weights that they have met."""
+    model, twin = make(), make()
+    delayed(model, sgd(model.parameters()), 4, accumulation=2)
+    for n in (1, 2):
+        by_data(model)
+        by_data(twin)
+        assert torch.equal(model(batch(n)), twin(batch(n)))
+        plain_loss(model, n).backward()
+        plain_loss(twin, n).backward()
+    for weight, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(weight.grad, other.grad)

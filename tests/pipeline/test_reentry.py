@@ -3,6 +3,7 @@ backward pass, backward passes of backward passes, steps in the middle of one.""
 
 import contextlib
 import copy
+import warnings
 from threading import Thread, current_thread, main_thread
 
 import pytest
@@ -726,6 +727,33 @@ def test_evaluation_in_the_explicit_form_sees_the_newest():
     assert torch.equal(found, plain(batch(7)))
 
 
+def test_several_updates_in_one_block():
+    """The block's window is that of its first update; the others have windows as without it."""
+    model, optimizer, pipeline = started()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for t in range(0, 12, 2):
+            with pipeline.micro_batch():
+                updates_of(model, optimizer, t, t + 2)
+    assert_same(flat(model), simulate())
+
+
+def test_closure_in_a_block_says_where_the_block_belongs():
+    model, optimizer, pipeline = started(Parts(*make()))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model.encode(batch(0)).square().mean()
+        loss.backward()
+        return loss
+
+    with (
+        pytest.raises(UserError, match=r"\(inside the closure, if they are in one\)"),
+        pipeline.micro_batch(),
+    ):
+        optimizer.step(closure)
+
+
 def test_nested_explicit_form_is_one_micro_batch():
     model, optimizer, pipeline = started(Parts(*make()))
     for t in range(12):
@@ -804,14 +832,82 @@ def test_part_before_the_model_is_refused_by_autograd():
         (plain_loss(model, 3) + early).backward()
 
 
-def test_evaluation_graph_is_refused_within_the_window():
+def attacked(model, x, is_checkpointed):
+    """Inputs moved along their gradient, by passes in eval mode."""
+    model.eval()
+    x = x.clone().requires_grad_()
+    y = checkpoint(model, x, use_reentrant=False) if is_checkpointed else model(x)
+    (gradient,) = torch.autograd.grad(loss_of(y), x)
+    model.train()
+    return (x + 0.1 * gradient.sign()).detach()
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_attack_within_the_window_is_on_the_newest_weights(is_checkpointed):
+    model, optimizer, _ = started()
+    twin = make()
+    naive, twin_optimizer = Naive(twin), sgd(twin.parameters())
+    for t in range(10):
+        naive.begin_update()
+        x = attacked(twin, batch(t), is_checkpointed)
+        naive.backward(lambda call, t=t, x=x: plain_loss(call, t) + loss_of(call(x)))
+        clean = plain_loss(model, t)
+        x = attacked(model, batch(t), is_checkpointed)
+        (clean + loss_of(model(x))).backward()
+        for each in (optimizer, twin_optimizer):
+            each.step()
+            each.zero_grad()
+    assert_same(flat(model), flat(twin))
+
+
+@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
+def test_backward_pass_of_an_evaluation_changes_nothing(stash):
+    def run(evaluates):
+        model, optimizer, _ = started(stash=stash)
+        for t in range(8):
+            loss = plain_loss(model, t)
+            if evaluates:
+                attacked(model, batch(t), False)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return flat(model)
+
+    assert torch.equal(run(True), run(False))
+
+
+@pytest.mark.parametrize("is_evaluation_first", [False, True])
+def test_one_backward_pass_through_a_training_pass_and_an_evaluation_is_refused(
+    is_evaluation_first,
+):
     model, optimizer, _ = started()
     updates_of(model, optimizer, 0, 3)
     loss = plain_loss(model, 3)
     evaluated = plain_loss(model.eval(), 3)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        evaluated.backward()
-    loss.backward()
+    both = evaluated + loss if is_evaluation_first else loss + evaluated
+    with pytest.raises(UserError, match="through a training forward pass and through an eval"):
+        both.backward()
+
+
+def test_gradient_of_an_evaluation_within_the_window_is_refused():
+    model, optimizer, _ = started()
+    updates_of(model, optimizer, 0, 3)
+    loss = plain_loss(model, 3)
+    plain_loss(model.eval(), 3).backward()
+    with pytest.raises(UserError, match="by a pass outside of the model's training forward pass"):
+        loss.backward()
+
+
+def test_cleared_gradient_of_an_evaluation_within_the_window_is_allowed():
+    model, optimizer, _ = started()
+    for t in range(12):
+        loss = plain_loss(model, t)
+        plain_loss(model.eval(), t).backward()
+        model.train().zero_grad()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
 
 
 def test_explicit_form_needs_exact_stash():

@@ -89,6 +89,33 @@ def test_fewer_passes_than_stated_are_told_once():
     assert len(told) == 1
 
 
+def test_gradients_collected_elsewhere_are_told():
+    """A loop that adds up the gradients of its micro-batches by itself."""
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4, accumulation=2)
+
+    def update(t):
+        sums = [torch.zeros_like(weight) for weight in model.parameters()]
+        for j in range(2):
+            plain_loss(model, 2 * t + j).backward()
+            for total, weight in zip(sums, model.parameters(), strict=True):
+                total += weight.grad
+                weight.grad = None
+        for total, weight in zip(sums, model.parameters(), strict=True):
+            weight.grad = total
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def updates():
+        for t in range(5):
+            update(t)
+
+    with pytest.warns(UserWarning, match="gradients were cleared between the micro-batc") as told:
+        updates()
+    assert len(told) == 1
+
+
 def test_more_passes_later_are_told():
     def loss(model, t):
         return two_passes(model, t) if t == 8 else plain_loss(model, t)
@@ -216,6 +243,73 @@ def test_training_in_eval_mode_is_refused():
         train(model)
 
 
+def of_parts(model):
+    """A pass that never calls the model as a whole."""
+    x = batch(0)
+    for layer in model:
+        x = layer(x)
+    return loss_of(x)
+
+
+def in_eval_mode(model):
+    return loss_of(model.eval()(batch(0)))
+
+
+def lbfgs(parameters):
+    return torch.optim.LBFGS(parameters, lr=0.1, max_iter=3)
+
+
+@pytest.mark.parametrize("optimizer_of", [sgd, lbfgs])
+@pytest.mark.parametrize("loss", [of_parts, in_eval_mode])
+def test_passes_of_a_closure_outside_of_a_window_are_refused(loss, optimizer_of):
+    """Networks for differential equations often train so."""
+    model = make()
+    optimizer = optimizer_of(model.parameters())
+    delayed(model, optimizer, 4)
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss(model)
+        value.backward()
+        return value
+
+    with pytest.raises(UserError, match=r"a gradient reached .* by a pass outside"):
+        optimizer.step(closure)
+
+
+def test_assigned_gradients_of_a_closure_without_a_window_are_refused():
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+
+    def closure():
+        value = of_parts(model)
+        weights = list(model.parameters())
+        for weight, gradient in zip(weights, torch.autograd.grad(value, weights), strict=True):
+            weight.grad = gradient
+        return value
+
+    with pytest.raises(UserError, match="without a training forward pass of the delayed model"):
+        optimizer.step(closure)
+
+
+def test_steps_by_hand_with_passes_outside_of_a_window_are_refused():
+    """No step of an optimizer, and no call of the model, ever comes."""
+    model = make()
+    delayed(model, sgd(model.parameters()), 4)
+
+    def update():
+        of_parts(model).backward()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight -= 0.3 * weight.grad
+        model.zero_grad()
+
+    update()
+    with pytest.raises(UserError, match=r"a gradient reached .* by a pass outside"):
+        update()
+
+
 def test_unknown_order_of_use_is_told():
     """Gradients that are computed apart from the model, and assigned."""
     model = make()
@@ -271,6 +365,45 @@ def test_weights_written_in_the_forward_pass_are_refused(how, stash):
 
     with pytest.raises(UserError, match=r"embed.weight is written during a training forward pass"):
         train(model, loss=loss, stages={"embed": 0, "rest": 3}, stash=stash)
+
+
+@pytest.mark.parametrize("how", ["max_norm", "data"])
+def test_weights_written_in_the_first_forward_pass_are_refused(how):
+    """All versions are the initial weights, which have just been overwritten."""
+    model = Renormalised(how).double()
+
+    def loss(model, t):
+        return loss_of(model(torch.arange(4)))
+
+    with pytest.raises(UserError, match=r"embed.weight is written during a training forward pass"):
+        train(model, loss=loss, stages={"embed": 0, "rest": 3}, updates=1)
+
+
+class Momentum(nn.Module):
+    """A network, and a frozen average of it that its forward pass writes (MoCo)."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = make(), make().requires_grad_(False)
+
+    def forward(self, x):
+        for key, query in zip(self.key.parameters(), self.query.parameters(), strict=True):
+            key.data = 0.9 * key.data + 0.1 * query.data
+        return self.query(x) + self.key(x)
+
+
+def stage_in_momentum(name):
+    return int(name.split(".")[1])
+
+
+def test_frozen_weights_written_in_the_forward_pass_say_what_helps():
+    with pytest.raises(UserError, match="leave frozen parameters that the model writes out of"):
+        train(Momentum(), stages=stage_in_momentum)
+
+
+def test_frozen_weights_that_the_optimizer_has_not_may_be_written():
+    model = Momentum()
+    train(model, lambda _: sgd(model.query.parameters()), stages=stage_in_momentum)
 
 
 def test_weights_written_in_the_explicit_form_are_refused():

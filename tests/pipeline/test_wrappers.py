@@ -239,6 +239,14 @@ def test_data_parallel_copies_are_refused():
         replica(batch(0))
 
 
+def test_capture_of_the_loop_is_refused(monkeypatch):
+    """Replays of a CUDA graph would compute with the versions of one pass for good."""
+    monkeypatch.setattr("brx.pipeline.delayed.is_capturing", lambda device: True)
+    with pytest.raises(UserError, match="a CUDA graph of the training loop would repeat"):
+        train()
+    train(stages=1)
+
+
 def test_trunk_under_two_pipelines_is_refused():
     trunk = make()
     first = nn.Sequential(trunk, nn.Linear(4, 4).double())
