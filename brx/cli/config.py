@@ -203,5 +203,7 @@ def _print_data(folder: Path, data: PreparedData) -> None:
         tokens = counted(sidecar.num_tokens, "token", ",")
         documents = counted(sidecar.num_documents, "document", ",")
         print(f"{name}: {tokens}, {documents}, sha256 {sidecar.sha256}")
-    print(f"source {data.train.sidecar.source}, tokenizer {data.train.sidecar.tokenizer}")
+    sidecar = data.train.sidecar
+    size = "" if sidecar.vocabulary is None else f" of {counted(sidecar.vocabulary, 'id', ',')}"
+    print(f"source {sidecar.source}, tokenizer {sidecar.tokenizer}{size}")
     print(f"fingerprint {data.fingerprint}")

@@ -334,8 +334,11 @@ class DataConfig(Section):
     """`packages` (sources of pinned ones), a path or glob (.txt, .jsonl, .parquet, folder), a
     folder of prepared token files, or a Hugging Face name. Folders and globs leave out hidden files
     and follow links."""
-    tokenizer: Literal["bytes", "gpt2"] = "bytes"
-    """`bytes` (vocabulary 256) or `gpt2` (byte-pair encoding, vocabulary 50257)."""
+    tokenizer: Literal["bytes", "gpt2", "own"] = "bytes"
+    """`bytes` (vocabulary 256), `gpt2` (byte-pair encoding, vocabulary 50257), or `own`: `source`
+    is a folder of tokens that another program made (docs/how-to.md)."""
+    vocabulary: int | None = Field(None, ge=1, le=2**32)
+    """Number of different ids of the tokenizer `own`; null for the others."""
     tokens: int | None = Field(None, ge=1, le=10**15)
     """Stop preparing after this many training tokens; null takes all there are (needs a finite
     source)."""
@@ -356,9 +359,22 @@ class DataConfig(Section):
     directory: str = Field("data", pattern=r"^[^\x00]+$")
     """Folder for prepared token files; `~` is the home folder, here and in every other path."""
 
+    @model_validator(mode="after")
+    def _vocabulary_is_known(self) -> Self:
+        is_own = self.tokenizer == "own"
+        refuse(
+            is_own and self.vocabulary is None,
+            "vocabulary must be the number of different ids with tokenizer own, got null",
+        )
+        refuse(
+            not is_own and self.vocabulary is not None,
+            f"vocabulary must be null with tokenizer {self.tokenizer}, got {self.vocabulary}",
+        )
+        return self
+
     @property
     def vocabulary_size(self) -> int:
-        return VOCABULARY_SIZES[self.tokenizer]
+        return self.vocabulary or VOCABULARY_SIZES[self.tokenizer]
 
 
 class DelayFacts(Section):

@@ -19,8 +19,11 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from brx.config.schema import DataConfig
@@ -33,7 +36,15 @@ from brx.data.sources import (
     notes_on_files,
     other_packages,
 )
-from brx.data.token_file import DTYPE, Sidecar, TokenFile, Tokenize, Tokens, make_tokenizer, sha256
+from brx.data.token_file import (
+    Sidecar,
+    TokenFile,
+    Tokenize,
+    Tokens,
+    dtype_of,
+    make_tokenizer,
+    sha256,
+)
 from brx.environment import num_cores
 from brx.errors import RunError, UserError, counted
 from brx.files import sync, sync_folder, user_path, write_json
@@ -160,10 +171,17 @@ def _check_tokenizer(data: PreparedData, config: DataConfig) -> None:
     `data.source` names a folder of token files."""
     for split, file in (("train", data.train), ("validation", data.validation)):
         actual = file.sidecar.tokenizer
+        vocabulary = file.sidecar.vocabulary
         if actual != config.tokenizer:
+            also = f" and data.vocabulary to {vocabulary}" if actual == "own" else ""
             raise UserError(
                 f"data.tokenizer: {config.tokenizer}, but {split}.bin in {config.source} holds "
-                f"{actual}; set data.tokenizer to {actual}"
+                f"{actual}; set data.tokenizer to {actual}{also}"
+            )
+        if vocabulary != config.vocabulary:
+            raise UserError(
+                f"data.vocabulary: {config.vocabulary}, but {split}.bin in {config.source} has "
+                f"{vocabulary} different ids; set data.vocabulary to {vocabulary}"
             )
 
 
@@ -179,7 +197,13 @@ def token_folder(config: DataConfig) -> Path:
     source = user_path(config.source)
     if is_prepared(source):
         return source
-    deciding = {"format": FORMAT, **config.model_dump(exclude={"directory", "max_epochs"})}
+    if config.tokenizer == "own":
+        raise UserError(
+            f"data.source: {config.source}: must be a folder of token files with data.tokenizer "
+            f"own; {HOW_TO_BRING_TOKENS} says how to make it"
+        )
+    not_deciding = {"directory", "max_epochs", "vocabulary"}
+    deciding = {"format": FORMAT, **config.model_dump(exclude=not_deciding)}
     if config.source == "packages":
         deciding["versions"] = installed_versions()
     elif (files := local_files(config.source)) is not None:
@@ -303,23 +327,49 @@ class TokenWriter:
     """Appends documents to token files that are not yet complete.
 
     A writer that is opened on the folder of an interrupted one cuts the files back to the last
-    commit. Its `written` says where to continue. `close` it in any case."""
+    commit. Its `written` says where to continue. `close` it in any case.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: the unfinished one.
+        vocabulary: the number of different ids, for the tokenizer `own`.
+    """
+
+    def __init__(self, folder: Path, vocabulary: int | None = None) -> None:
         self._folder = folder
+        self._vocabulary = vocabulary
+        self._dtype = dtype_of(vocabulary)
         folder.mkdir(exist_ok=True)
-        self.written = _read_note(folder)
+        self.written = _read_note(folder, self._dtype.itemsize)
         self._files = {split: (folder / f"{split}.bin").open("ab") for split in SPLITS}
         for split, file in self._files.items():
-            file.truncate(self.written.splits[split].num_tokens * DTYPE.itemsize)
+            file.truncate(self.written.splits[split].num_tokens * self._dtype.itemsize)
 
-    def append(self, split: str, tokens: Tokens) -> None:
-        """Append a document's tokens to `split`, "train" or "validation"."""
+    def append(self, split: str, tokens: NDArray[np.integer[Any]]) -> None:
+        """Append a document's tokens (n,), of any integer type, to `split`, "train" or
+        "validation".
+
+        Raises:
+            UserError: an id is below 0, or too large for the vocabulary.
+        """
+        self._check_ids(tokens)
         count = self.written.splits[split]
-        self._files[split].write(tokens.astype(DTYPE).tobytes())
+        self._files[split].write(tokens.astype(self._dtype).tobytes())
         count.num_tokens += len(tokens)
         count.num_documents += 1
         self.written.documents_read += 1
+
+    def _check_ids(self, tokens: NDArray[np.integer[Any]]) -> None:
+        """UserError for ids that the file's type would turn into others."""
+        if tokens.dtype == self._dtype and self._vocabulary is None:
+            return  # from brx's own tokenizers
+        least, most = int(tokens.min(initial=0)), int(tokens.max(initial=0))
+        size = self._vocabulary or 2**16
+        if least < 0 or most >= size:
+            wrong = least if least < 0 else most
+            raise UserError(
+                f"{self._folder}: the token {wrong:,} is not among the {size:,} ids of the "
+                f"vocabulary; TokenWriter's argument `vocabulary` is the number of different ids"
+            )
 
     def commit(self) -> None:
         """Write everything to the disk, and note how much it is."""
@@ -335,7 +385,11 @@ class TokenWriter:
         for split, count in self.written.splits.items():
             path = self._folder / f"{split}.bin"
             sidecar = Sidecar(
-                source=source, tokenizer=tokenizer, sha256=sha256(path), **count.model_dump()
+                source=source,
+                tokenizer=tokenizer,
+                vocabulary=self._vocabulary,
+                sha256=sha256(path),
+                **count.model_dump(),
             )
             sidecar.write(path)
         (self._folder / NOTE).unlink()
@@ -360,13 +414,13 @@ class TokenWriter:
                 stack.callback(file.close)
 
 
-def _read_note(folder: Path) -> Written:
+def _read_note(folder: Path, bytes_per_token: int) -> Written:
     """What has been written to a partial folder, by its note. If the note is missing or damaged, or
     the files hold less than it says, nothing counts as written."""
     try:
         written = Written.model_validate_json((folder / NOTE).read_bytes())
         for split in SPLITS:
-            promised = written.splits[split].num_tokens * DTYPE.itemsize
+            promised = written.splits[split].num_tokens * bytes_per_token
             if (folder / f"{split}.bin").stat().st_size < promised:
                 raise ValueError("less than promised")
     except (OSError, ValueError, KeyError):
@@ -500,7 +554,8 @@ def _check_disk(config: DataConfig, partial: Path) -> None:
     """UserError if the disk has too little room for token files whose size is known."""
     if config.tokens is None:
         return
-    needed = int(config.tokens * DTYPE.itemsize / (1.0 - config.validation_fraction))  # bytes
+    bytes_per_token = dtype_of(config.vocabulary).itemsize
+    needed = int(config.tokens * bytes_per_token / (1.0 - config.validation_fraction))
     already_written = sum(file.stat().st_size for file in partial.glob("*.bin"))
     available = shutil.disk_usage(partial.parent).free + already_written
     if needed > available:

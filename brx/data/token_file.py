@@ -1,6 +1,7 @@
 """Turns text into token ids (raw bytes, or GPT-2's byte-pair encoding), and keeps them in files.
 
-A token file holds little-endian uint16 ids. Its JSON sidecar says what they are.
+A token file holds little-endian ids, uint16 or, for a larger vocabulary, uint32. Its JSON sidecar
+says what they are.
 """
 
 import hashlib
@@ -12,12 +13,12 @@ from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import tiktoken
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 from tiktoken_ext.openai_public import r50k_pat_str
 
@@ -26,8 +27,7 @@ from brx.config.schema import VOCABULARY_SIZES
 from brx.errors import UserError, counted
 from brx.files import write_text
 
-DTYPE = np.dtype("<u2")
-Tokens = NDArray[np.uint16]
+Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 Tokenize = Callable[[str], Tokens]
 
 GPT2_END_OF_TEXT = 50256
@@ -139,18 +139,44 @@ def _without_cache() -> Iterator[None]:
             os.environ[_CACHE] = before
 
 
+def dtype_of(vocabulary: int | None) -> np.dtype[Any]:
+    """The type of ids in a token file.
+
+    Args:
+        vocabulary: the number of different ids of somebody's own tokenizer; None for those of brx.
+    """
+    is_large = vocabulary is not None and vocabulary > 2**16
+    return np.dtype("<u4") if is_large else np.dtype("<u2")
+
+
 class Sidecar(BaseModel, extra="forbid", strict=True, frozen=True):
     """What a token file holds."""
 
     source: str
     tokenizer: str
+    vocabulary: int | None = Field(None, ge=1)
+    """Number of different ids of the tokenizer `own`; None for the others."""
     num_tokens: int = Field(ge=0)
     num_documents: int = Field(ge=0)
     sha256: str
     """SHA-256 of the file, in hexadecimal."""
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return dtype_of(self.vocabulary)
+
+    @model_validator(mode="after")
+    def _vocabulary_is_known(self) -> Self:
+        if (self.tokenizer == "own") != (self.vocabulary is not None):
+            raise ValueError(
+                f"vocabulary must be the number of different ids with tokenizer own, and left out "
+                f"with others, got {self.vocabulary} with {self.tokenizer}"
+            )
+        return self
+
     def write(self, path: Path) -> None:
-        write_text(path.with_suffix(".json"), self.model_dump_json(indent=2) + "\n")
+        content = self.model_dump_json(indent=2, exclude_none=True)
+        write_text(path.with_suffix(".json"), content + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -181,7 +207,7 @@ class TokenFile:
             stat = path.stat()
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-        expected = sidecar.num_tokens * DTYPE.itemsize
+        expected = sidecar.num_tokens * sidecar.dtype.itemsize
         if stat.st_size != expected:
             raise UserError(
                 f"{path}: holds {counted(stat.st_size, 'byte')}, its sidecar says {expected}"
@@ -194,26 +220,28 @@ class TokenFile:
         if always_hash or not note.is_file() or note.read_bytes() != seen.encode():
             if sha256(path) != sidecar.sha256:
                 raise UserError(f"{path}: its SHA-256 differs from the one in its sidecar")
-            _check_ids(path, _mapped(path, expected), sidecar.tokenizer)
+            _check_ids(path, _mapped(path, sidecar), sidecar)
             with suppress(OSError):  # a read-only folder: the comparison is made again next time
                 note.write_text(seen, encoding="utf-8")
-        return cls(_mapped(path, expected), sidecar)
+        return cls(_mapped(path, sidecar), sidecar)
 
 
-def _mapped(path: Path, num_bytes: int) -> Tokens:
-    """The tokens of a file of this size."""
+def _mapped(path: Path, sidecar: Sidecar) -> Tokens:
+    """The tokens of a file of the size that its sidecar says."""
+    if not sidecar.num_tokens:  # an empty file cannot be mapped
+        return np.empty(0, sidecar.dtype)
     # A plain array over the map: numpy's memmap class costs microseconds at every indexing.
-    return np.asarray(np.memmap(path, DTYPE, "r")) if num_bytes else np.empty(0, DTYPE)
+    return np.asarray(np.memmap(path, sidecar.dtype, "r"))
 
 
-def _check_ids(path: Path, tokens: Tokens, tokenizer: str) -> None:
+def _check_ids(path: Path, tokens: Tokens, sidecar: Sidecar) -> None:
     """UserError for a token that no model of this tokenizer has an embedding for: somebody made the
     file, and named another tokenizer than it is of."""
-    size = VOCABULARY_SIZES.get(tokenizer)
+    size = sidecar.vocabulary or VOCABULARY_SIZES.get(sidecar.tokenizer)
     if size is not None and len(tokens) and (largest := int(tokens.max())) >= size:
         raise UserError(
-            f"{path}: holds the token {largest:,}, and {tokenizer} has {size:,} (its sidecar names"
-            f" the tokenizer)"
+            f"{path}: holds the token {largest:,}, and {sidecar.tokenizer} has {size:,} (its "
+            f"sidecar names the tokenizer)"
         )
 
 
