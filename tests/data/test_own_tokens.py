@@ -96,7 +96,7 @@ def test_other_vocabulary_is_refused(folder):
 
 def test_other_tokenizer_is_refused_with_both_settings(folder):
     path = folder(LARGE, random_ids(LARGE), random_ids(LARGE))
-    with pytest.raises(UserError, match="set data.tokenizer to own and data.vocabulary to 128256"):
+    with pytest.raises(UserError, match=r"to own and data\.vocabulary to 128256"):
         prepare(DataConfig(source=str(path)))
 
 
