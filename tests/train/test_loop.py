@@ -17,7 +17,7 @@ import yaml
 from brx.cli.main import main
 from brx.config.loading import dump_config, load_config
 from brx.config.user_code import allowed
-from brx.data.prepare import prepare, token_folder
+from brx.data.prepare import prepare, token_folder, token_folders
 from brx.errors import DivergedError, NeighbourLostError, RunError, UserError
 from brx.methods.table import DelayCompensation
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
@@ -572,8 +572,28 @@ def test_another_trajectory_version_is_not_resumed(stopped, tmp_path, monkeypatc
         train(tiny_config(tmp_path), stopped, resume=True)
 
 
-def test_run_on_other_data_is_not_resumed(stopped, tmp_path):
+def change_text(tmp_path):
     (tmp_path / "text.txt").write_text("\n".join(f"other text {number}" for number in range(20000)))
+
+
+def remove_tokens(tmp_path):
+    for folder in token_folders(tmp_path / "data"):
+        shutil.rmtree(folder)
+
+
+def test_run_whose_text_has_changed_goes_on_with_its_tokens(stopped, tmp_path, capsys):
+    change_text(tmp_path)
+    train(tiny_config(tmp_path), stopped, resume=True)
+    assert "has changed; the run goes on with the token files" in capsys.readouterr().err
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    train(tiny_config(whole), whole / "run")
+    assert losses(stopped) == losses(whole / "run")
+
+
+def test_run_on_other_data_is_not_resumed(stopped, tmp_path):
+    change_text(tmp_path)
+    remove_tokens(tmp_path)
     with pytest.raises(UserError, match="was trained on other data"):
         train(tiny_config(tmp_path), stopped, resume=True)
 
@@ -598,7 +618,8 @@ def test_run_killed_before_its_first_checkpoint_says_that_it_begins_again(
 
 def test_refused_resume_leaves_the_metrics(stopped, tmp_path):
     before = (stopped / "metrics.jsonl").read_text()
-    (tmp_path / "text.txt").write_text("\n".join(f"other text {number}" for number in range(20000)))
+    change_text(tmp_path)
+    remove_tokens(tmp_path)
     with pytest.raises(UserError, match="was trained on other data"):
         train(tiny_config(tmp_path), stopped, resume=True)
     assert (stopped / "metrics.jsonl").read_text() == before
