@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -174,10 +174,17 @@ def check_state(
     if found == wanted and not superfluous:
         return
     chosen = ", ".join(f"{name}={options[name]!r}" for name in FORM)
-    raise ValueError(
+    message = (
         f"{describe(parameter)}: the state has {_listed(shapes)}, but {chosen} need "
         f"{_listed(wanted)}"
     )
+    if "exp_avg" in state and _has_bases(wanted) and not _has_bases(state):
+        message += "; to continue from AdamW, load its state into AdamW, and call take_over(it)"
+    raise ValueError(message)
+
+
+def _has_bases(names: Iterable[str]) -> bool:
+    return any(name.endswith("_basis") for name in names)
 
 
 def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:

@@ -27,6 +27,15 @@ def test_adamw_is_continued(after_adamw):
     assert_equal(model, other, rtol=0, atol=1e-6)
 
 
+def test_loading_its_state_names_take_over():
+    model, other = two_models()
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.01)
+    go(model, adamw, 0, 1)
+    optimizer = BasisRotation(list(other.parameters()), lr=0.01)
+    with pytest.raises(ValueError, match=r"load its state into AdamW, and call take_over\(it\)$"):
+        optimizer.load_state_dict(adamw.state_dict())
+
+
 def test_default_device_of_the_program_does_not_matter():
     model, _ = two_models()
     adamw = torch.optim.AdamW(model.parameters(), lr=0.01)
