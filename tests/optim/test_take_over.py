@@ -31,7 +31,7 @@ def test_loading_its_state_names_take_over():
     model, other = two_models()
     adamw = torch.optim.AdamW(model.parameters(), lr=0.01)
     go(model, adamw, 0, 1)
-    optimizer = BasisRotation(list(other.parameters()), lr=0.01)
+    optimizer = BasisRotation(other, lr=0.01)
     with pytest.raises(ValueError, match=r"load its state into AdamW, and call take_over\(it\)$"):
         optimizer.load_state_dict(adamw.state_dict())
 
