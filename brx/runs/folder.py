@@ -23,7 +23,13 @@ from typing import Any, TypeVar
 from filelock import lock_descriptor
 
 from brx.config.loading import dump_config, load_config, read_mapping, sections_of_code
-from brx.config.schema import DEFAULT_MODEL, DelayCode, RunConfig
+from brx.config.schema import (
+    DEFAULT_MODEL,
+    CheckpointConfig,
+    DelayCode,
+    LoggingConfig,
+    RunConfig,
+)
 from brx.config.user_code import name_without_folder
 from brx.errors import DamagedRunError, UserError
 from brx.files import cannot_write, write_text
@@ -37,7 +43,7 @@ RATE = "optimizer.lr"
 SEED = "training.seed"
 FOR_TUNING = "training.for_tuning"
 # What may differ between a run and its continuation, because no number of the trajectory depends on
-# it.
+# it. Nothing in the sections `checkpoint` and `logging` decides a number.
 _MAY_CHANGE = {
     "pipeline": {"devices", "balance", "recompute", "rings", "timeout_s"},
     "data": {"directory", "max_epochs"},
@@ -49,9 +55,9 @@ _MAY_CHANGE = {
         "log_every",
         "for_tuning",
     },
-    "checkpoint": {"background", "rings"},
+    "checkpoint": set(CheckpointConfig.model_fields),
     "runtime": {"device", "share_gpus", "threads", "compile", "graphs", "deterministic"},
-    "logging": {"tensorboard", "wandb", "trackio", "update_norms", "staleness_every"},
+    "logging": set(LoggingConfig.model_fields),
 }
 
 T = TypeVar("T")

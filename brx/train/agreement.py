@@ -13,6 +13,7 @@ from brx.errors import NeighbourLostError, UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.pipeline.world import World
 from brx.runs.folder import trajectory_of
+from brx.train.trackers import MODULES
 
 Facts = Mapping[str, Any]
 """What all ranks must have in common: JSON values by key, such as `optimizer.lr`."""
@@ -21,9 +22,7 @@ Facts = Mapping[str, Any]
 _MAY_DIFFER = {
     "data.directory",
     "runtime.threads",
-    "logging.tensorboard",
-    "logging.wandb",
-    "logging.trackio",
+    *(f"logging.{setting}" for setting in MODULES),
 }
 
 

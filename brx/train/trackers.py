@@ -15,8 +15,8 @@ from brx.files import write_text
 from brx.runs.folder import name_of_run
 from brx.runs.metrics import Record
 
-# By module: its setting, which is also the package to install.
-SETTINGS = {"torch.utils.tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
+# The trackers by setting, which is also the package to install: the module that each one imports.
+MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
 
 class Outlet(NamedTuple):
@@ -132,13 +132,10 @@ def check_trackers(config: RunConfig) -> None:
     Raises:
         UserError: one is not installed or has no key.
     """
-    asked: dict[str, str] = {}  # settings by module
-    for module, setting in SETTINGS.items():
-        if getattr(config.logging, setting) not in (False, None):
-            asked[module] = setting
-    for module, setting in asked.items():
+    asked = _asked(config)
+    for setting in asked:
         try:
-            import_module(module)
+            import_module(MODULES[setting])
         except ImportError:
             raise UserError(
                 f"logging.{setting}: {setting} is not installed: pip install {setting}"
@@ -164,13 +161,22 @@ def open_trackers(config: RunConfig, run: Path, first_iteration: int) -> list[Tr
         RunError: one cannot be opened.
     """
     trackers = []
-    if config.logging.tensorboard:
-        trackers.append(_opened("tensorboard", lambda: tensorboard(run, first_iteration)))
-    projects = {"wandb": config.logging.wandb, "trackio": config.logging.trackio}
-    for module, project in projects.items():
-        if project is not None:
-            trackers.append(_opened(module, partial(board, module, project, run, config)))
+    for setting, value in _asked(config).items():
+        match setting:
+            case "tensorboard":
+                open_outlet = partial(tensorboard, run, first_iteration)
+            case "wandb" | "trackio":
+                open_outlet = partial(board, MODULES[setting], value, run, config)
+            case _:
+                raise NotImplementedError(f"open_trackers does not open {setting}")
+        trackers.append(_opened(setting, open_outlet))
     return trackers
+
+
+def _asked(config: RunConfig) -> dict[str, Any]:
+    """The settings of the trackers that are configured, with their values."""
+    values = {setting: getattr(config.logging, setting) for setting in MODULES}
+    return {setting: value for setting, value in values.items() if value not in (False, None)}
 
 
 def _opened(name: str, open_outlet: Callable[[], Outlet]) -> Tracker:

@@ -7,8 +7,10 @@ from unittest.mock import MagicMock, Mock
 import pytest
 
 from brx.config.loading import dump_config
+from brx.config.schema import LoggingConfig
 from brx.errors import RunError
 from brx.train.loop import train
+from brx.train.trackers import MODULES
 from tests.train.helpers import steps_of, tiny_config
 
 
@@ -115,6 +117,15 @@ UNUSABLE = {
     ),
 }
 """By what is missing: the setting that needs it, and the end of the message."""
+
+
+def test_every_tracker_has_a_setting():
+    others = {"staleness_every", "update_norms"}
+    assert LoggingConfig.model_fields.keys() - others == MODULES.keys()
+
+
+def test_every_tracker_is_tried_without_its_package():
+    assert UNUSABLE.keys() - {"without a key"} == set(MODULES.values())
 
 
 @pytest.fixture

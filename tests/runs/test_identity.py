@@ -1,0 +1,31 @@
+"""Committed runs keep their identities, whatever settings brx has gained since."""
+
+from pathlib import Path
+
+import pytest
+
+from brx.config.loading import load_config
+from brx.config.schema import RunConfig
+from brx.runs.folder import _MAY_CHANGE
+from brx.sweep.cell import identity
+
+RESULTS = Path(__file__).parents[2] / "results"
+EVERY = 25  # one run of this many is read
+# A run of a sweep has its identity at the end of its name. Those of `laptop-start` were trained
+# before `optimizer.first_refresh` had its present default.
+FOLDERS = {
+    path.parent for path in RESULTS.glob("*/*--????????") if path.parent.name != "laptop-start"
+}
+
+
+@pytest.mark.parametrize("folder", sorted(FOLDERS), ids=lambda folder: folder.name)
+def test_committed_runs_keep_their_identity(folder):
+    # It changes if a default changes, or if a setting begins or ceases to count.
+    for run in sorted(folder.glob("*--????????"))[::EVERY]:
+        assert identity(load_config(run / "config.yaml")) == run.name[-8:], run.name
+
+
+@pytest.mark.parametrize("section", _MAY_CHANGE)
+def test_settings_that_may_change_are_settings(section):
+    settings = RunConfig.model_fields[section].annotation.model_fields
+    assert _MAY_CHANGE[section] <= settings.keys()
