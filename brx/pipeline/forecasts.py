@@ -5,7 +5,7 @@ Needs torch alone.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import torch
 from torch import Tensor
@@ -151,7 +151,8 @@ class Extrapolation:
         stored = newest
         if self.rule is not None:
             stored = self.rule(list(parameters), update, self._delay.tau_updates, self.state)
-        else:  # predict: delta <- gamma delta + (1 - gamma) (w(t) - w(t-1))
+        elif self._stash == "predict":
+            # delta <- gamma delta + (1 - gamma) (w(t) - w(t-1))
             moving_average(update, self._delay.prediction_decay, self.state)
         assert self._before is not None
         copy_tensors(self._before, newest)
@@ -159,13 +160,23 @@ class Extrapolation:
 
     @torch.no_grad()
     def seen_by_backward(self, newest: Tensors) -> Tensors:
-        """The weights of a backward pass with `none` or `predict`, which are not those of its
+        """The weights of a backward pass with any mode but `exact`: they are not those of its
         forward pass."""
+        match self._stash:
+            case "none":
+                return newest
+            case "predict":
+                return self._predicted(newest)
+            case "exact":
+                raise AssertionError("with `exact`, both passes compute with the same weights")
+            case unknown:
+                assert_never(unknown)
+
+    def _predicted(self, newest: Tensors) -> Tensors:
+        """w - tau delta, tau in updates."""
         average = [kept["average_update"] for kept in self.state if "average_update" in kept]
-        # Before the first update there is no average yet.
-        if self._stash == "none" or not average:
+        if not average:  # before the first update
             return newest
-        # w - tau delta, tau in updates
         tau = self._delay.tau_updates
         return list(torch._foreach_add(list(as_list(newest)), average, alpha=-tau))
 

@@ -47,6 +47,8 @@ NAMED = {
     "compensation",
 }
 """Settings of optimizers that `unusual_settings` leaves out."""
+STASH_MODES = {"none": "no stashing", "predict": "weight prediction"}
+"""Stash modes in the names of variants."""
 
 
 @dataclass(frozen=True)
@@ -137,12 +139,12 @@ class Run:
             parts.append(f"refresh every {optimizer.frequency}")
         if isinstance(optimizer, DelayCompensationConfig):
             parts.append(f"lambda {optimizer.compensation:g}")
-        if pipeline.stash == "none":
-            parts.append("no stashing")
-        if pipeline.stash == "predict":
-            parts.append("weight prediction")
+        if pipeline.stash != "exact":
+            parts.append(STASH_MODES.get(pipeline.stash, f"stash {pipeline.stash}"))
         if pipeline.forecast is not None:
             parts.append(f"forecast by {pipeline.forecast.replace('-', ' ')}")
+        if pipeline.error_feedback:
+            parts.append(f"error feedback {pipeline.error_feedback:g}")
         if pipeline.delay != "pipeline" and not isinstance(pipeline.delay, DelayLike):
             parts.append(f"delay {pipeline.delay_text}")
         if self.config.is_recorded and pipeline.accumulation > 1:

@@ -1,13 +1,17 @@
 """A user's training loop under `delayed`, and the same loop as a naive simulation that keeps every
 version of the weights in a list."""
 
+from typing import get_args
+
 import torch
 from torch import nn
 from torch.func import functional_call
 
 from brx import delayed
 from brx.optim.dtensor import is_sharded
+from brx.pipeline.forecasts import StashMode
 
+STASHES = get_args(StashMode)
 LAST = 3  # the last of four stages
 
 

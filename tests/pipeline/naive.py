@@ -157,6 +157,7 @@ class NaivePipeline:
         newest = history[-1]
         if self.stash == "none" or tau == 0:
             return newest
+        assert self.stash == "predict"
         tau = tau / self.accumulation  # in updates
         gamma = math.exp(-2.0) ** (1.0 / tau)
         average = {name: torch.zeros_like(weight) for name, weight in newest.items()}

@@ -19,6 +19,7 @@ from brx.pipeline.delay import StageDelay, delays_of
 from brx.pipeline.engine import Stopwatch, check_finite
 from brx.pipeline.versions import StageVersions
 from brx.train.build import assemble, build_stages
+from tests.pipeline.loops import STASHES
 from tests.pipeline.naive import NaivePipeline
 
 VOCABULARY = 256
@@ -39,7 +40,6 @@ OVERRIDES = {
     "adan": [],
     "torch.optim:SGD": ["optimizer.arguments={momentum: 0.9, nesterov: true}"],
 }
-STASHES = ("exact", "none", "predict")
 
 
 def make_config(method, stages, stash, iterations=24, *extra):

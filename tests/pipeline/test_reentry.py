@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from brx import delayed
 from brx.errors import UserError
 from tests.pipeline.loops import (
+    STASHES,
     Naive,
     assert_same,
     batch,
@@ -108,7 +109,7 @@ def test_evaluation_in_a_window_sees_the_newest():
     assert loss.item() != plain_loss(plain, 6).item()
 
 
-@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
+@pytest.mark.parametrize("stash", STASHES)
 def test_evaluation_in_the_backward_pass_changes_nothing(stash):
     def run(evaluate):
         model, optimizer, _ = started(stash=stash)

@@ -10,7 +10,7 @@ from torch import nn
 from brx import delayed
 from brx.errors import UserError
 from tests.pipeline import loops
-from tests.pipeline.loops import batch, loss_of, make, plain_loss, sgd, train
+from tests.pipeline.loops import STASHES, batch, loss_of, make, plain_loss, sgd, train
 
 
 def test_ordinary_loop_is_told_nothing():
@@ -354,7 +354,7 @@ class Renormalised(nn.Module):
         return self.rest(self.embed(i))
 
 
-@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
+@pytest.mark.parametrize("stash", STASHES)
 @pytest.mark.parametrize("how", ["max_norm", "data"])
 def test_weights_written_in_the_forward_pass_are_refused(how, stash):
     model = Renormalised(how).double()

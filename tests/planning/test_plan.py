@@ -13,12 +13,14 @@ from brx.distributed.processes import DistributedWorld
 from brx.model.sizes import Size, stage_forward_flops
 from brx.model.stage import make_stage, partition, whole_model
 from brx.pipeline.delay import pipeline_delays
+from brx.pipeline.forecasts import FORECAST_RULES
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import Neighbours, World
 from brx.planning.flops import products_of, rank_flops
 from brx.planning.plan import plan_memory, rotated_sides
 from brx.train.build import assemble, build_stages
 from brx.train.saving import CheckpointWriter
+from tests.pipeline.loops import STASHES
 
 pytestmark = pytest.mark.usefixtures("own_code")
 SMALL = {
@@ -83,9 +85,8 @@ def held_by(stage):
         [],
         ["pipeline.rings=host"],
         ["pipeline.delay=2bw", "pipeline.error_feedback=1"],
-        ["pipeline.stash=predict"],
-        ["pipeline.forecast=last-update"],
-        ["pipeline.forecast=average-update"],
+        *([f"pipeline.stash={stash}"] for stash in STASHES),
+        *([f"pipeline.forecast={forecast}"] for forecast in FORECAST_RULES),
     ],
     ids=" ".join,
 )

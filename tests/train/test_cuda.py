@@ -15,6 +15,7 @@ from brx.pipeline.versions import StageVersions
 from brx.planning.plan import plan_memory
 from brx.train.build import assemble
 from brx.train.loop import train
+from tests.pipeline.loops import STASHES
 from tests.train.helpers import losses, steps_of, tiny_config
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -40,7 +41,7 @@ def test_losses_are_those_of_the_cpu(method, tmp_path):
 
 
 @pytest.mark.parametrize("rings", ["device", "host"])
-@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
+@pytest.mark.parametrize("stash", STASHES)
 def test_compiled_bf16_trains(stash, rings, tmp_path):
     overrides = ["runtime.device=cuda", "runtime.precision=bf16", "runtime.compile=true"]
     train(
