@@ -12,9 +12,13 @@ from brx.methods.trajectory_version import oldest_alike
 from brx.runs.folder import RATE, SEED, decides_trajectory, settings_key
 
 MOST_NAMES = 3  # how many runs a line names when there are many
+DEPTH = "depth"
+"""The column with P, the stages of the pipeline whose delays a run has."""
 ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
 """Properties that decide a run's losses in addition to its settings: its data, the version of brx's
 numbers, and its last iteration."""
+OWN_COLUMNS = (RATE, SEED, "pipeline.stages", "pipeline.delay")
+"""Settings that tables show next to a variant's name: they are never added to it."""
 UNKNOWN_DATA = "data fingerprint (unknown without summary.json)"
 
 
@@ -88,6 +92,37 @@ def comparable(runs: pd.DataFrame, *, any_split: bool = False) -> list[pd.DataFr
         variants = without_settings(alike["variant"], _shared_settings(alike))
         sets.append(alike.assign(variant=variants))
     return sorted(sets, key=len, reverse=True)
+
+
+def with_distinct_variants(runs: pd.DataFrame) -> pd.DataFrame:
+    """Comparable runs with variants for display: two experiments at the same P have two names. The
+    settings that differ between them follow the name that both have: `pipedream, clip 0.5` and
+    `pipedream, clip 1.0`.
+
+    Args:
+        runs: a set of `comparable`.
+    """
+    ignored = tuple(f"{setting}." for setting in OWN_COLUMNS)
+    settings = []
+    for key in runs.columns:
+        if decides_trajectory(key) and not f"{key}.".startswith(ignored):
+            settings.append(key)
+    variants = runs["variant"].copy()
+    for _, alike in runs.groupby("variant", sort=False):
+        differing: list[str] = []
+        for _, at_depth in alike.groupby(DEPTH, sort=False):
+            if at_depth["experiment"].nunique() > 1:
+                differing += [key for key in settings if at_depth[key].map(text_of).nunique() > 1]
+        for key in dict.fromkeys(differing):
+            values = alike[key].map(text_of)
+            parts = f", {key.partition('.')[2]} " + values
+            variants[alike.index] += parts.where(values != "", "")
+    return runs.assign(variant=variants)
+
+
+def text_of(value: Any) -> str:
+    """A setting as a text; empty where it is missing (None, NaN)."""
+    return "" if is_missing(value) else str(value)
 
 
 def _shared_settings(runs: pd.DataFrame) -> list[str]:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from brx.errors import UserError
 from brx.runs import slowdown
-from brx.runs.aspects import comparable, first_names, same_but_for
+from brx.runs.aspects import comparable, first_names, same_but_for, with_distinct_variants
 from brx.runs.experiments import at_each_rate, by_experiment
 from brx.runs.folder import RATE, SEED
 from brx.runs.frames import DEPTH, has_pipeline_delays
@@ -75,7 +75,7 @@ def compare(
     reduction_frames = []
     alone: list[str] = []  # a run of each experiment without a reference
     for part in parts:
-        for alike in comparable(part):
+        for alike in map(with_distinct_variants, comparable(part)):
             compared = with_reference(alike, reference_stages)
             to_reach = common_target(compared) if target is None else target
             slowdown_frames.append(slowdowns(compared, to_reach, reference_stages))
@@ -86,7 +86,8 @@ def compare(
     if len(compared_delays) and same_rate:
         order = ["model", "method", "stages", "lr"]
         compared_delays = compared_delays.sort_values(order, ignore_index=True)
-    sets = comparable(runs[runs["status"] == "finished"])
+    finished = runs[runs["status"] == "finished"]
+    sets = [with_distinct_variants(alike) for alike in comparable(finished)]
     notes = []
     if len(sets) > 1 and not same_rate:
         notes.append(

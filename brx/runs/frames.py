@@ -17,14 +17,13 @@ from brx.config.user_code import RUN_CODE, is_allowed
 from brx.methods.trajectory_version import newest_alike, oldest_alike, recorded_version
 from brx.names import path_text, shown
 from brx.pipeline.delay import depth
-from brx.runs.aspects import experiment_id, first_names, is_missing
+from brx.runs.aspects import DEPTH as DEPTH  # others import it from here
+from brx.runs.aspects import experiment_id, first_names, text_of
 from brx.runs.folder import find_runs, name_of_run, read_each
 from brx.runs.run import Run, read_run, unusual_settings
 from brx.runs.slowdown import Series, last_quarter_loss
 
 Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-
-DEPTH = "depth"
 
 
 def load(folders: Folders) -> pd.DataFrame:
@@ -79,17 +78,12 @@ def _distinct_architectures(runs: pd.DataFrame) -> pd.Series:
     settings = [key for key in runs.columns if key.startswith("model.")]
     architectures = runs["architecture"].copy()
     for _, alike in runs.groupby("architecture", sort=False):
-        differing = [key for key in settings if alike[key].map(_as_text).nunique() > 1]
+        differing = [key for key in settings if alike[key].map(text_of).nunique() > 1]
         for key in differing:
-            values = alike[key].map(_as_text)
+            values = alike[key].map(text_of)
             parts = f", {key.removeprefix('model.')} " + values
             architectures[alike.index] += parts.where(values != "", "")
     return architectures
-
-
-def _as_text(value: Any) -> str:
-    """A setting as a text; empty where it is missing (None, NaN)."""
-    return "" if is_missing(value) else str(value)
 
 
 def _common_versions(runs: pd.DataFrame) -> pd.Series:
