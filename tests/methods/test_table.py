@@ -5,15 +5,17 @@ import math
 import re
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
-from brx.config.schema import TrainingConfig
+from brx.config.schema import CustomConfig, OptimizerConfig, TrainingConfig
 from brx.errors import RunError, UserError
-from brx.methods.table import METHODS, find_method
+from brx.methods.table import CUSTOM, METHODS, find_method
 from brx.methods.updater import MethodUpdater, lr_factor
 from brx.model.stage import whole_model
+from brx.plot.style import METHOD_LOOKS
 from tests.methods.test_custom import updater_with_gradients
 from tests.pipeline.test_engine import (
     library_optimizers,
@@ -24,6 +26,7 @@ from tests.pipeline.test_engine import (
 )
 
 pytestmark = pytest.mark.usefixtures("own_code")
+BUILT_IN = [name for name in METHODS if name != CUSTOM]
 MOE = ["model.moe.experts=4", "model.moe.every=2"]
 
 
@@ -134,6 +137,21 @@ def test_documentation_names_the_methods_optimizers(name, documented):
         assert re.sub(r"SCION, |the class", "", optimizer).lower() in documented[name].lower()
 
 
+def test_every_section_of_a_method_has_its_method():
+    union, _ = get_args(OptimizerConfig)  # the other is the discriminator
+    sections = {}
+    for tagged in get_args(union):
+        section, tag = get_args(tagged)
+        if section is not CustomConfig:
+            sections[tag.tag] = section
+    assert sections == {name: METHODS[name].section for name in BUILT_IN}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_method_has_a_look_of_its_own(name):
+    assert name in METHOD_LOOKS
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_method_is_found_by_its_name(name):
     config = make_config("torch.optim:SGD" if ":" in name else name, 1, "exact")
@@ -160,12 +178,24 @@ OPTIONS = {
     "weight_decay=1.0",
     "basis-rotation": "beta1=0.5 beta2=0.5 eps=1e-3 weight_decay=1.0 rest_lr=0.01 source=1st "
     "geometry=bilateral "
+    "first_refresh=3 "
     "frequency=3 covariance=refresh covariance=interval refresh_schedule=stage-aware "
     "refresh_schedule=reversed "
     # make_config has unilateral
     "rotation_precision=tf32 rotation_precision=bf16 covariance_precision=tf32 staggered=true "
     "as_published=true",
 }
+
+
+OF_ADAMW = {"beta1", "beta2", "eps", "weight_decay"}
+"""Settings that many methods share. `pipedream` has them all in `OPTIONS`."""
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_every_option_of_a_method_is_tried(method):
+    tried = {option.partition("=")[0] for option in OPTIONS[method].split()}
+    shared = {"method", "lr"} | (set() if method == "pipedream" else OF_ADAMW)
+    assert METHODS[method].section.model_fields.keys() - shared <= tried
 
 
 @pytest.mark.parametrize(
