@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 import typer
@@ -51,6 +52,12 @@ def test_figures_need_no_backend_of_a_notebook(tmp_path):
 def test_overview_names_every_command(printed):
     overview = printed("--help")
     assert all(re.search(rf"^  {command}  +\S", overview, flags=re.M) for command in COMMANDS)
+
+
+@pytest.mark.parametrize("module", sorted({module for module, _ in COMMANDS.values()}))
+def test_every_function_is_a_command(module):
+    group = typer.main.get_group(import_module(f"brx.cli.{module}").app)
+    assert [name for name in group.commands if name not in COMMANDS] == []
 
 
 @pytest.mark.parametrize("words", ALL_COMMANDS, ids=" ".join)

@@ -42,7 +42,8 @@ def test_every_tried_row_says_what_is_here(table):
 
 
 def test_every_row_has_a_command(table):
-    assert table["command"].str.match("brx |make ").all()
+    without = table.loc[~table["command"].str.match("brx |make "), "claim"]
+    assert without.tolist() == []
 
 
 def test_slowdown_is_that_of_the_curves(outcomes):

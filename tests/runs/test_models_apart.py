@@ -3,6 +3,7 @@
 import pytest
 
 from brx.config.schema import GPTConfig, LlamaConfig, MoEConfig, RopeScalingConfig
+from brx.model.description import sections
 from brx.runs.frames import load
 from brx.sweep.cell import identity
 from tests.runs.helpers import write_run
@@ -66,6 +67,10 @@ def _changes():
         prefix = PREFIXES.get(section, "model.")
         for key, value in values.items():
             yield model, f"{prefix}{key}={value}"
+
+
+def test_every_model_is_tried():
+    assert {section for section, _ in SECTIONS.values()} >= set(sections().values())
 
 
 @pytest.mark.parametrize("section", [section for section, _ in SECTIONS.values()])

@@ -15,6 +15,7 @@ from brx.config.schema import OwnModelConfig
 from brx.config.user_code import allowed
 from brx.curvature.checkpoints import load_checkpoint
 from brx.errors import RunError, UserError
+from brx.model.models import MODELS as built_in
 from brx.model.sizes import count_parameters
 from brx.model.stage import make_stage
 from brx.train.build import build_stages
@@ -39,6 +40,10 @@ def trained(request, tmp_path_factory):
     folder, overrides = tmp_path_factory.mktemp("models"), [*MODELS[request.param], *SHORT]
     train(tiny_config(folder, *overrides), folder / "straight")
     return folder, overrides
+
+
+def test_every_built_in_model_is_trained():
+    assert built_in.keys() - {"gpt"} <= MODELS.keys()  # all other tests of brx train gpt
 
 
 def test_resumed_run_is_the_uninterrupted_one(trained):
