@@ -115,8 +115,8 @@ def look_of(method: str) -> Look:
 def method_colors(methods: Iterable[str]) -> dict[str, str]:
     """A colour per method: known methods have their own, and others get the remaining colours.
 
-    The first fourteen are all different. A method that brx does not know keeps its colour as long
-    as the methods before it stay the same."""
+    They are all different as long as there are colours for all. A method that brx does not know
+    keeps its colour as long as the methods before it stay the same."""
     methods = list(dict.fromkeys(methods))
     colors = {method: METHOD_LOOKS[method].color for method in methods if method in METHOD_LOOKS}
     remaining = [color for color in _PALETTE if color not in colors.values()]

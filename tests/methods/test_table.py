@@ -4,6 +4,7 @@ line."""
 import math
 import re
 import sys
+from inspect import getsource
 from pathlib import Path
 from typing import get_args
 
@@ -129,6 +130,22 @@ def documented():
 
 def test_documentation_lists_the_methods(documented):
     assert list(documented) == list(METHODS)
+
+
+def named_in(sentence):
+    """The methods that a sentence of the page lists."""
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+    return set(re.findall(r"`([\w-]+)`", re.search(sentence, page)[1]))
+
+
+def test_page_names_the_methods_with_a_rate_for_the_rest():
+    with_rate = {name for name in BUILT_IN if "rest_lr" in METHODS[name].section.model_fields}
+    assert named_in(r"With (.+), the rest can have its own learning rate") == with_rate
+
+
+def test_page_names_the_methods_that_need_a_package():
+    needing = {name for name in BUILT_IN if "_pytorch_optimizer(" in getsource(type(METHODS[name]))}
+    assert named_in(r"\n(.+) need the extra `baselines`") == needing
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -2,7 +2,9 @@
 and the figure shows them."""
 
 import math
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from brx.cli.main import main
@@ -11,6 +13,8 @@ from brx.paper.evidence import Evidence
 from brx.paper.scales import MAIN
 from brx.plot.style import GROUP_COLORS, new_figure
 from tests.paper.helpers import LAPTOP, row, write_method
+
+TABLES = Path(__file__).parents[2] / "results" / "tables"
 
 
 def outcome(evidence, paper=2.0, unit="times", rule="number", num_seeds=3):
@@ -30,6 +34,11 @@ def test_claims_without_runs_are_not_tried(outcomes):
 def test_untried_claims_say_why(outcomes):
     untried = [outcome for outcome in outcomes.values() if outcome.verdict == "not tried"]
     assert all(outcome.reason for outcome in untried)
+
+
+@pytest.mark.parametrize("file", sorted(TABLES.glob("*/claims.csv")), ids=str)
+def test_committed_tables_have_every_claim(file):
+    assert pd.read_csv(file)["claim"].tolist() == [claim.name for claim in claims.CLAIMS]
 
 
 @pytest.fixture
