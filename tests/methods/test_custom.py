@@ -102,6 +102,9 @@ class XPipeUpdate(NaiveUpdate):
         super().__init__(config, taus)
         self.ahead = {}
 
+    def make(self, copies):
+        return [torch.optim.AdamW(copies.values(), fused=True)]
+
     def __call__(self, k, newest, gradients, t):
         weights = super().__call__(k, newest, gradients, t)
         copies, (adam,) = self.optimizers[k]
