@@ -13,7 +13,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -224,7 +224,6 @@ def _identity(file: Path) -> tuple[str, int, int]:
 def _folder_or_kept(config: DataConfig, fingerprint: str | None, quiet: bool) -> Path:
     """`token_folder`; or if the source has changed or is gone since token files with this
     fingerprint were made of it, the folder of these."""
-    kept = None
     try:
         folder = token_folder(config)
     except UserError:
@@ -344,25 +343,31 @@ class TokenWriter:
         for split, file in self._files.items():
             file.truncate(self.written.splits[split].num_tokens * self._dtype.itemsize)
 
-    def append(self, split: str, tokens: NDArray[np.integer[Any]]) -> None:
-        """Append a document's tokens (n,), of any integer type, to `split`, "train" or
-        "validation".
+    def append(self, split: str, tokens: NDArray[np.integer[Any]] | Sequence[int]) -> None:
+        """Append a document's tokens (n,), an array or a list of whole numbers, to `split`, "train"
+        or "validation".
 
         Raises:
-            UserError: an id is below 0, or too large for the vocabulary.
+            UserError: these are no such numbers, or one of them is not in the vocabulary.
         """
-        self._check_ids(tokens)
+        ids = np.asarray(tokens)
+        self._check_ids(ids)
         count = self.written.splits[split]
-        self._files[split].write(tokens.astype(self._dtype).tobytes())
-        count.num_tokens += len(tokens)
+        self._files[split].write(ids.astype(self._dtype).tobytes())
+        count.num_tokens += len(ids)
         count.num_documents += 1
         self.written.documents_read += 1
 
-    def _check_ids(self, tokens: NDArray[np.integer[Any]]) -> None:
+    def _check_ids(self, ids: NDArray[Any]) -> None:
         """UserError for ids that the file's type would turn into others."""
-        if tokens.dtype == self._dtype and self._vocabulary is None:
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise UserError(
+                f"{self._folder}: tokens must be a list of whole numbers, got an array of shape "
+                f"{ids.shape} and type {ids.dtype}"
+            )
+        if ids.dtype == self._dtype and self._vocabulary is None:
             return  # from brx's own tokenizers
-        least, most = int(tokens.min(initial=0)), int(tokens.max(initial=0))
+        least, most = int(ids.min(initial=0)), int(ids.max(initial=0))
         size = self._vocabulary or 2**16
         if least < 0 or most >= size:
             wrong = least if least < 0 else most

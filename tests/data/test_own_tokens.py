@@ -88,6 +88,21 @@ def test_ids_that_do_not_fit_are_refused(tmp_path, vocabulary, wrong):
         writer.append("train", np.array([1, wrong]))
 
 
+def test_lists_are_taken(folder):
+    data = prepare(own(folder(10, [3, 1, 2], []), 10))
+    assert data.train.tokens.tolist() == [3, 1, 2]
+    assert data.validation.num_tokens == 0
+
+
+@pytest.mark.parametrize("tokens", [[1.5], [[1, 2]], ["a"]])
+def test_tokens_that_are_no_whole_numbers_are_refused(tmp_path, tokens):
+    with (
+        closing(TokenWriter(tmp_path / "unfinished")) as writer,
+        pytest.raises(UserError, match="tokens must be a list of whole numbers"),
+    ):
+        writer.append("train", tokens)
+
+
 def test_other_vocabulary_is_refused(folder):
     path = folder(LARGE, random_ids(LARGE), random_ids(LARGE))
     with pytest.raises(UserError, match=r"data.vocabulary: 10, but .* set data.vocabulary to 1282"):
