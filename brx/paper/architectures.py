@@ -8,7 +8,7 @@ nats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -141,7 +141,7 @@ def _row(study: Study, architecture: str, method: str) -> dict[str, str]:
     return {
         "model": architecture,
         "method": method,
-        "seeds": str(len(costs)) if costs else "",
+        "seeds": _seeds_text(losses.values()),
         **shown,
         **above,
         "cost of delay": strict.mean_text(costs),
@@ -149,6 +149,14 @@ def _row(study: Study, architecture: str, method: str) -> dict[str, str]:
         "slowdown": _slowdown(study, architecture, method),
         "to run": ", ".join(to_run),
     }
+
+
+def _seeds_text(losses_at_ends: Iterable[pd.Series | None]) -> str:
+    """How many seeds the means have: one number if it is the same at both ends, else one for each.
+    Empty without runs."""
+    counts = [0 if losses is None else len(losses) for losses in losses_at_ends]
+    distinct = dict.fromkeys(counts)
+    return " and ".join(map(str, distinct)) if any(counts) else ""
 
 
 def _mean(losses: pd.Series) -> str:

@@ -81,12 +81,13 @@ delays of 32 stages. Both norms are measured at the weights of the same run, wit
 means over seeds. *Ratio*: the one in the basis over the one in the original coordinates, with a
 95 % interval over seeds (Student's t)."""
 ARCHITECTURES_LEGEND = """\
-Final validation losses in nats, means over seeds. *GPT* (scale `tuned`) and *Llama* have the same
-search, over learning rates and a second setting; for *GPT, rates alone* (scale `similar`) learning
-rates alone were searched. *Above basis-rotation* is how far a method ends above it at the same P,
-and *cost* is the loss at P = 32 minus the one at P = 1, seed by seed, with 95 % intervals over
-seeds (Student's t); the difference between the models is Welch's. Slowdowns are to one training
-loss per model. *To run*: what has no runs yet (docs/protocol.md, section 15)."""
+Final validation losses in nats, means over seeds (two counts: at P = 1, and at P = 32). *GPT*
+(scale `tuned`) and *Llama* have the same search, over learning rates and a second setting; for
+*GPT, rates alone* (scale `similar`) learning rates alone were searched. *Above basis-rotation* is
+how far a method ends above it at the same P, and *cost* is the loss at P = 32 minus the one at P =
+1, seed by seed, with 95 % intervals over seeds (Student's t); the difference between the models is
+Welch's. Slowdowns are to one training loss per model. *To run*: what has no runs yet
+(docs/protocol.md, section 15)."""
 ARCHITECTURE_VERDICTS_LEGEND = """\
 Strict verdicts (docs/protocol.md, sections 11 and 15). The last row holds if all others do, and
 does not if one of them does not."""

@@ -121,6 +121,17 @@ def test_difference_between_models_is_welchs(folders):
     assert row_of(folders, LLAMA, "muon")["Llama's minus GPT's"] == expected
 
 
+@pytest.mark.parametrize(
+    ("at_ends", "expected"),
+    [((0, 0), ""), ((2, 2), "2"), ((3, 2), "3 and 2"), ((0, 3), "0 and 3")],
+)
+def test_table_counts_the_seeds_at_each_end(at_ends, expected, folders):
+    for P, num_seeds in zip((1, 32), at_ends, strict=True):
+        write_method(folders, LLAMA, "muon", (1.3, 1.4), ends=(P,), num_seeds=num_seeds)
+    write_method(folders, LLAMA, "nesterov", (1.3, 1.4))  # the table needs a run
+    assert row_of(folders, LLAMA, "muon")["seeds"] == expected
+
+
 def test_two_seeds_give_no_difference(folders):
     write_method(folders, GPT, "muon", (1.3, 1.4), num_seeds=2)
     write_method(folders, LLAMA, "muon", (1.2, 1.5), num_seeds=2)
