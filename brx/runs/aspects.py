@@ -1,7 +1,7 @@
 """Which runs compare: the aspects that decide it, and what makes two runs one experiment."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,11 +113,22 @@ def with_distinct_variants(runs: pd.DataFrame) -> pd.DataFrame:
         for _, at_depth in alike.groupby(DEPTH, sort=False):
             if at_depth["experiment"].nunique() > 1:
                 differing += [key for key in settings if at_depth[key].map(text_of).nunique() > 1]
-        for key in dict.fromkeys(differing):
-            values = alike[key].map(text_of)
-            parts = f", {key.partition('.')[2]} " + values
-            variants[alike.index] += parts.where(values != "", "")
+        append_settings(variants, alike, dict.fromkeys(differing))
     return runs.assign(variant=variants)
+
+
+def append_settings(names: pd.Series, runs: pd.DataFrame, keys: Iterable[str]) -> None:
+    """Append settings of some runs to their names, in place; those that a run lacks are left out.
+
+    Args:
+        names: the names of these runs and perhaps of others; its index is theirs.
+        runs: rows with a column per setting.
+        keys: dotted keys, which appear without their section: `, clip 0.5`.
+    """
+    for key in keys:
+        values = runs[key].map(text_of)
+        parts = f", {key.partition('.')[2]} " + values
+        names[runs.index] += parts.where(values != "", "")
 
 
 def text_of(value: Any) -> str:

@@ -18,7 +18,7 @@ from brx.methods.trajectory_version import newest_alike, oldest_alike, recorded_
 from brx.names import path_text, shown
 from brx.pipeline.delay import depth
 from brx.runs.aspects import DEPTH as DEPTH  # others import it from here
-from brx.runs.aspects import experiment_id, first_names, text_of
+from brx.runs.aspects import append_settings, experiment_id, first_names, text_of
 from brx.runs.folder import find_runs, name_of_run, read_each
 from brx.runs.run import Run, read_run, unusual_settings
 from brx.runs.slowdown import Series, last_quarter_loss
@@ -79,10 +79,7 @@ def _distinct_architectures(runs: pd.DataFrame) -> pd.Series:
     architectures = runs["architecture"].copy()
     for _, alike in runs.groupby("architecture", sort=False):
         differing = [key for key in settings if alike[key].map(text_of).nunique() > 1]
-        for key in differing:
-            values = alike[key].map(text_of)
-            parts = f", {key.removeprefix('model.')} " + values
-            architectures[alike.index] += parts.where(values != "", "")
+        append_settings(architectures, alike, differing)
     return architectures
 
 
