@@ -147,6 +147,15 @@ def test_hours_of_the_committed_runs():
     assert f"The {hours} hours were measured" in readme
 
 
+def test_hours_of_the_runs_of_the_other_studies():
+    told = []
+    for study, words in (("llama", "core-hours for {} runs"), ("causes", "for {}")):
+        summaries = sorted((ROOT / "results" / study).glob("*/summary.json"))
+        seconds = [json.loads(path.read_text())["training_seconds"] for path in summaries]
+        told.append(f"{sum(seconds) / 3600:.0f} {words.format(len(summaries))}")
+    assert ", and ".join(told) in (ROOT / "README.md").read_text()
+
+
 def test_count_of_the_runs_that_make_reproduce_adds():
     # A run's folder ends in the identity of its settings.
     committed = {path.name.rpartition("--")[2] for path in (ROOT / "results" / "similar").iterdir()}
