@@ -3,7 +3,7 @@ part that delay adds (docs/protocol.md, section 10)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -142,8 +142,8 @@ def _finding(by_seed: pd.Series) -> str:
 
 def draw_leads(experiments: Experiments, axes: Axes, rivals: Sequence[str] = RIVALS) -> None:
     """Draw a panel with a bar per rival: the lead without delay, and stacked on it the part from
-    delay. A black line is the 95 % interval of the whole lead. If a run diverged, its rival has no
-    bar, because no mean exists.
+    delay, which is hatched if it is negative. A black line is the 95 % interval of the whole lead.
+    If a run diverged, its rival has no bar, because no mean exists.
 
     Args:
         experiments: the runs.
@@ -164,7 +164,13 @@ def draw_leads(experiments: Experiments, axes: Axes, rivals: Sequence[str] = RIV
     from_delay[~is_finite] = np.nan
     axes.barh(ys, without, color="0.7", label="without delay")
     color = look_of(OURS).color
-    axes.barh(ys, from_delay, left=without, color=color, label="from delay")
+    # A negative part lies on the bar of the lead without delay. Filled, it would look like a gain.
+    is_taken = from_delay < 0
+    gained: dict[str, Any] = {"color": color, "label": "from delay"}
+    taken = {"facecolor": "white", "edgecolor": color, "hatch": "////", "label": "lost to delay"}
+    for chosen, looks in ((~is_taken, gained), (is_taken, taken)):
+        if chosen.any():
+            axes.barh(ys[chosen], from_delay[chosen], left=without[chosen], **looks)
     for y, each in zip(ys, parts, strict=True):
         interval = strict.interval_over_seeds(each.total.tolist())
         if interval is not None:

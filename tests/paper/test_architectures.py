@@ -205,7 +205,25 @@ def test_least_cost_is_by_seed(folders):
     with new_figure() as figure:
         axes = figure.subplots()
         _draw_losses(Study.load(folders[LLAMA]), LLAMA, axes)
-    assert "delay costs Basis rotation least: 0.05 nats" in axes.get_title()
+    assert "lowest mean cost of delay: Basis rotation, 0.05 nats" in axes.get_title()
+
+
+def test_title_says_least_only_beyond_chance(folders):
+    def title():
+        with new_figure() as figure:
+            axes = figure.subplots()
+            _draw_losses(Study.load(folders[LLAMA]), LLAMA, axes)
+            return axes.get_title()
+
+    write_method(folders, LLAMA, "muon", (1.3, 1.35))
+    write_method(folders, LLAMA, "pipedream", (1.4, 1.5))
+    assert "delay costs Muon least: 0.05 nats" in title()
+    # Basis rotation's mean cost is 0.06 nats, but it is lower than Muon's on one seed of three.
+    for seed, delayed in enumerate((1.30, 1.40, 1.38)):
+        for P, loss in ((1, 1.30), (32, delayed)):
+            settings = {"pipeline.stages": P, **VARIANTS["basis-rotation"], **SETTINGS[LLAMA]}
+            write_experiment(folders[LLAMA], "laptop", settings, seeds=(seed,), val_loss=loss)
+    assert "lowest mean cost of delay: Muon, 0.05 nats" in title()
 
 
 @pytest.fixture

@@ -89,11 +89,29 @@ def test_bars_end_at_the_whole_lead(experiments):
     with new_figure() as figure:
         axes = figure.subplots()
         draw_leads(experiments, axes)
-        # First the parts without delay, then those from delay.
+        # First the parts without delay, then those from delay, from top to bottom.
         count = len(axes.get_yticks())
-        ends = [bar.get_x() + bar.get_width() for bar in axes.patches[count:]]
+        bars = sorted(axes.patches[count:], key=lambda bar: -bar.get_y())
+        ends = [bar.get_x() + bar.get_width() for bar in bars]
     totals = [each.total.mean() for each in lead_parts(experiments)]
     assert ends == pytest.approx(totals)
+
+
+def test_part_that_delay_takes_away_is_hatched(tmp_path, experiments):
+    for seed in range(3):
+        write_method(tmp_path, "scion", 1, seeds=(seed,), val_loss=1.43)
+        write_method(tmp_path, "scion", 32, seeds=(seed,), val_loss=1.40)
+    experiments = Experiments.load(LAPTOP, tmp_path)
+    with new_figure() as figure:
+        axes = figure.subplots()
+        draw_leads(experiments, axes, ("pipedream", "scion"))
+        gained, lost = axes.patches[2:]
+        legend = axes.get_legend_handles_labels()[1]
+    assert gained.get_width() > 0
+    assert gained.get_hatch() is None
+    assert lost.get_width() < 0
+    assert lost.get_hatch()
+    assert legend == ["without delay", "from delay", "lost to delay"]
 
 
 def test_figure_without_rivals_says_so(tmp_path):
