@@ -2,8 +2,9 @@
 
 Loading torch and brx takes about three seconds of processor time. On Linux, a fork server does that
 once, as for the cells of a sweep; each process is a fork of it. Ranks are forks of their launcher,
-and the server of a sweep's cells is a fork of the sweep. Everything after the start is real: signals, locks, messages, exit codes. Tests of the
-start itself use `brx.environment.brx_command`, or torchrun.
+and the server of a sweep's cells is a fork of the sweep. Everything after the start is real:
+signals, locks, messages, exit codes. Tests of the start itself use `brx.environment.brx_command`,
+or torchrun.
 """
 
 import atexit

@@ -213,28 +213,48 @@ PROFILES = {
 }
 MIXTURE = ["model.moe={experts: 4, every: 2}"]
 FORECASTS = [f"pipeline.forecast={name}-update" for name in ("last", "average")]
-# What a method does with a stage is the same at every P: those of libraries have the table's second
-#     part alone.
+# What a method does with a stage is the same at every P: those of libraries have P = 3 alone, and a
+#     quick test of one setting, with two micro-batches per update.
 LIBRARY_METHODS = ("muon", "scion", "lion", "adan", "torch.optim:SGD")
 OWN_METHODS = [method for method in OVERRIDES if method not in LIBRARY_METHODS]
 DEEP = [(method, 8, stash, [], None) for method, stash in product(OWN_METHODS, STASHES)]
+TWO_BUFFERED = [
+    (method, 3, "predict", ["pipeline.delay=2bw", "pipeline.accumulation=3"], [3, 3, 3])
+    for method in OVERRIDES
+]
+FORECAST = [
+    (method, 3, "exact", [FORECASTS[index % 2]], None) for index, method in enumerate(OVERRIDES)
+]
+FEEDBACK = ["pipeline.delay=[2, 2, 0]", "pipeline.accumulation=2", "pipeline.error_feedback=0.7"]
+WITH_FEEDBACK = [
+    (method, 3, stash, FEEDBACK, [2, 2, 0])
+    for method in OVERRIDES
+    for stash in (STASHES if method == "pipedream" else ("exact",))
+]
+
+
+def is_own(method, stash):
+    return method in OWN_METHODS
+
+
+def if_quick(is_quick, cases):
+    """The cases, those slow for which `is_quick(method, stash)` does not hold."""
+    for case in cases:
+        method, _, stash, *_ = case
+        yield pytest.param(*case, marks=[] if is_quick(method, stash) else [pytest.mark.slow])
+
+
 CASES = [
     *((method, 3, stash, [], None) for method, stash in product(OWN_METHODS, STASHES)),
-    # A second each; pipedream's are quick tests, as the engine is the same.
-    *(
-        pytest.param(*case, marks=[] if case[0] == "pipedream" else [pytest.mark.slow])
-        for case in DEEP
-    ),
+    # A second each; one is a quick test, as P = 3 has the methods and the stash modes.
+    *if_quick(lambda method, stash: (method, stash) == ("pipedream", "exact"), DEEP),
     *((method, 1, "exact", [], None) for method in OWN_METHODS),
-    *(
-        (method, 3, "predict", ["pipeline.delay=2bw", "pipeline.accumulation=3"], [3, 3, 3])
-        for method in OVERRIDES
-    ),
     *(
         (method, 3, "exact", ["pipeline.delay=3", "pipeline.accumulation=2"], [3, 3, 3])
         for method in OVERRIDES
     ),
-    *((method, 3, "exact", [FORECASTS[index % 2]], None) for index, method in enumerate(OVERRIDES)),
+    *if_quick(is_own, TWO_BUFFERED),
+    *if_quick(is_own, FORECAST),
     (
         "delay-compensation",
         3,
@@ -247,17 +267,7 @@ CASES = [
         for method in ("pipedream", "basis-rotation")
         for stash in STASHES
     ),
-    *(
-        (
-            method,
-            3,
-            stash,
-            ["pipeline.delay=[2, 2, 0]", "pipeline.accumulation=2", "pipeline.error_feedback=0.7"],
-            [2, 2, 0],
-        )
-        for method in OVERRIDES
-        for stash in (STASHES if method == "pipedream" else ("exact",))
-    ),
+    *if_quick(is_own, WITH_FEEDBACK),
     *(
         ("pipedream", 3, stash, [f"pipeline.delay={delay}", f"pipeline.accumulation={M}"], taus)
         for delay, taus in PROFILES.items()
