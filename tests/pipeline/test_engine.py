@@ -9,7 +9,6 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-import pytorch_optimizer
 import torch
 
 from brx.config.loading import apply_overrides
@@ -86,6 +85,8 @@ def run_engine(config, iterations, dtype=torch.float32):
 def library_optimizers(method, weights, lr, rest_lr):
     """The baselines' optimizers as a user of the libraries would write them, and the parameters
     that they take apart. That is of a mixture's stacks each expert's (view, stack, place)."""
+    import pytorch_optimizer  # takes a second, which only these tests need
+
     matrices, embeddings, vectors, rest, members = [], [], [], [], []
     for name, parameter in weights.items():
         inside = (
@@ -168,6 +169,8 @@ class NaiveUpdate:
         if method == "torch.optim:SGD":
             return [torch.optim.SGD(copies.values(), momentum=0.9, nesterov=True)]
         if method == "adan":
+            import pytorch_optimizer
+
             return [pytorch_optimizer.Adan(copies.values(), weight_decay=0.01)]
         if method in ("muon", "scion", "lion"):
             return library_optimizers(method, copies, 0.01, 0.01)[0]

@@ -540,7 +540,7 @@ def test_without_ray_one_line_names_the_extra(tmp_path, monkeypatch, refused):
     ("temporary", "num_devices"),
     [
         ("t", 1),
-        pytest.param("t", 2, marks=pytest.mark.slow),  # ranks load torch once more
+        # Ranks, too, which load torch once more.
         pytest.param("t" * 100, 2, marks=pytest.mark.slow, id="too long for a socket"),
     ],
 )
