@@ -775,14 +775,23 @@ def test_compiled_passes_give_the_same_losses(what, backend, stash, tmp_path, dy
     assert 1 <= dynamo["stats"]["unique_graphs"] <= 3
 
 
-@pytest.mark.parametrize("what", [pytest.param("true", marks=pytest.mark.slow), "whole"])
-def test_compiled_run_resumes_exactly(what, tmp_path, dynamo):
+@pytest.mark.parametrize(
+    ("backend", "what"),
+    [
+        # That each shape has a graph of its own is also tested in tests/pipeline/test_chain.py.
+        ("eager", "whole"),
+        pytest.param("inductor", "whole", marks=pytest.mark.slow),
+        pytest.param("inductor", "true", marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_run_resumes_exactly(backend, what, tmp_path, dynamo):
     every = ("training.validation_every=2", "training.checkpoint_every=4")
     config = tiny_config(tmp_path, *COMPILED, *every, f"runtime.compile={what}")
-    train(config, tmp_path / "straight")
-    for stop in (5, None):
-        torch._dynamo.reset()  # as in a new process
-        train(stopping(config, stop), tmp_path / "stopped", resume=True)
+    with patch("torch.compile", partial(torch.compile, backend=backend)):
+        train(config, tmp_path / "straight")
+        for stop in (5, None):
+            torch._dynamo.reset()  # as in a new process
+            train(stopping(config, stop), tmp_path / "stopped", resume=True)
     assert_equal_but_for(tmp_path / "stopped", tmp_path / "straight", 5)
 
 
