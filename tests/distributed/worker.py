@@ -163,10 +163,10 @@ def announce(folder):
 
 def prepare_slowly(folder):
     """Train, while the last rank takes longer for its data than ranks otherwise wait."""
-    timeout_s = 10
+    timeout_s = 5
 
     def slow(*arguments, **options):
-        time.sleep(timeout_s + 4)
+        time.sleep(timeout_s + 3)
         return prepare(*arguments, **options)
 
     world = DistributedWorld(timeout_s)
