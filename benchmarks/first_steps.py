@@ -18,7 +18,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from pytorch_optimizer import SOAP
 from torch import Tensor
 
 from benchmarks.report import Table
@@ -125,6 +124,13 @@ def basis_rotation(**options: str | int) -> Make:
     return lambda params: BasisRotation(params, lr=1.0, weight_decay=0.0, **options)  # type: ignore[arg-type]
 
 
+def soap(params: list[Tensor]) -> torch.optim.Optimizer:
+    """Makes a `SOAP` with a learning rate of 1."""
+    from pytorch_optimizer import SOAP  # loaded here, as it takes a second and the rest needs none
+
+    return SOAP(params, lr=1.0, betas=(0.9, 0.999), weight_decay=0.0, precondition_frequency=10)
+
+
 OPTIMIZERS: dict[str, Make] = {
     "AdamW": lambda params: torch.optim.AdamW(params, lr=1.0, weight_decay=0.0),
     "2nd/bilateral": basis_rotation(),
@@ -132,9 +138,7 @@ OPTIMIZERS: dict[str, Make] = {
     "2nd/unilateral": basis_rotation(geometry="unilateral"),
     "1st/unilateral": basis_rotation(source="1st", geometry="unilateral"),
     "2nd/bilateral, first basis at 10": basis_rotation(first_refresh=10),
-    "SOAP (pytorch-optimizer)": lambda params: SOAP(
-        params, lr=1.0, betas=(0.9, 0.999), weight_decay=0.0, precondition_frequency=10
-    ),
+    "SOAP (pytorch-optimizer)": soap,
 }
 
 

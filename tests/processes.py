@@ -1,9 +1,10 @@
 """The command `brx` in processes that start in milliseconds.
 
 Loading torch and brx takes about three seconds of processor time. On Linux, a fork server does that
-once, as for the cells of a sweep; each process is a fork of it, and ranks are forks of their
-launcher. Everything after the start is real: signals, locks, messages, exit codes. Tests of the
-start itself use `brx.environment.brx_command`, or torchrun.
+once, as for the cells of a sweep; each process is a fork of it. Ranks are forks of their launcher,
+and the server of a sweep's cells is a fork of the sweep. Everything after the start is real:
+signals, locks, messages, exit codes. Tests of the start itself use `brx.environment.brx_command`,
+or torchrun.
 """
 
 import atexit
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import IO, Any
@@ -193,10 +195,37 @@ def _set_environment(variables: Mapping[str, str]) -> None:
 def _brx(arguments: Sequence[str]) -> None:
     """Do in this process what `python -m brx ARGUMENTS` does."""
     if START == "forkserver":
-        # Replace it in this module alone: other modules start git with `subprocess`.
+        # Replace them in these modules alone: other modules start git with `subprocess`, and the
+        # resource tracker with `util`.
         launch.subprocess = mock.Mock(Popen=fork_rank, PIPE=subprocess.PIPE)
+        forkserver.util = mock.Mock(wraps=util, spawnv_passfds=fork_server)
     sys.argv[1:] = arguments
     runpy.run_module("brx", run_name="__main__")
+
+
+def fork_server(path: str, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
+    """Start a fork server as a fork of this process, in place of `util.spawnv_passfds`."""
+    pid = os.fork()
+    if pid:
+        return pid
+    # As in a new program: no other files than its own, among them locks, and no signal handlers.
+    kept = {0, 1, 2, *descriptors}
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):  # the listing's own descriptor is closed already
+                os.close(int(name))
+    _reset_signals()
+    try:
+        exec(arguments[-1], {})  # after the interpreter's option -c
+    finally:
+        os._exit(0)
+
+
+def _reset_signals() -> None:
+    """Set the signal handlers of a new program."""
+    for number in stop_signals():
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _writers: list[IO[bytes]] = []
@@ -225,10 +254,7 @@ def _be_rank(arguments: Sequence[str], environment: Mapping[str, str], source: i
     for writer in _writers:
         with contextlib.suppress(OSError):
             os.close(writer.fileno())
-    # The signal handlers of a new program, in place of the launcher's.
-    for number in stop_signals():
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _reset_signals()  # the handlers are the launcher's
     _set_environment(environment)
     sys.argv[1:] = arguments
     runpy.run_module("brx", run_name="__main__")

@@ -59,7 +59,7 @@ def equality_configs(folder, which="all"):
     for stages, modes in ((4, ("none", "predict", "exact")), (8, ("exact", "none", "predict"))):
         for (name, method), stash in zip(OVERRIDES.items(), modes, strict=True):
             settings = [f"pipeline.stages={stages}", f"pipeline.stash={stash}", *method]
-            runs[f"{name}-p{stages}-{stash}"] = [*settings, f"training.iterations={2 * stages + 5}"]
+            runs[f"{name}-p{stages}-{stash}"] = [*settings, f"training.iterations={stages + 5}"]
     split = ["model.blocks=4", "training.iterations=9", "pipeline.accumulation=3"]
     for stash in ("exact", "none", "predict"):
         common = [*split, f"pipeline.stash={stash}"]
@@ -75,8 +75,8 @@ def equality_configs(folder, which="all"):
             "pipeline.rings=host",
             "pipeline.delay=[5, 4, 4, 3]",
         ]
-    deep = ["pipeline.stages=8", "training.iterations=15"]
-    mixture = ["model.blocks=4", "model.moe={experts: 4}", "training.iterations=12"]
+    deep = ["pipeline.stages=8", "training.iterations=12"]
+    mixture = ["model.blocks=4", "model.moe={experts: 4}", "training.iterations=9"]
     runs |= {
         "pipedream-forecast": [*split, "pipeline.forecast=average-update"],
         "pipedream-last-update": [*deep, "pipeline.forecast=last-update"],
@@ -163,10 +163,10 @@ def announce(folder):
 
 def prepare_slowly(folder):
     """Train, while the last rank takes longer for its data than ranks otherwise wait."""
-    timeout_s = 10
+    timeout_s = 5
 
     def slow(*arguments, **options):
-        time.sleep(timeout_s + 4)
+        time.sleep(timeout_s + 3)
         return prepare(*arguments, **options)
 
     world = DistributedWorld(timeout_s)

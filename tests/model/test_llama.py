@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from transformers import LlamaConfig as TheirConfig
-from transformers import LlamaForCausalLM
 
 from brx.config.schema import GPTConfig, LlamaConfig, MoEConfig, RopeScalingConfig
 from brx.model.llama import rotary_frequencies
@@ -54,8 +52,10 @@ def their_name(name):
 
 
 def theirs(config, vocabulary_size, rope):
-    return LlamaForCausalLM(
-        TheirConfig(
+    import transformers  # takes a second, which only these tests need
+
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
             vocab_size=vocabulary_size,
             hidden_size=config.width,
             intermediate_size=config.hidden,

@@ -74,7 +74,14 @@ def test_kernels_do_not_change_first_bases(bases, tmp_path):
     assert_same_columns(bases, torch.load(path), 1e-3)
 
 
-@pytest.mark.parametrize(("source", "geometry"), STRATEGIES)
+@pytest.mark.parametrize(
+    ("source", "geometry"),
+    [
+        # The bases of two-sided rotation include those of one-sided.
+        pytest.param(*strategy, marks=[pytest.mark.slow] if "unilateral" in strategy else [])
+        for strategy in STRATEGIES
+    ],
+)
 @pytest.mark.parametrize("first_refresh", [2, 10])
 def test_no_early_step_is_large(source, geometry, first_refresh):
     options = {"source": source, "geometry": geometry, "first_refresh": first_refresh}

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import ttest_ind
 
@@ -91,7 +92,9 @@ def test_table_has_the_interval_of_each_lead_of_basis_rotation(folders):
 
 
 def test_published_runs_of_gpt_are_beside_llamas():
-    table = architecture_table(architectures.RUNS).set_index(["model", "method"])
+    # tests/paper/test_tables.py compares this file with the committed runs.
+    path = "results/tables/similar/architectures.csv"
+    table = pd.read_csv(path, dtype=str, keep_default_na=False).set_index(["model", "method"])
     row = table.loc[(architectures.RATES_ALONE, "pipedream")]
     assert (row["seeds"], row["to run"]) == ("3", "")
 

@@ -1,6 +1,8 @@
 """The stages of a device, one after another."""
 
 import logging
+from functools import partial
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -40,11 +42,13 @@ def test_compiled_chain_is_one_graph(caplog):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     chain = Chain([Doubling(), Doubling(has_loss=True)])
-    chain.compile()
-    for size in (2, 2, 3):
+    # Kernels, which take long to make, have no part in how many graphs there are.
+    with patch("torch.compile", partial(torch.compile, backend="eager")):
+        chain.compile()
+    for size in (2, 2, 3, 4):
         output = chain(torch.ones(size), torch.zeros(size))
         torch.testing.assert_close(output.stream, torch.full((size,), 4.0))
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # one per shape
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3  # one per shape
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     # Other parts of torch may say that they find no GPU.
     assert [record for record in warnings if record.name.startswith("torch._dynamo")] == []

@@ -9,7 +9,6 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-import pytorch_optimizer
 import torch
 
 from brx.config.loading import apply_overrides
@@ -86,6 +85,8 @@ def run_engine(config, iterations, dtype=torch.float32):
 def library_optimizers(method, weights, lr, rest_lr):
     """The baselines' optimizers as a user of the libraries would write them, and the parameters
     that they take apart. That is of a mixture's stacks each expert's (view, stack, place)."""
+    import pytorch_optimizer  # takes a second, which only these tests need
+
     matrices, embeddings, vectors, rest, members = [], [], [], [], []
     for name, parameter in weights.items():
         inside = (
@@ -168,6 +169,8 @@ class NaiveUpdate:
         if method == "torch.optim:SGD":
             return [torch.optim.SGD(copies.values(), momentum=0.9, nesterov=True)]
         if method == "adan":
+            import pytorch_optimizer
+
             return [pytorch_optimizer.Adan(copies.values(), weight_decay=0.01)]
         if method in ("muon", "scion", "lion"):
             return library_optimizers(method, copies, 0.01, 0.01)[0]
@@ -213,28 +216,48 @@ PROFILES = {
 }
 MIXTURE = ["model.moe={experts: 4, every: 2}"]
 FORECASTS = [f"pipeline.forecast={name}-update" for name in ("last", "average")]
-# What a method does with a stage is the same at every P: those of libraries have the table's second
-#     part alone.
+# What a method does with a stage is the same at every P: those of libraries have P = 3 alone, and a
+#     quick test of one setting, with two micro-batches per update.
 LIBRARY_METHODS = ("muon", "scion", "lion", "adan", "torch.optim:SGD")
 OWN_METHODS = [method for method in OVERRIDES if method not in LIBRARY_METHODS]
 DEEP = [(method, 8, stash, [], None) for method, stash in product(OWN_METHODS, STASHES)]
+TWO_BUFFERED = [
+    (method, 3, "predict", ["pipeline.delay=2bw", "pipeline.accumulation=3"], [3, 3, 3])
+    for method in OVERRIDES
+]
+FORECAST = [
+    (method, 3, "exact", [FORECASTS[index % 2]], None) for index, method in enumerate(OVERRIDES)
+]
+FEEDBACK = ["pipeline.delay=[2, 2, 0]", "pipeline.accumulation=2", "pipeline.error_feedback=0.7"]
+WITH_FEEDBACK = [
+    (method, 3, stash, FEEDBACK, [2, 2, 0])
+    for method in OVERRIDES
+    for stash in (STASHES if method == "pipedream" else ("exact",))
+]
+
+
+def is_own(method, stash):
+    return method in OWN_METHODS
+
+
+def if_quick(is_quick, cases):
+    """The cases, those slow for which `is_quick(method, stash)` does not hold."""
+    for case in cases:
+        method, _, stash, *_ = case
+        yield pytest.param(*case, marks=[] if is_quick(method, stash) else [pytest.mark.slow])
+
+
 CASES = [
     *((method, 3, stash, [], None) for method, stash in product(OWN_METHODS, STASHES)),
-    # A second each; pipedream's are quick tests, as the engine is the same.
-    *(
-        pytest.param(*case, marks=[] if case[0] == "pipedream" else [pytest.mark.slow])
-        for case in DEEP
-    ),
+    # A second each; one is a quick test, as P = 3 has the methods and the stash modes.
+    *if_quick(lambda method, stash: (method, stash) == ("pipedream", "exact"), DEEP),
     *((method, 1, "exact", [], None) for method in OWN_METHODS),
-    *(
-        (method, 3, "predict", ["pipeline.delay=2bw", "pipeline.accumulation=3"], [3, 3, 3])
-        for method in OVERRIDES
-    ),
     *(
         (method, 3, "exact", ["pipeline.delay=3", "pipeline.accumulation=2"], [3, 3, 3])
         for method in OVERRIDES
     ),
-    *((method, 3, "exact", [FORECASTS[index % 2]], None) for index, method in enumerate(OVERRIDES)),
+    *if_quick(is_own, TWO_BUFFERED),
+    *if_quick(is_own, FORECAST),
     (
         "delay-compensation",
         3,
@@ -247,17 +270,7 @@ CASES = [
         for method in ("pipedream", "basis-rotation")
         for stash in STASHES
     ),
-    *(
-        (
-            method,
-            3,
-            stash,
-            ["pipeline.delay=[2, 2, 0]", "pipeline.accumulation=2", "pipeline.error_feedback=0.7"],
-            [2, 2, 0],
-        )
-        for method in OVERRIDES
-        for stash in (STASHES if method == "pipedream" else ("exact",))
-    ),
+    *if_quick(is_own, WITH_FEEDBACK),
     *(
         ("pipedream", 3, stash, [f"pipeline.delay={delay}", f"pipeline.accumulation={M}"], taus)
         for delay, taus in PROFILES.items()

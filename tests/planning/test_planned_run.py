@@ -48,9 +48,13 @@ def test_synchronous_memory_ignores_settings_for_delays(settings):
     assert memory | {"asynchronous": 0} == plain | {"asynchronous": 0}
 
 
-# Mostly activations, or mostly weights.
+# Mostly activations, or mostly weights. A quick test in tests/planning/test_plan.py has bf16, too.
 @pytest.mark.parametrize(
-    ("name", "precision", "width", "batch"), [("1F1B", "bf16", 128, 2), ("1F1B", "fp32", 64, 8)]
+    ("name", "precision", "width", "batch"),
+    [
+        ("1F1B", "fp32", 64, 8),
+        pytest.param("1F1B", "bf16", 128, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_synchronous_memory_is_a_naive_pipelines(name, precision, width, batch):
     settings = [f"model.width={width}", "model.blocks=8", f"runtime.precision={precision}"]

@@ -6,6 +6,14 @@ from brx.sweep.spec import Sweep
 from tests.sweep.helpers import end, write_sweep
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _frequent_looks():
+    """Looks at the cells more often than every half second: here they take about a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("brx.sweep.run.POLL_S", 0.05)
+        yield
+
+
 @pytest.fixture
 def half_done(tmp_path):
     """A sweep of two rates at P = 4, which are done, and two at P = 1, with further seeds of the

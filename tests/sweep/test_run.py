@@ -537,16 +537,20 @@ def test_without_ray_one_line_names_the_extra(tmp_path, monkeypatch, refused):
 
 
 @pytest.mark.parametrize(
-    "temporary",
-    ["t", pytest.param("t" * 100, marks=pytest.mark.slow, id="too long for a socket")],
+    ("temporary", "num_devices"),
+    [
+        ("t", 1),
+        # Ranks, too, which load torch once more.
+        pytest.param("t" * 100, 2, marks=pytest.mark.slow, id="too long for a socket"),
+    ],
 )
-def test_cells_find_brx_despite_a_folder_brx(temporary, tmp_path):
+def test_cells_find_brx_despite_a_folder_brx(temporary, num_devices, tmp_path):
     (tmp_path / "brx").mkdir()
     (tmp_path / temporary).mkdir()
     path = write_sweep(
         tmp_path,
         grid={"pipeline.stages": [2]},
-        set={"training.iterations": 3, "pipeline.devices": 2},
+        set={"training.iterations": 3, "pipeline.devices": num_devices},
     )
     ended = subprocess.run(
         brx_command("sweep", str(path), "--jobs", "1"),
