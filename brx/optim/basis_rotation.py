@@ -28,7 +28,7 @@ from .exchange import apply_updates, gather_gradients
 from .gradient_guard import BadGradientError as BadGradientError
 from .gradient_guard import GradientGuard
 from .matrix_batch import (
-    Layout,
+    BatchLayout,
     MatrixBatch,
     for_each,
     rotate,
@@ -259,7 +259,7 @@ class BasisRotation(Optimizer):
 
     def _forget(self) -> None:
         """Drop everything that was derived from `state` and `param_groups`."""
-        self._layout = Layout([], {})
+        self._layout = BatchLayout([], {})
         # Who updates which matrix stays.
         self._sharding = self.__dict__.get("_sharding") or Sharding()
         self._guard = GradientGuard(self._sharding, self._describe)
@@ -400,8 +400,8 @@ class BasisRotation(Optimizer):
                 member.position = positions.get(parameter, member.position)
                 members.append(member)
         self._detach_state(self._layout.members.keys() - {member.parameter for member in members})
-        self._layout = Layout([], {})  # frees old batches while new ones are made
-        self._layout = Layout(members, self.state)
+        self._layout = BatchLayout([], {})  # frees old batches while new ones are made
+        self._layout = BatchLayout(members, self.state)
 
     def _new_member(self, parameter: Tensor, group: Group, group_options: StepOptions) -> Member:
         """A parameter with its options, its shards, and the state that it has."""

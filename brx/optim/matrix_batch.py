@@ -198,7 +198,7 @@ def unless_bad(factor: float, dtype: torch.dtype, bad: Tensor | None) -> Tensor:
     return torch.full((), factor, dtype=dtype, device=bad.device).masked_fill_(bad, 1.0)
 
 
-class Layout:
+class BatchLayout:
     """The parameters that have had a gradient. Those that this rank rotates are in batches.
 
     A new layout is made whenever the optimizer's `state` or `param_groups` have changed.

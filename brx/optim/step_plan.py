@@ -11,7 +11,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from .matrix_batch import Layout, MatrixBatch
+from .matrix_batch import BatchLayout, MatrixBatch
 from .member import Due, Member
 from .numbers_of_step import NumbersOfSteps, StepNumbers
 from .options import Group, form_options, shared_options
@@ -148,7 +148,7 @@ class FirstBases:
                 self._tell(self._num_done, self._total)
 
 
-def plan_step(members: list[Member], layout: Layout, numbers: NumbersOfSteps) -> Plan:
+def plan_step(members: list[Member], layout: BatchLayout, numbers: NumbersOfSteps) -> Plan:
     """Plan a step, and write its numbers to the device.
 
     Args:

@@ -20,7 +20,7 @@ from torch import Tensor
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay
 from brx.pipeline.forecasts import Extrapolation, ForecastRule, StashMode
-from brx.pipeline.slots import FlatTensors, Layout, Slots, copy_tensors
+from brx.pipeline.slots import FlatLayout, FlatTensors, Slots, copy_tensors
 
 WINDOW_COUNTERS = 2**31  # where the counters of windows begin
 
@@ -86,7 +86,7 @@ class StageHistory:
         self.parameters = list(parameters)
         self.delay = delay
         self._kinds = [_kind(weight) for weight in initial]
-        layout = Layout(initial)
+        layout = FlatLayout(initial)
         self.slots = Slots(layout, delay, initial, on_host=on_host)
         self.extrapolation = Extrapolation(layout, initial, delay, stash, forecast)
 
