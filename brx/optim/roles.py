@@ -331,8 +331,8 @@ def _matching(names: Iterable[str], patterns: Iterable[str], argument: str) -> s
     return matched
 
 
-def is_sorted(group: Group) -> bool:
-    """Whether a group is one of `param_groups`, whose parameters have their roles' options."""
+def has_roles(group: Group) -> bool:
+    """Whether a group is one of `param_groups`: its options come from its parameters' roles."""
     # A user's own group may have a `kind`, too.
     return group.get("kind") in KINDS
 

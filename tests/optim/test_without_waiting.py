@@ -173,7 +173,7 @@ def test_numbers_on_the_device_take_the_same_step(monkeypatch):
     # As on a GPU: learning rate, decay and limit are read from tensors of one address.
     expected, optimizer = make(weight_decay=0.1)
     train(optimizer, expected, 1, 31)
-    monkeypatch.setattr("brx.optim.numbers_of_step.ON_DEVICE", ("cpu",))
+    monkeypatch.setattr("brx.optim.step_scalars.ON_DEVICE", ("cpu",))
     series, optimizer = make(weight_decay=0.1)
     train(optimizer, series, 1, 11)
     addresses = {id(kept.lr) for kept in optimizer._numbers._kept}
@@ -185,7 +185,7 @@ def test_numbers_on_the_device_take_the_same_step(monkeypatch):
 def test_shapes_share_their_compiled_functions(monkeypatch):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    monkeypatch.setattr("brx.optim.numbers_of_step.ON_DEVICE", ("cpu",))
+    monkeypatch.setattr("brx.optim.step_scalars.ON_DEVICE", ("cpu",))
     kernels = compiled_kernels(backend="eager")
     monkeypatch.setattr(BasisRotation, "_kernels", lambda self, batch: kernels)
     shapes = [(rows, columns) for rows in (4, 6, 8) for columns in (4, 5, 7, 9)]

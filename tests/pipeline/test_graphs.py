@@ -25,7 +25,7 @@ ITERATIONS = 14
 def numbers_on_device(monkeypatch):
     """Steps of basis rotation read their numbers from the device, as on a GPU."""
     monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ("cpu",))
-    monkeypatch.setattr("brx.optim.numbers_of_step.ON_DEVICE", ("cpu",))
+    monkeypatch.setattr("brx.optim.step_scalars.ON_DEVICE", ("cpu",))
 
 
 def train(config, record=None, iterations=ITERATIONS):
