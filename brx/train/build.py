@@ -18,7 +18,7 @@ from brx.methods.table import find_method, ring_matrix_dtype
 from brx.methods.updater import MethodUpdater
 from brx.model.head import CHUNK_LOGITS
 from brx.model.stage import Stage, make_stages, partition
-from brx.optim.graphs import CudaRecorder, Recorder
+from brx.optim.graphs import CudaGraphMaker, GraphMaker
 from brx.pipeline.delay import VaryingDelay, check_devices, stage_delays
 from brx.pipeline.engine import Engine, MicroBatch
 from brx.pipeline.forecasts import FORECAST_RULES
@@ -107,7 +107,7 @@ def assemble(
     world: World | None = None,
     own: range | None = None,
     dtype: torch.dtype = torch.float32,
-    record: Recorder | None = None,
+    make_graph: GraphMaker | None = None,
 ) -> Assembly:
     """Put together what one device of a run trains with.
 
@@ -118,7 +118,7 @@ def assemble(
         world: the processes of the run; by default this one alone.
         own: the stages of this device; by default its part of an even division.
         dtype: the data type of the weights.
-        record: makes the graphs of `runtime.graphs`. By default CUDA graphs on CUDA, and none
+        make_graph: makes the graphs of `runtime.graphs`. By default CUDA graphs on CUDA, and none
             elsewhere: a measurement may repeat a GPU's run on the CPU.
 
     Raises:
@@ -136,11 +136,11 @@ def assemble(
     stages = build_stages(
         config, device, own, num_in_flight=world.num_ranks - world.rank, dtype=dtype
     )
-    if config.runtime.graphs and record is None and device.type == "cuda":
-        record = CudaRecorder()
+    if config.runtime.graphs and make_graph is None and device.type == "cuda":
+        make_graph = CudaGraphMaker()
     # Finds the method, makes its optimizers for these stages, and drives them: learning rates,
     # gradient rule, forecast.
-    updater = MethodUpdater(config, stages, record)
+    updater = MethodUpdater(config, stages, make_graph)
     # Neighbours exchange the residual stream, which autocast makes bf16, and its gradient.
     shape = (config.training.batch_size, config.model.sequence_length, config.model.width)
     exchanged = torch.bfloat16 if config.runtime.precision == "bf16" else dtype
@@ -159,7 +159,7 @@ def assemble(
         neighbours=world.connect(shape, exchanged, device),
         takes_update_norms=takes_update_norms,
         # With several devices, passes wait for messages, which no graph can hold.
-        record=record if world.num_ranks == 1 else None,
+        make_graph=make_graph if world.num_ranks == 1 else None,
         compiles_whole=config.runtime.compile == "whole",
     )
     probe = None
