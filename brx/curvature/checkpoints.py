@@ -24,7 +24,7 @@ from brx.pipeline.engine import MicroBatch
 from brx.readers import read_json
 from brx.runs.checkpoint import (
     check_data,
-    check_stages,
+    check_stage_files,
     list_checkpoints,
     read_manifest,
     read_stage,
@@ -316,7 +316,7 @@ def _read_stages(
     """The newest weights and the optimizer's bases of all stages, by parameter name."""
     weights: Vectors = {}
     bases: Bases = {}
-    check_stages(path, range(num_stages))
+    check_stage_files(path, range(num_stages))
     for stage in range(num_stages):
         state = read_stage(path, stage, device, is_checked=True)
         for name, weight in state["versions"]["weights"].items():

@@ -25,7 +25,7 @@ class AnyOptimizer(Method):
     def optimizers(self, stages: Stages) -> list[Optimizer]:
         settings = self.config.optimizer
         assert isinstance(settings, CustomConfig)
-        chosen = load_class(settings.method)
+        chosen = load_method_class(settings.method)
         with _refused_in_one_line(settings, chosen):
             return [chosen(stage_groups(stages), lr=settings.lr, **settings.arguments)]  # type: ignore[call-arg,list-item]
 
@@ -68,14 +68,14 @@ def load_method(settings: CustomConfig) -> Method:
     if settings.facts is not None and not is_allowed():
         return MethodFromFacts(settings.method, settings.facts)
     check_unchanged(settings.method, settings.code_sha256, f"optimizer.method {settings.method}")
-    chosen = load_class(settings.method)
+    chosen = load_method_class(settings.method)
     if issubclass(chosen, Optimizer):
         return AnyOptimizer()
     with _refused_in_one_line(settings, chosen):
         return chosen(**settings.arguments)
 
 
-def load_class(name: str) -> type[Method] | type[Optimizer]:
+def load_method_class(name: str) -> type[Method] | type[Optimizer]:
     """The class that FILE.py:NAME or package.module:NAME names.
 
     Raises:

@@ -76,7 +76,7 @@ def _two_decimals(num_bytes: int, unit_bytes: int) -> str:
     return str(number.quantize(Decimal("0.01"), ROUND_HALF_UP))
 
 
-def matrices_of(config: RunConfig) -> Counter[Shape]:
+def matrix_counts(config: RunConfig) -> Counter[Shape]:
     """How often each shape of rotated matrix is in a configuration's model; experts count one by
     one."""
     counts: Counter[Shape] = Counter()

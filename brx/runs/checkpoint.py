@@ -277,7 +277,7 @@ def read_manifest(checkpoint: Path) -> Content:
     return manifest
 
 
-def check_stages(checkpoint: Path, stages: Iterable[int]) -> None:
+def check_stage_files(checkpoint: Path, stages: Iterable[int]) -> None:
     """Read the files of some stages, and compare their sizes and checksums with the manifest.
 
     Raises:
@@ -304,13 +304,13 @@ def read_stage(
         checkpoint: the checkpoint's folder.
         stage: the stage's number.
         device: the device for the tensors.
-        is_checked: `check_stages` has been called before.
+        is_checked: `check_stage_files` has been called before.
 
     Raises:
         UserError: the file is damaged or missing, or this torch cannot read it.
     """
     if not is_checked:
-        check_stages(checkpoint, [stage])
+        check_stage_files(checkpoint, [stage])
     path = checkpoint / _stage_file(stage)
     try:
         state: Content = read_tensors(path, device)

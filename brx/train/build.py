@@ -81,7 +81,7 @@ class Assembly:
         """Continue from a checkpoint.
 
         Args:
-            checkpoint: its folder, whose files have been checked (`check_stages`).
+            checkpoint: its folder, whose files have been checked (`check_stage_files`).
         """
         # By way of the CPU: a second copy of everything might not fit on the device.
         cpu = torch.device("cpu")

@@ -561,7 +561,7 @@ class Trainer:
         """On rank 0: the first damage that any rank has found in its stages of a checkpoint."""
         error = None
         try:
-            checkpoint.check_stages(chosen, [stage.index for stage in self.assembly.stages])
+            checkpoint.check_stage_files(chosen, [stage.index for stage in self.assembly.stages])
         except DamagedError as damage:
             error = damage
         damages = [damage for damage in self.world.gather(error) if damage is not None]

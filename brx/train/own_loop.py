@@ -1,5 +1,5 @@
-"""`record`: writes ordinary run folders from any training loop, for `brx slowdown`, `plot`,
-`report` and `export`."""
+"""`record`: writes the same run folders as `brx train`, from a training loop of your own, for
+`brx slowdown`, `plot`, `report` and `export`."""
 
 from __future__ import annotations
 
