@@ -152,7 +152,7 @@ def test_count_of_the_runs_that_make_reproduce_adds():
     committed = {path.name.rpartition("--")[2] for path in (ROOT / "results" / "similar").iterdir()}
     wanted = set()
     for path in (ROOT / "configs" / "sweeps" / "similar").rglob("*.yaml"):
-        wanted.update(cell.identity for cell in Sweep.load(path).cells)
+        wanted.update(cell.trajectory_id for cell in Sweep.load(path).cells)
     num_missing = len(wanted - committed)
     assert f"it also makes {num_missing} runs" in (ROOT / "README.md").read_text()
 

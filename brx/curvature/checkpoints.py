@@ -58,13 +58,13 @@ class Measured(BaseModel, frozen=True):
         return self.command
 
     @property
-    def unusual_settings(self) -> list[str]:
-        """The settings that are not usual, as words for the name of the file."""
+    def settings_in_file_name(self) -> list[str]:
+        """The settings that are not defaults, as words for the name of the file."""
         return []
 
     def path_in(self, run: Path) -> Path:
         """The file of this measurement in a run's folder."""
-        words = [self.name, f"{self.iteration:08d}", *self.unusual_settings]
+        words = [self.name, f"{self.iteration:08d}", *self.settings_in_file_name]
         return run / "analysis" / f"{'-'.join(words)}.json"
 
     def write(self, run: Path) -> None:

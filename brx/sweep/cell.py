@@ -52,19 +52,19 @@ class Cell:
     folder: Path
 
     @property
-    def identity(self) -> str:
+    def trajectory_id(self) -> str:
         """A text that is equal for cells with the same trajectory, whatever their names. It is
-        `identity` of the settings, and the folder's name ends with it."""
+        `trajectory_id` of the settings, and the folder's name ends with it."""
         return self.folder.name.rpartition("--")[2]
 
 
-def identity(config: RunConfig) -> str:
+def trajectory_id(config: RunConfig) -> str:
     """Eight hexadecimal digits that are equal for runs with the same trajectory."""
     return hashlib.sha256(settings_key(config).encode()).hexdigest()[:8]
 
 
 def folders_in(out: Path) -> dict[str, Path]:
-    """The folders that cells have in `out`, by identity, whatever the rest of their names."""
+    """The folders that cells have in `out`, by trajectory id, whatever the rest of their names."""
     try:
         names = os.listdir(out)
     except OSError:  # it is made when the first cell starts
@@ -97,7 +97,7 @@ def with_present_folders(cells: Sequence[Cell]) -> list[Cell]:
     if not cells:
         return []
     there = folders_in(cells[0].folder.parent)
-    return [replace(cell, folder=there.get(cell.identity, cell.folder)) for cell in cells]
+    return [replace(cell, folder=there.get(cell.trajectory_id, cell.folder)) for cell in cells]
 
 
 def placed(cell: Cell) -> Cell:
@@ -119,13 +119,13 @@ def placed(cell: Cell) -> Cell:
 
 
 def named_apart(cells: Iterable[Cell]) -> list[Cell]:
-    """The cells; to names that several cells share, their identity is added."""
+    """The cells; to names that several cells share, their trajectory id is added."""
     cells = list(cells)
     count = Counter(cell.name for cell in cells)
     named = []
     for cell in cells:
         is_alone = count[cell.name] == 1
-        name = cell.name if is_alone else f"{cell.name}-{identity(cell.config)}"
+        name = cell.name if is_alone else f"{cell.name}-{trajectory_id(cell.config)}"
         named.append(replace(cell, name=name))
     return named
 

@@ -108,12 +108,12 @@ def take_committed(
     """
     if not committed.is_dir():
         return 0
-    usable: dict[str, Path] = {}  # by the identity of the cell
-    for identity, path in folders_in(committed).items():
+    usable: dict[str, Path] = {}  # by trajectory id
+    for trajectory_id, path in folders_in(committed).items():
         summary = RunFolder(path).read_summary()
         is_of_this_corpus = data_fingerprint in (None, summary.get("data_fingerprint"))
         if summary and is_of_this_corpus and _is_of_this_version(path, summary):
-            usable[identity] = path
+            usable[trajectory_id] = path
     num_copied = 0
     for sweep in sweeps:
         # Repeatedly, because the result of a copied run may ask for a run beyond the grid.
@@ -127,12 +127,12 @@ def _copy_runs(sweep: Sweep, usable: Mapping[str, Path]) -> int:
 
     Args:
         sweep: a method's sweep.
-        usable: the folders of the committed runs, by identity.
+        usable: the folders of the committed runs, by trajectory id.
     """
     cells = tried_cells(sweep)
     num_copied = 0
     for cell in cells + sweep.repetitions(cells):
-        source = usable.get(cell.identity)
+        source = usable.get(cell.trajectory_id)
         if source is not None and not cell.folder.exists() and _copy_run(source, cell.folder):
             num_copied += 1
     return num_copied
