@@ -16,7 +16,7 @@ from brx.model.checks import check_model_of
 from brx.runs.checkpoint import checkpoint_folder
 from brx.runs.folder import telling
 from brx.sweep.spec import Sweep
-from brx.train.build import check_method
+from brx.train.checks import check_method
 from brx.train.device import choose_device
 
 # EILSEQ: characters that the file system lacks; EEXIST: two names that it takes for one.

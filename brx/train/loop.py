@@ -43,7 +43,8 @@ from brx.runs.checkpoint import (
 from brx.runs.folder import RunFolder, hold, name_of_run, trajectory_of
 from brx.runs.metrics import truncate_metrics
 from brx.train.agreement import agree, facts_of
-from brx.train.build import assemble, check_head, check_method, training_batches
+from brx.train.build import assemble, training_batches
+from brx.train.checks import check_head, check_method
 from brx.train.code_facts import with_facts
 from brx.train.device import (
     StopSignal,

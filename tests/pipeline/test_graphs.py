@@ -14,7 +14,8 @@ from brx.optim.graphs import GraphedSteps
 from brx.pipeline.delay import StageDelay
 from brx.pipeline.graphs import NUM_WARM_UPS, GraphedPasses, PassResults
 from brx.pipeline.versions import StageVersions
-from brx.train.build import assemble, check_method
+from brx.train.build import assemble
+from brx.train.checks import check_method
 from tests.pipeline.recorded import OperationsGraphMaker
 from tests.pipeline.test_engine import make_config, micro_batch
 

@@ -26,7 +26,7 @@ from brx.pipeline.world import World
 from brx.runs import checkpoint
 from brx.runs.folder import RunFolder
 from brx.runs.metrics import read_metrics
-from brx.train.build import check_head, check_method
+from brx.train.checks import check_head, check_method
 from brx.train.loop import Trainer, train
 from tests.processes import start_brx
 from tests.train.helpers import (
