@@ -32,9 +32,9 @@ TRIED_UPDATES = 2
 # The number of updates after which stages that share a device are compared with stages that do not.
 # An optimizer that learns its step size from all its parameters may need five before it changes it.
 COMPARED_UPDATES = 6
-# The comparison is made once for each of these typical sizes of a gradient's entries. Small gradients
-# show what is divided by the size of all gradients, such as a weight decay. Large ones show what is
-# compared with a number, such as a limit for the norm of all.
+# The comparison is made once with small gradients and once with large ones; these are the typical
+# sizes of their entries. Small ones show what is divided by the size of all gradients, such as a
+# weight decay. Large ones show what is compared with a number, such as a limit for the norm of all.
 GRADIENT_SIZES = (0.01, 1.0)
 # The largest difference between the two, relative to what the updates have changed, that counts as
 # rounding: a batch of matrix products may round differently if the batch has another size.
