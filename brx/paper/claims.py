@@ -26,7 +26,7 @@ from brx.paper.scales import STRATEGY_NAMES, Experiments, Scale
 from brx.paper.strict import Strict
 from brx.plot.style import GROUP_COLORS
 from brx.runs.comparison import BASELINES
-from brx.runs.folder import SEED
+from brx.runs.trajectory import SEED
 
 # A number is reproduced if ours is within this factor of the paper's (docs/protocol.md, section 5).
 FACTOR = 2.0

@@ -43,8 +43,8 @@ from brx.runs.comparison import (
     variants_text,
     with_diverged,
 )
-from brx.runs.folder import SEED
 from brx.runs.tables import seeds_text
+from brx.runs.trajectory import SEED
 
 LEAST_ACCURATE = "basis-rotation 1st/unilateral"
 FINER_THAN = (

@@ -18,9 +18,9 @@ from brx.errors import UserError
 from brx.paper.scales import ENDS
 from brx.paper.strict import FEWEST_SEEDS
 from brx.runs.aspects import differences
-from brx.runs.folder import SEED, trajectory_of
 from brx.runs.frames import load
 from brx.runs.run import read_run
+from brx.runs.trajectory import SEED, trajectory_of
 from brx.sweep.conditions import first_match
 
 RUNS = Path("results/precision")

@@ -21,9 +21,9 @@ from brx.errors import UserError
 from brx.runs.aspects import experiment_id, without_settings
 from brx.runs.comparison import common_target
 from brx.runs.experiments import at_best_rates, main_origin, notes, tried_rates
-from brx.runs.folder import RATE
 from brx.runs.frames import load
 from brx.runs.run import read_run, unusual_optimizer_settings
+from brx.runs.trajectory import RATE
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from brx.config.schema import RunConfig
 from brx.methods.trajectory_version import oldest_alike
-from brx.runs.folder import RATE, SEED, decides_trajectory, settings_key
+from brx.runs.trajectory import RATE, SEED, decides_trajectory, settings_key
 
 MOST_NAMES = 3  # how many runs a line names when there are many
 DEPTH = "depth"

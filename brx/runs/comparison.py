@@ -14,9 +14,9 @@ from brx.errors import UserError
 from brx.runs import slowdown
 from brx.runs.aspects import comparable, first_names, same_but_for, with_distinct_variants
 from brx.runs.experiments import at_each_rate, by_experiment
-from brx.runs.folder import RATE, SEED
 from brx.runs.frames import DEPTH, has_pipeline_delays
 from brx.runs.run import read_run
+from brx.runs.trajectory import RATE, SEED
 
 CODE = "optimizer.code_sha256"
 # The columns that results are made of. Others are dropped, because pandas is slow with a hundred

@@ -21,10 +21,11 @@ from brx.readers import read_json
 from brx.runs.aspects import comparable, first_names, left_out
 from brx.runs.comparison import reached_by_seed
 from brx.runs.experiments import at_best_rates, by_experiment
-from brx.runs.folder import ENDED, RATE
+from brx.runs.folder import ENDED
 from brx.runs.frames import has_pipeline_delays
 from brx.runs.run import read_run
 from brx.runs.slowdown import Reached
+from brx.runs.trajectory import RATE
 
 HIGHEST_LOSS = 4.0  # nats
 LOSS_STEP = 0.02  # nats; between two stored losses, iterations are interpolated

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from brx.config.schema import RunConfig
+from brx.files import write_errors_in_one_line
 from brx.names import file_name
-from brx.runs.folder import ENDED, FOR_TUNING, RunFolder, lock, settings_key, telling
+from brx.runs.folder import ENDED, RunFolder
+from brx.runs.lock import lock
+from brx.runs.trajectory import FOR_TUNING, settings_key
 
 Value = bool | int | float | str | None
 CELLS_LOCK = ".cells.lock"  # in the folder of the cells' folders; held while a cell's is made
@@ -113,7 +116,7 @@ def placed(cell: Cell) -> Cell:
         return cell
     with lock(cell.folder.parent, patience_s=math.inf, name=CELLS_LOCK):
         (present,) = with_present_folders([cell])
-        with telling(present.folder):
+        with write_errors_in_one_line(present.folder):
             present.folder.mkdir(exist_ok=True)
     return present
 

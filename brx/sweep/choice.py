@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from brx.runs.experiments import score_values
-from brx.runs.folder import SEED, RunFolder, settings_key
+from brx.runs.folder import RunFolder
+from brx.runs.trajectory import SEED, settings_key
 from brx.sweep.cell import Cell, cell_name
 from brx.sweep.conditions import value_at
 from brx.sweep.spec import Choice, Sweep

@@ -11,13 +11,15 @@ import pandas as pd
 from brx.config.loading import load_config, validate
 from brx.config.parsing import parse_value
 from brx.errors import UserError, counted
-from brx.files import temporary_for
+from brx.files import temporary_for, write_errors_in_one_line
 from brx.methods.trajectory_version import TRAJECTORY_VERSION, newest_alike, recorded_version
 from brx.runs.aspects import comparable, left_out
 from brx.runs.comparison import leaderboard
 from brx.runs.experiments import at_best_rates
-from brx.runs.folder import SEED, RunFolder, lock, telling
+from brx.runs.folder import RunFolder
 from brx.runs.frames import DEPTH, has_pipeline_delays, load
+from brx.runs.lock import lock
+from brx.runs.trajectory import SEED
 from brx.sweep.cell import CELLS_LOCK, folders_in
 from brx.sweep.choice import tried_cells
 from brx.sweep.spec import Sweep, SweepSpec
@@ -146,7 +148,7 @@ def _copy_run(source: Path, folder: Path) -> bool:
     """
     temporary = temporary_for(folder)
     try:
-        with telling(folder):
+        with write_errors_in_one_line(folder):
             shutil.copytree(source, temporary)
             with lock(folder.parent, patience_s=math.inf, name=CELLS_LOCK):
                 if folder.exists():

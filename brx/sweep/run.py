@@ -16,10 +16,11 @@ import pandas as pd
 from brx.data.prepare import PreparedData, prepare
 from brx.environment import stop_signals
 from brx.errors import UserError, counted
-from brx.files import write_text
+from brx.files import write_errors_in_one_line, write_text
 from brx.progress import duration, tell
-from brx.runs.folder import RunFolder, telling, trajectory_of
+from brx.runs.folder import RunFolder
 from brx.runs.formats import format_table
+from brx.runs.trajectory import trajectory_of
 from brx.sweep.cell import Cell, placed, with_present_folders
 from brx.sweep.choice import SCORE, choice_table, choices_and_repetitions, tried_cells
 from brx.sweep.display import SweepDisplay
@@ -95,7 +96,7 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         UserError, RunError: `_prepare_data` does; no cell has started then.
         KeyboardInterrupt: after every running cell has saved; the same call continues.
     """
-    with telling(sweep.out):
+    with write_errors_in_one_line(sweep.out):
         sweep.out.mkdir(parents=True, exist_ok=True)
     sweep = sweep.with_present_folders()
     failures: list[tuple[Cell, str]] = []

@@ -22,7 +22,7 @@ from brx.config.loading import (
 from brx.config.schema import RunConfig, Section
 from brx.errors import UserError, did_you_mean
 from brx.files import user_path
-from brx.runs.folder import FOR_TUNING, SEED, decides_trajectory
+from brx.runs.trajectory import FOR_TUNING, SEED, decides_trajectory
 from brx.sweep.cell import (
     Cell,
     Value,

@@ -40,8 +40,10 @@ from brx.runs.checkpoint import (
     choose_checkpoint,
     what_is_saved,
 )
-from brx.runs.folder import RunFolder, hold, name_of_run, trajectory_of
+from brx.runs.folder import RunFolder, name_of_run
+from brx.runs.lock import hold
 from brx.runs.metrics import truncate_metrics
+from brx.runs.trajectory import trajectory_of
 from brx.train.agreement import agree, facts_of
 from brx.train.build import assemble, training_batches
 from brx.train.checks import check_head, check_method

@@ -23,7 +23,8 @@ from brx.config.loading import validate as check
 from brx.config.schema import RECORDED, RunConfig
 from brx.errors import DivergedError, UserError
 from brx.files import write_text
-from brx.runs.folder import RunFolder, hold
+from brx.runs.folder import RunFolder
+from brx.runs.lock import hold
 from brx.runs.metrics import MetricsWriter, Record, exact, read_metrics, truncate_metrics
 from brx.train.recorder import write_summary
 

@@ -6,7 +6,7 @@ import pytest
 
 from brx.config.loading import load_config
 from brx.config.schema import RunConfig
-from brx.runs.folder import _MAY_CHANGE
+from brx.runs.trajectory import _MAY_CHANGE
 from brx.sweep.cell import trajectory_id
 
 RESULTS = Path(__file__).parents[2] / "results"

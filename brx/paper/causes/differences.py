@@ -33,7 +33,7 @@ from brx.paper.causes.arms import (
     with_momentum,
 )
 from brx.paper.causes.study import Study
-from brx.runs.folder import SEED
+from brx.runs.trajectory import SEED
 
 Place = tuple[str, str]  # an arm and a delay
 
