@@ -58,7 +58,7 @@ from brx.train.device import (
     out_of_memory_in_one_line,
     set_up,
 )
-from brx.train.recorder import Point, RunRecorder, StepNumbers, peak_memory
+from brx.train.recorder import RunPoint, RunRecorder, StepNumbers, peak_memory
 from brx.train.saving import CheckpointWriter
 from brx.train.trackers import check_trackers
 
@@ -260,7 +260,7 @@ class Trainer:
             assembly=self.assembly,
             device=self.device,
             fingerprint=self.data.fingerprint,
-            start=Point(self.iteration, self.training_seconds),
+            start=RunPoint(self.iteration, self.training_seconds),
         )
         progress.say(f"device {self.device} ({self.device_reason})")
         if self.iteration >= self._last:
@@ -310,14 +310,17 @@ class Trainer:
     def _finish(self, progress: ProgressBar, *, profile: bool) -> Status:
         """After a session without an error: write summary.json, and say how it ended."""
         is_finished = self.iteration >= self._last
-        status: Status = "finished" if is_finished else "interrupted"
+        # summary.json does not tell a session whose time was up from other interrupted ones.
+        status_in_summary: Literal["finished", "interrupted"]
+        status_in_summary = "finished" if is_finished else "interrupted"
+        status: Status = status_in_summary
         if not is_finished and self.world.announced("stop-asked") == OUT_OF_TIME:
             status = "out of time"
         memory = self.world.gather((peak_memory(self.device), self.planned_memory.peak))
         if self._recorder is None:
             return status
         self._recorder.summarize(
-            "finished" if is_finished else "interrupted",
+            status_in_summary,
             self.iteration,
             self.training_seconds,
             memory=memory,

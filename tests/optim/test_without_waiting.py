@@ -16,7 +16,7 @@ SHAPES = [(8, 8), (8, 8), (16, 8), (2, 4, 4), (8,), (12, 4)]
 
 @pytest.fixture(autouse=True)
 def cpu_as_gpu(monkeypatch):
-    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ("cpu",))
+    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS_DEVICES", ("cpu",))
 
 
 def make(**options):
@@ -105,7 +105,7 @@ def test_ordinary_step_asks_the_device_for_no_number(covariance):
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ())
+            patch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS_DEVICES", ())
             with pytest.raises(DataDependentOutputException):  # a step that waits for the answer
                 optimizer.step()
         for member in optimizer._layout.members.values():
@@ -163,7 +163,7 @@ def test_compiled_step_launches_few(monkeypatch):
 
 
 def test_waiting_is_seen(monkeypatch):
-    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ())
+    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS_DEVICES", ())
     optimizer = ready_for_an_ordinary_step()
     with pytest.raises(Asked, match="_local_scalar_dense"):
         launches(optimizer)

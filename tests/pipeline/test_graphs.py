@@ -25,7 +25,7 @@ ITERATIONS = 14
 @pytest.fixture
 def numbers_on_device(monkeypatch):
     """Steps of basis rotation read their numbers from the device, as on a GPU."""
-    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ("cpu",))
+    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS_DEVICES", ("cpu",))
     monkeypatch.setattr("brx.optim.step_scalars.ON_DEVICE", ("cpu",))
 
 
