@@ -488,8 +488,8 @@ class BasisRotation(Optimizer):
         gather_gradients(exchanged)
         # The most expensive batch first: no thread should start it when the others are done.
         work = sorted(plan.work, key=cost, reverse=True)
-        for one in work:
-            one.batch.bad = bad
+        for batch_work in work:
+            batch_work.batch.bad = bad
         self._first_bases = FirstBases(plan.num_first_bases, self.on_first_bases)
         for_each(self._update, work)
         apply_updates(exchanged, lambda m: unless_bad(m.decay, arithmetic(m.parameter), bad))

@@ -104,11 +104,11 @@ class Plan:
             assert member.gradient is not None
             gradients.append((id(member), member.gradient.data_ptr()))
         work = []
-        for one in self.work:
-            all_due = tuple((due, run.start, run.stop) for due, run in one.due)
-            options = one.batch.options
+        for batch_work in self.work:
+            all_due = tuple((due, run.start, run.stop) for due, run in batch_work.due)
+            options = batch_work.batch.options
             fixed = (options["betas"], options["eps"], *map(options.get, CONSTANTS))
-            work.append((one.place, all_due, fixed))
+            work.append((batch_work.place, all_due, fixed))
         rest = [(id(scalars), len(together)) for together, scalars in self.rest]
         return tuple(gradients), tuple(work), tuple(rest)
 

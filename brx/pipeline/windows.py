@@ -583,12 +583,13 @@ class Windows:
         have been made, the contents themselves are compared.
         """
         now = counters_of(self._parameters)
-        is_written = now != self._seen
-        if not is_written and self._num_backward < self._accumulation:
+        is_touched = now != self._seen
+        if not is_touched and self._num_backward < self._accumulation:
             return False
+        is_written = is_touched
         if self.history is None:
             is_written = self._differs_from_initial()
-        elif self.history.stages:
+        elif self.history.stages:  # otherwise no stage has a delay, and nothing to compare with
             is_written = self.history.differs_from_newest()
         if not is_written:
             self._seen = now

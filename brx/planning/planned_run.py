@@ -197,9 +197,10 @@ class PlannedRun:
             section = dump_yaml(settings["optimizer"], default_flow_style=True, width=math.inf)
             words.append(f"optimizer={section.strip()}")
         for section, keys in (("pipeline", PIPELINE_KEYS), ("training", ("batch_size",))):
+            ours, theirs = getattr(config, section), getattr(asked, section)
             for key in keys:
-                value = getattr(getattr(config, section), key)
-                if value != getattr(getattr(asked, section), key):
+                value = getattr(ours, key)
+                if value != getattr(theirs, key):
                     words.append(f"{section}.{key}={'null' if value is None else value}")
         return words
 

@@ -252,10 +252,8 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
     reached = reached_by_seed(delayed, target)
     reference_reached = reached_by_seed(references, target)
     shared_seeds = sorted(reached.keys() & reference_reached.keys())
-    iterations = [reached[seed].iterations for seed in shared_seeds or reached]
-    reference_iterations = [
-        reference_reached[seed].iterations for seed in shared_seeds or reference_reached
-    ]
+    iterations = slowdown.iterations_of(reached, shared_seeds)
+    reference_iterations = slowdown.iterations_of(reference_reached, shared_seeds)
     mean_reference = slowdown.geometric_mean(reference_iterations)
     quality = _passage_quality(delayed, target)
     reference_quality = _passage_quality(references, target)
