@@ -404,7 +404,7 @@ class BasisRotation(Optimizer):
         Raises ValueError where a state does not fit.
         """
         self._find_new_roles()
-        self._share_matrices()
+        self._assign_owners()
         members = []
         for group in self.param_groups:
             group_options = StepOptions(step_options(group), self._roles)
@@ -474,12 +474,13 @@ class BasisRotation(Optimizer):
                 if isinstance(value, Tensor):
                     own[name] = value.clone()
 
-    def _share_matrices(self) -> None:
+    def _assign_owners(self) -> None:
+        """Decide which rank updates each sharded matrix that has no owner yet."""
         sharded = []
         for named in self._named():
             if is_sharded(named.parameter) and is_rotated(named.parameter, named.options):
                 sharded.append(named.parameter)
-        self._sharding.add(sharded)
+        self._sharding.assign_owners(sharded)
 
     def _update_all(self, plan: Plan, bad: Tensor | None) -> None:
         """The device's part of a step: rotated parameters batch by batch (on the CPU, several
@@ -718,7 +719,7 @@ class BasisRotation(Optimizer):
             raise ValueError(f"{type(other).__name__} has no state of any of these parameters")
         for group in self.param_groups:
             self._put_off_first_refresh(group, other, states)
-        self._share_matrices()
+        self._assign_owners()
         for parameter, (state, options) in states.items():
             self.state[parameter] = self._as_kept(state, parameter, options)
         self._forget()
@@ -842,7 +843,7 @@ class BasisRotation(Optimizer):
                 options = self._options(parameter, group)
                 check_state(state, parameter, options, self._describe)
                 states[parameter] = state, options
-        self._share_matrices()
+        self._assign_owners()
         kept = {}
         for parameter, (state, options) in states.items():
             kept[parameter] = self._as_kept(state, parameter, options)
@@ -852,10 +853,10 @@ class BasisRotation(Optimizer):
         """A copy of a saved state with this optimizer's dtypes and device."""
         shapes = state_shapes(parameter, options)
         kept = {name: value for name, value in state.items() if name not in shapes}
-        is_shared = is_sharded(parameter) and is_rotated(parameter, options)
+        has_owner = is_sharded(parameter) and is_rotated(parameter, options)
         for name, shape in shapes.items():  # in the same order on all ranks
             value = state[name]
-            if is_shared:
+            if has_owner:
                 value = whole(value)
                 if name != "step" and not self._sharding.of[parameter].is_owner:
                     value = torch.empty(0, device=parameter.device)
