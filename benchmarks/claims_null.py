@@ -28,8 +28,8 @@ from brx.paper.claims import CLAIMS, Claim, judge
 from brx.paper.scales import SCALES, Experiments
 from brx.runs import comparison
 from brx.runs.experiments import by_experiment
-from brx.runs.folder import SEED, decides_trajectory
 from brx.runs.slowdown import last_quarter_loss
+from brx.runs.trajectory import SEED, decides_trajectory
 
 Series = NDArray[np.float64]
 

@@ -47,7 +47,7 @@ from benchmarks.report import RESULTS, parser_of
 from brx.cli.main import COMMANDS as COMMANDS_OF_BRX
 from brx.cli.main import main as brx
 from brx.config.loading import apply_overrides, dump_config
-from brx.runs.folder import LOCK
+from brx.runs.lock import LOCK
 from brx.train.loop import train
 
 LIMIT_S, START_S, WALL_LIMIT_S = 10, 10, 1200

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from brx.pipeline.delayed import delayed as delayed
-    from brx.train.recording import record as record
+    from brx.train.own_loop import record as record
 
 __version__ = "0.1.0"
 
-_MODULE_OF = {"delayed": "brx.pipeline.delayed", "record": "brx.train.recording"}
+_MODULE_OF = {"delayed": "brx.pipeline.delayed", "record": "brx.train.own_loop"}
 
 
 def __getattr__(name: str) -> Any:

@@ -69,6 +69,18 @@ def counted(count: float, noun: str, form: str = "") -> str:
     return f"{count:{form}} {noun}{ending}"
 
 
+def counted_choices(counts: Sequence[int], noun: str) -> str:
+    """Several numbers of things, one of which applies: `1 or 2 devices`; for one number as
+    `counted`.
+
+    Args:
+        counts: the numbers, in ascending order.
+        noun: what they are, in the singular.
+    """
+    *fewer, most = counts
+    return " or ".join([*map(str, fewer), counted(most, noun)])
+
+
 def some(names: Sequence[str]) -> str:
     """The beginning of a sentence about one or more names: `head.weight is`, or `head.weight and 3
     more are`."""

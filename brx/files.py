@@ -142,6 +142,16 @@ def _tell_no_sync(folder: Path) -> None:
     )
 
 
+@contextlib.contextmanager
+def write_errors_in_one_line(path: Path) -> Iterator[None]:
+    """A context in which the error of a disk that is full, read-only or gone becomes a RunError of
+    one line that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
 def cannot_write(path: Path, error: OSError) -> RunError:
     """The error for a full disk, a read-only folder and the like."""
     return RunError(

@@ -1,5 +1,6 @@
 """README and docs: links lead somewhere, and commands parse."""
 
+import ast
 import json
 import re
 import shlex
@@ -16,6 +17,7 @@ from brx.sweep.spec import Sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 FRONT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "brx" / "optim" / "README.md"]
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 PAGES = [*FRONT, *sorted((ROOT / "docs").glob("*.md"))]
 
 names = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -41,6 +43,40 @@ def test_links_lead_somewhere(page):
         r"`((?:brx|configs|results|figures|benchmarks|tests|examples)/[\w./*-]+)`", page.read_text()
     ):
         assert list(ROOT.glob(one.rstrip("/"))), one
+
+
+def defined_names(file: Path) -> set[str]:
+    """Functions, classes and constants of a module, and `Class.method`."""
+    defined: set[str] = set()
+    for node in ast.parse(file.read_text()).body:
+        match node:
+            case ast.FunctionDef(name=name):
+                defined.add(name)
+            case ast.ClassDef(name=name, body=body):
+                defined.add(name)
+                defined |= {f"{name}.{m.name}" for m in body if isinstance(m, ast.FunctionDef)}
+            case ast.Assign(targets=targets):
+                defined |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return defined
+
+
+def test_answers_to_where_is_exist():
+    rows = re.findall(r"^\| .+ \| (\[.+\)) \| (.+) \|$", ARCHITECTURE, flags=re.M)
+    assert rows
+    for links, answers in rows:
+        known: set[str] = set()
+        for link in re.findall(r"\]\(([^)]+)\)", links):
+            known |= defined_names(ROOT / "docs" / link)
+        assert set(re.findall(r"`([\w.]+)`", answers)) <= known, links
+
+
+@pytest.mark.parametrize("package", ["pipeline", "model", "train", "runs", "planning"])
+def test_larger_packages_list_their_files(package):
+    _, _, section = ARCHITECTURE.partition(f"\n`brx/{package}`")
+    table, _, _ = section.partition("\n`brx/")
+    listed = set(re.findall(r"`(\w+\.py)`", table))
+    files = {path.name for path in (ROOT / "brx" / package).glob("*.py")} - {"__init__.py"}
+    assert files <= listed
 
 
 @names
@@ -161,7 +197,7 @@ def test_count_of_the_runs_that_make_reproduce_adds():
     committed = {path.name.rpartition("--")[2] for path in (ROOT / "results" / "similar").iterdir()}
     wanted = set()
     for path in (ROOT / "configs" / "sweeps" / "similar").rglob("*.yaml"):
-        wanted.update(cell.identity for cell in Sweep.load(path).cells)
+        wanted.update(cell.trajectory_id for cell in Sweep.load(path).cells)
     num_missing = len(wanted - committed)
     assert f"it also makes {num_missing} runs" in (ROOT / "README.md").read_text()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from brx.errors import counted
+from brx.errors import counted, counted_choices
 
 BRX = Path(__file__).resolve().parents[1] / "brx"
 
@@ -27,6 +27,14 @@ BRX = Path(__file__).resolve().parents[1] / "brx"
 )
 def test_noun_follows_its_number(count, noun, form, expected):
     assert counted(count, noun, form) == expected
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [([1], "1 device"), ([3, 4], "3 or 4 devices"), ([1, 2, 4], "1 or 2 or 4 devices")],
+)
+def test_noun_follows_the_last_of_several_numbers(counts, expected):
+    assert counted_choices(counts, "device") == expected
 
 
 def test_no_text_leaves_the_plural_open():

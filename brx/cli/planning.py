@@ -66,7 +66,7 @@ def schedule(
     """Print the schedules (F: forward pass, B: backward pass, U: update), or draw them (needs R =
     P)."""
     from brx.config.user_code import allow
-    from brx.pipeline.schedule import check_size, schedule_lines
+    from brx.pipeline.schedule_text import check_size, schedule_lines
 
     allow()  # --delay may name a function in a user's file
     num_ranks = stages if devices is None else devices

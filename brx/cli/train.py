@@ -161,7 +161,8 @@ def _start_ranks(config: RunConfig, folder: Path, arguments: list[str], *, resum
     returns the exit code."""
     from brx.distributed.launch import launch
     from brx.runs.checkpoint import check_request
-    from brx.runs.folder import RunFolder, hand_down, hold
+    from brx.runs.folder import RunFolder
+    from brx.runs.lock import hand_down, hold
     from brx.train.device import choose_device
 
     runtime = config.runtime

@@ -20,8 +20,8 @@ MOST_VALUES, MOST_LEVELS = 100_000, 50
 """More values, and deeper nesting, than any configuration or sweep has. A file beyond these limits
 is damaged, or consists of aliases that multiply each other."""
 
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
-UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
+PREFIXES |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 class _Loader(SafeLoader):
@@ -233,7 +233,7 @@ def _parse_number(text: str, where: str, units: str, example: str) -> float:
     match = re.fullmatch(
         rf"(\d+\.?\d*(?:e\d+)?)\s*([kmgtp]?|[kmgt]i)({units})?", text.strip().lower()
     )
-    value = float(match[1]) * UNITS[match[2]] if match else 0.0
+    value = float(match[1]) * PREFIXES[match[2]] if match else 0.0
     if match is None or not 0 < value < math.inf or not (match[2] or match[3]):
         raise UserError(
             f"{where} {text}: must be a number above 0 with a unit, for example {example}"

@@ -24,7 +24,7 @@ from brx.pipeline.engine import MicroBatch
 from brx.readers import read_json
 from brx.runs.checkpoint import (
     check_data,
-    check_stages,
+    check_stage_files,
     list_checkpoints,
     read_manifest,
     read_stage,
@@ -58,13 +58,13 @@ class Measured(BaseModel, frozen=True):
         return self.command
 
     @property
-    def unusual_settings(self) -> list[str]:
-        """The settings that are not usual, as words for the name of the file."""
+    def settings_in_file_name(self) -> list[str]:
+        """The settings that are not defaults, as words for the name of the file."""
         return []
 
     def path_in(self, run: Path) -> Path:
         """The file of this measurement in a run's folder."""
-        words = [self.name, f"{self.iteration:08d}", *self.unusual_settings]
+        words = [self.name, f"{self.iteration:08d}", *self.settings_in_file_name]
         return run / "analysis" / f"{'-'.join(words)}.json"
 
     def write(self, run: Path) -> None:
@@ -316,7 +316,7 @@ def _read_stages(
     """The newest weights and the optimizer's bases of all stages, by parameter name."""
     weights: Vectors = {}
     bases: Bases = {}
-    check_stages(path, range(num_stages))
+    check_stage_files(path, range(num_stages))
     for stage in range(num_stages):
         state = read_stage(path, stage, device, is_checked=True)
         for name, weight in state["versions"]["weights"].items():

@@ -111,8 +111,8 @@ class NormResult(Measured):
         return f"{self.command}-{self.space}"
 
     @property
-    def unusual_settings(self) -> list[str]:
-        """The settings that are not usual, for the name of the file."""
+    def settings_in_file_name(self) -> list[str]:
+        """The settings that are not defaults, as words for the name of the file."""
         settings = self.settings
         usual = NormSettings()
         texts = []

@@ -69,7 +69,7 @@ class OscillationSettings(BaseModel, frozen=True):
 
     @property
     def unusual(self) -> list[str]:
-        """The settings that are not usual, as words for the name of a file."""
+        """The settings that are not defaults, as words for the name of a file."""
         usual = OscillationSettings()
         words = []
         for key, value in self:
@@ -95,8 +95,8 @@ class Oscillation(Measured):
     random: Track
 
     @property
-    def unusual_settings(self) -> list[str]:
-        """The settings that are not usual, as words for the name of the file."""
+    def settings_in_file_name(self) -> list[str]:
+        """The settings that are not defaults, as words for the name of the file."""
         return self.settings.unusual
 
 

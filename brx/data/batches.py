@@ -1,5 +1,5 @@
-"""Micro-batches: random windows of the token file, which the seed and the iteration alone decide,
-and their way to the device.
+"""Micro-batches: random windows of the token file, and their way to the device. A micro-batch
+depends on the run's seed and on its own number n alone.
 
 Shape legend: B examples, S positions.
 """
@@ -22,7 +22,8 @@ AHEAD = 4  # micro-batches that are made in advance, on CUDA
 
 
 class Batches:
-    """The training micro-batches of a run. The seed and the iteration alone decide each of them.
+    """The training micro-batches of a run. Micro-batch n depends on (seed, n) alone: not on the
+    method, the number of stages or devices, or the micro-batches before it.
 
     Args:
         file: the training tokens.
@@ -43,13 +44,11 @@ class Batches:
         self._batch_size = batch_size
         self._seed = seed
 
-    def batch(self, iteration: int) -> Batch:
-        """Token ids and next tokens of micro-batch `iteration`, each (B, S), int64."""
-        # The iteration is a spawn key, not part of the entropy, so that no two pairs of seed and
-        # iteration share a stream of random numbers.
-        generator = np.random.default_rng(
-            np.random.SeedSequence(self._seed, spawn_key=(iteration,))
-        )
+    def batch(self, n: int) -> Batch:
+        """Token ids and next tokens of micro-batch n (from 1), each (B, S), int64."""
+        # n is a spawn key, not part of the entropy, so that no two pairs (seed, n) share a stream
+        # of random numbers.
+        generator = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(n,)))
         starts = generator.integers(len(self._tokens) - self._window + 1, size=self._batch_size)
         return windows(self._tokens, starts, self._window)
 
@@ -109,7 +108,7 @@ class Prefetcher:
     is made when it is asked for.
 
     Args:
-        make: makes micro-batch number t on the CPU, as inputs and targets (B, S).
+        make: makes micro-batch n on the CPU, as inputs and targets (B, S).
         device: where the micro-batches go.
     """
 
@@ -119,14 +118,14 @@ class Prefetcher:
         self._ahead: dict[int, Future[Batch]] = {}
         self.seconds_waited = 0.0
 
-    def batch(self, iteration: int) -> Batch:
-        """Inputs and targets (B, S) of micro-batch `iteration` on the device. If they are asked for
-        in ascending order they are ready; any other order works, too."""
+    def batch(self, n: int) -> Batch:
+        """Inputs and targets (B, S) of micro-batch n on the device. If they are asked for in
+        ascending order they are ready; any other order works, too."""
         started = time.perf_counter()
         if self._thread is None:
-            inputs, targets = self._make(iteration)
+            inputs, targets = self._make(n)
         else:
-            inputs, targets = self._from_thread(self._thread, iteration)
+            inputs, targets = self._from_thread(self._thread, n)
         # The caching allocator of pinned memory keeps a buffer until the copy from it is over.
         on_device = (
             inputs.to(self._device, non_blocking=True),
@@ -135,18 +134,18 @@ class Prefetcher:
         self.seconds_waited += time.perf_counter() - started
         return on_device
 
-    def _from_thread(self, thread: ThreadPoolExecutor, iteration: int) -> Batch:
-        """Wait for the micro-batch from the thread, and let the thread begin the next `AHEAD`
+    def _from_thread(self, thread: ThreadPoolExecutor, n: int) -> Batch:
+        """Wait for micro-batch n from the thread, and let the thread begin the next `AHEAD`
         ones."""
         ahead: dict[int, Future[Batch]] = {}
-        for number in range(iteration, iteration + 1 + AHEAD):
+        for number in range(n, n + 1 + AHEAD):
             begun = self._ahead.get(number)
             ahead[number] = begun or thread.submit(self._make_pinned, number)
         self._ahead = ahead
-        return ahead[iteration].result()
+        return ahead[n].result()
 
-    def _make_pinned(self, iteration: int) -> Batch:
-        inputs, targets = self._make(iteration)
+    def _make_pinned(self, n: int) -> Batch:
+        inputs, targets = self._make(n)
         return inputs.pin_memory(), targets.pin_memory()
 
     def close(self) -> None:

@@ -20,11 +20,11 @@ from brx.methods.method import Method
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.elementwise import above_noise
 from brx.optim.matrix_batch import MatrixBatch, rotate
-from brx.optim.numbers_of_step import StepNumbers
 from brx.optim.options import Group
 from brx.optim.parameter_state import Side
 from brx.optim.products import factor_rounding
 from brx.optim.refresh import raise_second_moment, share_out_second_moment
+from brx.optim.step_scalars import StepScalars
 
 UNIFORM = "random"  # in place of an angle: an orthogonal matrix drawn uniformly
 
@@ -249,23 +249,23 @@ class LionInEigenbasis(BasisRotation):
         self,
         batch: MatrixBatch,
         gradient: Tensor,  # (b, m, n)
-        numbers: StepNumbers,
+        scalars: StepScalars,
     ) -> None:
         # BasisRotation limits the entries of a rotated step. Here none is larger than lr.
-        super()._take_step(batch, gradient, replace(numbers, limit=math.inf))
+        super()._take_step(batch, gradient, replace(scalars, limit=math.inf))
 
     def _rotated_adam(
         self,
         batch: MatrixBatch,
         rotated_gradient: Tensor,  # U^T G V (b, m, n)
-        numbers: StepNumbers,
+        scalars: StepScalars,
     ) -> Tensor:
         momentum = batch.matrices("exp_avg")  # before this step (b, m, n)
         direction = torch.lerp(rotated_gradient, momentum, self.weight_of_momentum).sign_()
-        super()._rotated_adam(batch, rotated_gradient, numbers)  # only to update the moments
+        super()._rotated_adam(batch, rotated_gradient, scalars)  # only to update the moments
         rounding = factor_rounding(batch.options["rotation_precision"], direction.dtype)
         damping = above_noise(batch.matrices("exp_avg_sq"), rounding)
-        return direction.mul_(damping).mul_(-numbers.lr)
+        return direction.mul_(damping).mul_(-scalars.lr)
 
 
 def _require(is_right: bool, rule: str) -> None:

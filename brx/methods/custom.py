@@ -25,7 +25,7 @@ class AnyOptimizer(Method):
     def optimizers(self, stages: Stages) -> list[Optimizer]:
         settings = self.config.optimizer
         assert isinstance(settings, CustomConfig)
-        chosen = load_class(settings.method)
+        chosen = load_method_class(settings.method)
         with _refused_in_one_line(settings, chosen):
             return [chosen(stage_groups(stages), lr=settings.lr, **settings.arguments)]  # type: ignore[call-arg,list-item]
 
@@ -68,14 +68,14 @@ def load_method(settings: CustomConfig) -> Method:
     if settings.facts is not None and not is_allowed():
         return MethodFromFacts(settings.method, settings.facts)
     check_unchanged(settings.method, settings.code_sha256, f"optimizer.method {settings.method}")
-    chosen = load_class(settings.method)
+    chosen = load_method_class(settings.method)
     if issubclass(chosen, Optimizer):
         return AnyOptimizer()
     with _refused_in_one_line(settings, chosen):
         return chosen(**settings.arguments)
 
 
-def load_class(name: str) -> type[Method] | type[Optimizer]:
+def load_method_class(name: str) -> type[Method] | type[Optimizer]:
     """The class that FILE.py:NAME or package.module:NAME names.
 
     Raises:
@@ -105,7 +105,7 @@ def load_class(name: str) -> type[Method] | type[Optimizer]:
 
 
 # The members of a user's method or optimizer that brx calls. Messages name them.
-Rule = Literal[
+CalledMember = Literal[
     "optimizers",
     "lr_divisor",
     "correct_gradients",
@@ -119,10 +119,13 @@ Rule = Literal[
 
 @contextlib.contextmanager
 def user_code(
-    config: RunConfig, rule: Rule, kind: type[UserError | RunError], iteration: int | None = None
+    config: RunConfig,
+    member: CalledMember,
+    kind: type[UserError | RunError],
+    iteration: int | None = None,
 ) -> Iterator[None]:
-    """A context in which `rule` of the configured method runs: an exception of a user's own method
-    becomes an error of this kind, one line with file and line number. Exceptions of built-in
+    """A context in which a member of the configured method runs: an exception of a user's own
+    method becomes an error of this kind, one line with file and line number. Exceptions of built-in
     methods pass unchanged."""
     try:
         yield
@@ -133,7 +136,7 @@ def user_code(
             raise
         name = config.optimizer.method
         when = "" if iteration is None else f"iteration {iteration}: "
-        raise kind(f"optimizer.method {name}: {when}its {rule}: {fault(error, name)}") from error
+        raise kind(f"optimizer.method {name}: {when}its {member}: {fault(error, name)}") from error
 
 
 def moves_weights(optimizer: Optimizer) -> bool:

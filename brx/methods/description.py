@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 from brx.config.schema import RefreshSchedule, Section
 from brx.config.user_code import allowed
 from brx.errors import UserError, did_you_mean
-from brx.methods.custom import load_class
+from brx.methods.custom import load_method_class
 from brx.methods.method import Method
 from brx.methods.table import CUSTOM, METHODS, refresh_intervals, refreshes_per_iteration
 from brx.pipeline.delay import pipeline_delays
@@ -37,7 +37,7 @@ def one_method(name: str) -> str:
     chosen = None
     if ":" in name:
         with allowed():
-            chosen = load_class(name)
+            chosen = load_method_class(name)
     if chosen is None and name not in METHODS:
         raise UserError(
             f"{name}: no such method{did_you_mean(name, METHODS)} (known: {', '.join(METHODS)})"

@@ -21,7 +21,7 @@ from brx.methods.custom import begin_training, moves_weights, user_code
 from brx.methods.groups import NOT_OPTIONS, check_each_parameter_once
 from brx.methods.table import find_method
 from brx.optim import BadGradientError, BasisRotation
-from brx.optim.graphs import GraphedSteps, MovingGradientsError, Recorder
+from brx.optim.graphs import GraphedSteps, GraphMaker, MovingGradientsError
 from brx.pipeline.forecasts import ParameterStates, copied_to
 from brx.pipeline.slots import copy_tensors
 from brx.pipeline.versions import StageVersions
@@ -53,7 +53,7 @@ class MethodUpdater:
     Args:
         config: the run; its section `optimizer` selects the method.
         stages: the stages of this device.
-        record: makes CUDA graphs of basis rotation's steps; None: the steps run as they are.
+        make_graph: makes CUDA graphs of basis rotation's steps; None: the steps run as they are.
 
     Raises:
         UserError: the method is a user's own and cannot be used, or its forecast does not go
@@ -61,7 +61,10 @@ class MethodUpdater:
     """
 
     def __init__(
-        self, config: RunConfig, stages: Sequence[StageVersions], record: Recorder | None = None
+        self,
+        config: RunConfig,
+        stages: Sequence[StageVersions],
+        make_graph: GraphMaker | None = None,
     ) -> None:
         self.config = config
         self._stages = list(stages)
@@ -80,8 +83,8 @@ class MethodUpdater:
         self._peak_lrs: list[list[float]] = []
         for optimizer in self.optimizers:
             self._peak_lrs.append([group["lr"] for group in optimizer.param_groups])
-            if record is not None and isinstance(optimizer, BasisRotation):
-                self._steps.append(GraphedSteps(optimizer, record, device_type).step)
+            if make_graph is not None and isinstance(optimizer, BasisRotation):
+                self._steps.append(GraphedSteps(optimizer, make_graph, device_type).step)
             else:
                 self._steps.append(optimizer.step)
         # The state of the gradient rule, by stage and parameter name.

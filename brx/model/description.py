@@ -7,7 +7,7 @@ from typing import Any, get_args
 from brx.config.loading import validate
 from brx.config.schema import ModelConfig, ModelSection, OwnModelConfig, Section
 from brx.errors import UserError, did_you_mean
-from brx.model.models import MODELS, load_class
+from brx.model.models import MODELS, load_model_class
 
 WIDTH = 110
 COLUMN = 46  # where an option's explanation begins
@@ -44,7 +44,7 @@ def one_model(name: str) -> str:
     """
     if ":" in name:
         settings = validate({"class": name}, OwnModelConfig, "model")
-        parameters = inspect.signature(load_class(settings)).parameters
+        parameters = inspect.signature(load_model_class(settings)).parameters
         options = [f"  {parameters[key]}" for key in parameters if key != "vocabulary_size"]
         return "\n".join([f"{name}: a model of your own", *options])
     if name not in MODELS:

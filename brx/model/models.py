@@ -96,9 +96,9 @@ def _make_own(config: OwnModelConfig, vocabulary_size: int, seed: int | None) ->
 
     Its constructor draws random numbers from the seed; `initialize(seed)` is called if it has one.
     """
-    model_class = load_class(config)
+    model_class = load_model_class(config)
     options = {"vocabulary_size": vocabulary_size, **config.options()}
-    check_options(config.name, model_class, options)
+    check_model_options(config.name, model_class, options)
     try:
         if seed is None:
             model = _without_values(model_class, options)
@@ -203,7 +203,7 @@ def _first_names(weights: dict[str, nn.Parameter]) -> dict[str, str]:
     return {name: first.setdefault(id(weight), name) for name, weight in weights.items()}
 
 
-def load_class(config: OwnModelConfig) -> type[nn.Module]:
+def load_model_class(config: OwnModelConfig) -> type[nn.Module]:
     """The class that `model.class` names.
 
     Raises:
@@ -219,7 +219,7 @@ def load_class(config: OwnModelConfig) -> type[nn.Module]:
     return chosen
 
 
-def check_options(name: str, model_class: type[nn.Module], options: dict[str, Any]) -> None:
+def check_model_options(name: str, model_class: type[nn.Module], options: dict[str, Any]) -> None:
     """Check options against the signature of a constructor.
 
     Args:

@@ -20,7 +20,7 @@ from brx.errors import UserError
 from brx.model.attributes import plain_attributes
 from brx.model.head import CHUNK_LOGITS, has_own_loss
 from brx.model.models import make_model
-from brx.model.stage import Stage, matrices_of, uncast_weights
+from brx.model.stage import Stage, matrix_names_in_stages, uncast_weights
 from brx.model.trace import RandomNumbersError, Trace, WrittenWeightError, trace
 
 FP32 = 4  # bytes
@@ -79,7 +79,7 @@ def meta_stage(model: ModelSection, vocabulary_size: int, blocks: range) -> Stag
 
 @lru_cache(maxsize=64)
 def _matrices(model: ModelSection, vocabulary_size: int) -> frozenset[str]:
-    return frozenset(matrices_of(_model(model, vocabulary_size)))
+    return frozenset(matrix_names_in_stages(_model(model, vocabulary_size)))
 
 
 @lru_cache(maxsize=1024)

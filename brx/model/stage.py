@@ -38,7 +38,7 @@ class Stage(nn.Module):
         config: the model's settings.
         vocabulary_size: V.
         blocks: the blocks of the stage.
-        matrices: the names that `matrices_of` returns for the whole model.
+        matrices: the names that `matrix_names_in_stages` returns for the whole model.
         uncast: the names that `uncast_weights` returns for the whole model.
         recompute: keep only the input of each block for the backward pass, and run it again there.
 
@@ -162,7 +162,7 @@ def _cast(stage: nn.Module) -> set[str]:
     return cast
 
 
-def matrices_of(model: nn.Module) -> set[str]:
+def matrix_names_in_stages(model: nn.Module) -> set[str]:
     """`matrix_names` of a whole model, as the names that the parameters have in a stage."""
     return {stage_name(name) for name in matrix_names(model)}
 
@@ -187,7 +187,7 @@ def make_stages(
     """
     model = make_model(config, vocabulary_size, seed, parts)
     # Once for all stages: it looks at every block of the model, and a stage may be a single block.
-    matrices = matrices_of(model)
+    matrices = matrix_names_in_stages(model)
     uncast = uncast_weights(config)
     return [
         Stage(model, config, vocabulary_size, own, matrices, uncast, recompute=recompute)

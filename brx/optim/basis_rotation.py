@@ -1,4 +1,20 @@
-"""Adam in the Hessian's Kronecker eigenbasis (the paper's algorithms 1 and 2)."""
+"""Adam in the Hessian's Kronecker eigenbasis (the paper's algorithms 1 and 2).
+
+`BasisRotation.step` plans a step on the host (`planned_step`) and then runs it on the device
+(`run`), which calls `_update` for each batch of matrices. There the algorithms' lines are:
+
+    algorithm 1
+        line 4    M <- beta1 M + (1 - beta1) G   `_rotated_adam`, which keeps U^T M V, not M
+        line 5    whether a refresh is due       `Member.next_due` (member.py)
+        line 6    new U and V                    `_renew_bases`, by refresh.py
+        line 8    U^T G V                        `_take_step`
+        line 9    U^T M V                        `_rotated_adam`; in new bases, refresh.py
+        line 10   v <- beta2 v + ...             `_rotated_adam`
+        line 11   W <- W - lr U [...] V^T        `_take_step`
+    algorithm 2 (`estimate_eigenbasis` in refresh.py)
+        lines 2, 5            L and R            `accumulate_covariances` (refresh.py)
+        lines 3, 6, 13, 15    Power              `power_iteration` (eigenbasis.py)
+"""
 
 from __future__ import annotations
 
@@ -28,7 +44,7 @@ from .exchange import apply_updates, gather_gradients
 from .gradient_guard import BadGradientError as BadGradientError
 from .gradient_guard import GradientGuard
 from .matrix_batch import (
-    Layout,
+    BatchLayout,
     MatrixBatch,
     for_each,
     rotate,
@@ -36,7 +52,6 @@ from .matrix_batch import (
     unless_bad,
 )
 from .member import Member, Position
-from .numbers_of_step import NumbersOfSteps, StepNumbers
 from .older_files import todays_groups
 from .options import Group, check_options, step_options
 from .parameter_state import (
@@ -50,10 +65,11 @@ from .parameter_state import (
 from .products import Precision, factor_rounding, fp32_products
 from .published import published_update
 from .refresh import accumulate_covariances, estimate_eigenbasis
-from .roles import Role, is_sorted, looks_like_a_table, roles
+from .roles import Role, has_roles, looks_like_a_table, roles
 from .saved_order import check_entries, in_own_order
 from .shards import Sharding, as_rows
 from .step_plan import FirstBases, Plan, StepOptions, Work, cost, plan_step
+from .step_scalars import StepScalars, StepScalarsPool
 from .summary import Summary
 from .take_over import has_bases, state_from
 
@@ -214,7 +230,7 @@ class BasisRotation(Optimizer):
             self._find_roles(model)
         super().__init__(params, defaults)
         self._forget()
-        self._warn_of_unsorted(0)
+        self._warn_without_model(0)
 
     def _find_roles(self, model: nn.Module) -> None:
         """Decide what each parameter of a model is.
@@ -255,15 +271,15 @@ class BasisRotation(Optimizer):
 
     def _is_known(self, named: Named) -> bool:
         parameter = named.parameter
-        return is_sorted(named.group) or parameter in self._roles or is_lazy(parameter)
+        return has_roles(named.group) or parameter in self._roles or is_lazy(parameter)
 
     def _forget(self) -> None:
         """Drop everything that was derived from `state` and `param_groups`."""
-        self._layout = Layout([], {})
+        self._layout = BatchLayout([], {})
         # Who updates which matrix stays.
         self._sharding = self.__dict__.get("_sharding") or Sharding()
         self._guard = GradientGuard(self._sharding, self._describe)
-        self._numbers = NumbersOfSteps()
+        self._scalars = StepScalarsPool()
         self._first_bases = FirstBases(0, None)
 
     @property
@@ -310,7 +326,7 @@ class BasisRotation(Optimizer):
                 for device_type in {member.parameter.device.type for member in members}:
                     stack.enter_context(torch.autocast(device_type, enabled=False))
                 stack.enter_context(fp32_products("ieee"))
-                plan = plan_step(members, self._layout, self._numbers)
+                plan = plan_step(members, self._layout, self._scalars)
                 yield plan
                 self._count(plan)
         finally:
@@ -388,7 +404,7 @@ class BasisRotation(Optimizer):
         Raises ValueError where a state does not fit.
         """
         self._find_new_roles()
-        self._share_matrices()
+        self._assign_owners()
         members = []
         for group in self.param_groups:
             group_options = StepOptions(step_options(group), self._roles)
@@ -400,8 +416,8 @@ class BasisRotation(Optimizer):
                 member.position = positions.get(parameter, member.position)
                 members.append(member)
         self._detach_state(self._layout.members.keys() - {member.parameter for member in members})
-        self._layout = Layout([], {})  # frees old batches while new ones are made
-        self._layout = Layout(members, self.state)
+        self._layout = BatchLayout([], {})  # frees old batches while new ones are made
+        self._layout = BatchLayout(members, self.state)
 
     def _new_member(self, parameter: Tensor, group: Group, group_options: StepOptions) -> Member:
         """A parameter with its options, its shards, and the state that it has."""
@@ -458,12 +474,13 @@ class BasisRotation(Optimizer):
                 if isinstance(value, Tensor):
                     own[name] = value.clone()
 
-    def _share_matrices(self) -> None:
+    def _assign_owners(self) -> None:
+        """Decide which rank updates each sharded matrix that has no owner yet."""
         sharded = []
         for named in self._named():
             if is_sharded(named.parameter) and is_rotated(named.parameter, named.options):
                 sharded.append(named.parameter)
-        self._sharding.add(sharded)
+        self._sharding.assign_owners(sharded)
 
     def _update_all(self, plan: Plan, bad: Tensor | None) -> None:
         """The device's part of a step: rotated parameters batch by batch (on the CPU, several
@@ -472,13 +489,13 @@ class BasisRotation(Optimizer):
         gather_gradients(exchanged)
         # The most expensive batch first: no thread should start it when the others are done.
         work = sorted(plan.work, key=cost, reverse=True)
-        for one in work:
-            one.batch.bad = bad
+        for batch_work in work:
+            batch_work.batch.bad = bad
         self._first_bases = FirstBases(plan.num_first_bases, self.on_first_bases)
         for_each(self._update, work)
         apply_updates(exchanged, lambda m: unless_bad(m.decay, arithmetic(m.parameter), bad))
-        for together, numbers in plan.rest:
-            update_elementwise(together, numbers.lr, bad)
+        for together, scalars in plan.rest:
+            update_elementwise(together, scalars.lr, bad)
         for member in plan.members:
             if not member.is_updated_here:
                 member.state["step"] += 1 if bad is None else ~bad
@@ -496,17 +513,17 @@ class BasisRotation(Optimizer):
         gradient = batch.gradients()  # (b, m, n)
         if batch.options["as_published"]:
             parts = []
-            for is_due, run in batch.runs(Member.is_due):
+            for is_due, run in batch.runs(Member.is_refresh_due):
                 parts.append(published_update(batch[run], batch.part(gradient, run), is_due))
-            batch.update_weights(torch.cat(parts), work.numbers.decay)
+            batch.update_weights(torch.cat(parts), work.scalars.decay)
             return
-        for due, run in work.refreshes:
+        for due, run in work.due:
             part, part_gradient = batch[run], batch.part(gradient, run)
             if due.num_gradients and batch.options["source"] == "2nd":
                 accumulate_covariances(part, part_gradient, due.num_gradients)
             if due.refresh is not None:
                 self._renew_bases(part, part_gradient, exact=due.refresh == "exact")
-        self._take_step(batch, gradient, work.numbers)
+        self._take_step(batch, gradient, work.scalars)
 
     def _renew_bases(
         self,
@@ -521,16 +538,16 @@ class BasisRotation(Optimizer):
         self,
         batch: MatrixBatch,
         gradient: Tensor,  # (b, m, n)
-        numbers: StepNumbers,
+        scalars: StepScalars,
     ) -> None:
         """Algorithm 1 after the refresh: moments, the step in the rotated space, and back."""
         precision = batch.options["rotation_precision"]
         rotated = rotate(batch, gradient, precision)  # U^T G V
-        rotated_step = self._rotated_adam(batch, rotated, numbers)
+        rotated_step = self._rotated_adam(batch, rotated, scalars)
         update = rotate(batch, rotated_step, precision, back=True)
         kernels = self._kernels(batch)
         add_updates = kernels.add_updates if kernels is not None else None
-        batch.update_weights(update, numbers.decay, numbers.limit, add_updates)
+        batch.update_weights(update, scalars.decay, scalars.limit, add_updates)
 
     def _kernels(self, batch: MatrixBatch) -> Kernels | None:
         """The compiled functions of a step; None where torch's fused kernel is used."""
@@ -541,7 +558,7 @@ class BasisRotation(Optimizer):
         self,
         batch: MatrixBatch,
         rotated_gradient: Tensor,  # U^T G V (b, m, n)
-        numbers: StepNumbers,
+        scalars: StepScalars,
     ) -> Tensor:
         """The moments' recursions in the rotated space, and the update -lr m^ / (sqrt(v^) + eps)
         there (b, m, n).
@@ -564,7 +581,7 @@ class BasisRotation(Optimizer):
                 momentum,
                 second_moment,
                 batch.counts(),
-                numbers.lr,
+                scalars.lr,
                 batch.bad,
                 beta1,
                 beta2,
@@ -577,7 +594,7 @@ class BasisRotation(Optimizer):
         update = torch.zeros_like(momentum)
         options = {**batch.options, "weight_decay": 0.0, "maximize": False}
         state = {**batch.state, "step": steps[0]}
-        fused_adamw([update], [gradient], [state], numbers.lr, options, batch.bad)
+        fused_adamw([update], [gradient], [state], scalars.lr, options, batch.bad)
         if len(steps) > 1:  # the kernel counts one step for the whole batch
             steps[1:] += 1 if batch.bad is None else ~batch.bad
         damping = above_noise(second_moment, rounding, squared_mean(batch))
@@ -591,8 +608,8 @@ class BasisRotation(Optimizer):
     def _options(self, parameter: Tensor, group: Group) -> Group:
         """A parameter's options: its group's, unless its role in the model says otherwise."""
         role = self._roles.get(parameter)
-        # A group of `param_groups` has been sorted already.
-        return role.over(group) if role is not None and not is_sorted(group) else group
+        # A group of `param_groups` has its parameters' roles already.
+        return role.over(group) if role is not None and not has_roles(group) else group
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group of parameters with its options, which stays one group.
@@ -622,14 +639,14 @@ class BasisRotation(Optimizer):
             del self.param_groups[num_before:]
             raise
         if "_layout" in self.__dict__:  # the constructor, which adds all groups, warns once
-            self._warn_of_unsorted(num_before)
+            self._warn_without_model(num_before)
 
     def _check_parameter(self, parameter: Tensor, options: Group) -> None:
         wrong = FSDP1 if is_flat(parameter) else problem(parameter, options)
         if wrong:
             raise ValueError(f"{self._describe(parameter)}, {parameter.dtype}: {wrong}")
 
-    def _warn_of_unsorted(self, first_group: int) -> None:
+    def _warn_without_model(self, first_group: int) -> None:
         """Warn where groups seem to hold a whole model, but the model was not given.
 
         Without the model, embeddings and an untied head look like other matrices.
@@ -702,7 +719,7 @@ class BasisRotation(Optimizer):
             raise ValueError(f"{type(other).__name__} has no state of any of these parameters")
         for group in self.param_groups:
             self._put_off_first_refresh(group, other, states)
-        self._share_matrices()
+        self._assign_owners()
         for parameter, (state, options) in states.items():
             self.state[parameter] = self._as_kept(state, parameter, options)
         self._forget()
@@ -816,17 +833,17 @@ class BasisRotation(Optimizer):
             check_options(group)
         self._find_new_roles()
         groups = in_own_order(groups, self.param_groups)
-        numbers = [(number, group) for group in groups for number in group["params"]]
-        check_entries(given["state"], {number for number, _ in numbers})
+        numbered = [(number, group) for group in groups for number in group["params"]]
+        check_entries(given["state"], {number for number, _ in numbered})
         states = {}
-        for named, (number, group) in zip(self._named(), numbers, strict=True):
+        for named, (number, group) in zip(self._named(), numbered, strict=True):
             parameter = named.parameter
             state = given["state"].get(number)
             if state:
                 options = self._options(parameter, group)
                 check_state(state, parameter, options, self._describe)
                 states[parameter] = state, options
-        self._share_matrices()
+        self._assign_owners()
         kept = {}
         for parameter, (state, options) in states.items():
             kept[parameter] = self._as_kept(state, parameter, options)
@@ -836,10 +853,10 @@ class BasisRotation(Optimizer):
         """A copy of a saved state with this optimizer's dtypes and device."""
         shapes = state_shapes(parameter, options)
         kept = {name: value for name, value in state.items() if name not in shapes}
-        is_shared = is_sharded(parameter) and is_rotated(parameter, options)
+        has_owner = is_sharded(parameter) and is_rotated(parameter, options)
         for name, shape in shapes.items():  # in the same order on all ranks
             value = state[name]
-            if is_shared:
+            if has_owner:
                 value = whole(value)
                 if name != "step" and not self._sharding.of[parameter].is_owner:
                     value = torch.empty(0, device=parameter.device)

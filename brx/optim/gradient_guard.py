@@ -15,7 +15,7 @@ from .shards import Sharding
 
 # Devices on which an ordinary step does not wait: a flag on the device stops it from changing
 # anything.
-ASYNCHRONOUS = ("cuda",)
+ASYNCHRONOUS_DEVICES = ("cuda",)
 # After this many steps the host reads these flags, unless a refresh has made it wait before.
 LONGEST_WAIT = 100
 
@@ -126,7 +126,7 @@ class GradientGuard:
         if len(flags) != 1 or self._num_unread >= LONGEST_WAIT:
             return False
         (device,) = flags
-        return device.type in ASYNCHRONOUS
+        return device.type in ASYNCHRONOUS_DEVICES
 
     def _raise_now(self, norms: dict[Tensor, Tensor], num_bad_before: int) -> None:
         who = "a parameter whose shard lies on another rank"

@@ -26,11 +26,11 @@ class Graph(Protocol):
     def replay(self) -> object: ...
 
 
-Recorder = Callable[[Callable[[], None]], Graph]
+GraphMaker = Callable[[Callable[[], None]], Graph]
 """Records what a function does on the device, without doing it there."""
 
 
-class CudaRecorder:
+class CudaGraphMaker:
     """Records CUDA graphs, which all use the same memory in turn.
 
     Results that another graph needs must therefore be written to tensors that exist before.
@@ -68,7 +68,7 @@ class GraphedSteps:
     Args:
         optimizer: its parameters are whole on one CUDA device, and their gradients stay at the same
             addresses: zero them in place, `zero_grad(set_to_none=False)`.
-        record: makes the graphs; by default CUDA graphs with memory of their own.
+        make_graph: makes the graphs; by default CUDA graphs with memory of their own.
         device_type: the type of the parameters' device.
 
     Raises ValueError for parameters that lie elsewhere, or for `as_published`.
@@ -77,11 +77,11 @@ class GraphedSteps:
     def __init__(
         self,
         optimizer: BasisRotation,
-        record: Recorder | None = None,
+        make_graph: GraphMaker | None = None,
         device_type: str = "cuda",
     ) -> None:
         self._optimizer = optimizer
-        self._record = record or CudaRecorder()
+        self._make_graph = make_graph or CudaGraphMaker()
         self._recorded: dict[object, Graph] = {}
         # Plans are kept, because a signature names their objects by identity, which must not be
         # reused.
@@ -117,7 +117,7 @@ class GraphedSteps:
                 return
             if signature not in self._recorded:
                 work = partial(self._run, plan)
-                self._recorded[signature] = self._record(work)
+                self._recorded[signature] = self._make_graph(work)
             self._recorded[signature].replay()
             self._optimizer.count_unread_flag()
 

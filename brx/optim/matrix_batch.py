@@ -116,11 +116,11 @@ class MatrixBatch:
             limit: the largest change of an entry by the update.
             add_updates: a compiled function that does it; sharded weights do without.
         """
-        is_shared = self.members[0].shards is not None
-        if is_shared or add_updates is None:
+        has_shards = self.members[0].shards is not None
+        if has_shards or add_updates is None:
             updates = limited(updates, limit)
         by_member = self._like_parameters(updates)
-        if is_shared:
+        if has_shards:
             for member, update in zip(self.members, by_member, strict=True):
                 member.update = update
             return
@@ -198,7 +198,7 @@ def unless_bad(factor: float, dtype: torch.dtype, bad: Tensor | None) -> Tensor:
     return torch.full((), factor, dtype=dtype, device=bad.device).masked_fill_(bad, 1.0)
 
 
-class Layout:
+class BatchLayout:
     """The parameters that have had a gradient. Those that this rank rotates are in batches.
 
     A new layout is made whenever the optimizer's `state` or `param_groups` have changed.

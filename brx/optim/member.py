@@ -17,7 +17,7 @@ Refresh = Literal["exact", "power", None]
 
 
 class Due(NamedTuple):
-    """What an update does to a basis and its covariances."""
+    """What an update does to a basis and its covariances; perhaps nothing."""
 
     refresh: Refresh  # how it renews the basis; None: not at all
     num_gradients: int  # for how many updates its gradient counts in the covariances
@@ -88,7 +88,7 @@ class Member:
         """1 - lr weight_decay."""
         return float(1 - self.options["lr"] * self.options["weight_decay"])
 
-    def is_due(self, update: int | None = None) -> bool:
+    def is_refresh_due(self, update: int | None = None) -> bool:
         """Whether a refresh is due at an update (None: the next)."""
         frequency = self.options["frequency"]
         if frequency is None:
@@ -102,8 +102,8 @@ class Member:
         # gives intervals of 9 and 10 in turn.
         return bool(update // frequency > (update - 1) // frequency)
 
-    def next_refresh(self) -> Due:
-        """What the next update does to the basis and the covariances."""
+    def next_due(self) -> Due:
+        """What the next update does to the basis and the covariances, refresh or not."""
         update = self.num_updates + 1
         first = self.options["first_refresh"]
         if self.options["as_published"]:
@@ -112,7 +112,7 @@ class Member:
         if update <= first:
             # The paper leaves the start open. Here every gradient counts until the first basis.
             return Due("exact" if update == first else None, 1)
-        if not self.is_due():
+        if not self.is_refresh_due():
             return Due(None, 1 if self.options["covariance"] == "step" else 0)
         # A refresh: algorithm 1, lines 5 and 6.
         if self.options["covariance"] == "interval":
@@ -125,6 +125,6 @@ class Member:
         """The last update before the given one that renewed the basis."""
         first = self.options["first_refresh"]
         for update in range(before - 1, first, -1):
-            if self.is_due(update):
+            if self.is_refresh_due(update):
                 return update
         return int(first)

@@ -24,16 +24,16 @@ from .products import add_product
 def accumulate_covariances(
     batch: MatrixBatch,
     gradient: Tensor,  # (b, m, n)
-    num: int,  # of updates that it counts for
+    num_updates: int,  # for how many updates the gradient counts
 ) -> None:
-    """L <- beta2^num L + (1 - beta2^num) G G^T, and R likewise with G^T G.
+    """L <- beta2^n L + (1 - beta2^n) G G^T, and R likewise with G^T G; n is `num_updates`.
 
     In TF32 only G is rounded: the result is the exact covariance of a gradient nearby. If G has a
     null space, the rounding puts energy into it, up to 2^-22 of the whole (2^-20 if a GPU cuts bits
     off). The noise floor of `resolution` is higher, unless thirty eigenvalues are as large as the
     largest.
     """
-    beta2 = batch.options["betas"][1] ** num
+    beta2 = batch.options["betas"][1] ** num_updates
     decay = beta2
     decay_unless_bad = None
     if batch.bad is not None:  # only the device knows its value; a bad gradient is zero here

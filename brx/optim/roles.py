@@ -156,8 +156,9 @@ def find_heads(model: nn.Module, found: list[Place]) -> dict[str, str]:
     """The weights that make the model's outputs, by name, with the reason."""
     weights = _weights(found)
     heads: dict[str, str] = {}
+    last_weight = next(reversed(weights), None)
     for weight in weights:
-        called = _called_head(weight, is_last=weight == list(weights)[-1])
+        called = _called_head(weight, is_last=weight == last_weight)
         if called:
             heads[weight] = f"head: called {called}"
     for container, weight in _ends_of_containers(weights).items():
@@ -223,7 +224,8 @@ def _last_as_head(model: nn.Module, weights: dict[str, Place]) -> tuple[str, str
             if rows > columns or columns == tokens.shape[-1]:
                 return name, "head: a row per token"
             return None
-    if len(weights) > 1 and f"{name}.".startswith(_end_of_sequence(model)):
+    end = _end_of_sequence(model)
+    if len(weights) > 1 and end is not None and f"{name}.".startswith(end):
         return name, "head: the last layer of a Sequential"
     return None
 
@@ -251,9 +253,9 @@ def _tables(model: nn.Module) -> list[tuple[str, Any]]:
     return [(name, m) for name, m in named if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
 
 
-def _end_of_sequence(model: nn.Module) -> str:
+def _end_of_sequence(model: nn.Module) -> str | None:
     """The path of the last layer, with a dot, if a model is one Sequential (in a wrapper, or with
-    Sequentials at its end); otherwise "no layer", which is not a path."""
+    Sequentials at its end); None for other models."""
     path, module, is_sequential = "", model, False
     while True:
         children = []
@@ -264,11 +266,11 @@ def _end_of_sequence(model: nn.Module) -> str:
             break
         is_sequential = is_sequential or isinstance(module, nn.Sequential)
         if len(children) > 1 and not isinstance(module, nn.Sequential):
-            return "no layer"
+            return None
         name, module = children[-1]
         path += name + "."
     if not is_sequential:
-        return "no layer"
+        return None
     return without_wrappers(path.rstrip(".")) + "."
 
 
@@ -331,8 +333,8 @@ def _matching(names: Iterable[str], patterns: Iterable[str], argument: str) -> s
     return matched
 
 
-def is_sorted(group: Group) -> bool:
-    """Whether a group is one of `param_groups`, whose parameters have their roles' options."""
+def has_roles(group: Group) -> bool:
+    """Whether a group is one of `param_groups`: its options come from its parameters' roles."""
     # A user's own group may have a `kind`, too.
     return group.get("kind") in KINDS
 

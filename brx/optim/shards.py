@@ -70,8 +70,8 @@ class Sharding:
         self._groups: dict[Any, dist.ProcessGroup] = {}
         self._loads: dict[Any, list[int]] = {}  # by mesh, the cost of each rank's matrices
 
-    def add(self, parameters: Iterable[Tensor]) -> None:
-        """Share new parameters among the ranks, the most expensive first, so that all ranks have
+    def assign_owners(self, parameters: Iterable[Tensor]) -> None:
+        """Divide new parameters among the ranks, the most expensive first, so that all ranks have
         about equal work."""
         new = [parameter for parameter in parameters if parameter not in self.of]
         for parameter in sorted(new, key=rotation_cost, reverse=True):

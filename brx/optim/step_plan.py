@@ -11,12 +11,12 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from .matrix_batch import Layout, MatrixBatch
+from .matrix_batch import BatchLayout, MatrixBatch
 from .member import Due, Member
-from .numbers_of_step import NumbersOfSteps, StepNumbers
 from .options import Group, form_options, shared_options
-from .roles import Role, is_sorted
+from .roles import Role, has_roles
 from .shards import rotation_cost
+from .step_scalars import StepScalars, StepScalarsPool
 
 # Options that a CUDA graph of a step has fixed, besides betas and eps.
 CONSTANTS = ("source", "covariance", "rotation_precision", "covariance_precision", "maximize")
@@ -26,13 +26,13 @@ class StepOptions:
     """The options of a group's parameters in one step.
 
     Args:
-        numbers: the group's options, with numbers in place of tensors.
+        options: the group's options, with numbers in place of tensors.
         roles: the roles of parameters whose model is known.
     """
 
-    def __init__(self, numbers: Group, roles: dict[Tensor, Role]) -> None:
-        self._numbers = numbers
-        self._roles = {} if is_sorted(numbers) else roles
+    def __init__(self, options: Group, roles: dict[Tensor, Role]) -> None:
+        self._options = options
+        self._roles = {} if has_roles(options) else roles
         self._by_role: dict[Role | None, tuple[Group, tuple[object, ...]]] = {}
 
     def of(self, parameter: Tensor) -> Group:
@@ -46,15 +46,15 @@ class StepOptions:
         """A parameter's options; `rest_factor` scales the learning rate of one that is not
         rotated."""
         options = self.of(member.parameter)
-        factor = self._numbers["rest_factor"]
-        if member.is_rotated or factor == 1.0 or not self._numbers["rotate"]:
+        factor = self._options["rest_factor"]
+        if member.is_rotated or factor == 1.0 or not self._options["rotate"]:
             return options
         return {**options, "lr": options["lr"] * float(factor)}
 
     def _of_role(self, parameter: Tensor) -> tuple[Group, tuple[object, ...]]:
         role = self._roles.get(parameter)
         if role not in self._by_role:
-            options = self._numbers if role is None else role.over(self._numbers)
+            options = self._options if role is None else role.over(self._options)
             self._by_role[role] = options, form_options(options)
         return self._by_role[role]
 
@@ -66,13 +66,13 @@ class Work:
     Attributes:
         batch: neighbouring members of a batch of the layout that go through the step together.
         place: the number of that batch in the layout, and the first and last member there.
-        refreshes: for each run of neighbouring members, what is due for their bases.
+        due: for each run of neighbouring members, what is due for their bases.
     """
 
     batch: MatrixBatch
     place: tuple[int, int, int]
-    numbers: StepNumbers
-    refreshes: list[tuple[Due, slice]]
+    scalars: StepScalars
+    due: list[tuple[Due, slice]]
 
 
 @dataclass
@@ -87,29 +87,29 @@ class Plan:
 
     members: list[Member]
     work: list[Work] = field(default_factory=list)
-    rest: list[tuple[list[Member], StepNumbers]] = field(default_factory=list)
+    rest: list[tuple[list[Member], StepScalars]] = field(default_factory=list)
 
     @property
     def is_refresh(self) -> bool:
         """Whether any basis is renewed."""
         rotated = [member for member in self.members if member.is_rotated]
-        return any(member.next_refresh().refresh is not None for member in rotated)
+        return any(member.next_due().refresh is not None for member in rotated)
 
     @property
     def signature(self) -> object:
         """A hashable description of the step: the device does the same in two steps with equal
-        signatures, apart from the numbers that it reads (`StepNumbers`)."""
+        signatures, apart from the scalars that it reads (`StepScalars`)."""
         gradients = []
         for member in self.members:
             assert member.gradient is not None
             gradients.append((id(member), member.gradient.data_ptr()))
         work = []
-        for one in self.work:
-            refreshes = tuple((due, run.start, run.stop) for due, run in one.refreshes)
-            options = one.batch.options
+        for batch_work in self.work:
+            all_due = tuple((due, run.start, run.stop) for due, run in batch_work.due)
+            options = batch_work.batch.options
             fixed = (options["betas"], options["eps"], *map(options.get, CONSTANTS))
-            work.append((one.place, refreshes, fixed))
-        rest = [(id(numbers), len(together)) for together, numbers in self.rest]
+            work.append((batch_work.place, all_due, fixed))
+        rest = [(id(scalars), len(together)) for together, scalars in self.rest]
         return tuple(gradients), tuple(work), tuple(rest)
 
     @property
@@ -119,7 +119,7 @@ class Plan:
         for work in self.work:
             batch = work.batch
             matrices_per_member = len(batch.matrices("exp_avg")) // len(batch.members)
-            for due, run in work.refreshes:
+            for due, run in work.due:
                 if due.refresh == "exact":
                     num_matrices = matrices_per_member * (run.stop - run.start)
                     total += len(batch.sides) * num_matrices
@@ -148,28 +148,28 @@ class FirstBases:
                 self._tell(self._num_done, self._total)
 
 
-def plan_step(members: list[Member], layout: Layout, numbers: NumbersOfSteps) -> Plan:
-    """Plan a step, and write its numbers to the device.
+def plan_step(members: list[Member], layout: BatchLayout, scalars: StepScalarsPool) -> Plan:
+    """Plan a step, and write its scalars to the device.
 
     Args:
         members: the parameters that have a gradient, with their options in this step.
         layout: has these and all other parameters, in batches.
-        numbers: where the device reads rates and limits.
+        scalars: where the device reads rates and limits.
     """
-    numbers.begin()
+    scalars.begin()
     plan = Plan(members)
     for index, batch in enumerate(layout.batches):
         for key, run in batch.runs(_alike_in_a_step):
             if key is None:
                 continue
             part = batch[run]
-            refreshes = list(part.runs(Member.next_refresh))
+            due = list(part.runs(Member.next_due))
             place = (index, run.start, run.stop)
-            plan.work.append(Work(part, place, numbers.of(part.members[0]), refreshes))
+            plan.work.append(Work(part, place, scalars.of(part.members[0]), due))
     rest = [member for member in members if not member.is_rotated and member.is_updated_here]
     for _, alike in groupby(rest, _one_call):
         together = list(alike)
-        plan.rest.append((together, numbers.of(together[0])))
+        plan.rest.append((together, scalars.of(together[0])))
     return plan
 
 

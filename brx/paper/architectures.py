@@ -42,7 +42,7 @@ SCALE_OF = {RATES_ALONE: SCALES["similar"], GPT: SCALES["tuned"], LLAMA: SCALES[
 RUNS = SCALE_OF[LLAMA].runs
 NOT_RUN: Literal["not run"] = "not run"
 
-Verdict = strict.Strict | Literal["not run"]
+StrictOrNotRun = strict.Strict | Literal["not run"]
 
 
 class Study:
@@ -218,7 +218,7 @@ def verdict_table(folder: Path) -> pd.DataFrame:
     the last row is their conjunction."""
     study = Study.load(folder)
     rows: list[dict[str, str]] = []
-    verdicts: dict[str, list[Verdict]] = {architecture: [] for architecture in SCALE_OF}
+    verdicts: dict[str, list[StrictOrNotRun]] = {architecture: [] for architecture in SCALE_OF}
     for statement in STATEMENTS:
         row = {"statement": statement.text}
         for architecture in SCALE_OF:
@@ -232,7 +232,7 @@ def verdict_table(folder: Path) -> pd.DataFrame:
     return pd.DataFrame([*rows, last])
 
 
-def _judged(study: Study, architecture: str, statement: Statement) -> tuple[Verdict, str]:
+def _judged(study: Study, architecture: str, statement: Statement) -> tuple[StrictOrNotRun, str]:
     """The strict verdict on a statement, and a text: our numbers, or why there is no verdict."""
     experiments = study.experiments.get(architecture)
     if experiments is None:
@@ -250,10 +250,10 @@ def _sweep_of(architecture: str) -> str:
     return f"brx sweep {SCALE_OF[architecture].sweep('main')}"
 
 
-def conjunction(verdicts: Sequence[Verdict]) -> Verdict:
+def conjunction(verdicts: Sequence[StrictOrNotRun]) -> StrictOrNotRun:
     """The verdict on all statements together: the first of *no*, *not run* and *open* that is among
     the verdicts; *yes* if none of them is."""
-    order: tuple[Verdict, ...] = ("no", NOT_RUN, "open")
+    order: tuple[StrictOrNotRun, ...] = ("no", NOT_RUN, "open")
     return next((verdict for verdict in order if verdict in verdicts), "yes")
 
 

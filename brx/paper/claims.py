@@ -26,7 +26,7 @@ from brx.paper.scales import STRATEGY_NAMES, Experiments, Scale
 from brx.paper.strict import Strict
 from brx.plot.style import GROUP_COLORS
 from brx.runs.comparison import BASELINES
-from brx.runs.folder import SEED
+from brx.runs.trajectory import SEED
 
 # A number is reproduced if ours is within this factor of the paper's (docs/protocol.md, section 5).
 FACTOR = 2.0
@@ -48,13 +48,13 @@ RATIO_TICKS = {
 # Headings of the columns of text in the figure, and their x as a share of the axes' width.
 COLUMNS = {"paper": 1.02, "here [95 %]": 1.145}
 
-Question = Callable[[Experiments], Evidence]
-Rule = Literal["number", "at least", "direction", "order of norms", "closed form"]
+EvidenceFunction = Callable[[Experiments], Evidence]
+ClaimRule = Literal["number", "at least", "direction", "order of norms", "closed form"]
 StrictOrUntried = Literal["yes", "no", "open", "not tried"]
 Unit = Literal["times", "percent", "plain"]
 
 
-KINDS: dict[str, tuple[Rule, ...]] = {
+KINDS: dict[str, tuple[ClaimRule, ...]] = {
     "numbers": ("number", "at least"),
     "directions": ("direction", "order of norms"),
     "formulas": ("closed form",),
@@ -85,10 +85,10 @@ class Claim:
     name: str
     where: str
     statement: str
-    evidence: Question
+    evidence: EvidenceFunction
     paper: float | None = None  # the printed number; None for a direction
     unit: Unit = "plain"
-    rule: Rule = "direction"
+    rule: ClaimRule = "direction"
     # The command that makes what sweeps do not make; `{curvature}` stands for the scale's folder of
     # measured runs.
     command: str = ""

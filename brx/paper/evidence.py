@@ -43,8 +43,8 @@ from brx.runs.comparison import (
     variants_text,
     with_diverged,
 )
-from brx.runs.folder import SEED
 from brx.runs.tables import seeds_text
+from brx.runs.trajectory import SEED
 
 LEAST_ACCURATE = "basis-rotation 1st/unilateral"
 FINER_THAN = (
@@ -186,8 +186,8 @@ def final_loss(seeds: pd.DataFrame, loss: str = "val_loss") -> float:
 
 def margin(ours: pd.DataFrame, theirs: pd.DataFrame, loss: str = "val_loss") -> Margin:
     """How many nats ours ends below theirs, seed by seed."""
-    losses, their_losses = (losses_by_seed(seeds, loss) for seeds in shared_seeds(ours, theirs))
-    return Margin(their_losses - losses)
+    ours, theirs = shared_seeds(ours, theirs)
+    return Margin(losses_by_seed(theirs, loss) - losses_by_seed(ours, loss))
 
 
 def losses_by_seed(seeds: pd.DataFrame, loss: str = "val_loss") -> pd.Series:
@@ -329,7 +329,8 @@ def few_refreshes_cost_little(experiments: Experiments) -> Evidence:
     """Refreshes every 100 iterations lose less than a tenth of the lead over the best baseline.
 
     (The paper says that they lose little.)"""
-    usual, *baselines = (runs_of(experiments, name) for name in ("basis-rotation", *BASELINES))
+    usual = runs_of(experiments, "basis-rotation")
+    baselines = [runs_of(experiments, name) for name in BASELINES]
     few = runs_of(
         experiments, "basis-rotation", sweep="frequency", settings={"optimizer.frequency": 100}
     )

@@ -44,10 +44,11 @@ from brx.runs.comparison import (
     with_diverged,
 )
 from brx.runs.experiments import by_experiment
-from brx.runs.folder import RATE, SEED, has_runs
+from brx.runs.folder import has_runs
 from brx.runs.frames import DEPTH
 from brx.runs.slowdown import CONFIDENCE
 from brx.runs.tables import final_loss_text, rate_text, saved_text, slowdown_text
+from brx.runs.trajectory import RATE, SEED
 
 PAPER_RELATIVE_DELAY = 31 / 244_000
 """The paper's largest delay over its training: 1 B tokens at 4,096 per iteration."""

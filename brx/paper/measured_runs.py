@@ -6,8 +6,9 @@ from pathlib import Path
 from brx.names import path_of_text
 from brx.paper.scales import Experiments, Scale
 from brx.runs.experiments import at_best_rates, of_main_origin
-from brx.runs.folder import RATE, has_runs
+from brx.runs.folder import has_runs
 from brx.runs.frames import load
+from brx.runs.trajectory import RATE
 
 
 def measured_runs(scale: Scale, experiments: Experiments | None = None) -> list[Path]:

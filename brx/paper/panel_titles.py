@@ -7,8 +7,8 @@ import pandas as pd
 
 from brx.plot import losses
 from brx.plot.style import look_of
-from brx.runs.folder import SEED
 from brx.runs.frames import DEPTH
+from brx.runs.trajectory import SEED
 
 TITLE_CHARACTERS = 34  # most characters in a line of a panel's title
 LEVEL = 0.005  # nats; smaller differences are 0.00 in a title

@@ -13,10 +13,10 @@ from brx.paper.panels import Panel
 from brx.paper.scales import Experiments, Scale
 from brx.paper.tables import Entry
 from brx.plot.style import COLUMN_WIDTH_IN, legend_entries, new_figure, save
-from brx.runs.folder import RATE
 from brx.runs.frames import DEPTH
 from brx.runs.run import SMOOTHING
 from brx.runs.tables import rate_text
+from brx.runs.trajectory import RATE
 
 PANEL_IN = 2.3  # width of a panel
 HEIGHT_IN = 2.5  # and its height

@@ -18,9 +18,9 @@ from brx.errors import UserError
 from brx.paper.scales import ENDS
 from brx.paper.strict import FEWEST_SEEDS
 from brx.runs.aspects import differences
-from brx.runs.folder import SEED, trajectory_of
 from brx.runs.frames import load
 from brx.runs.run import read_run
+from brx.runs.trajectory import SEED, trajectory_of
 from brx.sweep.conditions import first_match
 
 RUNS = Path("results/precision")
@@ -123,9 +123,9 @@ def _check_equal(rows: pd.DataFrame) -> None:
     if why_not_comparable:
         raise UserError(f"{why_not_comparable[0]}; move one of them away")
     first = rows.index[0]
-    expected = _shared_settings(first)
+    expected = _settings_that_must_agree(first)
     for run in rows.index[1:]:
-        for key, value in _shared_settings(run).items():
+        for key, value in _settings_that_must_agree(run).items():
             wanted = expected.get(key)
             if value != wanted:
                 raise UserError(
@@ -134,7 +134,7 @@ def _check_equal(rows: pd.DataFrame) -> None:
                 )
 
 
-def _shared_settings(run: Hashable) -> dict[str, object]:
+def _settings_that_must_agree(run: Hashable) -> dict[str, object]:
     """A run's settings, by dotted key, without those in which runs of the study may differ."""
     sections = trajectory_of(read_run(Path(str(run))).config)
     settings = {

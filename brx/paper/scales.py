@@ -21,9 +21,9 @@ from brx.errors import UserError
 from brx.runs.aspects import experiment_id, without_settings
 from brx.runs.comparison import common_target
 from brx.runs.experiments import at_best_rates, main_origin, notes, tried_rates
-from brx.runs.folder import RATE
 from brx.runs.frames import load
-from brx.runs.run import read_run, unusual_settings
+from brx.runs.run import read_run, unusual_optimizer_settings
+from brx.runs.trajectory import RATE
 
 T = TypeVar("T")
 
@@ -283,13 +283,13 @@ def _without_second_keys(runs: pd.DataFrame, second_keys: Mapping[str, str]) -> 
         config = read_run(Path(str(run))).config
         fingerprint = row["data_fingerprint"]
         version = row["trajectory_version"]
-        identity = experiment_id(
+        experiment = experiment_id(
             config,
             None if pd.isna(fingerprint) else fingerprint,
             None if pd.isna(version) else int(version),
             second_keys.get(config.optimizer.method),
         )
-        ids.append(identity)
+        ids.append(experiment)
     return pd.Series(ids, runs.index)
 
 
@@ -343,7 +343,7 @@ class Experiments:
 
     def __init__(self, scale: Scale, runs: pd.DataFrame, folder: Path) -> None:
         # Settings that the scale's preset gives to every method do not distinguish methods.
-        usual = unusual_settings(preset_with(scale.preset, {}))
+        usual = unusual_optimizer_settings(preset_with(scale.preset, {}))
         runs = runs.assign(variant=without_settings(runs["variant"], usual))
         # Runs that come from other Experiments (`at_rate`) are at their best values already. These
         # were chosen among all rates, and stay as they are.

@@ -23,10 +23,10 @@ from brx.paper.scales import LADDER_METHODS, OURS
 from brx.plot.style import look_of, new_figure, save
 from brx.runs.comparison import common_target, concat, reductions, slowdowns
 from brx.runs.experiments import at_best_rates
-from brx.runs.folder import RATE, SEED
 from brx.runs.frames import DEPTH, load
 from brx.runs.slowdown import Reached, iteration_ratio
 from brx.runs.tables import slowdown_text
+from brx.runs.trajectory import RATE, SEED
 from brx.sweep.conditions import value_at
 
 RUNS = Path("results/similarity")

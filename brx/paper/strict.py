@@ -89,16 +89,18 @@ def rounded_by_seed(by_seed: pd.Series) -> dict[str, float | str]:
 def welch_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """Welch's 95 % t interval of mean(ours) - mean(theirs), for two independent samples with two or
     more finite numbers each."""
-    variances = [float(np.var(sample, ddof=1)) / len(sample) for sample in (ours, theirs)]
-    variance = sum(variances)
+    # The variances of the two means, and of their difference.
+    our_variance = float(np.var(ours, ddof=1)) / len(ours)
+    their_variance = float(np.var(theirs, ddof=1)) / len(theirs)
+    variance = our_variance + their_variance
     mean = float(np.mean(ours) - np.mean(theirs))
     if variance == 0:
         return Interval(mean, mean, mean)
-    # Welch and Satterthwaite's degrees of freedom: variance^2 / sum(parts).
-    parts = [
-        part**2 / (len(sample) - 1) for part, sample in zip(variances, (ours, theirs), strict=True)
-    ]
-    half = float(stdtrit(variance**2 / sum(parts), (1 + CONFIDENCE) / 2)) * math.sqrt(variance)
+    # Welch and Satterthwaite's degrees of freedom.
+    spread = our_variance**2 / (len(ours) - 1) + their_variance**2 / (len(theirs) - 1)
+    degrees_of_freedom = variance**2 / spread
+    quantile = float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2))
+    half = quantile * math.sqrt(variance)
     return Interval(mean, mean - half, mean + half)
 
 

@@ -41,11 +41,11 @@ from brx.pipeline.cut import (
 from brx.pipeline.delay import StageDelay
 from brx.pipeline.delayed_arguments import (
     check_settings,
+    checked_delays,
     has_stepped,
     is_whole,
     optimized,
     optimizers_in,
-    stage_delays,
     without_arrays,
 )
 from brx.pipeline.forecasts import FORECAST_RULES, Forecast, StashMode
@@ -165,7 +165,7 @@ class DelayedPipeline:
         if is_known_before_use(stages) or example is not None:
             self._decide_cut()
         num_stages = stages if isinstance(stages, int) else len(self.by_stage)
-        self._delays = stage_delays(delay, num_stages, accumulation, seed)
+        self._delays = checked_delays(delay, num_stages, accumulation, seed)
 
         self._has_delay = any(delay.tau for delay in self._delays)
         others = {}

@@ -31,7 +31,7 @@ def without_arrays(delay: Any) -> Any:
     return delay.tolist() if hasattr(delay, "tolist") else delay
 
 
-def stage_delays(delay: Any, num_stages: int, accumulation: int, seed: int) -> list[StageDelay]:
+def checked_delays(delay: Any, num_stages: int, accumulation: int, seed: int) -> list[StageDelay]:
     """`delays_of`, with a UserError that names `delayed` if the delay is wrong."""
     try:
         return delays_of(delay, num_stages, accumulation, seed=seed)

@@ -34,7 +34,7 @@ from torch.nn.utils import get_total_norm
 from torch.profiler import record_function
 
 from brx.errors import DivergedError
-from brx.optim.graphs import Recorder
+from brx.optim.graphs import GraphMaker
 from brx.pipeline.chain import Chain
 from brx.pipeline.gradients import Gradients
 from brx.pipeline.graphs import GraphedPasses, PassResults
@@ -147,8 +147,8 @@ class Engine:
         neighbours: the connections to other devices; None if R is 1.
         takes_update_norms: for an iteration, whether to measure the norms of its updates. This
             needs a copy of the weights.
-        record: records both passes of a micro-batch as a graph, to be replayed (one device only).
-            None: they run as they are.
+        make_graph: records both passes of a micro-batch as a graph, to be replayed (one device
+            only). None: they run as they are.
         compiles_whole: compiles all stages as one graph (one device only).
     """
 
@@ -164,11 +164,11 @@ class Engine:
         num_ranks: int = 1,
         neighbours: Neighbours | None = None,
         takes_update_norms: Callable[[int], bool] = lambda iteration: False,
-        record: Recorder | None = None,
+        make_graph: GraphMaker | None = None,
         compiles_whole: bool = False,
     ) -> None:
         assert (neighbours is None) == (num_ranks == 1)
-        assert num_ranks == 1 or (record is None and not compiles_whole)
+        assert num_ranks == 1 or (make_graph is None and not compiles_whole)
         self.stages = list(stages)
         self.rank = rank
         self.num_ranks = num_ranks
@@ -192,8 +192,8 @@ class Engine:
         self._auxiliary_losses: list[Tensor] = []  # (stages with a mixture,) each
         self._grad_norms: Tensor | None = None  # (stages,)
         self._graphed: GraphedPasses | None = None
-        if record is not None:
-            self._graphed = GraphedPasses(self.stages, self._both_passes, record)
+        if make_graph is not None:
+            self._graphed = GraphedPasses(self.stages, self._both_passes, make_graph)
 
     def run(self, first: int, last: Callable[[], int]) -> Iterator[StepResult]:
         """Make the updates `first` to `last()`, of M micro-batches each. The pipeline is empty

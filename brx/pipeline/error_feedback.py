@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from brx.pipeline.slots import FlatTensors, Layout, copy_tensors
+from brx.pipeline.slots import FlatLayout, FlatTensors, copy_tensors
 
 
 class ErrorFeedback:
@@ -30,7 +30,7 @@ class ErrorFeedback:
         coefficient: c.
     """
 
-    def __init__(self, layout: Layout, newest: FlatTensors, coefficient: float) -> None:
+    def __init__(self, layout: FlatLayout, newest: FlatTensors, coefficient: float) -> None:
         self._coefficient = coefficient
         self._before = layout.like_weights()  # w(t - 1)
         self._last = layout.like_weights()  # u(t - 1)

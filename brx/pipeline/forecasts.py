@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from brx.pipeline.delay import StageDelay
-from brx.pipeline.slots import FlatTensors, Layout, Tensors, as_list, copy_tensors
+from brx.pipeline.slots import FlatLayout, FlatTensors, Tensors, as_list, copy_tensors
 
 StashMode = Literal["exact", "none", "predict"]
 Forecast = Literal["last-update", "average-update"]
@@ -97,7 +97,7 @@ class Extrapolation:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: FlatLayout,
         newest: Tensors,
         delay: StageDelay,
         stash: StashMode,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from brx.errors import RunError
-from brx.optim.graphs import CudaRecorder, Graph, Recorder
+from brx.optim.graphs import CudaGraphMaker, Graph, GraphMaker
 from brx.pipeline.versions import StageVersions
 
 # How many passes of a kind run without a graph before one is recorded. They fill caches, choose
@@ -102,7 +102,7 @@ class GraphedPasses:
         stages: all stages; the pipeline has one device.
         passes: runs both passes of a micro-batch and collects its gradients. With the last
             micro-batch of an update, it also clips them.
-        record: makes a graph of a function; by default a CUDA graph.
+        make_graph: makes a graph of a function; by default a CUDA graph.
 
     `run` raises RunError for passes that no graph can hold: they draw random numbers on the host,
     make new buffers, or make the host wait for the device. It also does so if a tensor has moved
@@ -110,11 +110,11 @@ class GraphedPasses:
     """
 
     def __init__(
-        self, stages: Sequence[StageVersions], passes: Passes, record: Recorder | None = None
+        self, stages: Sequence[StageVersions], passes: Passes, make_graph: GraphMaker | None = None
     ) -> None:
         self._stages = list(stages)
         self._passes = passes
-        self._record_graph = record or CudaRecorder()
+        self._make_graph = make_graph or CudaGraphMaker()
         self._accumulation = stages[0].delay.accumulation
         self._num_met: Counter[_Kind] = Counter()
         self._recorded: dict[_Kind, _Recorded] = {}
@@ -151,7 +151,7 @@ class GraphedPasses:
             results.append(self._passes(micro_batch, own_inputs, own_targets))
 
         try:
-            graph = self._record_graph(work)
+            graph = self._make_graph(work)
         except RuntimeError as error:
             first_line = (str(error).splitlines() or [type(error).__name__])[0]
             raise RunError(

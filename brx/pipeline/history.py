@@ -20,7 +20,7 @@ from torch import Tensor
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay
 from brx.pipeline.forecasts import Extrapolation, ForecastRule, StashMode
-from brx.pipeline.slots import FlatTensors, Layout, Slots, copy_tensors
+from brx.pipeline.slots import FlatLayout, FlatTensors, Slots, copy_tensors
 
 WINDOW_COUNTERS = 2**31  # where the counters of windows begin
 
@@ -86,7 +86,7 @@ class StageHistory:
         self.parameters = list(parameters)
         self.delay = delay
         self._kinds = [_kind(weight) for weight in initial]
-        layout = Layout(initial)
+        layout = FlatLayout(initial)
         self.slots = Slots(layout, delay, initial, on_host=on_host)
         self.extrapolation = Extrapolation(layout, initial, delay, stash, forecast)
 
@@ -97,13 +97,13 @@ class StageHistory:
         return self.extrapolation.newest
 
     @property
-    def contents(self) -> list[Tensor]:
-        """What the parameters hold now; see the function `contents`."""
+    def held(self) -> list[Tensor]:
+        """What the parameters hold now: the `contents` of each."""
         return [contents(parameter) for parameter in self.parameters]
 
     def record(self, version: int) -> None:
         """Store what the parameters hold as a new version."""
-        now = self.contents
+        now = self.held
         self._check(now)
         self.slots.store(version, self.extrapolation.record(now, now))
         self.slots.finish_store()
@@ -111,7 +111,7 @@ class StageHistory:
     def amend(self, version: int) -> None:
         """Store what the parameters hold as the newest version again, because somebody may have
         written to them in a way that no counter sees (`weight.data`)."""
-        now = self.contents
+        now = self.held
         self._check(now)
         if self.newest is not None:
             copy_tensors(self.newest, now)
@@ -122,21 +122,21 @@ class StageHistory:
 
     def load(self, micro_batch: int) -> None:
         """Parameters := the version of a micro-batch."""
-        self.slots.load(micro_batch, self.contents)
+        self.slots.load(micro_batch, self.held)
         self.slots.prefetch(micro_batch + 1)
 
     def load_newest(self, version: int) -> None:
         """Parameters := the newest version."""
         if self.newest is not None:
-            copy_tensors(self.contents, self.newest)
+            copy_tensors(self.held, self.newest)
         else:
-            self.slots.load_version(version, self.contents)
+            self.slots.load_version(version, self.held)
 
     def load_for_backward(self, version: int) -> None:
         """Parameters := what a backward pass sees under `none` and `predict`."""
         self.load_newest(version)
         if self.newest is not None:
-            now = self.contents
+            now = self.held
             copy_tensors(now, self.extrapolation.seen_by_backward(now))
 
     def newest_views(self, version: int) -> list[Tensor]:
@@ -160,13 +160,12 @@ class StageHistory:
         for name, weight, kind in zip(self.names, now, self._kinds, strict=True):
             if _kind(weight) == kind:
                 continue
-            before, after = next(
-                (old, new) for old, new in zip(kind, _kind(weight), strict=True) if old != new
-            )
-            raise UserError(
-                f"delayed: {name} went from {before} to {after}; convert, move or resize the model "
-                "before the call"
-            )
+            for before, after in zip(kind, _kind(weight), strict=True):
+                if before != after:
+                    raise UserError(
+                        f"delayed: {name} went from {before} to {after}; convert, move or resize "
+                        "the model before the call"
+                    )
 
 
 def _kind(weight: Tensor) -> tuple[torch.dtype, torch.device, tuple[int, ...]]:
@@ -241,9 +240,8 @@ class History:
         """These parameters := the newest version, in the middle of a backward pass."""
         chosen = {id(parameter) for parameter in parameters}
         for stage in self.stages:
-            for parameter, kept in zip(
-                stage.parameters, stage.newest_views(self.newest_version), strict=True
-            ):
+            newest = stage.newest_views(self.newest_version)
+            for parameter, kept in zip(stage.parameters, newest, strict=True):
                 if id(parameter) in chosen:
                     contents(parameter).copy_(kept)
                     counter = self._newest_counters[self._indices[id(parameter)]]
@@ -291,15 +289,15 @@ def different(
     is_rounded: bool = False,
 ) -> list[str]:
     """The names of parameters whose contents differ from those kept."""
-    different = []
+    found = []
     for name, parameter, expected in zip(names, parameters, kept, strict=True):
         now = contents(parameter).to(expected.device)
         is_same = is_equal(now, expected)
         if is_rounded and not is_same:
             is_same = torch.allclose(now, expected, rtol=1e-3, atol=1e-6, equal_nan=True)
         if not is_same:
-            different.append(name)
-    return different
+            found.append(name)
+    return found
 
 
 @contextmanager

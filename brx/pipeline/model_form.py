@@ -128,25 +128,25 @@ def refuse_shared_memory(
                 end = begin + _length(weight) * weight.itemsize
                 extents.append(_Extent(str(weight.device), begin, end, name, delay.tau))
     extents.sort()
-    open_ones: list[_Extent] = []  # those before that have not ended where this one begins
+    overlapping: list[_Extent] = []  # earlier ones that have not ended where this one begins
     for extent in extents:
-        open_ones = [one for one in open_ones if _reaches(one, extent)]
-        for one in open_ones:
-            is_shared = one.tau != extent.tau and _share_an_element(
-                contents(trained[one.name]), contents(trained[extent.name])
-            )
-            if is_shared:
+        overlapping = [earlier for earlier in overlapping if _reaches(earlier, extent)]
+        for earlier in overlapping:
+            if earlier.tau == extent.tau:
+                continue
+            weights = contents(trained[earlier.name]), contents(trained[extent.name])
+            if _share_an_element(*weights):
                 raise UserError(
-                    f"delayed: {one.name} and {extent.name} share memory, but their stages have "
-                    f"the delays {one.tau} and {extent.tau}; make them one parameter, or put them "
-                    f"into one stage"
+                    f"delayed: {earlier.name} and {extent.name} share memory, but their stages "
+                    f"have the delays {earlier.tau} and {extent.tau}; make them one parameter, or "
+                    f"put them into one stage"
                 )
-        open_ones.append(extent)
+        overlapping.append(extent)
 
 
-def _reaches(one: _Extent, later: _Extent) -> bool:
+def _reaches(earlier: _Extent, later: _Extent) -> bool:
     """Whether an extent ends behind the beginning of a later one."""
-    return one.device == later.device and one.end > later.begin
+    return earlier.device == later.device and earlier.end > later.begin
 
 
 def _length(weight: Tensor) -> int:

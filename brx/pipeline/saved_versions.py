@@ -29,7 +29,7 @@ def load_stage(stage: StageHistory, saved: Mapping[str, Any]) -> None:
         torch._foreach_copy_(slot.views, kept)
     if (stage.newest is None) != (saved["newest"] is None):
         raise ValueError("the state is of another stash mode or forecast")
-    newest = saved["newest"] if stage.newest is not None else stage.contents
+    newest = saved["newest"] if stage.newest is not None else stage.held
     stage.extrapolation.load_state(saved["extrapolation"], newest)
     stage.slots.forget()
 

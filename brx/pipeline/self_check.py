@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from brx.errors import UserError, counted, some
+from brx.errors import UserError, counted, counted_choices, some
 from brx.pipeline.hooks import has_nonzero, warn_user
 
 CHECKED = 3  # updates
@@ -164,8 +164,7 @@ class SelfCheck:
 
     def summary(self, delays_in_updates: Sequence[float]) -> str:
         """One line on the passes per update so far, and the largest delay."""
-        *fewer, most = sorted(self.passes_met)
-        passes = " or ".join([*map(str, fewer), counted(most, "backward pass")])
+        passes = counted_choices(sorted(self.passes_met), "backward pass")
         longest = counted(max(delays_in_updates), "update", ".4g")
         return f"met: {passes} per update; tau is up to {longest}"
 

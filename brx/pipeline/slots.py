@@ -55,7 +55,7 @@ class _Place(NamedTuple):
     shape: torch.Size
 
 
-class Layout:
+class FlatLayout:
     """Gives each tensor of a list its place in a flat buffer.
 
     Tensors with the same device, the same data type, and the same data type in the slots form a
@@ -118,9 +118,9 @@ class Layout:
 
 @dataclass
 class FlatTensors:
-    """Tensors that lie one after another in a buffer per group of their layout; see `Layout`."""
+    """Tensors that lie one after another in a buffer per group of their layout (`FlatLayout`)."""
 
-    layout: Layout
+    layout: FlatLayout
     buffers: list[Tensor]  # (num_elements,) each, one per group
 
     @cached_property
@@ -201,7 +201,7 @@ class _Rows:
         num_slots: the number of rows.
     """
 
-    def __init__(self, layout: Layout, blocks: Sequence[Tensor], num_slots: int) -> None:
+    def __init__(self, layout: FlatLayout, blocks: Sequence[Tensor], num_slots: int) -> None:
         self._layout = layout
         self._blocks = blocks
         self._num_slots = num_slots
@@ -249,7 +249,7 @@ class Slots:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: FlatLayout,
         delay: StageDelay,
         initial: Tensors,
         *,

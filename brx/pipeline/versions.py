@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from brx.pipeline.delay import StageDelay
 from brx.pipeline.error_feedback import ErrorFeedback
 from brx.pipeline.forecasts import Extrapolation, ForecastRule, StashMode
-from brx.pipeline.slots import Layout, Slots, as_list, copy_tensors
+from brx.pipeline.slots import FlatLayout, Slots, as_list, copy_tensors
 
 _Bound = int | Literal["newest"] | None
 """What the weights in use hold: the version of a slot (its index), the newest weights, or something
@@ -77,7 +77,7 @@ class StageVersions:
         self.newest = dict(module.named_parameters())
         weights = list(self.newest.values())
         slot_dtypes = [slot_dtype(name, weight) for name, weight in self.newest.items()]
-        self.layout = Layout(weights, slot_dtypes)
+        self.layout = FlatLayout(weights, slot_dtypes)
         # The newest weights move into one buffer per data type.
         self._newest = self.layout.like_weights()
         copy_tensors(self._newest, weights)

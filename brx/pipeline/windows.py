@@ -5,7 +5,18 @@ open, parameters hold the old versions of their stages. Needs torch alone.
                      window --peek--> newest --return--> window      (an evaluation in between)
                      closed window --its backward pass begins again--> window
 
-Version t is what the weights are when the first pass of the next update begins.
+Version t is what the weights are when the first pass of the next update begins: that pass is the
+first to know that no more writes will come. In a plain loop, hooks call these methods in turn:
+
+    a training forward pass begins    `open`: record the version that the last step has made, if it
+                                      is not recorded yet; make a `Window`, and show its contents
+    it ends                           `check_forward`: it must not have written weights
+    its backward pass begins          `begin_backward`: show the window's contents again, if it has
+                                      been closed; under `none` and `predict`, other weights
+    a gradient arrives                `see_gradient`
+    the backward pass ends            `end`: count it, and show the newest weights
+    the optimizer steps               `before_step`, `after_step`: a new version is pending
+    an evaluation begins, and ends    `peek`, `end_peek`: only if a window is open
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -120,12 +131,12 @@ class Windows:
         self._num_windows = 0  # windows of the current update
         self._num_backward = 0  # windows of it whose backward pass has ended
         self._num_cleared = 0  # windows of it whose gradients the loop has cleared
-        # Marks of the gradients when the last backward pass ended; None if they are not known.
+        # What `_marks_of` gave when the last backward pass ended; None if that is not known.
         self._gradients_left: list[tuple[int, int]] | None = None
         # Whether the gradients of that backward pass are not at the parameters. FSDP2 keeps them
         # elsewhere until a micro-batch with gradient synchronization.
         self._are_elsewhere = False
-        self._serial = 0  # number of windows, over all updates
+        self._serial = 0  # windows so far, over all updates; the number of the newest one
         # By optimizer whose step is running: how deep its steps nest (`super().step()`).
         self._stepping: dict[Optimizer, int] = {}
         self._stepped_at: dict[int, int] = {}  # by id of an optimizer: `_serial` at its last step
@@ -572,12 +583,13 @@ class Windows:
         have been made, the contents themselves are compared.
         """
         now = counters_of(self._parameters)
-        is_written = now != self._seen
-        if not is_written and self._num_backward < self._accumulation:
+        is_touched = now != self._seen
+        if not is_touched and self._num_backward < self._accumulation:
             return False
+        is_written = is_touched
         if self.history is None:
             is_written = self._differs_from_initial()
-        elif self.history.stages:
+        elif self.history.stages:  # otherwise no stage has a delay, and nothing to compare with
             is_written = self.history.differs_from_newest()
         if not is_written:
             self._seen = now

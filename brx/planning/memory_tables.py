@@ -29,7 +29,7 @@ from brx.planning.plan import (
     overhead_elements,
 )
 
-UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
+DECIMAL_UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 BINARY_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 Shape = tuple[int, int]  # m rows, n columns
 
@@ -76,7 +76,7 @@ def _two_decimals(num_bytes: int, unit_bytes: int) -> str:
     return str(number.quantize(Decimal("0.01"), ROUND_HALF_UP))
 
 
-def matrices_of(config: RunConfig) -> Counter[Shape]:
+def matrix_counts(config: RunConfig) -> Counter[Shape]:
     """How often each shape of rotated matrix is in a configuration's model; experts count one by
     one."""
     counts: Counter[Shape] = Counter()
@@ -208,7 +208,7 @@ def _millions(count: int) -> str:
     return f"{count / 1e6:,.1f} M" if count >= 1e6 else f"{count / 1e3:,.1f} k"
 
 
-def _unit(num_bytes: int, units: Mapping[str, int] = UNITS) -> tuple[str, int]:
+def _unit(num_bytes: int, units: Mapping[str, int] = DECIMAL_UNITS) -> tuple[str, int]:
     """The largest unit that gives a number of at least 1, with its bytes."""
     for unit, size in units.items():
         if num_bytes >= size:

@@ -159,18 +159,21 @@ def _available_on_host() -> int | None:
 def _available_in_container() -> int | None:
     """The memory left under the limit of the control group (version 2, or 1); cached files count as
     free."""
-    for folder, limit_name, used_name in (
+    versions = (
         (CONTROL_GROUPS, "memory.max", "memory.current"),
         (CONTROL_GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
+    )
+    for folder, limit_name, used_name in versions:
         limit = _words(folder / limit_name)
-        if limit and limit[0].isdigit():
-            used = _words(folder / used_name)
-            statistics_words = _words(folder / "memory.stat")
-            counts = dict(zip(statistics_words[::2], statistics_words[1::2], strict=False))
-            cached = counts.get("total_inactive_file", counts.get("inactive_file", 0))
-            num_used = int(used[0]) if used else 0
-            return max(0, int(limit[0]) - num_used + int(cached))
+        if not limit or not limit[0].isdigit():  # no such version, or no limit ("max")
+            continue
+        used = _words(folder / used_name)
+        num_used = int(used[0]) if used else 0
+        # memory.stat has a name and a number per line.
+        words = _words(folder / "memory.stat")
+        counts = dict(zip(words[::2], words[1::2], strict=False))
+        cached = counts.get("total_inactive_file", counts.get("inactive_file", 0))
+        return max(0, int(limit[0]) - num_used + int(cached))
     return None
 
 

@@ -14,7 +14,7 @@ from brx.accelerators import PEAKS, peak_flops
 from brx.config.loading import validate
 from brx.config.parsing import dump_yaml, parse_bytes, parse_flops
 from brx.config.schema import RECORDED, RunConfig
-from brx.errors import UserError, counted, did_you_mean
+from brx.errors import UserError, counted, counted_choices, did_you_mean
 from brx.model.sizes import training_flops
 from brx.model.stage import partition
 from brx.planning.cuts import assign, planned_ranges
@@ -164,8 +164,7 @@ class PlannedRun:
                 f"(pipeline.balance: time)."
             ]
         shares = " or ".join(map(str, sorted(set(counts))))
-        *fewer, most = self._nearest_even_cuts()
-        nearest = " or ".join([*map(str, fewer), counted(most, "device")])
+        nearest = counted_choices(self._nearest_even_cuts(), "device")
         return [f"The cut is uneven: {shares} blocks per device; {nearest} would be even."]
 
     def _nearest_even_cuts(self) -> list[int]:
@@ -198,9 +197,10 @@ class PlannedRun:
             section = dump_yaml(settings["optimizer"], default_flow_style=True, width=math.inf)
             words.append(f"optimizer={section.strip()}")
         for section, keys in (("pipeline", PIPELINE_KEYS), ("training", ("batch_size",))):
+            ours, theirs = getattr(config, section), getattr(asked, section)
             for key in keys:
-                value = getattr(getattr(config, section), key)
-                if value != getattr(getattr(asked, section), key):
+                value = getattr(ours, key)
+                if value != getattr(theirs, key):
                     words.append(f"{section}.{key}={'null' if value is None else value}")
         return words
 

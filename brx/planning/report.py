@@ -7,7 +7,7 @@ import pandas as pd
 from brx.config.schema import RunConfig
 from brx.model.checks import check_model_of
 from brx.planning.memory_tables import (
-    matrices_of,
+    matrix_counts,
     overhead_texts,
     rank_notes,
     rank_table,
@@ -52,7 +52,7 @@ def memory_report(config: RunConfig) -> Report:
         UserError: as for `plan_report`.
     """
     ranks = _planned(config)
-    overhead = overhead_texts(matrices_of(config), {})
+    overhead = overhead_texts(matrix_counts(config), {})
     tables = [overhead, stage_table(config, ranks), rank_table(config, ranks)]
     return Report(tables, rank_notes(config, ranks))
 

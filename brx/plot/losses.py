@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from brx.plot.style import draw_points, finish_panel, look_of, thin
-from brx.runs.folder import RATE, SEED
 from brx.runs.frames import DEPTH, side_by_side, validation_loss
+from brx.runs.trajectory import RATE, SEED
 
 THIN = 0.8  # line width if a method has one seed
 THICK = 1.5  # line width of a mean over several seeds

@@ -41,10 +41,10 @@ from brx.progress import duration
 from brx.readers import read_json
 from brx.runs.aspects import comparable, is_missing
 from brx.runs.comparison import compare
-from brx.runs.folder import RATE, SEED, trajectory_of
 from brx.runs.frames import DEPTH
 from brx.runs.run import Run, read_run
 from brx.runs.tables import experiment_table, leaderboard_table, rate_table, slowdown_table
+from brx.runs.trajectory import RATE, SEED, trajectory_of
 from brx.sweep.compare import DELAYS, read_board
 from brx.train.recorder import git_commit
 

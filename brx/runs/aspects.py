@@ -9,7 +9,7 @@ import pandas as pd
 
 from brx.config.schema import RunConfig
 from brx.methods.trajectory_version import oldest_alike
-from brx.runs.folder import RATE, SEED, decides_trajectory, settings_key
+from brx.runs.trajectory import RATE, SEED, decides_trajectory, settings_key
 
 MOST_NAMES = 3  # how many runs a line names when there are many
 DEPTH = "depth"
@@ -89,7 +89,7 @@ def comparable(runs: pd.DataFrame, *, any_split: bool = False) -> list[pd.DataFr
         keys += columns
     sets = []
     for _, alike in runs.groupby(keys, dropna=False, sort=False):
-        variants = without_settings(alike["variant"], _shared_settings(alike))
+        variants = without_settings(alike["variant"], _optimizer_settings_of_all(alike))
         sets.append(alike.assign(variant=variants))
     return sorted(sets, key=len, reverse=True)
 
@@ -136,8 +136,8 @@ def text_of(value: Any) -> str:
     return "" if is_missing(value) else str(value)
 
 
-def _shared_settings(runs: pd.DataFrame) -> list[str]:
-    """The unusual settings that are shared by all runs whose methods have such a setting.
+def _optimizer_settings_of_all(runs: pd.DataFrame) -> list[str]:
+    """The unusual settings of optimizers that all runs share whose methods have such a setting.
 
     A setting that only one method has is not among them: it belongs to the method's name.
     """
@@ -157,7 +157,7 @@ def _shared_settings(runs: pd.DataFrame) -> list[str]:
 
 
 def without_settings(variants: pd.Series, unusual: Sequence[str]) -> pd.Series:
-    """Names of variants (`Run.variant`) without some of `unusual_settings`."""
+    """Names of variants (`Run.variant`) without some of `unusual_optimizer_settings`."""
 
     def shorten(variant: str) -> str:
         return ", ".join(part for part in variant.split(", ") if part not in unusual)

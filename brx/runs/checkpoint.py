@@ -20,11 +20,12 @@ import torch
 from brx.config.schema import RunConfig
 from brx.data.token_file import sha256
 from brx.errors import RunError, UserError, counted
-from brx.files import replacing, sync, sync_folder, write_json
+from brx.files import replacing, sync, sync_folder, write_errors_in_one_line, write_json
 from brx.methods.trajectory_version import check_trajectory_version
 from brx.readers import Damaged, read_json, read_tensors
-from brx.runs.folder import RunFolder, deciding_settings, first_difference, telling, trajectory_of
+from brx.runs.folder import RunFolder
 from brx.runs.metrics import garbled_lines, missing_iterations
+from brx.runs.trajectory import deciding_settings, first_difference, trajectory_of
 
 
 class DamagedError(UserError):
@@ -112,7 +113,7 @@ def write_stage(
         RunError: the folder cannot be written to, or the disk is full.
     """
     path = _temporary(run, iteration) / _stage_file(stage)
-    with telling(path.parent):
+    with write_errors_in_one_line(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)  # another rank may have made it
     with replacing(path) as file:
         writer = _SteadyWriter(file, path, on_written)
@@ -200,7 +201,7 @@ def finish(
             )
     content = content | {"iteration": iteration, "stages": stages}
     write_json(temporary / MANIFEST, content | {"sha256": _digest(content)})
-    with telling(final):
+    with write_errors_in_one_line(final):
         shutil.rmtree(final, ignore_errors=True)  # what `_remove` left when it was cut off
         temporary.rename(final)
         sync_folder(final.parent)
@@ -277,7 +278,7 @@ def read_manifest(checkpoint: Path) -> Content:
     return manifest
 
 
-def check_stages(checkpoint: Path, stages: Iterable[int]) -> None:
+def check_stage_files(checkpoint: Path, stages: Iterable[int]) -> None:
     """Read the files of some stages, and compare their sizes and checksums with the manifest.
 
     Raises:
@@ -304,13 +305,13 @@ def read_stage(
         checkpoint: the checkpoint's folder.
         stage: the stage's number.
         device: the device for the tensors.
-        is_checked: `check_stages` has been called before.
+        is_checked: `check_stage_files` has been called before.
 
     Raises:
         UserError: the file is damaged or missing, or this torch cannot read it.
     """
     if not is_checked:
-        check_stages(checkpoint, [stage])
+        check_stage_files(checkpoint, [stage])
     path = checkpoint / _stage_file(stage)
     try:
         state: Content = read_tensors(path, device)

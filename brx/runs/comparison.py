@@ -14,9 +14,9 @@ from brx.errors import UserError
 from brx.runs import slowdown
 from brx.runs.aspects import comparable, first_names, same_but_for, with_distinct_variants
 from brx.runs.experiments import at_each_rate, by_experiment
-from brx.runs.folder import RATE, SEED
 from brx.runs.frames import DEPTH, has_pipeline_delays
 from brx.runs.run import read_run
+from brx.runs.trajectory import RATE, SEED
 
 CODE = "optimizer.code_sha256"
 # The columns that results are made of. Others are dropped, because pandas is slow with a hundred
@@ -252,10 +252,8 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
     reached = reached_by_seed(delayed, target)
     reference_reached = reached_by_seed(references, target)
     shared_seeds = sorted(reached.keys() & reference_reached.keys())
-    iterations = [reached[seed].iterations for seed in shared_seeds or reached]
-    reference_iterations = [
-        reference_reached[seed].iterations for seed in shared_seeds or reference_reached
-    ]
+    iterations = slowdown.iterations_of(reached, shared_seeds)
+    reference_iterations = slowdown.iterations_of(reference_reached, shared_seeds)
     mean_reference = slowdown.geometric_mean(reference_iterations)
     quality = _passage_quality(delayed, target)
     reference_quality = _passage_quality(references, target)

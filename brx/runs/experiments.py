@@ -10,7 +10,8 @@ import pandas as pd
 
 from brx.errors import UserError
 from brx.runs.aspects import ORIGIN
-from brx.runs.folder import ENDED, FOR_TUNING, RATE, SEED
+from brx.runs.folder import ENDED
+from brx.runs.trajectory import FOR_TUNING, RATE, SEED
 
 
 def is_for_tuning(runs: pd.DataFrame) -> pd.Series:

@@ -20,7 +20,7 @@ from brx.pipeline.delay import depth
 from brx.runs.aspects import DEPTH as DEPTH  # others import it from here
 from brx.runs.aspects import append_settings, experiment_id, first_names, text_of
 from brx.runs.folder import find_runs, name_of_run, read_each
-from brx.runs.run import Run, read_run, unusual_settings
+from brx.runs.run import Run, read_run, unusual_optimizer_settings
 from brx.runs.slowdown import Series, last_quarter_loss
 
 Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -234,7 +234,7 @@ def _row(run: Run) -> dict[str, Any]:
         "architecture": run.architecture,
         "method": run.method,
         "variant": run.variant,
-        "unusual": ", ".join(unusual_settings(run.config)),
+        "unusual": ", ".join(unusual_optimizer_settings(run.config)),
         "depth": depth(run.config.pipeline),
         "largest_delay": run.largest_delay,
         "examples_per_update": examples_per_update,

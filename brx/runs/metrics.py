@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brx.errors import UserError, counted
-from brx.files import replacing, sync, sync_folder, write_text
+from brx.files import replacing, sync, sync_folder, write_errors_in_one_line, write_text
 from brx.readers import Damaged, lines_of, parse_json, read_arrays
-from brx.runs.folder import RunFolder, telling
+from brx.runs.folder import RunFolder
 
 Record = dict[str, Any]
 """A line of metrics.jsonl: `iteration`, and either a training step or a validation.
@@ -66,19 +66,19 @@ class MetricsWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with telling(path):
+        with write_errors_in_one_line(path):
             self._file = path.open("a", encoding="utf-8")
 
     def write(self, records: Iterable[Record]) -> None:
         """Append the records and flush them to the operating system."""
-        with telling(self.path):
+        with write_errors_in_one_line(self.path):
             self._file.writelines(json.dumps(record) + "\n" for record in records)
             self._file.flush()
 
     def sync(self) -> None:
         """Make what was written survive a power cut: a checkpoint must not be newer than its
         metrics."""
-        with telling(self.path):
+        with write_errors_in_one_line(self.path):
             sync(self._file.fileno(), self.path)
             sync_folder(self.path.parent)
 
@@ -88,7 +88,7 @@ class MetricsWriter:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         # On a full disk the buffer cannot be flushed. That is reported unless another error already
         # is.
-        with telling(self.path) if kind is None else contextlib.suppress(OSError):
+        with write_errors_in_one_line(self.path) if kind is None else contextlib.suppress(OSError):
             self._file.close()
 
 

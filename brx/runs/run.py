@@ -46,7 +46,7 @@ NAMED = {
     "refresh_schedule",
     "compensation",
 }
-"""Settings of optimizers that `unusual_settings` leaves out."""
+"""Settings of optimizers that `unusual_optimizer_settings` leaves out."""
 STASH_MODES = {"none": "no stashing", "predict": "weight prediction"}
 """Stash modes in the names of variants."""
 
@@ -134,7 +134,7 @@ class Run:
         commas."""
         optimizer = self.config.optimizer
         pipeline = self.config.pipeline
-        parts = [self.method, *unusual_settings(self.config)]
+        parts = [self.method, *unusual_optimizer_settings(self.config)]
         if isinstance(optimizer, BasisRotationConfig) and optimizer.frequency != 10:
             parts.append(f"refresh every {optimizer.frequency}")
         if isinstance(optimizer, DelayCompensationConfig):
@@ -222,7 +222,7 @@ def read_run(path: Path) -> Run:
     return _recent.run(path, file_states(path))
 
 
-def unusual_settings(config: RunConfig) -> list[str]:
+def unusual_optimizer_settings(config: RunConfig) -> list[str]:
     """The optimizer's settings that are not defaults, as `key value`.
 
     Settings that `Run.method` or `Run.variant` names in its own words are left out.

@@ -165,6 +165,17 @@ def geometric_mean(iterations: Sequence[float]) -> float:
     return math.exp(np.mean(np.log(iterations)))
 
 
+def iterations_of(reached: Mapping[int, Reached], shared_seeds: Sequence[int]) -> list[float]:
+    """The iterations of the shared seeds; of all seeds if none is shared.
+
+    Args:
+        reached: when the runs of one side passed the target, by seed.
+        shared_seeds: the seeds that both sides have.
+    """
+    seeds = shared_seeds or list(reached)
+    return [reached[seed].iterations for seed in seeds]
+
+
 def iteration_ratio(
     delayed: Mapping[int, Reached], reference: Mapping[int, Reached]
 ) -> IterationRatio | None:
@@ -186,8 +197,8 @@ def iteration_ratio(
     if not all(run.is_reached for run in reference.values()):
         return None
     shared = sorted(delayed.keys() & reference.keys())
-    with_delay = [delayed[seed].iterations for seed in shared or delayed]
-    without = [reference[seed].iterations for seed in shared or reference]
+    with_delay = iterations_of(delayed, shared)
+    without = iterations_of(reference, shared)
     ratio = geometric_mean(with_delay) / geometric_mean(without)
     if not all(run.is_reached for run in delayed.values()):
         return IterationRatio(ratio, None, None, is_lower_bound=True)

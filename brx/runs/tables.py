@@ -10,9 +10,9 @@ import pandas as pd
 
 from brx.runs.comparison import passage
 from brx.runs.experiments import by_experiment, tried_rates
-from brx.runs.folder import RATE
 from brx.runs.frames import DEPTH
 from brx.runs.slowdown import geometric_mean
+from brx.runs.trajectory import RATE
 
 
 def loss_table(runs: pd.DataFrame, target: float) -> pd.DataFrame:

@@ -21,10 +21,11 @@ from brx.readers import read_json
 from brx.runs.aspects import comparable, first_names, left_out
 from brx.runs.comparison import reached_by_seed
 from brx.runs.experiments import at_best_rates, by_experiment
-from brx.runs.folder import ENDED, RATE
+from brx.runs.folder import ENDED
 from brx.runs.frames import has_pipeline_delays
 from brx.runs.run import read_run
 from brx.runs.slowdown import Reached
+from brx.runs.trajectory import RATE
 
 HIGHEST_LOSS = 4.0  # nats
 LOSS_STEP = 0.02  # nats; between two stored losses, iterations are interpolated
@@ -112,10 +113,13 @@ class Measurements(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
                 f"--loss {loss:g}: above {self.losses[0]:g}, where these measurements begin"
             )
         never = Reached(float(self.last_iteration), False)
-        not_above = (row for row, kept in enumerate(self.losses) if kept <= loss + ROUNDING)
-        below = next(not_above, None)  # the row of the highest stored loss that is not above `loss`
-        if below is None:
+        if self.losses[-1] > loss + ROUNDING:  # it is below all stored losses
             return dict.fromkeys(experiment.seeds, never)
+        # The rows of the stored losses around `loss`, which descend by `LOSS_STEP`, and how far
+        # `loss` lies from the one above to the one below. At the first row, both are the same.
+        below = 0
+        while self.losses[below] > loss + ROUNDING:
+            below += 1
         above = max(0, below - 1)
         share = (self.losses[above] - loss) / LOSS_STEP if above < below else 0.0
         reached = {}

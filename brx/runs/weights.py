@@ -16,7 +16,7 @@ from torch import Tensor
 from brx.config.schema import LlamaConfig, RunConfig
 from brx.errors import UserError
 from brx.files import replacing, write_json
-from brx.runs.checkpoint import check_stages, iteration_of, read_manifest, read_stage
+from brx.runs.checkpoint import check_stage_files, iteration_of, read_manifest, read_stage
 from brx.runs.folder import name_of_run
 
 # safetensors' names of number formats
@@ -111,7 +111,7 @@ def _newest_weights(checkpoint: Path) -> dict[str, Tensor]:
     """All stages' newest weights, by their names in the model's class, on the CPU."""
     weights: dict[str, Tensor] = {}
     num_stages = read_manifest(checkpoint)["num_stages"]
-    check_stages(checkpoint, range(num_stages))
+    check_stage_files(checkpoint, range(num_stages))
     for stage in range(num_stages):
         state = read_stage(checkpoint, stage, torch.device("cpu"), is_checked=True)
         for name, weight in state["versions"]["weights"].items():

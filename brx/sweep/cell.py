@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from brx.config.schema import RunConfig
+from brx.files import write_errors_in_one_line
 from brx.names import file_name
-from brx.runs.folder import ENDED, FOR_TUNING, RunFolder, lock, settings_key, telling
+from brx.runs.folder import ENDED, RunFolder
+from brx.runs.lock import lock
+from brx.runs.trajectory import FOR_TUNING, settings_key
 
 Value = bool | int | float | str | None
 CELLS_LOCK = ".cells.lock"  # in the folder of the cells' folders; held while a cell's is made
@@ -52,19 +55,19 @@ class Cell:
     folder: Path
 
     @property
-    def identity(self) -> str:
+    def trajectory_id(self) -> str:
         """A text that is equal for cells with the same trajectory, whatever their names. It is
-        `identity` of the settings, and the folder's name ends with it."""
+        `trajectory_id` of the settings, and the folder's name ends with it."""
         return self.folder.name.rpartition("--")[2]
 
 
-def identity(config: RunConfig) -> str:
+def trajectory_id(config: RunConfig) -> str:
     """Eight hexadecimal digits that are equal for runs with the same trajectory."""
     return hashlib.sha256(settings_key(config).encode()).hexdigest()[:8]
 
 
 def folders_in(out: Path) -> dict[str, Path]:
-    """The folders that cells have in `out`, by identity, whatever the rest of their names."""
+    """The folders that cells have in `out`, by trajectory id, whatever the rest of their names."""
     try:
         names = os.listdir(out)
     except OSError:  # it is made when the first cell starts
@@ -97,7 +100,7 @@ def with_present_folders(cells: Sequence[Cell]) -> list[Cell]:
     if not cells:
         return []
     there = folders_in(cells[0].folder.parent)
-    return [replace(cell, folder=there.get(cell.identity, cell.folder)) for cell in cells]
+    return [replace(cell, folder=there.get(cell.trajectory_id, cell.folder)) for cell in cells]
 
 
 def placed(cell: Cell) -> Cell:
@@ -113,19 +116,19 @@ def placed(cell: Cell) -> Cell:
         return cell
     with lock(cell.folder.parent, patience_s=math.inf, name=CELLS_LOCK):
         (present,) = with_present_folders([cell])
-        with telling(present.folder):
+        with write_errors_in_one_line(present.folder):
             present.folder.mkdir(exist_ok=True)
     return present
 
 
 def named_apart(cells: Iterable[Cell]) -> list[Cell]:
-    """The cells; to names that several cells share, their identity is added."""
+    """The cells; to names that several cells share, their trajectory id is added."""
     cells = list(cells)
     count = Counter(cell.name for cell in cells)
     named = []
     for cell in cells:
         is_alone = count[cell.name] == 1
-        name = cell.name if is_alone else f"{cell.name}-{identity(cell.config)}"
+        name = cell.name if is_alone else f"{cell.name}-{trajectory_id(cell.config)}"
         named.append(replace(cell, name=name))
     return named
 

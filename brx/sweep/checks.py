@@ -12,11 +12,11 @@ import torch
 from brx.config.schema import CustomConfig, RunConfig
 from brx.config.user_code import allowed
 from brx.errors import UserError
+from brx.files import write_errors_in_one_line
 from brx.model.checks import check_model_of
 from brx.runs.checkpoint import checkpoint_folder
-from brx.runs.folder import telling
 from brx.sweep.spec import Sweep
-from brx.train.build import check_method
+from brx.train.checks import check_method
 from brx.train.device import choose_device
 
 # EILSEQ: characters that the file system lacks; EEXIST: two names that it takes for one.
@@ -77,7 +77,10 @@ def check_names(sweeps: Sequence[Sweep]) -> None:
         cells = [*sweep.cells, *sweep.repetitions(sweep.cells)]
         names = dict.fromkeys(cell.folder.name for cell in cells)
         parent = next(place for place in (sweep.out, *sweep.out.parents) if place.is_dir())
-        with telling(sweep.out), tempfile.TemporaryDirectory(prefix=".names-", dir=parent) as trial:
+        with (
+            write_errors_in_one_line(sweep.out),
+            tempfile.TemporaryDirectory(prefix=".names-", dir=parent) as trial,
+        ):
             for name in names:
                 _try_name(Path(trial) / name, sweep)
 

@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from brx.runs.experiments import score_values
-from brx.runs.folder import SEED, RunFolder, settings_key
+from brx.runs.folder import RunFolder
+from brx.runs.trajectory import SEED, settings_key
 from brx.sweep.cell import Cell, cell_name
 from brx.sweep.conditions import value_at
 from brx.sweep.spec import Choice, Sweep
@@ -89,13 +90,13 @@ def _beyond(sweep: Sweep, cells: Sequence[Cell]) -> list[Cell]:
     unfinished = [cell for cell in cells if state_of(cell) not in (State.DONE, State.FAILED)]
     waiting = {_group(cell, rule) for cell in unfinished}
     scored = choose(cells, rule)
-    known = {cell.identity for cell in cells}  # a cell that failed is not tried twice
+    known = {cell.trajectory_id for cell in cells}  # a cell that failed is not tried twice
     more: list[Cell] = []
     for group, best in _best_cells(cells, scored, rule).items():
         if group in waiting or not math.isfinite(_best_score(scored, group)):
             continue
         for neighbours in _neighbours(sweep, best, scored, rule):
-            untried = [cell for cell in neighbours if cell.identity not in known]
+            untried = [cell for cell in neighbours if cell.trajectory_id not in known]
             if untried:
                 more += untried
                 break

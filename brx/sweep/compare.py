@@ -11,13 +11,15 @@ import pandas as pd
 from brx.config.loading import load_config, validate
 from brx.config.parsing import parse_value
 from brx.errors import UserError, counted
-from brx.files import temporary_for
+from brx.files import temporary_for, write_errors_in_one_line
 from brx.methods.trajectory_version import TRAJECTORY_VERSION, newest_alike, recorded_version
 from brx.runs.aspects import comparable, left_out
 from brx.runs.comparison import leaderboard
 from brx.runs.experiments import at_best_rates
-from brx.runs.folder import SEED, RunFolder, lock, telling
+from brx.runs.folder import RunFolder
 from brx.runs.frames import DEPTH, has_pipeline_delays, load
+from brx.runs.lock import lock
+from brx.runs.trajectory import SEED
 from brx.sweep.cell import CELLS_LOCK, folders_in
 from brx.sweep.choice import tried_cells
 from brx.sweep.spec import Sweep, SweepSpec
@@ -108,12 +110,12 @@ def take_committed(
     """
     if not committed.is_dir():
         return 0
-    usable: dict[str, Path] = {}  # by the identity of the cell
-    for identity, path in folders_in(committed).items():
+    usable: dict[str, Path] = {}  # by trajectory id
+    for trajectory_id, path in folders_in(committed).items():
         summary = RunFolder(path).read_summary()
         is_of_this_corpus = data_fingerprint in (None, summary.get("data_fingerprint"))
         if summary and is_of_this_corpus and _is_of_this_version(path, summary):
-            usable[identity] = path
+            usable[trajectory_id] = path
     num_copied = 0
     for sweep in sweeps:
         # Repeatedly, because the result of a copied run may ask for a run beyond the grid.
@@ -127,12 +129,12 @@ def _copy_runs(sweep: Sweep, usable: Mapping[str, Path]) -> int:
 
     Args:
         sweep: a method's sweep.
-        usable: the folders of the committed runs, by identity.
+        usable: the folders of the committed runs, by trajectory id.
     """
     cells = tried_cells(sweep)
     num_copied = 0
     for cell in cells + sweep.repetitions(cells):
-        source = usable.get(cell.identity)
+        source = usable.get(cell.trajectory_id)
         if source is not None and not cell.folder.exists() and _copy_run(source, cell.folder):
             num_copied += 1
     return num_copied
@@ -146,7 +148,7 @@ def _copy_run(source: Path, folder: Path) -> bool:
     """
     temporary = temporary_for(folder)
     try:
-        with telling(folder):
+        with write_errors_in_one_line(folder):
             shutil.copytree(source, temporary)
             with lock(folder.parent, patience_s=math.inf, name=CELLS_LOCK):
                 if folder.exists():

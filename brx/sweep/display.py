@@ -26,7 +26,7 @@ class SweepDisplay:
         self._console = error_console()
         self._is_live = is_live(self._console)
         self._live = Live(console=self._console, auto_refresh=False)
-        # By identity: cells beyond the grid may have the name of another one.
+        # By trajectory id: cells beyond the grid may have the name of another one.
         self._states: dict[str, State] = {}
         self._cells: dict[str, Cell] = {}
         self._started: dict[str, tuple[float, int]] = {}  # when, and at which iteration
@@ -37,17 +37,17 @@ class SweepDisplay:
 
     def begin(self, cells: Sequence[Cell]) -> None:
         """Follow further cells."""
-        self._cells |= {cell.identity: cell for cell in cells}
-        waiting = dict.fromkeys((cell.identity for cell in cells), State.WAITING)
+        self._cells |= {cell.trajectory_id: cell for cell in cells}
+        waiting = dict.fromkeys((cell.trajectory_id for cell in cells), State.WAITING)
         self._states = waiting | self._states
 
     def changed(self, cell: Cell, state: State, reason: str = "") -> None:
         """Note a cell's state, and print it if there is no live table."""
-        was_running = self._states[cell.identity] is State.RUNNING
-        self._states[cell.identity] = state
-        self._cells[cell.identity] = cell  # its folder may be another one by now
+        was_running = self._states[cell.trajectory_id] is State.RUNNING
+        self._states[cell.trajectory_id] = state
+        self._cells[cell.trajectory_id] = cell  # its folder may be another one by now
         if state is State.RUNNING:
-            self._started[cell.identity] = (time.monotonic(), iterations_done(cell.folder))
+            self._started[cell.trajectory_id] = (time.monotonic(), iterations_done(cell.folder))
         if not self._is_live and (state is not State.DONE or was_running):
             num_done = Counter(self._states.values())[State.DONE]
             what = f"{state.value}: {cell.name}{f' ({reason})' if reason else ''}"

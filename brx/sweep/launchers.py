@@ -31,7 +31,8 @@ import torch
 from brx.environment import brx_command, child_environment, has_room_for_sockets, num_cores
 from brx.errors import UserError
 from brx.files import write_text
-from brx.runs.folder import RunFolder, hand_down, is_locked, lock
+from brx.runs.folder import RunFolder
+from brx.runs.lock import hand_down, is_locked, lock
 from brx.sweep.cell import Cell
 from brx.sweep.state import FAILURE, LOG, State, outcome_of, prepare_folder, state_of
 

@@ -16,10 +16,11 @@ import pandas as pd
 from brx.data.prepare import PreparedData, prepare
 from brx.environment import stop_signals
 from brx.errors import UserError, counted
-from brx.files import write_text
+from brx.files import write_errors_in_one_line, write_text
 from brx.progress import duration, tell
-from brx.runs.folder import RunFolder, telling, trajectory_of
+from brx.runs.folder import RunFolder
 from brx.runs.formats import format_table
+from brx.runs.trajectory import trajectory_of
 from brx.sweep.cell import Cell, placed, with_present_folders
 from brx.sweep.choice import SCORE, choice_table, choices_and_repetitions, tried_cells
 from brx.sweep.display import SweepDisplay
@@ -95,7 +96,7 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         UserError, RunError: `_prepare_data` does; no cell has started then.
         KeyboardInterrupt: after every running cell has saved; the same call continues.
     """
-    with telling(sweep.out):
+    with write_errors_in_one_line(sweep.out):
         sweep.out.mkdir(parents=True, exist_ok=True)
     sweep = sweep.with_present_folders()
     failures: list[tuple[Cell, str]] = []
@@ -110,11 +111,11 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         have_run: set[str] = set()
         while True:
             cells = tried_cells(sweep)
-            new = [cell for cell in cells if cell.identity not in have_run]
+            new = [cell for cell in cells if cell.trajectory_id not in have_run]
             if not new:
                 break
             failures += _run_cells(new, launcher, display, retry_failed)
-            have_run.update(cell.identity for cell in new)
+            have_run.update(cell.trajectory_id for cell in new)
             sweep = sweep.with_present_folders()
         choices, repetitions = choices_and_repetitions(sweep, cells)
         failures += _run_cells(repetitions, launcher, display, retry_failed)
@@ -255,7 +256,7 @@ class _CellsInProgress:
         for cell in with_present_folders(self._waiting):
             state = state_of(cell)
             has_failed = state is State.FAILED
-            is_to_be_retried = self._retry_failed and cell.identity not in self._elsewhere
+            is_to_be_retried = self._retry_failed and cell.trajectory_id not in self._elsewhere
             if state is State.DONE or (has_failed and not is_to_be_retried):
                 self._note_end(cell, state)
             elif self._num_running < self._launcher.num_jobs and self._start(cell):
@@ -264,7 +265,7 @@ class _CellsInProgress:
             else:
                 still_waiting.append(cell)
                 if state is State.RUNNING:
-                    self._elsewhere.add(cell.identity)
+                    self._elsewhere.add(cell.trajectory_id)
         self._waiting = still_waiting
 
     def _start(self, cell: Cell) -> bool:

@@ -22,14 +22,14 @@ from brx.config.loading import (
 from brx.config.schema import RunConfig, Section
 from brx.errors import UserError, did_you_mean
 from brx.files import user_path
-from brx.runs.folder import FOR_TUNING, SEED, decides_trajectory
+from brx.runs.trajectory import FOR_TUNING, SEED, decides_trajectory
 from brx.sweep.cell import (
     Cell,
     Value,
     cell_name,
     folders_in,
-    identity,
     named_apart,
+    trajectory_id,
     with_present_folders,
 )
 from brx.sweep.conditions import matches, value_at
@@ -181,7 +181,7 @@ class Sweep:
         if not included:
             raise UserError(f"{path}: exclude: leaves no cell of the grid's {len(cells)}")
         # Equal cells are one, with the name of the first.
-        distinct = {identity(cell.config): cell for cell in reversed(included)}
+        distinct = {trajectory_id(cell.config): cell for cell in reversed(included)}
         sweep = cls(path, spec, folder, named_apart(reversed(distinct.values())), base)
         sweep._check_beyond_grid()
         return sweep
@@ -237,9 +237,9 @@ class Sweep:
             changes.append({**changed, **_reported(self.spec)})
         matching = [cell for cell in chosen if matches(cell.config, repeat.where)]
         repeated = self.varied_further(itertools.product(matching, changes))
-        distinct = {cell.identity: cell for cell in repeated}
+        distinct = {cell.trajectory_id: cell for cell in repeated}
         for cell in chosen:  # the grid may have some of the seeds
-            distinct.pop(cell.identity, None)
+            distinct.pop(cell.trajectory_id, None)
         return list(distinct.values())
 
 
@@ -426,8 +426,10 @@ def _cell(
     there: Mapping[str, Path],
     varied: Settings,
 ) -> Cell:
-    """Make one cell. The name of its folder ends with its identity, by which a folder that another
-    sweep has made for an equal cell is found (`there`, from `folders_in`)."""
+    """Make one cell.
+
+    The name of its folder ends with its trajectory id. So a folder that another sweep has made for
+    an equal cell is found by this id (`there`, from `folders_in`)."""
     content = set_values(base, {**spec.set, **varied}, f"{path}:")
     name = cell_name(varied)
     config = validate(content, RunConfig, f"{path}: cell {name}")
@@ -440,6 +442,6 @@ def _cell(
         )
     if SEED not in varied:
         name += f"-s{config.training.seed}"
-    digits = identity(config)
+    digits = trajectory_id(config)
     folder = there.get(digits, out / f"{name}--{digits}")
     return Cell(name, varied, config, folder)

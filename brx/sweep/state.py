@@ -13,18 +13,12 @@ from typing import Any
 from brx.config.loading import dump_config, load_config
 from brx.environment import signal_name
 from brx.errors import UserError
-from brx.files import write_text
+from brx.files import write_errors_in_one_line, write_text
 from brx.methods.trajectory_version import check_trajectory_version
 from brx.readers import Damaged, parse_json, read_text
-from brx.runs.folder import (
-    ENDED,
-    RunFolder,
-    first_difference,
-    has_losses,
-    is_locked,
-    telling,
-    trajectory_of,
-)
+from brx.runs.folder import ENDED, RunFolder, has_losses
+from brx.runs.lock import is_locked
+from brx.runs.trajectory import first_difference, trajectory_of
 from brx.sweep.cell import Cell
 
 LOG = "log.txt"
@@ -119,10 +113,10 @@ def prepare_folder(cell: Cell) -> None:
         RunError: the folder, or the log in it, cannot be written to.
     """
     log = cell.folder / LOG
-    with telling(log):
+    with write_errors_in_one_line(log):
         cell.folder.mkdir(parents=True, exist_ok=True)
         log.open("ab").close()  # the cell's process would have no place to say that it cannot
-    with telling(cell.folder / FAILURE):
+    with write_errors_in_one_line(cell.folder / FAILURE):
         (cell.folder / FAILURE).unlink(missing_ok=True)
     check_same_run(cell)
     path = RunFolder(cell.folder).config

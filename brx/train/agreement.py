@@ -12,7 +12,7 @@ from brx.config.schema import CustomConfig, RunConfig
 from brx.errors import NeighbourLostError, UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.pipeline.world import World
-from brx.runs.folder import trajectory_of
+from brx.runs.trajectory import trajectory_of
 from brx.train.trackers import MODULES
 
 Facts = Mapping[str, Any]

@@ -40,10 +40,13 @@ from brx.runs.checkpoint import (
     choose_checkpoint,
     what_is_saved,
 )
-from brx.runs.folder import RunFolder, hold, name_of_run, trajectory_of
+from brx.runs.folder import RunFolder, name_of_run
+from brx.runs.lock import hold
 from brx.runs.metrics import truncate_metrics
+from brx.runs.trajectory import trajectory_of
 from brx.train.agreement import agree, facts_of
-from brx.train.build import assemble, check_head, check_method, training_batches
+from brx.train.build import assemble, training_batches
+from brx.train.checks import check_head, check_method
 from brx.train.code_facts import with_facts
 from brx.train.device import (
     StopSignal,
@@ -55,7 +58,7 @@ from brx.train.device import (
     out_of_memory_in_one_line,
     set_up,
 )
-from brx.train.recorder import Point, RunRecorder, StepNumbers, peak_memory
+from brx.train.recorder import RunPoint, RunRecorder, StepNumbers, peak_memory
 from brx.train.saving import CheckpointWriter
 from brx.train.trackers import check_trackers
 
@@ -257,7 +260,7 @@ class Trainer:
             assembly=self.assembly,
             device=self.device,
             fingerprint=self.data.fingerprint,
-            start=Point(self.iteration, self.training_seconds),
+            start=RunPoint(self.iteration, self.training_seconds),
         )
         progress.say(f"device {self.device} ({self.device_reason})")
         if self.iteration >= self._last:
@@ -307,14 +310,17 @@ class Trainer:
     def _finish(self, progress: ProgressBar, *, profile: bool) -> Status:
         """After a session without an error: write summary.json, and say how it ended."""
         is_finished = self.iteration >= self._last
-        status: Status = "finished" if is_finished else "interrupted"
+        # summary.json does not tell a session whose time was up from other interrupted ones.
+        status_in_summary: Literal["finished", "interrupted"]
+        status_in_summary = "finished" if is_finished else "interrupted"
+        status: Status = status_in_summary
         if not is_finished and self.world.announced("stop-asked") == OUT_OF_TIME:
             status = "out of time"
         memory = self.world.gather((peak_memory(self.device), self.planned_memory.peak))
         if self._recorder is None:
             return status
         self._recorder.summarize(
-            "finished" if is_finished else "interrupted",
+            status_in_summary,
             self.iteration,
             self.training_seconds,
             memory=memory,
@@ -561,7 +567,7 @@ class Trainer:
         """On rank 0: the first damage that any rank has found in its stages of a checkpoint."""
         error = None
         try:
-            checkpoint.check_stages(chosen, [stage.index for stage in self.assembly.stages])
+            checkpoint.check_stage_files(chosen, [stage.index for stage in self.assembly.stages])
         except DamagedError as damage:
             error = damage
         damages = [damage for damage in self.world.gather(error) if damage is not None]

@@ -67,7 +67,7 @@ class StepNumbers:
         )
 
 
-class Point(NamedTuple):
+class RunPoint(NamedTuple):
     """A point of the run."""
 
     iteration: int
@@ -94,7 +94,7 @@ class RunRecorder:
         assembly: Assembly,
         device: torch.device,
         fingerprint: str,
-        start: Point,
+        start: RunPoint,
     ) -> None:
         self._config = config
         self._folder = folder
@@ -133,7 +133,7 @@ class RunRecorder:
         newest = records[-1]
         iteration = newest["iteration"]
         rate = self._rate(self._reported, iteration, seconds[-1])
-        self._reported = Point(iteration, seconds[-1])
+        self._reported = RunPoint(iteration, seconds[-1])
         newest["peak_memory_bytes"] = max(peak for _, peak in reports)
         measured = {
             "tokens_per_second": rate,
@@ -210,7 +210,7 @@ class RunRecorder:
             "mfu": self._utilization.mfu(rate),
         }
 
-    def _rate(self, since: Point, iteration: int, seconds: float) -> float:
+    def _rate(self, since: RunPoint, iteration: int, seconds: float) -> float:
         """Tokens per second of training from a point to an iteration and its training seconds."""
         num_tokens = (iteration - since.iteration) * self._config.tokens_per_update
         return num_tokens / max(seconds - since.seconds, 1e-9)

@@ -100,7 +100,7 @@ def board(module: str, project: str, run: Path, config: RunConfig) -> Outlet:
     id_file = run / "run_id.txt"
     if not id_file.is_file():
         write_text(id_file, uuid4().hex[:12] + "\n")
-    identity = id_file.read_text(encoding="utf-8").strip()
+    run_id = id_file.read_text(encoding="utf-8").strip()
     name = name_of_run(run)
     settings: dict[str, Any] = {
         "project": project,
@@ -108,10 +108,10 @@ def board(module: str, project: str, run: Path, config: RunConfig) -> Outlet:
         "config": config.model_dump(mode="json"),
     }
     if module == "wandb":
-        settings |= {"name": name, "id": identity, "dir": str(run)}
+        settings |= {"name": name, "id": run_id, "dir": str(run)}
     else:
         # Trackio knows a run by its name alone.
-        settings |= {"name": f"{name}-{identity}", "embed": False}
+        settings |= {"name": f"{name}-{run_id}", "embed": False}
     # Trackio prints on stdout, which is for results.
     with redirect_stdout(sys.stderr):
         opened: Any = import_module(module).init(**settings)

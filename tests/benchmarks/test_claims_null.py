@@ -9,7 +9,7 @@ from benchmarks import claims_null
 from benchmarks.claims_null import World, spreads_of, template_of
 from brx.paper.claims import CLAIMS, judge
 from brx.paper.scales import MAIN, Experiments
-from brx.runs.folder import SEED
+from brx.runs.trajectory import SEED
 from tests.paper.helpers import LAPTOP, write_method
 
 NUM_SEEDS = 3

@@ -1,5 +1,5 @@
-"""Micro-batches: windows that seed and iteration alone decide, and the thread that fetches them
-ahead."""
+"""Micro-batches: windows that depend on the seed and the micro-batch's number alone, and the thread
+that fetches them ahead."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ shapes = {
     "spare": st.integers(0, 60),  # tokens beyond one window and its last target
     "batch_size": st.integers(1, 9),
     "seed": st.integers(0, 2**70),
-    "iteration": st.integers(0, 2**40),
+    "n": st.integers(0, 2**40),
 }
 
 
@@ -40,9 +40,9 @@ def batches_of(sequence_length, spare, batch_size, seed):
 
 
 @given(**shapes)
-def test_windows_lie_inside_the_file(sequence_length, spare, batch_size, seed, iteration):
+def test_windows_lie_inside_the_file(sequence_length, spare, batch_size, seed, n):
     made = batches_of(sequence_length, spare, batch_size, seed)
-    inputs, targets = made.batch(iteration)
+    inputs, targets = made.batch(n)
     starts = inputs[:, :1]
     assert torch.equal(inputs, starts + torch.arange(sequence_length))
     assert starts.min() >= 0
@@ -50,51 +50,51 @@ def test_windows_lie_inside_the_file(sequence_length, spare, batch_size, seed, i
 
 
 @given(**shapes)
-def test_targets_are_the_next_tokens(sequence_length, spare, batch_size, seed, iteration):
-    inputs, targets = batches_of(sequence_length, spare, batch_size, seed).batch(iteration)
+def test_targets_are_the_next_tokens(sequence_length, spare, batch_size, seed, n):
+    inputs, targets = batches_of(sequence_length, spare, batch_size, seed).batch(n)
     assert torch.equal(targets, inputs + 1)
 
 
 @given(**shapes)
-def test_batch_is_two_contiguous_int64_tensors(sequence_length, spare, batch_size, seed, iteration):
-    for tensor in batches_of(sequence_length, spare, batch_size, seed).batch(iteration):
+def test_batch_is_two_contiguous_int64_tensors(sequence_length, spare, batch_size, seed, n):
+    for tensor in batches_of(sequence_length, spare, batch_size, seed).batch(n):
         assert tensor.shape == (batch_size, sequence_length)
         assert tensor.dtype == torch.int64
         assert tensor.is_contiguous()
 
 
 @given(**shapes)
-def test_batch_depends_on_no_state(sequence_length, spare, batch_size, seed, iteration):
-    inputs, _ = batches_of(sequence_length, spare, batch_size, seed).batch(iteration)
+def test_batch_depends_on_no_state(sequence_length, spare, batch_size, seed, n):
+    inputs, _ = batches_of(sequence_length, spare, batch_size, seed).batch(n)
     np.random.seed(0)  # noqa: NPY002 (the global generators must not matter)
-    torch.manual_seed(iteration)
+    torch.manual_seed(n)
     again = batches_of(sequence_length, spare, batch_size, seed)
-    again.batch(iteration + 1)  # nor what was asked for before
-    assert torch.equal(again.batch(iteration)[0], inputs)
+    again.batch(n + 1)  # nor what was asked for before
+    assert torch.equal(again.batch(n)[0], inputs)
 
 
-def starts(seed, iteration):
+def starts(seed, n):
     """Where 8 windows start, among 60,000 places: the same ones by chance in one of 10^38 cases."""
     file = counting_file(60_000)
-    inputs, _ = Batches(file, sequence_length=4, batch_size=8, seed=seed).batch(iteration)
+    inputs, _ = Batches(file, sequence_length=4, batch_size=8, seed=seed).batch(n)
     return inputs[:, 0]
 
 
-@given(seed=st.integers(0, 2**64), iteration=st.integers(0, 2**40), other=st.integers(0, 2**40))
-def test_other_iterations_give_other_windows(seed, iteration, other):
-    is_same = torch.equal(starts(seed, iteration), starts(seed, other))
-    assert is_same == (iteration == other)
+@given(seed=st.integers(0, 2**64), n=st.integers(0, 2**40), other=st.integers(0, 2**40))
+def test_other_micro_batches_have_other_windows(seed, n, other):
+    is_same = torch.equal(starts(seed, n), starts(seed, other))
+    assert is_same == (n == other)
 
 
-@given(seed=st.integers(0, 2**64), iteration=st.integers(0, 2**40))
-def test_other_seeds_give_other_windows(seed, iteration):
-    assert not torch.equal(starts(seed, iteration), starts(seed + 1, iteration))
+@given(seed=st.integers(0, 2**64), n=st.integers(0, 2**40))
+def test_other_seeds_give_other_windows(seed, n):
+    assert not torch.equal(starts(seed, n), starts(seed + 1, n))
 
 
-@given(seed=st.integers(0, 2**32 - 1), iteration=st.integers(0, 2**32 - 1))
-def test_long_seed_is_not_seed_with_iteration(seed, iteration):
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(0, 2**32 - 1))
+def test_long_seed_is_not_seed_with_number(seed, n):
     """They could be mistaken for each other, were their words only strung together."""
-    assert not torch.equal(starts(seed + 7 * 2**32, iteration), starts(seed, 7))
+    assert not torch.equal(starts(seed + 7 * 2**32, n), starts(seed, 7))
 
 
 def test_order_of_the_data_never_changes():
@@ -104,7 +104,7 @@ def test_order_of_the_data_never_changes():
 
 def test_every_window_is_equally_likely():
     few = Batches(counting_file(12), sequence_length=4, batch_size=100, seed=0)
-    counts = torch.bincount(torch.cat([few.batch(iteration)[0][:, 0] for iteration in range(80)]))
+    counts = torch.bincount(torch.cat([few.batch(n)[0][:, 0] for n in range(80)]))
     assert len(counts) == 8  # starts 0 to 7: the last window ends with the last token
     assert (counts - 1000).abs().max() < 5 * 1000**0.5
 
@@ -156,8 +156,8 @@ def test_file_shorter_than_a_window_is_refused(num_tokens):
         validation_set(file, sequence_length=16, examples=1, batch_size=1)
 
 
-def make(iteration):
-    return torch.full((2, 3), iteration), torch.full((2, 3), iteration + 1)
+def make(n):
+    return torch.full((2, 3), n), torch.full((2, 3), n + 1)
 
 
 def threads():
@@ -181,51 +181,51 @@ def test_cpu_needs_no_thread():
 
 @pytest.fixture
 def made():
-    """The iterations that `counted` has made, each with whether the main thread made it."""
+    """The micro-batches that `counted` has made, each with whether the main thread made it."""
     return []
 
 
 @pytest.fixture
 def prefetcher(threaded, made):
-    def counted(iteration):
-        made.append((iteration, threading.current_thread() is threading.main_thread()))
-        if iteration == 200:
+    def counted(n):
+        made.append((n, threading.current_thread() is threading.main_thread()))
+        if n == 200:
             raise OSError("the file system went away")
-        return make(iteration)
+        return make(n)
 
     with closing(threaded(counted)) as prefetcher:
         yield prefetcher
 
 
-def test_iterations_are_made_ahead_in_a_thread(prefetcher, made):
+def test_micro_batches_are_made_ahead_in_a_thread(prefetcher, made):
     prefetcher.batch(1)
     deadline = time.monotonic() + 60
     while len(made) < 1 + batches.AHEAD and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert made == [(iteration, False) for iteration in range(1, 2 + batches.AHEAD)]
+    assert made == [(n, False) for n in range(1, 2 + batches.AHEAD)]
 
 
-def test_each_iteration_is_made_once(prefetcher, made):
-    for iteration in range(1, 40):
-        inputs, targets = prefetcher.batch(iteration)
-        assert (inputs[0, 0], targets[0, 0]) == (iteration, iteration + 1)
-    assert [iteration for iteration, _ in made] == list(range(1, 1 + len(made)))
+def test_each_micro_batch_is_made_once(prefetcher, made):
+    for n in range(1, 40):
+        inputs, targets = prefetcher.batch(n)
+        assert (inputs[0, 0], targets[0, 0]) == (n, n + 1)
+    assert [n for n, _ in made] == list(range(1, 1 + len(made)))
 
 
-def test_iterations_may_be_asked_in_any_order(prefetcher):
-    for iteration in (7, 8, 3, 3, 100, 101, 99, 8):
-        assert prefetcher.batch(iteration)[0][0, 0] == iteration
+def test_micro_batches_may_be_asked_in_any_order(prefetcher):
+    for n in (7, 8, 3, 3, 100, 101, 99, 8):
+        assert prefetcher.batch(n)[0][0, 0] == n
 
 
-def test_one_thread_serves_all_iterations(prefetcher):
-    for iteration in (1, 2, 50, 3):
-        prefetcher.batch(iteration)
+def test_one_thread_serves_all_micro_batches(prefetcher):
+    for n in (1, 2, 50, 3):
+        prefetcher.batch(n)
     assert len(threads()) == 1
 
 
-def test_exception_comes_at_its_iteration(prefetcher):
-    for iteration in (198, 199):
-        assert prefetcher.batch(iteration)[0][0, 0] == iteration
+def test_exception_comes_at_its_micro_batch(prefetcher):
+    for n in (198, 199):
+        assert prefetcher.batch(n)[0][0, 0] == n
     with pytest.raises(OSError, match="the file system went away"):
         prefetcher.batch(200)
 
@@ -239,8 +239,8 @@ def test_closing_ends_the_thread(threaded):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_batches_arrive_on_cuda():
     with closing(Prefetcher(make, torch.device("cuda"))) as prefetcher:
-        for iteration in (1, 2, 3, 50, 51, 2):
-            found = prefetcher.batch(iteration)
+        for n in (1, 2, 3, 50, 51, 2):
+            found = prefetcher.batch(n)
             assert {tensor.device.type for tensor in found} == {"cuda"}
-            assert all(map(torch.equal, (tensor.cpu() for tensor in found), make(iteration)))
+            assert all(map(torch.equal, (tensor.cpu() for tensor in found), make(n)))
     assert threads() == []

@@ -9,7 +9,7 @@ from brx.errors import UserError
 from brx.methods import causes
 from brx.methods.causes import LionInEigenbasis, TurnedBasisRotation, fixed_rotation
 from brx.optim.basis_rotation import BasisRotation
-from brx.train.build import check_method
+from brx.train.checks import check_method
 from tests.optim.helpers import random
 from tests.train.helpers import tiny_config
 

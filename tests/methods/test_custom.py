@@ -12,8 +12,9 @@ from brx.cli.main import main
 from brx.config import user_code
 from brx.errors import RunError, UserError
 from brx.methods.updater import MethodUpdater
-from brx.runs.folder import default_folder, settings_key
-from brx.train.build import check_method
+from brx.runs.folder import default_folder
+from brx.runs.trajectory import settings_key
+from brx.train.checks import check_method
 from brx.train.loop import train
 from tests.pipeline.test_engine import (
     NaiveUpdate,

@@ -125,7 +125,7 @@ def test_optimizer_refreshes_as_often_as_told(frequency):
     member = Member(parameter, group, group)
     refreshed = []
     for member.num_updates in range(190):
-        refreshed += [member.num_updates + 1] if member.next_refresh()[0] else []
+        refreshed += [member.num_updates + 1] if member.next_due()[0] else []
     multiples = (
         []
         if frequency is None

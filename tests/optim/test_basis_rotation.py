@@ -330,7 +330,7 @@ def test_intervals_add_up_to_all_updates(frequency, index):
     member = Member(group["params"][0], group, group, position=Position(index, 31))
     total, last = 0, 2
     for member.num_updates in range(2, 200):
-        refresh, num_gradients = member.next_refresh()
+        refresh, num_gradients = member.next_due()
         total += num_gradients
         last = member.num_updates + 1 if refresh == "power" else last
     assert total == last - 2
@@ -353,7 +353,7 @@ def test_staggered_refreshes_are_spread_over_the_interval(num, frequency, due_fr
     for update in range(2 + 2 * frequency):
         for member in members:
             member.num_updates = update
-        due.append(sum(member.next_refresh()[0] is not None for member in members))
+        due.append(sum(member.next_due()[0] is not None for member in members))
     assert due == [0, num] + 2 * due_from_3
 
 

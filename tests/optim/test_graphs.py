@@ -24,8 +24,8 @@ class Recording:
 
 @pytest.fixture(autouse=True)
 def cpu_as_gpu(monkeypatch):
-    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ("cpu",))
-    monkeypatch.setattr("brx.optim.numbers_of_step.ON_DEVICE", ("cpu",))
+    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS_DEVICES", ("cpu",))
+    monkeypatch.setattr("brx.optim.step_scalars.ON_DEVICE", ("cpu",))
 
 
 @pytest.fixture

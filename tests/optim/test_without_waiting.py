@@ -16,7 +16,7 @@ SHAPES = [(8, 8), (8, 8), (16, 8), (2, 4, 4), (8,), (12, 4)]
 
 @pytest.fixture(autouse=True)
 def cpu_as_gpu(monkeypatch):
-    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ("cpu",))
+    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS_DEVICES", ("cpu",))
 
 
 def make(**options):
@@ -105,7 +105,7 @@ def test_ordinary_step_asks_the_device_for_no_number(covariance):
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ())
+            patch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS_DEVICES", ())
             with pytest.raises(DataDependentOutputException):  # a step that waits for the answer
                 optimizer.step()
         for member in optimizer._layout.members.values():
@@ -163,7 +163,7 @@ def test_compiled_step_launches_few(monkeypatch):
 
 
 def test_waiting_is_seen(monkeypatch):
-    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ())
+    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS_DEVICES", ())
     optimizer = ready_for_an_ordinary_step()
     with pytest.raises(Asked, match="_local_scalar_dense"):
         launches(optimizer)
@@ -173,7 +173,7 @@ def test_numbers_on_the_device_take_the_same_step(monkeypatch):
     # As on a GPU: learning rate, decay and limit are read from tensors of one address.
     expected, optimizer = make(weight_decay=0.1)
     train(optimizer, expected, 1, 31)
-    monkeypatch.setattr("brx.optim.numbers_of_step.ON_DEVICE", ("cpu",))
+    monkeypatch.setattr("brx.optim.step_scalars.ON_DEVICE", ("cpu",))
     series, optimizer = make(weight_decay=0.1)
     train(optimizer, series, 1, 11)
     addresses = {id(kept.lr) for kept in optimizer._numbers._kept}
@@ -185,7 +185,7 @@ def test_numbers_on_the_device_take_the_same_step(monkeypatch):
 def test_shapes_share_their_compiled_functions(monkeypatch):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    monkeypatch.setattr("brx.optim.numbers_of_step.ON_DEVICE", ("cpu",))
+    monkeypatch.setattr("brx.optim.step_scalars.ON_DEVICE", ("cpu",))
     kernels = compiled_kernels(backend="eager")
     monkeypatch.setattr(BasisRotation, "_kernels", lambda self, batch: kernels)
     shapes = [(rows, columns) for rows in (4, 6, 8) for columns in (4, 5, 7, 9)]

@@ -7,7 +7,7 @@ from brx.files import write_json
 from brx.paper.claims import CLAIMS, judge
 from brx.paper.scales import SCALES, VARIANTS, Experiments, depth_settings
 from brx.pipeline.delay import depth
-from brx.sweep.cell import identity
+from brx.sweep.cell import trajectory_id
 
 LAPTOP = SCALES["laptop"]
 
@@ -62,7 +62,7 @@ def write_experiment(
         final = loss[-1] if val_loss is None else val_loss
         val_losses = {last // 2: loss[last // 2], last: final}
         summary = {"status": status, "data_fingerprint": "f", "trajectory_version": version}
-        write_compact(folder / identity(config), config, loss, val_losses, 100.0, summary)
+        write_compact(folder / trajectory_id(config), config, loss, val_losses, 100.0, summary)
 
 
 def write_compact(folder, config, loss, val_loss, seconds, summary):

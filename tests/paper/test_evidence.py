@@ -25,7 +25,7 @@ from brx.paper.scales import (
     depth_settings,
 )
 from brx.runs.comparison import BASELINES
-from brx.sweep.cell import identity
+from brx.sweep.cell import trajectory_id
 from tests.paper.helpers import LAPTOP, row, write_method
 
 NO_STASH = {"pipeline.stash": "none"}
@@ -53,7 +53,7 @@ def write_pair(folder, ours, theirs, diverged="", seed=None):
     write_finals(folder, "nesterov", theirs)
     if diverged:
         settings = {**depth_settings(32, 8), **VARIANTS[diverged], "training.seed": seed}
-        run = folder / identity(preset_with(LAPTOP.preset, settings))
+        run = folder / trajectory_id(preset_with(LAPTOP.preset, settings))
         write_json(run / "summary.json", {"status": "diverged", "data_fingerprint": "f"})
     experiments = Experiments.load(LAPTOP, folder)
     return runs_of(experiments, "basis-rotation"), runs_of(experiments, "nesterov")

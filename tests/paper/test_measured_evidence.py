@@ -17,7 +17,7 @@ from brx.paper import measured_evidence
 from brx.paper.printed import STAGE_COUNTS
 from brx.paper.scales import VARIANTS, Experiments
 from brx.readers import read_json
-from brx.sweep.cell import identity
+from brx.sweep.cell import trajectory_id
 from tests.paper.helpers import LAPTOP, write_experiment
 
 
@@ -28,7 +28,7 @@ def write_oscillation(
     eigenvector."""
     settings = {"pipeline.stages": stages, **VARIANTS[method], **settings}
     write_experiment(folder, "quick", settings, seeds=(seed,), val_loss=val_loss)
-    run = folder / identity(preset_with("quick", {**settings, "training.seed": seed}))
+    run = folder / trajectory_id(preset_with("quick", {**settings, "training.seed": seed}))
     dominant, random = (Track.of([x, -x, x, -x], total=1.0) for x in (variance**0.5, 1e-3))
     Oscillation(
         run=str(run),
@@ -193,7 +193,7 @@ def norms(tmp_path):
     runs = []
     for seed in SEEDS:
         config = preset_with("quick", {**settings, "training.seed": seed})
-        runs.append(tmp_path / identity(config))
+        runs.append(tmp_path / trajectory_id(config))
     kept = next(LAPTOP.curvature.glob("*/analysis/hessian-norm-original-*.json"))
     source = NormResult.read(kept).model_copy(update={"method": "pipedream", "iteration": 1500})
 

@@ -65,8 +65,8 @@ def _written(function, args, kwargs):
     return found
 
 
-class OperationsRecorder:
-    """Records graphs, in place of brx's recorder of CUDA graphs, and keeps them in `graphs`."""
+class OperationsGraphMaker:
+    """Records graphs, in place of brx's `CudaGraphMaker`, and keeps them in `graphs`."""
 
     def __init__(self):
         self.graphs = []

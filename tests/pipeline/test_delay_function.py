@@ -10,8 +10,8 @@ import torch
 from brx.config.loading import load_config
 from brx.errors import UserError
 from brx.pipeline.delay import delays_of, shortfall, stage_delays
-from brx.runs.folder import trajectory_of
 from brx.runs.run import Run
+from brx.runs.trajectory import trajectory_of
 from brx.train.loop import train
 from tests.pipeline.naive import NaivePipeline
 from tests.pipeline.test_engine import (

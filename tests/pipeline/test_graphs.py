@@ -14,8 +14,9 @@ from brx.optim.graphs import GraphedSteps
 from brx.pipeline.delay import StageDelay
 from brx.pipeline.graphs import NUM_WARM_UPS, GraphedPasses, PassResults
 from brx.pipeline.versions import StageVersions
-from brx.train.build import assemble, check_method
-from tests.pipeline.recorded import OperationsRecorder
+from brx.train.build import assemble
+from brx.train.checks import check_method
+from tests.pipeline.recorded import OperationsGraphMaker
 from tests.pipeline.test_engine import make_config, micro_batch
 
 ITERATIONS = 14
@@ -24,13 +25,13 @@ ITERATIONS = 14
 @pytest.fixture
 def numbers_on_device(monkeypatch):
     """Steps of basis rotation read their numbers from the device, as on a GPU."""
-    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ("cpu",))
-    monkeypatch.setattr("brx.optim.numbers_of_step.ON_DEVICE", ("cpu",))
+    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS_DEVICES", ("cpu",))
+    monkeypatch.setattr("brx.optim.step_scalars.ON_DEVICE", ("cpu",))
 
 
-def train(config, record=None, iterations=ITERATIONS):
+def train(config, make_graph=None, iterations=ITERATIONS):
     """An assembly after some iterations, and what they reported."""
-    assembly = assemble(config, micro_batch, record=record)
+    assembly = assemble(config, micro_batch, make_graph=make_graph)
     return assembly, list(assembly.engine.run(1, lambda: iterations))
 
 
@@ -62,10 +63,10 @@ CASES = {
 def test_replayed_iterations_equal_eager_ones(case):
     method, settings = CASES[case]
     config = make_config(method, 3, "exact", 24, *settings)
-    record = OperationsRecorder()
-    assembly, results = train(config, record)
+    maker = OperationsGraphMaker()
+    assembly, results = train(config, maker)
     expected, wanted = train(config)
-    assert record.num_replays >= ITERATIONS - NUM_WARM_UPS
+    assert maker.num_replays >= ITERATIONS - NUM_WARM_UPS
     check_equal(assembly, expected)
     assert [result.loss for result in results] == [result.loss for result in wanted]
     for result, one in zip(results, wanted, strict=True):
@@ -76,12 +77,12 @@ def test_replayed_iterations_equal_eager_ones(case):
 @pytest.mark.parametrize("settings", [[], ["optimizer.source=1st"]], ids=str)
 def test_replayed_refreshes_equal_eager_ones(settings):
     config = make_config("basis-rotation", 3, "exact", 24, "runtime.precision=bf16", *settings)
-    record = OperationsRecorder()
-    assembly, _ = train(config, record)
+    maker = OperationsGraphMaker()
+    assembly, _ = train(config, maker)
     expected = assemble(config, micro_batch)
     expected.updater.wrap_steps(without_waiting)
     list(expected.engine.run(1, lambda: ITERATIONS))
-    assert record.num_replays >= 2 * (ITERATIONS - NUM_WARM_UPS - 4)
+    assert maker.num_replays >= 2 * (ITERATIONS - NUM_WARM_UPS - 4)
     check_equal(assembly, expected)
 
 
@@ -101,14 +102,14 @@ def without_waiting(optimizer, step):
 
 def test_accumulated_passes_have_a_graph_each():
     config = make_config("pipedream", 3, "exact", 24, "pipeline.accumulation=3")
-    record = OperationsRecorder()
-    train(config, record)
-    assert len(record.graphs) == 3  # the first, the middle, the last micro-batch of an update
+    maker = OperationsGraphMaker()
+    train(config, maker)
+    assert len(maker.graphs) == 3  # the first, the middle, the last micro-batch of an update
 
 
 def test_evaluation_between_replays_changes_nothing():
     config = make_config("pipedream", 3, "exact")
-    assembly = assemble(config, micro_batch, record=OperationsRecorder())
+    assembly = assemble(config, micro_batch, make_graph=OperationsGraphMaker())
     for t in range(1, ITERATIONS + 1):
         list(assembly.engine.run(t, lambda t=t: t))
         assembly.engine.evaluate([micro_batch(100)])
@@ -118,7 +119,7 @@ def test_evaluation_between_replays_changes_nothing():
 
 def test_evaluation_sees_the_newest_weights():
     config = make_config("pipedream", 3, "exact")
-    assembly, _ = train(config, OperationsRecorder())
+    assembly, _ = train(config, OperationsGraphMaker())
     expected, _ = train(config)
     loss = assembly.engine.evaluate([micro_batch(100)])
     assert loss == expected.engine.evaluate([micro_batch(100)])
@@ -130,12 +131,12 @@ def test_micro_batch_of_another_shape_runs_eagerly():
         return (inputs[:4], targets[:4]) if n == ITERATIONS - 1 else (inputs, targets)
 
     config = make_config("pipedream", 3, "exact")
-    record = OperationsRecorder()
-    assembly = assemble(config, shrinking, record=record)
+    maker = OperationsGraphMaker()
+    assembly = assemble(config, shrinking, make_graph=maker)
     expected = assemble(config, shrinking)
     for one in (assembly, expected):
         list(one.engine.run(1, lambda: ITERATIONS))
-    assert len(record.graphs) == 1
+    assert len(maker.graphs) == 1
     check_equal(assembly, expected)
 
 
@@ -143,7 +144,7 @@ def test_restored_state_is_replayed():
     config = make_config("pipedream", 3, "exact")
     source, _ = train(config)
     saved = [{**source.stage_state(stage)} for stage in source.stages]
-    assembly, _ = train(config, OperationsRecorder(), iterations=6)
+    assembly, _ = train(config, OperationsGraphMaker(), iterations=6)
     for stage, state in zip(assembly.stages, saved, strict=True):
         stage.load_state_dict(state["versions"])
     assembly.updater.load_stage_states(dict(enumerate(saved)), torch.device("cpu"))
@@ -153,7 +154,7 @@ def test_restored_state_is_replayed():
 
 
 def test_results_outlive_the_next_replay():
-    _, results = train(make_config("pipedream", 3, "exact"), OperationsRecorder())
+    _, results = train(make_config("pipedream", 3, "exact"), OperationsGraphMaker())
     losses = [result.loss.item() for result in results]
     assert len(set(losses)) == ITERATIONS
 
@@ -177,7 +178,7 @@ def passes_of(stage):
 
 def run_passes(module, number=NUM_WARM_UPS + 2):
     stage = single_stage(module)
-    graphed = GraphedPasses([stage], passes_of(stage), OperationsRecorder())
+    graphed = GraphedPasses([stage], passes_of(stage), OperationsGraphMaker())
     for n in range(1, number + 1):
         graphed.run(n, *micro_batch(n))
     return stage, graphed

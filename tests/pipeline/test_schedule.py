@@ -9,6 +9,7 @@ from brx.config.schema import PipelineConfig
 from brx.pipeline import schedule
 from brx.pipeline.delay import pipeline_delays
 from brx.pipeline.schedule import Action, asynchronous_1f1b, synchronous_1f1b, timeline
+from brx.pipeline.schedule_text import schedule_lines
 
 
 def rows(make, num_ranks, *arguments):
@@ -85,15 +86,15 @@ def test_device_with_fewer_stages_is_idle(stages, devices, share):
     # 5 stages on 3 devices: 1, 2 and 2. The busiest device sets the pace, so the first one waits
     # for half of the time: a sixth of all devices' time.
     pipeline = PipelineConfig(stages=stages, devices=devices)
-    lines = list(schedule.schedule_lines(pipeline, 4, 200))
+    lines = list(schedule_lines(pipeline, 4, 200))
     assert any(line.endswith(f", {share} once the pipeline is full") for line in lines)
 
 
 def test_synchronous_schedule_counts_stages_per_device():
     # Devices of 1 and 2 stages, one micro-batch: 9 units of time, of which 3 and 6 are work.
-    lines = list(schedule.schedule_lines(PipelineConfig(stages=3, devices=2), 1, 200))
+    lines = list(schedule_lines(PipelineConfig(stages=3, devices=2), 1, 200))
     assert "GPipe, one step: idle 50.0% of the time shown" in lines
     assert "stages per device, each of which takes the same time: 1 2" in lines
-    lines = list(schedule.schedule_lines(PipelineConfig(stages=3, devices=2), 2, 200))
+    lines = list(schedule_lines(PipelineConfig(stages=3, devices=2), 2, 200))
     # The second device ends its two micro-batches after 1 + 12 units, the first 2 later.
     assert f"GPipe, one step: idle {1 - 18 / 30:.1%} of the time shown" in lines

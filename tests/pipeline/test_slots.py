@@ -10,8 +10,8 @@ from brx.pipeline.delay import StageDelay
 from brx.pipeline.slots import (
     ALIGNMENT,
     MOST_ROWS,
+    FlatLayout,
     FlatTensors,
-    Layout,
     Slots,
     copy_tensors,
 )
@@ -51,7 +51,7 @@ def version(number):
 @pytest.mark.parametrize(("tau", "ahead"), [(1, 0), (5, 0), (5, 2), (3, 3)])
 def test_every_micro_batch_gets_its_version(tau, ahead, is_flat, on_host):
     """`ahead` forward passes run before the first update, as on rank R - 1 - ahead of R."""
-    layout = Layout(version(0))
+    layout = FlatLayout(version(0))
     slots = Slots(layout, StageDelay(tau), version(0), on_host=on_host, num_in_flight=ahead + 1)
     targets = layout.like_slot() if is_flat else version(99)
     views = targets.views if is_flat else targets
@@ -74,7 +74,7 @@ def test_every_micro_batch_gets_its_version(tau, ahead, is_flat, on_host):
 @pytest.mark.parametrize(("tau", "ahead"), [(1, 0), (5, 0), (5, 2), (3, 3)])
 def test_each_version_is_fetched_once(tau, ahead):
     slots = Slots(
-        Layout(version(0)), StageDelay(tau), version(0), on_host=True, num_in_flight=ahead + 1
+        FlatLayout(version(0)), StageDelay(tau), version(0), on_host=True, num_in_flight=ahead + 1
     )
     fetches, fetch = [], slots._fetch
     slots._fetch = lambda micro_batch: (fetches.append(micro_batch), fetch(micro_batch))
@@ -89,7 +89,7 @@ def test_each_version_is_fetched_once(tau, ahead):
 
 
 def test_next_version_is_fetched_ahead():
-    slots = Slots(Layout(version(0)), StageDelay(2), version(0), on_host=True)
+    slots = Slots(FlatLayout(version(0)), StageDelay(2), version(0), on_host=True)
     for t in range(1, 10):
         slots.load(t, version(99))
         slots.prefetch(t + 1)
@@ -98,7 +98,7 @@ def test_next_version_is_fetched_ahead():
 
 
 def test_version_is_loaded_by_its_number():
-    slots = Slots(Layout(version(0)), StageDelay(2), version(0))
+    slots = Slots(FlatLayout(version(0)), StageDelay(2), version(0))
     for t in range(1, 6):
         slots.store(t, version(t))
     targets = version(99)
@@ -107,7 +107,7 @@ def test_version_is_loaded_by_its_number():
 
 
 def test_slots_round_to_their_dtype():
-    layout = Layout(weights(), MIXED)
+    layout = FlatLayout(weights(), MIXED)
     slots = Slots(layout, StageDelay(1), weights())
     targets = [torch.empty_like(weight) for weight in weights()]
     slots.load(1, targets)
@@ -116,7 +116,7 @@ def test_slots_round_to_their_dtype():
 
 
 def test_flat_copy_is_one_operation_per_dtype():
-    layout = Layout(weights(), MIXED)
+    layout = FlatLayout(weights(), MIXED)
     newest = layout.like_weights()
     copy_tensors(newest, weights())
     slots = Slots(layout, StageDelay(1), newest)
@@ -128,7 +128,7 @@ def test_flat_copy_is_one_operation_per_dtype():
 
 @pytest.mark.parametrize("on_host", [True, False])
 def test_no_list_mixes_dtypes(on_host):
-    slots = Slots(Layout(weights(), MIXED), StageDelay(1), weights(), on_host=on_host)
+    slots = Slots(FlatLayout(weights(), MIXED), StageDelay(1), weights(), on_host=on_host)
     with Copies() as copies:
         slots.store(1, weights())
         slots.load(1, weights())
@@ -137,18 +137,18 @@ def test_no_list_mixes_dtypes(on_host):
 
 
 def test_views_begin_where_allocated_tensors_do():
-    tensors = Layout(weights(), MIXED).like_slot()
+    tensors = FlatLayout(weights(), MIXED).like_slot()
     assert [view.data_ptr() % ALIGNMENT for view in tensors.views] == [0] * len(MIXED)
 
 
 def test_views_do_not_overlap():
-    tensors = Layout(weights()).like_weights()
+    tensors = FlatLayout(weights()).like_weights()
     copy_tensors(tensors, weights())
     assert all(map(torch.equal, tensors.views, weights()))
 
 
 def test_loading_keeps_addresses():
-    layout = Layout(weights())
+    layout = FlatLayout(weights())
     slots, targets = Slots(layout, StageDelay(2), weights()), layout.like_slot()
 
     def addresses():
@@ -164,7 +164,7 @@ def test_loading_keeps_addresses():
 
 @pytest.mark.parametrize("is_flat", [True, False])
 def test_autograd_does_not_see_a_load(is_flat):
-    layout = Layout(weights())
+    layout = FlatLayout(weights())
     slots, targets = Slots(layout, StageDelay(1), weights()), layout.like_slot()
     parameters = targets.parameters()
     outputs = [(parameter**2).sum() for parameter in parameters]  # saves the parameters
@@ -180,7 +180,7 @@ def test_autograd_does_not_see_a_load(is_flat):
 def test_parameters_keep_their_strides():
     image = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
     weight = image.weight.detach().clone(memory_format=torch.preserve_format)
-    slots = Slots(Layout([weight]), StageDelay(1), [weight])
+    slots = Slots(FlatLayout([weight]), StageDelay(1), [weight])
     with torch.no_grad():
         image.weight.zero_()
     slots.load(1, [image.weight])
@@ -189,12 +189,12 @@ def test_parameters_keep_their_strides():
 
 
 def test_without_delay_there_are_no_slots():
-    slots = Slots(Layout(weights()), StageDelay(0), weights(), on_host=True)
+    slots = Slots(FlatLayout(weights()), StageDelay(0), weights(), on_host=True)
     assert slots.nbytes == 0
 
 
 def test_nbytes_are_those_of_all_buffers():
-    layout = Layout([torch.zeros(64, 64)])
+    layout = FlatLayout([torch.zeros(64, 64)])
     slots = Slots(layout, StageDelay(3), [torch.zeros(64, 64)], on_host=True, num_in_flight=2)
     assert slots.nbytes == (4 + 3) * 64 * 64 * 4
 
@@ -204,7 +204,7 @@ def test_nbytes_are_those_of_all_buffers():
 )
 def test_on_cuda_copies_neither_overtake_nor_are_overtaken():
     weight = torch.zeros(2**22, device="cuda")
-    layout = Layout([weight])
+    layout = FlatLayout([weight])
     slots = Slots(layout, StageDelay(2), [weight], on_host=True)
     targets: FlatTensors = layout.like_slot()
     assert slots.slots[0].buffers[0].is_pinned()
@@ -218,7 +218,7 @@ def test_on_cuda_copies_neither_overtake_nor_are_overtaken():
 
 
 def test_slots_make_no_views_unasked():
-    layout = Layout(weights())
+    layout = FlatLayout(weights())
     slots = Slots(layout, StageDelay(5), layout.like_slot())
     slots.store(1, layout.like_slot())
     slots.load(1, layout.like_slot())
@@ -226,12 +226,12 @@ def test_slots_make_no_views_unasked():
 
 
 def test_slots_of_a_group_lie_in_one_block():
-    slots = Slots(Layout(weights()), StageDelay(5), weights())
+    slots = Slots(FlatLayout(weights()), StageDelay(5), weights())
     assert len({slot.buffers[0].untyped_storage().data_ptr() for slot in slots.slots}) == 1
 
 
 def test_every_slot_begins_with_version_zero():
-    slots = Slots(Layout(weights(), MIXED), StageDelay(3), weights())
+    slots = Slots(FlatLayout(weights(), MIXED), StageDelay(3), weights())
     for slot in slots.slots:
         assert all(
             torch.equal(view, w.to(view.dtype))
@@ -240,13 +240,13 @@ def test_every_slot_begins_with_version_zero():
 
 
 def test_few_of_many_slots_stay_objects():
-    slots = Slots(Layout(weights()), StageDelay(3 * MOST_ROWS), weights())
+    slots = Slots(FlatLayout(weights()), StageDelay(3 * MOST_ROWS), weights())
     assert len(list(slots.slots)) == 3 * MOST_ROWS + 1
     assert len(slots.slots._made) == MOST_ROWS
 
 
 def test_slot_that_was_just_used_stays():
-    slots = Slots(Layout(weights()), StageDelay(3 * MOST_ROWS), weights())
+    slots = Slots(FlatLayout(weights()), StageDelay(3 * MOST_ROWS), weights())
     used = slots.slots[0]
     for index in range(1, MOST_ROWS):
         assert slots.slots[index] is not slots.slots[0]
@@ -254,6 +254,6 @@ def test_slot_that_was_just_used_stays():
 
 
 def test_stacked_versions_equal_the_slots():
-    slots = Slots(Layout(weights(), MIXED), StageDelay(2), weights())
+    slots = Slots(FlatLayout(weights(), MIXED), StageDelay(2), weights())
     for index, slot in enumerate(slots.slots):
         assert all(map(torch.equal, slot.views, [each[index] for each in slots.stacked()]))

@@ -398,5 +398,5 @@ def test_manifest_is_read_once_for_all_stages(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "read_manifest", counted)
     newest = list_checkpoints(tmp_path / "run")[-1]
-    checkpoint.check_stages(newest, range(4))
+    checkpoint.check_stage_files(newest, range(4))
     assert reads == [newest]

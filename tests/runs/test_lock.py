@@ -10,13 +10,13 @@ import pytest
 
 from brx.config.loading import dump_config
 from brx.errors import RunError, UserError
-from brx.runs.folder import hand_down, hold, is_locked, lock
+from brx.runs.lock import hand_down, hold, is_locked, lock
 from brx.train.loop import train
 from tests.processes import start_brx
 from tests.train.helpers import losses, tiny_config, wait_for_lines
 
 HOLDER = (
-    "import pathlib, sys, time; from brx.runs.folder import hold\nwith "
+    "import pathlib, sys, time; from brx.runs.lock import hold\nwith "
     "hold(pathlib.Path(sys.argv[1])):\n"
 )
 HOLDER += "    print('held', flush=True); time.sleep(600)"
@@ -79,7 +79,7 @@ def test_lock_handed_down_is_for_its_folder(tmp_path, monkeypatch):
 
 
 def test_run_waits_for_a_look_at_its_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr("brx.runs.folder.PATIENCE_S", 60.0)  # a busy machine is slow
+    monkeypatch.setattr("brx.runs.lock.PATIENCE_S", 60.0)  # a busy machine is slow
     holder = start_holder(tmp_path)
     threading.Timer(0.1, holder.kill).start()
     with hold(tmp_path):
@@ -103,7 +103,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
     def without_locks(descriptor, *, blocking):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("brx.runs.folder.lock_descriptor", without_locks)
+    monkeypatch.setattr("brx.runs.lock.lock_descriptor", without_locks)
     with hold(tmp_path / "run"), hold(tmp_path / "run"):
         pass
     assert capsys.readouterr().err.count("this file system has no locks") == 1

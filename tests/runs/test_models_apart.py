@@ -5,7 +5,7 @@ import pytest
 from brx.config.schema import GPTConfig, LlamaConfig, MoEConfig, RopeScalingConfig
 from brx.model.description import sections
 from brx.runs.frames import load
-from brx.sweep.cell import identity
+from brx.sweep.cell import trajectory_id
 from tests.runs.helpers import write_run
 from tests.train.helpers import tiny_config
 
@@ -83,7 +83,7 @@ def test_every_setting_of_a_model_is_tried(section):
 def test_setting_of_the_model_changes_the_identity(model, change, tmp_path):
     before = tiny_config(tmp_path, model, *ONE_STAGE)
     after = tiny_config(tmp_path, model, *ONE_STAGE, change)
-    assert identity(before) != identity(after)
+    assert trajectory_id(before) != trajectory_id(after)
 
 
 @pytest.mark.parametrize("model", SECTIONS)
@@ -120,4 +120,4 @@ def test_own_model_that_changes_has_another_identity(change, tmp_path):
     else:
         file.write_text(OWN + "        self.scale = 2.0\n")
         after = tiny_config(tmp_path, model)
-    assert identity(before) != identity(after)
+    assert trajectory_id(before) != trajectory_id(after)

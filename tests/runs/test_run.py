@@ -9,7 +9,7 @@ import brx.runs
 from brx.config.loading import load_config
 from brx.errors import UserError
 from brx.runs.run import Run, _quantile
-from brx.train.recording import record
+from brx.train.own_loop import record
 from tests.runs.helpers import ITERATIONS, write_run
 
 

@@ -20,7 +20,7 @@ from brx.data.prepare import prepare
 from brx.environment import brx_command, child_environment, num_cores
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.runs.folder import lock
+from brx.runs.lock import lock
 from brx.sweep.cell import CELLS_LOCK, placed
 from brx.sweep.checks import check_names
 from brx.sweep.choice import choose, tried_cells

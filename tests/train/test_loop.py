@@ -26,7 +26,7 @@ from brx.pipeline.world import World
 from brx.runs import checkpoint
 from brx.runs.folder import RunFolder
 from brx.runs.metrics import read_metrics
-from brx.train.build import check_head, check_method
+from brx.train.checks import check_head, check_method
 from brx.train.loop import Trainer, train
 from tests.processes import start_brx
 from tests.train.helpers import (
@@ -482,7 +482,7 @@ def test_diverged_run_resumes_from_before_its_failure(diverged, tmp_path, straig
 
 def test_bad_gradient_in_basis_rotation_is_a_divergence(tmp_path, monkeypatch, explode):
     """On a GPU, where the engine does not look at every update's losses and norms."""
-    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS", ("cpu",))
+    monkeypatch.setattr("brx.optim.gradient_guard.ASYNCHRONOUS_DEVICES", ("cpu",))
     monkeypatch.setattr("brx.pipeline.engine.check_finite", lambda *arguments: None)
     explode(17)
     config = tiny_config(

@@ -9,7 +9,7 @@ import pandas as pd
 from brx.paper import strict
 from brx.paper.causes.arms import ARMS, DELAYED
 from brx.paper.causes.study import Study
-from brx.runs.folder import RATE
+from brx.runs.trajectory import RATE
 
 
 def cost_table(folder: Path) -> pd.DataFrame:

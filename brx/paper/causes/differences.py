@@ -33,17 +33,17 @@ from brx.paper.causes.arms import (
     with_momentum,
 )
 from brx.paper.causes.study import Study
-from brx.runs.folder import SEED
+from brx.runs.trajectory import SEED
 
-Place = tuple[str, str]  # an arm and a delay
+ArmAndDelay = tuple[str, str]  # an arm and a delay
 
 
-def _pairs(arm: str, other: str, *delays: str) -> list[tuple[Place, Place]]:
+def _pairs(arm: str, other: str, *delays: str) -> list[tuple[ArmAndDelay, ArmAndDelay]]:
     """Two arms under the same delays."""
     return [((arm, delay), (other, delay)) for delay in delays]
 
 
-def _momenta() -> list[tuple[Place, Place]]:
+def _momenta() -> list[tuple[ArmAndDelay, ArmAndDelay]]:
     """Each method with the most momentum and with the least, under the longest delay."""
     pairs = []
     for method in MOMENTUM_KEYS:
@@ -53,7 +53,7 @@ def _momenta() -> list[tuple[Place, Place]]:
     return pairs
 
 
-def _feedback() -> list[tuple[Place, Place]]:
+def _feedback() -> list[tuple[ArmAndDelay, ArmAndDelay]]:
     pairs = []
     for arm, without in WITH_FEEDBACK.items():
         pairs += _pairs(arm, without, ONE_UPDATE)
@@ -103,7 +103,7 @@ def difference_table(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _row(ours: Place, theirs: Place, differences: pd.DataFrame) -> dict[str, str]:
+def _row(ours: ArmAndDelay, theirs: ArmAndDelay, differences: pd.DataFrame) -> dict[str, str]:
     row = {
         "arm": ours[0],
         "delay": ours[1],
@@ -116,7 +116,7 @@ def _row(ours: Place, theirs: Place, differences: pd.DataFrame) -> dict[str, str
     return row
 
 
-def _losses(study: Study, place: Place) -> pd.DataFrame:
+def _losses(study: Study, place: ArmAndDelay) -> pd.DataFrame:
     """The final validation losses and the cost of an arm, in nats: a row per seed."""
     without, delayed = study.pair(*place)
     return pd.DataFrame(

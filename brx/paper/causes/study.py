@@ -28,10 +28,10 @@ from brx.runs.comparison import (
     with_diverged,
 )
 from brx.runs.experiments import at_best_rates, by_experiment
-from brx.runs.folder import SEED
 from brx.runs.frames import load
 from brx.runs.run import read_run
 from brx.runs.slowdown import Reached
+from brx.runs.trajectory import SEED
 
 RUNS = Path("results/causes")
 SWEEPS = "configs/sweeps/causes/*.yaml"

@@ -7,7 +7,7 @@ import numpy as np
 from brx.config.loading import preset_with
 from brx.paper.causes.arms import ADAMW, ARMS, BASES, DEEPEST, EIGHT, NONE, ONE_UPDATE
 from brx.paper.causes.study import Study
-from brx.sweep.cell import identity
+from brx.sweep.cell import trajectory_id
 from tests.paper.helpers import write_compact
 
 LENGTH = 40  # iterations
@@ -54,7 +54,7 @@ def write_arm_run(folder, arm, delay, seed, final, slow):
     config = preset_with("similar", settings)
     losses = 3.0 / (1 + np.arange(1, LENGTH + 1) / (5 * slow))
     summary = {"status": "finished", "data_fingerprint": "f"}
-    write_compact(folder / identity(config), config, losses, {LENGTH: final}, 10.0, summary)
+    write_compact(folder / trajectory_id(config), config, losses, {LENGTH: final}, 10.0, summary)
 
 
 def write_bases(folder, costs, adamw=0.3):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from brx.optim.numbers_of_step import largest_adam_step
+from brx.optim.step_scalars import largest_adam_step
 from tests.optim.helpers import random
 
 BETAS = (0.9, 0.999)

@@ -1,5 +1,5 @@
-"""`record`: writes ordinary run folders from any training loop, for `brx slowdown`, `plot`,
-`report` and `export`."""
+"""`record`: writes the same run folders as `brx train`, from a training loop of your own, for
+`brx slowdown`, `plot`, `report` and `export`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from brx.config.loading import validate as check
 from brx.config.schema import RECORDED, RunConfig
 from brx.errors import DivergedError, UserError
 from brx.files import write_text
-from brx.runs.folder import RunFolder, hold
+from brx.runs.folder import RunFolder
+from brx.runs.lock import hold
 from brx.runs.metrics import MetricsWriter, Record, exact, read_metrics, truncate_metrics
 from brx.train.recorder import write_summary
 

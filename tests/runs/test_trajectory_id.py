@@ -6,8 +6,8 @@ import pytest
 
 from brx.config.loading import load_config
 from brx.config.schema import RunConfig
-from brx.runs.folder import _MAY_CHANGE
-from brx.sweep.cell import identity
+from brx.runs.trajectory import _MAY_CHANGE
+from brx.sweep.cell import trajectory_id
 
 RESULTS = Path(__file__).parents[2] / "results"
 EVERY = 25  # one run of this many is read
@@ -22,7 +22,7 @@ FOLDERS = {
 def test_committed_runs_keep_their_identity(folder):
     # It changes if a default changes, or if a setting begins or ceases to count.
     for run in sorted(folder.glob("*--????????"))[::EVERY]:
-        assert identity(load_config(run / "config.yaml")) == run.name[-8:], run.name
+        assert trajectory_id(load_config(run / "config.yaml")) == run.name[-8:], run.name
 
 
 @pytest.mark.parametrize("section", _MAY_CHANGE)

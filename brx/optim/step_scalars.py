@@ -1,7 +1,5 @@
-"""The numbers that differ from step to step (rates, limits), in the memory of the device that reads
-them.
-
-A CUDA graph holds addresses, not numbers, so that it can be replayed with those of the next step.
+"""The learning rate, the decay and the limit of a step. They differ from step to step, so on a GPU
+they are tensors: a CUDA graph that reads them can be replayed with the next step's values.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from torch import Tensor
 from .member import Member
 from .parameter_state import arithmetic
 
-# Devices that read the numbers of a step from tensors.
+# Devices that read a step's scalars from tensors.
 ON_DEVICE = ("cuda",)
 
 LARGEST_STEP = 1.8
@@ -27,8 +25,8 @@ the usual betas the limit is 1.8 learning rates at update 2, 2.9 at 50, and 13 i
 
 
 @dataclass
-class StepNumbers:
-    """The numbers of a step for parameters that are updated together.
+class StepScalars:
+    """The scalars of a step, for parameters that are updated together.
 
     Attributes:
         lr: the learning rate; a tensor () on a GPU.
@@ -42,22 +40,22 @@ class StepNumbers:
     limit: float | Tensor
 
     @classmethod
-    def for_cpu(cls, member: Member) -> StepNumbers:
-        """The numbers of a member, for a step on the CPU."""
+    def for_cpu(cls, member: Member) -> StepScalars:
+        """A member's scalars, for a step on the CPU."""
         # A tensor, since torch would make one of a number for every weight. Its device is stated:
         # the program may have set another one as the default.
         decay = torch.tensor(member.decay, dtype=arithmetic(member.parameter), device="cpu")
         return cls(member.options["lr"], decay, limit_of(member))
 
     @classmethod
-    def on(cls, device: torch.device, dtype: torch.dtype) -> StepNumbers:
+    def on(cls, device: torch.device, dtype: torch.dtype) -> StepScalars:
         """Tensors on a device, to be written before each step."""
         # torch's fused kernel reads a learning rate in float32.
         lr = torch.zeros((), dtype=torch.float32, device=device)
         return cls(lr, torch.zeros((), dtype=dtype, device=device), lr.to(dtype, copy=True))
 
     def write(self, member: Member) -> None:
-        """Write a member's numbers into the tensors, without waiting for the device."""
+        """Write a member's scalars into the tensors, without waiting for the device."""
         assert isinstance(self.lr, Tensor)
         assert isinstance(self.limit, Tensor)
         self.lr.fill_(member.options["lr"])
@@ -65,30 +63,30 @@ class StepNumbers:
         self.limit.fill_(limit_of(member))
 
 
-class NumbersOfSteps:
-    """The numbers of each step. Steps of the same signature get the same tensors."""
+class StepScalarsPool:
+    """Gives each step its scalars. Steps with the same signature get the same tensors."""
 
     def __init__(self) -> None:
-        self._kept: list[StepNumbers] = []
+        self._kept: list[StepScalars] = []
         self._next = 0
 
     def begin(self) -> None:
         """Start a new step."""
         self._next = 0
 
-    def of(self, member: Member) -> StepNumbers:
-        """The numbers of this step for a member, and for others like it."""
+    def of(self, member: Member) -> StepScalars:
+        """The scalars of this step for a member, and for others like it."""
         device = member.parameter.device
         if device.type not in ON_DEVICE:
-            return StepNumbers.for_cpu(member)
+            return StepScalars.for_cpu(member)
         dtype = arithmetic(member.parameter)
         index = self._next
         self._next += 1
         if index == len(self._kept):
-            self._kept.append(StepNumbers.on(device, dtype))
+            self._kept.append(StepScalars.on(device, dtype))
         kept = self._kept[index]
         if kept.decay.device != device or kept.decay.dtype != dtype:
-            kept = self._kept[index] = StepNumbers.on(device, dtype)
+            kept = self._kept[index] = StepScalars.on(device, dtype)
         kept.write(member)
         return kept
 
