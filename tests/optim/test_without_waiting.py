@@ -176,9 +176,9 @@ def test_numbers_on_the_device_take_the_same_step(monkeypatch):
     monkeypatch.setattr("brx.optim.step_scalars.ON_DEVICE", ("cpu",))
     series, optimizer = make(weight_decay=0.1)
     train(optimizer, series, 1, 11)
-    addresses = {id(kept.lr) for kept in optimizer._numbers._kept}
+    addresses = {id(kept.lr) for kept in optimizer._scalars._kept}
     train(optimizer, series, 11, 31)
-    assert {id(kept.lr) for kept in optimizer._numbers._kept} == addresses
+    assert {id(kept.lr) for kept in optimizer._scalars._kept} == addresses
     torch.testing.assert_close(series, expected, rtol=0, atol=1e-6)
 
 
