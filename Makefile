@@ -29,7 +29,7 @@ test-numerics: setup  ## the tests in which rounding matters most, with other ke
 		echo "$$kernels"; env $$kernels $(BIN)/python -m pytest -n 2 -m "numerics and not slow" || exit 1; \
 	done
 
-test-matrix:  ## the tests on Python 3.11, 3.12, 3.13 and with the oldest torch (hours, gigabytes); see .ci/matrix
+test-matrix:  ## the tests on Python 3.11, 3.12, 3.13 and with the oldest and the newest torch (hours, gigabytes); see .ci/matrix
 	.ci/matrix
 
 lint: setup  ## style and types
