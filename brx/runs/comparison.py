@@ -435,14 +435,18 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
 
 
 def _usual_baselines(alike: pd.DataFrame) -> pd.Series:
-    """Which runs are baselines with their usual settings; if none has these, with the settings that
-    most baselines share."""
-    is_baseline = alike["method"].isin(BASELINES)
-    settings = alike.loc[is_baseline, "unusual"]
-    if settings.empty:
-        return is_baseline
-    expected = "" if "" in settings.values else settings.mode()[0]
-    return is_baseline & (alike["unusual"] == expected)
+    """Which runs are baselines with their usual settings.
+
+    A baseline that never has these counts with those of its settings that most runs of baselines
+    share; a search may have chosen others for each method.
+    """
+    baselines = alike[alike["method"].isin(BASELINES)]
+    num_runs = baselines["unusual"].value_counts().sort_index(kind="stable")
+    expected = {}
+    for method, settings in baselines.groupby("method")["unusual"]:
+        own = num_runs[num_runs.index.isin(settings)]
+        expected[method] = "" if "" in own.index else own.idxmax()
+    return alike["unusual"] == alike["method"].map(expected)
 
 
 def _reduction(seeds: pd.DataFrame, baselines: Sequence[pd.DataFrame]) -> dict[str, object]:

@@ -436,6 +436,17 @@ def test_baseline_has_the_settings_of_most(unusual_baselines):
     assert baselines["basis-rotation, beta2 0.95"] == "nesterov, beta2 0.95"
 
 
+def test_each_baseline_may_have_settings_of_its_own(tmp_path):
+    # A search chose a momentum for each method.
+    settings = ("optimizer.method=pipedream", "optimizer.beta1=0.8")
+    write_run(tmp_path, "pipedream", *settings, crosses_3_at=200)
+    settings = ("optimizer.method=nesterov", "optimizer.beta1=0.995")
+    write_run(tmp_path, "nesterov", *settings, crosses_3_at=150)
+    write_run(tmp_path, "ours", "optimizer.method=basis-rotation", crosses_3_at=100)
+    (row,) = reductions(best(tmp_path)).to_dict("records")
+    assert row["baseline"] == "nesterov, beta1 0.995"
+
+
 def test_baseline_with_usual_settings_comes_first(unusual_baselines):
     write_run(unusual_baselines, "plain", "optimizer.method=nesterov", crosses_3_at=250)
     assert set(reductions(best(unusual_baselines))["baseline"]) == {"nesterov"}
