@@ -76,6 +76,14 @@ def test_committed_tables_of_studies_are_up_to_date(name, tmp_path, monkeypatch)
     assert (tmp_path / f"{name}.csv").read_text() == (COMMITTED / f"{name}.csv").read_text()
 
 
+@pytest.mark.parametrize("name", ["leads", "learning-rates", "reduction", "slowdown"])
+def test_committed_tables_of_the_fairer_search_are_up_to_date(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert main(["tables", name, "--scale", "tuned", "--out", str(tmp_path)]) == 0
+    committed = ROOT / "results" / "tables" / "tuned" / f"{name}.csv"
+    assert (tmp_path / f"{name}.csv").read_text() == committed.read_text()
+
+
 @pytest.mark.parametrize(("name", "row"), [("table 1", "LLaMA 1-65B"), ("memory", "bilateral")])
 def test_formulas_need_no_runs(name, row, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
