@@ -34,7 +34,7 @@ def lowest(shown: Sequence[losses.Curve], loss: str) -> str:
     best, second = sorted(finals, key=finals.__getitem__)[:2]
     lead = finals[second] - finals[best]
     if lead < LEVEL:
-        return f"{best} and {second} end level"
+        return f"{best} and {second} end within {LEVEL} nats"
     return f"{best} lowest by {lead:.2f} nats"
 
 
