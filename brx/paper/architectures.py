@@ -88,31 +88,30 @@ class Study:
         except UserError:
             return None
 
-    def cost(self, architecture: str, method: str) -> list[float]:
-        """The cost of delay for a method, in nats, one number per seed; empty if there are no runs
+    def cost(self, architecture: str, method: str) -> pd.Series:
+        """The cost of delay for a method, in nats, by seed; empty if there are no runs
         at one of the two ends."""
         without, delayed = ((method, P) for P in ENDS)
         return self._difference(architecture, without, delayed)
 
-    def above_ours(self, architecture: str, method: str, stages: int) -> list[float]:
-        """How far a method ends above basis rotation at a number of stages, in nats, one number per
-        seed; empty if one of the two has no runs there."""
+    def above_ours(self, architecture: str, method: str, stages: int) -> pd.Series:
+        """How far a method ends above basis rotation at a number of stages, in nats, by seed; empty
+        if one of the two has no runs there."""
         return self._difference(architecture, (OURS, stages), (method, stages))
 
     def _difference(
         self, architecture: str, lower: tuple[str, int], upper: tuple[str, int]
-    ) -> list[float]:
+    ) -> pd.Series:
         """Final validation loss of `upper` minus `lower`, both a method and its number of stages,
-        seed by seed; empty without runs of one of them."""
+        by seed; empty without runs of one of them."""
         experiments = self.experiments.get(architecture)
         if experiments is None:
-            return []
+            return pd.Series(dtype=float)
         try:
             runs = (runs_of(experiments, method, stages) for method, stages in (lower, upper))
-            by_seed = margin(*runs).by_seed
+            return margin(*runs).by_seed
         except UserError:
-            return []
-        return [float(difference) for difference in by_seed]
+            return pd.Series(dtype=float)
 
 
 def architecture_table(folder: Path) -> pd.DataFrame:
@@ -131,12 +130,12 @@ def _row(study: Study, architecture: str, method: str) -> dict[str, str]:
     shown = {f"P = {P}": "" if runs is None else _mean(runs) for P, runs in losses.items()}
     above = {}
     for P in ENDS:
-        by_seed = study.above_ours(architecture, method, P) if method != OURS else []
+        by_seed = study.above_ours(architecture, method, P).tolist() if method != OURS else []
         above[f"above {OURS}, P = {P}"] = strict.mean_text(by_seed)
-    costs = study.cost(architecture, method)
+    costs = study.cost(architecture, method).tolist()
     difference = ""
     if architecture == LLAMA:
-        difference = _difference_text(costs, study.cost(GPT, method))
+        difference = _difference_text(costs, study.cost(GPT, method).tolist())
     to_run = [f"P = {P}" for P, runs in losses.items() if runs is None]
     return {
         "model": architecture,
@@ -335,11 +334,9 @@ def _least_cost(study: Study, architecture: str) -> str:
     methods have a cost. The cost of a method with a run that diverged is infinite."""
     costs = {}
     for method in METHODS:
-        without, delayed = (study.final_losses(architecture, method, P) for P in ENDS)
-        if without is not None and delayed is not None:
-            by_seed = (delayed - without).dropna()
-            if len(by_seed):
-                costs[method] = by_seed
+        by_seed = study.cost(architecture, method)
+        if len(by_seed):
+            costs[method] = by_seed
     if len(costs) < 2:
         return ""
     least, second = sorted(costs, key=lambda method: float(costs[method].mean()))[:2]

@@ -80,7 +80,7 @@ def row_of(folders, architecture, method):
 def test_cost_is_a_difference_by_seed(folders):
     write_method(folders, LLAMA, "muon", (1.3, 1.5))
     costs = Study.load(folders[LLAMA]).cost(LLAMA, "muon")
-    assert costs == pytest.approx([0.2 + noise for noise in NOISE])
+    assert costs.tolist() == pytest.approx([0.2 + noise for noise in NOISE])
 
 
 def test_table_has_the_interval_of_each_lead_of_basis_rotation(folders):
