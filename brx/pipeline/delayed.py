@@ -409,9 +409,9 @@ class DelayedPipeline:
             )
         delayed_ids = {id(weight) for stage in stages for weight in stage.parameters}
         self._parts_with_delay.clear()
-        for module, _, weight in self._form.places:
-            if id(weight) in delayed_ids:
-                self._parts_with_delay.add(module)
+        for holder in self._form.holders:
+            if id(holder.parameter) in delayed_ids:
+                self._parts_with_delay.add(holder.module)
         return History(stages, self._stash, before_move=self._drop_gathered)
 
     def _make_stage_history(
@@ -460,7 +460,7 @@ class DelayedPipeline:
                 module.register_state_dict_post_hook(hook(copies.after_state_dict))  # type: ignore[no-untyped-call]
             )
         if self._stash != "exact" and self._has_delay:
-            parts = [module for module, _, _ in self._form.places]
+            parts = [holder.module for holder in self._form.holders]
             for module in dict.fromkeys(parts):  # each of them once
                 # Not disabled for torch.compile: that would break the graph in every layer.
                 before_part = Hook(self._before_part, before_copy)
