@@ -115,7 +115,7 @@ def loop(
     def rings() -> tuple[int, int]:
         assert pipeline is not None
         run(2)
-        history = pipeline._windows.history
+        history = pipeline._windows.versions.history
         assert history is not None
         held = formula = 0
         for stage in history.stages:

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 TESTED = (
     "tests/train/test_cuda.py",
-    "tests/optim/test_products.py",
+    "tests/optim/test_reduced_precision.py",
     "tests/optim/test_basis_rotation.py",
     "tests/pipeline",
 )

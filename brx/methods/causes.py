@@ -22,7 +22,7 @@ from brx.optim.elementwise import above_noise
 from brx.optim.matrix_batch import MatrixBatch, rotate
 from brx.optim.options import Group
 from brx.optim.parameter_state import Side
-from brx.optim.products import factor_rounding
+from brx.optim.reduced_precision import factor_rounding
 from brx.optim.refresh import raise_second_moment, share_out_second_moment
 from brx.optim.step_scalars import StepScalars
 

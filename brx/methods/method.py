@@ -19,7 +19,7 @@ from brx.methods.groups import (
     stage_groups,
     step_stages_together,
 )
-from brx.methods.products import Products
+from brx.methods.product_costs import Products
 from brx.optim.options import Group as Group  # users' methods import it from here
 from brx.pipeline.forecasts import ParameterStates
 from brx.pipeline.versions import StageVersions

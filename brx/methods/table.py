@@ -26,7 +26,7 @@ from brx.methods.groups import (
 )
 from brx.methods.method import Method, Stages, adam_options
 from brx.methods.muon import BatchedMuon
-from brx.methods.products import (
+from brx.methods.product_costs import (
     TWO_QR_OPERATIONS,
     Products,
     newton_schulz_products,

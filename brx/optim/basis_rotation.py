@@ -5,7 +5,7 @@
 
     algorithm 1
         line 4    M <- beta1 M + (1 - beta1) G   `_rotated_adam`, which keeps U^T M V, not M
-        line 5    whether a refresh is due       `Member.next_due` (member.py)
+        line 5    whether a refresh is due       `StepMember.next_due` (step_member.py)
         line 6    new U and V                    `_renew_bases`, by refresh.py
         line 8    U^T G V                        `_take_step`
         line 9    U^T M V                        `_rotated_adam`; in new bases, refresh.py
@@ -51,7 +51,6 @@ from .matrix_batch import (
     squared_mean,
     unless_bad,
 )
-from .member import Member, Position
 from .older_files import todays_groups
 from .options import Group, check_options, step_options
 from .parameter_state import (
@@ -62,12 +61,13 @@ from .parameter_state import (
     state_dtype,
     state_shapes,
 )
-from .products import Precision, factor_rounding, fp32_products
 from .published import published_update
+from .reduced_precision import Precision, factor_rounding, fp32_products
 from .refresh import accumulate_covariances, estimate_eigenbasis
 from .roles import Role, has_roles, looks_like_a_table, roles
 from .saved_order import check_entries, in_own_order
 from .shards import Sharding, as_rows
+from .step_member import Position, StepMember
 from .step_plan import FirstBases, Plan, StepOptions, Work, cost, plan_step
 from .step_scalars import StepScalars, StepScalarsPool
 from .summary import Summary
@@ -140,8 +140,8 @@ class BasisRotation(Optimizer):
             as printed); or at every refresh with the weight of the whole "interval" of n updates,
             as beta2^n L + (1 - beta2^n) G G^T.
         staggered: spreads the refreshes of a group's parameters over the interval.
-        rotation_precision: the precision of the two rotations of a step (products.py), not of
-            refreshes or of the state.
+        rotation_precision: the precision of the two rotations of a step, not of refreshes or of the
+            state (reduced_precision.py).
         covariance_precision: the precision of the products G G^T, not of their averages. Only with
             source "2nd".
         rotate: False for AdamW.
@@ -369,7 +369,7 @@ class BasisRotation(Optimizer):
                 member.num_updates = int(member.state["step"])
             raise
 
-    def _members_with_gradients(self) -> list[Member]:
+    def _members_with_gradients(self) -> list[StepMember]:
         """The parameters that have a gradient, each with its gradient and options of this step.
 
         Makes a new layout if parameters, groups or states are not those of the present one.
@@ -419,14 +419,16 @@ class BasisRotation(Optimizer):
         self._layout = BatchLayout([], {})  # frees old batches while new ones are made
         self._layout = BatchLayout(members, self.state)
 
-    def _new_member(self, parameter: Tensor, group: Group, group_options: StepOptions) -> Member:
+    def _new_member(
+        self, parameter: Tensor, group: Group, group_options: StepOptions
+    ) -> StepMember:
         """A parameter with its options, its shards, and the state that it has."""
         options = group_options.of(parameter)
         self._check_parameter(parameter, options)
         if parameter.device.type == "meta":
             who = self._describe(parameter)
             raise ValueError(f"{who} is on the meta device: a step needs numbers")
-        member = Member(parameter, group, options, group_options.form(parameter))
+        member = StepMember(parameter, group, options, group_options.form(parameter))
         if member.is_rotated and is_sharded(parameter):
             member.shards = self._sharding.of[parameter]
         own = self.state.get(parameter)
@@ -442,7 +444,7 @@ class BasisRotation(Optimizer):
                 rotated.append(parameter)
         return {p: Position(index, len(rotated)) for index, p in enumerate(rotated)}
 
-    def _give_state(self, member: Member, own: dict[str, Any]) -> None:
+    def _give_state(self, member: StepMember, own: dict[str, Any]) -> None:
         """Give a member the state that `state` has for its parameter, after checking it."""
         parameter = member.parameter
         if member.is_stacked or not member.is_rotated:
@@ -453,7 +455,7 @@ class BasisRotation(Optimizer):
                 member.state[name] = torch.as_tensor(own[name], device=parameter.device)
         member.num_updates = int(own["step"])
 
-    def _check_momentum(self, member: Member) -> None:
+    def _check_momentum(self, member: StepMember) -> None:
         """Raise ValueError where `as_published` has changed. It keeps the momentum in the original
         space, which the shapes of a state do not show."""
         before = self._layout.members.get(member.parameter)
@@ -513,7 +515,7 @@ class BasisRotation(Optimizer):
         gradient = batch.gradients()  # (b, m, n)
         if batch.options["as_published"]:
             parts = []
-            for is_due, run in batch.runs(Member.is_refresh_due):
+            for is_due, run in batch.runs(StepMember.is_refresh_due):
                 parts.append(published_update(batch[run], batch.part(gradient, run), is_due))
             batch.update_weights(torch.cat(parts), work.scalars.decay)
             return

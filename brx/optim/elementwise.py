@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from .dtensor import local
-from .member import Member, State
 from .options import Group
 from .parameter_state import arithmetic
+from .step_member import State, StepMember
 
 NOISE_FLOOR = 1000
 """The step of an entry in the rotated space is zero if its gradient is at most this many roundings
@@ -34,7 +34,7 @@ MOMENTUM_FLOOR = 16
 
 
 def update_elementwise(
-    members: Sequence[Member],  # all in one group, dtype and device; each has a gradient
+    members: Sequence[StepMember],  # all in one group, dtype and device; each has a gradient
     lr: float | Tensor,
     bad: Tensor | None,
 ) -> None:

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .dtensor import local
-from .member import Member
 from .shards import Shards, distribute, exchange
+from .step_member import StepMember
 
 T = TypeVar("T")
 
 
-def gather_gradients(members: Sequence[Member]) -> None:
+def gather_gradients(members: Sequence[StepMember]) -> None:
     """Replace sharded gradients: each owner gets the whole gradient, other ranks get None."""
     for alike, shards in _by_mesh_and_dtype(members):
         parts = [local(_present(member.gradient)) for member in alike]
@@ -45,7 +45,7 @@ def _assembled(shards: Shards, pieces: Iterator[Tensor], like: Tensor) -> Tensor
     return gradient
 
 
-def apply_updates(members: Sequence[Member], decay: Callable[[Member], Tensor]) -> None:
+def apply_updates(members: Sequence[StepMember], decay: Callable[[StepMember], Tensor]) -> None:
     """W <- decay W + update on this rank's shards, with the updates that the owners computed."""
     for alike, shards in _by_mesh_and_dtype(members):
         like = local(alike[0].parameter).new_empty(0, dtype=decay(alike[0]).dtype)
@@ -58,9 +58,11 @@ def apply_updates(members: Sequence[Member], decay: Callable[[Member], Tensor]) 
             weight.copy_(exact)
 
 
-def _by_mesh_and_dtype(members: Sequence[Member]) -> Iterator[tuple[list[Member], list[Shards]]]:
+def _by_mesh_and_dtype(
+    members: Sequence[StepMember],
+) -> Iterator[tuple[list[StepMember], list[Shards]]]:
     """Members that one exchange can take, and their shards."""
-    alike: dict[object, list[Member]] = {}
+    alike: dict[object, list[StepMember]] = {}
     for member in members:
         key = _present(member.shards).group, member.parameter.dtype
         alike.setdefault(key, []).append(member)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from .dtensor import is_sharded, local
-from .member import Member
 from .parameter_state import arithmetic
 from .shards import Sharding
+from .step_member import StepMember
 
 # Devices on which an ordinary step does not wait: a flag on the device stops it from changing
 # anything.
@@ -46,7 +46,7 @@ class GradientGuard:
         self._num_bad: Tensor | None = None
 
     def check(
-        self, members: Sequence[Member], waits_anyway: bool, *, must_not_wait: bool = False
+        self, members: Sequence[StepMember], waits_anyway: bool, *, must_not_wait: bool = False
     ) -> Tensor | None:
         """Check the gradients of a step.
 
@@ -104,7 +104,7 @@ class GradientGuard:
         self._num_unread = 0
         return num_bad
 
-    def _refuse_sparse(self, members: Sequence[Member]) -> None:
+    def _refuse_sparse(self, members: Sequence[StepMember]) -> None:
         for member in members:
             if member.gradient is not None and member.gradient.layout is not torch.strided:
                 who = self._describe(member.parameter)
@@ -141,7 +141,7 @@ class GradientGuard:
         raise BadGradientError(f"{who}: its gradient has {BAD}; no parameter was updated{before}")
 
 
-def _norms(members: Sequence[Member]) -> dict[Tensor, Tensor]:
+def _norms(members: Sequence[StepMember]) -> dict[Tensor, Tensor]:
     """The norm () of each parameter's gradient: infinite where an entry's square overflows."""
     norms: dict[Tensor, Tensor] = {}
     for (_, dtype), alike in groupby(members, _device_and_dtype):
@@ -154,5 +154,5 @@ def _norms(members: Sequence[Member]) -> dict[Tensor, Tensor]:
     return norms
 
 
-def _device_and_dtype(member: Member) -> tuple[torch.device, torch.dtype]:
+def _device_and_dtype(member: StepMember) -> tuple[torch.device, torch.dtype]:
     return member.parameter.device, arithmetic(member.parameter)

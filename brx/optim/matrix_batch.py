@@ -17,10 +17,10 @@ from torch import Tensor
 
 from .dtensor import is_sharded
 from .elementwise import AddUpdates, limited
-from .member import Member, State
 from .options import Group
 from .parameter_state import Side, as_matrices, matrix_shape, state_dtype, state_shapes
-from .products import Precision, product
+from .reduced_precision import Precision, product
+from .step_member import State, StepMember
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -43,7 +43,7 @@ class MatrixBatch:
             nothing.
     """
 
-    members: list[Member]
+    members: list[StepMember]
     state: State
     bad: Tensor | None = None
 
@@ -65,7 +65,7 @@ class MatrixBatch:
         state = {name: stack[run] for name, stack in self.state.items()}
         return MatrixBatch(self.members[run], state, self.bad)
 
-    def runs(self, key: Callable[[Member], Key]) -> Iterator[tuple[Key, slice]]:
+    def runs(self, key: Callable[[StepMember], Key]) -> Iterator[tuple[Key, slice]]:
         """Runs of neighbouring members with the same key."""
         start = 0
         for value, equal in groupby(self.members, key):
@@ -208,7 +208,9 @@ class BatchLayout:
         state: the optimizer's state, which gets the members' tensors.
     """
 
-    def __init__(self, members: Sequence[Member], state: Mapping[Tensor, dict[str, Any]]) -> None:
+    def __init__(
+        self, members: Sequence[StepMember], state: Mapping[Tensor, dict[str, Any]]
+    ) -> None:
         self.members = {member.parameter: member for member in members}
         self.batches: list[MatrixBatch] = []
         for alike in _by_form(members):
@@ -239,10 +241,10 @@ class BatchLayout:
         return all(state.get(name) is tensor for name, tensor in member.state.items())
 
 
-def _by_form(members: Sequence[Member]) -> Iterator[list[Member]]:
+def _by_form(members: Sequence[StepMember]) -> Iterator[list[StepMember]]:
     """Lists of members whose states can be stacked, each at most a full batch; members that belong
     to no batch come one by one."""
-    alike: dict[object, list[Member]] = {}
+    alike: dict[object, list[StepMember]] = {}
     for member in members:
         key = (member.shards is None, member.form) if member.is_stacked else member
         alike.setdefault(key, []).append(member)
@@ -254,7 +256,7 @@ def _by_form(members: Sequence[Member]) -> Iterator[list[Member]]:
             yield together[start : start + capacity]
 
 
-def _stacked_states(members: Sequence[Member]) -> State:
+def _stacked_states(members: Sequence[StepMember]) -> State:
     """Stack the members' states, with zeros (for a basis, the identity) where there is none, and
     make each state a view of its stack."""
     parameter, options = members[0].parameter, members[0].options
@@ -279,7 +281,7 @@ def _stacked_states(members: Sequence[Member]) -> State:
     return stacks
 
 
-def _own_state(name: str, shape: tuple[int, ...], member: Member) -> Tensor:
+def _own_state(name: str, shape: tuple[int, ...], member: StepMember) -> Tensor:
     """A state of a parameter that is in no stack, sharded as the parameter."""
     parameter, dtype = member.parameter, state_dtype(name, member.parameter)
     if shape and is_sharded(parameter) and member.shards is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from .places import places
+from .places_in_model import places_in
 from .roles import FUSED, Role, Split, refuse_lazy, roles
 
 
@@ -34,7 +34,7 @@ def param_groups(
     Raises ValueError if a pattern matches no parameter, or one that it cannot apply to, if parts
     are not equal, or if FSDP1 wraps the model.
     """
-    for place in places(model):
+    for place in places_in(model):
         if place.own_name in FUSED and not place.is_vector:
             refuse_lazy(place)
     named = dict(model.named_parameters())

@@ -18,7 +18,7 @@ from .eigenbasis import (
 )
 from .matrix_batch import MatrixBatch, rotate, seen_from, squared_mean, unless_bad
 from .parameter_state import Side
-from .products import add_product
+from .reduced_precision import add_product
 
 
 def accumulate_covariances(

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from .dtensor import FSDP1
 from .options import Group
-from .places import Place, is_embedding, places, without_wrappers
+from .places_in_model import PlaceInModel, is_embedding, places_in, without_wrappers
 
 # Usual names of the last layer, or of a Sequential that ends in it.
 HEAD_NAMES = {
@@ -104,7 +104,7 @@ def roles(
     """The role of each parameter, by name; for the arguments and errors see `param_groups`."""
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise ValueError(FSDP1)
-    found = {place.name: place for place in places(model)}
+    found = {place.name: place for place in places_in(model)}
     to_rotate = _matching(found, rotate, "rotate")
     to_keep = _matching(found, keep, "keep")
     _check_rotate(to_rotate, to_keep, found)
@@ -123,7 +123,7 @@ def roles(
     return role_by_name
 
 
-def _check_rotate(to_rotate: set[str], to_keep: set[str], found: dict[str, Place]) -> None:
+def _check_rotate(to_rotate: set[str], to_keep: set[str], found: dict[str, PlaceInModel]) -> None:
     for name in sorted(to_rotate):
         if name in to_keep:
             raise ValueError(f"{name} matches a pattern of rotate and one of keep")
@@ -131,7 +131,7 @@ def _check_rotate(to_rotate: set[str], to_keep: set[str], found: dict[str, Place
             raise ValueError(f"rotate: {name} is a vector, which does not have two sides to rotate")
 
 
-def _role(place: Place, heads: Mapping[str, str], must_rotate: bool) -> Role:
+def _role(place: PlaceInModel, heads: Mapping[str, str], must_rotate: bool) -> Role:
     if place.is_vector:
         return Role("vectors", "vector")
     if not must_rotate:
@@ -143,7 +143,7 @@ def _role(place: Place, heads: Mapping[str, str], must_rotate: bool) -> Role:
     return Role("kernels", "kernel") if place.is_convolution else Role("matrices", "matrix")
 
 
-def _embedding(place: Place) -> str:
+def _embedding(place: PlaceInModel) -> str:
     """Why a parameter is an embedding's; "" if it is not."""
     if place.is_embedding:
         return "adapter of an embedding" if place.is_adapter else "embedding"
@@ -152,7 +152,7 @@ def _embedding(place: Place) -> str:
     return ""
 
 
-def find_heads(model: nn.Module, found: list[Place]) -> dict[str, str]:
+def find_heads(model: nn.Module, found: list[PlaceInModel]) -> dict[str, str]:
     """The weights that make the model's outputs, by name, with the reason."""
     weights = _weights(found)
     heads: dict[str, str] = {}
@@ -170,10 +170,10 @@ def find_heads(model: nn.Module, found: list[Place]) -> dict[str, str]:
     return heads
 
 
-def _weights(found: list[Place]) -> dict[str, Place]:
+def _weights(found: list[PlaceInModel]) -> dict[str, PlaceInModel]:
     """The weights of two or more dimensions, by name. If a weight has several parts (weight_norm's
     length and direction), the largest one stands for it."""
-    weights: dict[str, Place] = {}
+    weights: dict[str, PlaceInModel] = {}
     for place in found:
         is_vector = place.tensor == "bias" if is_lazy(place.parameter) else len(place.shape) < 2
         if place.is_adapter or is_vector:
@@ -208,7 +208,7 @@ def _ends_of_containers(weights: Iterable[str]) -> dict[str, str]:
     return ends
 
 
-def _last_as_head(model: nn.Module, weights: dict[str, Place]) -> tuple[str, str] | None:
+def _last_as_head(model: nn.Module, weights: dict[str, PlaceInModel]) -> tuple[str, str] | None:
     """The last weight and the reason, if it is a head: no layer shares an embedding's weight, and
     either it has a row per token, or the model is one Sequential."""
     if not weights or _is_tied(model):
@@ -274,7 +274,9 @@ def _end_of_sequence(model: nn.Module) -> str | None:
     return without_wrappers(path.rstrip(".")) + "."
 
 
-def _asked_parts(found: Mapping[str, Place], split: Mapping[str, int | Split]) -> dict[str, Split]:
+def _asked_parts(
+    found: Mapping[str, PlaceInModel], split: Mapping[str, int | Split]
+) -> dict[str, Split]:
     """For each parameter, the parts that the caller has asked for."""
     parts = {}
     for pattern, given in split.items():
@@ -296,7 +298,7 @@ def _asked_parts(found: Mapping[str, Place], split: Mapping[str, int | Split]) -
     return parts
 
 
-def refuse_lazy(place: Place) -> None:
+def refuse_lazy(place: PlaceInModel) -> None:
     """Raise ValueError for a parameter whose shape would decide, but is not known yet."""
     if is_lazy(place.parameter):
         raise ValueError(
@@ -305,7 +307,7 @@ def refuse_lazy(place: Place) -> None:
         )
 
 
-def _known_parts(place: Place) -> Split | None:
+def _known_parts(place: PlaceInModel) -> Split | None:
     """The parts of a fused projection with a known name, if they are equal."""
     parts = FUSED.get(place.own_name)
     if parts is None or place.is_adapter:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from .matrix_batch import BatchLayout, MatrixBatch
-from .member import Due, Member
 from .options import Group, form_options, shared_options
 from .roles import Role, has_roles
 from .shards import rotation_cost
+from .step_member import Due, StepMember
 from .step_scalars import StepScalars, StepScalarsPool
 
 # Options that a CUDA graph of a step has fixed, besides betas and eps.
@@ -42,7 +42,7 @@ class StepOptions:
         """Everything that decides which state a parameter has."""
         return parameter.shape, parameter.dtype, parameter.device, self._of_role(parameter)[1]
 
-    def of_member(self, member: Member) -> Group:
+    def of_member(self, member: StepMember) -> Group:
         """A parameter's options; `rest_factor` scales the learning rate of one that is not
         rotated."""
         options = self.of(member.parameter)
@@ -85,9 +85,9 @@ class Plan:
         rest: the parameters that are not rotated, in groups that one kernel updates.
     """
 
-    members: list[Member]
+    members: list[StepMember]
     work: list[Work] = field(default_factory=list)
-    rest: list[tuple[list[Member], StepScalars]] = field(default_factory=list)
+    rest: list[tuple[list[StepMember], StepScalars]] = field(default_factory=list)
 
     @property
     def is_refresh(self) -> bool:
@@ -148,7 +148,7 @@ class FirstBases:
                 self._tell(self._num_done, self._total)
 
 
-def plan_step(members: list[Member], layout: BatchLayout, scalars: StepScalarsPool) -> Plan:
+def plan_step(members: list[StepMember], layout: BatchLayout, scalars: StepScalarsPool) -> Plan:
     """Plan a step, and write its scalars to the device.
 
     Args:
@@ -163,7 +163,7 @@ def plan_step(members: list[Member], layout: BatchLayout, scalars: StepScalarsPo
             if key is None:
                 continue
             part = batch[run]
-            due = list(part.runs(Member.next_due))
+            due = list(part.runs(StepMember.next_due))
             place = (index, run.start, run.stop)
             plan.work.append(Work(part, place, scalars.of(part.members[0]), due))
     rest = [member for member in members if not member.is_rotated and member.is_updated_here]
@@ -173,14 +173,14 @@ def plan_step(members: list[Member], layout: BatchLayout, scalars: StepScalarsPo
     return plan
 
 
-def _alike_in_a_step(member: Member) -> object:
+def _alike_in_a_step(member: StepMember) -> object:
     """The key of neighbours that go through a step together; None without a gradient."""
     if member.gradient is None:
         return None
     return member.num_updates, shared_options(member.options)
 
 
-def _one_call(member: Member) -> tuple[int, torch.dtype, torch.device]:
+def _one_call(member: StepMember) -> tuple[int, torch.dtype, torch.device]:
     """The key of parameters that one call of torch's kernel can update."""
     return id(member.group), member.parameter.dtype, member.parameter.device
 

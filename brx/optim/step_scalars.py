@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .member import Member
 from .parameter_state import arithmetic
+from .step_member import StepMember
 
 # Devices that read a step's scalars from tensors.
 ON_DEVICE = ("cuda",)
@@ -40,7 +40,7 @@ class StepScalars:
     limit: float | Tensor
 
     @classmethod
-    def for_cpu(cls, member: Member) -> StepScalars:
+    def for_cpu(cls, member: StepMember) -> StepScalars:
         """A member's scalars, for a step on the CPU."""
         # A tensor, since torch would make one of a number for every weight. Its device is stated:
         # the program may have set another one as the default.
@@ -54,7 +54,7 @@ class StepScalars:
         lr = torch.zeros((), dtype=torch.float32, device=device)
         return cls(lr, torch.zeros((), dtype=dtype, device=device), lr.to(dtype, copy=True))
 
-    def write(self, member: Member) -> None:
+    def write(self, member: StepMember) -> None:
         """Write a member's scalars into the tensors, without waiting for the device."""
         assert isinstance(self.lr, Tensor)
         assert isinstance(self.limit, Tensor)
@@ -74,7 +74,7 @@ class StepScalarsPool:
         """Start a new step."""
         self._next = 0
 
-    def of(self, member: Member) -> StepScalars:
+    def of(self, member: StepMember) -> StepScalars:
         """The scalars of this step for a member, and for others like it."""
         device = member.parameter.device
         if device.type not in ON_DEVICE:
@@ -91,7 +91,7 @@ class StepScalarsPool:
         return kept
 
 
-def limit_of(member: Member) -> float:
+def limit_of(member: StepMember) -> float:
     """The largest change of an entry in the member's next update; infinite where Adam's step has no
     bound."""
     largest = largest_adam_step(member.num_updates + 1, member.options["betas"])

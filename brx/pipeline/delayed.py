@@ -1,22 +1,24 @@
 """`delayed`: trains any model, in any training loop, under the delay of a pipeline. Needs torch
 alone.
 
-It works by hooks: a training forward pass opens a *window*, the end of its backward pass closes it,
-and in between the parameters hold the versions that docs/semantics.md names. The parts:
+It works by hooks. A training forward pass opens a *window*; the end of its backward pass closes it.
+In between, the parameters hold the versions that docs/semantics.md names. An example is at the top
+of `windows`. The parts:
 
 - `delayed_arguments`: the forms in which arguments may be given;
-- `cut`: which parameter belongs to which stage; `use_order`: in which order the model uses them;
-- `history`: the versions, and how parameters get one (on the engine's own slots);
+- `cut`: which parameter belongs to which stage; `model_cut`: when that is known; `use_order`: in
+  which order the model uses its parameters;
+- `history`: the older versions, and how parameters get one (on the engine's own slots);
 - `windows`: when a window opens and closes, and when an update has happened;
+- `copy_hooks`: copies of the model and its state dict have the newest weights;
 - `self_check`: what the first updates show of a loop; `model_form`: whether the model has changed;
-- `saved_versions`: the versions in a checkpoint;
-- here: the hooks, and what users call.
+- `saved_versions`: the versions in a checkpoint; `delayed_text`: the text of a pipeline;
+- here: what users call, then the hooks, in the order in which a loop runs them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from itertools import chain
 from numbers import Integral
 from threading import get_ident
 from typing import Any, Literal
@@ -26,18 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from brx.errors import UserError, counted, some
-from brx.pipeline.cut import (
-    Stages,
-    check_stages,
-    cut,
-    frozen_by_stage,
-    is_known_before_use,
-    stage_map,
-    stage_map_in_order,
-    tied_places,
-    trained_names,
-)
+from brx.errors import UserError, some
+from brx.pipeline.copy_hooks import CopyHooks
+from brx.pipeline.cut import Stages, check_stages, is_known_before_use, stage_map, trained_names
 from brx.pipeline.delay import StageDelay
 from brx.pipeline.delayed_arguments import (
     check_settings,
@@ -48,11 +41,11 @@ from brx.pipeline.delayed_arguments import (
     optimizers_in,
     without_arrays,
 )
+from brx.pipeline.delayed_text import overview
 from brx.pipeline.forecasts import FORECAST_RULES, Forecast, StashMode
 from brx.pipeline.history import History, StageHistory, contents
 from brx.pipeline.hooks import (
     CALL,
-    STATE_DICT,
     Hook,
     has_saved_tensor_hooks,
     is_capturing,
@@ -64,12 +57,13 @@ from brx.pipeline.hooks import (
     warn_user,
     weakly,
 )
+from brx.pipeline.model_cut import ModelCut
 from brx.pipeline.model_form import (
     ModelForm,
     refuse_memory_of_processes,
     refuse_shared_memory,
 )
-from brx.pipeline.saved_versions import check_shapes, load_stage, stage_state
+from brx.pipeline.saved_versions import load_initial, load_stage, stage_state
 from brx.pipeline.self_check import SelfCheck
 from brx.pipeline.sharded import drop_gathered, gathers_parameters
 from brx.pipeline.use_order import UseOrder, on_meta_device
@@ -150,37 +144,39 @@ class DelayedPipeline:
         _refuse_shared(self._trained)
         self._form = ModelForm(model, self._optimizers)
         self._sharded = [module for module in model.modules() if gathers_parameters(module)]
-        self._stages = stages
-        delay = without_arrays(delay)
-        self._profile = delay
-        self._seed = seed
-        self._accumulation = accumulation = int(accumulation)
+        self._given_delay = without_arrays(delay)
+        self._accumulation = int(accumulation)
         self._stash = stash
         self._forecast = forecast
         self._on_host = rings == "host"
 
-        # The cut into a number of stages, once the order of use is known.
-        self._by_stage: list[list[str]] | None = None
-        self._order = UseOrder(named) if example is None else on_meta_device(model, example)
+        order = UseOrder(named) if example is None else on_meta_device(model, example)
+        self._cut = ModelCut(model, names, stages, order)
         if is_known_before_use(stages) or example is not None:
-            self._decide_cut()
+            self._cut.decide()
         num_stages = stages if isinstance(stages, int) else len(self.by_stage)
-        self._delays = checked_delays(delay, num_stages, accumulation, seed)
-
+        self._delays = checked_delays(self._given_delay, num_stages, self._accumulation, seed)
         self._has_delay = any(delay.tau for delay in self._delays)
+
+        # Parameters that do not train are looked at only if those that train have a delay.
         others = {}
         if self._has_delay:
             others = {name: named[name] for name in named if name not in self._trained}
-        self._check = SelfCheck(self._trained, accumulation, others)
+        self._check = SelfCheck(self._trained, self._accumulation, others)
         self._windows = Windows(
-            self._trained, accumulation, self._make_history, self._check, self._delayed_among
+            self._trained, self._accumulation, self._make_history, self._check, self._delayed_among
         )
-        self._depth = 0  # depth of calls of the model within each other
-        self._thread = get_ident()  # the one that made the outermost of them
-        self._is_training_pass = False  # the outermost of them
+
+        # The call of the model that is running now; `_before_forward` sets these.
+        self._depth = 0  # how many calls are within each other: the model may call itself
+        self._thread = get_ident()  # which thread has made the outermost one
+        self._is_training_pass = False  # whether the outermost one is a micro-batch's
+
         # Modules that hold parameters of a stage with a delay, once the versions are made.
         self._parts_with_delay: set[nn.Module] = set()
-        self._saving: nn.Module | None = None  # the module whose state dict is being made
+        self._copies = CopyHooks(
+            self._windows, list(self._trained.values()), is_in_call=lambda: self._depth > 0
+        )
         self._hooks: list[Any] = []
         self._gradient_hooks: list[Any] = []
         self._add_hooks()
@@ -197,15 +193,7 @@ class DelayedPipeline:
     def by_stage(self) -> list[list[str]]:
         """The names of each stage's parameters that train; UserError while they are not known
         yet."""
-        if self._by_stage is None and self._is_cut_known:
-            self._decide_cut()
-        if self._by_stage is None:
-            raise UserError(
-                "delayed: a number of stages cuts the model in the order of its first forward pass,"
-                " which has not run yet; give example=(inputs of a forward pass,), or stages as a"
-                " mapping"
-            )
-        return self._by_stage
+        return self._cut.by_stage
 
     def delays(self) -> list[StageDelay]:
         """The delay of each stage."""
@@ -228,7 +216,7 @@ class DelayedPipeline:
     def _delayed_among(self, names: list[str]) -> list[str]:
         """Those of the given names whose parameters are in a stage with a delay; none while the
         stages are not known."""
-        if not self._has_delay or not self._is_cut_known:
+        if not self._has_delay or not self._cut.is_known:
             return []
         return [name for name in names if self.delay_of(self._trained[name])]
 
@@ -242,22 +230,22 @@ class DelayedPipeline:
             "stash": self._stash,
             "forecast": self._forecast,
         }
-        if self._is_cut_known and len(self._delays) > 1:
-            cut: list[list[str]] = [[] for _ in self._delays]
+        if self._cut.is_known and len(self._delays) > 1:
+            prefixes: list[list[str]] = [[] for _ in self._delays]  # by stage
             for prefix, stage in stage_map(self.by_stage).items():
-                cut[stage].append(prefix)
-            settings["cut"] = [" ".join(prefixes) for prefixes in cut]
+                prefixes[stage].append(prefix)
+            settings["cut"] = [" ".join(of_stage) for of_stage in prefixes]
         return settings
 
     def _delay_setting(self) -> Any:
-        profile = self._profile
-        if callable(profile) or isinstance(profile, list | tuple):
+        given = self._given_delay
+        if callable(given) or isinstance(given, list | tuple):
             return [delay.tau for delay in self._delays]  # a function's largest values
-        if isinstance(profile, Integral):  # numpy's integers, too
-            return int(profile)
-        if isinstance(profile, dict):
-            return {"like": int(profile["like"])}
-        return profile
+        if isinstance(given, Integral):  # numpy's integers, too
+            return int(given)
+        if isinstance(given, dict):
+            return {"like": int(given["like"])}
+        return given
 
     def stage_map(self) -> dict[str, int]:
         """The stage by prefixes of parameter names, as short as they can be. `delayed` takes it as
@@ -265,14 +253,7 @@ class DelayedPipeline:
 
         Of the parameters that do not train, it names those of stages that have no others, so that
         it has all stages."""
-        by_stage = [list(names) for names in self.by_stage]
-        frozen = frozen_by_stage(
-            self.model, list(self._trained), self._stages, self._order.positions()
-        )
-        for name, stage in frozen.items():
-            if not self.by_stage[stage]:
-                by_stage[stage].append(name)
-        return stage_map(by_stage)
+        return self._cut.stage_map()
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
@@ -313,25 +294,31 @@ class DelayedPipeline:
         copies). It may be taken at any moment; in the middle of an update, the parameters'
         gradients have to be saved as well."""
         windows = self._windows
-        history = windows.history
+        history = windows.versions.history
         stages = [] if history is None else [stage_state(stage) for stage in history.stages]
         is_pending = windows.is_pending
-        if windows.has_begun and self._by_stage is None and self._is_cut_known:
+        if windows.versions.has_begun:
             # The pass that follows would decide it; in a resumed process it would be the first one.
-            self._decide_cut()
+            self._cut.decide_if_known()
+        num_windows, num_backward = windows.passes_to_save()
         return {
             "updates": self.updates,
             "is_pending": is_pending,
-            "accumulation": self._accumulation,
-            "delays": [delay.tau for delay in self._delays],
-            "stash": self._stash,
-            "forecast": self._forecast,
-            "by_stage": self._by_stage,
+            **self._settings_in_state(),
+            "by_stage": self._cut.decided,
             "stages": stages,
             # After the first update there is no history yet, and no other trace of version 0.
-            "initial": windows.initial if is_pending else None,
-            "num_windows": windows.num_complete_windows,
-            "num_backward": windows.num_backward,
+            "initial": windows.versions.initial if is_pending else None,
+            "num_windows": num_windows,
+            "num_backward": num_backward,
+        }
+
+    def _settings_in_state(self) -> dict[str, Any]:
+        return {
+            "accumulation": self._accumulation,
+            "stash": self._stash,
+            "forecast": self._forecast,
+            "delays": [delay.tau for delay in self._delays],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -346,9 +333,8 @@ class DelayedPipeline:
         if missing:
             raise ValueError(f"no state of a delayed pipeline: {', '.join(missing)} missing")
         self._check_settings_of(state)
-        by_stage = state["by_stage"]
-        if by_stage is not None:
-            self._take_over_cut(by_stage)
+        if state["by_stage"] is not None:
+            self._cut.take_over(state["by_stage"], len(self._delays))
         is_pending = bool(state["is_pending"])
         recorded = state["updates"]  # as versions
         if is_pending:
@@ -357,7 +343,8 @@ class DelayedPipeline:
         if state["stages"] or recorded:
             history = self._load_history(state["stages"])
         elif is_pending:
-            initial = self._load_initial(state.get("initial"))
+            now = self._contents_by_name()
+            initial = load_initial(state.get("initial"), now, has_delay=self._has_delay)
         self._windows.restart(
             recorded,
             history,
@@ -370,16 +357,11 @@ class DelayedPipeline:
     def _check_settings_of(self, state: Mapping[str, Any]) -> None:
         """ValueError if a state was saved under other settings: its versions may fit into the slots
         all the same."""
-        here = {
-            "accumulation": self._accumulation,
-            "stash": self._stash,
-            "forecast": self._forecast,
-            "delays": [delay.tau for delay in self._delays],
-        }
-        for name, own in here.items():
+        for name, own in self._settings_in_state().items():
             saved = state.get(name, own)  # earlier versions of brx saved the accumulation alone
-            is_of_other_stages = name == "delays" and len(saved) != len(self._delays)
-            if saved != own and not is_of_other_stages:  # `_take_over_cut` reports these
+            if name == "delays" and len(saved) != len(own):
+                continue  # another number of stages, which `ModelCut.take_over` reports
+            if saved != own:
                 raise ValueError(f"the state is of {name} {saved}, not {own}")
 
     def _load_history(self, saved: Sequence[Mapping[str, Any]]) -> History:
@@ -391,27 +373,9 @@ class DelayedPipeline:
             load_stage(stage, saved_stage)
         return history
 
-    def _load_initial(self, saved: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        """Version 0 of a state that was saved after the first update."""
-        now = self._contents_by_name()
-        if saved is None:
-            if self._has_delay:
-                raise ValueError(
-                    "the state was saved after the first update by an earlier brx, which left out "
-                    "version 0; load one of a later update"
-                )
-            return now  # no stage uses it
-        if saved.keys() != now.keys():
-            raise ValueError("the state comes from a model with other parameters")
-        check_shapes(list(now), list(now.values()), [saved[name] for name in now])
-        initial = {}
-        for name, weight in now.items():
-            initial[name] = torch.empty_like(weight).copy_(saved[name])
-        return initial
-
     def _contents_by_name(self) -> dict[str, Tensor]:
         """What the parameters hold now, by name."""
-        return {name: contents(each) for name, each in self._trained.items()}
+        return {name: contents(parameter) for name, parameter in self._trained.items()}
 
     def __deepcopy__(self, memo: object) -> None:
         warn_user("a copy of the model is a plain one, without delay; call delayed on it")
@@ -420,76 +384,18 @@ class DelayedPipeline:
         return _no_pipeline, ()
 
     def __str__(self) -> str:
-        lines = ["stage  tau  updates  parameters  ring"]
-        for index, delay in enumerate(self._delays):
-            row = self._row(index) if self._is_cut_known else "         ?  ?"
-            lines.append(f"{index:>5}  {delay.tau:>3}  {delay.tau_updates:>7.4g}  {row}")
-        if not self._is_cut_known:
-            lines.append("(the first forward pass shows which parameters are in which stage)")
-        else:
-            lines += self._remarks()
-        return "\n".join(lines)
-
-    def _row(self, index: int) -> str:
-        """The parameters of a stage, and its ring's memory."""
-        names = self.by_stage[index]
-        weights = [contents(self._trained[name]) for name in names]
-        delay = self._delays[index]
-        ring = delay.num_slots * sum(weight.nbytes for weight in weights) if delay.tau else 0
-        count = sum(weight.numel() for weight in weights)
-        shown = f"{names[0]} ... {names[-1]}" if names else "nothing that trains"
-        return f"{count:>10,}  {ring / 2**20:.1f} MiB  {shown}"
-
-    def _remarks(self) -> list[str]:
-        """Lines about parameters whose stage is not obvious: the tied ones, and those defined among
-        the parameters of another stage."""
-        stage_of: dict[str, int] = {}
-        for stage, names in enumerate(self.by_stage):
-            stage_of |= dict.fromkeys(names, stage)
-        lines = []
-        latest = 0
-        for name, stage in stage_map_in_order(self.by_stage, list(self._trained)):
-            if stage < latest:
-                lines.append(f"{name} is in stage {stage}, by the order of its use")
-            latest = max(latest, stage)
-        for name, places in tied_places(self.model).items():
-            if name in stage_of:
-                others = ", ".join(place for place in places if place != name)
-                lines.append(f"{others} is {name}, of the stage of its first use: {stage_of[name]}")
+        by_stage = self.by_stage if self._cut.is_known else None
+        remarks = []
         if self._check.passes_met:
-            lines.append(self._check.summary([delay.tau_updates for delay in self._delays]))
-        return lines
+            remarks.append(self._check.summary([delay.tau_updates for delay in self._delays]))
+        return overview(self.model, self._trained, self._delays, by_stage, remarks)
 
-    # The cut
-
-    @property
-    def _is_cut_known(self) -> bool:
-        return self._by_stage is not None or self._order.is_known(self._trained)
-
-    def _decide_cut(self) -> None:
-        if not is_known_before_use(self._stages) and self._order.is_empty:
-            warn_user(
-                "the passes have not shown in which order the model uses its parameters, so the "
-                "cut follows the order of their definition; give example=(inputs of a forward "
-                "pass,), or stages as a mapping"
-            )
-        self._by_stage = cut(self.model, list(self._trained), self._stages, self._order.positions())
-
-    def _take_over_cut(self, by_stage: list[list[str]]) -> None:
-        """A resumed run has the cut that it began with."""
-        if len(by_stage) != len(self._delays):
-            there = counted(len(by_stage), "stage")
-            raise ValueError(f"the state is of {there}, not {len(self._delays)}")
-        if sorted(chain.from_iterable(by_stage)) != sorted(self._trained):
-            raise ValueError("the state comes from a model with other parameters")
-        if self._by_stage is not None and self._by_stage != by_stage:
-            raise ValueError("the state comes from another cut into stages")
-        self._by_stage = [list(names) for names in by_stage]
+    # The versions
 
     def _make_history(self, initial: Mapping[str, Tensor]) -> History:
         """The stages' versions, all of them `initial`."""
-        if self._by_stage is None:
-            self._decide_cut()
+        if self._cut.decided is None:
+            self._cut.decide()
         refuse_shared_memory(self._trained, self.by_stage, self._delays)
         refuse_memory_of_processes(self._trained, self.by_stage, self._delays)
         stages = []
@@ -501,10 +407,11 @@ class DelayedPipeline:
                 f"stash {self._stash} under torch.compile: a compiled graph may compute activations"
                 " again in its backward pass, from newer weights; compare with a run without it"
             )
-        has_versions = {id(weight) for stage in stages for weight in stage.parameters}
-        self._parts_with_delay = {
-            module for module, _, weight in self._form.places if id(weight) in has_versions
-        }
+        delayed_ids = {id(weight) for stage in stages for weight in stage.parameters}
+        self._parts_with_delay.clear()
+        for holder in self._form.holders:
+            if id(holder.parameter) in delayed_ids:
+                self._parts_with_delay.add(holder.module)
         return History(stages, self._stash, before_move=self._drop_gathered)
 
     def _make_stage_history(
@@ -530,9 +437,10 @@ class DelayedPipeline:
     def _add_hooks(self) -> None:
         # A compiled model calls the hooks between its graphs.
         disable = partial(torch.compiler.disable, reason=WITH_FULLGRAPH)
+        before_copy = self._copies.before_copy
 
         def hook(action: Callable[..., Any]) -> Hook:
-            return Hook(disable(action), self._before_copy)
+            return Hook(disable(action), before_copy)
 
         model = self.model
         before, after = hook(self._before_forward), hook(self._after_forward)
@@ -541,24 +449,28 @@ class DelayedPipeline:
         for module in model.modules():
             if isinstance(module, torch.jit.ScriptModule):  # takes no such hooks
                 continue
+            copies = self._copies
             self._hooks.append(
-                module.register_load_state_dict_pre_hook(hook(self._before_load))  # type: ignore[no-untyped-call]
+                module.register_load_state_dict_pre_hook(hook(copies.before_load))  # type: ignore[no-untyped-call]
             )
             self._hooks.append(
-                module.register_state_dict_pre_hook(hook(self._before_state_dict))  # type: ignore[no-untyped-call]
+                module.register_state_dict_pre_hook(hook(copies.before_state_dict))  # type: ignore[no-untyped-call]
             )
             self._hooks.append(
-                module.register_state_dict_post_hook(hook(self._after_state_dict))  # type: ignore[no-untyped-call]
+                module.register_state_dict_post_hook(hook(copies.after_state_dict))  # type: ignore[no-untyped-call]
             )
         if self._stash != "exact" and self._has_delay:
-            for module in dict.fromkeys(module for module, _, _ in self._form.places):
+            parts = [holder.module for holder in self._form.holders]
+            for module in dict.fromkeys(parts):  # each of them once
                 # Not disabled for torch.compile: that would break the graph in every layer.
-                before_part = Hook(self._before_part, self._before_copy)
+                before_part = Hook(self._before_part, before_copy)
                 self._hooks.append(module.register_forward_pre_hook(before_part))
-        self._watch_gradients()
+        self._add_gradient_hooks()
         for each in self._optimizers:
             self._hooks.append(each.register_step_pre_hook(disable(self._before_step)))
             self._hooks.append(each.register_step_post_hook(disable(self._after_step)))
+
+    # A forward pass begins
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         if module is not self.model:  # a copy that torch makes has the hooks, too
@@ -597,6 +509,57 @@ class DelayedPipeline:
             "lock around both passes, or let the other thread call a copy (copy.deepcopy(model))"
         )
 
+    def _is_of_micro_batch(self, module: nn.Module) -> bool:
+        """Whether a call of the model is a pass of a micro-batch, not an evaluation."""
+        has_gradients = torch.is_grad_enabled()
+        if self._windows.is_explicit_open:
+            # This includes training in eval mode, and passes without gradients that are repeated
+            # with gradients later.
+            return module.training or has_gradients
+        return module.training and (has_gradients or is_in_autograd_function())
+
+    def _open(self, *, is_explicit: bool = False) -> Window:
+        """Open the window of a micro-batch, or return the one that is open already."""
+        self._drop_gathered()
+        # Within `micro_batch()`, functional_call may have put other tensors into the model.
+        if not self._windows.is_explicit_open:
+            self._form.check()
+            self._refuse_autocast()
+        self._refuse_capture()
+        self._remove_needless_gradient_hooks()
+        self._warn_of_lost_versions()
+        return self._windows.open(is_explicit=is_explicit)
+
+    def _refuse_autocast(self) -> None:
+        """UserError if autocast is on although the stash does not allow it."""
+        device = next(iter(self._trained.values())).device.type
+        if self._stash != "exact" and torch.is_autocast_enabled(device):
+            raise UserError(
+                f"delayed: stash {self._stash} needs autocast off: it saves a copy of the weights"
+            )
+
+    def _refuse_capture(self) -> None:
+        """UserError if a CUDA graph captures a pass. Its replays run no hooks."""
+        device = next(iter(self._trained.values())).device
+        if self._has_delay and is_capturing(device):
+            raise UserError(
+                "delayed: a CUDA graph of the training loop would repeat the versions of the pass "
+                "that it captures; capture nothing, or the model alone before delayed "
+                "(torch.cuda.make_graphed_callables)"
+            )
+
+    def _warn_of_lost_versions(self) -> None:
+        """Warn if the optimizer has been resumed, but the pipeline starts afresh."""
+        # Within its step, LBFGS already has its state when it calls the first forward pass.
+        if self._windows.versions.has_begun or self._windows.is_in_step:
+            return
+        if self._has_delay and any(map(has_stepped, self._optimizers)):
+            warn_user(
+                "the optimizer has made steps already, but the pipeline is new: it does not know "
+                "the older versions, and takes the present weights for them; to continue a run, "
+                "also load its pipeline.state_dict()"
+            )
+
     def _before_part(self, module: nn.Module, args: Any) -> None:
         """Under `none` and `predict`: UserError if a part of the model, in a stage with a delay,
         will not have what its forward pass saves in its backward pass.
@@ -616,26 +579,7 @@ class DelayedPipeline:
                 f"around {type(module).__name__}, or take stash exact"
             )
 
-    def _is_of_micro_batch(self, module: nn.Module) -> bool:
-        """Whether a call of the model is a pass of a micro-batch, not an evaluation."""
-        has_gradients = torch.is_grad_enabled()
-        if self._windows.is_explicit_open:
-            # This includes training in eval mode, and passes without gradients that are repeated
-            # with gradients later.
-            return module.training or has_gradients
-        return module.training and (has_gradients or is_in_autograd_function())
-
-    def _open(self, *, is_explicit: bool = False) -> Window:
-        """Open the window of a micro-batch, or return the one that is open already."""
-        self._drop_gathered()
-        # Within `micro_batch()`, functional_call may have put other tensors into the model.
-        if not self._windows.is_explicit_open:
-            self._form.check()
-            self._check_autocast()
-        self._refuse_capture()
-        self._stop_watching()
-        self._warn_of_lost_versions()
-        return self._windows.open(is_explicit=is_explicit)
+    # It ends
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         if module is not self.model:
@@ -643,45 +587,25 @@ class DelayedPipeline:
         self._depth = max(0, self._depth - 1)
         if self._depth:
             return
-        if not self._is_training_pass:
-            self._windows.end_peek()
-            if self._has_delay and torch.is_grad_enabled():
-                self._watch_evaluation(output)
-            return
+        if self._is_training_pass:
+            self._after_training_pass(output)
+        else:
+            self._after_evaluation(output)
+
+    def _after_training_pass(self, output: Any) -> None:
+        """Have the outputs announce the backward pass."""
         tensors = [t for t in tensors_with_gradient(output) if t.grad_fn is not None]
-        if self._by_stage is None:
-            self._order.see_output(self.model, tensors)
+        self._cut.see_output(tensors)
         self._windows.check_forward()
         window = self._windows.current
         if output is None or window is None:
             return
         if not tensors and torch.is_grad_enabled() and self._stash != "exact":
             self._refuse_unknown_output()
-        window.is_watched |= bool(tensors)
+        window.announces_backward |= bool(tensors)
         before_backward = weakly(self._before_backward)
         for tensor in tensors:  # whichever is reached first begins the backward pass
             tensor.register_hook(partial(before_backward, window))  # type: ignore[no-untyped-call]
-
-    def _watch_evaluation(self, output: Any) -> None:
-        """Have the newest weights in the backward pass of an evaluation (an attack on the model),
-        even if a window is open by then."""
-        before_backward = weakly(self._before_backward_of_evaluation)
-        for tensor in tensors_with_gradient(output):
-            if tensor.grad_fn is not None:
-                tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
-
-    def _before_backward_of_evaluation(self, gradient: Tensor) -> None:
-        self._windows.peek_in_backward()
-
-    def _refuse_capture(self) -> None:
-        """UserError if a CUDA graph captures a pass. Its replays run no hooks."""
-        device = next(iter(self._trained.values())).device
-        if self._has_delay and is_capturing(device):
-            raise UserError(
-                "delayed: a CUDA graph of the training loop would repeat the versions of the pass "
-                "that it captures; capture nothing, or the model alone before delayed "
-                "(torch.cuda.make_graphed_callables)"
-            )
 
     def _refuse_unknown_output(self) -> None:
         raise UserError(
@@ -690,18 +614,26 @@ class DelayedPipeline:
             "classes of them"
         )
 
+    def _after_evaluation(self, output: Any) -> None:
+        self._windows.end_peek()
+        if not self._has_delay or not torch.is_grad_enabled():
+            return
+        # It may have a backward pass (an attack on the model). That needs the newest weights, even
+        # if a window is open by then.
+        before_backward = weakly(self._before_backward_of_evaluation)
+        for tensor in tensors_with_gradient(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
+
+    # A backward pass
+
     def _before_backward(self, window: Window, gradient: Tensor) -> None:
         self._windows.begin_backward(window)
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._depth = 0  # where a forward pass was interrupted
-        takes_closure = any(callable(argument) for argument in (*args, *kwargs.values()))
-        self._windows.before_step(optimizer, takes_closure=takes_closure)
+    def _before_backward_of_evaluation(self, gradient: Tensor) -> None:
+        self._windows.peek_in_backward()
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._windows.after_step(optimizer)
-
-    def _watch_gradients(self) -> None:
+    def _add_gradient_hooks(self) -> None:
         """Register hooks that see gradients arrive: whether they do so in a window and, during the
         first updates, which ones and in which order."""
         see_gradient = weakly(self._see_gradient)
@@ -715,21 +647,9 @@ class DelayedPipeline:
             )
             parameter.requires_grad_(requires_grad)
 
-    def _warn_of_lost_versions(self) -> None:
-        """Warn if the optimizer has been resumed, but the pipeline starts afresh."""
-        # Within its step, LBFGS already has its state when it calls the first forward pass.
-        if self._windows.has_begun or self._windows.is_in_step:
-            return
-        if self._has_delay and any(map(has_stepped, self._optimizers)):
-            warn_user(
-                "the optimizer has made steps already, but the pipeline is new: it does not know "
-                "the older versions, and takes the present weights for them; to continue a run, "
-                "also load its pipeline.state_dict()"
-            )
-
-    def _stop_watching(self) -> None:
-        """Remove the gradient hooks once the first updates are checked, if no stage has a delay:
-        then it does not matter whether a gradient arrives in a window."""
+    def _remove_needless_gradient_hooks(self) -> None:
+        """Once the first updates are checked, and if no stage has a delay: then it does not matter
+        whether a gradient arrives in a window."""
         if self._gradient_hooks and not self._has_delay and not self._check.is_on:
             for hook in self._gradient_hooks:
                 hook.remove()
@@ -738,80 +658,24 @@ class DelayedPipeline:
     def _see_gradient(self, name: str, parameter: Tensor) -> None:
         window = self._windows.current
         if window is not None and not self._windows.is_peeking:
-            if self._stash != "exact" and self._has_delay and not window.is_watched:
+            if self._stash != "exact" and self._has_delay and not window.announces_backward:
                 self._refuse_unknown_output()
             self._windows.see_gradient()
         elif self._has_delay:
             self._check.see_stray_gradient(name)
         if self._check.is_on:
             self._check.see_gradient(name)
-        if self._by_stage is None:
-            self._order.see_gradient(name)
+        self._cut.see_gradient(name)
 
-    # Copies of the model, and its state
+    # A step
 
-    def _before_copy(self, memo: dict[int, Any]) -> Callable[[], None] | None:
-        """Show the newest weights to a copy of the model that is about to be made or saved.
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._depth = 0  # where a forward pass was interrupted
+        takes_closure = any(callable(argument) for argument in (*args, *kwargs.values()))
+        self._windows.before_step(optimizer, takes_closure=takes_closure)
 
-        Returns:
-            A function that shows the window's contents again, for the end of the copy; None if no
-            window is open.
-        """
-        windows = self._windows
-        window = windows.current
-        if window is None or windows.is_peeking:
-            return None
-        windows.peek()
-        for parameter in self._trained.values():
-            copied = memo.get(id(parameter))  # this parameter was copied with its old version
-            if isinstance(copied, Tensor):
-                contents(copied).copy_(contents(parameter))
-        return partial(self._after_copy, window)
-
-    def _after_copy(self, window: Window) -> None:
-        # If something keeps the copy's memo alive, this is called late: the loop has gone on.
-        is_evaluating = self._depth > 0 or self._is_saving()
-        if self._windows.current is window and not is_evaluating:
-            self._windows.end_peek()
-
-    def _before_load(self, module: nn.Module, *args: Any) -> None:
-        """Before a state is loaded into the model: close the window, so that it goes into the
-        newest weights."""
-        self._windows.close()
-
-    def _before_state_dict(self, module: nn.Module, *args: Any) -> None:
-        is_in_window = self._windows.current is not None and self._windows.history is not None
-        # No module is within itself: where it comes again, its last state dict has failed.
-        is_outermost = module is self._saving or not self._is_saving()
-        if is_in_window and is_outermost:
-            self._saving = module
-            self._windows.peek()
-
-    def _is_saving(self) -> bool:
-        """Whether a state dict is being made at the moment."""
-        if self._saving is not None and not num_running(STATE_DICT, self._saving):
-            self._saving = None  # it failed, which no hook sees
-        return self._saving is not None
-
-    def _after_state_dict(self, module: nn.Module, state: dict[str, Any], *args: Any) -> None:
-        """In a window, replace the state's tensors by copies of the newest weights. The tensors
-        themselves are about to hold the window's contents again."""
-        if module is not self._saving:
-            return
-        self._saving = None
-        held = {_storage(parameter) for parameter in self._trained.values()}
-        for key, value in state.items():
-            if isinstance(value, Tensor) and _storage(value) in held:
-                state[key] = value.clone()
-        self._windows.end_peek()
-
-    def _check_autocast(self) -> None:
-        """UserError if autocast is on although the stash does not allow it."""
-        device = next(iter(self._trained.values())).device.type
-        if self._stash != "exact" and torch.is_autocast_enabled(device):
-            raise UserError(
-                f"delayed: stash {self._stash} needs autocast off: it saves a copy of the weights"
-            )
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._windows.after_step(optimizer)
 
 
 def _refuse_shared(trained: Mapping[str, Tensor]) -> None:
@@ -831,10 +695,6 @@ def _refuse_shared(trained: Mapping[str, Tensor]) -> None:
 
 def _no_pipeline() -> None:
     """What a pickled pipeline becomes: a saved model has none."""
-
-
-def _storage(tensor: Tensor) -> int:
-    return contents(tensor).untyped_storage().data_ptr()
 
 
 def _check_model(model: nn.Module) -> None:

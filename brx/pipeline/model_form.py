@@ -14,12 +14,19 @@ from brx.pipeline.delayed_arguments import optimized
 from brx.pipeline.history import contents
 
 
+class Holder(NamedTuple):
+    """A module that holds a parameter directly, as the attribute with the given name."""
+
+    module: nn.Module
+    name: str
+    parameter: nn.Parameter
+
+
 class ModelForm:
     """The modules and parameters of a model and of its optimizers, as they are now.
 
     Attributes:
-        places: each place where a module of the model holds a parameter: the module, the name of
-            its attribute, and the parameter.
+        holders: each place where a module of the model holds a parameter. A tied one has several.
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
@@ -29,11 +36,11 @@ class ModelForm:
         self._parameters = {id(parameter): parameter for parameter in model.parameters()}
         self._optimized = {id(parameter): parameter for parameter in optimized(optimizers)}
         self._children = _children(model)
-        self.places = _places(model)
+        self.holders = _holders(model)
 
     def check(self) -> None:
         """UserError if the model or its optimizers have changed since."""
-        for module, name, parameter in self.places:
+        for module, name, parameter in self.holders:
             if module._parameters.get(name) is not parameter:
                 raise UserError(
                     f"delayed: parameter {name} of {type(module).__name__} has been "
@@ -75,15 +82,15 @@ def _holds(module: nn.Module, num_parameters: int, children: list[nn.Module | No
     return len(module._parameters) == num_parameters and list(held.values()) == children
 
 
-def _places(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
-    places = []
+def _holders(model: nn.Module) -> list[Holder]:
+    holders = []
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):  # its parameters stay the same objects
             continue
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                places.append((module, name, parameter))
-    return places
+                holders.append(Holder(module, name, parameter))
+    return holders
 
 
 def refuse_memory_of_processes(

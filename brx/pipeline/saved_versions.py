@@ -1,4 +1,4 @@
-"""The older versions of a stage in a checkpoint of `delayed`."""
+"""The older versions of a model in a checkpoint of `delayed`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def load_stage(stage: StageHistory, saved: Mapping[str, Any]) -> None:
     if len(saved["slots"]) != len(stage.slots.slots):
         raise ValueError("the state comes from a pipeline with other delays")
     for slot, kept in zip(stage.slots.slots, saved["slots"], strict=True):
-        check_shapes(stage.names, slot.views, kept)
+        _check_shapes(stage.names, slot.views, kept)
         torch._foreach_copy_(slot.views, kept)
     if (stage.newest is None) != (saved["newest"] is None):
         raise ValueError("the state is of another stash mode or forecast")
@@ -34,7 +34,36 @@ def load_stage(stage: StageHistory, saved: Mapping[str, Any]) -> None:
     stage.slots.forget()
 
 
-def check_shapes(names: Sequence[str], expected: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+def load_initial(
+    saved: Mapping[str, Tensor] | None, now: Mapping[str, Tensor], *, has_delay: bool
+) -> dict[str, Tensor]:
+    """Version 0 of a state that was saved after the first update, by name; ValueError if it does
+    not fit.
+
+    Args:
+        saved: version 0; None in the states of earlier versions of brx.
+        now: what the parameters hold now, by name.
+        has_delay: whether any stage has a delay, and so uses version 0 again.
+    """
+    if saved is None:
+        if has_delay:
+            raise ValueError(
+                "the state was saved after the first update by an earlier brx, which left out "
+                "version 0; load one of a later update"
+            )
+        return dict(now)
+    if saved.keys() != now.keys():
+        raise ValueError("the state comes from a model with other parameters")
+    _check_shapes(list(now), list(now.values()), [saved[name] for name in now])
+    initial = {}
+    for name, weight in now.items():
+        initial[name] = torch.empty_like(weight).copy_(saved[name])
+    return initial
+
+
+def _check_shapes(
+    names: Sequence[str], expected: Sequence[Tensor], saved: Sequence[Tensor]
+) -> None:
     """ValueError if saved weights have other shapes: a copy might broadcast them."""
     for name, here, there in zip(names, expected, saved, strict=True):
         if here.shape != there.shape:

@@ -47,7 +47,7 @@ class _Group:
         return offset
 
 
-class _Place(NamedTuple):
+class _PlaceInBuffer(NamedTuple):
     """Where a tensor of a layout lies."""
 
     group: int  # index of its group
@@ -73,12 +73,12 @@ class FlatLayout:
         if slot_dtypes is None:
             slot_dtypes = [weight.dtype for weight in weights]
         groups: dict[tuple[torch.device, torch.dtype, torch.dtype], _Group] = {}
-        self.places: list[_Place] = []  # by tensor
+        self.places: list[_PlaceInBuffer] = []  # by tensor
         for weight, slot_dtype in zip(weights, slot_dtypes, strict=True):
             key = (weight.device, weight.dtype, slot_dtype)
             group = groups.setdefault(key, _Group(*key))
             index = list(groups).index(key)
-            self.places.append(_Place(index, group.reserve(weight.shape), weight.shape))
+            self.places.append(_PlaceInBuffer(index, group.reserve(weight.shape), weight.shape))
         self.groups = list(groups.values())
 
     def like_weights(self) -> "FlatTensors":

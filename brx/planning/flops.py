@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from brx.config.schema import OptimizerConfig, RunConfig
-from brx.methods.products import Products
+from brx.methods.product_costs import Products
 from brx.methods.table import find_method
 from brx.methods.trial import is_own, trial_of
 from brx.model.sizes import Sizes, blocks_forward_flops, stage_forward_flops, stage_sizes

@@ -8,7 +8,7 @@ import torch
 
 from brx.methods.table import refresh_intervals, refreshes_per_iteration
 from brx.optim import BasisRotation
-from brx.optim.member import Member
+from brx.optim.step_member import StepMember
 from brx.pipeline.delay import StageDelay, pipeline_delays
 
 RULES = ["stage-aware", "reversed", "stage-aware-exact", "reversed-exact"]
@@ -122,7 +122,7 @@ def test_exact_rules_spend_all_refreshes(schedule):
 def test_optimizer_refreshes_as_often_as_told(frequency):
     parameter = torch.nn.Parameter(torch.eye(3))
     (group,) = BasisRotation([parameter], frequency=frequency).param_groups
-    member = Member(parameter, group, group)
+    member = StepMember(parameter, group, group)
     refreshed = []
     for member.num_updates in range(190):
         refreshed += [member.num_updates + 1] if member.next_due()[0] else []

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brx.optim import BasisRotation
-from brx.optim.member import Member, Position
-from brx.optim.products import product
+from brx.optim.reduced_precision import product
+from brx.optim.step_member import Position, StepMember
 from tests.optim.helpers import (
     STRATEGIES,
     assert_orthonormal,
@@ -327,7 +327,7 @@ def test_step_ignores_the_programs_default_device(dtype):
 def test_intervals_add_up_to_all_updates(frequency, index):
     options = {"covariance": "interval", "frequency": float(frequency), "staggered": True}
     (group,) = BasisRotation(parameters(1, 2, 2), **options).param_groups
-    member = Member(group["params"][0], group, group, position=Position(index, 31))
+    member = StepMember(group["params"][0], group, group, position=Position(index, 31))
     total, last = 0, 2
     for member.num_updates in range(2, 200):
         refresh, num_gradients = member.next_due()
@@ -348,7 +348,7 @@ def test_staggered_refreshes_are_spread_over_the_interval(num, frequency, due_fr
     (group,) = BasisRotation(series, frequency=frequency, staggered=True).param_groups
     members = []
     for index, parameter in enumerate(series):
-        members.append(Member(parameter, group, group, position=Position(index, num)))
+        members.append(StepMember(parameter, group, group, position=Position(index, num)))
     due = []
     for update in range(2 + 2 * frequency):
         for member in members:

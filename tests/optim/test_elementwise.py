@@ -15,7 +15,7 @@ from brx.optim.elementwise import (
     compiled_kernels,
     rotated_update,
 )
-from brx.optim.products import factor_rounding, product
+from brx.optim.reduced_precision import factor_rounding, product
 from tests.optim.helpers import full_rank_gradients, parameters, random, take_steps
 from tests.optim.naive_basis_rotation import naive_basis_rotation
 

@@ -33,8 +33,8 @@ class Position:
 
 
 @dataclass(eq=False)
-class Member:
-    """A parameter with a gradient.
+class StepMember:
+    """A parameter with a gradient, which takes part in a step.
 
     Attributes:
         options: the options in this step, as numbers. They may differ from the group's, for example

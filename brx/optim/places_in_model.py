@@ -1,4 +1,5 @@
-"""The weight that a parameter belongs to, seen through parametrizations, adapters and wrappers."""
+"""Where each parameter is in a model: its layer, and the weight of that layer that it is or is a
+part of. Parametrizations, adapters (LoRA) and wrappers are seen through."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ OLDER_PARTS = re.compile(r"^(\w+)_(g|v|orig)$")
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
-    """A parameter of a model.
+class PlaceInModel:
+    """A parameter of a model, and where it is.
 
     Attributes:
         name: as `named_parameters` has it.
@@ -97,7 +98,7 @@ def is_embedding(module: nn.Module) -> bool:
     return is_table or "Embedding" in type(module).__name__
 
 
-def places(model: nn.Module) -> list[Place]:
+def places_in(model: nn.Module) -> list[PlaceInModel]:
     """Where each of a model's parameters belongs, in the order of `named_parameters`."""
     modules = dict(model.named_modules())
     tables: dict[int, nn.Module] = {}  # by the identity of an embedding's weight
@@ -110,7 +111,9 @@ def places(model: nn.Module) -> list[Place]:
         layer = _wrapped_layer(modules[path])
         # A tied weight is an embedding's, whatever layer has it first.
         layer = tables.get(id(parameter), layer)
-        found.append(Place(name, parameter, without_wrappers(path), tensor, layer, is_adapter))
+        found.append(
+            PlaceInModel(name, parameter, without_wrappers(path), tensor, layer, is_adapter)
+        )
     return found
 
 

@@ -4,7 +4,7 @@ not far below."""
 import pytest
 import torch
 
-from brx.optim.products import add_product, fp32_products, product, round_to_tf32
+from brx.optim.reduced_precision import add_product, fp32_products, product, round_to_tf32
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
