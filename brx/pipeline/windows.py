@@ -73,6 +73,8 @@ class Window:
     """The number of updates that had been recorded when it opened."""
     counter: int
     """The autograd version counter that marks its contents; see `brx.pipeline.history`."""
+    num_loads: int = 0
+    """How many saved states had been loaded when it opened."""
     is_explicit: bool = False
     """Opened by `micro_batch()`, which closes it."""
 
@@ -147,6 +149,7 @@ class Windows:
         self.current: Window | None = None  # the open one
         self._latest: Window | None = None  # the one that closed last
         self._num_opened = 0  # windows so far, over all updates
+        self._num_loads = 0  # saved states so far; a window does not outlive one
         # Ids of the optimizers that have made a step since the newest window opened.
         self._have_stepped: set[int] = set()
 
@@ -242,7 +245,7 @@ class Windows:
         previous = self._latest
         if previous and (previous.update, previous.micro_batch) == (update, micro_batch):
             counter = previous.counter  # the contents are the same, so autograd may mix the two
-        return Window(micro_batch, update, counter)
+        return Window(micro_batch, update, counter, self._num_loads)
 
     def _show(self, window: Window) -> None:
         """Parameters := what a window computes with."""
@@ -294,11 +297,16 @@ class Windows:
         """Show the contents of a window again that has been closed.
 
         Raises:
-            UserError: its update is over, or weights were written since.
+            UserError: its update is over, or weights were written or a state was loaded since.
         """
         self._end_any_peek()
         if window is self.current:
             return
+        if window.num_loads != self._num_loads:
+            raise UserError(
+                "delayed: a state was loaded between a forward pass and its backward pass; load it "
+                "before the forward pass"
+            )
         if window.update != self.versions.num_updates or self.versions.has_stepped:
             raise UserError(
                 "delayed: a backward pass came after the optimizer's step that it belongs to; run "
@@ -649,6 +657,7 @@ class Windows:
         """
         self.close()
         self._latest = None
+        self._num_loads += 1
         self._have_stepped.clear()
         self.versions.restart(updates, history, initial)
         self._update = UpdateUnderWay(

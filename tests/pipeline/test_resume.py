@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from brx import delayed
+from brx.errors import UserError
 from tests.pipeline.loops import batch, loss_of, make, plain_loss
 
 LAST = 8  # updates
@@ -188,3 +189,13 @@ def test_state_of_an_earlier_version_without_version_0_is_refused():
     del state["initial"]
     with pytest.raises(ValueError, match="left out version 0; load one of a later update"):
         Run({}).pipeline.load_state_dict(state)
+
+
+@pytest.mark.parametrize("updates", [0, 2])
+def test_a_pass_from_before_a_load_is_refused(updates):
+    run = Run({})
+    run.go_on(1, updates)
+    loss = plain_loss(run.model, updates + 1)
+    run.pipeline.load_state_dict(Run({}).pipeline.state_dict())
+    with pytest.raises(UserError, match="a state was loaded between a forward pass and its"):
+        loss.backward()
