@@ -744,6 +744,11 @@ class BasisRotation(Optimizer):
         Raises ValueError where the optimizer is none of these, or a state is missing or does not
         fit; nothing has changed then.
         """
+        if not isinstance(other, Optimizer):
+            raise ValueError(
+                f"Invalid other of type {type(other).__name__}: must be an optimizer, into which a "
+                "saved state has been loaded"
+            )
         states: dict[Tensor, tuple[dict[str, Any], Group]] = {}
         self._find_new_roles()
         for named in self._named():
