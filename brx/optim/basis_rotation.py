@@ -626,7 +626,7 @@ class BasisRotation(Optimizer):
                 raise ValueError(
                     f"Invalid {name} in a group: it is an argument for all groups{hint}"
                 )
-        group = dict(param_group)
+        group = {**param_group, "params": self._with_names(param_group["params"])}
         is_rest = not group.get("rotate", self.defaults["rotate"])
         if is_rest and self._rest_lr is not None:
             group.setdefault("lr", self._rest_lr)
@@ -643,6 +643,26 @@ class BasisRotation(Optimizer):
         if "_layout" in self.__dict__:  # the constructor, which adds all groups, warns once
             self._warn_without_model(num_before)
 
+    def _with_names(self, params: Any) -> Any:
+        """The parameters of a new group, with names if those of earlier groups have some.
+
+        torch wants names for all or for none. But a program that has given its model has not asked
+        for names. Those that are not in the model are called by their place.
+        """
+        has_names = any("param_names" in group for group in self.param_groups)
+        if not has_names or isinstance(params, set):  # torch refuses sets
+            return params
+        params = [params] if isinstance(params, Tensor) else list(params)
+        if not all(isinstance(parameter, Tensor) for parameter in params):
+            return params
+        model = self._model() if self._model is not None else None
+        known = {} if model is None else {p: name for name, p in model.named_parameters()}
+        number = len(self.param_groups)
+        named = []
+        for index, parameter in enumerate(params):
+            named.append((known.get(parameter, f"{index} of group {number}"), parameter))
+        return named
+
     def _check_parameter(self, parameter: Tensor, options: Group) -> None:
         wrong = FSDP1 if is_flat(parameter) else problem(parameter, options)
         if wrong:
@@ -653,6 +673,9 @@ class BasisRotation(Optimizer):
 
         Without the model, embeddings and an untied head look like other matrices.
         """
+        if self._model is not None:
+            self._warn_of_others(first_group)
+            return
         num_vectors = 0
         tables = []
         for named in self._named(first_group):
@@ -679,6 +702,20 @@ class BasisRotation(Optimizer):
             "each parameter is updated",
             stacklevel=3,
         )
+
+    def _warn_of_others(self, first_group: int) -> None:
+        """Warn of matrices that are rotated, but are not in the model that was given."""
+        others = []
+        for named in self._named(first_group):
+            if not self._is_known(named) and is_rotated(named.parameter, named.options):
+                others.append(_described(named.name, named.parameter))
+        if others:
+            warnings.warn(
+                f"Rotated by their shape alone, as they are not in the model that was given: "
+                f"{', '.join(others)}. Embeddings and heads among them should get AdamW: give one "
+                "module that has all parameters (nn.ModuleList), or a group with rotate=False",
+                stacklevel=4,
+            )
 
     def _named(self, first_group: int = 0) -> Iterator[Named]:
         """All parameters, in order."""
@@ -709,6 +746,11 @@ class BasisRotation(Optimizer):
         Raises ValueError where the optimizer is none of these, or a state is missing or does not
         fit; nothing has changed then.
         """
+        if not isinstance(other, Optimizer):
+            raise ValueError(
+                f"Invalid other of type {type(other).__name__}: must be an optimizer, into which a "
+                "saved state has been loaded"
+            )
         states: dict[Tensor, tuple[dict[str, Any], Group]] = {}
         self._find_new_roles()
         for named in self._named():

@@ -193,13 +193,9 @@ def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 def problem(parameter: Tensor, options: Group) -> str | None:
     """Why a parameter cannot be optimized with these options; None if it can."""
-    if parameter.requires_grad and not parameter.is_floating_point():
-        return "BasisRotation takes real floating-point parameters"
-    if parameter.requires_grad and is_wrapper(parameter):
-        return (
-            f"BasisRotation takes plain tensors and DTensors, but this is a "
-            f"{type(parameter).__name__}"
-        )
+    wrong = _why_untrainable(parameter) if parameter.requires_grad else None
+    if wrong:
+        return wrong
     if not options["rotate"] or not options["split"] or is_lazy(parameter) or parameter.ndim < 2:
         return None
     shape = list(parameter.shape)
@@ -209,3 +205,26 @@ def problem(parameter: Tensor, options: Group) -> str | None:
     if shape[dim] % parts:
         return f"split={options['split']} does not divide it into equal matrices"
     return None
+
+
+def _why_untrainable(parameter: Tensor) -> str | None:
+    """Why no step can update a parameter, whatever its options; None if one can."""
+    # Numbers of one byte (float8) are for storage: torch has no arithmetic for them.
+    if not parameter.is_floating_point() or parameter.dtype.itemsize == 1:
+        return "BasisRotation takes parameters of real numbers with 16 bits or more"
+    if is_wrapper(parameter):
+        return (
+            f"BasisRotation takes plain tensors and DTensors, but this is a "
+            f"{type(parameter).__name__}"
+        )
+    if parameter.is_inference():
+        return "it was made in inference mode, so no step can write it; make or clone it outside"
+    if not is_lazy(parameter) and _repeats_elements(parameter):
+        return "its elements share memory (expand()), so no step can write it; clone it"
+    return None
+
+
+def _repeats_elements(parameter: Tensor) -> bool:
+    """Whether several elements of a tensor lie at one place in memory."""
+    sizes = zip(parameter.shape, parameter.stride(), strict=True)
+    return parameter.numel() > 0 and any(size > 1 and step == 0 for size, step in sizes)

@@ -13,6 +13,7 @@ from weakref import WeakMethod
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_leaves
 
 CALL = "_call_impl"
@@ -74,6 +75,9 @@ class AtEnd:
     def __init__(self, action: Callable[[], None]) -> None:
         self._actions = [action]
 
+    # Autograd calls it. If the program has compiled its whole training step, the compiler would
+    # trace into it. `torch.compiler.disable` does the same, but loads the compiler on import.
+    @_disable_dynamo
     def __call__(self) -> None:
         while self._actions:
             self._actions.pop()()
@@ -93,10 +97,12 @@ def weakly(method: Callable[..., None]) -> Callable[..., None]:
     """A function that calls a bound method for as long as its object lives.
 
     For hooks of tensors. Python's garbage collector does not see what they refer to, so a hook that
-    refers to an owner of its tensor would keep both alive for good.
+    refers to an owner of its tensor would keep both alive for good. A compiled training step does
+    not trace into the function.
     """
     reference = WeakMethod(method)
 
+    @_disable_dynamo
     def call(*args: Any) -> None:
         living = reference()
         if living is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from brx.errors import UserError
+from brx.errors import UserError, some
 from brx.pipeline.delay import StageDelay
 from brx.pipeline.delayed_arguments import optimized
 from brx.pipeline.history import contents
@@ -91,6 +91,16 @@ def _holders(model: nn.Module) -> list[Holder]:
             if parameter is not None:
                 holders.append(Holder(module, name, parameter))
     return holders
+
+
+def refuse_inference(trained: Mapping[str, Tensor]) -> None:
+    """UserError for parameters that were made in inference mode: nothing can write them later."""
+    made_there = [name for name, parameter in trained.items() if parameter.is_inference()]
+    if made_there:
+        raise UserError(
+            f"delayed: {some(made_there)} from inference mode, so nothing can write them; make or "
+            "load the model outside of torch.inference_mode(), or leave them out of the optimizer"
+        )
 
 
 def refuse_memory_of_processes(

@@ -23,6 +23,7 @@ from brx.config.loading import validate as check
 from brx.config.schema import RECORDED, RunConfig
 from brx.errors import DivergedError, UserError
 from brx.files import write_text
+from brx.pipeline.delayed_arguments import is_whole
 from brx.runs.folder import RunFolder
 from brx.runs.lock import hold
 from brx.runs.metrics import MetricsWriter, Record, exact, read_metrics, truncate_metrics
@@ -109,9 +110,10 @@ class Recording:
             if "cut" not in delays and old.pipeline.cut is not None:
                 delays["cut"] = old.pipeline.cut
         others = {name: value for name, value in settings.items() if name not in ("lr", "params")}
-        training = {"iterations": 1 if iterations is None else iterations, "seed": seed}
+        training = {"iterations": 1 if iterations is None else _whole(iterations)}
+        training["seed"] = _whole(seed)
         if batch_size is not None:
-            training["batch_size"] = batch_size
+            training["batch_size"] = _whole(batch_size)
         content = {
             "data": {"source": self._task},
             "pipeline": delays,
@@ -173,10 +175,10 @@ class Recording:
             self._open(t)
         if t != self._t + 1:
             raise UserError(
-                f"record: {self._folder.path}: iteration {t} after iteration {self._t}: log every "
-                f"update"
+                f"record: {self._folder.path}: iteration {t}, but {self._t + 1} is next: log every "
+                f"update, counted from 1"
             )
-        value = _number(loss)
+        value = _number("the loss", loss)
         taken = numbers.keys() & {"iteration", "train_loss", "seconds", "val_loss"}
         if taken:
             raise UserError(
@@ -192,7 +194,7 @@ class Recording:
             "seconds": self._seconds_so_far(4),
         }
         for name, number in numbers.items():
-            entry[name] = _number(number)
+            entry[name] = _number(name, number)
         self._write(entry)
 
     def validate(self, t: int, loss: float | torch.Tensor) -> None:
@@ -214,7 +216,7 @@ class Recording:
             problem = f"iteration {self._t} is the newest"
         if problem is not None:
             raise UserError(f"record: {self._folder.path}: validation of iteration {t}: {problem}")
-        value = _number(loss)
+        value = _number("the loss", loss)
         if not math.isfinite(value):
             self._diverge(f"iteration {t}: the validation loss is {value}")
         self._write({"iteration": t, "val_loss": value})
@@ -306,15 +308,27 @@ class Recording:
 record = Recording
 
 
-def _number(value: float | torch.Tensor) -> float:
-    return float(value.detach() if isinstance(value, torch.Tensor) else value)
+def _number(name: str, value: float | torch.Tensor) -> float:
+    """A value as a number; UserError, with the name, if it is not one."""
+    try:
+        return float(value.detach() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):
+        shape = getattr(value, "shape", None)
+        got = repr(value) if shape is None else f"an array of shape {tuple(shape)}"
+        raise UserError(f"record: {name} must be one number, got {got}") from None
+
+
+def _whole(value: int) -> int:
+    """A whole number in Python's own type (numpy's integers, too); other values as they are."""
+    return int(value) if is_whole(value) else value
 
 
 def _delays(stages: int | None, pipeline: DelayedPipeline | None) -> dict[str, Any]:
     """The section `pipeline` of the configuration; UserError if `stages` contradicts the
     pipeline."""
     if pipeline is None:
-        return {"stages": 1 if stages is None else stages, "delay": "pipeline", "accumulation": 1}
+        num_stages = 1 if stages is None else _whole(stages)
+        return {"stages": num_stages, "delay": "pipeline", "accumulation": 1}
     delays = pipeline.settings()
     if stages is not None and stages != delays["stages"]:
         raise UserError(f"record: stages is {stages}, but the pipeline has {delays['stages']}")

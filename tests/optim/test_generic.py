@@ -177,6 +177,34 @@ def test_parameters_without_numbers_are_refused(rotate):
         optimizer.step()
 
 
+def expanded():
+    return Parameter(torch.zeros(1, 5).expand(3, 5))
+
+
+def made_in_inference_mode():
+    with torch.inference_mode():
+        return Parameter(torch.zeros(3, 5))
+
+
+def of_one_byte():
+    return Parameter(torch.zeros(3, 5).to(torch.float8_e4m3fn))
+
+
+@rotated_or_not
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (expanded, "its elements share memory"),
+        (made_in_inference_mode, "made in inference mode"),
+        (of_one_byte, "float8_e4m3fn: BasisRotation takes parameters of real numbers with 16 bits"),
+    ],
+)
+def test_parameters_that_no_step_can_write_are_refused(make, told, rotate):
+    with pytest.raises(ValueError, match=told):
+        BasisRotation([make()], rotate=rotate)
+    BasisRotation([make().requires_grad_(False)], rotate=rotate)
+
+
 @pytest.fixture
 def calls():
     return []
@@ -249,5 +277,5 @@ def test_tensors_around_tensors_are_refused(rotate):
 
 @rotated_or_not
 def test_complex_parameters_are_refused(rotate):
-    with pytest.raises(ValueError, match="real floating-point"):
+    with pytest.raises(ValueError, match="of real numbers"):
         BasisRotation([Parameter(torch.zeros(2, 2, dtype=torch.complex64))], rotate=rotate)

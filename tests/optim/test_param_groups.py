@@ -398,6 +398,33 @@ def test_layer_that_joins_the_model_has_its_role():
     assert optimizer.summary()[-1].why == "embedding"
 
 
+def test_later_groups_need_no_names():
+    model = nano_gpt("", 50)
+    optimizer = BasisRotation(model)
+    model["segments"] = nn.Embedding(20, 16)
+    optimizer.add_param_group({"params": model["segments"].parameters()})
+    temperature = nn.Parameter(torch.ones(()))  # a loss has it, not the model
+    optimizer.add_param_group({"params": temperature})
+    names = [group["param_names"] for group in optimizer.param_groups[1:]]
+    assert names == [["segments.weight"], ["0 of group 2"]]
+    assert [row.why for row in optimizer.summary()[-2:]] == ["embedding", "vector"]
+
+
+def test_vectors_that_are_not_the_models_do_not_warn():
+    model, _ = two_models()
+    groups = [{"params": list(model.parameters())}, {"params": [nn.Parameter(torch.ones(()))]}]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BasisRotation(groups, model=model)
+
+
+def test_matrices_that_are_not_the_models_warn():
+    model, other = two_models()
+    both = [*model.parameters(), *other.parameters()]
+    with pytest.warns(UserWarning, match="not in the model that was given: parameter 6 of group 0"):
+        BasisRotation(both, model=model)
+
+
 def test_model_that_is_none_is_refused():
     with pytest.raises(ValueError, match=r"Invalid model=3: must be a torch.nn.Module"):
         BasisRotation([nn.Parameter(torch.ones(2, 2))], model=3)

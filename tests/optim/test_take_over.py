@@ -177,3 +177,10 @@ def test_subclass_of_a_known_optimizer_is_refused():
     go(model, own, 0, 1)
     with pytest.raises(ValueError, match="MyAdamW is not known here"):
         BasisRotation(param_groups(model)).take_over(own)
+
+
+def test_state_dict_in_place_of_an_optimizer_is_refused():
+    parameter = torch.nn.Parameter(torch.ones(4, 3))
+    saved = torch.optim.AdamW([parameter]).state_dict()
+    with pytest.raises(ValueError, match="of type dict: must be an optimizer, into which a saved"):
+        BasisRotation([parameter]).take_over(saved)

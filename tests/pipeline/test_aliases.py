@@ -253,6 +253,13 @@ def test_memory_shared_by_processes_is_allowed_without_delay():
     train(make().share_memory(), stages=1)
 
 
+def test_weights_from_inference_mode_are_refused():
+    with torch.inference_mode():
+        model = make().requires_grad_(False)
+    with pytest.raises(UserError, match=r"0.lin.weight and 7 more are from inference mode"):
+        train(model)
+
+
 class Halves(nn.Module):
     """Two weights that are the columns of one matrix, with those of one between the other's."""
 

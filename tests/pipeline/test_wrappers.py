@@ -270,6 +270,24 @@ def test_compiled_model_without_graph_breaks():
     assert_same(train(compiled, updates=6)[0], simulate(updates=6))
 
 
+def test_compiled_training_step():
+    """The compiler must not trace into what autograd calls in the backward pass."""
+    torch._dynamo.reset()
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+
+    @torch.compile(backend="eager")
+    def step(x):
+        loss_of(model(x)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for t in range(6):
+        step(batch(t))
+    assert_same(flat(model), simulate(updates=6))
+
+
 def test_compiled_call_without_graph_breaks_says_how():
     torch._dynamo.reset()
     model = make()

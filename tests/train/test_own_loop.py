@@ -370,8 +370,32 @@ def test_validation_before_an_update_is_refused(under_way):
 
 def test_gap_between_updates_is_refused(under_way):
     under_way.log(1, 3.0)
-    with pytest.raises(UserError, match="iteration 3 after iteration 1"):
+    with pytest.raises(UserError, match="iteration 3, but 2 is next: log every update, counted"):
         under_way.log(3, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (torch.ones(2, 3), r"the loss must be one number, got an array of shape \(2, 3\)"),
+        ("3.0 nats", "the loss must be one number, got '3.0 nats'"),
+        (None, "the loss must be one number, got None"),
+    ],
+)
+def test_loss_that_is_no_number_is_refused(under_way, value, told):
+    with pytest.raises(UserError, match=told):
+        under_way.log(1, value)
+
+
+def test_settings_may_be_numpys_integers(tmp_path):
+    given = {"seed": 3, "stages": 2, "batch_size": 8, "iterations": 5}
+    numbers = {name: np.int64(value) for name, value in given.items()}
+    with record(tmp_path / "run", "sgd", lr=np.float32(0.5), **numbers) as run:
+        run.log(1, 3.0)
+    settings = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    training = settings["training"]
+    assert (training["seed"], training["batch_size"], training["iterations"]) == (3, 8, 5)
+    assert settings["pipeline"]["stages"] == 2
 
 
 def test_second_validation_is_refused(under_way):
