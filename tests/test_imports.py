@@ -136,5 +136,5 @@ def test_what_is_not_needed_is_not_loaded(steps, heavy):
 @pytest.mark.parametrize("package", [brx, brx.runs], ids=lambda package: package.__name__)
 def test_help_shows_the_names_that_are_imported_on_first_use(package):
     shown = pydoc.plain(pydoc.render_doc(package))
-    assert all(f"    {name} = class " in shown or f"    {name}(" in shown for name in package.__all__)
-    assert set(package.__all__) <= set(dir(package))
+    for name in package.__all__:
+        assert f"    {name} = class " in shown or f"    {name}(" in shown
