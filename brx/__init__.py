@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from brx.pipeline.delayed import delayed as delayed
     from brx.train.own_loop import record as record
 
+__all__ = ["delayed", "record"]
+
 __version__ = "0.1.0"
 
 _MODULE_OF = {"delayed": "brx.pipeline.delayed", "record": "brx.train.own_loop"}
@@ -22,3 +24,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(importlib.import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module 'brx' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """Also the names that are not imported yet, for completion and `help(brx)`."""
+    return [*globals(), *__all__]

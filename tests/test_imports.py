@@ -3,12 +3,16 @@ lifted out."""
 
 import ast
 import graphlib
+import pydoc
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import brx
+import brx.runs
 
 BRX = Path(__file__).resolve().parents[1] / "brx"
 # In the order of docs/architecture.md.
@@ -127,3 +131,10 @@ def test_what_is_not_needed_is_not_loaded(steps, heavy):
         [sys.executable, "-c", program], cwd=BRX.parent, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("package", [brx, brx.runs], ids=lambda package: package.__name__)
+def test_help_shows_the_names_that_are_imported_on_first_use(package):
+    shown = pydoc.plain(pydoc.render_doc(package))
+    for name in package.__all__:
+        assert f"    {name} = class " in shown or f"    {name}(" in shown

@@ -22,3 +22,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(frames, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Also the names that are not imported yet, for completion and `help(brx.runs)`."""
+    return [*globals(), *__all__]

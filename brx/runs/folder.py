@@ -147,7 +147,9 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
         if not found:
             without_runs.append(str(folder))
     if not runs:
-        raise UserError(f"{', '.join(without_runs)}: no run with losses there")
+        deeper = [str(path) for folder in paths for path in _with_runs_below(folder)]
+        hint = f"; name a folder below: {shown(', '.join(deeper))}" if deeper else ""
+        raise UserError(f"{', '.join(without_runs)}: no run with losses there{hint}")
     if without_runs:
         note = f"left out: {shown(', '.join(without_runs))}: no run with losses there"
         print(f"brx: note: {note}", file=sys.stderr)
@@ -157,6 +159,12 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
 def has_runs(folder: Path) -> bool:
     """Whether a folder exists and `find_runs` would find a run in it."""
     return folder.is_dir() and bool(_runs_in(folder))
+
+
+def _with_runs_below(folder: Path) -> list[Path]:
+    """The folders directly below that hold runs, for somebody who named one level too few."""
+    below = [path for path in sorted(folder.iterdir()) if os.access(path, os.R_OK | os.X_OK)]
+    return [path for path in below if has_runs(path)]
 
 
 def _runs_in(folder: Path) -> list[Path]:

@@ -103,10 +103,11 @@ def reduction_table(reductions: pd.DataFrame) -> pd.DataFrame:
     }
     if lengths.nunique() > 1:
         columns["of training"] = lengths.astype(str)
+    # A narrow terminal drops the rightmost columns (formats.py), so the answer comes first.
     columns |= {
+        "iterations saved": [saved_text(row) for row in reductions.to_dict("records")],
         "best baseline": reductions["baseline"],
         "its final loss": reductions["baseline_final_loss"].map("{:.3f}".format),
-        "iterations saved": [saved_text(row) for row in reductions.to_dict("records")],
     }
     return pd.DataFrame(columns)
 

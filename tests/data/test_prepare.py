@@ -263,13 +263,12 @@ prepare.prepare(config, workers=2)
 def killed(tmp_path_factory):
     """Settings whose preparation was killed after 100 documents."""
     config = local_config(tmp_path_factory.mktemp("killed"), DOCUMENTS, tokenizer="gpt2")
-    process = run_python(STEPWISE, config.source, config.directory, "gpt2")
-    assert process.stdout.readline() == "committed\n"
-    for _ in range(4):
-        print(file=process.stdin, flush=True)
+    with run_python(STEPWISE, config.source, config.directory, "gpt2") as process:
         assert process.stdout.readline() == "committed\n"
-    process.kill()  # while it waits
-    process.wait()
+        for _ in range(4):
+            print(file=process.stdin, flush=True)
+            assert process.stdout.readline() == "committed\n"
+        process.kill()  # while it waits
     return config
 
 

@@ -57,6 +57,12 @@ def test_named_folder_without_runs_is_told(runs, tmp_path, capsys):
     assert "empty: no run with losses there" in capsys.readouterr().err
 
 
+def test_folder_above_folders_of_runs_names_them(runs, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=rf"there; name a folder below: {runs}$"):
+        find_runs([tmp_path])
+
+
 def test_file_is_no_folder(runs):
     with pytest.raises(UserError, match=r"config\.yaml: is a file; name the folder of a run"):
         find_runs([runs / "whole" / "config.yaml"])
