@@ -56,6 +56,10 @@ seeds. A method's slowdown differs between rows that take other seeds (those tha
 row have) or another target (`teaser-slowdown`). *One seed*: some experiment of the row has only
 one. *Runs*: trainings that were read; measurements at checkpoints are not counted. The rules are in
 docs/protocol.md: section 11 for the verdict *strict*, sections 5 and 6 for the verdict *first*."""
+FINAL_LOSS_LEGEND = """\
+Nats, means over seeds; brackets are the range over seeds. Where two columns have other seeds, a
+part of their difference is the seeds': differences seed by seed are in the tables of leads and
+claims."""
 LEADS_LEGEND = """\
 Nats of final validation loss by which basis rotation ends below each rival, with 95 % intervals
 over seeds (Student's t). The lead at P = 32 is the sum of the lead without delay and the part from
@@ -184,16 +188,31 @@ def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.Data
 
 def final_losses(experiments: Experiments) -> pd.DataFrame:
     """A row per method: its final training loss at every number of stages, mean and range over
-    seeds."""
+    seeds, and how many seeds these are."""
     rows = []
     for method, depths in RUN_AT.items():
         texts = {}
+        depths_by_count: dict[int, list[str]] = {}  # by number of seeds
         for P in depths:
             seeds = experiments.find(method, P)
             texts[f"P = {P}"] = "" if seeds is None else final_loss_text(seeds)
-        if any(texts.values()):
-            rows.append({"method": method, **texts})
-    return pd.DataFrame(rows).fillna("")
+            if seeds is not None:
+                depths_by_count.setdefault(len(seeds), []).append(str(P))
+        if depths_by_count:
+            rows.append({"method": method, **texts, "seeds": _counts_text(depths_by_count)})
+    if not rows:
+        return pd.DataFrame()
+    table = pd.DataFrame(rows).fillna("")
+    columns = [column for column in table if column != "seeds"]
+    return table[[*columns, "seeds"]]
+
+
+def _counts_text(depths_by_count: Mapping[int, Sequence[str]]) -> str:
+    """How many seeds there are; at which P, if that differs: `5 at P = 1, 32; 3 at P = 8`."""
+    if len(depths_by_count) == 1:
+        return str(next(iter(depths_by_count)))
+    counts = sorted(depths_by_count, reverse=True)
+    return "; ".join(f"{count} at P = {', '.join(depths_by_count[count])}" for count in counts)
 
 
 def chosen_rates(experiments: Experiments) -> pd.DataFrame:
@@ -346,7 +365,13 @@ TABLES: dict[str, Table] = {
             lambda experiments: claim_table(judge(experiments, CLAIMS), experiments.scale),
             legend=CLAIMS_LEGEND,
         ),
-        PaperTable("final-loss", "Figure 5a", "Final training loss", final_losses),
+        PaperTable(
+            "final-loss",
+            "Figure 5a",
+            "Final training loss",
+            final_losses,
+            legend=FINAL_LOSS_LEGEND,
+        ),
         PaperTable(
             "slowdown",
             "Figure 8a",

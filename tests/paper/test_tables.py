@@ -116,6 +116,20 @@ def test_norms_are_in_both_coordinates(experiments):
     assert {"original", "rotated, own basis"} <= coordinates
 
 
+def test_final_losses_say_where_they_have_how_many_seeds(tmp_path):
+    for method, stages, seeds in (
+        ("pipedream", 1, (0, 1, 2)),
+        ("pipedream", 8, (0, 1)),
+        ("pipedream", 32, (0, 1, 2)),
+        ("nesterov", 1, (0, 1)),
+        ("nesterov", 32, (0, 1)),
+    ):
+        write_method(tmp_path, method, stages, seeds=seeds)
+    table = TABLES["final-loss"].make(Experiments.load(LAPTOP, tmp_path))
+    counts = dict(zip(table["method"], table["seeds"], strict=True))
+    assert counts == {"pipedream": "3 at P = 1, 32; 2 at P = 8", "nesterov": "2"}
+
+
 @pytest.fixture
 def unmeasured(complete, tmp_path, monkeypatch):
     """Options for a scale with runs and without measurements; there are two tables."""
