@@ -5,12 +5,11 @@ It is written next to the committed results, so that `brx verdict` need not read
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import numpy as np
 import pandas as pd
 from pydantic import BaseModel, Field, model_validator
 
@@ -23,6 +22,7 @@ from brx.runs.comparison import reached_by_seed
 from brx.runs.experiments import at_best_rates, by_experiment
 from brx.runs.folder import ENDED
 from brx.runs.frames import has_pipeline_delays
+from brx.runs.pace import fastest_pace
 from brx.runs.run import read_run
 from brx.runs.slowdown import Reached
 from brx.runs.trajectory import RATE
@@ -200,13 +200,14 @@ def _measurements(measured: pd.DataFrame, source: str) -> Measurements:
         )
     losses = _losses_above(measured["train_loss"].min(), source)
     best = _best_experiments(measured)
+    seconds = _seconds_per_iteration(best)
     return Measurements(
         source=source,
         model=first["architecture"],
         examples=int(first["examples_per_update"]),
         last_iteration=int(first["last_iteration"]),
         losses=losses,
-        experiments=[_experiment(*key, best[key], losses) for key in sorted(best)],
+        experiments=[_experiment(*key, best[key], losses, seconds[key]) for key in sorted(best)],
     )
 
 
@@ -233,10 +234,21 @@ def _best_experiments(measured: pd.DataFrame) -> dict[tuple[str, float], pd.Data
     return best
 
 
+def _seconds_per_iteration(
+    best: Mapping[tuple[str, float], pd.DataFrame],
+) -> dict[tuple[str, float], float]:
+    """The time per iteration of each experiment, for comparing them."""
+    number_of: dict[str, int] = {}  # of the experiment, by run
+    for number, seeds in enumerate(best.values()):
+        number_of |= dict.fromkeys(seeds.index, number)
+    runs = pd.concat(best.values())
+    seconds = fastest_pace(runs, pd.Series(number_of)[runs.index])
+    return {key: round(float(seconds[number]), 6) for number, key in enumerate(best)}
+
+
 def _experiment(
-    method: str, delay: float, seeds: pd.DataFrame, losses: Sequence[float]
+    method: str, delay: float, seeds: pd.DataFrame, losses: Sequence[float], seconds: float
 ) -> Experiment:
-    seconds = float(np.round(seeds["seconds_per_iteration"].min(), 6))
     if not seconds > 0:
         raise UserError(
             f"{seeds.index[0]}: an iteration takes {seconds:g} s by its metrics; times must be "
