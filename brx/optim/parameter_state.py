@@ -217,9 +217,11 @@ def _why_untrainable(parameter: Tensor) -> str | None:
             f"BasisRotation takes plain tensors and DTensors, but this is a "
             f"{type(parameter).__name__}"
         )
+    if is_lazy(parameter):  # it has no memory yet
+        return None
     if parameter.is_inference():
         return "it was made in inference mode, so no step can write it; make or clone it outside"
-    if not is_lazy(parameter) and _repeats_elements(parameter):
+    if _repeats_elements(parameter):
         return "its elements share memory (expand()), so no step can write it; clone it"
     return None
 

@@ -61,6 +61,7 @@ from brx.pipeline.model_cut import ModelCut
 from brx.pipeline.model_form import (
     ModelForm,
     refuse_inference,
+    refuse_lazy,
     refuse_memory_of_processes,
     refuse_shared_memory,
 )
@@ -143,6 +144,7 @@ class DelayedPipeline:
         named = dict(model.named_parameters())
         self._trained = {name: named[name] for name in names}
         _refuse_shared(self._trained)
+        refuse_lazy(self._trained)
         refuse_inference(self._trained)
         self._form = ModelForm(model, self._optimizers)
         self._sharded = [module for module in model.modules() if gathers_parameters(module)]

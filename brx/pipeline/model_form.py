@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from brx.errors import UserError, some
@@ -91,6 +92,16 @@ def _holders(model: nn.Module) -> list[Holder]:
             if parameter is not None:
                 holders.append(Holder(module, name, parameter))
     return holders
+
+
+def refuse_lazy(trained: Mapping[str, Tensor]) -> None:
+    """UserError for parameters of lazy modules that have no shape yet."""
+    lazy = [name for name, parameter in trained.items() if is_lazy(parameter)]
+    if lazy:
+        raise UserError(
+            f"delayed: {some(lazy)} without a shape yet: run a forward pass of the lazy modules "
+            "first"
+        )
 
 
 def refuse_inference(trained: Mapping[str, Tensor]) -> None:

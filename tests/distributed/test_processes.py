@@ -541,7 +541,10 @@ def test_killed_torchrun_is_named_and_leaves_no_rank(long_config):
         assert time.monotonic() < end
         time.sleep(0.1)
     told = [line for line in errors.read_text().splitlines() if line.startswith("brx: ")]
-    assert told == ["brx: the launcher closed its connection"] * 2
+    # A rank may first notice that the other one has ended for this reason.
+    assert len(told) == 2
+    assert "brx: the launcher closed its connection" in told
+    assert all(line.endswith("closed its connection") for line in told)
     assert json.loads((run / "summary.json").read_text())["status"] == "failed"
 
 

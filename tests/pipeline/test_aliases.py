@@ -253,6 +253,15 @@ def test_memory_shared_by_processes_is_allowed_without_delay():
     train(make().share_memory(), stages=1)
 
 
+def test_lazy_modules_without_a_shape_are_refused():
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UserError, match=r"0.weight and 3 more are without a shape yet"):
+        delayed(model, optimizer, stages=2)
+    model(torch.ones(1, 3))
+    delayed(model, optimizer, stages=2)
+
+
 def test_weights_from_inference_mode_are_refused():
     with torch.inference_mode():
         model = make().requires_grad_(False)
