@@ -13,7 +13,7 @@ from brx.planning.iterations import REFERENCE_METHOD, by_method
 from brx.readers import read_json
 from brx.runs.aspects import comparable
 from brx.runs.frames import load
-from brx.runs.pace import fastest_pace
+from brx.runs.pace import fastest_paces
 from brx.runs.time_to_loss import Experiment, Measurements
 
 RATIO_COLUMN = f"ratio to {REFERENCE_METHOD}"
@@ -100,7 +100,9 @@ def _ratios_of_runs(folders: Sequence[Path]) -> pd.Series:
     for alike in comparable(runs):
         for run, variant in alike["variant"].items():
             methods[run] = variant.partition(", delay ")[0]
-    seconds = fastest_pace(runs, pd.Series(methods)[runs.index])
+    by_method = dict(list(runs.groupby(methods)))
+    paces = fastest_paces(list(by_method.values()))
+    seconds = pd.Series(paces, index=list(by_method))
     if REFERENCE_METHOD not in seconds:
         raise UserError(f"{where}: has no {REFERENCE_METHOD} (AdamW), and costs are relative to it")
     return seconds / seconds[REFERENCE_METHOD]

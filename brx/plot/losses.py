@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from brx.plot.style import draw_points, finish_panel, look_of, thin
 from brx.runs.frames import DEPTH, side_by_side, validation_loss
-from brx.runs.pace import fastest_pace
+from brx.runs.pace import fastest_paces
 from brx.runs.trajectory import RATE, SEED
 
 THIN = 0.8  # line width if a method has one seed
@@ -89,14 +89,10 @@ def draw_against_time(axes: Axes, curves: Sequence[Curve], title: str) -> None:
     All seeds are drawn with the time per iteration of the fastest one (of those with the settings
     for speed that all curves have), because other work on the machine may have slowed the rest
     down."""
-    number_of: dict[str, int] = {}  # of the curve, by run
-    for number, curve in enumerate(curves):
-        number_of |= dict.fromkeys(curve.runs.index, number)
-    all_runs = pd.concat([curve.runs for curve in curves])
-    seconds = fastest_pace(all_runs, pd.Series(number_of)[all_runs.index])
-    for number, (runs, label, style) in enumerate(curves):
+    paces = fastest_paces([curve.runs for curve in curves])
+    for (runs, label, style), seconds in zip(curves, paces, strict=True):
         losses = thin(side_by_side(runs))
-        minutes = losses.index * seconds[number] / 60.0
+        minutes = losses.index * seconds / 60.0
         axes.plot(minutes, losses.mean(axis="columns"), label=label, **style)
         low, high = losses.min(axis="columns"), losses.max(axis="columns")
         axes.fill_between(minutes, low, high, color=style["color"], alpha=0.2, linewidth=0)

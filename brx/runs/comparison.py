@@ -15,7 +15,7 @@ from brx.runs import slowdown
 from brx.runs.aspects import comparable, first_names, same_but_for, with_distinct_variants
 from brx.runs.experiments import at_each_rate, by_experiment
 from brx.runs.frames import DEPTH, has_pipeline_delays
-from brx.runs.pace import fastest_pace
+from brx.runs.pace import fastest_paces
 from brx.runs.run import read_run
 from brx.runs.trajectory import RATE, SEED
 
@@ -502,15 +502,16 @@ def leaderboard(chosen: pd.DataFrame, delays: Sequence[str], target_method: str)
     target = common_target(target_runs) if len(target_runs) else math.nan
     saved = _reductions_by_experiment(chosen)
     rows: list[dict[str, Any]] = []
-    groups = chosen.groupby(_but_for_delay(chosen), sort=False)
-    seconds = fastest_pace(chosen, groups.ngroup())
-    for number, (_, alike) in enumerate(groups):
+    by_method = [alike for _, alike in chosen.groupby(_but_for_delay(chosen), sort=False)]
+    for number, (alike, seconds) in enumerate(
+        zip(by_method, fastest_paces(by_method), strict=True)
+    ):
         by_delay = {seeds["delay"].iloc[0]: seeds for seeds in by_experiment(alike)}
         method_columns = {
             "method": alike["label"].iloc[0],
             "rank": number,  # for now the place in `chosen`
             "num_seeds": min(len(seeds) for seeds in by_delay.values()),
-            "milliseconds": 1e3 * seconds[number],
+            "milliseconds": 1e3 * seconds,
             "target": target,
         }
         reference = by_delay.get(delays[0])

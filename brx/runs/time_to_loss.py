@@ -5,7 +5,7 @@ It is written next to the committed results, so that `brx verdict` need not read
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -22,7 +22,7 @@ from brx.runs.comparison import reached_by_seed
 from brx.runs.experiments import at_best_rates, by_experiment
 from brx.runs.folder import ENDED
 from brx.runs.frames import has_pipeline_delays
-from brx.runs.pace import fastest_pace
+from brx.runs.pace import NO_COMMON_SPEED, fastest_paces, have_common_speed
 from brx.runs.run import read_run
 from brx.runs.slowdown import Reached
 from brx.runs.trajectory import RATE
@@ -144,7 +144,7 @@ def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, 
         source: where they are, for messages and for the file.
 
     Returns:
-        The measurements, and a line for each reason why runs are left out.
+        The measurements, and a line for each reason why runs are left out or times do not compare.
 
     Raises:
         UserError: no run can be measured.
@@ -170,6 +170,8 @@ def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, 
     notes = [
         f"left out, {reason}: {first_names(names)}" for reason, names in names_left_out.items()
     ]
+    if not have_common_speed(list(_best_experiments(measured).values())):
+        notes.append(NO_COMMON_SPEED)
     return _measurements(measured, source), notes
 
 
@@ -200,7 +202,8 @@ def _measurements(measured: pd.DataFrame, source: str) -> Measurements:
         )
     losses = _losses_above(measured["train_loss"].min(), source)
     best = _best_experiments(measured)
-    seconds = _seconds_per_iteration(best)
+    paces = fastest_paces(list(best.values()))
+    seconds = {key: round(float(pace), 6) for key, pace in zip(best, paces, strict=True)}
     return Measurements(
         source=source,
         model=first["architecture"],
@@ -232,18 +235,6 @@ def _best_experiments(measured: pd.DataFrame) -> dict[tuple[str, float], pd.Data
         if key not in best or seeds["train_loss"].mean() < best[key]["train_loss"].mean():
             best[key] = seeds
     return best
-
-
-def _seconds_per_iteration(
-    best: Mapping[tuple[str, float], pd.DataFrame],
-) -> dict[tuple[str, float], float]:
-    """The time per iteration of each experiment, for comparing them."""
-    number_of: dict[str, int] = {}  # of the experiment, by run
-    for number, seeds in enumerate(best.values()):
-        number_of |= dict.fromkeys(seeds.index, number)
-    runs = pd.concat(best.values())
-    seconds = fastest_pace(runs, pd.Series(number_of)[runs.index])
-    return {key: round(float(seconds[number]), 6) for number, key in enumerate(best)}
 
 
 def _experiment(

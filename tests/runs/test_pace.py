@@ -3,15 +3,19 @@
 import math
 
 import pandas as pd
-import pytest
 
-from brx.runs.pace import fastest_pace
+from brx.runs.pace import fastest_paces, have_common_speed
+
+
+def groups(*rows):
+    """Runs by group; each is given by its group, its `runtime.compile` and its seconds."""
+    runs = pd.DataFrame(rows, columns=["group", "runtime.compile", "seconds_per_iteration"])
+    return dict(list(runs.groupby("group")))
 
 
 def paces(*rows):
-    """The paces of runs, each given by its group, its `runtime.compile` and its seconds."""
-    runs = pd.DataFrame(rows, columns=["group", "runtime.compile", "seconds_per_iteration"])
-    return dict(fastest_pace(runs, runs["group"]))
+    by_group = groups(*rows)
+    return dict(zip(by_group, fastest_paces(list(by_group.values())), strict=True))
 
 
 def test_the_fastest_run_of_each_group_counts():
@@ -38,7 +42,12 @@ def test_a_group_without_times_has_none():
     assert math.isnan(both["b"])
 
 
-@pytest.mark.parametrize("seconds", [[], [math.nan]])
-def test_no_times_at_all(seconds):
-    rows = [("a", False, value) for value in seconds]
-    assert all(math.isnan(value) for value in paces(*rows).values())
+def test_whether_there_is_a_common_setting():
+    rows = [("a", False, 3.0), ("a", "whole", 1.0), ("b", True, math.nan), ("c", False, 2.0)]
+    for more, is_common in (([], True), ([("b", True, 4.0)], False)):
+        assert have_common_speed(list(groups(*rows, *more).values())) == is_common
+
+
+def test_no_times_at_all():
+    assert math.isnan(paces(("a", False, math.nan))["a"])
+    assert have_common_speed(list(groups(("a", False, math.nan)).values()))

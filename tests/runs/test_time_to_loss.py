@@ -12,6 +12,7 @@ from brx.runs.aspects import comparable
 from brx.runs.comparison import passage
 from brx.runs.experiments import at_best_rates
 from brx.runs.frames import has_pipeline_delays, load
+from brx.runs.pace import NO_COMMON_SPEED
 from brx.runs.time_to_loss import LOSS_STEP, Measurements, measure_largest_set
 from tests.runs.helpers import write_run
 
@@ -213,3 +214,11 @@ def test_run_without_times_is_refused(tmp_path):
     metrics.write_text("".join(lines))
     with pytest.raises(UserError, match="timeless: an iteration takes 0 s by its metrics"):
         measure_largest_set(load(tmp_path / "runs"), "runs")
+
+
+@pytest.mark.parametrize(("compiled", "notes"), [("false", []), ("true", [NO_COMMON_SPEED])])
+def test_times_that_do_not_compare_are_noted(compiled, notes, tmp_path):
+    write_run(tmp_path, "adamw", "pipeline.stages=1")
+    muon = ["optimizer.method=muon", f"runtime.compile={compiled}"]
+    write_run(tmp_path, "muon", "pipeline.stages=1", *muon)
+    assert measure_largest_set(load(tmp_path / "runs"), "runs")[1] == notes
