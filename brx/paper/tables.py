@@ -190,6 +190,7 @@ def final_losses(experiments: Experiments) -> pd.DataFrame:
     """A row per method: its final training loss at every number of stages, mean and range over
     seeds, and how many seeds these are."""
     rows = []
+    counts = []
     for method, depths in RUN_AT.items():
         texts = {}
         depths_by_count: dict[int, list[str]] = {}  # by number of seeds
@@ -199,12 +200,9 @@ def final_losses(experiments: Experiments) -> pd.DataFrame:
             if seeds is not None:
                 depths_by_count.setdefault(len(seeds), []).append(str(P))
         if depths_by_count:
-            rows.append({"method": method, **texts, "seeds": _counts_text(depths_by_count)})
-    if not rows:
-        return pd.DataFrame()
-    table = pd.DataFrame(rows).fillna("")
-    columns = [column for column in table if column != "seeds"]
-    return table[[*columns, "seeds"]]
+            rows.append({"method": method, **texts})
+            counts.append(_counts_text(depths_by_count))
+    return pd.DataFrame(rows).fillna("").assign(seeds=counts)
 
 
 def _counts_text(depths_by_count: Mapping[int, Sequence[str]]) -> str:

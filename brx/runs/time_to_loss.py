@@ -5,7 +5,7 @@ It is written next to the committed results, so that `brx verdict` need not read
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -170,9 +170,10 @@ def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, 
     notes = [
         f"left out, {reason}: {first_names(names)}" for reason, names in names_left_out.items()
     ]
-    if not have_common_speed(list(_best_experiments(measured).values())):
+    best = _best_experiments(measured)
+    if not have_common_speed(list(best.values())):
         notes.append(NO_COMMON_SPEED)
-    return _measurements(measured, source), notes
+    return _measurements(measured, best, source), notes
 
 
 def _without_result(runs: pd.DataFrame, finished: pd.DataFrame) -> dict[str, list[str]]:
@@ -192,8 +193,11 @@ def _without_result(runs: pd.DataFrame, finished: pd.DataFrame) -> dict[str, lis
     return {why: list(runs.loc[wanted, "name"]) for why, wanted in reasons.items() if wanted.any()}
 
 
-def _measurements(measured: pd.DataFrame, source: str) -> Measurements:
-    """The measurements of runs (rows of `at_best_rates`) that compare."""
+def _measurements(
+    measured: pd.DataFrame, best: Mapping[tuple[str, float], pd.DataFrame], source: str
+) -> Measurements:
+    """The measurements of runs (rows of `at_best_rates`) that compare, and of their
+    `_best_experiments`."""
     first = measured.iloc[0]
     if pd.isna(first["examples_per_update"]):
         raise UserError(
@@ -201,7 +205,6 @@ def _measurements(measured: pd.DataFrame, source: str) -> Measurements:
             f"batch_size="
         )
     losses = _losses_above(measured["train_loss"].min(), source)
-    best = _best_experiments(measured)
     paces = fastest_paces(list(best.values()))
     seconds = {key: round(float(pace), 6) for key, pace in zip(best, paces, strict=True)}
     return Measurements(

@@ -110,8 +110,10 @@ class Recording:
             if "cut" not in delays and old.pipeline.cut is not None:
                 delays["cut"] = old.pipeline.cut
         others = {name: value for name, value in settings.items() if name not in ("lr", "params")}
-        training = {"iterations": 1 if iterations is None else _whole(iterations)}
-        training["seed"] = _whole(seed)
+        training = {
+            "iterations": 1 if iterations is None else _whole(iterations),
+            "seed": _whole(seed),
+        }
         if batch_size is not None:
             training["batch_size"] = _whole(batch_size)
         content = {
