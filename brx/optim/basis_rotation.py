@@ -644,18 +644,18 @@ class BasisRotation(Optimizer):
             self._warn_without_model(num_before)
 
     def _with_names(self, params: Any) -> Any:
-        """The parameters of a new group, with names if those of earlier groups have some.
+        """The parameters of a new group, with names if the model gave names to earlier groups.
 
-        torch wants names for all or for none. But a program that has given its model has not asked
-        for names. Those that are not in the model are called by their place.
+        torch wants names for all or for none, and a program that has given its model has not asked
+        for any. Parameters that are not in the model are called by their place.
         """
         has_names = any("param_names" in group for group in self.param_groups)
-        if not has_names or isinstance(params, set):  # torch refuses sets
+        if self._model is None or not has_names or isinstance(params, set):  # torch refuses sets
             return params
         params = [params] if isinstance(params, Tensor) else list(params)
         if not all(isinstance(parameter, Tensor) for parameter in params):
             return params
-        model = self._model() if self._model is not None else None
+        model = self._model()
         known = {} if model is None else {p: name for name, p in model.named_parameters()}
         number = len(self.param_groups)
         named = []

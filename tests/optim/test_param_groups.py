@@ -410,6 +410,15 @@ def test_later_groups_need_no_names():
     assert [row.why for row in optimizer.summary()[-2:]] == ["embedding", "vector"]
 
 
+def test_group_without_names_is_refused_where_the_program_gave_earlier_names():
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    groups = [{"params": list(first.named_parameters()), "rotate": False}]
+    optimizer = BasisRotation(groups, lr=1e-3)
+    with pytest.raises(ValueError, match="with/without names"):
+        optimizer.add_param_group({"params": second.parameters()})
+    assert len(optimizer.param_groups) == 1
+
+
 def test_vectors_that_are_not_the_models_do_not_warn():
     model, _ = two_models()
     groups = [{"params": list(model.parameters())}, {"params": [nn.Parameter(torch.ones(()))]}]
