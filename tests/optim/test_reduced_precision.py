@@ -4,7 +4,13 @@ not far below."""
 import pytest
 import torch
 
-from brx.optim.reduced_precision import add_product, fp32_products, product, round_to_tf32
+from brx.optim.reduced_precision import (
+    _split,
+    add_product,
+    fp32_products,
+    product,
+    round_to_tf32,
+)
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -64,6 +70,20 @@ def test_float64_products_are_added_exactly():
     expected = 0.5 + 2 * left @ left.mT
     add_product(total, left, left.mT, decay=0.5, weight=2.0, precision="tf32")
     torch.testing.assert_close(total, expected, rtol=1e-14, atol=1e-14 * float(expected.max()))
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_split_parts_add_up_and_keep_the_order_in_memory(dim, by_columns):
+    matrix = matrices(0, 2, 7, 5)
+    if by_columns:
+        matrix = matrix.mT.contiguous().mT
+    joined = _split(matrix, dim, ("low", "high", "high"))
+    low, high, again = joined.chunk(3, dim)
+    assert torch.equal(high, matrix.to(torch.bfloat16))
+    assert torch.equal(low, (matrix - high).to(torch.bfloat16))
+    assert torch.equal(again, high)
+    assert (joined.mT if by_columns else joined).is_contiguous()
 
 
 def test_tf32_has_ten_bits_of_mantissa():
