@@ -117,10 +117,9 @@ def _split(
     if is_by_columns:  # as bases are; then so is the result
         return _split(matrices.mT, -3 - dim, parts).mT
     shape = list(matrices.shape)
-    size = shape[dim]
     shape[dim] *= len(parts)
     joined = matrices.new_empty(shape, dtype=torch.bfloat16)
-    places = joined.split(size, dim)
+    places = joined.chunk(len(parts), dim)
     high = places[parts.index("high")].copy_(matrices)
     for part, place in zip(parts, places, strict=True):
         if part == "low":

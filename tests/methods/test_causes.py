@@ -1,5 +1,6 @@
 """The methods of the study of causes, against transcriptions of their equations in float64."""
 
+import importlib
 import math
 
 import pytest
@@ -215,11 +216,11 @@ def test_librarys_adan_is_its_equation():
     torch.testing.assert_close(found, w)
 
 
-def test_muons_step_commutes_with_rotations():
+def test_newton_schulz_commutes_with_rotations():
     matrix = random(8, 6, seed=3, dtype=torch.float64)
     U, V = fixed_rotation(8, "left", "random"), fixed_rotation(6, "right", "random")
 
-    def newton_schulz(X):  # torch.optim.Muon's polynomial, in float64
+    def newton_schulz(X):  # Muon's and Scion's polynomial, in float64
         a, b, c = 3.4445, -4.7750, 2.0315
         X = X / X.norm()
         for _ in range(5):
@@ -228,6 +229,42 @@ def test_muons_step_commutes_with_rotations():
         return X
 
     torch.testing.assert_close(U @ newton_schulz(U.T @ matrix @ V) @ V.T, newton_schulz(matrix))
+
+
+def step_of(name, gradient):
+    """The change of a matrix in the library's first step, divided by the learning rate."""
+    matrix = torch.nn.Parameter(torch.zeros_like(gradient))
+    matrix.grad = gradient
+    if name == "muon":
+        optimizer = torch.optim.Muon([matrix], lr=1.0, weight_decay=0.0)
+    else:
+        library = pytest.importorskip("pytorch_optimizer")
+        spectral = int(
+            importlib.import_module("pytorch_optimizer.optimizer.scion").LMONorm.SPECTRAL
+        )
+        optimizer = library.SCION([matrix], lr=1.0, norm_type=spectral, scale=1.0)
+    optimizer.step()
+    return matrix.detach()
+
+
+@pytest.mark.parametrize("name", ["muon", "scion"])
+def test_spectral_steps_commute_with_rotations(name):
+    gradient = random(8, 6, seed=3)
+    U, V = fixed_rotation(8, "left", "random"), fixed_rotation(6, "right", "random")
+    U, V = U.float(), V.float()
+    step = step_of(name, gradient)
+    in_the_bases = U @ step_of(name, U.T @ gradient @ V) @ V.T
+    # Only the iterations' rounding to bf16 differs.
+    assert (in_the_bases - step).norm() < 0.05 * step.norm()
+
+
+def test_sign_steps_do_not_commute_with_rotations():
+    gradient = random(8, 6, seed=3)
+    U, V = fixed_rotation(8, "left", "random"), fixed_rotation(6, "right", "random")
+    U, V = U.float(), V.float()
+    step = gradient.sign()
+    in_the_bases = U @ (U.T @ gradient @ V).sign() @ V.T
+    assert (in_the_bases - step).norm() > 0.5 * step.norm()
 
 
 @pytest.mark.usefixtures("own_code")
