@@ -41,19 +41,18 @@ from brx.train.device import autocast, choose_device, set_up
 PLAIN = "plain loop"
 ADAMW = "pipedream"
 GRAPHS = "runtime.graphs=true"
+TF32 = ["optimizer.rotation_precision=tf32", "optimizer.covariance_precision=tf32"]
 VARIANTS: dict[str, list[str]] = {
     "pipedream": [],
     "pipedream, graphs": [GRAPHS],
     "basis-rotation": [],
     "basis-rotation, graphs": [GRAPHS],
     "basis-rotation, TF32 rotations": ["optimizer.rotation_precision=tf32"],
+    "basis-rotation, TF32": TF32,
     "basis-rotation, covariance at refreshes": ["optimizer.covariance=refresh"],
-    "basis-rotation, TF32, covariance at refreshes": [
-        "optimizer.rotation_precision=tf32",
-        "optimizer.covariance=refresh",
-    ],
+    "basis-rotation, TF32, covariance at refreshes": [*TF32, "optimizer.covariance=refresh"],
     "basis-rotation, TF32, covariance at refreshes, graphs": [
-        "optimizer.rotation_precision=tf32",
+        *TF32,
         "optimizer.covariance=refresh",
         GRAPHS,
     ],

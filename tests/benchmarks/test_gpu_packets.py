@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.step import COMPILED, VARIANTS
+
 ROOT = Path(__file__).parents[2]
 TINY_MODEL = ["model.width=16", "model.heads=2", "model.sequence_length=16"]
 TINY_DATA = ["training.batch_size=2", "training.validation_examples=4", "data.tokenizer=bytes"]
@@ -59,7 +61,17 @@ def test_training_names_the_iterations_to_the_target(tmp_path):
     assert trained == [("pipedream", "1"), ("pipedream", "4"), ("basis-rotation", "4")]
 
 
+SMALL_STEPS = ["--blocks", 1, "--width", 16, "--steps", 10, "--device", "cpu"]
+
+
 def test_step_measures_every_variant(tmp_path):
-    size = ["--blocks", 1, "--width", 16, "--steps", 10, "--device", "cpu"]
-    run_packet("step", *size, "--out", tmp_path)
-    assert all(float(row["error"]) < 1 for row in rows(tmp_path, "step"))
+    run_packet("step", *SMALL_STEPS, "--out", tmp_path)
+    found = rows(tmp_path, "step")
+    assert [row["variant"] for row in found] == [name for name in VARIANTS if name != COMPILED]
+    assert all(float(row["error"]) < 1 for row in found)
+
+
+def test_step_begins_no_variant_after_its_time(tmp_path):
+    output = run_packet("step", *SMALL_STEPS, "--seconds", 0, "--out", tmp_path)
+    assert "fp32: no time left" in output
+    assert rows(tmp_path, "step") == []
