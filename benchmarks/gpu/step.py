@@ -3,14 +3,14 @@
     python -m benchmarks.gpu.step [--blocks 32 --width 384] [--steps 20] [--gradients FILE]
         [--device cuda] [--ceilings FILE] [--seconds 420] --out results/gpu
 
-Every variant takes the same steps on the same gradients: those of FILE (a list of lists of
-matrices, by step, saved with torch.save), or noise with a decaying spectrum. Its error is the
+Every variant takes the same steps on the same gradients: those of a training, which
+`benchmarks.gpu.gradients` has saved in FILE, or noise with a decaying spectrum. Its error is the
 distance between its weights and those of the same algorithm in float64, divided by the distance
 that the float64 weights have moved. Float64 resolves directions that fp32 counts as noise, so
 compare the errors of variants with each other.
 
-A variant's time is predicted from its operations and bytes at the rates in FILE, which
-`benchmarks.gpu.ceilings` has written; by default those in results/gpu. The table says to keep a
+A variant's time is predicted from its operations and bytes at the rates that
+`benchmarks.gpu.ceilings` has measured; by default those in results/gpu. The table says to keep a
 variant that gains at least 70 % of what was predicted. After two that do not, profile before trying
 a third. No variant begins after --seconds, and Ctrl-C ends the packet; the rows measured so far are
 written.

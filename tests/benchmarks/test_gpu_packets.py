@@ -75,3 +75,16 @@ def test_step_begins_no_variant_after_its_time(tmp_path):
     output = run_packet("step", *SMALL_STEPS, "--seconds", 0, "--out", tmp_path)
     assert "fp32: no time left" in output
     assert rows(tmp_path, "step") == []
+
+
+def test_step_takes_the_gradients_of_a_training(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"{number}: the quick brown fox jumps" for number in range(2000)))
+    data = [f"data.source={text}", "data.validation_fraction=0.3", f"data.directory={tmp_path}"]
+    settings = [*TINY_MODEL, *TINY_DATA, *data, "pipeline.stages=2", "model.blocks=2"]
+    file = tmp_path / "gradients.pt"
+    run = ["gradients", "quick", "--iterations", 6, "--to", file]
+    assert "4 steps of 12 matrices" in run_packet(*run, "--set", *settings)
+    steps = ["--steps", 10, "--device", "cpu", "--seconds", 1, "--gradients", file]
+    output = run_packet("step", *steps, "--out", tmp_path)
+    assert "Steps of basis rotation on 12 matrices" in output
