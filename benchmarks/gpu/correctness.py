@@ -35,6 +35,8 @@ ROOT = Path(__file__).parents[2]
 
 TESTED = (
     "tests/train/test_cuda.py",
+    "tests/data/test_batches.py",
+    "tests/optim/test_elementwise.py",
     "tests/optim/test_reduced_precision.py",
     "tests/optim/test_basis_rotation.py",
     "tests/pipeline",

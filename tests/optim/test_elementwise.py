@@ -84,6 +84,28 @@ def test_compiled_functions_equal_plain_ones():
     torch.testing.assert_close(weights, others)
 
 
+def weights_after_steps(device, **options):
+    """Weights and second moments after twelve steps, of which three refresh the bases."""
+    series = [torch.nn.Parameter(weight.detach().to(device)) for weight in parameters(3, 16, 12)]
+    optimizer = BasisRotation(series, lr=0.01, frequency=5, weight_decay=0.1, **options)
+    gradients = full_rank_gradients(12, 16, 12, dtype=torch.float32)
+    take_steps(optimizer, series, [[gradient.to(device) for gradient in gradients]] * 3)
+    return [*series, *(state["exp_avg_sq"] for state in optimizer.state.values())]
+
+
+def test_plain_steps_with_refreshes_equal_those_of_the_kernel(monkeypatch):
+    expected = weights_after_steps("cpu")
+    monkeypatch.setattr(BasisRotation, "_kernels", lambda self, batch: PLAIN)
+    torch.testing.assert_close(weights_after_steps("cpu"), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_compiled_steps_on_a_gpu_equal_eager_ones():
+    expected = weights_after_steps("cuda")
+    found = weights_after_steps("cuda", compiled=True)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 # bf16's rounding lies below float32's own floor.
 @pytest.mark.parametrize(("precision", "above"), [("tf32", 50), ("bf16", 300)])
 @pytest.mark.parametrize("rank", [None, 1])
