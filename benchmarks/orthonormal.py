@@ -4,15 +4,17 @@ A power iteration ends with two QR decompositions: of its columns in the order o
 of what each column keeps along the directions that the first one found. `factors` takes the
 matrices of both at every refresh of a short training of `quick` at width 128 (both sides of all
 attention and MLP matrices), scales their columns to length 1, and orthonormalises them in several
-ways. The exact factor is Householder's in float64.
+ways. The exact factor is Householder's in float64. With --resume it takes the matrices from the
+middle of a long training instead: it continues a copy of a run from an earlier checkpoint.
 
 `times` compares brx's way with one QR decomposition, and with the same mathematics written out. The
 variants take turns in one process.
 
-    python -m benchmarks.orthonormal factors [--iterations 60]
+    python -m benchmarks.orthonormal factors [--iterations 60] [--resume RUN --checkpoint NUMBER]
     python -m benchmarks.orthonormal times [--rounds 15]
 """
 
+import shutil
 import statistics
 import tempfile
 import time
@@ -70,7 +72,27 @@ METHODS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def matrices_of_a_training(iterations: int) -> tuple[list[Tensor], list[Tensor]]:
+def train_quick(iterations: int) -> None:
+    """Train a small model from its start."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = [*SETTINGS, f"training.iterations={iterations}"]
+        train(load_config("quick", settings), Path(folder) / "run")
+
+
+def continue_run(run: Path, checkpoint: int, iterations: int) -> None:
+    """Continue a copy of a run for some iterations, from one of its checkpoints."""
+    settings = [f"training.stop_after={checkpoint + iterations}"]
+    config = load_config(run / "config.yaml", settings)
+    name = f"checkpoints/{checkpoint:08}"
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "run"
+        shutil.copytree(run / name, copy / name)
+        shutil.copy(run / "config.yaml", copy)
+        shutil.copy(run / "metrics.jsonl", copy)
+        train(config, copy, resume=True)
+
+
+def matrices_of(training: Callable[[], None]) -> tuple[list[Tensor], list[Tensor]]:
     """The matrices (b, m, m) that the refreshes of a training decompose, with columns of length 1:
     those of the first decompositions (by size) and those of the second ones (what is kept)."""
     seen: list[Tensor] = []
@@ -84,9 +106,7 @@ def matrices_of_a_training(iterations: int) -> tuple[list[Tensor], list[Tensor]]
 
     eigenbasis._decompose = watched
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            settings = [*SETTINGS, f"training.iterations={iterations}"]
-            train(load_config("quick", settings), Path(folder) / "run")
+        training()
     finally:
         eigenbasis._decompose = usual
     return seen[0::2], seen[1::2]  # a refresh makes the two decompositions in turn
@@ -129,11 +149,16 @@ def conditions_of(columns: list[Tensor]) -> str:
     )
 
 
-def factors(iterations: int) -> None:
-    """Train, measure and write the table of orthonormal factors."""
-    by_size, kept = matrices_of_a_training(iterations)
+def factors(training: Callable[[], None], name: str, when: str) -> None:
+    """Train, measure and write the table of orthonormal factors.
+
+    Args:
+        name: of the table.
+        when: the iterations of which training.
+    """
+    by_size, kept = matrices_of(training)
     table = Table(
-        "orthonormal",
+        name,
         [
             "columns",
             "method",
@@ -145,13 +170,13 @@ def factors(iterations: int) -> None:
     )
     for label, columns in (("by size", by_size), ("what is kept", kept)):
         exact = exact_factors(columns)
-        for name in METHODS:
-            table.add(label, *measure(name, columns, exact))
+        for method in METHODS:
+            table.add(label, *measure(method, columns, exact))
     num_matrices = sum(len(one) for one in by_size)
     sizes = sorted({one.shape[-1] for one in by_size})
     table.write(
         f"Orthonormal factors of {num_matrices:,} matrices of {sizes[0]} and {sizes[-1]} "
-        f"columns, refreshed in {iterations} iterations",
+        f"columns, refreshed in {when}",
         f"Condition numbers of the columns, scaled to length 1. By size: {conditions_of(by_size)}. "
         f"What is kept: {conditions_of(kept)}. "
         "Newton-Schulz gives the polar factor, and the polar factor of C Q is Q itself: it cannot "
@@ -249,11 +274,22 @@ def main() -> None:
     """Write the tables that are asked for; all by default."""
     parser = parser_of(__doc__, iterations=60, rounds=15)
     parser.add_argument("parts", nargs="*", metavar="PART", help="factors, times")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="with the checkpoint below")
+    parser.add_argument("--checkpoint", type=int, metavar="ITERATION", default=16_000)
     options = parser.parse_args()
     torch.set_num_threads(1)
     parts = options.parts or ["factors", "times"]
-    if "factors" in parts:
-        factors(options.iterations)
+    iterations, checkpoint = options.iterations, options.checkpoint
+    if "factors" in parts and options.resume is None:
+        factors(
+            lambda: train_quick(iterations), "orthonormal", f"the first {iterations} iterations"
+        )
+    elif "factors" in parts:
+        factors(
+            lambda: continue_run(options.resume, checkpoint, iterations),
+            "orthonormal_late",
+            f"{iterations} iterations after {checkpoint:,} of {options.resume.name}",
+        )
     if "times" in parts:
         times(options.rounds)
 
