@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import claims_null
-from benchmarks.claims_null import World, spreads_of, template_of
+from benchmarks.claims_null import World, is_yes_at_last, spreads_of, template_of
 from brx.paper.claims import CLAIMS, judge
 from brx.paper.scales import MAIN, Experiments
 from brx.runs.trajectory import SEED
@@ -49,7 +49,22 @@ def test_spreads_are_those_between_seeds(experiments):
 
 def test_claims_are_judged_by_the_drawn_curves(world):
     (claim,) = [claim for claim in CLAIMS if claim.name == "main-reduction"]
-    with world.read() as drawn:
+    with world.read(NUM_SEEDS) as drawn:
         (outcome,) = judge(drawn, [claim])
     assert outcome.evidence is not None
     assert (len(outcome.runs), outcome.verdict) == (4 * NUM_SEEDS, "no")
+
+
+def test_first_seeds_are_judged_alone(world):
+    (claim,) = [claim for claim in CLAIMS if claim.name == "main-reduction"]
+    with world.read(2) as drawn:
+        (outcome,) = judge(drawn, [claim])
+    assert len(outcome.runs) == 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("first_look", "second_look", "expected"),
+    [("yes", "no", True), ("open", "yes", True), ("open", "open", False), ("no", "yes", False)],
+)
+def test_second_look_is_for_open_claims(first_look, second_look, expected):
+    assert is_yes_at_last(first_look, second_look) is expected
