@@ -20,6 +20,7 @@ DROPPED_FIRST = (
     "reference P",
     "its iterations",
     "iterations/s",
+    "final_val_loss",
     "model",
     "logits",
     "update",
