@@ -34,7 +34,7 @@ MISTAKES = [
     ("slowdown ''", "got an empty text; is a variable of the shell not set?"),
     (
         "train quick --set 'data.source=\"\"'",
-        "data.source: string should have at least 1 character",
+        "data.source: must not be empty",
     ),
     ("train quick --devices 0", "brx train: --devices: input should be greater than or equal to 1"),
     ("train quik", "did you mean 'quick'"),

@@ -155,7 +155,7 @@ def test_no_delay_profile_is_one_clear_line(delay):
     [
         ("model: {blocks: 2", "not valid YAML"),
         ("- 1\n- 2\n", "must hold a mapping of keys to values, got list"),
-        ("training: {seed: 1}\ntraining: {seed: 2}\n", "key 'training' appears twice (line"),
+        ("training: {seed: 1}\ntraining: {seed: 2}\n", "key 'training' appears twice (line 2)"),
         ("training: {lr: 1}\n", "training.lr: unknown key"),
         ("optimizer: {method: 3}\n", "unknown method '3'"),
         (b"\xff\xfe\x00", "not UTF-8"),

@@ -87,7 +87,7 @@ def test_values_of_a_nested_key_are_one_group(tmp_path):
     sweep = Sweep.load(
         write_sweep(
             tmp_path,
-            set={"optimizer.method": "torch.optim:Adamax", key: 1e-8},
+            set={"optimizer.method": "torch.optim:Adamax"},
             grid={"eps": [{key: 1e-8}, {key: 1e-6}, {key: 1e-4}]},
             choose={"over": key},
         )
