@@ -465,14 +465,19 @@ def _explain(
         hint = did_you_mean(location[-1], known)
         if within:
             hint = f", did you mean '{within[0]}.{location[0]}'?"
-        return f"{prefix}unknown key{hint} (known here: {', '.join(known)})"
+        newer = ""
+        if origin == where and _is_settings_of_run(where):
+            newer = "; a newer brx may have written this run"
+        return f"{prefix}unknown key{hint} (known here: {', '.join(known)}){newer}"
     is_no_section = error["type"] in ("model_type", "dict_type")
     is_of_no_form = error["type"] == "union_tag_invalid"
     if is_no_section or (is_of_no_form and not isinstance(error["input"], dict)):
-        got = reprlib.repr(error["input"])
+        what = "a section of keys and values"
         if error["input"] is None:
-            got = "nothing; without the key, the defaults hold"
-        return f"{prefix}must be a section of keys and values, got {got}"
+            return f"{prefix}must be {what}, got nothing; without the key, the defaults hold"
+        if model is RunConfig and len(key) == 1:
+            what += f", such as {first_key_of(key[0])}"
+        return f"{prefix}must be {what}, got {reprlib.repr(error['input'])}"
     if is_of_no_form:
         return _explain_form(location[0], error, where, origins)
     is_empty = error["input"] in ("", [], {})
@@ -485,6 +490,12 @@ def _explain(
     if error["type"] in ("missing", "value_error"):
         return f"{prefix}{message}"
     return f"{prefix}{message}, got {reprlib.repr(error['input'])}"
+
+
+def _is_settings_of_run(where: str) -> bool:
+    """Whether messages name the config.yaml of a run, finished or not."""
+    path = Path(where)
+    return path.name == "config.yaml" and is_of_run(path)
 
 
 def _written_key(location: tuple[str, ...]) -> tuple[str, ...]:

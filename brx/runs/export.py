@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brx.config.loading import load_config
-from brx.errors import RunError, UserError
-from brx.files import replace_folder, temporary_for, write_text
+from brx.errors import UserError
+from brx.files import cannot_write, replace_folder, temporary_for, write_text
 from brx.runs.folder import CACHE, ENDED, RunFolder, find_runs, read_each
 from brx.runs.metrics import COMPACT, STALENESS, read_curves, read_staleness, write_compact
 from brx.runs.run import read_run
@@ -187,7 +187,7 @@ def export(folder: Path, target: Path) -> Path:
         write_compact(temporary / COMPACT, curves)
         replace_folder(temporary, target)
     except OSError as error:
-        raise RunError(f"{target}: cannot be written: {error.strerror}") from None
+        raise cannot_write(target, error) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target

@@ -17,7 +17,6 @@ from brx.data.prepare import PreparedData, prepare
 from brx.environment import stop_signals
 from brx.errors import UserError, counted
 from brx.files import write_errors_in_one_line, write_text
-from brx.names import file_name
 from brx.progress import duration, tell
 from brx.runs.folder import RunFolder
 from brx.runs.formats import format_table
@@ -203,8 +202,11 @@ def _note_other_data(cells: Sequence[Cell]) -> None:
 def _tell_choices(sweep: Sweep, choices: pd.DataFrame) -> None:
     """Print what was chosen, and write it to a file in the sweep's folder."""
     assert sweep.spec.choose is not None
+    if choices.empty:
+        print("nothing is chosen: every cell failed")
+        return
     table = choice_table(choices, sweep.spec.choose)
-    path = sweep.out / f"{file_name('choice', sweep.path.name.removesuffix('.yaml'))}.csv"
+    path = sweep.out / f"choice-{sweep.path.name.removesuffix('.yaml')}.csv"
     print(f"chosen by the lowest {SCORE}", format_table(table, "table"), path, sep="\n")
     write_text(path, format_table(table, "csv") + "\n")
 

@@ -187,6 +187,9 @@ class Sweep:
         base = _base_content(path, spec)
         _check_tuning_seed(path, spec)
         _check_clashes(path, spec)
+        for place in (folder, *folder.parents):
+            if place.is_file():
+                raise UserError(f"{path}: out: {place} is a file; name a folder")
         if hides_runs_below(folder):
             raise UserError(
                 f"{path}: out: {folder} is the folder of a run, so no command would find the "
@@ -272,9 +275,10 @@ def _shipped_file(name: Path) -> Path:
         return shipped[str(name)]
     if name.is_dir():
         raise UserError(f"{name}: is a folder; name a sweep file")
-    near = list(shipped)
-    if name.parent.is_dir():
-        near += map(str, name.parent.glob("*.yaml"))
+    with_ending = name.with_name(f"{name.name}.yaml")
+    if with_ending.is_file():
+        raise UserError(f"{name}: no such sweep file, did you mean '{with_ending}'?")
+    near = [*shipped, *map(str, name.parent.glob("*.yaml"))]
     raise UserError(f"{name}: no such sweep file{did_you_mean(str(name), near)}")
 
 

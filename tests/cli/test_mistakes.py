@@ -47,6 +47,11 @@ MISTAKES = [
         "train quick --set pipeline.micro_batches=4",
         "unknown key, did you mean 'accumulation', the micro",
     ),
+    ("train quick --set lr=0.1", "lr: unknown key, did you mean 'optimizer.lr'?"),
+    (
+        "train quick --set optimizer=muon",
+        "must be a section of keys and values, such as optimizer.method, got 'muon'",
+    ),
     ("train quick --set optimizer.method=adam", "did you mean 'pipedream', which is AdamW?"),
     ("train quick --set pipeline.stages=9", "must be at most model.blocks (8)"),
     ("train quick --set runtime.device=cuda", "cuda is not available on this machine"),
@@ -97,6 +102,10 @@ MISTAKES = [
     ("slowdown runs --rates 0.5", "--rates 0.5: no run has it (there are 0.01)"),
     ("export runs/a other/a --to z", "would both become"),
     ("export runs/a --to runs", "is where"),
+    (
+        "export runs/a --to runs/a/config.yaml",
+        "cannot be written: runs/a/config.yaml is a file, not a folder",
+    ),
     # Leaderboards.
     ("compare --out empty --committed empty", "METHOD: needed, since no run is in"),
     ("compare adamm", "unknown method 'adamm'"),

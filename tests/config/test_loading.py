@@ -118,7 +118,10 @@ def test_numbers_are_read_as_yaml_1_2():
         ("training=", "training: must be a section of keys and values, got nothing; without"),
         ("model=", "model: must be a section of keys and values, got nothing; without the key"),
         ("model.moe=true", "model.moe: must be a section of keys and values, got True"),
-        ("optimizer=muon", "optimizer: must be a section of keys and values, got 'muon'"),
+        (
+            "optimizer=muon",
+            "optimizer: must be a section of keys and values, such as optimizer.method, got",
+        ),
         ("data.directory=''", "data.directory: must not be empty"),
         ("model.blocks", "write it as section.key=value"),
         ("model.blocks=[", "--set model.blocks=[: not valid YAML"),
@@ -159,6 +162,7 @@ def test_no_delay_profile_is_one_clear_line(delay):
         ("training: {lr: 1}\n", "training.lr: unknown key"),
         ("optimizer: {method: 3}\n", "unknown method '3'"),
         (b"\xff\xfe\x00", "not UTF-8"),
+        ("lr: 1\n", "lr: unknown key, did you mean 'optimizer.lr'?"),
         ("", "is empty; restore it, or name a preset (compare, laptop, "),  # not a run of defaults
         (f"training: {list(range(10_000))}", "training: "),  # a large value is shown in short
     ],

@@ -201,6 +201,13 @@ def test_folder_of_a_run_is_no_folder_of_cells(tmp_path):
     assert f"out: {run} is the folder of a run" in str(refused.value)
 
 
+def test_file_is_no_folder_of_cells(tmp_path):
+    path = write_sweep(tmp_path)
+    with pytest.raises(UserError) as refused:
+        Sweep.load(path, out=path / "cells")
+    assert f"out: {path} is a file; name a folder" in str(refused.value)
+
+
 def test_sweep_file_without_its_ending_is_found_near(tmp_path):
     path = write_sweep(tmp_path)
     with pytest.raises(UserError) as refused:
