@@ -234,3 +234,13 @@ def test_home_that_nobody_knows_is_refused():
 def test_message_names_a_preset_as_given():
     with pytest.raises(UserError, match=r"^quick with --set optimizer.method=no/m.py:Mine: "):
         load_config("quick", ["optimizer.method=no/m.py:Mine"])
+
+
+def test_unknown_key_of_a_run_may_be_of_a_newer_brx(tmp_path):
+    (tmp_path / "config.yaml").write_text("training: {newer: 1}\nlogging: {}\n")
+    with pytest.raises(UserError) as of_file:
+        load_config(tmp_path / "config.yaml")
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(UserError) as of_run:
+        load_config(tmp_path)
+    assert str(of_run.value) == f"{of_file.value}; a newer brx may have written this run"
