@@ -67,6 +67,8 @@ def read_settings(path: Path) -> dict[str, Any]:
         UserError: as `read_mapping`, or the file was cut off.
     """
     content = read_mapping(path)
+    if "base" in content and "grid" in content:
+        raise UserError(f"{path}: is a sweep file, not the settings of a run; brx sweep runs it")
     # The other files tell a run from a project with a config.yaml of its own next to checkpoints.
     has_records = any((path.parent / name).exists() for name in _RECORDS)
     if content and path.name == "config.yaml" and has_records:
@@ -398,9 +400,52 @@ def validate(
         return model.model_validate(content)
     except ValidationError as error:
         # A misspelled key is unknown, and the right one may be missing: the former says more.
-        first, *others = sorted(error.errors(), key=lambda one: one["type"] == "missing")
-        more = f" (and {len(others)} more)" if others else ""
+        errors = sorted(error.errors(), key=lambda one: one["type"] == "missing")
+        first = errors[0]
+        kinds = _kinds_allowed(errors)
+        num_others = len(errors) - max(1, len(kinds))
+        more = f" (and {num_others} more)" if num_others else ""
+        if kinds:
+            key = ".".join(map(str, first["loc"][:-1]))
+            problem = f"must be {_one_of(kinds)}, got {reprlib.repr(first['input'])}"
+            raise UserError(f"{where}: {key}: {problem}{more}") from None
         raise UserError(_explain(first, model, where, origins or {}) + more) from None
+
+
+# The types of values that a key may have, in pydantic's words and in ours.
+_KINDS = {
+    "bool": "true or false",
+    "int": "a number",
+    "float": "a number",
+    "str": "a text",
+    "list": "a list",
+    "dict": "a mapping of keys to values",
+}
+
+
+def _kinds_allowed(errors: Sequence[ErrorDetails]) -> list[str]:
+    """What a value may be that has none of the types of its key, in words.
+
+    Pydantic reports one error for each type that a value may have (`int | str`), and puts the type
+    last in the location. Here, these are one mistake.
+
+    Returns:
+        A text for each type; none if the first error is of another kind.
+    """
+    *place, _ = errors[0]["loc"] or ("",)
+    kinds = []
+    for error in errors:
+        *place_of_error, kind = error["loc"] or ("",)
+        name = str(kind).partition("[")[0]  # `list[int]`
+        if place_of_error == place and name in _KINDS and error["input"] is errors[0]["input"]:
+            kinds.append(_KINDS[name])
+    return kinds if len(kinds) > 1 else []
+
+
+def _one_of(kinds: Sequence[str]) -> str:
+    """Alternatives in words: `a number, a text or a list`; each once."""
+    *others, last = dict.fromkeys(kinds)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _explain(
@@ -416,18 +461,27 @@ def _explain(
         prefix += f"{'.'.join(key)}: "
     if error["type"] == "extra_forbidden":
         known = _known_keys(model, location[:-1])
+        within = _sections_with(location[0]) if model is RunConfig and len(location) == 1 else []
         hint = did_you_mean(location[-1], known)
-        return f"{prefix}unknown key{hint} (known here: {', '.join(known)})"
+        if within:
+            hint = f", did you mean '{within[0]}.{location[0]}'?"
+        newer = ""
+        if origin == where and _is_settings_of_run(where):
+            newer = "; a newer brx may have written this run"
+        return f"{prefix}unknown key{hint} (known here: {', '.join(known)}){newer}"
     is_no_section = error["type"] in ("model_type", "dict_type")
     is_of_no_form = error["type"] == "union_tag_invalid"
     if is_no_section or (is_of_no_form and not isinstance(error["input"], dict)):
-        got = reprlib.repr(error["input"])
+        what = "a section of keys and values"
         if error["input"] is None:
-            got = "nothing; without the key, the defaults hold"
-        return f"{prefix}must be a section of keys and values, got {got}"
+            return f"{prefix}must be {what}, got nothing; without the key, the defaults hold"
+        if model is RunConfig and len(key) == 1:
+            what += f", such as {first_key_of(key[0])}"
+        return f"{prefix}must be {what}, got {reprlib.repr(error['input'])}"
     if is_of_no_form:
         return _explain_form(location[0], error, where, origins)
-    if error["type"] == "string_pattern_mismatch" and error["input"] == "":
+    is_empty = error["input"] in ("", [], {})
+    if is_empty and error["type"] in ("string_pattern_mismatch", "string_too_short", "too_short"):
         return f"{prefix}must not be empty"
     message = error["msg"].removeprefix("Value error, ")
     if key:
@@ -436,6 +490,12 @@ def _explain(
     if error["type"] in ("missing", "value_error"):
         return f"{prefix}{message}"
     return f"{prefix}{message}, got {reprlib.repr(error['input'])}"
+
+
+def _is_settings_of_run(where: str) -> bool:
+    """Whether messages name the config.yaml of a run, finished or not."""
+    path = Path(where)
+    return path.name == "config.yaml" and is_of_run(path)
 
 
 def _written_key(location: tuple[str, ...]) -> tuple[str, ...]:
@@ -486,6 +546,18 @@ def _known_keys(model: type[BaseModel], location: Sequence[str]) -> list[str]:
         for name, field in candidate.model_fields.items():
             keys.append(field.alias or name)
     return keys
+
+
+def _sections_with(key: str) -> list[str]:
+    """The sections of a run's settings that have a key of this name."""
+    return [name for name in RunConfig.model_fields if key in _known_keys(RunConfig, [name])]
+
+
+def first_key_of(section: str) -> str:
+    """The dotted key by which the form of a section is chosen; for other sections, their first
+    key."""
+    key = FORMS[section][0] if section in FORMS else _known_keys(RunConfig, [section])[0]
+    return f"{section}.{key}"
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

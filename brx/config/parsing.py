@@ -3,7 +3,6 @@ YAML, becomes one line."""
 
 import math
 import re
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -42,10 +41,12 @@ class _Loader(SafeLoader):
         return int(text)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        twice = next((key for key, count in keys.items() if count > 1), None)
-        if twice is not None:
-            raise _problem(f"key '{twice}' appears twice", node)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise _problem(f"key '{key.value}' appears twice", key)
+                seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 

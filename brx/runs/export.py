@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brx.config.loading import load_config
-from brx.errors import RunError, UserError
-from brx.files import replace_folder, temporary_for, write_text
-from brx.runs.folder import CACHE, ENDED, find_runs, read_each
+from brx.errors import UserError
+from brx.files import cannot_write, replace_folder, temporary_for, write_text
+from brx.runs.folder import CACHE, ENDED, RunFolder, find_runs, read_each
 from brx.runs.metrics import COMPACT, STALENESS, read_curves, read_staleness, write_compact
 from brx.runs.run import read_run
+from brx.runs.trajectory import first_difference, trajectory_of
 
 KEPT = (
     "config.yaml",
@@ -43,7 +44,8 @@ def export_runs(
         How many runs were exported, and how many were not.
 
     Raises:
-        UserError: two runs have one name, or an export would replace what is not an export.
+        UserError: two runs have one name, or an export would replace what is not an earlier export
+            of the same run.
         RunError: an export cannot be written.
     """
     statuses = read_each(find_runs(folders), lambda path: read_run(path).status)
@@ -64,6 +66,7 @@ def export_runs(
             )
         _check_no_links(place)
         _check_target(target / place.name)
+        _check_same_run(target / place.name, path)
     for name, path in sources.items():
         export(path, target / name)
     return len(chosen), len(statuses) - len(chosen)
@@ -95,6 +98,38 @@ def _check_target(target: Path) -> None:
         raise UserError(
             f"--to: {target} holds {min(strangers).relative_to(target)}, which belongs to no "
             f"export and would be lost; move it away, or name another folder"
+        )
+
+
+def _check_same_run(target: Path, run: Path) -> None:
+    """UserError if `target` is the export of another run, or of this run when it was complete: no
+    copy of that may be left.
+
+    Runs of two folders easily share a name, since the default names hold few settings.
+    """
+    there = RunFolder(target)
+    if not there.config.is_file():
+        return
+    old_summary = there.read_summary()
+    new_summary = RunFolder(run).read_summary()
+    old_data = old_summary.get("data_fingerprint", "")
+    new_data = new_summary.get("data_fingerprint", "")
+    old_settings = trajectory_of(load_config(there.config))
+    new_settings = trajectory_of(load_config(run / "config.yaml"))
+    new_settings.pop("data")  # data are compared by their fingerprint
+    difference = first_difference(old_settings, new_settings)
+    are_data_known = old_data and new_data
+    if difference is None and are_data_known and old_data != new_data:
+        difference = f"the fingerprint of its data was {old_data[:8]} and is now {new_data[:8]}"
+    if difference is not None:
+        raise UserError(
+            f"--to: {target} is an export of another run than {run}: {difference}; name another "
+            f"folder, or remove the old export"
+        )
+    if old_summary.get("status") in ENDED and new_summary.get("status") not in ENDED:
+        raise UserError(
+            f"--to: {target} is an export of the whole run, and {run} has not ended; name another "
+            f"folder, or remove the old export"
         )
 
 
@@ -152,7 +187,7 @@ def export(folder: Path, target: Path) -> Path:
         write_compact(temporary / COMPACT, curves)
         replace_folder(temporary, target)
     except OSError as error:
-        raise RunError(f"{target}: cannot be written: {error.strerror}") from None
+        raise cannot_write(target, error) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target

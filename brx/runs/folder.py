@@ -169,12 +169,17 @@ def _with_runs_below(folder: Path) -> list[Path]:
 
 def _runs_in(folder: Path) -> list[Path]:
     """The run whose folder this is, or the runs directly below it."""
-    if (folder / "config.yaml").is_file() or has_losses(folder):
+    if hides_runs_below(folder):
         candidates = [folder]
     else:
         below = [path for path in sorted(folder.iterdir()) if not _is_temporary(path)]
         candidates = _without_links(below)
     return [path for path in candidates if _is_run(path)]
+
+
+def hides_runs_below(folder: Path) -> bool:
+    """Whether `find_runs` takes a folder for that of a single run, and looks for none below it."""
+    return (folder / "config.yaml").is_file() or has_losses(folder)
 
 
 # Whether the command was given `--strict`; None in a command that has no such option.

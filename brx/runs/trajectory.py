@@ -57,6 +57,18 @@ def decides_trajectory(key: str) -> bool:
     return is_setting and name not in _MAY_CHANGE.get(section, set())
 
 
+def difference_beyond_trajectory(one: RunConfig, other: RunConfig) -> str | None:
+    """The first setting that differs although no number of the trajectory depends on it, as a
+    dotted key; None if all are equal."""
+    other_settings = other.model_dump(mode="json")
+    for section, values in one.model_dump(mode="json").items():
+        for name, value in values.items():
+            key = f"{section}.{name}"
+            if not decides_trajectory(key) and value != other_settings[section].get(name):
+                return key
+    return None
+
+
 def deciding_settings(settings: Sections) -> dict[str, dict[str, Any]]:
     """The settings without those that no number of the trajectory depends on.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from brx.config.schema import RunConfig
@@ -34,3 +34,13 @@ def value_at(content: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def dotted_keys(content: Mapping[str, Any]) -> Iterator[str]:
+    """The dotted key of each value in nested settings."""
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            for inner in dotted_keys(value):
+                yield f"{key}.{inner}"
+        else:
+            yield key

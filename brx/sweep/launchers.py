@@ -100,9 +100,13 @@ class LocalLauncher:
                 return False
             prepare_folder(cell)
             share = min(set(range(self.num_jobs)) - {job.share for job in self.jobs})
-            process = start_process(cell.folder, descriptor, self._environment(share))
-            stack.callback(process.close)
-            self.jobs.append(Job(cell, process, stack.pop_all(), share))
+            # The first start waits seconds for its server. A Ctrl-C meanwhile must come when the
+            # process is among the jobs, or `interrupt` would not know of it.
+            resource_tracker.ensure_running()  # it would unblock them when it starts
+            with _stops_blocked():
+                process = start_process(cell.folder, descriptor, self._environment(share))
+                stack.callback(process.close)
+                self.jobs.append(Job(cell, process, stack.pop_all(), share))
         return True
 
     def collect(self) -> list[tuple[Cell, State, str]]:
@@ -121,9 +125,10 @@ class LocalLauncher:
 
     def interrupt(self) -> None:
         """Ask all cells to save and end, and wait until they have."""
-        for job in self.jobs:
-            if job.process.pid is not None and job.process.is_alive():
-                os.kill(job.process.pid, signal.SIGINT)
+        with _stops_blocked():  # a second Ctrl-C must not spare the last ones
+            for job in self.jobs:
+                if job.process.pid is not None and job.process.is_alive():
+                    os.kill(job.process.pid, signal.SIGINT)
         for job in self.jobs:
             job.process.join()
 
@@ -148,10 +153,25 @@ class LocalLauncher:
         return names[first : first + self._gpus_per_cell]
 
 
+@contextlib.contextmanager
+def _stops_blocked() -> Iterator[None]:
+    """A context in which the signals that ask this process to stop wait until its end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def start_process(
     folder: Path, lock_descriptor: int, environment: Mapping[str, str]
 ) -> BaseProcess:
     """Start `brx train FOLDER --resume`, which writes to the folder's log.
+
+    The signals in `STOPS` must be blocked. Ctrl-C goes to the whole process group. The sweep itself
+    tells its cells to stop, and waits for them through the server. So the server must survive a
+    Ctrl-C, and so must a cell until it is in a session of its own. Both inherit the blocked
+    signals.
 
     Args:
         folder: a cell's.
@@ -162,28 +182,19 @@ def start_process(
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload(SHARED_IMPORTS)
-    # Ctrl-C goes to the whole process group. The sweep itself tells its cells to stop, and waits
-    # for them through the server. So the server must survive a Ctrl-C, and so must a cell until it
-    # is in a session of its own. Both inherit the blocked signals. The resource tracker would
-    # unblock them when it starts, so it has to be running before.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    try:
-        # A descriptor that is sent as a Connection is valid in the other process, too, and keeps
-        # its lock.
-        arguments = (
-            folder.absolute(),
-            Path.cwd(),
-            Connection(os.dup(lock_descriptor)),
-            list(sys.path),
-            dict(environment),
-        )
-        process: BaseProcess = context.Process(target=_train, args=arguments)
-        # The first start also starts the server, which imports brx in this environment.
-        with _inherited(child_environment()):
-            process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    # A descriptor that is sent as a Connection is valid in the other process, too, and keeps its
+    # lock.
+    arguments = (
+        folder.absolute(),
+        Path.cwd(),
+        Connection(os.dup(lock_descriptor)),
+        list(sys.path),
+        dict(environment),
+    )
+    process: BaseProcess = context.Process(target=_train, args=arguments)
+    # The first start also starts the server, which imports brx in this environment.
+    with _inherited(child_environment()):
+        process.start()
     return process
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from brx.config.schema import RunConfig
 from brx.config.user_code import allowed
-from brx.errors import UserError
+from brx.environment import num_cores
+from brx.errors import UserError, counted
 from brx.model.sizes import count_parameters
 from brx.runs.folder import RunFolder
 from brx.sweep.cell import Cell
@@ -24,13 +27,41 @@ from brx.train.device import choose_device, set_up
 WARM_UP = 3  # iterations of a calibration that are not measured
 MEASURED = 10  # iterations that are; one refresh of the default interval is among them
 MOST_CALIBRATION_S = 3.0  # per kind of cell; a busy machine makes fewer iterations in it
+LOADED = 0.5  # from this load on, a calibration is disturbed
 LARGEST_ON_CPU = 20_000_000  # parameters up to which a calibration on a CPU takes seconds
 
 
-def remaining_seconds(
+@dataclass(frozen=True)
+class Estimate:
+    """About how long cells will take."""
+
+    seconds: float
+    is_calibrated: bool
+    """Whether the pace of some cells was measured just now; else all come from finished cells."""
+    load: float
+    """How many processes wanted a core before the measurement: the mean of the last minute."""
+
+    @property
+    def basis(self) -> str:
+        """What the estimate rests on, in words."""
+        if not self.is_calibrated:
+            return "by the times of finished cells, without starts, validations and checkpoints"
+        text = (
+            "by a few seconds of training just now, one cell alone; starts, validations and "
+            "checkpoints come on top"
+        )
+        if self.load >= LOADED:
+            text += (
+                f"; the machine was busy meanwhile (load {self.load:.1f} on "
+                f"{counted(num_cores(), 'core')}), so the estimate holds only if it stays so"
+            )
+        return text
+
+
+def remaining_time(
     cells: Sequence[Cell], num_jobs: int, say: Callable[[str], None], *, retry_failed: bool = False
-) -> float | None:
-    """About how long cells will take that are not done yet, in seconds.
+) -> Estimate | None:
+    """About how long cells will take that are not done yet.
 
     The pace comes from finished cells of the same kind (`cost_kind`), or else from a calibration.
 
@@ -45,6 +76,8 @@ def remaining_seconds(
     """
     ended = (State.DONE,) if retry_failed else (State.DONE, State.FAILED)
     rates = _known_rates(cells)
+    load = os.getloadavg()[0]  # before the calibrations add to it
+    is_calibrated = False
     total = 0.0
     for cell in cells:
         if state_of(cell) in ended:
@@ -53,11 +86,12 @@ def remaining_seconds(
         if kind not in rates:
             say(f"calibrating {cell.name}, for at most about {MOST_CALIBRATION_S:g} s ...")
             rates[kind] = calibrate(cell.config)
+            is_calibrated = True
         rate = rates[kind]
         if rate is None:
             return None
         total += (cell.config.training.last_iteration - iterations_done(cell.folder)) * rate
-    return total / num_jobs
+    return Estimate(total / num_jobs, is_calibrated, load)
 
 
 def _known_rates(cells: Sequence[Cell]) -> dict[str, float | None]:

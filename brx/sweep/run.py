@@ -25,7 +25,7 @@ from brx.sweep.cell import Cell, placed, with_present_folders
 from brx.sweep.choice import SCORE, choice_table, choices_and_repetitions, tried_cells
 from brx.sweep.display import SweepDisplay
 from brx.sweep.launchers import Launcher, LocalLauncher, RayLauncher
-from brx.sweep.remaining_time import remaining_seconds
+from brx.sweep.remaining_time import remaining_time
 from brx.sweep.spec import Sweep
 from brx.sweep.state import State, check_same_run, failure_of, state_of
 from brx.train.loop import check_enough_data
@@ -48,15 +48,17 @@ def list_cells(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> None:
         print(f"{state.value:12}{cell.name}")
     num_jobs = launcher.num_jobs
     launcher.close()
-    left = remaining_seconds([*cells, *repetitions], num_jobs, tell, retry_failed=retry_failed)
+    left = remaining_time([*cells, *repetitions], num_jobs, tell, retry_failed=retry_failed)
     counts = ", ".join(f"{count} {state.value}" for state, count in Counter(states).items())
     estimate = "too large to time without a GPU"
     if left is not None:
-        estimate = f"about {duration(left)} with {num_jobs} at a time"
+        estimate = f"about {duration(left.seconds)} with {num_jobs} at a time"
     planned = counted(len(cells), "cell")
     if repetitions:
         planned += f" and {counted(len(repetitions), 'repetition')} of the chosen ones"
     print(f"{sweep.path}: {planned} in {sweep.out}: {counts}; {estimate}")
+    if left is not None and left.seconds > 0:
+        print(f"(estimated {left.basis})")
 
 
 def make_launcher(
@@ -200,6 +202,9 @@ def _note_other_data(cells: Sequence[Cell]) -> None:
 def _tell_choices(sweep: Sweep, choices: pd.DataFrame) -> None:
     """Print what was chosen, and write it to a file in the sweep's folder."""
     assert sweep.spec.choose is not None
+    if choices.empty:
+        print("nothing is chosen: every cell failed")
+        return
     table = choice_table(choices, sweep.spec.choose)
     path = sweep.out / f"choice-{sweep.path.name.removesuffix('.yaml')}.csv"
     print(f"chosen by the lowest {SCORE}", format_table(table, "table"), path, sep="\n")

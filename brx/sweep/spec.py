@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,15 +15,22 @@ from brx.config.loading import (
     PRESETS,
     Settings,
     find_config,
-    load_yaml_as,
+    first_key_of,
     new_content,
+    read_mapping,
     set_values,
     validate,
 )
 from brx.config.schema import RunConfig, Section
 from brx.errors import UserError, did_you_mean
 from brx.files import user_path
-from brx.runs.trajectory import FOR_TUNING, SEED, decides_trajectory
+from brx.runs.folder import hides_runs_below
+from brx.runs.trajectory import (
+    FOR_TUNING,
+    SEED,
+    decides_trajectory,
+    difference_beyond_trajectory,
+)
 from brx.sweep.cell import (
     Cell,
     Value,
@@ -32,7 +40,7 @@ from brx.sweep.cell import (
     trajectory_id,
     with_present_folders,
 )
-from brx.sweep.conditions import matches, value_at
+from brx.sweep.conditions import dotted_keys, matches, value_at
 
 
 class Second(Section):
@@ -83,7 +91,7 @@ class SweepSpec(Section, allow_inf_nan=True):
 
     base: str
     """A preset's name, or a run's YAML file."""
-    out: str | None = None
+    out: str | None = Field(None, min_length=1)
     """Folder of the cells (default: runs/NAME of the sweep file). Sweeps may share one: equal cells
     run once."""
     set: dict[str, Value | list[Value]] = Field(default_factory=dict)
@@ -102,24 +110,30 @@ class SweepSpec(Section, allow_inf_nan=True):
     @field_validator("set", "grid", mode="before")
     @classmethod
     def _has_dotted_keys(cls, content: Any) -> Any:
-        """Refuse settings that are nested, as in a run's file, where a dotted key belongs."""
+        """Refuse settings that are nested, as in a run's file, where a dotted key belongs, and
+        values for a whole section."""
         if not isinstance(content, dict):
             return content
-        _refuse_nested(content)
-        for values in content.values():
-            entries = values if isinstance(values, list) else []
-            for entry in entries:
-                if isinstance(entry, dict):
-                    _refuse_nested(entry)
+        for key, values in content.items():
+            if not isinstance(values, list):
+                _check_dotted(key, values)
+                continue
+            for entry in values:
+                if not isinstance(entry, dict):
+                    _check_dotted(key, entry)
+                    continue
+                for inner, value in entry.items():
+                    _check_dotted(inner, value)
         return content
 
 
-def _refuse_nested(settings: Mapping[Any, Any]) -> None:
-    """ValueError if a value is itself a mapping."""
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            inner = next(iter(value), "KEY")
-            raise ValueError(f"{key}: holds settings; write each with a dotted key, {key}.{inner}")
+def _check_dotted(key: Any, value: Any) -> None:
+    """ValueError if a value is itself a mapping, or is meant for a whole section."""
+    if isinstance(value, dict):
+        inner = next(iter(value), "KEY")
+        raise ValueError(f"{key}: holds settings; write each with a dotted key, {key}.{inner}")
+    if key in RunConfig.model_fields:
+        raise ValueError(f"{key}: is a section; set one of its keys, such as {first_key_of(key)}")
 
 
 @dataclass(frozen=True)
@@ -137,7 +151,7 @@ class Sweep:
     the settings of its first ones even if somebody edits the file meanwhile."""
 
     @classmethod
-    def load(cls, path: Path, out: Path | None = None) -> Sweep:
+    def load(cls, path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Sweep:
         """Read a sweep file and expand its grid.
 
         Args:
@@ -147,12 +161,16 @@ class Sweep:
         Raises:
             UserError: there is no such file, or it holds a mistake.
         """
-        if not path.exists():
-            path = _shipped_file(path)
-        spec = load_yaml_as(path, SweepSpec)
+        file = user_path(path)
+        if not file.is_file():
+            file = _shipped_file(file)
+        content = read_mapping(file)
+        if not content.keys() & SweepSpec.model_fields and content.keys() & RunConfig.model_fields:
+            raise UserError(f"{file}: holds the settings of a run, not a sweep; brx train runs it")
+        spec = validate(content, SweepSpec, str(file))
         if out is None:
-            out = user_path(spec.out) if spec.out else Path("runs") / path.stem
-        return cls.expand(path, spec, out)
+            out = spec.out or Path("runs") / file.stem
+        return cls.expand(file, spec, user_path(out))
 
     @classmethod
     def expand(cls, path: Path, spec: SweepSpec, folder: Path) -> Sweep:
@@ -166,11 +184,17 @@ class Sweep:
         Raises:
             UserError: the grid, or a cell, repetition or choice that it leads to, cannot be made.
         """
-        try:
-            base = new_content(find_config(spec.base))
-        except UserError as error:
-            raise UserError(f"{path}: base: {error}") from None
+        base = _base_content(path, spec)
         _check_tuning_seed(path, spec)
+        _check_clashes(path, spec)
+        for place in (folder, *folder.parents):
+            if place.is_file():
+                raise UserError(f"{path}: out: {place} is a file; name a folder")
+        if hides_runs_below(folder):
+            raise UserError(
+                f"{path}: out: {folder} is the folder of a run, so no command would find the "
+                f"cells below it; choose another folder"
+            )
         there = folders_in(folder)
         cells = [
             _cell(path, spec, base, folder, there, {**varied, **_tuning(spec)})
@@ -180,9 +204,7 @@ class Sweep:
         included = [cell for cell in cells if not _is_excluded(cell, spec)]
         if not included:
             raise UserError(f"{path}: exclude: leaves no cell of the grid's {len(cells)}")
-        # Equal cells are one, with the name of the first.
-        distinct = {trajectory_id(cell.config): cell for cell in reversed(included)}
-        sweep = cls(path, spec, folder, named_apart(reversed(distinct.values())), base)
+        sweep = cls(path, spec, folder, named_apart(_distinct(path, included)), base)
         sweep._check_beyond_grid()
         return sweep
 
@@ -208,6 +230,7 @@ class Sweep:
             if not repeated and not is_of_chosen_value:
                 raise UserError(f"{self.path}: repeat.where: matches no cell")
             self.repetitions(repeated[:1])
+            _check_decides(self.path, "repeat.set", repeat.set)
 
     def varied_further(self, variations: Iterable[tuple[Cell, Settings]]) -> list[Cell]:
         """Cells beyond the grid, without those that are excluded.
@@ -248,9 +271,48 @@ def _shipped_file(name: Path) -> Path:
     folder = PRESETS / "sweeps"
     files = sorted(folder.rglob("*.yaml"))
     shipped = {str(file.relative_to(folder).with_suffix("")): file for file in files}
-    if str(name) not in shipped:
-        raise UserError(f"{name}: no such sweep file{did_you_mean(str(name), shipped)}")
-    return shipped[str(name)]
+    if str(name) in shipped:
+        return shipped[str(name)]
+    if name.is_dir():
+        raise UserError(f"{name}: is a folder; name a sweep file")
+    with_ending = name.with_name(f"{name.name}.yaml")
+    if with_ending.is_file():
+        raise UserError(f"{name}: no such sweep file, did you mean '{with_ending}'?")
+    near = [*shipped, *map(str, name.parent.glob("*.yaml"))]
+    raise UserError(f"{name}: no such sweep file{did_you_mean(str(name), near)}")
+
+
+def _base_content(path: Path, spec: SweepSpec) -> dict[str, Any]:
+    """The content of a sweep's base; UserError if it cannot be read."""
+    try:
+        return new_content(find_config(spec.base))
+    except UserError as error:
+        hint = ""
+        if not Path(spec.base).exists() and (path.parent / spec.base).is_file():
+            hint = (
+                f"; paths count from the working folder, not from the sweep file: write "
+                f"{path.parent / spec.base}, or change the working folder (cd)"
+            )
+        raise UserError(f"{path}: base: {error}{hint}") from None
+
+
+def _distinct(path: Path, cells: Sequence[Cell]) -> list[Cell]:
+    """The cells without repetitions: equal cells are one, with the name of the first.
+
+    Raises:
+        UserError: two cells differ only in a setting that decides no number. They would have one
+            folder, and only one of the two values would count.
+    """
+    distinct: dict[str, Cell] = {}
+    for cell in cells:
+        first = distinct.setdefault(trajectory_id(cell.config), cell)
+        difference = difference_beyond_trajectory(first.config, cell.config)
+        if difference is not None:
+            raise UserError(
+                f"{path}: grid: cells {first.name} and {cell.name} differ only in {difference}, "
+                f"which changes no number of a run, so they would be the same cell"
+            )
+    return list(distinct.values())
 
 
 def _is_excluded(cell: Cell, spec: SweepSpec) -> bool:
@@ -278,8 +340,16 @@ def _may_exclude(entry: Mapping[str, Any], cell: Cell, spec: SweepSpec) -> bool:
 
 def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
     """The dotted keys and values of each cell of the grid: the product of its axes."""
-    axes: list[list[Settings]] = []
-    axis_of: dict[str, str] = {}  # by the dotted key that an axis sets
+    for combination in itertools.product(*_axes(path, spec).values()):
+        varied: dict[str, Any] = {}
+        for settings in combination:
+            varied.update(settings)
+        yield varied
+
+
+def _axes(path: Path, spec: SweepSpec) -> dict[str, list[Settings]]:
+    """For each axis of the grid, the dotted keys that each of its values sets."""
+    axes: dict[str, list[Settings]] = {}
     for axis, values in spec.grid.items():
         if not values:
             raise UserError(f"{path}: grid.{axis}: needs at least one value")
@@ -288,20 +358,55 @@ def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
             raise UserError(
                 f"{path}: grid.{axis}: either all values or all mappings of dotted keys, not both"
             )
-        settings_of_axis = [_settings_of(axis, value) for value in values]
-        for key in dict.fromkeys(itertools.chain.from_iterable(settings_of_axis)):  # each once
-            if key in axis_of:
+        axes[axis] = [_settings_of(axis, value) for value in values]
+    return axes
+
+
+def _check_clashes(path: Path, spec: SweepSpec) -> None:
+    """Refuse values that would not count, because another place sets the same key, or the section
+    around it, in the same cells."""
+    _check_one_value_per_key(path, "set", spec.set)
+    axis_of: dict[str, str] = {}  # by the dotted key that an axis sets
+    for axis, settings_of_axis in _axes(path, spec).items():
+        for settings in settings_of_axis:
+            _check_one_value_per_key(path, f"grid.{axis}", settings)
+        of_this_axis = dict.fromkeys(itertools.chain.from_iterable(settings_of_axis))  # each once
+        for key in of_this_axis:
+            other = _overlapping(key, axis_of)
+            if other is not None:
+                clash = "it" if other == key else other
                 raise UserError(
-                    f"{path}: grid.{axis}: sets {key}, which the axis {axis_of[key]} sets, too, so "
-                    f"that one of the two values would not count; set it in one axis"
+                    f"{path}: grid.{axis}: sets {key}, and the axis {axis_of[other]} sets {clash}, "
+                    f"too, so that one of the two values would not count; set it in one axis"
                 )
-            axis_of[key] = axis
-        axes.append(settings_of_axis)
-    for combination in itertools.product(*axes):
-        varied: dict[str, Any] = {}
-        for settings in combination:
-            varied.update(settings)
-        yield varied
+        axis_of |= dict.fromkeys(of_this_axis, axis)
+        for key in spec.set:
+            if all(_overlapping(key, settings) is not None for settings in settings_of_axis):
+                raise UserError(
+                    f"{path}: set.{key}: would not count, since the axis {axis} of the grid sets "
+                    f"it in all cells; remove one of the two"
+                )
+
+
+def _check_one_value_per_key(path: Path, where: str, settings: Settings) -> None:
+    """UserError if one of the dotted keys is inside another (`pipeline.delay.like` and
+    `pipeline.delay`); `where` is the sweep's key."""
+    keys = list(settings)
+    for number, key in enumerate(keys):
+        other = _overlapping(key, keys[:number])
+        if other is not None:
+            raise UserError(
+                f"{path}: {where}: sets both {other} and {key}, so that one of the two values "
+                f"would not count; remove one of them"
+            )
+
+
+def _overlapping(key: str, others: Iterable[str]) -> str | None:
+    """The first of other dotted keys that is the same key, a section around it, or inside it."""
+    for other in others:
+        if f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}."):
+            return other
+    return None
 
 
 def _settings_of(axis: str, value: Any) -> Settings:
@@ -370,33 +475,73 @@ def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
     """Refuse axes that make no cells, conditions that no cell meets and choices that cannot be
     made, before days of runs."""
     contents = [cell.config.model_dump(mode="json") for cell in cells]
-    for key, values in spec.grid.items():
-        if "." in key and len(values) > 1 and not decides_trajectory(key):
-            raise UserError(
-                f"{path}: grid.{key}: changes no number of a run, so all its values would be the "
-                f"same cell"
-            )
     for entry in spec.exclude:
         if not any(_may_exclude(entry, cell, spec) for cell in cells):
             wanted = ", ".join(f"{key}={entry[key]}" for key in entry)
-            raise UserError(f"{path}: exclude: no cell has {wanted}")
+            hint = "".join(_hint_if_unset(key, contents) for key in entry)
+            raise UserError(f"{path}: exclude: no cell has {wanted}{hint}")
     condition = {} if spec.repeat is None else spec.repeat.where
     for key in condition:
-        if all(value_at(content, key) is None for content in contents):
-            raise UserError(f"{path}: repeat.where: '{key}' is set in no cell")
+        if _is_unset(key, contents):
+            hint = _hint_if_unset(key, contents)
+            raise UserError(f"{path}: repeat.where: '{key}' is set in no cell{hint}")
     if spec.choose is not None:
-        if spec.choose.over == SEED:
-            raise UserError(f"{path}: choose.over: must not be a seed: seeds are repetitions")
-        for content in contents:
-            _check_is_number(path, "choose.over", spec.choose.over, content)
-        _check_second_keys(path, spec.choose, cells)
+        _check_choice(path, spec.choose, cells)
 
 
-def _check_is_number(path: Path, where: str, key: str, content: Mapping[str, Any]) -> None:
+def _check_choice(path: Path, rule: Choice, cells: Sequence[Cell]) -> None:
+    """Refuse a choice whose keys are no numbers or decide nothing, and one without the losses by
+    which it is made."""
+    if rule.over == SEED:
+        raise UserError(f"{path}: choose.over: must not be a seed: seeds are repetitions")
+    for cell in cells:
+        _check_is_number(path, "choose.over", rule.over, cell)
+        training = cell.config.training
+        last = training.last_iteration
+        if last < min(training.validation_every, training.iterations):
+            raise UserError(
+                f"{path}: choose: goes by validation losses, of which cell {cell.name} has none: "
+                f"its first one is at iteration {training.validation_every} "
+                f"(training.validation_every), and it stops at {last} (training.stop_after)"
+            )
+    _check_decides(path, "choose.over", [rule.over])
+    _check_second_keys(path, rule, cells)
+
+
+def _is_unset(key: str, contents: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a dotted key is set in none of these settings."""
+    return all(value_at(content, key) is None for content in contents)
+
+
+def _hint_if_unset(key: str, contents: Sequence[Mapping[str, Any]]) -> str:
+    """A hint with the key that may have been meant by a dotted key that no cell sets; else
+    empty."""
+    if not _is_unset(key, contents):
+        return ""
+    known: set[str] = set()
+    for content in contents:
+        known.update(dotted_keys(content))
+    return did_you_mean(key, sorted(known))
+
+
+def _check_decides(path: Path, where: str, keys: Iterable[str]) -> None:
+    """UserError if a key changes no number of a run, so that cells with its values would be one;
+    `where` is the sweep's key."""
+    for key in keys:
+        if not decides_trajectory(key):
+            raise UserError(
+                f"{path}: {where}: {key} changes no number of a run, so all its values would be "
+                f"the same cell"
+            )
+
+
+def _check_is_number(path: Path, where: str, key: str, cell: Cell) -> None:
     """UserError if a key of a cell's settings is not a number; `where` is the sweep's key."""
+    content = cell.config.model_dump(mode="json")
     value = value_at(content, key)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"{path}: {where}: needs a key of numbers, {key} is {value!r}")
+        hint = _hint_if_unset(key, [content])
+        raise UserError(f"{path}: {where}: needs a key of numbers, {key} is {value!r}{hint}")
 
 
 def _check_second_keys(path: Path, rule: Choice, cells: Sequence[Cell]) -> None:
@@ -411,11 +556,10 @@ def _check_second_keys(path: Path, rule: Choice, cells: Sequence[Cell]) -> None:
                 f"{path}: {where}.over: must not be {rule.over} or {SEED}, got {second.over}"
             )
         for cell in matching:
-            _check_is_number(
-                path, f"{where}.over", second.over, cell.config.model_dump(mode="json")
-            )
+            _check_is_number(path, f"{where}.over", second.over, cell)
             if rule.second_of(cell.config) is not second:
                 raise UserError(f"{path}: {where}.where: cell {cell.name} has a second key already")
+        _check_decides(path, f"{where}.over", [second.over])
 
 
 def _cell(
@@ -432,7 +576,10 @@ def _cell(
     an equal cell is found by this id (`there`, from `folders_in`)."""
     content = set_values(base, {**spec.set, **varied}, f"{path}:")
     name = cell_name(varied)
-    config = validate(content, RunConfig, f"{path}: cell {name}")
+    try:
+        config = validate(content, RunConfig, f"{path}: cell {name}")
+    except UserError as error:
+        raise _from_base(error, path, spec, base, name) from None
     stop_after = config.training.stop_after
     if isinstance(stop_after, str):
         raise UserError(
@@ -445,3 +592,16 @@ def _cell(
     digits = trajectory_id(config)
     folder = there.get(digits, out / f"{name}--{digits}")
     return Cell(name, varied, config, folder)
+
+
+def _from_base(
+    error: UserError, path: Path, spec: SweepSpec, base: Mapping[str, Any], name: str
+) -> UserError:
+    """The error of a cell; if the base has the same mistake, the error names the base instead."""
+    where = f"{path}: base: {spec.base}"
+    try:
+        validate(base, RunConfig, where)
+    except UserError as of_base:
+        if str(of_base).removeprefix(where) == str(error).removeprefix(f"{path}: cell {name}"):
+            return of_base
+    return error

@@ -34,7 +34,7 @@ MISTAKES = [
     ("slowdown ''", "got an empty text; is a variable of the shell not set?"),
     (
         "train quick --set 'data.source=\"\"'",
-        "data.source: string should have at least 1 character",
+        "data.source: must not be empty",
     ),
     ("train quick --devices 0", "brx train: --devices: input should be greater than or equal to 1"),
     ("train quik", "did you mean 'quick'"),
@@ -46,6 +46,11 @@ MISTAKES = [
     (
         "train quick --set pipeline.micro_batches=4",
         "unknown key, did you mean 'accumulation', the micro",
+    ),
+    ("train quick --set lr=0.1", "lr: unknown key, did you mean 'optimizer.lr'?"),
+    (
+        "train quick --set optimizer=muon",
+        "must be a section of keys and values, such as optimizer.method, got 'muon'",
     ),
     ("train quick --set optimizer.method=adam", "did you mean 'pipedream', which is AdamW?"),
     ("train quick --set pipeline.stages=9", "must be at most model.blocks (8)"),
@@ -97,6 +102,10 @@ MISTAKES = [
     ("slowdown runs --rates 0.5", "--rates 0.5: no run has it (there are 0.01)"),
     ("export runs/a other/a --to z", "would both become"),
     ("export runs/a --to runs", "is where"),
+    (
+        "export runs/a --to runs/a/config.yaml",
+        "cannot be written: runs/a/config.yaml is a file, not a folder",
+    ),
     # Leaderboards.
     ("compare --out empty --committed empty", "METHOD: needed, since no run is in"),
     ("compare adamm", "unknown method 'adamm'"),

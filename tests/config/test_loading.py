@@ -118,7 +118,10 @@ def test_numbers_are_read_as_yaml_1_2():
         ("training=", "training: must be a section of keys and values, got nothing; without"),
         ("model=", "model: must be a section of keys and values, got nothing; without the key"),
         ("model.moe=true", "model.moe: must be a section of keys and values, got True"),
-        ("optimizer=muon", "optimizer: must be a section of keys and values, got 'muon'"),
+        (
+            "optimizer=muon",
+            "optimizer: must be a section of keys and values, such as optimizer.method, got",
+        ),
         ("data.directory=''", "data.directory: must not be empty"),
         ("model.blocks", "write it as section.key=value"),
         ("model.blocks=[", "--set model.blocks=[: not valid YAML"),
@@ -155,10 +158,11 @@ def test_no_delay_profile_is_one_clear_line(delay):
     [
         ("model: {blocks: 2", "not valid YAML"),
         ("- 1\n- 2\n", "must hold a mapping of keys to values, got list"),
-        ("training: {seed: 1}\ntraining: {seed: 2}\n", "key 'training' appears twice (line"),
+        ("training: {seed: 1}\ntraining: {seed: 2}\n", "key 'training' appears twice (line 2)"),
         ("training: {lr: 1}\n", "training.lr: unknown key"),
         ("optimizer: {method: 3}\n", "unknown method '3'"),
         (b"\xff\xfe\x00", "not UTF-8"),
+        ("lr: 1\n", "lr: unknown key, did you mean 'optimizer.lr'?"),
         ("", "is empty; restore it, or name a preset (compare, laptop, "),  # not a run of defaults
         (f"training: {list(range(10_000))}", "training: "),  # a large value is shown in short
     ],
@@ -230,3 +234,13 @@ def test_home_that_nobody_knows_is_refused():
 def test_message_names_a_preset_as_given():
     with pytest.raises(UserError, match=r"^quick with --set optimizer.method=no/m.py:Mine: "):
         load_config("quick", ["optimizer.method=no/m.py:Mine"])
+
+
+def test_unknown_key_of_a_run_may_be_of_a_newer_brx(tmp_path):
+    (tmp_path / "config.yaml").write_text("training: {newer: 1}\nlogging: {}\n")
+    with pytest.raises(UserError) as of_file:
+        load_config(tmp_path / "config.yaml")
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(UserError) as of_run:
+        load_config(tmp_path)
+    assert str(of_run.value) == f"{of_file.value}; a newer brx may have written this run"

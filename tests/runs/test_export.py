@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from brx.errors import UserError
 from brx.runs.export import block_means, export, export_runs
 from brx.runs.metrics import read_curves
 from tests.runs.helpers import write_run
@@ -31,6 +32,35 @@ def test_run_with_a_damaged_summary_is_named(unfinished, tmp_path, capsys):
     counts = export_runs([tmp_path / "runs"], tmp_path / "out", unfinished=unfinished)
     assert counts == (1, 0)
     assert f"{summary}: not readable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ({"overrides": ["optimizer.lr=0.5"]}, {}, "optimizer.lr was 0.5 and is now 0.01"),
+        ({"corpus": "a"}, {"corpus": "b"}, "the fingerprint of its data was a and is now b"),
+        ({}, {"status": None}, "is an export of the whole run"),
+    ],
+)
+def test_export_of_another_run_is_not_replaced(first, second, expected, tmp_path):
+    out = tmp_path / "out"
+    for name, options in (("first", first), ("second", second)):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_run(folder, "p1", *options.pop("overrides", ()), **options)
+    export_runs([tmp_path / "first" / "runs"], out)
+    before = (out / "p1" / "config.yaml").read_text(), read_curves(out / "p1").train_loss.tolist()
+    with pytest.raises(UserError) as refused:
+        export_runs([tmp_path / "second" / "runs"], out, unfinished=True)
+    assert expected in str(refused.value)
+    after = (out / "p1" / "config.yaml").read_text(), read_curves(out / "p1").train_loss.tolist()
+    assert after == before
+
+
+def test_export_of_the_same_run_is_renewed(tmp_path):
+    write_run(tmp_path, "p1")
+    for _ in range(2):
+        assert export_runs([tmp_path / "runs"], tmp_path / "out") == (1, 0)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from brx.cli.main import main
 from brx.errors import UserError
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
+from brx.runs.formats import terminal_text
 from brx.sweep.choice import choice_table, choices_and_repetitions, choose, tried_cells
 from brx.sweep.spec import Sweep
 from brx.sweep.state import State, prepare_folder, state_of
@@ -87,7 +88,7 @@ def test_values_of_a_nested_key_are_one_group(tmp_path):
     sweep = Sweep.load(
         write_sweep(
             tmp_path,
-            set={"optimizer.method": "torch.optim:Adamax", key: 1e-8},
+            set={"optimizer.method": "torch.optim:Adamax"},
             grid={"eps": [{key: 1e-8}, {key: 1e-6}, {key: 1e-4}]},
             choose={"over": key},
         )
@@ -213,6 +214,15 @@ def test_group_of_all_cells_is_named(tmp_path):
     tried = run_to_the_end(sweep, bowl)
     table = choice_table(choose(tried, sweep.spec.choose), sweep.spec.choose)
     assert table["cells"].tolist() == ["all"] * len(tried)
+
+
+def test_narrow_terminal_shows_what_was_chosen(tmp_path):
+    sweep = searching(tmp_path)
+    tried = run_to_the_end(sweep, bowl)
+    table = choice_table(choose(tried, sweep.spec.choose), sweep.spec.choose)
+    shown = terminal_text(table.assign(cells="like32-basis-rotation"), 60)
+    assert "Too narrow for: final_val_loss" in shown
+    assert "yes" in shown
 
 
 def test_choice_table_has_the_second_value(tmp_path):

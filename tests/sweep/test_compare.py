@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -17,7 +18,9 @@ from brx.paper.scales import SCALES, Experiments
 from brx.report.page import page_tables
 from brx.runs.experiments import at_best_rates
 from brx.runs.folder import RunFolder
+from brx.runs.formats import terminal_text
 from brx.runs.frames import load
+from brx.runs.tables import leaderboard_table
 from brx.sweep.compare import (
     DELAYS,
     RATES,
@@ -303,6 +306,15 @@ def shown(kept, tmp_path, capsys):
 
 def line_of(method, output):
     return next(line for line in output.out.splitlines() if method in line)
+
+
+def test_narrow_terminal_shows_the_longest_delay(kept, two_methods):
+    table = leaderboard_table(read_board([kept]).rows, list(DELAYS))
+    long = pd.concat([table] * len(table.columns))  # a shorter one would be turned on its side
+    _, note, lacking = terminal_text(long, 60).partition("Too narrow for: ")
+    assert note
+    assert "slowdown, 8 stages" in lacking
+    assert "32 stages" not in lacking
 
 
 def test_board_without_a_method_has_its_legend(kept, shown):

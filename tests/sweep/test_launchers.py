@@ -1,5 +1,7 @@
 """Which part of the machine a cell gets."""
 
+import os
+import signal
 from unittest.mock import Mock
 
 import pytest
@@ -64,3 +66,18 @@ def test_gpus_are_no_limit_on_the_cpu(monkeypatch):
     monkeypatch.setattr(launchers.torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(launchers, "num_cores", lambda: 8)
     assert LocalLauncher(None, 2, on_gpus=False).num_jobs == 4
+
+
+def test_interrupt_during_a_start_reaches_the_cell(tmp_path, monkeypatch):
+    """`interrupt` asks only the cells to stop that are among the jobs."""
+
+    def start(folder, lock_descriptor, environment):
+        os.kill(os.getpid(), signal.SIGINT)
+        return Mock()
+
+    monkeypatch.setattr(launchers, "start_process", start)
+    launcher = LocalLauncher(1, 1)
+    with pytest.raises(KeyboardInterrupt):
+        launcher.start(Sweep.load(write_sweep(tmp_path)).cells[0])
+    (job,) = launcher.jobs
+    job.resources.close()

@@ -7,7 +7,7 @@ import pytest
 from brx.config.loading import preset_with
 from brx.files import write_json
 from brx.sweep.choice import choices_and_repetitions
-from brx.sweep.remaining_time import calibrate, remaining_seconds
+from brx.sweep.remaining_time import calibrate, remaining_time
 from brx.sweep.spec import Sweep
 from brx.train.build import assemble
 from tests.sweep.helpers import end, write_sweep
@@ -20,8 +20,8 @@ def cells_of(sweep):
 
 
 def time_left(sweep, **options):
-    """With two cells at a time, and without a calibration."""
-    return remaining_seconds(cells_of(sweep), 2, pytest.fail, **options)
+    """In seconds, with two cells at a time, and without a calibration."""
+    return remaining_time(cells_of(sweep), 2, pytest.fail, **options).seconds
 
 
 def test_time_left_includes_repetitions(half_done):
@@ -50,6 +50,21 @@ def test_damaged_summary_gives_no_pace(damage, half_done):
 def test_time_left_has_failed_cells_on_request(retry_failed, expected, half_done):
     end(half_done.cells[2], val_loss=None)
     assert time_left(half_done, retry_failed=retry_failed) == pytest.approx(expected)
+
+
+def test_estimate_says_that_finished_cells_are_its_basis(half_done):
+    estimate = remaining_time(cells_of(half_done), 2, pytest.fail)
+    assert "by the times of finished cells" in estimate.basis
+
+
+@pytest.mark.parametrize(("load", "is_told"), [(0.1, False), (3.9, True)])
+def test_estimate_on_a_busy_machine_says_so(load, is_told, tmp_path, monkeypatch):
+    monkeypatch.setattr("brx.sweep.remaining_time.calibrate", lambda config: 0.1)
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    cells = Sweep.load(write_sweep(tmp_path)).cells
+    estimate = remaining_time(cells, 1, str)
+    assert "one cell alone" in estimate.basis
+    assert (f"load {load}" in estimate.basis) == is_told
 
 
 def test_calibration_ends_when_its_time_is_up(tmp_path, monkeypatch):
