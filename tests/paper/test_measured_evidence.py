@@ -184,6 +184,16 @@ def test_variances_at_a_common_rate_decide(tmp_path, measured):
     assert "at the common rate 0.001, basis rotation 0.33 of PipeDream's" in judged.text
 
 
+@pytest.mark.usefixtures("at_own_rates")
+def test_measured_runs_for_tuning_decide_nothing(tmp_path, measured):
+    judged = judge_delayed(measured)
+    for seed in range(100, 103):
+        settings = {"optimizer.lr": 1e-3, "training.for_tuning": True}
+        write_oscillation(tmp_path, "pipedream", seed, 500, 3e-4, val_loss=2.0, **settings)
+        write_oscillation(tmp_path, "basis-rotation", seed, 500, 1e-4, val_loss=2.0, **settings)
+    assert judge_delayed(Experiments.load(measured.scale, measured.folder)) == judged
+
+
 @pytest.fixture
 def norms(tmp_path):
     """Writes a made-up measurement into the folder of one of three runs of `quick`, which differ in
